@@ -53,7 +53,7 @@ def device(box: Box) -> Iterator[Sample]:
 
 
 def seen(p: rig.Part) -> set[int]:
-    """The SMs that a partition's programs run on."""
+    """Return the SMs that a partition's programs run on."""
     out = torch.full((4 * rig.sms(),), -1, dtype=torch.int32, device=rig.DEVICE)
     spin = torch.full((1,), 50_000, dtype=torch.int64, device=rig.DEVICE)
     torch.cuda.synchronize()
@@ -64,7 +64,7 @@ def seen(p: rig.Part) -> set[int]:
 
 
 def splits(box: Box) -> Iterator[Sample]:
-    """True SM counts of (n, rest), whether the two are disjoint, and what a partition costs."""
+    """Measure the true SM counts of (n, rest), whether the two are disjoint, and what a partition costs."""
     dev, everything = driver.device(), seen(rig.whole())
     yield sample("seen", len(everything), "SMs", rig.sms(), of="whole")
     for n in range(8, rig.sms(), 8):
@@ -272,7 +272,7 @@ def causal(box: Box, model: llama.Model, tokens: int, ask: int, backend: str) ->
 
 
 def refused(what: str, error: Exception, **params: Value) -> Sample:
-    """A library does not offer it: a finding, no failure of the probe."""
+    """Return a sample of a call that a library does not offer: a finding, no failure of the probe."""
     why = str(error).split("\n", maxsplit=1)[0][:120]
     return Sample("refused", [1], "1", {"call": what, **params}, facts={"why": why})
 

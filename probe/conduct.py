@@ -76,7 +76,7 @@ class Child:
             raise Gone(self.last_words()) from None
 
     def hear(self, deadline: float) -> Line:
-        """The next line. Raises Late at the deadline and Gone at the child's end."""
+        """Wait for the next line. Raises Late at the deadline and Gone at the child's end."""
         while b"\n" not in self._rest:
             if not select.select([self._read], [], [], max(0.0, deadline - self._clock()))[0]:
                 raise Late
@@ -121,7 +121,7 @@ class Child:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """The whole lines of a file that may have been cut off anywhere."""
+    """Yield the whole lines of a file that may have been cut off anywhere."""
     if not path.exists():
         return
     for text in path.read_bytes().split(b"\n")[:-1]:
@@ -134,7 +134,7 @@ def lines(path: Path) -> Iterator[Line]:
 
 
 def made(known: Sequence[Line], probe: str) -> list[Key]:
-    """The measurements of a probe that are on file."""
+    """Return the measurements of a probe that are on file."""
     return [key(line["what"], line["params"]) for line in known if line["probe"] == probe and "what" in line]
 
 

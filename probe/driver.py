@@ -28,7 +28,7 @@ class DriverError(RuntimeError):
 
 
 def ok(result: tuple[Any, ...], call: str = "") -> Any:
-    """What a driver call returned beside its status."""
+    """Return the result of a driver call without its status. Raises DriverError if the call failed."""
     status = result[0]
     if int(status):
         raise DriverError(getattr(status, "name", str(status)), call)
@@ -39,23 +39,23 @@ def ok(result: tuple[Any, ...], call: str = "") -> Any:
 
 
 def version() -> int:
-    """The driver's CUDA version, as 13000."""
+    """Return the CUDA version of the driver, such as 13000 for 13.0."""
     return int(ok(drv.cuDriverGetVersion()))
 
 
 def device(ordinal: int = 0) -> Any:
-    """A device's handle."""
+    """Return the handle of a device."""
     return ok(drv.cuDeviceGet(ordinal))
 
 
 def attribute(dev: Any, name: str) -> int:
-    """A device attribute, by the end of its name: `MULTIPROCESSOR_COUNT`."""
+    """Return a device attribute, named by the end of its constant: `MULTIPROCESSOR_COUNT`."""
     which = getattr(drv.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     return int(ok(drv.cuDeviceGetAttribute(which, dev), name))
 
 
 def primary(dev: Any) -> Any:
-    """The device's primary context, the one that torch uses."""
+    """Retain the device's primary context, the one that torch uses, and return it."""
     return ok(drv.cuDevicePrimaryCtxRetain(dev))
 
 
@@ -87,7 +87,7 @@ def _property(ordinal: int) -> Any:
 
 
 def granularity(ordinal: int = 0) -> int:
-    """The least size of a page."""
+    """Return the least size of a page, in bytes."""
     least = drv.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     return int(ok(drv.cuMemGetAllocationGranularity(_property(ordinal), least), "cuMemGetAllocationGranularity"))
 
@@ -144,7 +144,7 @@ def pin(at: int, size: int) -> None:
 
 
 def unpin(at: int) -> None:
-    """The end of `pin`."""
+    """Unlock host memory that `pin` has locked."""
     ok(drv.cuMemHostUnregister(at), "cuMemHostUnregister")
 
 
@@ -170,12 +170,15 @@ def copy_batch(dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], s
 
 
 def all_sms(dev: Any) -> Any:
-    """The device's SMs as a resource: `.sm.smCount`, `.sm.minSmPartitionSize`."""
+    """Return the device's SMs as a resource: `.sm.smCount`, `.sm.minSmPartitionSize`."""
     return ok(drv.cuDeviceGetDevResource(dev, SM_RESOURCE), "cuDeviceGetDevResource")
 
 
 def split(resource: Any, sms: int) -> tuple[Any, Any]:
-    """A group of at least `sms` SMs, and the rest. What the driver gives may differ: read `.sm.smCount`."""
+    """Split a resource into a group of at least `sms` SMs and the rest.
+
+    The driver may give more than was asked: read `.sm.smCount`. Raises DriverError if it makes no group.
+    """
     groups, got, rest = ok(drv.cuDevSmResourceSplitByCount(1, resource, 0, sms), "cuDevSmResourceSplitByCount")
     if got != 1:  # the list is as long as was asked, also where the driver made fewer
         raise DriverError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", f"no group of {sms} SMs")
@@ -183,32 +186,32 @@ def split(resource: Any, sms: int) -> tuple[Any, Any]:
 
 
 def describe(resource: Any) -> Any:
-    """A resource as `green` takes it."""
+    """Return the description of a resource that `green` takes."""
     return ok(drv.cuDevResourceGenerateDesc([resource], 1), "cuDevResourceGenerateDesc")
 
 
 def green(description: Any, dev: Any) -> Any:
-    """A context on some of the SMs; keep it as long as its streams."""
+    """Create a green context on some of the SMs; keep it as long as its streams."""
     return ok(drv.cuGreenCtxCreate(description, dev, DEFAULT_STREAM), "cuGreenCtxCreate")
 
 
 def green_sms(context: Any) -> Any:
-    """What a green context really holds; may be split again."""
+    """Return the SMs that a green context really holds; the resource may be split again."""
     return ok(drv.cuGreenCtxGetDevResource(context, SM_RESOURCE), "cuGreenCtxGetDevResource")
 
 
 def green_stream(context: Any, priority: int = 0) -> int:
-    """A stream on a green context's SMs; a lower priority is more urgent."""
+    """Create a stream on a green context's SMs; a lower priority is more urgent."""
     return int(ok(drv.cuGreenCtxStreamCreate(context, NON_BLOCKING, priority), "cuGreenCtxStreamCreate"))
 
 
 def destroy_stream(stream: int) -> None:
-    """The end of a stream."""
+    """Destroy a stream."""
     ok(drv.cuStreamDestroy(stream), "cuStreamDestroy")
 
 
 def destroy_green(context: Any) -> None:
-    """The end of a green context; its streams must be gone."""
+    """Destroy a green context; its streams must be gone."""
     ok(drv.cuGreenCtxDestroy(context), "cuGreenCtxDestroy")
 
 

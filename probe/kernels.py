@@ -68,7 +68,7 @@ def decode(
 
 @jit
 def merge(acc, ml, out, G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, GP: tl.constexpr):
-    """Splits to attention, one query head a program; grid (sequences, KV heads, G); out (B, HKV * G, D)."""
+    """Merge the splits of attention, one query head a program; grid (sequences, KV heads, G); out (B, HKV * G, D)."""
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     g = tl.program_id(2)
     s = tl.arange(0, S)
@@ -162,7 +162,7 @@ def scatter(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def where(out, spin_ns, N: tl.constexpr):
-    """The SM that each program runs on; it first waits `spin_ns` (int64 tensor), so that all are there at once."""
+    """Store the SM of each program; it first waits `spin_ns` (int64 tensor), so that all are there at once."""
     now = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     end = now + tl.load(spin_ns)
     while now < end:
@@ -173,7 +173,7 @@ def where(out, spin_ns, N: tl.constexpr):
 
 @jit
 def touch(x):
-    """The smallest kernel: add one to one number."""
+    """Add one to one number: the smallest kernel."""
     tl.store(x, tl.load(x) + 1)
 
 

@@ -41,7 +41,7 @@ class Dims(NamedTuple):
         return 2 * rig.BF16 * self.layers * self.token
 
     def gemms(self) -> dict[str, tuple[int, int]]:
-        """Outputs and inputs of the weights of a layer, and of the head."""
+        """Return the outputs and inputs of the weights of a layer, and of the head."""
         return {
             "qkv": ((self.heads + 2 * self.kv) * self.d, self.hidden),
             "o": (self.hidden, self.heads * self.d),
@@ -70,7 +70,7 @@ def _plan(m: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def weights(m: Dims, blob: Tensor) -> dict[str, Tensor]:
-    """Views of one flat blob, in the order in which layers run."""
+    """Return the weights as views of one flat blob, in the order in which layers run."""
     out, first = {}, 0
     for name, shape in _plan(m):
         out[name] = blob[first : first + prod(shape)].view(shape)
@@ -133,7 +133,7 @@ def pool(m: Dims, *needs: tuple[int, int], page: int = 0, block: int = 64) -> Kv
 
 
 def splits(rows: int, kv: int, on_sms: int) -> int:
-    """The least power of two, up to 32, that gives each SM two programs of decode attention."""
+    """Return the least power of two, up to 32, that gives each SM two programs of decode attention."""
     n = 1
     while n < 32 and rows * kv * n < 2 * on_sms:
         n *= 2
@@ -170,7 +170,7 @@ class Attend:
 
 
 def attend(kv: Kv, rows: int, ctx: int, on_sms: int, block: int = 64, stages: int = 7, split: int = 0) -> Attend:
-    """Static tensors for `rows` sequences of `ctx` tokens."""
+    """Allocate the static tensors of decode attention for `rows` sequences of `ctx` tokens."""
     m, device = kv.m, kv.data.device
     s = split or splits(rows, m.kv, on_sms)
     fp32: dict[str, Any] = {"dtype": torch.float32, "device": device}
@@ -183,7 +183,7 @@ def attend(kv: Kv, rows: int, ctx: int, on_sms: int, block: int = 64, stages: in
 
 
 def reference(a: Attend, layer: int) -> Tensor:
-    """What `a.run(layer)` should give, in fp32 by torch."""
+    """Compute what `a.run(layer)` should give, in fp32 by torch."""
     m, kv, out = a.kv.m, a.kv, []
     inside = torch.arange(a.block, device=a.q.device)[:, None] * m.token + torch.arange(m.token, device=a.q.device)
     for row, n in enumerate(a.ctx.tolist()):
@@ -282,7 +282,7 @@ class Layers:
         self.norm(self.out, w["norm"])
 
     def small(self) -> None:
-        """The kernels of a layer that are neither a GEMM nor attention."""
+        """Run the kernels of a layer that are neither a GEMM nor attention."""
         raise NotImplementedError
 
 
@@ -301,7 +301,7 @@ class Decode(Layers):
         self.rope(self.position, self.slot, kv.data, kv.data, layer * kv.layer, kv.v_off)
 
     def attention(self, layer: int) -> Tensor:
-        """Writes the new token's K and V, then attends to all."""
+        """Write the new token's K and V, then attend to all."""
         self._rope(layer)
         self.a.run(layer)
         return self.a.out.view(self.rows, -1)
@@ -314,7 +314,7 @@ class Decode(Layers):
         self.activate()
 
     def step(self, _: int = 0) -> None:
-        """The next ids, where the last ones were."""
+        """Decode one token a sequence; the next ids take the place of the last ones."""
         self.body()
         self.project("head", self.y, self.logits)
         torch.argmax(self.logits, 1, out=self.ids)
@@ -355,6 +355,6 @@ class Prefill(Layers):
         self.activate()
 
     def step(self, _: int = 0) -> None:
-        """The logits after the prompt."""
+        """Prefill the prompt and compute the logits after it."""
         self.body()
         torch.mm(self.y[-1:], self.model.w["head"].t(), out=self.logits)

@@ -79,7 +79,7 @@ def vmm(box: Box) -> Iterator[Sample]:
 
 
 def refusable(what: str, call: Callable[[], None], **params: Any) -> Sample:
-    """A call that this driver may refuse: its seconds, and by which error."""
+    """Time a call that this driver may refuse; the sample also names the error of a refusal."""
     begun, name = time.perf_counter(), ""
     try:
         call()
@@ -146,7 +146,7 @@ class Locked:
 
 
 def piece() -> tuple[mmap.mmap, int]:
-    """A GiB of touched memory, in large pages where the kernel has them."""
+    """Map a GiB of memory, in large pages where the kernel has them, and touch it; return it and its address."""
     memory = mmap.mmap(-1, GIB)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -165,7 +165,7 @@ def upload(dst: int, nbytes: int, stream: Any, size: int = CHUNK) -> None:
 
 
 def download(src: int, nbytes: int, stream: Any, size: int = CHUNK) -> None:
-    """The device to locked memory, in chunks."""
+    """Copy from the device to locked memory, in chunks."""
     for host, offset, n in LOCKED.chunks(nbytes, size):
         driver.to_host(host, src + offset, n, stream.cuda_stream)
 
@@ -266,7 +266,7 @@ def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
 
 
 def evict(box: Box) -> Iterator[Sample]:
-    """An 8B out and in again at the same addresses: seconds of each part, and whether its graph gives the same bits."""
+    """Evict an 8B and restore it at the same addresses: time each part, and compare the bits that its graph gives."""
     m = llama.DIMS["8B"]
     page = rig.LARGE
     pages = rig.Pages(-(-m.weight_bytes() // page), page)
@@ -337,7 +337,7 @@ def evict(box: Box) -> Iterator[Sample]:
 
 
 def swap(box: Box) -> Iterator[Sample]:
-    """A request's KV out to the host and in: gathered and copied as one, as a batch of pieces, or as whole pages."""
+    """Swap a request's KV to the host and back: gathered and copied as one, as a batch of pieces, or as whole pages."""
     m, block = llama.DIMS["8B"], 64
     kv = llama.pool(m, (1, 16384))
     stream = torch.cuda.Stream()
@@ -395,7 +395,7 @@ def swap(box: Box) -> Iterator[Sample]:
 
 
 def unmap(box: Box) -> Iterator[Sample]:
-    """Steps of one model while a thread changes another's pages; they share nothing but the device."""
+    """Time steps of one model while a thread changes another's pages; they share nothing but the device."""
     m, ctx = llama.DIMS["1B"], 1024
     model, p = llama.Model(m), rig.whole()
     decode = model.decode(llama.pool(m, (8, ctx)), 8, ctx, p.sms)

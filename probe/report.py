@@ -43,12 +43,12 @@ class Book:
         return list(found.values())
 
     def one(self, what: str, **params: Any) -> Line | None:
-        """The only or first such, or None."""
+        """Return the only or first sample that `all` gives, or None."""
         return next(iter(self.all(what, **params)), None)
 
 
 def read(folder: Path) -> Book:
-    """The samples of a folder of results."""
+    """Read the samples of a folder of results."""
     return Book(lines(folder / RAW))
 
 
@@ -220,7 +220,7 @@ SECTIONS: dict[str, Callable[[Book], Found]] = {
 
 
 def rows(book: Book) -> list[Row]:
-    """What each probe found, in words; what was not measured has no row."""
+    """Return the findings of each probe in words; what was not measured has no row."""
     return [Row(probe, what, said) for probe, section in SECTIONS.items() for what, said in section(book) if said]
 
 

@@ -33,7 +33,7 @@ LARGE = 16 * MIB  # a page of KV or weights
 
 
 def short(name: str) -> str:
-    """A card's name as a folder: "NVIDIA H200" is h200."""
+    """Return a card's name as that of a folder: "NVIDIA H200" is h200."""
     words = name.lower().replace("nvidia", " ").replace("/", " ").split()
     return "-".join(words) or "gpu"
 
@@ -109,7 +109,7 @@ def noise(x: Tensor, scale: float = 0.02, seed: int = 0) -> Tensor:
 
 
 def at(address: int, nbytes: int, dtype: torch.dtype = torch.bfloat16, device: str | None = None) -> Tensor:
-    """A flat tensor over memory that is somebody else's. The address is not looked at: holes are allowed."""
+    """Return a flat tensor over memory of another owner; the address is not checked, so that holes are allowed."""
     place = torch.device(device or DEVICE)
     storage = torch._C._construct_storage_from_data_pointer(address, place, nbytes)
     return torch.empty(0, dtype=dtype, device=place).set_(storage, 0, (nbytes // dtype.itemsize,), (1,))
@@ -134,7 +134,7 @@ def whole(priority: int = 0, lane: int = 0) -> Part:
 
 
 def on(resource: Any) -> Part:
-    """A partition of its own over a resource."""
+    """Create a partition of its own over a resource."""
     dev = driver.device()
     context = driver.green(driver.describe(resource), dev)
     stream = torch.cuda.ExternalStream(driver.green_stream(context), device=torch.device("cuda", 0))
@@ -163,7 +163,7 @@ def shares(counts: Sequence[int]) -> list[int]:
 
 @contextmanager
 def capture(stream: Any) -> Iterator[Any]:
-    """A graph of what is launched inside, each kernel bound to `stream`'s partition."""
+    """Capture a graph of what is launched inside; each kernel is bound to `stream`'s partition."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -175,7 +175,7 @@ def capture(stream: Any) -> Iterator[Any]:
 
 
 def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
-    """A graph of `calls` calls of `work(i)`; run once before, so that nothing compiles inside the capture."""
+    """Return a graph of `calls` calls of `work(i)`; runs before it keep compilation out of the capture."""
     p.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(p.stream):
         for i in range(min(2, calls)):

@@ -75,7 +75,7 @@ class Side:
         self._lanes: dict[tuple[str, int], Lane] = {}
 
     def lane(self, act: str, part: rig.Part) -> Lane:
-        """An act on a partition; its graph is captured once."""
+        """Return the lane of an act on a partition; its graph is captured once."""
         if act in {"h2d", "d2h", "churn"}:
             part = rig.whole(0, id(self))  # copy engines and the driver know no partition
         at = (act, int(part.stream.cuda_stream))
@@ -207,7 +207,7 @@ def places() -> dict[str, tuple[rig.Part, rig.Part]]:
 
 
 def hand(x: torch.Tensor) -> None:
-    """The smallest kernel on the current stream."""
+    """Launch the smallest kernel on the current stream."""
     kernels.touch[(1,)](x, num_warps=1)
 
 

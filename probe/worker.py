@@ -42,13 +42,13 @@ def sample(
     facts: Mapping[str, Value] | None = None,
     **params: Value,
 ) -> Sample:
-    """A `Sample` whose parameters are the keywords."""
+    """Return a `Sample` whose parameters are the keywords."""
     many = [float(values)] if isinstance(values, int | float) else [float(v) for v in values]
     return Sample(what, many, unit, params, sms, facts)
 
 
 def key(what: str, params: Mapping[str, Any]) -> Key:
-    """What tells one measurement of a probe from another."""
+    """Return the key that tells one measurement of a probe from another."""
     return what, json.dumps(dict(params), sort_keys=True)
 
 
@@ -66,7 +66,7 @@ def _digits(value: float) -> float:
 
 
 def record(probe: str, one: Sample) -> dict[str, Any]:
-    """A sample as a line of raw.jsonl, still without its time."""
+    """Return a sample as a line of raw.jsonl, still without its time."""
     v = sorted(one.values)
     out: dict[str, Any] = {"probe": probe, "what": one.what, "params": dict(one.params), "unit": one.unit, "n": len(v)}
     out |= {"min": _digits(v[0]), "p50": _digits(quantile(v, 0.5)), "p95": _digits(quantile(v, 0.95)), "sms": one.sms}
@@ -106,7 +106,7 @@ def play(probe: str, run: Run, box: Box, send: Callable[[dict[str, Any]], None])
 
 
 def find(module: str, name: str, box: Box) -> Iterator[Sample]:
-    """The samples of a probe, by where it is."""
+    """Return the samples of a probe, found by its module and name."""
     samples: Iterator[Sample] = getattr(importlib.import_module(module), name)(box)
     return samples
 

@@ -102,7 +102,7 @@ class Attached:
 
 
 def models(url: str, key: str = "") -> list[tuple[Server, str]]:
-    """The models that a URL serves, and who says to have made its server. Raises UserError."""
+    """List the models that a URL serves, each with the maker that its server states. Raises UserError."""
     base = _base(url)
     request = urllib.request.Request(f"{base}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
@@ -122,7 +122,7 @@ def models(url: str, key: str = "") -> list[tuple[Server, str]]:
 
 
 def _base(url: str) -> str:
-    """The URL without /v1; UserError for what is none."""
+    """Return the URL without /v1. Raises UserError if it is not an HTTP URL."""
     base = url.rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(base)
@@ -151,7 +151,7 @@ def match(names: Sequence[str], servers: Iterable[Server]) -> dict[str, tuple[Se
 
 
 def listeners(ports: set[int | None]) -> list[int]:
-    """Processes of this machine that listen at one of the ports, as far as we may know."""
+    """Return the processes of this machine that listen at one of the ports, as far as we may know."""
     try:
         every = psutil.net_connections("tcp")
     except psutil.AccessDenied:
@@ -161,5 +161,5 @@ def listeners(ports: set[int | None]) -> list[int]:
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine, fields: Fields) -> Servers:  # noqa: ARG001
-    """The engine of this file; see harness/loop/engine.py."""
+    """Configure the engine of this file; see harness/loop/engine.py."""
     return Servers(config, Attached(config, machine, fields))

@@ -38,7 +38,7 @@ def pool(slots: int) -> Any:
 
 
 def forward(W: Sequence[Any], tokens: Any, at: Any, pieces: Sequence[tuple[int, int, Any]], kv: Any) -> list[int]:
-    """The next token of each piece: rows a to b of `tokens`, at positions `at`, of one request.
+    """Return the next token of each piece: rows a to b of `tokens`, at positions `at`, of one request.
 
     `slots` of a piece are the rows of the pool `kv` where that request's keys and values lie, this step's last.
     """

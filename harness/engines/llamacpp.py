@@ -46,7 +46,7 @@ class LlamaCpp(Started):
         self.keep = Keep(float(fields.keep_s), commands.LLAMACPP_WAKES) if fields.keep_s else None
 
     def checkpoint(self, shape: Shape, at: Path, seed: int) -> Path:
-        """A GGUF of random weights."""
+        """Return a GGUF of random weights, written at first use."""
         return folder.weights(shape, at, self.python, seed)
 
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:  # noqa: ARG002
@@ -62,5 +62,5 @@ class LlamaCpp(Started):
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine, fields: Fields) -> Servers:  # noqa: ARG001
-    """The engine of this file; see harness/loop/engine.py."""
+    """Configure the engine of this file; see harness/loop/engine.py."""
     return Servers(config, LlamaCpp(config, machine, fields))

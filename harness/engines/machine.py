@@ -35,7 +35,7 @@ class Served(NamedTuple):
     degrees: tuple[int, ...] = ()  # at which it may be served beside `tp`
 
     def at(self, tp: int) -> Served:
-        """The same at another degree; ValueError where it may not be served at it."""
+        """Return the same model at another degree. Raises ValueError if it may not be served at it."""
         if tp != self.tp and tp not in self.degrees:
             raise ValueError(f"{self.name} runs on {self.tp} GPUs, not {tp}")
         return self._replace(tp=tp, degrees=(self.tp, *self.degrees))
@@ -89,7 +89,7 @@ class Machine(NamedTuple):
 
 
 def machine(config: Config, host: quantities.HostProfile | None = None) -> Machine:
-    """The machine that a configuration names; `host` replaces its profile: what a fit tries."""
+    """Return the machine that a configuration names; `host` replaces its host profile: a fit tries several."""
     rows = [(m.shape, m.tp) for m in priced_models(config)]
     c, spec = config, quantities.gpu(config.gpu, config.table)
     rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
@@ -109,7 +109,7 @@ def machine(config: Config, host: quantities.HostProfile | None = None) -> Machi
 
 
 def priced_models(config: Config) -> list[Served]:
-    """What each row of the cost tables is of: every model at its own degree, then at its others."""
+    """List the models of the cost tables' rows: every model at its own degree, then each at its others."""
     return [*config.models, *(m.at(tp) for m in config.models for tp in m.degrees if tp != m.tp)]
 
 
@@ -129,7 +129,7 @@ def kept_pages(config: Config) -> float:
 
 
 def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "model") -> process.Memory:
-    """What engines may use of each GPU, and what the process of each model takes of it at the model's own degree."""
+    """Return what engines may use of each GPU, and what each model's process takes of it at the model's own degree."""
     if config.pool_bytes is not None:
         return process.Memory(config.pool_bytes, (0,) * len(config.models))
     processes = [(parts(config, m), m.tp) for m in config.models]
@@ -147,7 +147,7 @@ def footprint_bytes(config: Config, model: Served, layout: process.Layout = "mod
 
 
 def parts(config: Config, model: Served) -> process.Parts:
-    """The memory of a model's process beside weights and KV."""
+    """Return the bytes that a model's process takes beside weights and KV."""
     if config.process_bytes is not None:
         found = process.Parts(config.process_bytes, 0)
     else:
@@ -157,7 +157,7 @@ def parts(config: Config, model: Served) -> process.Parts:
 
 
 def laid_out(config: Config, layout: process.Layout) -> process.Layout:
-    """The processes that there are, of a system whose engine has this layout."""
+    """Return the layout of the processes in a run of a system whose engine has the given layout."""
     if config.process == "model":
         return "kept" if layout == "gpu" else "model"
     return layout
@@ -166,7 +166,7 @@ def laid_out(config: Config, layout: process.Layout) -> process.Layout:
 def cluster(
     config: Config, elastic: bool = False, priced: Machine | None = None, layout: process.Layout = "model"
 ) -> Cluster:
-    """What policies may know of this machine before the start."""
+    """Return what policies may know of this machine before the start."""
     priced = priced or machine(config)
     spec, held = priced.spec, memory(config, priced.spec, layout)
     gpus = tuple(
@@ -206,7 +206,7 @@ def cluster(
 
 
 def profile(config: Config, priced: Machine) -> TableProfile:
-    """The cost table as policies may ask it."""
+    """Return the cost table in the form in which policies may ask it."""
     models = priced_models(config)
     return TableProfile(
         {(m.name, m.tp): row(priced.tables, k) for k, m in enumerate(models)},

@@ -32,7 +32,7 @@ FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records
 
 
 def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArray[np.float64]) -> NDArray[np.float64]:
-    """The intended arrival of each request, in seconds."""
+    """Return the intended arrival of each request, in seconds."""
     if jobs.after is None:
         return jobs.arrival_s
     # what a client could not send yet is none of the window's, at the run's end
@@ -169,7 +169,7 @@ def token_times(
     stamps = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns)).cast(SCHEMA.field("token_ns").type)
 
     def waited_s(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What each token's request had waited for when it was made: (causes, tokens)."""
+        """Return the seconds that each token's request had waited when it was made: (causes, tokens)."""
         stays = stay[of[tokens]]
         found = np.stack([stays[wait] if wait != "host" else np.zeros(len(stays)) for wait in WAITS])
         ran = np.flatnonzero(stays["batch"] >= 0)  # what passed from the tick to the end of the stay is taken off

@@ -33,5 +33,5 @@ class Sglang(Started):
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:
-    """The engine of this file; see harness/loop/engine.py."""
+    """Configure the engine of this file; see harness/loop/engine.py."""
     return Servers(config, Sglang(config, machine, host.card(Sglang.name), options))

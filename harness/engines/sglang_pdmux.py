@@ -36,5 +36,5 @@ class SglangPdMux(Sglang):
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:
-    """The engine of this file; see harness/loop/engine.py."""
+    """Configure the engine of this file; see harness/loop/engine.py."""
     return Servers(config, SglangPdMux(config, machine, host.card(SglangPdMux.name), options))

@@ -123,7 +123,7 @@ class TorchCpu(WallClock):
         return len(self.blocks.get(one.rid, ())) * self.block_bytes
 
     def free_bytes(self) -> int:
-        """What neither weights nor KV take."""
+        """Return the bytes that neither weights nor KV take."""
         kv_blocks = sum(map(len, self.blocks.values()))
         return self.mem_bytes - llama.WEIGHT_BYTES * len(self.loaded) - self.block_bytes * kv_blocks
 
@@ -173,7 +173,7 @@ class TorchCpu(WallClock):
         return False
 
     def _formed(self, batch: Batch) -> list[Live]:
-        """The members that step together: those with KV, each with room for one more token, then prompts."""
+        """Return the members that step together: those with KV, each with room for one more token, then prompts."""
         members, events = list(self.batches.get(batch, ())), list[Event]()
         for one in members:
             while one.kv_tokens and not self.hold(one, one.ctx_tokens):
@@ -249,5 +249,5 @@ class Seen(WallView):
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> TorchCpu:  # noqa: ARG001 - not priced
-    """The engine of this file; see harness/loop/engine.py."""
+    """Configure the engine of this file; see harness/loop/engine.py."""
     return TorchCpu(config)

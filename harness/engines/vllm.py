@@ -46,5 +46,5 @@ class Vllm(Started):
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:
-    """The engine of this file; see harness/loop/engine.py."""
+    """Configure the engine of this file; see harness/loop/engine.py."""
     return Servers(config, Vllm(config, machine, host.card(Vllm.name), options))

@@ -101,7 +101,7 @@ class WallClock:
         raise NotImplementedError
 
     def kv_bytes(self, one: Live) -> int:
-        """The bytes of a request's KV."""
+        """Return the bytes of a request's KV."""
         raise NotImplementedError
 
     def act(self, action: Action) -> Refusal | None:
@@ -278,7 +278,7 @@ class WallClock:
             self.batches[one.batch].remove(one)
 
     def stepped(self, batch: Batch, stepping: Iterable[Live], begun_s: float) -> None:
-        """A step that began then ended now: each of these has its next token, and KV of all before it."""
+        """Record a step from `begun_s` to now: each of its requests has its next token, and KV of all before it."""
         counts, events = self.counts.setdefault(batch, Counts()), list[Event]()
         counts.steps += 1
         counts.busy_s += self.now_s - begun_s
@@ -308,13 +308,13 @@ class WallClock:
         self._stamps_s[r].append(self.now_s)
 
     def preempted(self, one: Live) -> Preempted:
-        """A request lost its KV; its prompt is computed anew."""
+        """Record that a request lost its KV, and return the event; its prompt is computed anew."""
         assert one.batch is not None
         self._R["preemptions"][one.rid] += 1
         return Preempted(one.rid, one.batch)
 
     def end(self, one: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
-        """A request ends now; who comes after it in a closed loop thinks first."""
+        """End a request now; the one that comes after it in a closed loop thinks first."""
         self.charge(())
         self._R["done"][one.rid], self._ends[one.rid] = self.now_s, rows.NAMES.index(state)
         self._leave(one)
@@ -328,7 +328,7 @@ class WallClock:
         return not (self._told or self.live or self._future)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """What happened to each request."""
+        """Yield what happened to each request."""
         self.charge(())
         R, tokens = self._R, None
         R["made"] = [len(stamps) for stamps in self._stamps_s]

@@ -50,7 +50,7 @@ class Calibrated(NamedTuple):
 
 
 def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
-    """The table that a folder of results gives; `kind` where the card's name does not tell it.
+    """Calibrate a table from a folder of results; `kind` names the GPU where the card's name does not tell it.
 
     Raises UserError where nothing was measured there, or the GPU kind has no committed table to start from.
     """
@@ -69,7 +69,7 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
     def add(
         op: str, rows: Rows, names: Sequence[str], seconds: Callable[[Quantity, Rows], F8], at: Sequence[str]
     ) -> None:
-        """One quantity, if it has rows; `at`: what its factors' axes count, of the rows' features."""
+        """Refit one quantity if it has enough rows; `at` names the features that its factors' axes count."""
         if (fitted := int((~rows.out).sum())) < LEAST:
             notes.append(f"{op}: {fitted} measured rows, the committed table holds")
             return
@@ -118,7 +118,10 @@ def write(folder: Path, kind: str | None = None, out: Path | None = None) -> tup
 
 
 def whole_rows(book: report.Book, spec: quantities.GpuSpec, what: str) -> Rows:
-    """Samples of GEMMs, `attention` (decode) or `prefill_attention` on all SMs; held out: the 3B's, batches of 16."""
+    """Return the samples of GEMMs, `attention` (decode) or `prefill_attention` on all SMs.
+
+    Held out are batches of 16 of `attention`, and the 3B's samples of the others.
+    """
     found = [line for line in _plain(book, what) if line["sms"] >= spec.sms]
     x, y = _features(what, found), _seconds(found)
     model = np.array([str(line["params"]["of"]).split(".")[0] for line in found], dtype=str)
@@ -130,7 +133,10 @@ def whole_rows(book: report.Book, spec: quantities.GpuSpec, what: str) -> Rows:
 
 
 def small_rows(book: report.Book) -> Rows:
-    """A layer's kernels that are neither GEMM nor attention, `of` the model in SHAPES; held out: 256 tokens."""
+    """Return the samples of a layer's kernels that are neither GEMM nor attention; those of 256 tokens are held out.
+
+    `of` is the index of the model in SHAPES.
+    """
     found = [line for line in book.all("small") if line["params"]["of"] in SHAPES]
     m, of = _column(found, "m"), np.array([list(SHAPES).index(line["params"]["of"]) for line in found], dtype=np.int64)
     return Rows({"m": m, "of": of}, _seconds(found), {"m 256": m == 256})
@@ -168,7 +174,7 @@ def share_rows(book: report.Book, q: Quantity, spec: quantities.GpuSpec) -> tupl
 
 
 def _plain(book: report.Book, what: str) -> list[Line]:
-    """Samples as an engine would run them, without the variants that a probe tries."""
+    """Return the samples as an engine would run them, without the variants that a probe tries."""
     usual: dict[str, dict[str, Any]] = {
         "gemm": {"target": 0},
         "attention": {"splits": 0, "stages": 7, "page": 0},
@@ -203,7 +209,7 @@ def _seconds(found: Sequence[Line]) -> F8:
 
 
 def _scaled(q: Quantity, names: Sequence[str], x: F8) -> Quantity:
-    """A quantity with some of its numbers times x; fractions of a peak stay below it."""
+    """Multiply some numbers of a quantity by x; fractions of a peak stay below it."""
     out = dict(q)
     for name, by in zip(names, x, strict=True):
         if name == "tiles":
@@ -272,7 +278,7 @@ def _host(folder: Path) -> Line:
 
 
 def _kind(short: str) -> str:
-    """A kind that a card's name begins with: h100-80gb-hbm3 is an h100."""
+    """Return the kind that a card's name begins with: h100 for h100-80gb-hbm3. Raises UserError if none does."""
     words = short.split("-")
     for n in range(len(words), 0, -1):
         name = "-".join(words[:n])

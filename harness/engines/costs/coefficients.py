@@ -100,7 +100,7 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
 
 
 def _decode_lines(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer: F8) -> F8:
-    """The two planes of `coef` whose larger one is nearest to `decode_s`: att0, att1, dec0, dec1, dec2 of a layer.
+    """Fit the two planes of `coef` whose larger one is nearest to `decode_s`: att0, att1, dec0, dec1, dec2 of a layer.
 
     Errors count relative to the whole layer, whose other kernels take `layer` seconds on `GRID`.
     """

@@ -38,12 +38,12 @@ SOURCES: Mapping[str, str] = {
 
 
 def of(factors: Factors, name: str) -> float:
-    """The factor of a constant."""
+    """Return the factor of a constant."""
     return factors.get(name, 1.0)
 
 
 def links(spec: GpuSpec, factors: Factors) -> GpuSpec:
-    """A card and its node with scaled links."""
+    """Scale the links of a card and its node."""
     pcie = of(factors, "pcie")
     return spec._replace(
         h2d=pcie * spec.h2d,
@@ -60,12 +60,12 @@ def ladder(ways: Mapping[str, Way], factors: Factors) -> Mapping[str, Way]:
 
 
 def host(profile: HostProfile, factors: Factors) -> HostProfile:
-    """An engine with a scaled host time of a step; its API and its sampler, which runs on the GPU, stay."""
+    """Scale the host time of an engine's step; its API and its sampler, which runs on the GPU, stay."""
     by = of(factors, "step")
     return profile._replace(host0=by * profile.host0, host1=by * profile.host1, host_tp=by * profile.host_tp)
 
 
 def process(parts: Parts, factors: Factors) -> Parts:
-    """A process of scaled memory."""
+    """Scale the memory of a process."""
     by = of(factors, "process")
     return parts._replace(inside=round(by * parts.inside), outside=round(by * parts.outside))

@@ -57,12 +57,12 @@ class Rows(NamedTuple):
         return cast("Mask", np.logical_or.reduce(list(self.held.values())))
 
     def pick(self, rows: Mask | NDArray[np.int64]) -> Rows:
-        """Some of the rows, by mask or index."""
+        """Return some of the rows, by mask or index."""
         return Rows({k: v[rows] for k, v in self.x.items()}, self.y[rows], {k: v[rows] for k, v in self.held.items()})
 
 
 def profiles() -> Path:
-    """The folder of the public profiles, from `PROFILES_DIR`."""
+    """Return the folder of the public profiles, from `PROFILES_DIR`. Raises UserError if they are not there."""
     where = os.environ.get("PROFILES_DIR", "")
     if not (Path(where) / "aiconfigurator").is_dir():
         raise UserError(f"PROFILES_DIR={where!r} has no aiconfigurator folder; set it to the public latency profiles")
@@ -199,7 +199,7 @@ def _errors(predicted: F8, rows: Rows) -> Quantity:
 
 
 def sig(x: float, digits: int = 4) -> float:
-    """A number in so many significant digits."""
+    """Round a number to so many significant digits."""
     return float(f"{x:.{digits}g}")
 
 
@@ -350,7 +350,7 @@ def fit_all_reduce(kind: str) -> Quantity:
 
 
 def small(kind: str) -> Quantity:
-    """The kernels that nobody measured per GPU: launch floors known for two kinds, and bytes."""
+    """Estimate the kernels that nobody measured per GPU, from launch floors known for two kinds and from bytes."""
     known = {"a100-80g": 25e-6, "h100": 20e-6, "h800": 20e-6}
     ends = [(1 / quantities.gpu(k).hbm, known[k]) for k in ("a100-80g", "h100")]
     slope = (ends[0][1] - ends[1][1]) / (ends[0][0] - ends[1][0])
@@ -641,7 +641,7 @@ def _unmeasured(q: Mapping[str, Any], like: str) -> Quantity:
 
 
 def anchors() -> list[tuple[str, float, float]]:
-    """(what, slowdown by our tables, published slowdown): results to check, none was fitted."""
+    """Return (what, slowdown by our tables, published slowdown): results to check, none was fitted."""
     qwen = Shape("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936, True, True, 32768)
     llama8 = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
     out: list[tuple[str, float, float]] = []

@@ -75,7 +75,7 @@ def knots(most: int) -> list[int]:
 
 
 def fit(steps: Sequence[Step], source: str) -> Fitted:
-    """The host and the steps of each model. UserError where too few steps were measured to tell the numbers apart."""
+    """Fit the host and the steps of each model. Raises UserError where too few steps tell the numbers apart."""
     models = list(dict.fromkeys(step.model for step in steps))
     grids = {model: knots(max(s.tokens for s in steps if s.model == model)) for model in models}
     if short := next((model for model, grid in grids.items() if len(grid) < 2), None):
@@ -119,7 +119,10 @@ def fit(steps: Sequence[Step], source: str) -> Fitted:
 
 
 def ramps(m: int, grid: Sequence[int]) -> F8:
-    """What a step of m tokens has of each number: its first token's, then tokens of each segment; the last is open."""
+    """Return the features of a step of m tokens: one for its first token, then its tokens in each segment.
+
+    The last segment is open.
+    """
     ends = [*grid[1:-1], math.inf]
     return np.array([1.0, *(min(max(0.0, m - a), b - a) for a, b in zip(grid[:-1], ends, strict=True))])
 
@@ -139,7 +142,7 @@ def errors(points: Sequence[tuple[Step, float]]) -> dict[str, Any]:
 
 
 def _off(pairs: Sequence[tuple[float, float]]) -> dict[str, float | int]:
-    """The error of (measured, predicted) seconds."""
+    """Return the error of pairs of measured and predicted seconds."""
     if not pairs:
         return {"n": 0}
     y, x = np.array(pairs).T
@@ -181,7 +184,7 @@ class About(NamedTuple):
 
 
 def steps(lines: Iterable[Line]) -> list[Step]:
-    """The steps of a journal's lines."""
+    """Read the prefill and decode steps from a journal's lines."""
     found = []
     for line in lines:
         at, seconds = line["params"], line["p50"]
@@ -193,7 +196,7 @@ def steps(lines: Iterable[Line]) -> list[Step]:
 
 
 def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
-    """The table of what the lines of a journal tell, and the fit behind it."""
+    """Fit the table that the lines of a journal give, and return it with the fit behind it."""
     fitted = fit(steps(lines), about.source)
     beside = [
         Beside(line["params"]["servers"], line["p50"], line["facts"]["alone_s"])
@@ -214,7 +217,10 @@ def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
 
 
 def ladder(lines: Sequence[Line], about: About) -> dict[str, dict[str, Any]]:
-    """A rung for each way: what a start or a wake takes beside the copy of the weights, which a run adds to it."""
+    """Return a rung for each way: the seconds that a start or a wake takes beside the copy of the weights.
+
+    A run adds the seconds of that copy.
+    """
     h2d = about.spec["h2d"][0]
 
     def rung(spans: Sequence[Line], what: str) -> dict[str, Any]:

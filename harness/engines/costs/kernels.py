@@ -98,7 +98,10 @@ def prefill_s(
 
 
 def _correction(q: Toml, *at: F8) -> F8:
-    """What the mechanism misses: factors on a coarse log2 grid, interpolated linearly, constant beyond its edges."""
+    """Return the factors by which measured times differ from the mechanism's; 1 where the quantity has none.
+
+    They lie on a coarse log2 grid. Their logarithms are interpolated linearly, and are constant beyond its edges.
+    """
     if not q.get("factors"):
         return np.ones(())
     table = np.log(np.array(q["factors"], dtype=np.float64)).reshape([len(axis) for axis in q["axes"]])
@@ -159,7 +162,7 @@ def gemms(shape: Shape, tp: int) -> Gemms:
 
 
 def part_of(q: Toml, share: F8) -> Part:
-    """What a share of the SMs is worth: its arithmetic, and how much of HBM so few SMs can pull."""
+    """Return the part of a GPU that a share of its SMs is: its arithmetic, and the HBM bandwidth that it can pull."""
     a, p = q["saturation"], q["power"]
     return Part(share ** q["arith_power"], ((1 + a**p) / (1 + (a / share) ** p)) ** (1 / p))
 

@@ -37,9 +37,9 @@ class Field(NamedTuple):
 
 
 def record(page: str) -> np.dtype[Any]:
-    """The layout that a page declares: each line of its last paragraph is a field, those before it say what a row is.
+    """Return the layout that a page declares: each line of its last paragraph is a field.
 
-    Raises ValueError where a line is not a field.
+    The paragraphs before say what a row is. Raises ValueError where a line is not a field.
     """
     table = page.rpartition("\n\n")[2]
     fields = []
@@ -52,7 +52,7 @@ def record(page: str) -> np.dtype[Any]:
 
 
 def fields(layout: np.dtype[Any]) -> tuple[Field, ...]:
-    """The lines of the page from which a layout was made, in order."""
+    """Return the lines of the page from which a layout was made, in order."""
     assert layout.metadata is not None
     found: tuple[Field, ...] = layout.metadata["fields"]
     return found

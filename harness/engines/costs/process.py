@@ -64,7 +64,7 @@ class Memory(NamedTuple):
 
 
 def parts(shape: Shape, tp: int, tokens: int, seqs: int, graphs: bool) -> Parts:
-    """The memory of a model's process, by the formula of this module."""
+    """Return the memory of a model's process, by the formula of this module."""
     kv_heads = max(1, shape.kv_heads // tp)
     attention = 2 * shape.head_dim * (shape.q_heads // tp + kv_heads)
     ffn = (3 if shape.gated else 2) * -(-shape.ffn // tp)
@@ -77,7 +77,7 @@ def parts(shape: Shape, tp: int, tokens: int, seqs: int, graphs: bool) -> Parts:
 def memory(
     card_bytes: int, fraction: float, processes: Sequence[tuple[Parts, int]], gpus: int, layout: Layout = "model"
 ) -> Memory:
-    """What is left of a card for weights and KV, and the part of each model's process that comes and goes with it.
+    """Return the bytes of a card for weights and KV, and those of each model's process that come and go with it.
 
     `processes` are (parts, tensor-parallel degree) by model. Layouts:
 
@@ -98,7 +98,7 @@ def memory(
 
 
 def process_bytes(at: Parts, own: Parts, every: Sequence[Parts], layout: Layout) -> int:
-    """What a model's process takes of the engine's share at a degree at which it has the parts `at`.
+    """Return the bytes that a model's process takes of the engine's share at a degree where it has the parts `at`.
 
     `own` are its parts at the degree of the model set, and `every` those of all models.
     """

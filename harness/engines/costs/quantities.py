@@ -96,7 +96,7 @@ _read = cache(toml.tables)
 
 @cache
 def _user(table: str) -> Toml:
-    """A user's table as it stands in the file, checked."""
+    """Read and check a user's table, and return it as it stands in the file. Raises UserError."""
     try:
         file = toml.tables(Path(table))
     except UserError as error:
@@ -133,7 +133,10 @@ def _kind(kind: str) -> str:
 
 @cache
 def machine(table: str | None) -> whole.Machine | None:
-    """A user's table that carries a machine of its own; None where a table has none, or there is none."""
+    """Return the machine that a user's table carries; None where it carries none, or there is no table.
+
+    Raises UserError if the machine has the name of a GPU kind.
+    """
     if table is None or not whole.is_whole(file := _user(table)):
         return None
     found = toml.convert(file, whole.Machine)
@@ -143,12 +146,15 @@ def machine(table: str | None) -> whole.Machine | None:
 
 
 def settings(table: str | None) -> dict[str, Any]:
-    """What of a spec a table's machine was measured under."""
+    """Return the settings of a spec under which a table's machine was measured; empty where there is none."""
     return {} if (measured := machine(table)) is None else {str(key): one for key, one in measured.settings.items()}
 
 
 def quantities(kind: str, table: str | None = None) -> Toml:
-    """A kind's quantities, under the user's own table; none where a machine was measured whole."""
+    """Return a kind's quantities with the user's own in their place; none where a machine was measured whole.
+
+    Raises UserError if the table is of another kind.
+    """
     if machine(table) is not None:
         return {}
     q = _committed(_kind(kind))
@@ -162,7 +168,7 @@ def quantities(kind: str, table: str | None = None) -> Toml:
 
 @cache
 def _committed(kind: str) -> Toml:
-    """A kind's file, over the kind that it is `like`; what it inherits says so.
+    """Return a kind's file over that of the kind that it is `like`; the source of what it inherits says so.
 
     Another chip at its own peaks takes the coefficients on trust, without their errors.
     """
@@ -185,7 +191,7 @@ def _committed(kind: str) -> Toml:
 
 
 def over(base: Toml, own: Toml) -> dict[str, Any]:
-    """A kind's quantities over those of the kind that it is `like`; what it rewrites loses the other's errors."""
+    """Lay a kind's quantities over those of the kind that it is `like`; a rewritten one loses the other's errors."""
     merged = dict(base)
     for key, q in own.items():
         inherits = isinstance(q, dict) and key in base
@@ -194,7 +200,7 @@ def over(base: Toml, own: Toml) -> dict[str, Any]:
 
 
 def gpu(kind: str, table: str | None = None) -> GpuSpec:
-    """The specification of a GPU kind; `UserError` names the nearest one that exists."""
+    """Return the specification of a GPU kind; `UserError` names the nearest one that exists."""
     if (measured := machine(table)) is not None:
         numbers = {name: getattr(measured.spec, name).value for name in GpuSpec._fields[2:]}
         return GpuSpec(measured.kind, measured.name, **numbers)
@@ -203,7 +209,7 @@ def gpu(kind: str, table: str | None = None) -> GpuSpec:
 
 
 def ladder(kind: str, table: str | None = None) -> Mapping[str, Way]:
-    """The ways to load a model on this kind of GPU, with the seconds that do not depend on its size."""
+    """Return the ways to load a model on a GPU kind, with the seconds that do not depend on the model's size."""
     if machine(table) is None:
         _kind(kind)
     return {name: Way(w["fixed_s"], w["link"], w.get("bytes_s") or math.inf) for name, w in _ladder(table).items()}
@@ -241,7 +247,10 @@ def _host(name: str, kind: str) -> Toml:
 
 
 def host(name: str, kind: str, table: str | None = None) -> HostProfile:
-    """An engine's host costs on a GPU kind; those of a machine that was measured whole are in its steps."""
+    """Return an engine's host costs on a GPU kind. Raises UserError if they were not measured on it.
+
+    The steps of a machine that was measured whole contain its host costs, so that only `api_in_s` is left.
+    """
     if (measured := machine(table)) is not None:
         return HostProfile(
             float(measured.host.api_in_s), 0.0, 0.0, 0.0, serial=True, scale_decode=1.0, scale_prefill=1.0
@@ -254,22 +263,23 @@ def host(name: str, kind: str, table: str | None = None) -> HostProfile:
 
 
 def fitted(name: str) -> Sequence[Toml]:
-    """The measured rows that a host profile was fitted on: tables of a `file` and, by column, values that it has there.
+    """Return the measured rows on which a host profile was fitted.
 
-    A row is one of them if any table holds.
+    They are tables of a `file` and, by column, values that its rows have there. A row is one of them if any table
+    holds.
     """
     rows: Sequence[Toml] = _read(TABLES / "hosts.toml")["host"][name].get("rows", ())
     return rows
 
 
 def held(name: str) -> Mapping[str, Mapping[str, float]]:
-    """A host profile's errors on measured rows that a refit left out, by metric."""
+    """Return a host profile's errors, by metric, on the measured rows that a refit left out."""
     parts: Toml = _read(TABLES / "hosts.toml")["host"][name].get("held_parts", {})
     return {part.removesuffix(" held"): error for part, error in parts.items() if part.endswith(" held")}
 
 
 def band(name: str, kind: str) -> Mapping[str, Sequence[float]]:
-    """The least and the largest value that refits without a part of the rows give a host's constants, by name."""
+    """Return the least and the largest value of a host's constants, by name, over refits without a part of the rows."""
     ends: Mapping[str, Sequence[float]] = _host(name, kind).get("band", {})
     return ends
 
@@ -319,12 +329,12 @@ def _measured_sources(found: whole.Machine) -> list[Source]:
 
 
 def _stated(q: forms.Quantity) -> Toml:
-    """A quantity's errors as a file has them."""
+    """Return a quantity's errors as a file has them."""
     return {key: value for key in ("fit", "held", "error") if (value := getattr(q, key))}
 
 
 def error(q: Toml) -> str:
-    """A quantity's errors in words."""
+    """Return a quantity's errors in words."""
 
     def one(e: Toml) -> str:
         return f"median {e['median']:.1%}, P95 {e['p95']:.1%} (n {e['n']})"

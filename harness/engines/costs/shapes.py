@@ -29,7 +29,7 @@ def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
 
 
 def degrees(shape: Shape) -> tuple[int, ...]:
-    """The tensor-parallel degrees by which a shape's heads divide."""
+    """Return the tensor-parallel degrees by which a shape's heads divide."""
     return tuple(tp for tp in DEGREES if _divides(shape, tp))
 
 

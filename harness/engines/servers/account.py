@@ -103,7 +103,10 @@ def batches(
 
 
 def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
-    """What the client knows of each request beside its row: stamps from the window's start, status, error, chunks."""
+    """Return a table of what the client knows of each request beside its row.
+
+    Its columns are stamps in ns from the window's start, status, error and chunks.
+    """
 
     def stamps(ns: NDArray[np.int64]) -> pa.Array:
         return pa.array(ns - zero_ns, mask=ns < 0)
@@ -125,7 +128,7 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
 
 
 def parquet(found: pa.Table) -> bytes:
-    """A table as a Parquet file."""
+    """Return a table as the bytes of a Parquet file."""
     out = io.BytesIO()
     pq.write_table(found, out, compression="zstd")
     return out.getvalue()

@@ -100,7 +100,7 @@ class PdMux:
             raise ValueError(f"decode batches of divisions rise from 1, and are {batches}")
 
     def text(self) -> str:
-        """What is to be in the file. It is read as YAML, of which JSON is a part."""
+        """Return the content of the file. It is read as YAML, of which JSON is a part."""
         said: dict[str, object] = {
             "sm_group_num": self.groups,
             "split_forward_token_budget": self.split_forward_token_budget,
@@ -112,7 +112,7 @@ class PdMux:
 
 
 def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eager: bool = False) -> Command:
-    """A server of vLLM. With `sleep`, which a CPU refuses, it obeys `vllm_sleep` and `vllm_wake`.
+    """Return the command of a vLLM server. With `sleep`, which a CPU refuses, it obeys `vllm_sleep` and `vllm_wake`.
 
     Prefix caching is off, for prompts are drawn: an equal prefix would be an accident.
     """
@@ -159,7 +159,7 @@ def vllm_wake(level: Literal[1, 2]) -> tuple[Ask, ...]:
 
 
 def sglang(python: Path, serve: Serve, on: Gpu, *, saver: bool = False, pdmux: PdMux | None = None) -> Command:
-    """A server of SGLang. With `saver` it obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
+    """Return the command of an SGLang server. With `saver` it obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
 
     PD-multiplexing excludes chunks of prefill and overlapped scheduling (`arg_groups/validation_hook.py`), so the chunk
     is left out. The option for its groups, which is about attention's buffers, has to agree with its file.
@@ -206,7 +206,7 @@ def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int |
 
 
 def kvcached_limit(python: Path, account: str, limit_bytes: int) -> tuple[str, ...]:
-    """The command that limits the KV of a running elastic server; there is no variable for it at the start."""
+    """Return the command that limits a running elastic server's KV; no variable does so at the start."""
     return (str(python), "-m", "kvcached.cli.kvctl", "limit", account, str(limit_bytes))
 
 

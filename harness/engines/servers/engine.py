@@ -50,7 +50,7 @@ Connect = Callable[[Jobs, int, Style], Client]
 
 
 def connect(jobs: Jobs, seed: int, style: Style) -> Client:
-    """The client of a run."""
+    """Return the client of a run."""
     return Client(jobs, seed=seed, timeout_s=SILENT_S, style=style)
 
 
@@ -200,7 +200,7 @@ class Servers(WallClock):
     # ------------------------------------------------------------ requests, as the client tells of them
 
     def _come(self, r: int, due_s: float, sent: bool) -> None:
-        """A request is due; the client has sent it already if its model was routed."""
+        """Take in a request that is due; the client has sent it already if its model was routed."""
         jobs = self.jobs
         if jobs.after is None:
             due_s = jobs.arrival_s.item(r)  # not rounded
@@ -317,7 +317,7 @@ class Servers(WallClock):
         """Nothing of a request is held here; see WallClock."""
 
     def kv_bytes(self, one: Live) -> int:
-        """What the tokens that the client knows of take at a request's server; see WallClock."""
+        """Return the KV bytes of the tokens that the client knows of, at a request's server; see WallClock."""
         return one.kv_tokens * self.cluster.models[one.model].kv_token_bytes
 
     # ------------------------------------------------------------ what became of a server
@@ -446,7 +446,7 @@ class Servers(WallClock):
     # ------------------------------------------------------------ what came of it
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """What happened to each request; the client ends here."""
+        """Yield what happened to each request, and end the client."""
         assert self.client is not None
         for one in self.live.values():
             if one.rid not in self.sent:
@@ -496,7 +496,7 @@ class Servers(WallClock):
         return {"faults": self.fleet.faults, "servers": self.fleet.about(self._zero_s), "client": taken}
 
     def files(self) -> Mapping[str, Iterable[bytes]]:
-        """What the client saw, and the servers' logs; see Observed."""
+        """Return what the client saw and the servers' logs, by file name; see Observed."""
 
         def client() -> Iterator[bytes]:
             assert self.log is not None

@@ -17,7 +17,7 @@ ALWAYS = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFE
 
 
 def python(name: str, root: Path = ROOT) -> Path:
-    """The interpreter of the environment of a server."""
+    """Return the interpreter of a server's environment."""
     return root / f".venv-{name}" / "bin" / "python"
 
 
@@ -27,7 +27,10 @@ def lacking(name: str, root: Path = ROOT) -> str:
 
 
 def variables(ours: Mapping[str, str], of_the_command: Mapping[str, str]) -> dict[str, str]:
-    """What a server finds in its environment: what it needs of ours, and what its command line comes with."""
+    """Return the environment variables of a server: those it needs of ours, and those of its command line.
+
+    Raises UserError where the command line names a key or a token.
+    """
     for name in of_the_command:
         if SECRET.search(name):
             raise UserError(f"{name} looks like a key or a token: servers are given none")

@@ -85,15 +85,15 @@ class Kind(Protocol):
         ...
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None) -> Seat:
-        """A server for an instance, with a part of the SMs if one is said. Raises UserError."""
+        """Prepare a server for an instance, on a part of the SMs if `sms` names one. Raises UserError."""
         ...
 
     def resize(self, inst: Inst, kv_bytes: int) -> Sequence[str]:
-        """The command that limits the KV memory of a running server; none where it is fixed from the start."""
+        """Return the command that limits a running server's KV memory; empty where that is fixed from the start."""
         ...
 
     def roots(self) -> list[int]:
-        """Processes of servers that are not ours, where they run on this machine."""
+        """Return the processes of servers that are not ours, where they run on this machine."""
         ...
 
     def served(self) -> Mapping[str, str]:
@@ -192,13 +192,13 @@ class Fleet:
     # ------------------------------------------------------------ memory
 
     def limit(self, inst: Inst) -> int | None:
-        """The KV memory that an instance may take on each of its GPUs, in whole pages; None: as there is room."""
+        """Return the KV bytes that an instance may take on each of its GPUs, in whole pages; None without a limit."""
         page = self.models[inst.model].page_bytes
         limits = [limit for g in _gpus(inst) if (limit := self.limits.get((inst.model, g))) is not None]
         return min(limits) // page * page if limits else None
 
     def kv_bytes(self, inst: Inst, room: int) -> int:
-        """The KV memory with which a server starts where there is so much room; it may need more than that."""
+        """Return the KV bytes with which a server starts where `room` bytes are free; they may exceed the room."""
         if (limit := self.limit(inst)) is not None:
             return limit
         model = self.models[inst.model]
@@ -207,13 +207,13 @@ class Fleet:
         return min(self.kind.slots * one, max(one, room // page * page)) if self.kind.slots else 0
 
     def free_bytes(self, gpu: int) -> int:
-        """What no server takes of a GPU for its weights and, where that is fixed, for its KV."""
+        """Return the bytes of a GPU that no server takes for its weights or, where that is fixed, for its KV."""
         mine = (up for up in self.up.values() if gpu in _gpus(up.inst))
         kv = 0 if self.kind.elastic else 1
         return self.gpus[gpu].mem_bytes - sum(self.models[up.inst.model].weight_bytes + kv * up.kv_bytes for up in mine)
 
     def room(self, inst: Inst, sized: bool) -> tuple[int, Refusal | None]:
-        """The KV memory that a server would take (none yet unless `sized`), and why there is no room, if so."""
+        """Return the KV bytes that a server would take (0 unless `sized`), and a refusal if there is no room."""
         weights, place = self.models[inst.model].weight_bytes, _gpus(inst)
         free, have = min(self.free_bytes(g) for g in place), min(self.gpus[g].mem_bytes for g in place)
         kv = self.kv_bytes(inst, free - weights) if sized else 0
@@ -369,7 +369,7 @@ class Fleet:
                 os.close(fd)
 
     def changes(self) -> Iterator[Change]:
-        """What became of servers since the last call; those that are no more are not in `up`."""
+        """Yield the changes of servers since the last call; those that have ended are no longer in `up`."""
         for inst, up in list(self.asleep.items()):
             if up.process is not None and not up.process.alive():
                 self.step(up, "dead")
@@ -417,7 +417,7 @@ class Fleet:
         return change
 
     def _dead(self, up: Up, why: str) -> Change:
-        """A server ended by itself, or never answered; what is left of it ends too."""
+        """Drop a server that ended by itself or never answered, and end what is left of it."""
         self.step(up, "dead")
         del self.up[up.inst]
         self.dead[up.inst] = why
@@ -427,7 +427,7 @@ class Fleet:
         return Change(up, "dead", why)
 
     def about(self, zero_s: float) -> list[dict[str, Any]]:
-        """Starts and stops as plain values, from the window's start."""
+        """Return starts and stops as plain values, in seconds from the window's start."""
         return [{**span._asdict(), "begun_s": span.begun_s - zero_s} for span in self.spans]
 
 

@@ -24,12 +24,15 @@ FORMAT = 1  # of what is written here; another number, other files
 
 
 def on_host(shape: Shape) -> Shape:
-    """What a host serves for a shape: itself if it is small enough for a processor, else TINY."""
+    """Return the shape that a host serves for another: the same if it is small enough for a processor, else TINY."""
     return shape if shapes.weight_bytes(shape) <= SMALL_BYTES else TINY
 
 
 def dummy(shape: Shape, cache: Path) -> Path:
-    """A Hugging Face folder of a Llama without weights (`--load-format dummy`): a config, and a tokenizer of words."""
+    """Return a Hugging Face folder of a Llama without weights (`--load-format dummy`), written at first use.
+
+    It holds a config and a tokenizer of words.
+    """
     _check(shape)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -84,7 +87,7 @@ def dummy(shape: Shape, cache: Path) -> Path:
 
 
 def weights(shape: Shape, cache: Path, python: Path, seed: int = 0) -> Path:
-    """A GGUF of random weights, written by an interpreter that has the package `gguf`."""
+    """Return a GGUF of random weights, written at first use by an interpreter that has the package `gguf`."""
     _check(shape)
     if shape.vocab <= gguf.RESERVED:
         raise UserError(f"a GGUF needs more than {gguf.RESERVED} tokens of vocabulary, {shape.name} has {shape.vocab}")

@@ -113,7 +113,7 @@ def plan(subject: Subject, rounds: int = ROUNDS) -> list[Probe]:
 
 
 def _once(subject: Subject) -> list[Probe]:
-    """A round: a shape after the other, steps of one server first."""
+    """List the measurements of a round: a shape after the other, those of one server first."""
     found, most = list[Probe](), subject.most
     seqs = [n for n in SEQS if n <= subject.slots]
     prompts = sorted({*(p for p in PROMPTS if p < most), most})

@@ -193,7 +193,7 @@ class Process:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now.
+    """Return a port that nobody listens at now.
 
     It lies below the ports that the kernel gives to outgoing connections: a server takes its port seconds after this,
     and the client's connections, thousands of them, would get in between.
@@ -224,7 +224,7 @@ def launch(make: Callable[[int], Process], timeout_s: float, tries: int = 3) -> 
 
 @cache
 def _guard(pid: int) -> subprocess.Popen[bytes]:
-    """The guard of this process; a fork has another."""
+    """Start the guard of this process; a fork has another."""
     started = subprocess.Popen(
         [sys.executable, "-I", guard.__file__, str(pid)], stdin=subprocess.PIPE, start_new_session=True
     )

@@ -93,7 +93,7 @@ class Started:
         self.at_once, self.elastic = asked == "fluid", card.kvcached and options.get("kv") == "elastic"
 
     def _host(self) -> Cluster:
-        """What policies may know of a host with stand-ins."""
+        """Return what policies may know of a host with stand-ins."""
         config, wide = self.config, self.element_bytes / shapes.BF16
         models = dict[str, Model]()
         for m in config.models:
@@ -140,7 +140,7 @@ class Started:
             mps.stop()
 
     def checkpoint(self, shape: Shape, at: Path, seed: int) -> Path:  # noqa: ARG002 - servers draw weights alike
-        """The files of a model."""
+        """Return the files of a model, written at first use."""
         return folder.dummy(shape, at)
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
@@ -160,15 +160,15 @@ class Started:
         return Seat(Server(url, inst.model), Process(command.argv, env, log, command.ready_url))
 
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
-        """What starts a server."""
+        """Return the command that starts a server."""
         raise NotImplementedError
 
     def batch_cap(self, inst: Inst, kv_bytes: int) -> int:  # noqa: ARG002 - most preempt where memory runs out
-        """Requests that a server steps together at most."""
+        """Return the largest number of requests that a server steps together."""
         return self.config.batch_cap
 
     def part(self, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Gpu:
-        """A server's part of its GPU: weights, what its process holds beside them, and KV; and of its SMs.
+        """Return a server's part of its GPU: weights, what its process holds beside them, KV, and a part of the SMs.
 
         With elastic memory every server may come to have all that engines may use of the card.
         """
@@ -181,7 +181,7 @@ class Started:
         return commands.Gpu(index, fraction, percent, self.account(inst) if self.elastic else None)
 
     def account(self, inst: Inst) -> str:
-        """What kvcached knows a server by: no other one of this host has the name."""
+        """Return the name by which kvcached knows a server: no other server of this host has it."""
         assert isinstance(inst.place, tuple)
         k = next(k for k, m in enumerate(self.config.models) if m.name == inst.model)
         return f"bench-{os.getpid()}-{k}-{'-'.join(map(str, inst.place))}"

@@ -43,7 +43,7 @@ WEIGHTS: Mapping[State, Weights] = {
 
 
 def page() -> str:
-    """The diagrams as the Markdown document docs/states.md."""
+    """Return the diagrams as the Markdown document docs/states.md."""
     seen = {w: ", ".join(state for state in WEIGHTS if WEIGHTS[state] == w) for w in dict.fromkeys(WEIGHTS.values())}
     return "\n".join([
         "# States of servers and requests",

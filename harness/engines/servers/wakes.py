@@ -37,7 +37,7 @@ class Wake(NamedTuple):
 
 
 def found(log: Log, stays: Iterable[Stay], idle_s: float) -> tuple[list[Wake], NDArray[np.float64]]:
-    """The wakes of servers that sleep after `idle_s`, and for how long each request waited for one."""
+    """Find the wakes of servers that sleep after `idle_s`, and the seconds that each request waited for one."""
     first_ns, waited_s = log.first_ns, np.zeros(len(log.state))
     wakes = list[Wake]()
     for stay in stays:
@@ -59,7 +59,7 @@ def told(logs: Iterable[Path], line: str) -> int:
 
 
 def said(wakes: Sequence[Wake], idle_s: float, logged: int) -> dict[str, Any]:
-    """What a run says of its wakes."""
+    """Return a run's account of its wakes, in words and numbers."""
     seconds = sorted(wake.seconds for wake in wakes)
     text = f"server's own: {len(wakes)} {'wake' if len(wakes) == 1 else 'wakes'} after {idle_s:g} s without a request"
     if seconds:

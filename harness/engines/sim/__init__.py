@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Sim:
-    """The simulator, configured; see harness/loop/engine.py."""
+    """Configure the simulator; see harness/loop/engine.py."""
     from harness.engines.sim.engine import Sim
 
     return Sim(config, options, machine)

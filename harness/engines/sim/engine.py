@@ -219,7 +219,10 @@ class Sim:
         return S
 
     def _inst_row(self, inst: Inst) -> int:
-        """The row of an instance, made when it is first named. Raises KeyError, ValueError for what cannot be."""
+        """Return the row of an instance, made when it is first named.
+
+        Raises KeyError for an unknown model, ValueError for a place or a degree that cannot be.
+        """
         row = self._inst.get(inst)
         if row is not None:
             return row
@@ -282,16 +285,16 @@ class Sim:
         return known
 
     def _cap(self, model: str, gpus: Gpus) -> int:
-        """The least limit on an account's GPUs; -1: none."""
+        """Return the least KV limit on an account's GPUs; -1 if there is none."""
         limits = (self._limits.get((model, g)) for g in gpus)
         return min((x for x in limits if x is not None), default=-1)
 
     def _accounts(self, model: str, gpu: int) -> list[int]:
-        """The rows of a model's instances on a GPU."""
+        """Return the rows of a model's instances on a GPU."""
         return [i for i in self._of.get(model, ()) if gpu in self._places[i]]
 
     def _batch_row(self, batch: Batch) -> int:
-        """The row of a batch, made when it is first named."""
+        """Return the row of a batch, made when it is first named."""
         row = self._batch.get(batch)
         if row is not None:
             return row
@@ -481,7 +484,7 @@ class Sim:
                 return None
 
     def _landed(self, event: Event) -> Event:
-        """What is told of an event, which may be the end of a load that an eviction was refused for."""
+        """Return `Freed` for the end of a load for which an eviction was refused, else the event itself."""
         if not (isinstance(event, Done) and isinstance(event.action, Load) and event.action.inst in self._landing):
             return event
         self._landing.remove(event.action.inst)
@@ -512,7 +515,7 @@ class Sim:
             more_free(S, "transfer", len(S.transfers) + transfers)
 
     def _note(self, action: Action, parts: int = 1) -> int:
-        """The number under which the kernel tells an action's end, when that is heard or a part of it failed."""
+        """Return the number under which the kernel tells an action's end, if that is heard or a part of it failed."""
         S = self.S
         if S.action_spare[0] == 0:
             more_free(S, "action", len(S.actions) + 64)
@@ -529,14 +532,14 @@ class Sim:
         return True
 
     def _grant(self) -> int:
-        """The first transfer that waits for memory; -1: none."""
+        """Return the first transfer that waits for memory; -1 if there is none."""
         X, x = self.S.transfers, int(self.S.s["transfer_head"])
         while x >= 0 and X[x]["stage"] != state.GRANT:
             x = int(X[x]["next"])
         return x
 
     def _coming(self, inst: int) -> int:
-        """The transfer that loads an instance."""
+        """Return the transfer that loads an instance."""
         X, x = self.S.transfers, int(self.S.s["transfer_head"])
         while X[x]["inst"] != inst or X[x]["kind"] != state.LOAD:
             x = int(X[x]["next"])
@@ -654,7 +657,7 @@ class Sim:
         return None
 
     def _evicted(self, i: int) -> Action:
-        """What an instance is leaving for, which is told apart."""
+        """Free the number of the eviction under which an instance leaves, and return it; the caller tells its end."""
         a = self.S.insts["evict"].item(i)
         kernel.forget(self.S.at, a)
         return self._actions[a]
@@ -746,7 +749,7 @@ class Sim:
         return None
 
     def _account(self, model: str, move: Move) -> int:
-        """The account to which a model's KV goes; -1: none, it is forgotten."""
+        """Return the account to which a model's KV goes; -1 if the KV is discarded."""
         if move.to is None:
             return -1
         if not isinstance(move.to, Host):
@@ -795,7 +798,7 @@ class Sim:
         }
 
     def _hit_share(self) -> dict[str, float]:
-        """The share of prompts' tokens that the prefix cache had when they were first let in; nothing without one."""
+        """Return the share of prompt tokens found in the prefix cache at first admission; empty without a cache."""
         R = self.S.requests
         came = R["found"] >= 0
         asked = int(R["prompt"][came].sum())
@@ -850,7 +853,7 @@ def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:
 
 
 def more(rows: NDArray[Any], n: int) -> NDArray[Any]:
-    """The rows with n zero ones behind: in what was allocated for that, else in a copy with room for as many again."""
+    """Append n zero rows: in place where the allocation has room, else in a copy with room for as many again."""
     have, whole = len(rows) + n, rows.base
     if not isinstance(whole, np.ndarray) or len(whole) < have:
         whole = np.zeros(2 * have, rows.dtype)

@@ -24,7 +24,7 @@ SOURCES = (
 
 
 def fingerprint(folder: Path) -> str:
-    """What compiled code depends on: numba sees edits of the compiled file alone, not of the layouts that it reads."""
+    """Hash the sources of compiled code: numba sees edits of the compiled file alone, not of the layouts it reads."""
     files = [file for name in SOURCES for file in sorted(folder.glob(name))]
     return sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
@@ -79,7 +79,9 @@ def number_at(builder: Any, world: Any, offset: int) -> Any:
 
 
 def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any]:
-    """A function (world, i) -> row i of the array whose address lies `field` bytes into the world; without, the world.
+    """Return a function (world, i) -> row i of the array whose address lies `field` bytes into the world.
+
+    Without `field` the function is (world) -> the world.
 
     The world is passed as an address, so that numbers are all that a verb takes: arrays as arguments, alone or in a
     tuple, cost 4 us a call and most of the time to compile.
@@ -112,7 +114,7 @@ def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any
 
 
 def array_at(dtype: np.dtype[Any], field: int, lengths: Sequence[int]) -> Callable[..., Any]:
-    """A function (world) -> the array whose address, and whose lengths, lie so many bytes into the world."""
+    """Return a function (world) -> the array whose address and lengths lie so many bytes into the world."""
     if DISABLED:
         return lambda world: ROWS[int(ROWS[int(world)].view(np.int64)[field // 8])]
     kind = types.Array(from_dtype(dtype), len(lengths), "C")

@@ -154,7 +154,7 @@ class Traced(Sim):
 
     @classmethod
     def of(cls, sim: Sim, look_at: int = -1, progress: Progress = silent) -> Traced:
-        """The same engine as one that was made and not begun, with a recorder.
+        """Return the same engine as one that was made and not begun, with a recorder.
 
         Where one request is looked at, its stretches alone are noted, and what was on links while it lived.
         `progress` hears how many requests have ended, of how many.
@@ -223,7 +223,7 @@ class Recorder:
         self._memory: list[tuple[int, int]] = []  # by GPU
 
     def trace(self) -> Trace:
-        """What was noted; asked for once, when the run is over."""
+        """Return what was noted; call it once, when the run is over."""
         S, trace = self._sim.S, self._trace
         now = float(S.s["now"])
         self.note(now)

@@ -43,7 +43,7 @@ def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int)
 
 @jit
 def tables(S: int) -> Tables:
-    """The cost tables, in place: as arguments their ten arrays would cost more than most calls do."""
+    """Return the cost tables, in place: as arguments their ten arrays would cost more than most calls do."""
     return Tables(
         cost_at(S),
         grid_at(S),
@@ -60,7 +60,7 @@ def tables(S: int) -> Tables:
 
 @jit
 def table(grid, row, m: int) -> float:  # type: ignore[no-untyped-def]
-    """A table at m: linear between grid points and beyond the last two; 0 at 0."""
+    """Interpolate a table at m: linearly between grid points and beyond the last two; 0 at 0."""
     if m <= 0:
         return 0.0
     lo, hi = 0, grid.size - 1
@@ -113,7 +113,7 @@ def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
 
 @jit
 def power_below(C: int) -> int:
-    """The largest power of two <= C."""
+    """Return the largest power of two <= C."""
     x = 1
     while x * 2 <= C:
         x *= 2

@@ -37,7 +37,7 @@ def in_order(S: int) -> None:
 
 @jit
 def note(S: int, parts: int, heard: int) -> int:
-    """Number an action that is done when so many parts of it are."""
+    """Assign a number to an action that is done when `parts` parts of it are."""
     W = world(S)
     a = W.action_free
     A = action_at(S, a)
@@ -52,7 +52,7 @@ def note(S: int, parts: int, heard: int) -> int:
 
 @jit
 def forget(S: int, a: int) -> None:
-    """An action is over and read: its number is free again."""
+    """Free the number of an action that is over and read."""
     W = world(S)
     action_at(S, a).next = W.action_free
     W.action_free = a
@@ -61,7 +61,7 @@ def forget(S: int, a: int) -> None:
 
 @jit
 def over(S: int, a: int, how: int) -> bool:
-    """A part of an action is over: whether it was the last."""
+    """Record the end of a part of an action, and return True if it was the last."""
     A = action_at(S, a)
     A.left -= 1
     A.failed += int(how != OK)
@@ -71,9 +71,10 @@ def over(S: int, a: int, how: int) -> bool:
 
 @jit
 def done(S: int, a: int, how: int) -> None:
-    """A part of an action (-1: of none) is over; the last one tells, if anybody hears of it or a part failed.
+    """Record the end of a part of an action; the last one is told, if anybody hears of it or a part failed.
 
-    Told are twice the parts that failed, and one more if some of them can never succeed.
+    An action of -1 is none. The event's detail is twice the number of parts that failed, and one more if some of them
+    can never succeed.
     """
     if a >= 0 and over(S, a, how):
         A = action_at(S, a)

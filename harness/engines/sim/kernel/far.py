@@ -87,7 +87,7 @@ def ask_elsewhere(S: int, lane: int) -> None:
 
 @jit
 def overtakes(y: float, slope: float, z: float, rise: float) -> int:
-    """Steps until a time of z, growing by `rise` a step, exceeds one of y >= z that grows by `slope`."""
+    """Count the steps until a time of z, growing by `rise` a step, exceeds one of y >= z that grows by `slope`."""
     if rise <= slope:
         return ANY
     j = int(math.floor((y - z) / (rise - slope))) + 1

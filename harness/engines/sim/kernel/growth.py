@@ -37,7 +37,7 @@ from harness.engines.sim.state import (
 
 @jit
 def latest(S: int, b: int, i: int) -> int:
-    """The latest admitted member of a batch that has KV in an account and is not in a step."""
+    """Return the latest admitted member of a batch that has KV in an account and is not in a step, or -1."""
     r = latest_of(S, batch_at(S, b).ends[2 * RUNNING + 1], i)
     p = latest_of(S, batch_at(S, b).ends[2 * PARKED + 1], i)
     if r < 0 or (p >= 0 and req_at(S, p).seq > req_at(S, r).seq):
@@ -55,7 +55,7 @@ def latest(S: int, b: int, i: int) -> int:
 
 @jit
 def latest_of(S: int, r: int, i: int) -> int:
-    """The last of a list up to a request that has KV in an account, or -1."""
+    """Return the last of a list up to a request that has KV in an account, or -1."""
     while r >= 0 and req_at(S, r).home != i:
         r = req_at(S, r).prev
     return r
@@ -153,7 +153,7 @@ def grow(S: int, b: int) -> int:
 
 @jit
 def bring_back(S: int, b: int) -> None:
-    """The engine's own victims come back from host memory, in their order, before any new prompt."""
+    """Bring the engine's own victims back from host memory, in their order, before any new prompt."""
     W = world(S)
     B = batch_at(S, b)
     i = B.inst

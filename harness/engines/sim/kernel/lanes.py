@@ -60,7 +60,7 @@ def freed(S: int, i: int) -> None:
 
 @jit
 def dirty(S: int, lane: int) -> None:
-    """A lane is to be formed at this instant."""
+    """Mark an open, idle lane to be formed at this instant."""
     W = world(S)
     n = lane_at(S, lane)
     if n.dirty == 0 and n.busy == IDLE and n.open:
@@ -109,7 +109,7 @@ def done_at(S: int, lane: int, t: float) -> float:
 
 @jit
 def next_end(S: int, p: int) -> None:
-    """The first lane of a pool to end; ties go to the older lane."""
+    """Note the lane of a pool that ends first; ties go to the older lane."""
     P = gpu_at(S, p)
     P.end = INF
     P.lane = -1
@@ -189,7 +189,7 @@ def wake(S: int, lane: int) -> None:
 
 @jit
 def pool_of(S: int, lane: int) -> int:
-    """The pool in which a lane competes."""
+    """Return the pool in which a lane competes."""
     return gpu_at(S, inst_at(S, batch_at(S, lane >> 1).inst).gpus[0]).pool
 
 
@@ -336,7 +336,7 @@ def accompanied(S: int, p: int, lane: int) -> bool:
 
 @jit
 def slice_of(S: int, p: int, lane: int) -> float:
-    """The slice of a lane's process in a round if its own step takes longest there; else 0, as another lane has it."""
+    """Return the time slice of a lane's process in a round, in seconds; 0 if another lane of it has a longer step."""
     W = world(S)
     n = lane_at(S, lane)
     own = n.slice_s / n.max_rate
@@ -432,7 +432,7 @@ def raise_rates(S: int, p: int, left: int) -> None:
 
 @jit
 def saturation(S: int, p: int, g: int) -> float:
-    """The common rate of the lanes not yet frozen at which a GPU's compute or bandwidth is used up."""
+    """Return the common rate of the lanes not yet frozen that uses up a GPU's compute or HBM bandwidth."""
     c_left, h_left, c, h = 1.0, 1.0, 0.0, 0.0
     lane = gpu_at(S, p).head
     while lane >= 0:
@@ -456,7 +456,7 @@ def saturation(S: int, p: int, g: int) -> float:
 
 @jit
 def unbound(S: int, b: int) -> None:
-    """The last who waited, or was parked, goes: from the next boundary on no cap keeps anybody out."""
+    """Cut the lanes that a cap binds, after the last waiting or parked member has gone: it keeps nobody out now."""
     for lane in (2 * b, 2 * b + 1):
         if lane_at(S, lane).bound:
             cut(S, lane)
@@ -473,7 +473,7 @@ def occupy(S: int, g: int) -> None:
 
 @jit
 def activate(S: int, lane: int) -> None:
-    """A lane starts to compete."""
+    """Let a lane start to compete."""
     n = lane_at(S, lane)
     i = batch_at(S, lane >> 1).inst
     p = pool_of(S, lane)
@@ -492,7 +492,7 @@ def activate(S: int, lane: int) -> None:
 
 @jit
 def retire(S: int, lane: int) -> None:
-    """A lane's step is over: it competes no more."""
+    """Take a lane whose step is over out of the competition."""
     W = world(S)
     n = lane_at(S, lane)
     i = batch_at(S, lane >> 1).inst

@@ -8,7 +8,7 @@ from harness.engines.sim.state import INF, demand_at, gpu_at, lane_at, world
 
 @jit
 def demand_on(S: int, lane: int, g: int) -> int:
-    """What a lane demands of a GPU, or -1."""
+    """Return a lane's demand on a GPU, or -1."""
     d = lane_at(S, lane).demand
     while d >= 0 and demand_at(S, d).gpu != g:
         d = demand_at(S, d).next
@@ -17,13 +17,13 @@ def demand_on(S: int, lane: int, g: int) -> int:
 
 @jit
 def slowed(alone: float, beside: float, factor: float) -> float:
-    """A rate beside others at which a step takes `factor` times what it takes longer than alone."""
+    """Return a lane's rate beside others, where `factor` scales the seconds that they add to its step."""
     return alone / (1.0 + factor * (alone / beside - 1.0))
 
 
 @jit
 def late_s(S: int, lane: int, slack_s: float) -> float:
-    """Expected seconds beyond `slack_s` for which attention that comes at any time waits for a lane's kernel to end.
+    """Return the expected seconds beyond `slack_s` that attention, coming at any time, waits for a kernel's end.
 
     While a kernel of T seconds runs, what is left of it is anything from 0 to T.
     """
@@ -38,7 +38,7 @@ def late_s(S: int, lane: int, slack_s: float) -> float:
 
 @jit
 def lent_on(S: int, lane: int, g: int) -> float:
-    """The part of a GPU's time for which a lane elsewhere asks at its rate, to attend to KV there."""
+    """Return the part of a GPU's time for which a lane elsewhere asks at its rate, to attend to KV there."""
     n = lane_at(S, lane)
     part = 0.0
     d = n.lent

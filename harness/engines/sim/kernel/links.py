@@ -42,7 +42,7 @@ from harness.engines.sim.state import (
 
 @jit
 def set_weights(S: int, i: int, state: int) -> None:
-    """An instance's weights change state: the clocks of its batches and model turn, its lanes look again."""
+    """Change the state of an instance's weights: bring its clocks up to date, then cut or wake its lanes."""
     W = world(S)
     for b in range(W.n_batches):
         if batch_at(S, b).inst == i:
@@ -118,7 +118,7 @@ def just_left(S: int, i: int) -> bool:
 
 @jit
 def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: float) -> int:
-    """A transfer without parts yet, last in the order of issue."""
+    """Append a transfer without parts to the order of issue, and return its row."""
     W = world(S)
     x = W.transfer_free
     X = xfer_at(S, x)
@@ -176,7 +176,7 @@ def awaited(S: int, i: int) -> bool:
 
 @jit
 def foremost(S: int, link: int) -> int:
-    """The part that a link moves next: KV, then weights that are awaited, then prefetches; each in order of issue."""
+    """Return the part that a link moves next: KV, then awaited weights, then prefetches; each in order of issue."""
     K = link_at(S, link)
     if K.kv_head >= 0:
         return K.kv_head
@@ -191,7 +191,7 @@ def foremost(S: int, link: int) -> int:
 
 @jit
 def move_on(S: int, link: int) -> None:
-    """A link begins with its foremost part, at a boundary of its pieces."""
+    """Start a link on its foremost part, at a boundary of its pieces; the link is idle if it has none."""
     W = world(S)
     K = link_at(S, link)
     K.current = foremost(S, link)
@@ -206,7 +206,7 @@ def move_on(S: int, link: int) -> None:
 
 @jit
 def interrupt(S: int, link: int) -> None:
-    """A link stops after the piece that is on the wire: something goes before what it moves."""
+    """Stop a link after the piece that is on the wire, for a part that goes before what it moves."""
     W = world(S)
     K = link_at(S, link)
     if K.end > W.now:
@@ -285,9 +285,10 @@ def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
 
 @jit
 def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
-    """The links that KV takes: PCIe to and from a host, peer links between GPUs where there are any.
+    """Add a KV transfer's parts: PCIe to and from a host, peer links between GPUs where there are any.
 
-    Between groups of two degrees it is cut anew: what the new one holds comes in equal parts from the GPUs of the old.
+    Between groups of two degrees the KV is split anew: what the new group holds comes in equal parts from the GPUs of
+    the old one.
     """
     I, J = inst_at(S, src), inst_at(S, dst)
     if I.is_host:
@@ -313,7 +314,7 @@ def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
 
 @jit
 def route_weights(S: int, x: int, i: int, source: int) -> None:
-    """The links that weights take: the GPUs' own, all of the node in equal parts, or the node's disk as well."""
+    """Add a load's parts: the GPUs' own links, all of the node in equal parts, or the node's disk as well."""
     W = world(S)
     I = inst_at(S, i)
     size = float(I.weight_bytes)
@@ -405,7 +406,7 @@ def serve_grants(S: int) -> None:
 
 @jit
 def release(S: int, x: int) -> None:
-    """A transfer is over: its row is free again."""
+    """Free the row of a transfer that is over, and those of its parts."""
     W = world(S)
     prev = -1
     y = W.transfer_head
@@ -434,7 +435,7 @@ def release(S: int, x: int) -> None:
 
 @jit
 def end_part(S: int, link: int) -> None:
-    """A link has moved a part, or as many pieces of it as it was let; it goes on with what is foremost."""
+    """End the part, or the pieces of it, that a link has moved; the link goes on with what is foremost."""
     W = world(S)
     K = link_at(S, link)
     p = K.current

@@ -72,7 +72,7 @@ def meld(S: int, x: int, y: int) -> int:
 
 @jit
 def meld_children(S: int, r: int) -> int:
-    """The heap of r's children: pairs from the left, then all from the right."""
+    """Join the heaps of r's children into one: pairs from the left, then all from the right."""
     c = req_at(S, r).heap_child
     pairs = -1
     while c >= 0:

@@ -42,7 +42,7 @@ from harness.engines.sim.state import (
 
 @jit
 def next_arrival(S: int) -> int:
-    """The request that comes next, by itself or sent by a client; -1: none is known."""
+    """Return the request that comes next, by itself or sent by a client; -1 if none is known."""
     W = world(S)
     r, x = -1, W.sent_head
     if W.arrived < W.opened:
@@ -54,7 +54,7 @@ def next_arrival(S: int) -> int:
 
 @jit
 def receive(S: int, r: int) -> None:
-    """A request is here."""
+    """Take in a request that has arrived."""
     W = world(S)
     q = req_at(S, r)
     if r < W.opened:
@@ -117,7 +117,7 @@ def end_lanes(S: int) -> bool:
 
 @jit
 def form_all(S: int, T: Tables) -> bool:
-    """The instant is over: serve memory, form the steps that start now, set rates. False: a log is full."""
+    """End the instant: serve memory, form the steps that start now, set rates. Return False if a log is full."""
     W = world(S)
     if W.formed_s + HALF_NS < W.now:
         W.formed_s = W.now

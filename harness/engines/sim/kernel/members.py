@@ -80,7 +80,7 @@ def drop_blocks(S: int, r: int) -> None:
 
 @jit
 def remote_of(S: int, b: int, r: int) -> int:
-    """The account elsewhere in which a batch attends to a request's KV, or -1."""
+    """Return the row of the account elsewhere in which a batch attends to a request's KV, or -1."""
     q = req_at(S, r)
     f = batch_at(S, b).remote if q.attend and q.home != batch_at(S, b).inst else -1
     while f >= 0 and remote_at(S, f).inst != q.home:
@@ -106,7 +106,7 @@ def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
 
 @jit
 def quit_batch(S: int, r: int) -> None:
-    """A request is no longer a member: its instance may be waiting for the last one to go."""
+    """Count a request out of its batch; a draining instance leaves after its last member."""
     i = batch_at(S, req_at(S, r).batch).inst
     inst_at(S, i).members -= 1
     if inst_at(S, i).state == DRAINING and inst_at(S, i).members == 0:
@@ -115,7 +115,7 @@ def quit_batch(S: int, r: int) -> None:
 
 @jit
 def end(S: int, r: int, state: int, t: float) -> None:
-    """A request, unlinked by now, reaches its end."""
+    """End a request that is in no list any more: free its KV blocks, refuse what is pending and tell its end."""
     W = world(S)
     q = req_at(S, r)
     charge(S, r, t)
@@ -140,7 +140,7 @@ def end(S: int, r: int, state: int, t: float) -> None:
 
 @jit
 def send(S: int, r: int, t: float) -> None:
-    """A client that has the end of its last request sends the next, in its place among those that are on their way."""
+    """Send a client's next request at the end of its last one; requests on their way are kept in order of arrival."""
     W = world(S)
     q = req_at(S, r)
     q.arrival = t + W.round_trip_s + q.think
@@ -164,7 +164,7 @@ def send(S: int, r: int, t: float) -> None:
 
 @jit
 def join(S: int, b: int, r: int) -> None:
-    """A parked member takes part in decode steps from now on."""
+    """Let a parked member take part in decode steps from now on."""
     W = world(S)
     q = req_at(S, r)
     B = batch_at(S, b)
@@ -193,7 +193,7 @@ def join(S: int, b: int, r: int) -> None:
 
 @jit
 def leave_run(S: int, b: int, r: int) -> None:
-    """A running member stops taking part, at a boundary; its state is left to the caller."""
+    """Take a running member out of the decode steps, at a boundary; its next state is left to the caller."""
     W = world(S)
     q = req_at(S, r)
     B = batch_at(S, b)
@@ -223,7 +223,7 @@ def leave_run(S: int, b: int, r: int) -> None:
 
 @jit
 def set_parked(S: int, b: int, r: int) -> None:
-    """A member with KV here, out of any list, goes to those that no lane steps."""
+    """List a member as parked, where no lane steps it; it has KV here and is in no list."""
     q = req_at(S, r)
     q.state = PARK
     batch_at(S, b).parked_context += q.length
@@ -232,7 +232,7 @@ def set_parked(S: int, b: int, r: int) -> None:
 
 @jit
 def park(S: int, b: int, r: int) -> None:
-    """A member with KV here, out of any list, waits for a decode lane to take it."""
+    """Park a member that has KV here and is in no list; wake the lanes that could decode it."""
     set_parked(S, b, r)
     wake(S, 2 * b + 1)
     if lane_at(S, 2 * b).kind == MIXED:
@@ -241,7 +241,7 @@ def park(S: int, b: int, r: int) -> None:
 
 @jit
 def settle_kv(S: int, b: int, r: int) -> None:
-    """A member whose whole KV is at rest, out of any list, can step, or cannot while its KV is elsewhere."""
+    """Park a member whose whole KV is at rest, or list it as away while its KV is out of reach; it is in no list."""
     if within_reach(S, b, r):
         park(S, b, r)
     else:
@@ -251,7 +251,7 @@ def settle_kv(S: int, b: int, r: int) -> None:
 
 @jit
 def queue(S: int, b: int, r: int, front: int) -> None:
-    """A member without KV, out of any list, waits for its prefill."""
+    """Queue a member that has no KV and is in no list for its prefill."""
     q = req_at(S, r)
     q.state = WAIT
     q.prefilled = 0
@@ -387,7 +387,7 @@ def act(S: int, r: int, what: int, arg: int) -> None:
 
 @jit
 def on_request(S: int, r: int, what: int, arg: int) -> None:
-    """An action on a request: now, or at the boundary of the step it is in."""
+    """Apply an action to a request now, or when the step or the KV move that it is in has ended."""
     q = req_at(S, r)
     if q.state != MOVE and not in_step(S, r):
         act(S, r, what, arg)
@@ -413,7 +413,7 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
 
 @jit
 def refuse(S: int, x: int, how: int) -> None:
-    """A move that cannot be: its KV is gone, or can never go there."""
+    """Fail a move that cannot take place: its KV is gone, or can never go there."""
     act_ = xfer_at(S, x).action
     release(S, x)
     done(S, act_, how)
@@ -430,7 +430,7 @@ def turn_down(S: int, what: int, arg: int) -> None:
 
 @jit
 def next_seq(S: int) -> int:
-    """The next place in the order of Admit: taken when it is said, though it may wait for a boundary."""
+    """Take the next place in the order of Admit: at the action, though the admission may wait for a boundary."""
     W = world(S)
     W.seq += 1
     return W.seq
@@ -485,7 +485,7 @@ def admit_now(S: int, r: int, b: int, seq: int) -> None:
 
 @jit
 def swapped_out(S: int, r: int) -> None:
-    """A victim's KV is in host memory: it waits, in its old place, to be brought back."""
+    """Put a victim whose KV is now in host memory back into the queue, in its old place, to be swapped in."""
     q = req_at(S, r)
     b = q.batch
     unlink(S, b, ELSEWHERE, r)
@@ -553,7 +553,7 @@ def members(S: int, b: int) -> int:
 
 @jit
 def next_member(S: int) -> int:
-    """The next member, or -1. Whoever was visited may change lists meanwhile: those are in order of Admit."""
+    """Return the next member in the order of Admit, or -1; members visited before may change lists meanwhile."""
     W = world(S)
     at, r = -1, -1
     for lst in range(4):
@@ -642,7 +642,7 @@ def withdraw(S: int, x: int) -> bool:
 
 @jit
 def back_from_move(S: int, r: int) -> None:
-    """A request's KV is at rest again, at its home; what was asked of it meanwhile happens now."""
+    """Settle a request whose KV is at rest at its home again, then do what was asked of it meanwhile."""
     W = world(S)
     q = req_at(S, r)
     b = q.batch
@@ -655,7 +655,7 @@ def back_from_move(S: int, r: int) -> None:
 
 @jit
 def arrive(S: int, x: int) -> None:
-    """A transfer is whole: weights can be used, KV has a new home."""
+    """Complete a transfer: loaded weights can be used, moved KV has its new home."""
     W = world(S)
     X = xfer_at(S, x)
     kind, i, r, src, blocks, act_ = X.kind, X.inst, X.request, X.source, X.blocks, X.action

@@ -18,7 +18,7 @@ def kv_bytes(S: int, i: int, blocks: int) -> int:
 
 @jit
 def held_bytes(S: int, i: int, blocks: int) -> int:
-    """What they take beyond the account's reserve: that is charged with the weights and used first."""
+    """Return the bytes that blocks take beyond the account's reserve, which is charged with weights and used first."""
     return max(0, kv_bytes(S, i, blocks) - inst_at(S, i).kept)
 
 
@@ -44,14 +44,14 @@ def put(S: int, i: int, n: int) -> None:
 
 @jit
 def keep(S: int, i: int, nbytes: int) -> None:
-    """An account's reserve comes with its weights and goes with them; the KV in it stays."""
+    """Set an account's reserve, which comes and goes with its weights; the KV in it stays."""
     inst_at(S, i).kept = nbytes
     put(S, i, 0)
 
 
 @jit
 def asked_bytes(S: int, x: int) -> int:
-    """What a load or move that waits for memory takes on each of its GPUs."""
+    """Return the bytes that a load or move that waits for memory takes on each of its GPUs."""
     X = xfer_at(S, x)
     if X.kind != SHIFT:
         return int(X.bytes)

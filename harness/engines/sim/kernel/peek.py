@@ -45,7 +45,7 @@ def stepped(S: int, lane: int) -> int:
 
 @jit
 def decode_lane(S: int, b: int) -> int:
-    """The lane in which a batch's running members step, or -1."""
+    """Return the lane in which a batch's running members step, or -1."""
     if lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).decodes > 0:
         return 2 * b
     if lane_at(S, 2 * b + 1).busy != IDLE:
@@ -71,7 +71,7 @@ def ahead(S: int, b: int, i: int) -> int:
 
 @jit
 def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, float, int]:
-    """A batch at the last boundary: the numbers of `BatchState`."""
+    """Return the numbers of a batch's `BatchState` at the last boundary."""
     W = world(S)
     B = batch_at(S, b)
     lane = decode_lane(S, b)
@@ -128,7 +128,10 @@ def peek_used(S: int, i: int) -> int:
 
 @jit
 def peek_request(S: int, r: int) -> tuple[int, int, int, int, int]:
-    """A request at the last boundary: tokens made, KV bytes, batch, home; whether its KV waits (1) or moves (2)."""
+    """Return a request's tokens made, KV bytes, batch, home and transit at the last boundary.
+
+    Transit is 1 while its KV waits to move, 2 while its KV moves, else 0.
+    """
     W = world(S)
     q = req_at(S, r)
     made, blocks = q.made, q.blocks

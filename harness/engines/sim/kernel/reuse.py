@@ -31,7 +31,7 @@ from harness.engines.sim.state import (
 
 @jit
 def entry_of(S: int, i: int, r: int, k: int) -> int:
-    """The entry of a request's k-th id in an account."""
+    """Return the entry of a request's k-th id in an account."""
     return int(inst_at(S, i).entries + chain_at(S, req_at(S, r).chain + k).entry)
 
 
@@ -88,7 +88,7 @@ def is_on(S: int, i: int, g: int) -> bool:
 
 @jit
 def full_bytes(S: int, i: int) -> int:
-    """What an account takes on each GPU for the steps begun so far, and for what is cached beside."""
+    """Return the bytes that an account takes on each GPU for the steps begun so far, and for what is cached beside."""
     I = inst_at(S, i)
     return held_bytes(S, i, I.blocks - I.unbegun + I.cached)
 

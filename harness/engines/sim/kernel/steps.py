@@ -433,7 +433,7 @@ def tally(S: int, lane: int, k: int) -> None:
 
 @jit
 def end_step(S: int, lane: int) -> None:
-    """A step, or the last of a span, ends now."""
+    """End a step, or the last of a span, now."""
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1

@@ -67,7 +67,7 @@ def open_turn(S: int, lane: int, for_s: float, steps: int) -> None:
 
 @jit
 def forget_turn(S: int, lane: int) -> None:
-    """A lane has no turn any more; nobody is told. A step in flight is nobody's."""
+    """Take a lane's turn away without telling anybody; a step in flight then belongs to no turn."""
     W = world(S)
     n = lane_at(S, lane)
     n.in_turn = 0
@@ -94,7 +94,7 @@ def shut(S: int, lane: int) -> None:
 
 @jit
 def end_turn(S: int, lane: int, why: int) -> None:
-    """A turn is over: its lane closes, and its end is told."""
+    """End a turn: close its lane and tell of the end."""
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
@@ -187,7 +187,7 @@ def settle_turns(S: int) -> bool:
 
 @jit
 def own_caps(S: int, seqs: int, chunk: int) -> int:
-    """The caps on a step that an order leaves to the engine; those that it names are the policy's choice."""
+    """Return the caps on a step that an order leaves to the engine; those that it names are the policy's choice."""
     W = world(S)
     caps = BY_CAP if seqs < 0 or seqs > W.batch_cap else 0
     if chunk == 0 or (chunk < 0 and W.chunk_tokens == 0):
@@ -211,7 +211,10 @@ def run_lane(
     slice_layers: int,
     op_s: float,
 ) -> None:
-    """A standing order: phase 0 mixed, 1 prefill, 2 decode; -1 where a field is not named, INF for no `for_s`."""
+    """Carry out a standing order.
+
+    `phase` is 0 for mixed, 1 for prefill and 2 for decode. A field that is not named is -1, and `for_s` is then INF.
+    """
     lane = 2 * b + (phase == 2)
     n = lane_at(S, lane)
     other = lane_at(S, 2 * b + (phase != 2))

@@ -96,7 +96,7 @@ def ran_for(S: int, r: int, wall: float, solo: float, off: float) -> None:
 
 @jit
 def made_first(S: int, r: int, t: float) -> None:
-    """The first token is made: what was waited for so far was waited for it."""
+    """Record a request's first token; what was waited for so far was waited for it."""
     q = req_at(S, r)
     q.first = t
     q.ttft_admission = q.admission
