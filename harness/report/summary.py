@@ -131,7 +131,7 @@ def summarize(
 
 
 def _beside(systems: Sequence[SystemSummary], upper: str) -> Iterator[SystemSummary]:
-    """Add to each system, in %, the share of the upper bound's rate at the level; None without that bound."""
+    """Add to each system its rate at the level in % of the upper bound's; None without that bound."""
     ideal = next((one.values.get("rate_99") for one in systems if one.label == upper), None)
     for one in systems:
         at, share = one.values.get("rate_99"), None

@@ -104,7 +104,10 @@ def contends(name: str) -> bool:
 
 
 def _between(curve: Mapping[float, float], least: float) -> float | None:
-    """Return the middle of the two rates between which a curve crosses `LEVEL`; None where they are near or one is missing."""
+    """Return the middle of the rates between which a curve crosses `LEVEL`; None where they are near or one is unknown.
+
+    The middle is the geometric mean.
+    """
     last = statistics.held(curve, LEVEL)
     fails = min((x for x in curve if last is not None and x > last), default=None)
     if last is None or fails is None or fails / last <= QUARTER:
@@ -232,8 +235,8 @@ def between(
 def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | None:
     """Return the x half an octave above the highest, or None.
 
-    None where no x or the highest x holds the level, or where the highest already lies half an octave above the last one
-    that holds it.
+    It is None where no x or the highest x holds the level, or where the highest already lies half an octave above the
+    last one that holds it.
     """
     last, top = statistics.held(seen, level), max(seen)
     if last is None or last == top or top >= last * HALF_OCTAVE:

@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 def schema() -> pa.Schema:
-    """Columns of a study's table: condition (the panel's key) and x before those of `tidy.TABLE_SCHEMA`."""
+    """Return the columns of a study's table: condition (the panel's key) and x before those of `tidy.TABLE_SCHEMA`."""
     word = tidy.TABLE_SCHEMA.field("run").type
     return pa.schema([("condition", word), ("x", pa.float64()), *tidy.TABLE_SCHEMA])
 
@@ -49,7 +49,7 @@ def table_of(
     places: Sequence[Place], out: Path, definitions: Collection[str], *, by_model: bool, workers: int | None = None,
     scored: dict[Key, pa.Table] | None = None, teller: Teller | None = None,
 ) -> pa.Table:  # fmt: skip
-    """The rows of all places, sorted by condition, x and spec; each run is scored once a rule, unless `scored` has it.
+    """Return the rows of all places, sorted by condition, x and spec; score each run once a rule, unless in `scored`.
 
     With `by_model` all definitions have rows by model; else there is only what text and figures show.
     """
@@ -83,7 +83,7 @@ def table_of(
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
-    """The table of one run that no study asked for, kept beside it: it tells who judged the run."""
+    """Return the table of one run that no study asked for, kept beside it; the table tells who judged the run."""
     spec = task.spec
     key = digest(record.dumps([[spec.label, canonical(spec)], under.identity, under.seconds]))
     trace = Path(spec.trace).stem if spec.trace.endswith(".parquet") else spec.trace
