@@ -66,8 +66,8 @@ def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
 def lines(rows: Sequence[Misses], by: str, *, every: bool = True) -> Iterator[str]:
     """Yield the table, a row a system or (by "rate") a rate, then what the columns mean.
 
-    Rates come in rising order, systems by rising share of misses. Without `every` a cause has a column only where it took
-    more than LEAST of a row's seconds.
+    Rates come in rising order, systems by rising share of misses. Without `every` a cause has a column only where it
+    took more than LEAST of a row's seconds.
     """
     least = 0.0 if every else LEAST
     shown = [wait for wait in WAITS if any(one.ns.get(wait, 0) > least * sum(one.ns.values()) for one in rows)]

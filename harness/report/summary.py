@@ -32,12 +32,12 @@ class SystemSummary:
 
     @property
     def judged(self) -> bool:
-        """Whether sentences and best values may be made of it: it contends, and all of its runs ran and were valid."""
+        """Tell whether sentences and best values may be made of it: it contends, and its runs all ran and are valid."""
         return not (self.control or self.infeasible or self.invalid)
 
     @property
     def flat(self) -> bool:
-        """Whether its curve is flat where it crosses the level: its misses hardly grow with the rate."""
+        """Tell whether its curve is flat where it crosses the level: its misses hardly grow with the rate."""
         steep = self.values.get("slope")
         return steep is not None and steep.high is not None and steep.high < pooled.STEEP
 
@@ -49,7 +49,7 @@ class SystemSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is shown: systems at one rate, and what the other rates add to them."""
+    """A sweep as it is shown: systems at one rate, and what the other rates add to them."""
 
     rate_scale: float
     offered_rps: float

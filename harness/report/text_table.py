@@ -23,7 +23,7 @@ def aligned(rows: Iterable[Sequence[str]], room: int | None = None) -> Iterator[
 
 
 def clause(text: str, room: int) -> str:
-    """Return the longest start of a sentence, of at most `room` characters, that ends before a comma, semicolon or colon.
+    """Return the longest start of a sentence, of at most `room` characters, up to a comma, semicolon or colon.
 
     It is the whole sentence where that fits, or where no part does.
     """

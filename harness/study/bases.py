@@ -37,7 +37,7 @@ def base_specs(spec: Spec) -> list[Spec]:
 
 
 def bases(folders: Sequence[Path]) -> dict[str, Pair]:
-    """Compute P95 of TTFT and TPOT in seconds by model, over all requests of base runs that came in or after the window.
+    """Compute P95 of TTFT and TPOT in seconds by model, over all requests of base runs in the window or after it.
 
     Raises UserError for a model of which over 5 % of the requests never end.
     """
@@ -96,7 +96,7 @@ def slo_target(
 
 
 class Ahead(NamedTuple):
-    """What a rule asks of runs in real time before they begin."""
+    """The demands of a rule on runs in real time, before they begin."""
 
     drain_s: float | None  # how long each goes on after its window at most; None: base runs tell
     bases: list[Span]  # of base runs in real time, stored or not

@@ -54,7 +54,7 @@ STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale"
 
 
 class Support(NamedTuple):
-    """What an estimate rests on: the fewer of either side."""
+    """The misses and windows that an estimate rests on: the fewer of either side."""
 
     misses: int | None  # None: of something that is no share of requests
     windows: int  # independent ones

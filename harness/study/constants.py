@@ -40,7 +40,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How a study names it."""
+        """The name of the change in a study."""
         return f"{self.constant} {self.said}".strip()
 
     def fields(self, spec: Spec) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """What a paper says, and what came out."""
+    """A statement of a paper, and the comparisons that it is judged by."""
 
     paper: str
     section: str
@@ -55,7 +55,7 @@ class Statement(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The class of it, or why there is none."""
+        """The class of it, or the reason why there is none."""
         return of_statement([(line.says, line.reading) for line in self.lines if not line.evidence])
 
     @property

@@ -31,7 +31,7 @@ Stamp = list[int] | None  # bytes, and ns of the last change; None: no file
 
 
 class Call(NamedTuple):
-    """What `measure` is asked, as far as the answer depends on it."""
+    """The arguments of `measure`, as far as the answer depends on them."""
 
     study: Study
     full: bool
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What stands for a study that is done."""
+    """The answer that a receipt keeps of a study that is done."""
 
     folder: Path  # the study's
     reference: Spec  # the first point's, resolved

@@ -53,7 +53,7 @@ Reading = frozenset[tuple[str, str]]  # which of several that a paper leaves ope
 
 
 class Goal(NamedTuple):
-    """What a paper says: a value lies between two ends, and there may be one that means no difference."""
+    """The range that a paper states: a value between two ends, and the value, if any, that means no difference."""
 
     least: float
     most: float
@@ -61,7 +61,7 @@ class Goal(NamedTuple):
 
     @property
     def side(self) -> int:
-        """On which side of no difference it lies; 0: on none."""
+        """The side of no difference on which it lies; 0: on none."""
         if self.even is None or self.least < self.even < self.most or self.least == self.most == self.even:
             return 0
         return 1 if self.least >= self.even else -1

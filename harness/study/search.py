@@ -29,7 +29,7 @@ Curves = Mapping[str, Mapping[int, Curve]]  # system -> seed -> curve
 
 
 class Ask(NamedTuple):
-    """What is run next of curves that are sampled together."""
+    """The x to run next, of curves that are sampled together."""
 
     xs: Mapping[str, tuple[float, ...]]  # by system
     first_seed: bool = False  # only of the first seed: a search for where to look
@@ -38,7 +38,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Where a search may go: its level, the x that are given, and the ends."""
+    """The range of a search: its level, the x that are given, and the ends."""
 
     level: float
     given: tuple[float, ...]

@@ -49,7 +49,7 @@ class Found:
 
     @property
     def many(self) -> bool:
-        """Whether the lead is over several rates."""
+        """Tell whether the lead is over several rates."""
         return len(self.rates) > 1
 
     @property

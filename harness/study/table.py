@@ -25,7 +25,7 @@ Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule
 
 
 class Place(NamedTuple):
-    """Where a run stands in the table, and what judges it there; one run may stand at many places."""
+    """The place of a run in the table, and the SLO that judges it there; one run may stand at many places."""
 
     condition: str
     x: float
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """By what it is scored."""
+        """The key under which its scores are kept."""
         return self.folder, self.system, self.under.rule
 
 

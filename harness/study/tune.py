@@ -66,7 +66,7 @@ class Tuned:
 
     @property
     def tuned(self) -> bool:
-        """Whether some draw holds a cell: else the choice says nothing of what figures compare systems by."""
+        """Tell whether some draw holds a cell: else the choice says nothing of what figures compare systems by."""
         return any(draw.held > 0 for draw in self.draws)
 
 

@@ -96,7 +96,7 @@ class Run:
 
 
 class Measured(NamedTuple):
-    """What a run gave; times are of requests that came in the window, `LATE_S` before its end, and ended in it."""
+    """The results of a run; times are of requests that came in the window, `LATE_S` before its end, and ended in it."""
 
     hot_ms: float  # mean TPOT
     cold_ms: float
