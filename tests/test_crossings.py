@@ -218,6 +218,14 @@ def test_verdicts_of_one_table_are_corrected_together() -> None:
     assert corrected([]) == []
 
 
+def test_a_verdict_that_stands_twice_is_corrected_as_one() -> None:
+    """Conditions that share their runs share their verdict; two verdicts of equal probability are two."""
+    one = Standing(Estimate(1.5, 1.01, 2.0, 60), "ahead", "", 0.03)
+    other = one._replace(ratio=Estimate(1.6, 1.01, 2.5, 60))
+    assert [found.says for found in corrected([one, one, one])] == ["ahead"] * 3
+    assert [found.p for found in corrected([one, one, other])] == pytest.approx([0.06] * 3)
+
+
 def test_a_side_that_chance_may_give_leaves_what_stands_without_it() -> None:
     """Two differences within half a point are an equality, whatever becomes of the third."""
     near, far = Estimate(0.0, -0.001, 0.001, 60), Estimate(-0.013, -0.024, -0.002, 60)

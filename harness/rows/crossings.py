@@ -300,9 +300,14 @@ def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
 
 
 def corrected(found: Sequence[Standing]) -> list[Standing]:
-    """Standings of one table, of which those that chance alone may give are undecided (Holm's correction)."""
+    """Standings of one table, of which those that chance alone may give are undecided (Holm's correction).
+
+    Verdicts with equal numbers rest on the same runs, which stand under several conditions: they are one.
+    """
     sided = [i for i, one in enumerate(found) if one.says.startswith(SIDED)]
-    adjusted = dict(zip(sided, pooled.holm([found[i].p for i in sided]), strict=True))
+    ps = {(one.p, one.ratio, one.differences): one.p for one in (found[i] for i in sided)}
+    of = dict(zip(ps, pooled.holm([*ps.values()]), strict=True))
+    adjusted = {i: of[found[i].p, found[i].ratio, found[i].differences] for i in sided}
     return [one._replace(p=adjusted[i], says=one.says if adjusted[i] <= FALSE else _without_side(one))
             if i in adjusted else one for i, one in enumerate(found)]  # fmt: skip
 

@@ -344,7 +344,7 @@ class Grid:
     # -------------------------------------------------------------- bounds and copies
 
     def bounding(self, panel: Panel, xs: tuple[float, ...]) -> Iterator[Point]:
-        """Yield the runs of bounds and controls at the ends of the first system's x, and of the A/A copy along rates."""
+        """Yield the runs of bounds and controls at the ends of the first system's x; the A/A copy only along rates."""
         ends = sorted(self._ends(panel, xs))
         for name, spec in bounding(self.study, panel).items():
             if name.endswith(AA) and not panel.rated:

@@ -202,7 +202,7 @@ def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
 
 
 def bisected(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:
-    """Return the x to sample next, by bisection of where the mean over seeds crosses the level; None if enough are.
+    """Return the x to sample next, by bisection of where the mean over seeds crosses the level; None once x suffice.
 
     Where every x is near to the crossing, the last one lies beyond it: an interval ends there.
     """
@@ -218,7 +218,7 @@ def between(
     """Return the x to sample next of a falling curve, by bisection of where it crosses the level; None if none is left.
 
     It is the geometric mean of the last x that holds the level, by the fit, and of the next, which does not. Where the
-    highest x holds it is twice that, but at most `most`. Where none holds it is half the lowest, but at least `least`.
+    highest x holds, it is twice that, but at most `most`. Where none holds, it is half the lowest, but at least `least`.
     """
     last = statistics.held(seen, level)
     fails = min((x for x in seen if last is None or x > last), default=None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,28 +45,31 @@ class Shown(NamedTuple):
 
 
 def lines(shown: Shown) -> Iterator[str]:
-    """Yield the lines that are printed of a study."""
+    """Yield the lines of a study: a screen that ends with what holds for all of it; with `every` all lines."""
+    ends: Iterable[str] = ()
     match shown.about["layout"]:
         case "steps" | "matrix":
-            yield from _matrix(shown)
+            standings = _standings(shown)
+            told = _told_of(shown, "the first", standings)
+            body, ends = _matrix(shown, standings), (*told, f"{len(shown.about['runs'])} runs")
         case "parts":
-            yield from _parts(shown)
+            body = _parts(shown)
         case _:
-            yield from _blocks(shown)
-    yield from shown.about["notes"]
-    yield from unchecked_lines(shown.table)
-    yield from _claims(shown)
-    yield from _copies(shown)
+            standings = _standings(shown)
+            body, ends = _blocks(shown, standings), _ends(shown, standings)
+    below = (shown.about["notes"], unchecked_lines(shown.table), _claims(shown), _copies(shown))
+    yield from brief(body, every=shown.every or shown.markdown, tail=[*ends, *chain.from_iterable(below)])
 
 
 # ------------------------------------------------------------------ crossings, a block a condition
 
 
-def _blocks(shown: Shown) -> Iterator[str]:
-    standings = _standings(shown)
-    lines = [line for row in sorted({panel["row"] for panel in shown.about["panels"]})
-             for line in _block(shown, shown.panels(row), standings)]  # fmt: skip
-    yield from brief(lines, every=shown.every or shown.markdown)
+def _blocks(shown: Shown, standings: Standings) -> Iterator[str]:
+    for row in sorted({panel["row"] for panel in shown.about["panels"]}):
+        yield from _block(shown, shown.panels(row), standings)
+
+
+def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
     yield from _told_of(shown, shown.about["systems"][0], standings)
     if shown.about["layout"] == "fleet":
         spent = cpu_s(shown.folder, shown.about)
@@ -331,20 +335,21 @@ def departures(rows: pa.Table) -> list[str]:
 # ------------------------------------------------------------------ ratios, a row a condition
 
 
-def _matrix(shown: Shown) -> Iterator[str]:
-    about, standings = shown.about, _standings(shown)
+def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
+    about = shown.about
     goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {about['slo']}"
     yield f"{about['systems'][0]} over each: ratios of the rates that hold {goal}"
     pairs = list(dict.fromkeys(key[1:] for key in standings))
-    steps = about["layout"] == "steps"
     rated = list(about["systems"]) if shown.every else []
     first = about["systems"][0]
     heads = [theirs if ours == first else f"{ours} / {theirs}" for ours, theirs in pairs]
+    spread = shown.every or about["layout"] == "steps"
+    steps = shown.every and about["layout"] == "steps"
     head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *heads]
     table = [head]
-    for panel in about["panels"]:
+    for panel in (one for one in about["panels"] if shown.every or not one.get("other_end")):
         rows = crossings.of_panel(shown.table, panel)
-        cells = [_short(standings.get((panel["condition"], *pair)), spread=shown.every or steps) for pair in pairs]
+        cells = [_short(standings.get((panel["condition"], *pair)), spread=spread) for pair in pairs]
         table.append([f"{KINDS.get(panel['kind'], '')}{panel['name']}", *[panel["origin"]] * steps,
                       *(_rate(rows, panel, name, about) for name in rated), *cells])  # fmt: skip
     yield from laid(table, markdown=shown.markdown)
@@ -353,8 +358,6 @@ def _matrix(shown: Shown) -> Iterator[str]:
         slo = f"{panel['slo']}, " if panel["slo"] != about["slo"] else ""
         yield f"{panel['name']}: {origin}{slo}{panel['source']}"
     yield from sentences(shown, standings)
-    yield from _told_of(shown, "the first", standings)
-    yield f"{len(about['runs'])} runs"
 
 
 def _short(found: Standing | None, *, spread: bool) -> str:
