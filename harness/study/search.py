@@ -218,7 +218,8 @@ def between(
     """Return the x to sample next of a falling curve, by bisection of where it crosses the level; None if none is left.
 
     It is the geometric mean of the last x that holds the level, by the fit, and of the next, which does not. Where the
-    highest x holds, it is twice that, but at most `most`. Where none holds, it is half the lowest, but at least `least`.
+    highest x holds, it is twice that, but at most `most`. Where none holds, it is half the lowest, but at least
+    `least`.
     """
     last = statistics.held(seen, level)
     fails = min((x for x in seen if last is None or x > last), default=None)

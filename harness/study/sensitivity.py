@@ -62,7 +62,7 @@ class Found:
         return (lead.low is not None and lead.low > self.even) - (lead.high is not None and lead.high < self.even)
 
     def swing(self, constant: str) -> float:
-        """Compute the distance between the largest and the smallest lead under a constant; the machine as it is counts too.
+        """Compute the distance between the largest and the smallest lead under a constant, the machine as it is included.
 
         It is in shares of 1; over several rates it is the logarithm of a ratio.
         """
@@ -153,7 +153,7 @@ def kept(folder: Path) -> str:
 
 
 def sentence(found: Found) -> str:
-    """Say which constants turn the order, or that none does, and which moves it most; the text stands under a figure."""
+    """Say, below a figure, which constants turn the order, or that none does, and which moves it most."""
     at = f"in the rate at {100 * LEVEL:g} %" if found.many else f"at rate scale {found.rates[0]:g}"
     lead = f"the lead of {found.first} over {found.second} {at}, {_text(found, found.base)} {_unit(found)},"
     tried = [(row, row.lead) for row in found.rows if row.lead]
