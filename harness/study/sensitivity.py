@@ -62,7 +62,7 @@ class Found:
         return (lead.low is not None and lead.low > self.even) - (lead.high is not None and lead.high < self.even)
 
     def swing(self, constant: str) -> float:
-        """Compute the distance between the largest and the smallest lead under a constant, the machine as it is included.
+        """Compute the distance between the largest and smallest lead under a constant, with the machine as it is.
 
         It is in shares of 1; over several rates it is the logarithm of a ratio.
         """
