@@ -30,7 +30,7 @@ class Column(NamedTuple):
 
 
 def columns(definition: str) -> tuple[Column, ...]:
-    """Columns of a comparison whose headline is this definition of attainment."""
+    """Return the columns of a comparison whose headline is this definition of attainment."""
     share = f"SLO attainment ({definition}) %"
     shares = [
         Column(definition, share, "pooled", "%", 100, True, definition, headline=True, brief=True),

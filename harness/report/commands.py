@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def short_path(path: Path) -> str:
-    """A path as short as it can be said here."""
+    """Return the shortest form of a path: relative where it lies below the working directory, else as given."""
     try:
         near = os.path.relpath(path)
     except ValueError:
@@ -18,18 +18,21 @@ def short_path(path: Path) -> str:
 
 
 def real(path: Path) -> Path:
-    """The path in full, without links; of links that lead nowhere but to each other as far as they go."""
+    """Return the path in full, without links; where links form a loop, as far as they go."""
     return Path(os.path.realpath(path))
 
 
 def check_command(system: str) -> str:
-    """The command that tries a system's file, by name or path."""
+    """Return the command that checks a system's file, by name or path."""
     near = short_path(Path(system)) if system.endswith(".py") else system
     return shlex.join(["bench", "check", f"./{near}" if system.endswith(".py") and near[0] not in "/." else near])
 
 
 def again(words: Iterable[str], *options: str) -> str:
-    """The command of these words with other values of options, each a name and a value; of `--set` of the same key."""
+    """Return the command of these words with other values of options, each a name and a value.
+
+    A new `--set` replaces one of the same key alone.
+    """
     pairs = list(zip(options[::2], options[1::2], strict=True))
     kept, rest = [], iter(words)
     for word in rest:
@@ -44,5 +47,5 @@ def again(words: Iterable[str], *options: str) -> str:
 
 
 def explain_command(run: Path, rule: str, *options: str) -> str:
-    """The command that explains a run by an SLO rule."""
+    """Return the command that explains a run by an SLO rule."""
     return shlex.join(["bench", "explain", short_path(run), "--slo", rule, *options])

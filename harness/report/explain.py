@@ -31,7 +31,7 @@ MISSED = {  # what of a request's time explains its miss, by Definition.part
 
 
 def row_of(table: pa.Table, rid: int) -> dict[str, Any]:
-    """The row of a request. Raises UserError where there is none of that id."""
+    """Return the row of a request. Raises UserError for an unknown id."""
     if rid >= table.num_rows:
         raise UserError(f"no request {rid}: the ids of this run are 0 to {table.num_rows - 1}")
     row: dict[str, Any] = table.slice(rid, 1).to_pylist()[0]
@@ -41,7 +41,7 @@ def row_of(table: pa.Table, rid: int) -> dict[str, Any]:
 def request(
     table: pa.Table, rid: int, slo: attainment.Slo, parts: Sequence[Part] = (), made_ns: int | None = None
 ) -> Iterator[str]:
-    """Lines about one request: its SLO, what a miss was made of, its `parts` in order of time, and their sums by cause.
+    """Yield lines about one request: its SLO, what a miss was made of, its `parts` in order, and their sums by cause.
 
     `made_ns` is when the engine made its first token. Without parts the order in time is not known.
     """
@@ -81,9 +81,9 @@ def request(
 
 
 def verdict(about: Mapping[str, Any]) -> Iterator[str]:
-    """Whether a run on real servers measured its servers, what these did by themselves, and which served what.
+    """Say whether a run on real servers measured its servers, what these did by themselves, and which served what.
 
-    Nothing of other runs.
+    Nothing is said of other runs.
     """
     if found := about.get("verdict"):
         yield found["text"]
@@ -101,7 +101,7 @@ def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
 
 
 def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: str, again: str) -> Iterator[str]:
-    """Lines about all that missed: by model, what most were waiting for, and which to look at.
+    """Yield lines about all that missed: by model, what most were waiting for, and which to look at.
 
     A miss scores less than 1 by a definition of attainment; `again` is this command without what it asks.
     """

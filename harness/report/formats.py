@@ -24,7 +24,7 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
-    """A system's value in a column; with its interval where more or less of it is better."""
+    """Render a system's value in a column; with its interval where more or less of it is better."""
     return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
 
 
@@ -34,7 +34,7 @@ def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
 def terminal(
     shown: Summary, *, bold: bool, room: int = 0, unfit: Mapping[str, str] = MappingProxyType({}), every: bool = False
 ) -> list[str]:
-    """Lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
+    """Return the lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
 
     A system without room has what `unfit` says of it in place of cells, below the others. Without `every` only the
     columns that answer at a glance are there. Lines longer than `room` characters have no intervals but those of the
@@ -71,7 +71,7 @@ def _terminal(shown: Summary, bold: bool, spread: bool) -> Iterator[str]:
 
 
 def _widths(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> tuple[str, list[int]]:
-    """The line of the groups' titles, and the width of each column; the first is that of the labels."""
+    """Return the line of the groups' titles, and the width of each column; the first is that of the labels."""
     width = [max(map(len, column)) for column in zip(*lines, strict=True)]
     spans: list[tuple[str, int]] = [("", width[0])]
     for c, w in zip(columns, width[1:], strict=True):
@@ -93,7 +93,7 @@ def _widths(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> tuple[
 
 
 def markdown(shown: Summary) -> Iterator[str]:
-    """Lines of a Markdown table; the best of a column bold."""
+    """Yield the lines of a Markdown table; the best of a column is bold."""
     yield "| system | " + " | ".join(_title(c) for c in shown.columns) + " |"
     yield "|---" * (1 + len(shown.columns)) + "|"
     for system in shown.systems:
@@ -102,7 +102,7 @@ def markdown(shown: Summary) -> Iterator[str]:
 
 
 def latex(shown: Summary) -> Iterator[str]:
-    """Lines of a LaTeX tabular (booktabs); the best of a column bold."""
+    """Yield the lines of a LaTeX tabular (booktabs); the best of a column is bold."""
     yield rf"\begin{{tabular}}{{l{'r' * len(shown.columns)}}}"
     yield r"\toprule"
     yield "system & " + " & ".join(_escaped(_title(c)) for c in shown.columns) + r" \\"
@@ -134,7 +134,7 @@ def _escaped(text: str) -> str:
 
 
 def records(shown: Summary) -> list[dict[str, Any]]:
-    """A flat record a system: label, gpus, then mean, low and high of every column in its own unit."""
+    """Return a flat record a system: label, gpus, then mean, low and high of every column in its own unit."""
     return [_record(shown, system) for system in shown.systems]
 
 
@@ -164,7 +164,7 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
 
 
 def as_csv(shown: Summary) -> str:
-    """The records as CSV; empty cells where there is no value."""
+    """Render the records as CSV; cells are empty where there is no value."""
     flat = records(shown)
     out = io.StringIO()
     writer = csv.DictWriter(out, list(flat[0]) if flat else [], lineterminator="\n")
@@ -174,7 +174,7 @@ def as_csv(shown: Summary) -> str:
 
 
 def as_json(shown: Summary, about: Mapping[str, Any]) -> str:
-    """The facts of the sweep and its records; infinities as null, for JSON has none."""
+    """Render the facts of the sweep and its records as JSON; infinities and NaN are null, which JSON lacks."""
     return json.dumps(_plain({**about, "systems": records(shown)}), indent=1)
 
 
@@ -190,7 +190,7 @@ def _plain(value: Any) -> Any:
 
 
 def by_model(scored: pa.Table, rate_scale: float, definition: str) -> list[str]:
-    """Lines of each model of each system at a rate, over all seeds: what was offered, attainment, latencies."""
+    """Return a line for each model of each system at a rate, over all seeds: requests, attainment, latencies."""
     wanted = {definition: 100.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "tpot_p50_s": 1e3, "tpot_p95_s": 1e3}
     frame = tidy.summary(scored, [*wanted], ("model",))
     frame = frame[frame["rate_scale"] == rate_scale]

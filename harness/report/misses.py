@@ -30,7 +30,7 @@ class Misses(NamedTuple):
 
     @staticmethod
     def pooled(runs: Sequence[Misses]) -> Misses:
-        """The misses of runs of one label and rate together."""
+        """Pool the misses of runs of one label and rate."""
         first = runs[0]
         ns, explained = Counter[str](), Counter[str]()
         for one in runs:
@@ -49,7 +49,7 @@ class Misses(NamedTuple):
 
 
 def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
-    """A sentence that says who missed least and most, and what for; none where nobody ran."""
+    """Yield a sentence that says who missed least and most, and what for; none where nobody ran."""
     ran = sorted((one for one in rows if not one.hollow), key=lambda one: one.missed / max(1, one.offered))
     if not ran:
         return
@@ -64,9 +64,10 @@ def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
 
 
 def lines(rows: Sequence[Misses], by: str, *, every: bool = True) -> Iterator[str]:
-    """The table, a row a system or (by "rate") a rate, those that missed least first; then what the columns mean.
+    """Yield the table, a row a system or (by "rate") a rate, then what the columns mean.
 
-    Without `every` a cause has a column only where it took LEAST of a row's seconds.
+    Rates come in rising order, systems by rising share of misses. Without `every` a cause has a column only where it
+    took more than LEAST of a row's seconds.
     """
     least = 0.0 if every else LEAST
     shown = [wait for wait in WAITS if any(one.ns.get(wait, 0) > least * sum(one.ns.values()) for one in rows)]
@@ -105,5 +106,5 @@ def _cells(one: Misses, by: str, shown: Sequence[str]) -> list[str]:
 
 
 def _three(seconds: float) -> str:
-    """Three digits, of what shows in a tenth of a millisecond."""
+    """Render seconds with three digits; NONE where a tenth of a millisecond does not show them."""
     return NONE if seconds < 5e-5 else f"{seconds:.3g}"

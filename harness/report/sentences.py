@@ -21,8 +21,8 @@ FINE = POINTS._replace(decimals=2)  # near 100 % a tenth of a point is much
 def verdict(table: pa.Table, shown: Summary, definition: str, level: float) -> str | None:
     """Say who serves the highest rate at the level, by how much over the next, and whether chance explains it.
 
-    Of systems that ran, and whose runs are valid. Where a curve is flat at the level, or the order changes beside it,
-    say who meets more at three rates instead.
+    Only systems that ran count, whose runs are valid. Where a curve is flat at the level, or the order changes beside
+    it, say who meets more at three rates instead.
     """
     rivals = [system for system in shown.systems if system.judged]
     if len(rivals) < 2:
@@ -88,7 +88,7 @@ def _difference(table: pa.Table, rivals: Sequence[SystemSummary], rate: float, d
 
 
 def _more(best: SystemSummary, second: SystemSummary, gap: Estimate) -> str:
-    """How many points more one meets than the other, and how sure that is."""
+    """Say how many points more one system meets than the other, and how sure that is."""
     text = f"{best.label} meets {estimate.text(gap.times(100), FINE)} points more than {second.label}"
     if gap.low is None:
         return f"{text} (no interval)"
@@ -96,7 +96,7 @@ def _more(best: SystemSummary, second: SystemSummary, gap: Estimate) -> str:
 
 
 def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str | None:
-    """The A/A line: a system against its copy on other seeds; the interval should cover 0."""
+    """Render the A/A line: a system against its copy on other seeds; the interval should cover 0."""
     ours, theirs = (list(scores(table, x, rate, definition).values()) for x in (label, copy))
     n = min(len(ours), len(theirs))
     if not n:
@@ -127,7 +127,7 @@ def why(table: pa.Table, shown: Summary, definition: str, level: float) -> str |
 
 
 def caps(table: pa.Table, spec: Mapping[str, Any]) -> list[str]:
-    """A line for each cap of the engine that bound more than 1 % of steps: where, and how to lift it."""
+    """List the caps of the engine that bound more than 1 % of steps, a line each: where, and how to lift it."""
     bound = tidy.bound(table)
     lines = []
     for cap in dict.fromkeys(b.cap for b in bound):

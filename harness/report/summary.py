@@ -32,24 +32,24 @@ class SystemSummary:
 
     @property
     def judged(self) -> bool:
-        """Whether sentences and best values may be made of it: it contends, and all of its runs ran and were valid."""
+        """Tell whether sentences and best values may be made of it: it contends, and its runs all ran and are valid."""
         return not (self.control or self.infeasible or self.invalid)
 
     @property
     def flat(self) -> bool:
-        """Whether its curve is flat where it crosses the level: its misses hardly grow with the rate."""
+        """Tell whether its curve is flat where it crosses the level: its misses hardly grow with the rate."""
         steep = self.values.get("slope")
         return steep is not None and steep.high is not None and steep.high < pooled.STEEP
 
     def mean(self, key: str) -> float:
-        """The mean in a column; -inf where there is no value, which sorts last."""
+        """Return the mean in a column; -inf where there is no value, which sorts last."""
         e = self.values[key]
         return -math.inf if e is None else e.mean
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is shown: systems at one rate, and what the other rates add to them."""
+    """A sweep as it is shown: systems at one rate, and what the other rates add to them."""
 
     rate_scale: float
     offered_rps: float
@@ -60,13 +60,16 @@ class Summary:
     halves: tuple[tuple[int, ...], ...] = ()  # seeds that replay either half of a real trace: no chance draws these
 
     def name(self, system: SystemSummary) -> str:
-        """The label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`."""
+        """Return the label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`.
+
+        It also says where the system does not fit, is invalid or unchecked.
+        """
         label = system.label if system.gpus == self.gpus else tidy.with_gpus(system.label, [system.gpus])
         marks = {"does not fit": system.infeasible, "invalid": system.invalid, "unchecked": system.unchecked}
         return label + "".join(f" ({mark})" for mark, holds in marks.items() if holds)
 
     def best(self, column: Column) -> set[str]:
-        """Labels with the best value of a column among contestants, where one is better than another."""
+        """Return the labels with the best value of a column among contestants, where one is better than another."""
         values = {s.label: s.mean(column.key) for s in self.systems if s.judged and s.values[column.key] is not None}
         if column.more is None or len(set(values.values())) < 2:
             return set()
@@ -128,7 +131,7 @@ def summarize(
 
 
 def _beside(systems: Sequence[SystemSummary], upper: str) -> Iterator[SystemSummary]:
-    """The share of the rate of the bound above all, where that is among them, that each system serves at the level."""
+    """Add to each system its rate at the level in % of the upper bound's; None without that bound."""
     ideal = next((one.values.get("rate_99") for one in systems if one.label == upper), None)
     for one in systems:
         at, share = one.values.get("rate_99"), None
@@ -141,7 +144,7 @@ def _values(
     row: dict[str, Estimate | None], label: str, definition: str, level: float, panel: Panel,
     tables: tuple[pa.Table, ...],
 ) -> dict[str, Estimate | None]:  # fmt: skip
-    """A system's values at the rate shown, and where it crosses the level: in all, and in either half alone."""
+    """Return a system's values at the rate shown and where it crosses the level: in all, and in either half alone."""
     whole, *halves = tables
     found = row | _crossing(whole, label, definition, level, panel)
     for k, half in enumerate(halves):
@@ -152,7 +155,7 @@ def _values(
 
 
 def _always(column: Column) -> bool:
-    """Whether a column is shown even where no system has a value."""
+    """Tell whether a column is shown even where no system has a value."""
     return bool(column.definition) and column.key not in OPTIONAL
 
 
@@ -164,18 +167,18 @@ class _Points:
     gpus: Mapping[str, int]
 
     def at(self, label: str, rate: float, name: str, over: str = "pooled") -> Estimate | None:
-        """The estimate of a point; None where it has no value."""
+        """Return the estimate of a point; None where it has no value."""
         e = self.estimates.get((label, rate, name, over))
         return None if e is None or math.isnan(e.mean) else e
 
     def row(self, label: str, rate: float, wanted: Sequence[Column]) -> dict[str, Estimate | None]:
-        """The estimates of a system in the columns' units; None in columns of no definition."""
+        """Return the estimates of a system in the columns' units; None in columns of no definition."""
         values = {c.key: self.at(label, rate, c.definition, c.over) if c.definition else None for c in wanted}
         factors = {c.key: c.factor for c in wanted}
         return {key: None if e is None else e.times(factors[key]) for key, e in values.items()}
 
     def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
-        """The highest rate that all of the labels ran, and at which one meets the level; the lowest where none does."""
+        """Return the highest rate that all labels ran and at which one meets the level; the lowest where none does."""
         each = [{rate for label, rate, _, _ in self.estimates if label == one} for one in contend]
         rates = sorted(set.intersection(*each) if each else set()) or sorted({rate for _, rate, _, _ in self.estimates})
         met = [
@@ -204,9 +207,9 @@ def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
 
 
 def _crossing(table: pa.Table, label: str, definition: str, level: float, panel: Panel) -> dict[str, Estimate]:
-    """The rate at `level`, the slope there, the lowest that fails and the deepest dip, by column.
+    """Return the rate at `level`, the slope there, the lowest rate that fails and the deepest dip, by column.
 
-    None where there is a single rate.
+    Empty where there is a single rate.
     """
     c = crossings.crossing(table, panel, label, definition, level)
     if c is None or len(panel["xs"]) < 2:
@@ -222,7 +225,7 @@ def _crossing(table: pa.Table, label: str, definition: str, level: float, panel:
 
 
 def panel_of(table: pa.Table) -> Panel:
-    """What a comparison's table is a panel of: its rates, and requests per second at rate scale 1 in the mean."""
+    """Describe a comparison's table as a panel: its rates, and the mean requests per second at rate scale 1."""
     frame = table.select(["rate_scale", "definition", "over", "value"]).to_pandas()
     offered = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & frame["value"].notna()]
     scales = float(offered["rate_scale"].sum())

@@ -11,7 +11,7 @@ NARROWEST = 20  # of a last column that is folded
 
 
 def aligned(rows: Iterable[Sequence[str]], room: int | None = None) -> Iterator[str]:
-    """Lines of left-aligned columns; the last one is folded where a line has more than `room` characters."""
+    """Yield lines of left-aligned columns; fold the last column where a line has more than `room` characters."""
     lines = [list(row) for row in rows]
     width = [max(map(len, column)) for column in zip(*lines, strict=True)]
     left = 0 if room is None else room - sum(width[:-1]) - 2 * len(width[:-1])
@@ -23,9 +23,9 @@ def aligned(rows: Iterable[Sequence[str]], room: int | None = None) -> Iterator[
 
 
 def clause(text: str, room: int) -> str:
-    """The longest start of a sentence that ends before a comma, semicolon or colon and has at most `room` characters.
+    """Return the longest start of a sentence, of at most `room` characters, up to a comma, semicolon or colon.
 
-    The whole sentence where it fits, or where no part does.
+    It is the whole sentence where that fits, or where no part does.
     """
     if len(text) <= room:
         return text
@@ -34,7 +34,7 @@ def clause(text: str, room: int) -> str:
 
 
 def brief(lines: Iterable[str], *, every: bool, tail: Iterable[str] = (), room: int = WIDTH) -> Iterator[str]:
-    """Lines for a screen: at most MOST of at most `room` characters, the tail last; with `every` all as they are.
+    """Yield lines for a screen: at most MOST of at most `room` characters, the tail last; with `every` all as they are.
 
     A command to repeat ("next: ...") stays in one line.
     """
@@ -61,7 +61,7 @@ def _folded(text: str, room: int, indent: str = "") -> list[str]:
 
 
 def laid(rows: Iterable[Sequence[str]], *, markdown: bool = False) -> Iterator[str]:
-    """Lines of a table whose first row is its head: aligned, or as Markdown between blank lines."""
+    """Yield the lines of a table whose first row is its head: aligned, or as Markdown between blank lines."""
     if not markdown:
         yield from aligned(rows)
         return

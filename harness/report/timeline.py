@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 def folded(parts: Iterable[Part]) -> list[Part]:
-    """Parts of equal kind that follow each other as one; a queue between two stretches of like steps is one of theirs.
+    """Join parts of equal kind that follow each other; a queue between two stretches of like steps joins them.
 
     Of nothing else the order is lost: a queue behind the last prefill, or before a recompute, stays where it is.
     """
@@ -51,7 +51,7 @@ def folded(parts: Iterable[Part]) -> list[Part]:
 
 
 def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Nanoseconds by cause, of several parts."""
+    """Sum the nanoseconds of several parts by cause."""
     total: dict[str, int] = {}
     for ns in parts:
         for cause, value in ns.items():
@@ -60,7 +60,7 @@ def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def by_cause(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Nanoseconds by the causes of record.WAITS: a queue is a queue, whether its lane is open or not."""
+    """Sum nanoseconds by the causes of record.WAITS: a queue is a queue, whether its lane is open or not."""
     total = summed(parts)
     if "closed" in total:
         total["queue"] = total.get("queue", 0) + total.pop("closed")
@@ -68,7 +68,7 @@ def by_cause(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def made_of(ns: Mapping[str, int]) -> str:
-    """Causes with their seconds and shares, the longest first; a cause below a ten-thousandth is left out."""
+    """Render causes with their seconds and shares, the longest first; one below a ten-thousandth is left out."""
     total = sum(ns.values())
     longest = sorted(((value, cause) for cause, value in ns.items() if value > total / 10_000), key=lambda x: -x[0])
     return ", ".join(
@@ -77,7 +77,7 @@ def made_of(ns: Mapping[str, int]) -> str:
 
 
 def lines(parts: Sequence[Part], stamps: Iterable[tuple[str, int]], arrival_ns: int) -> Iterator[str]:
-    """A line for each part that shows in 0.1 ms, and each stamp, by seconds since the arrival."""
+    """Yield a line for each part that shows in 0.1 ms, and for each stamp, by seconds since the arrival."""
     told = [(ns, 0, f"{(ns - arrival_ns) / 1e9:10.4f} s  {name}") for name, ns in stamps]
     told += [(part.start_ns, 1, _line(part, arrival_ns)) for part in parts if part.end_ns - part.start_ns >= SHOWN_NS]
     yield from (f"  {line}" for _, _, line in sorted(told, key=lambda one: one[:2]))

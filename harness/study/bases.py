@@ -27,7 +27,7 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 
 def base_specs(spec: Spec) -> list[Spec]:
-    """Runs that measure the SLO bases of a spec: each model alone, default engine settings, the tuning seeds."""
+    """List the runs that measure the SLO bases of a spec: each model alone, default engine settings, tuning seeds."""
     one = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
                served=spec.served, prefix_cache=spec.prefix_cache, host=spec.host, table=spec.table,
                process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
@@ -37,7 +37,10 @@ def base_specs(spec: Spec) -> list[Spec]:
 
 
 def bases(folders: Sequence[Path]) -> dict[str, Pair]:
-    """P95 of TTFT and TPOT in seconds by model, over all requests of base runs that came in the window or after it."""
+    """Compute P95 of TTFT and TPOT in seconds by model, over all requests of base runs in the window or after it.
+
+    Raises UserError for a model of which over 5 % of the requests never end.
+    """
     columns = ["model", "arrival_ns", "first_ns", "done_ns", "prompt_tokens", "output_tokens", "made_tokens"]
     columns += ["first_tokens", "state", *(f"{cause}_ns" for cause in record.WAITS)]
     ttft: dict[str, list[Any]] = {}
@@ -61,7 +64,7 @@ def bases(folders: Sequence[Path]) -> dict[str, Pair]:
 
 
 def said(rule: str, models: str) -> None:
-    """UserError where a rule gives no seconds to some model of a set, so far as is known before anything is run."""
+    """Raise UserError where a rule gives no seconds to some model of a set, as far as known before anything is run."""
     parsed = slo.parse(rule)
     if not isinstance(parsed, slo.Scaled) or parsed.base == "released":
         try:
@@ -93,14 +96,14 @@ def slo_target(
 
 
 class Ahead(NamedTuple):
-    """What a rule asks of runs in real time before they begin."""
+    """The demands of a rule on runs in real time, before they begin."""
 
     drain_s: float | None  # how long each goes on after its window at most; None: base runs tell
     bases: list[Span]  # of base runs in real time, stored or not
 
 
 def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
-    """Of a rule for a spec; nothing is run."""
+    """Return what a rule asks of runs of a spec in real time; nothing is run."""
     parsed = slo.parse(located(rule))
     if spec.slo_s or not (isinstance(parsed, slo.Scaled) and parsed.base == "P95"):
         return Ahead(slo_target(spec, rule, out).drain_s, [])
@@ -110,7 +113,10 @@ def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
 
 
 def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
-    """`DRAIN_SLOS` x the largest time that an SLO leaves a request, up to a power of 2: near SLOs share their runs."""
+    """Return `DRAIN_SLOS` x the largest time an SLO leaves a request, up to a power of 2: near SLOs share their runs.
+
+    Raises UserError above LARGEST_S.
+    """
     longest = int(setup.trace.output_tokens.max())
     largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in slos.values())
     if largest > LARGEST_S:
@@ -119,7 +125,7 @@ def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
 
 
 def _solo_slos(setup: Setup, rule: slo.Scaled) -> dict[str, Pair]:
-    """The SLOs of each model's longest request under a rule by its own latency."""
+    """Compute the SLOs of each model's longest request under a rule by its own latency."""
     trace, models = setup.trace, setup.models
     n = len(models.members)
     prompt, output = (np.full(n, int(x.max()), np.int32) for x in (trace.prompt_tokens, trace.output_tokens))

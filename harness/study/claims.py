@@ -54,7 +54,7 @@ STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale"
 
 
 class Support(NamedTuple):
-    """What an estimate rests on: the fewer of either side."""
+    """The misses and windows that an estimate rests on: the fewer of either side."""
 
     misses: int | None  # None: of something that is no share of requests
     windows: int  # independent ones
@@ -78,9 +78,10 @@ class Verdict(NamedTuple):
 
 
 def weak(verdict: Verdict) -> str:
-    """Why a class rests on too little; empty where it does not, or where what it rests on is said beside it.
+    """Return why a class rests on too few misses or windows; empty where it does not, or where its text says on what.
 
-    Seeds that all do the same and bounds state their number and their limit (`limit`); a calculation has no windows.
+    Seeds that all do the same and bounds state their number and their limit (`limit_of_seeds`, `limit_of_bound`). A
+    calculation has no windows.
     """
     here = verdict.here
     if verdict.says not in DECIDED or here is None or verdict.claim.what == "value":
@@ -96,15 +97,15 @@ def weak(verdict: Verdict) -> str:
 
 
 def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: float) -> Support:
-    """The misses and windows of a claim's estimate, of the side that has fewer."""
+    """Return the misses and windows of a claim's estimate, each of the system that has fewer."""
     each = [crossings.support(rows, panel, name, definition, level) for name in (claim.system, claim.over) if name]
     return Support(*(min(column) for column in zip(*each, strict=True)))
 
 
 def limit_of_seeds(paper: str, n: int, of: int) -> str:
-    """How often at least the paper's word holds, by the one-sided 95 % limit (Clopper and Pearson 1934).
+    """Say in how many windows at least the paper's word holds, by the one-sided 95 % limit (Clopper and Pearson 1934).
 
-    How often at most, where it never does.
+    Where it holds for no seed, say in how many at most.
     """
     from scipy.special import betaincinv
 
@@ -116,7 +117,7 @@ def limit_of_seeds(paper: str, n: int, of: int) -> str:
 
 
 def limit_of_bound(here: Estimate, style: Style) -> str:
-    """Where a quantity that is only a bound ends, by its one-sided 95 % limit."""
+    """Say at which value a quantity that is only a bound ends, by its one-sided 95 % limit."""
     end, word = (here.low, "at least") if here.sign == ">" else (here.high, "at most")
     if end is None:
         return f"n = {here.n}"
@@ -128,7 +129,7 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
 
 
 def claims_of(about: About) -> list[Claim]:
-    """The claims of a stored study."""
+    """Read the claims of a stored study."""
     return [Claim(**{key: _stored(value) for key, value in stored.items()}) for stored in about["claims"]]
 
 
@@ -137,32 +138,32 @@ def _stored(value: Any) -> Any:
 
 
 def concerned(claim: Claim, about: About) -> list[Panel]:
-    """The panels that a claim is about."""
+    """List the panels that a claim is about."""
     return crossings.concerned(about["panels"], claim.on)
 
 
 def variants(claim: Claim) -> Iterator[Claim]:
-    """A claim, and the further evidence beside it."""
+    """Yield a claim, then the further evidence beside it."""
     yield claim
     yield from (beside(claim, other) for other in claim.also)
 
 
 def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
-    """A claim about each of its systems over each of the others, and of which readings; see Claim."""
+    """Yield a claim for each of its systems over each of the others, with the readings of the pair; see Claim."""
     ours = [(one, reading) for name, reading in _read(claim.system) for one in of_file(name, about)]
     for (one, mine), (over, theirs) in product(ours, _read(claim.over)):
         yield replace(claim, system=one, over=over), mine | theirs
 
 
 def _read(text: str) -> Iterator[tuple[str, Reading]]:
-    """Each system of a claim, with the reading that it is one of."""
+    """Yield each system that a claim names, with the reading that it belongs to."""
     for names in systems_of(text):
         for name in names:
             yield name, frozenset({(OR.join(names), name)} if len(names) > 1 else ())
 
 
 def of_file(name: str, about: About) -> list[str]:
-    """A name, or every system of the study that "best NAME" stands for."""
+    """List a name alone, or every system of the study that "best NAME" stands for."""
     if not name.startswith(BEST):
         return [name]
     file = name.removeprefix(BEST)
@@ -170,7 +171,7 @@ def of_file(name: str, about: About) -> list[str]:
 
 
 def lacking(claim: Claim, about: About) -> list[str]:
-    """The systems of a claim that take no part in a study."""
+    """List the systems of a claim that take no part in a study."""
     part = {*about["systems"], *about["controls"]}
     names = [name for name in chain(*systems_of(claim.system), *systems_of(claim.over)) if name]
     return [name for name in dict.fromkeys(names) if not {*of_file(name, about)} & part]
@@ -180,13 +181,13 @@ def lacking(claim: Claim, about: About) -> list[str]:
 
 
 def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
-    """What a system loses without a part at every x of every panel of a claim, paired by seed."""
+    """Compute the attainment a system loses without a part at every x of every panel of a claim, paired by seed."""
     definition = claim.definition or about["definitions"][0]
     return crossings.losses(table, concerned(claim, about), claim.system, claim.over, definition)
 
 
 def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> tuple[Estimate | None, str]:
-    """What came out on a panel, and its text; of a ratio see `compared`."""
+    """Estimate a claim's number of GPUs or crossing on a panel, and render it as text; for ratios see `compared`."""
     if claim.what == "fewest":
         here = counted(rows, claim, definition, level)
         return here, estimate.text(here, RATIO if claim.over else GPUS)
@@ -198,7 +199,7 @@ def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level
 def compared(
     claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
 ) -> dict[str, Standing]:
-    """A claim's system beside each of several others; along SLO scales ratios say how many times sooner it is."""
+    """Compare a claim's system with each of several others; along SLO scales ratios say how many times sooner it is."""
     each = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
     if panel["axis"] not in EASES:
         return each
@@ -206,7 +207,7 @@ def compared(
 
 
 def standing_text(one: Standing) -> str:
-    """A ratio; where a curve is flat at the level, what stands for it: who is ahead, and differences at fixed rates."""
+    """Render a ratio; where a curve is flat at the level, render who is ahead and the differences at fixed rates."""
     if not one.flat and one.ratio is not None:
         return estimate.text(one.ratio, RATIO)
     gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in one.differences)
@@ -215,7 +216,11 @@ def standing_text(one: Standing) -> str:
 
 
 def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Estimate | None:
-    """The fewest that hold the level on average of the seeds, between the least and the most that a seed takes."""
+    """Estimate the fewest GPUs that hold the level in the mean over seeds, from the least to the most of a seed.
+
+    The estimate has no such ends where there are fewer than two seeds, or where it or that of a seed is a bound. With
+    `over` it is the ratio of two such numbers.
+    """
     whole = fewest(rows, claim.system, claim.over, definition, level)
     seeds = sorted(tidy.curves(rows, claim.system, definition, "x"))
     if whole is None or len(seeds) < 2 or whole.sign != "=":
@@ -230,7 +235,7 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
 
 
 def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
-    """The best of several others, and the ratio to it, whichever it is: each end is the lowest of theirs."""
+    """Find the best of several others, and the ratio to it, whichever it is: each end is the lowest of theirs."""
     name = min(ratios, key=lambda one: ratios[one].mean)
     lows = [e.low for e in ratios.values() if e.low is not None]
     highs = [e.high for e in ratios.values() if e.high is not None]
@@ -240,7 +245,7 @@ def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
 
 
 def met(rows: pa.Table, system: str, definition: str, level: float, at: float) -> tuple[int, int]:
-    """How many seeds hold the level at an x, and of how many that ran there."""
+    """Count the seeds that hold the level at an x, and the seeds that ran there."""
     shares = [y for curve in tidy.curves(rows, system, definition, "x").values() for x, y in curve.items() if x == at]
     return sum(y >= level for y in shares), len(shares)
 
@@ -249,12 +254,12 @@ def met(rows: pa.Table, system: str, definition: str, level: float, at: float) -
 
 
 def verdicts(table: pa.Table, about: About) -> list[Verdict]:
-    """Every claim on every panel that it is about; of systems that take part."""
+    """Judge every claim whose systems take part, on every panel that it is about."""
     return [verdict for i in range(len(about["claims"])) for verdict in of_claim(table, about, i)]
 
 
 def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
-    """The verdicts of the i-th claim, a panel and a pair of systems each; further evidence comes last, and once."""
+    """Judge the i-th claim, one verdict for each panel and pair of systems; further evidence comes last, each once."""
     seen = set[tuple[str, ...]]()
     for variant in variants(claims_of(about)[i]):
         for claim, reading in comparisons(variant, about):
@@ -280,7 +285,7 @@ def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) ->
 
 
 def _of_case(verdict: Verdict, panel: Panel) -> Verdict:
-    """A half of a real trace is a case study of one window, by which nothing is decided."""
+    """Leave a verdict on half of a real trace open: the half is a case study of one window, which decides nothing."""
     if not panel.get("half") or verdict.says not in DECIDED:
         return verdict
     return verdict._replace(says="open", note="; ".join(filter(None, (verdict.note, CASE))))
@@ -298,7 +303,7 @@ def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verd
 def by_number(
     claim: Claim, panel: Panel | None, here: Estimate | None, text: str = "", backing: Support | None = None
 ) -> Verdict:
-    """The verdict on a claim by an estimate; `text` says what came out (empty: the estimate)."""
+    """Judge a claim by an estimate; `text` says what was measured (empty: the estimate)."""
     text = text or estimate.text(here)
     if claim.what == "measure" and here is not None and backing is None:
         backing = Support(None, here.n)
@@ -310,7 +315,7 @@ def by_number(
 
 
 def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
-    """The verdict on a claim about crossings on one panel."""
+    """Judge a claim about crossings on one panel."""
     definition, level = claim.definition or about["definitions"][0], about["level"]
     others = of_file(claim.over, about) if claim.over else []
     if wrong := {name: why for name, why in tidy.invalid(rows).items() if name in {claim.system, *others}}:
@@ -334,9 +339,9 @@ def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
 def _by_ratio(
     claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
 ) -> Verdict:
-    """The verdict on a ratio to a system, or to the best of several.
+    """Judge a ratio to a system, or to the best of several.
 
-    Where a curve is flat at the level a ratio says nothing: who is ahead of each stands for it, and no size.
+    Where a curve is flat at the level a ratio says nothing. The order of the systems stands for it, without a size.
     """
     each = compared(claim, panel, rows, others, definition, level)
     each = {name: one for name, one in each.items() if one.ratio is not None or one.differences}
@@ -355,14 +360,17 @@ def _by_ratio(
 
 
 def _order(one: Standing) -> float:
-    """How far a system is ahead, for the best of others; by its crossings, or by differences beyond them."""
+    """Return how far a system is ahead, by its crossings, or by the mean difference of attainment beyond them.
+
+    The best of several others is the one for which this is least.
+    """
     if one.ratio is not None:
         return math.log(one.ratio.mean)
     return sum(gap.mean for _, gap in one.differences) / len(one.differences)
 
 
 def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> Verdict:
-    """The verdict on what a paper says of every run."""
+    """Judge what a paper says of every run, by the number of seeds that reach or meet the level."""
     paper = str(claim.paper)
     if claim.at:
         n, of = met(rows, claim.system, definition, level, claim.at)
@@ -376,9 +384,9 @@ def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level
 
 
 def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
-    """Who is ahead, or the paper's number at both ends of a cumulative study.
+    """Judge which system is ahead; at both ends of a cumulative study judge the paper's number.
 
-    No ratio where a system has no room, or both are beyond the rates that were run for every seed.
+    There is no ratio where a system has no room, or where both are beyond the rates that were run for every seed.
     """
     definition = claim.definition or about["definitions"][0]
     pair = (claim.system, claim.over)
@@ -405,7 +413,7 @@ def _at_an_end(panel: Panel, about: About) -> bool:
 
 
 def claim_text(claim: Claim, about: About, axis: str = "") -> str:
-    """What a claim is about."""
+    """Describe in words what a claim is about."""
     level, word = f"{100 * about['level']:g} %", (claim.definition or about["definitions"][0]).upper()
     match claim.what:
         case "measure":
@@ -426,7 +434,7 @@ def claim_text(claim: Claim, about: About, axis: str = "") -> str:
 
 
 def paper_text(claim: Claim) -> str:
-    """What the paper says."""
+    """Render the paper's number or word, with its bound and unit."""
     unit, factor = {"value": (" s", 1.0), "difference": (" points", 100.0)}.get(
         claim.what, ("x" if even(claim) == 1.0 else "", 1.0)
     )
@@ -438,5 +446,5 @@ def paper_text(claim: Claim) -> str:
 
 
 def points_text(share: Estimate) -> str:
-    """A difference of attainment in points."""
+    """Render a difference of attainment in points."""
     return estimate.text(share.times(100.0), POINTS)

@@ -23,7 +23,7 @@ def comparison(
     precision: float = PRECISION,
     budget: int = 0,
 ) -> Study:
-    """A study of systems (as --systems takes them) that share the setting, fields of a spec.
+    """Make the study of systems (as --systems takes them) that share `setting`, fields of a spec.
 
     Without rates they are searched around the knee of the definition of attainment (None: the rule's). With controls,
     CONTROLS and an A/A copy of the first system stand beside the others. With a budget of simulated requests, systems
@@ -51,11 +51,11 @@ def comparison(
 
 
 def judged_by(rule: str) -> str:
-    """The definition of attainment that an SLO rule is about."""
+    """Return the definition of attainment that an SLO rule is about."""
     parsed = slo.parse(rule)
     return "e2e" if isinstance(parsed, slo.Scaled) and parsed.base == "solo" else "both"
 
 
 def silent(systems: Collection[str]) -> tuple[str, ...]:
-    """Names that contend for nothing: controls, and the copies of A/A."""
+    """Return the names that contend for nothing: controls, and the copies of A/A."""
     return (*CONTROLS, *(name for name in systems if name.endswith(AA)))

@@ -40,11 +40,11 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How a study names it."""
+        """The name of the change in a study."""
         return f"{self.constant} {self.said}".strip()
 
     def fields(self, spec: Spec) -> dict[str, Any]:
-        """The fields of a spec that this change sets; a factor multiplies the spec's own."""
+        """Return the fields of a spec that this change sets; a factor multiplies the spec's own."""
         if "scaled" not in self.changes:
             return dict(self.changes)
         have = dict(spec.scaled)
@@ -52,7 +52,7 @@ class Setting(NamedTuple):
         return {**self.changes, "scaled": have | own}
 
     def of(self, spec: Spec) -> Spec:
-        """The spec with this change."""
+        """Return the spec with this change."""
         changes: dict[str, Any] = {
             key: tuple(x.items()) if key == "scaled" else x for key, x in self.fields(spec).items()
         }
@@ -60,9 +60,9 @@ class Setting(NamedTuple):
 
 
 def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tuple[list[Setting], dict[str, str]]:
-    """The changes to try for contestants, of `only` these constants (None: all); and why other constants are left.
+    """List the changes to try for contestants, of `only` these constants (None: all), and why the others are left.
 
-    Raises UserError for a constant that there is none of.
+    Raises UserError for an unknown constant.
     """
     if unknown := next((name for name in only or () if name not in MEANS), None):
         raise UserError(f'there is no constant "{unknown}"{meant(unknown, MEANS)} ({", ".join(MEANS)})')
@@ -82,7 +82,7 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
 
 
 def _fixed(name: str, specs: Sequence[Spec]) -> str:
-    """Why a constant cannot be varied, or need not be; empty where it is."""
+    """Return why a constant cannot be varied, or need not be; empty where it is."""
     if name == SHARING and SHARING not in {one.name for one in fields(Spec)}:
         return "a spec cannot choose it"
     if name == "net" and all(resolve(spec).gpus <= spec.node_gpus for spec in specs):
@@ -95,7 +95,7 @@ def _fixed(name: str, specs: Sequence[Spec]) -> str:
 
 
 def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
-    """Every constant with the value that it has for these contestants, and where that comes from."""
+    """List every constant with its value for these contestants and the source of that value."""
     spec = resolve(specs[0])
     setup = Setup(spec)
     config, priced = setup.config, setup.machine
@@ -138,14 +138,14 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
 
 
 def _sharing(specs: Sequence[Spec]) -> set[str]:
-    """The modes in which models share a GPU under these specs: one for all, or each system's own."""
+    """Return the modes in which models share a GPU under these specs: one for all, or each system's own."""
     given = str(getattr(specs[0], SHARING, "own"))
     own = {str(one.options.get(SHARING, MODES[0])) for one in _policies(specs)}
     return own if given == "own" else {given}
 
 
 def _policies(specs: Iterable[Spec]) -> list[System]:
-    """The policies of specs, without those that cannot be made there."""
+    """Make the policies of specs; those that cannot be made there are left out."""
     found = []
     for spec in specs:
         try:

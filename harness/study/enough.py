@@ -41,9 +41,10 @@ def settled(found: Standing, precision: float, verdicts: int) -> bool:
 def unsettled(
     curves: Mapping[str, Windows], panel: Panel, pairs: Iterable[tuple[str, str]], level: float, precision: float
 ) -> dict[str, bool]:
-    """Systems of pairs that are not yet told apart, by blocks of their runs by seed and x.
+    """Return the systems of pairs that are not yet told apart, by blocks of their runs by seed and x.
 
-    True of those that only differences at the given rates can tell apart, for a ratio says nothing of them.
+    The value is True for systems that only differences at the given rates can tell apart, for a ratio says nothing of
+    them.
     """
     told = {pair: found for pair in pairs if (found := _standing(curves, panel, pair, level))}
     left: dict[str, bool] = {}
@@ -63,7 +64,7 @@ def _standing(curves: Mapping[str, Windows], panel: Panel, pair: tuple[str, str]
 def more(
     curves: Mapping[str, Windows], panel: Panel, systems: Mapping[str, bool], step: int, level: float, least: float
 ) -> list[More]:
-    """What to run next of systems that are not yet told apart (see `unsettled`).
+    """List the runs to do next of systems that are not yet told apart (see `unsettled`).
 
     First an x that an interval lacks, by all seeds so far. Then the next `step` seeds, around the crossings: all
     systems get the same seeds, so that they stay paired, and all seeds the same x. Nothing where seeds would meet
@@ -85,7 +86,7 @@ def more(
 
 
 def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
-    """Where a system's interval lacks an x: at the crossing itself, or beyond the ends where it is open there."""
+    """Return an x that a system's interval lacks: at the crossing itself, or beyond an open end; None if none."""
     c = tidy.together(of, of.keys())
     if c is None or (at := pooled.crossing(c, level)).sign != "=":
         return None
@@ -100,7 +101,7 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
 
 
 def _harder(panel: Panel) -> tuple[float, ...]:
-    """The x that are given, as curves have them: what is harder is greater."""
+    """Return the x that are given, as curves have them: what is harder is greater."""
     return tuple(map(crossings.turned, panel["xs"])) if panel["axis"] in crossings.EASES else tuple(panel["xs"])
 
 
@@ -111,7 +112,7 @@ def _priced(of: Windows, name: str, seed: int, x: float) -> More:
 
 
 def _around(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
-    """The x that are given, those within an octave of a system's interval, and one beyond each of its ends."""
+    """Return the given x, those within an octave of a system's interval, and one beyond each of its ends."""
     c = tidy.together(of, of.keys())
     if c is None:
         return ()

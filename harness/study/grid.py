@@ -52,7 +52,7 @@ class Panel:
 
     @property
     def size(self) -> int:
-        """How many models."""
+        """The number of models."""
         return len(load_models(self.first.models).members)
 
     @property
@@ -100,14 +100,14 @@ class Point(NamedTuple):
 
 
 def panels(study: Study, full: bool) -> Iterator[Panel]:
-    """Every panel of a study, without its SLO in seconds. UserError where its trace or models cannot be had."""
+    """Yield every panel of a study, without its SLO in seconds. UserError where its trace or models cannot be had."""
     for row, condition in enumerate(study.steps()):
         for place in places(study, condition, full):
             yield from _halves(study, full, row, condition, place)
 
 
 def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str, Any]]:
-    """The combinations of a condition's varied fields: model sets outermost, then traces, GPUs innermost."""
+    """Yield the combinations of a condition's varied fields: model sets outermost, then traces, GPUs innermost."""
     fields = study.varied(condition)
     if study.axis(condition) == "models":
         fields |= {"models": study.along_x(condition, full)}
@@ -117,7 +117,7 @@ def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str,
 
 
 def _halves(study: Study, full: bool, row: int, condition: Condition, place: Mapping[str, Any]) -> Iterator[Panel]:
-    """The panel at a place; of a real trace one a half, each planned from the other: they are two case studies."""
+    """Yield the panel at a place; of a real trace one a half, each planned from the other, as two case studies."""
     whole = _panel(study, full, row, condition, place)
     spec = whole.first
     trace = load_trace(spec.trace)
@@ -157,7 +157,7 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
 
 
 def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]) -> Spec:
-    """The spec of a system at a place; along GPUs it begins with the fewest."""
+    """Return the spec of a system at a place; along GPUs it begins with the fewest."""
     fields = {key: value for key, value in place.items() if key not in BESIDE}
     if axis == "gpus":
         fields["gpus"] = int(min(xs))
@@ -166,7 +166,7 @@ def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]
 
 
 def _trace(spec: Spec, gpus: int, window_s: float) -> str:
-    """The trace as runs of a set know it; a generator's as long as the window that is asked for."""
+    """Return the name of the trace as runs of a set know it; a generator's trace is as long as the window asked for."""
     name = resolve(replace(spec, gpus=gpus, rate_scale=1.0, slo="")).trace
     if not window_s:
         return name
@@ -175,7 +175,7 @@ def _trace(spec: Spec, gpus: int, window_s: float) -> str:
 
 
 def most_gpus(study: Study, full: bool) -> int:
-    """The largest machine of a study."""
+    """Return the number of GPUs of the largest machine of a study."""
     counts = [study.spec.get("gpus", Spec("").gpus)]
     for condition in study.condition:
         counts += [condition.spec.get("gpus", 1), *study.varied(condition).get("gpus", ())]
@@ -185,7 +185,7 @@ def most_gpus(study: Study, full: bool) -> int:
 
 
 def unit_rps(spec: Spec) -> float:
-    """Requests per second at rate scale 1, in the mean over what seeds replay."""
+    """Compute the requests per second at rate scale 1, in the mean over what seeds replay."""
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     folds = {window_fold(trace, spec.seed + k, plan): spec.seed + k for k in (1, 0)}
     each = [rate_rps(trace, models, seed, plan) for seed in folds.values()]
@@ -193,7 +193,7 @@ def unit_rps(spec: Spec) -> float:
 
 
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
-    """Seconds that count, where they are not those that a seed replays: as asked, and enough for the requests asked."""
+    """Compute the seconds of a window: as asked, and enough for the requests asked; None for what a seed replays."""
     trace = load_trace(spec.trace)
     usual_s = scope.window_s if trace.tier == "synthetic" else scope.replayed_s
     if not (condition.window_s or usual_s or study.requests):
@@ -205,7 +205,7 @@ def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit
 
 
 def _fixed_rps(study: Study, models: str, unit: float) -> Iterator[float]:
-    """The lowest rates at which a model set is run wherever rates are no choice, in requests per second."""
+    """Yield the lowest rates at which a model set is run wherever rates are no choice, in requests per second."""
     for one in study.condition:
         if models not in study.sets(one):
             continue
@@ -221,7 +221,7 @@ def _fixed_rps(study: Study, models: str, unit: float) -> Iterator[float]:
 
 
 def _key(condition: Condition, place: Mapping[str, Any], axis: str, sets: tuple[str, ...]) -> str:
-    """The condition's name and the values that it varies; sets along x share a panel."""
+    """Return the key of a panel: the condition's name and the values that it varies; sets along x share a panel."""
     values = [
         family(sets) if name == "models" and axis == "models" else short(str(value)) for name, value in place.items()
     ]
@@ -230,23 +230,23 @@ def _key(condition: Condition, place: Mapping[str, Any], axis: str, sets: tuple[
 
 
 def short(name: str) -> str:
-    """A model set or trace as tables name it."""
+    """Return the name that tables have for a model set or trace."""
     return Path(name).stem if name.endswith((".toml", ".parquet", ".py")) else name
 
 
 def family(sets: tuple[str, ...]) -> str:
-    """What model sets along x have in common."""
+    """Return the name that model sets along x have in common."""
     heads = {short(name).partition("+models=")[0] for name in sets}
     return heads.pop() if len(heads) == 1 else "models"
 
 
 def scales(study: Study, panel: Panel) -> tuple[float, ...]:
-    """The SLO scales of a panel; those of --full too, since runs that read no SLO serve all scales."""
+    """Return the SLO scales of a panel; those of --full too, since runs that read no SLO serve all scales."""
     return study.along_x(panel.condition, full=True) if panel.axis == "slo_scale" else (panel.scale,)
 
 
 def rule(study: Study, panel: Panel, scale: float) -> str:
-    """The SLO rule of a panel at one of its scales."""
+    """Return the SLO rule of a panel at one of its scales."""
     base = str(panel.setting.get("slo", study.slo))
     return scaled(base, scale) if panel.axis == "slo_scale" or "slo_scale" in panel.setting else base
 
@@ -265,18 +265,18 @@ class Grid:
 
     @property
     def scope(self) -> Scope:
-        """How much is run."""
+        """The scope of what is run: seeds, windows, points and budget."""
         return self.study.scope(self.full)
 
     def sample(self, panel: Panel) -> Sample:
-        """How the x of a panel are chosen: only rates are searched, or with `bracket` GPUs; others are given."""
+        """Return how the x of a panel are chosen: only rates are searched, or with `bracket` GPUs; others are given."""
         sample = self.study.sample
         if panel.axis != "gpus" if sample.rule == "bracket" else not panel.rated:
             return replace(sample, rule="fixed")
         return replace(sample, points=self.scope.points or sample.points)
 
     def bounds(self, panel: Panel) -> Range:
-        """Where the search of a panel's curves may go."""
+        """Return the range that the search of a panel's curves may go through."""
         sample, study = self.sample(panel), self.study
         if sample.below and panel.xs:
             return Range(study.level, panel.xs, min(panel.xs) / sample.below, max(panel.xs), len(panel.seeds))
@@ -284,16 +284,16 @@ class Grid:
         return Range(study.level, panel.xs, least, seeds=len(panel.seeds))
 
     def least(self, panel: Panel) -> float:
-        """The rate scale at which the windows of a point hold the requests asked for.
+        """Compute the rate scale at which the windows of a point hold the requests asked for.
 
-        A half has what it has: an eighth of the lowest one given.
+        A half of a real trace has the requests that it has; its least is an eighth of the lowest x given.
         """
         if panel.half is not None:
             return min(panel.xs, default=1.0) / 8
         return self.study.requests / (self.scope.seeds * panel.replayed_s * panel.unit_rps)
 
     def point(self, panel: Panel, system: str, seed: int, x: float) -> Point:
-        """A system's run at an x of a panel."""
+        """Return a system's run at an x of a panel."""
         spec = panel.specs[system]
         return self._point(panel, system, replace(spec, seed=spec.seed + seed), x)
 
@@ -320,7 +320,10 @@ class Grid:
         return self.held_rate(panel) if panel.holds_rate else spec.rate_scale
 
     def held_rate(self, panel: Panel) -> float:
-        """The highest rate scale that the first system holds on a panel, or on the first one of its trace and set."""
+        """Return the highest rate scale that the first system holds on a panel, or the first one of its trace and set.
+
+        Where it holds none, that is the lowest rate scale of the panel.
+        """
         rated = [one for one in self.panels if one.axis == "rate_scale"]
         of = (panel.first.trace, panel.first.models)
         same = next((one.key for one in rated if (one.first.trace, one.first.models) == of), "")
@@ -328,20 +331,20 @@ class Grid:
         return held or self.lowest(panel)
 
     def lowest(self, panel: Panel) -> float:
-        """The lowest rate scale of a panel: the first one given, or the lowest power of 2 with requests enough."""
+        """Return the lowest rate scale of a panel: the lowest given, or the lowest power of 2 with enough requests."""
         if panel.axis == "rate_scale" and panel.xs:
             return min(panel.xs)
         least = self.least(panel)
         return 2.0 ** math.ceil(math.log2(least)) if least else 1.0
 
     def fixed_rate(self, panel: Panel) -> float:
-        """The rate scale of a panel that does not vary it."""
+        """Return the rate scale of a panel that does not vary it."""
         return self._rate_scale(panel, panel.first, math.nan)
 
     # -------------------------------------------------------------- bounds and copies
 
     def bounding(self, panel: Panel, xs: tuple[float, ...]) -> Iterator[Point]:
-        """The runs of what contends for nothing, at the ends of the first system's x; the A/A copy along rates."""
+        """Yield the runs of bounds and controls at the ends of the first system's x; the A/A copy only along rates."""
         ends = sorted(self._ends(panel, xs))
         for name, spec in bounding(self.study, panel).items():
             if name.endswith(AA) and not panel.rated:
@@ -351,7 +354,7 @@ class Grid:
                     yield self._point(panel, name, replace(spec, seed=spec.seed + seed), x)
 
     def _ends(self, panel: Panel, xs: tuple[float, ...]) -> set[float]:
-        """Both ends of the first system's x; where rates are searched, the lower is the highest that it holds."""
+        """Return both ends of the first system's x; where rates are searched, the lower is the highest it holds."""
         if self.study.sample.rule == "bracket":
             return {max(panel.xs)}
         shared = [x for one in self.panels if one.key == panel.key for x in one.xs] if panel.axis == "models" else xs
@@ -375,7 +378,7 @@ def bounding(study: Study, panel: Panel | None) -> dict[str, Spec]:
 
 
 def facts(grid: Grid) -> list[dict[str, Any]]:
-    """Facts of each panel, in order; sets along x share a panel, told as its first one."""
+    """Collect the facts of each panel, in order; sets along x share a panel, told as its first one."""
     every = {panel.key: _facts(grid, panel) for panel in reversed(grid.panels)}
     return list(every.values())[::-1]
 
@@ -423,7 +426,7 @@ def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
 
 
 def _seeds_by_half(panel: Panel) -> list[list[int]]:
-    """Which seeds replay which half of a real trace, the first one first; nothing where they do not differ in that."""
+    """Return the seeds that replay each half of a real trace, the first half first; empty where all replay one."""
     spec, halves = panel.first, dict[int, list[int]]()
     trace = load_trace(spec.trace)
     for seed in (spec.seed + k for k in panel.seeds):
@@ -433,7 +436,7 @@ def _seeds_by_half(panel: Panel) -> list[list[int]]:
 
 
 def _seen(panel: Panel) -> list[list[int]]:
-    """How many requests of each model planners see, most first: a list a fold where seeds replay either."""
+    """Count the requests of each model that planners see, most first: a list a fold where seeds replay either."""
     spec = panel.first
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     counts = {window_fold(trace, k, plan): requests_seen(trace, models, plan, k, spec.assign) for k in panel.seeds[:2]}
@@ -441,12 +444,12 @@ def _seen(panel: Panel) -> list[list[int]]:
 
 
 def notes(grid: Grid) -> list[str]:
-    """Where a window is not the trace's own span, and where the first system holds the level nowhere."""
+    """Say where a window is not the trace's own span, and where the first system holds the level nowhere."""
     return [*_cuts(grid), *_unheld(grid)]
 
 
 def _cuts(grid: Grid) -> list[str]:
-    """Windows that are not what a seed replays, or not all of the trace."""
+    """Describe the windows that are not what a seed replays, or not all of the trace."""
     by_words: dict[str, dict[str, None]] = {}
     for panel in grid.panels:
         trace, span_s, window_s = load_trace(panel.first.trace), panel.span_s, panel.replayed_s
@@ -464,7 +467,7 @@ def _cuts(grid: Grid) -> list[str]:
 
 
 def _unheld(grid: Grid) -> list[str]:
-    """Where the first system holds the level nowhere, so that other panels stand at its lowest rate."""
+    """Say where the first system holds the level nowhere, so that other panels stand at its lowest rate."""
     level = f"{100 * grid.study.level:g} %"
     lines = (
         f"{grid.study.first} holds {level} at no rate on {load_trace(p.first.trace).name}, {p.shown_models}, "

@@ -23,10 +23,11 @@ BASES = {  # where the seconds of a rule come from, by a part of its text
 
 
 def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller) -> tuple[SloTarget, list[str]]:
-    """The target of a run under a rule (None: the one that judged it), and lines that say which and who else judged it.
+    """Return the SLO target of a run under a rule (None: the one that judged it), and lines that say which it is.
 
-    What judged the run stands in the tables beside it, or in its spec, where its policy read the SLO. A rule that is in
-    neither, and `default` where there is none, is turned into seconds as a comparison would do.
+    The lines also name the comparisons that judged the run otherwise. What judged the run stands in the tables beside
+    it, or in its spec, where its policy read the SLO. A rule that is in neither, and `default` where there is none, is
+    turned into seconds as a comparison would do.
     """
     stored, lost = slos.rulings(run)
     found = [(one.under, f"as {one.table.name} judged this run") for one in stored]

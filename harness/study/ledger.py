@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """What a paper says, and what came out."""
+    """A statement of a paper, and the comparisons that it is judged by."""
 
     paper: str
     section: str
@@ -55,7 +55,7 @@ class Statement(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The class of it, or why there is none."""
+        """The class of it, or the reason why there is none."""
         return of_statement([(line.says, line.reading) for line in self.lines if not line.evidence])
 
     @property
@@ -80,7 +80,7 @@ class Ledger(NamedTuple):
 
 
 def sources() -> dict[str, Callable[[Path, int | None, Teller], Source]]:
-    """What holds claims, by the name that --only takes."""
+    """Return what holds claims, by the name that --only takes."""
     with_claims = [name for name in studies.names() if any(c.paper is not None for c in studies.study(name).claim)]
     return {**{name: partial(of_study, name) for name in with_claims}, "weaver": of_weaver}
 
@@ -88,9 +88,9 @@ def sources() -> dict[str, Callable[[Path, int | None, Teller], Source]]:
 def ledger(
     only: Sequence[str] | None, out: Path, *, workers: int | None = None, teller: Teller | None = None
 ) -> Ledger:
-    """Run every source, or those that are named; one that cannot run is told in a line and the others go on.
+    """Run every source, or those that are named; a source that cannot run is told in a line and the others go on.
 
-    Raises UserError for a name that is none.
+    Raises UserError for an unknown name.
     """
     have, teller = sources(), teller or Silent()
     names = list(dict.fromkeys(have if only is None else only))
@@ -111,7 +111,7 @@ def ledger(
 
 
 def merged(found: Iterable[Statement]) -> list[Statement]:
-    """Each statement once: those of one name are one, whose words are of the claim that it is judged by."""
+    """Merge the statements that share a name; the words are those of the claim that the statement is judged by."""
     by_name = dict[str, Statement]()
     for i, one in enumerate(found):
         key = one.name or str(i)
@@ -130,7 +130,7 @@ def merged(found: Iterable[Statement]) -> list[Statement]:
 
 
 def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Source:
-    """A study's claims on each panel that they are about, and those whose conditions are only for --full."""
+    """Judge a study's claims on each panel that they are about, and list those whose conditions only --full runs."""
     asked = studies.study(name)
     measured = measure(asked, out / name, workers=workers, teller=teller)
     held = [
@@ -143,19 +143,22 @@ def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Sourc
 
 
 def statement(asked: Study, claim: Claim, lines: Sequence[Line]) -> Statement:
-    """A claim's statement, by its lines."""
+    """Make the statement of a claim from its lines."""
     says = claim.says or claims.claim_text(claim, {"level": asked.level, "definitions": asked.definitions}, "rate_rps")
     number = claims.paper_text(claim) + (f" ({claim.metric})" if claim.metric else "")
     return Statement(asked.paper, claim.section, says, number, tuple(lines), _due(claim), claim.name)
 
 
 def _due(claim: Claim) -> str:
-    """What a claim's class, or the lack of one, is due to."""
+    """Return what a claim's class, or the lack of one, is due to."""
     return claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
 
 
 def _lines(measured: Measured, i: int, claim: Claim) -> list[Line]:
-    """What came out for the i-th claim; at the ends alone of a cumulative study, and what lacks where nothing did."""
+    """List the comparisons of the i-th claim, of a cumulative study at its ends alone.
+
+    Where a system took no part or nothing ran, the first line says so.
+    """
     found = [v for v in claims.of_claim(measured.table, measured.about, i) if v.says in SAYS and _stated(v)]
     lines = [_line(measured, verdict) for verdict in found]
     if claim.evidence or claim.what in {"value", "measure"}:
@@ -174,7 +177,7 @@ def _facts(claim: Claim) -> str:
 
 
 def _axis(claim: Claim, measured: Measured) -> str:
-    """What runs along x where a claim is about; of the study where no panel is."""
+    """Return what runs along x on the panels of a claim; that of the study where the claim has no panel."""
     panels = claims.concerned(claim, measured.about)
     return str(panels[0]["axis"]) if panels else measured.study.along
 
@@ -198,7 +201,7 @@ def _line(measured: Measured, verdict: Verdict) -> Line:
 
 
 def panel_text(panel: Panel, measured: Measured) -> str:
-    """The conditions of a panel; what runs along its axis is left out."""
+    """Describe the conditions of a panel; what runs along its axis is left out."""
     scaled = panel["slo_scale"] or panel["axis"] == "slo_scale"
     slo = f"{panel['slo_scale']:g} x {panel['slo']}" if panel["slo_scale"] else f"x {panel['slo']}"
     gpus = f"{panel['gpus']} x {panel['gpu']}" if panel["gpus"] else panel["gpu"]
@@ -220,7 +223,7 @@ def panel_text(panel: Panel, measured: Measured) -> str:
 
 
 def _everywhere(claim: Claim, measured: Measured) -> str:
-    """The conditions of a claim about all panels together."""
+    """Describe the conditions of a claim about all panels together."""
     if claim.what == "value":
         return "idle links of a whole node"
     first = measured.about["panels"][0]
@@ -245,7 +248,7 @@ def _not_run(asked: Study, claim: Claim) -> Line:
 
 
 def of_weaver(out: Path, workers: int | None, teller: Teller) -> Source:  # noqa: ARG001 - a source; its runs are in turn
-    """Weaver's claims, which are about TPOT, batches and memory."""
+    """Judge Weaver's claims, which are about TPOT, batches and memory."""
     at = f"two {weaving.MODEL}, lengths of {Path(weaving.LENGTHS).stem}, {weaving.HOST}, {_seeds(weaving.SEEDS)}"
     found = [
         Statement(
@@ -269,7 +272,7 @@ def _seeds(n: int) -> str:
 
 
 def weak(found: Ledger) -> list[str]:
-    """The statements whose class rests on too little, and why: by what contradicts them, or by all that holds."""
+    """List the statements whose class rests on too little, and why: by what contradicts them, or by all that holds."""
     return [
         f"{one.paper}: {one.says}: {' '.join(filter(None, (line.what, line.says)))}: {line.weak}"
         for one in found.statements
@@ -283,7 +286,7 @@ def weak(found: Ledger) -> list[str]:
 
 
 def markdown(found: Ledger) -> Iterator[str]:
-    """The ledger as a page: how many of each class, then every statement once, with what it is judged by."""
+    """Yield the ledger as Markdown: the number of each class, then every statement once, with what it is judged by."""
     yield "# Claims"
     yield ""
     yield from _wrapped(
@@ -310,12 +313,12 @@ def markdown(found: Ledger) -> Iterator[str]:
 
 
 def _of(one: Statement) -> str:
-    """The paper of a statement, without its figures and sections."""
+    """Return the paper of a statement, without its figures and sections."""
     return re.split(r", (?:figures?|section) ", one.paper)[0]
 
 
 def block(one: Statement) -> Iterator[str]:
-    """A statement: its class and its words, what came out where, and what is sufficient for the paper's number."""
+    """Yield a statement in Markdown: its class and words, its comparisons, and what suffices for the paper's number."""
     section = f" ({escaped(one.section)})" if one.section else ""
     verdict = one.verdict if one.stands else "beside a statement of another study"
     yield from _wrapped(f"**{verdict}** · {escaped(one.says)}{section}. The paper: {escaped(one.number)}.", "")
@@ -334,14 +337,14 @@ def block(one: Statement) -> Iterator[str]:
 
 
 def _told(line: Line) -> str:
-    """A comparison in words."""
+    """Render a comparison in words."""
     says = f" ({line.says})" if line.says != "input" else ""
     extra = "".join(f"; {text}" for text in (line.note, line.weak and f"too little: {line.weak}") if text)
     return f"{line.what + ': ' if line.what else ''}{line.here}{says}{extra}"
 
 
 def _why(one: Statement) -> str:
-    """What a class is due to."""
+    """Return what a class is due to; empty for "size"."""
     match one.verdict:
         case "size":
             return ""
@@ -359,18 +362,18 @@ def _wrapped(text: str, bullet: str) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Text without the signs of Markdown."""
+    """Escape the signs of Markdown in a text."""
     return re.sub(r"([\\*<~_])", r"\\\1", " ".join(text.split()))
 
 
 def listed(found: Iterable[Statement], room: int) -> Iterator[str]:
-    """A table with a row a statement: its class, the paper's number, and what the paper says."""
+    """Yield a table with a row a statement: its class, the paper's number, and what the paper says."""
     stated = [(one.verdict, one.number, f"{one.says} ({_of(one)})") for one in found if one.stands]
     yield from aligned([("class", "paper", "statement"), *stated], room)
     yield "; ".join(f"{word}: {SAYS[word]}" for word in SAYS if any(word == verdict for verdict, *_ in stated))
 
 
 def counted(found: Iterable[Statement]) -> str:
-    """How many of each class, in a line."""
+    """Count the statements of each class, in a line."""
     verdicts = [one.verdict for one in found if one.stands]
     return ", ".join(f"{verdicts.count(word)} {word}" for word in SAYS if word in verdicts) or "no claims"

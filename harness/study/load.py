@@ -46,7 +46,7 @@ FORMER = {  # keys of files of before: whose they were
 
 
 def names() -> list[str]:
-    """Studies that come with the bench."""
+    """List the studies that come with the bench."""
     return sorted(path.stem for path in STUDIES.glob("*.toml"))
 
 
@@ -88,7 +88,7 @@ def _made(name: str, data: dict[str, Any]) -> Study:
 
 
 def check(study: Study) -> None:
-    """UserError, naming the key, where a study asks for what is not there or makes no comparison."""
+    """Raise UserError, naming the key, where a study asks for what is not there or makes no comparison."""
     from workloads import slo
 
     if not study.systems:
@@ -189,7 +189,7 @@ def _condition(study: Study, one: Condition) -> None:
 
 
 def _xs(study: Study, one: Condition, axis: str) -> None:
-    """UserError where x are not what the axis or the sample needs."""
+    """Raise UserError where x are not what the axis or the sample needs."""
     given = (*(one.at or study.at), *one.full)
     if one.at_rps and (axis != "rate_scale" or one.at or one.full):
         raise UserError("at_rps is given along rate_scale, instead of at and full")
@@ -208,7 +208,10 @@ def _xs(study: Study, one: Condition, axis: str) -> None:
 
 
 def _one_more_each(study: Study) -> None:
-    """Each step of a cumulative study changes something, and nothing that another one changes."""
+    """Check that each step of a cumulative study changes something, and nothing that another one changes.
+
+    Raises UserError where one does not, or where a step names no source.
+    """
     changed: dict[tuple[str, str], str] = {}
     base = study.steps()[0]
     for one in study.condition:
@@ -272,7 +275,7 @@ def _exists(trace: str) -> bool:
 
 
 def _takes(study: Study, key: str, name: str, claim: Claim) -> None:
-    """UserError where a claim's system is none: neither of the study nor one that could be."""
+    """Raise UserError where a claim's system is neither of the study nor one that could be."""
     known = tuple(study.systems) if claim.what == "difference" else (*study.systems, *named(study.bounds))
     if name in known:
         return
@@ -283,7 +286,7 @@ def _takes(study: Study, key: str, name: str, claim: Claim) -> None:
 
 
 def _number(claim: Claim) -> None:
-    """UserError where what a claim's paper says has no meaning."""
+    """Raise UserError where what a claim's paper says has no meaning."""
     paper = claim.paper
     if isinstance(paper, str) and paper not in WORDS:
         raise UserError(f'paper is "{paper}"{meant(paper, WORDS)}, not a number or one of {", ".join(WORDS)}')
@@ -296,11 +299,11 @@ def _number(claim: Claim) -> None:
 
 
 def _rules(study: Study) -> dict[str, None]:
-    """The SLO rules of a study's panels."""
+    """Return the SLO rules of a study's panels."""
     each = (_over(study, one, "slo", study.slo) for one in study.condition)
     return dict.fromkeys(str(rule) for rules in each for rule in rules)
 
 
 def _over(study: Study, one: Condition, key: str, default: str) -> tuple[Any, ...]:
-    """The values that a field has in a condition."""
+    """Return the values that a field has in a condition."""
     return study.varied(one).get(key, (study.settings(one).get(key, default),))

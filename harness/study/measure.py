@@ -82,9 +82,9 @@ def measure(
     teller: Teller | None = None,
     watch: Callable[[Measured], None] | None = None,
 ) -> Measured:
-    """Run and score a study below `out`; what stands there and is current is kept. Raises UserError.
+    """Run and score a study below `out`; keep what stands there and is current. Raises UserError.
 
-    Nothing is opened but the table where a receipt says that all is as it was.
+    Where a receipt says that all is as it was, the table alone is opened.
     The study's folder begins with `stem` (empty: its name). With `target` all panels have this SLO, whatever the study
     says. A system whose policy fails leaves the study; Failed where none is left to stand first. `watch` sees what is
     there after each round of runs; nothing of that is stored.
@@ -119,7 +119,7 @@ def measure(
 
 
 def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measured | None:
-    """The study of a receipt; None where its table is not whole."""
+    """Read the study that a receipt vouches for; None where its table is not whole."""
     path = kept.folder / record.SWEEP
     try:
         table, about = tidy.stored(path), record.footer(path)
@@ -144,7 +144,7 @@ class _Counted:
         self._teller.say(line)
 
     def note(self, line: str) -> None:
-        """A line about the study's inputs and steps, for who is not quiet."""
+        """Say a line about the study's inputs and steps, unless this teller is quiet."""
         if not self._quiet:
             self.say(line)
 
@@ -215,7 +215,7 @@ class _Work:
     watch: Callable[[Measured], None] | None = None
 
     def done(self) -> Measured:
-        """All of it, in order: panels and their SLOs, curves, bounds, the table."""
+        """Run all stages in order: panels and their SLOs, curves, bounds, the table."""
         if self.study.spec.get("engine", "sim") == "sim" and not sim.compiled():
             with self.teller.step("compile", lambda: "the simulator, once"):
                 self.teller.progress("compile", 0, 1)
@@ -235,12 +235,12 @@ class _Work:
         return tuple(grids.panels(self.study, self.full))
 
     def blamed(self, labels: Collection[str]) -> set[str]:
-        """The systems of the study whose specs have one of these labels."""
+        """Return the systems of the study whose specs have one of these labels."""
         specs = ((name, spec) for panel in self.panels for name, spec in panel.specs.items())
         return {name for name, spec in specs if spec.label in labels}
 
     def described(self) -> list[str]:
-        """What the traces are, and which are stand-ins, a line each."""
+        """Describe the traces, a line each kind, then the stand-ins among them and the streams of the panels."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._asked().values() if trace.notice)
         return [*_described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
@@ -261,7 +261,7 @@ class _Work:
         return {}, {}
 
     def _asked(self) -> dict[str, Trace]:
-        """The traces as they were asked for."""
+        """Load the traces under the names that were asked for, by name; a name with a placeholder is left out."""
         names = dict.fromkeys(str(p.setting.get("trace", p.first.trace)) for p in self.panels if "{" not in
                               str(p.setting.get("trace", "")))  # fmt: skip
         return {name: load_trace(name) for name in names}
@@ -269,7 +269,7 @@ class _Work:
     # -------------------------------------------------------------- SLOs
 
     def judged(self) -> tuple[Panel, ...]:
-        """Every panel with its SLO in seconds; what is measured for them is run in one sweep."""
+        """Return every panel with its SLO in seconds; all runs that the SLOs are measured by are one sweep."""
         for panel in self.panels:  # a mistake shows before anything is run
             for spec in panel.specs.values():
                 self._tried(panel, spec)
@@ -300,7 +300,7 @@ class _Work:
             raise UserError(f"{where}{error}") from None
 
     def _based(self, spec: Spec) -> Spec:
-        """What the SLO of a panel is measured for: what its runs share with each model alone."""
+        """Return the spec that a panel's SLO is measured by: what the panel's runs share with each model alone."""
         return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
 
     def _judge_at(self, panel: Panel, spec: Spec, scale: float) -> SloTarget:
@@ -318,7 +318,7 @@ class _Work:
     # -------------------------------------------------------------- curves
 
     def sampled(self, grid: Grid) -> tuple[list[Point], Grid]:
-        """Every point of the study, run; panels that stand at a rate that is found come after those that find it."""
+        """Run every point of the study; panels at a rate that others find come after the panels that find it."""
         curves: Curves = {}
         points = self._searched(grid, [panel for panel in grid.panels if not panel.holds_rate], curves)
         grid = replace(grid, held=self._held(grid, curves, points))
@@ -331,7 +331,7 @@ class _Work:
         return list(once.values()), grid
 
     def _xs_of_first(self, panel: Panel, points: Sequence[Point]) -> tuple[float, ...]:
-        """The x of the study's first system in a panel."""
+        """List the x of the study's first system in a panel, in rising order."""
         return tuple(sorted({p.x for p in points if p.panel is panel and p.system == self.study.first}))
 
     def _searched(self, grid: Grid, panels: Sequence[Panel], curves: Curves) -> list[Point]:
@@ -356,13 +356,13 @@ class _Work:
         raise AssertionError
 
     def _groups(self, panel: Panel) -> list[_Group]:
-        """What is sampled by itself in a panel."""
+        """Split a panel's systems into the groups that are sampled together."""
         names = tuple(panel.specs)
         together = [names] if self.study.sample.each == "panel" else [(name,) for name in names]
         return [_Group(panel, some, panel.seeds) for some in together]
 
     def _ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
-        """What is run next of a group."""
+        """Decide what a group runs next."""
         panel = group.panel
         sample = grid.sample(panel)
         seen = {
@@ -374,7 +374,7 @@ class _Work:
         return following(sample, grid.bounds(panel), seen)
 
     def _heard(self, runs: Sequence[_Round], folders: Sequence[Path], curves: Curves) -> dict[_Group, bool]:
-        """Put what was attained into the curves, where somebody asks; returns which groups had room in some run."""
+        """Put attainment into the curves that later runs depend on; returns whether each group had room in some run."""
         room: dict[_Group, bool] = {}
         for run, folder in zip(runs, folders, strict=True):
             room[run.group] = room.get(run.group, False) or score.ran(folder)
@@ -388,7 +388,7 @@ class _Work:
     # -------------------------------------------------------------- as many seeds as it takes
 
     def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
-        """More seeds of systems that are not yet told apart, until they are, or the budget is spent."""
+        """Run more seeds of systems that are not yet told apart, until they are, or the budget is spent."""
         scope, added = grid.scope, list[Point]()
         if not scope.budget:
             return added
@@ -413,7 +413,7 @@ class _Work:
         raise AssertionError
 
     def _more(self, grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> list[tuple[Point, float]]:
-        """What is run next to tell the systems of a panel apart, and the requests of each; nothing where they are."""
+        """List the runs that tell a panel's systems apart, with the requests of each; empty where nothing is open."""
         contend = [name for name in panel.specs if name in curves and contends(name)]
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
@@ -425,7 +425,7 @@ class _Work:
         return [(grid.point(panel, one.system, one.seed, shown(one.x)), one.requests) for one in more]
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
-        """Put what runs missed by block into the curves, by panel and system; the first definition decides."""
+        """Put the misses of runs, by block, into the curves by panel and system; the first definition decides."""
         definition = self.study.definitions[0]
         for point, task in zip(points, sweep.tasks(point.spec for point in points), strict=True):
             found = score.counted(self.out / task.spec.folder, point.under, [definition])
@@ -436,7 +436,7 @@ class _Work:
                 of.setdefault(seed, {})[x] = found[definition]
 
     def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
-        """By panel along rates, the highest x at which the first system holds every definition, if any."""
+        """Find, by panel along rates, the highest x at which the first system holds every definition, if any."""
         held: dict[str, float | None] = {}
         for panel in grid.panels:
             seen = curves.get((panel.key, self.study.first))
@@ -456,7 +456,7 @@ class _Work:
     # -------------------------------------------------------------- the table
 
     def scored(self, grid: Grid, points: Sequence[Point]) -> Measured:
-        """The study's folder and table; scored anew only if a run, a rule or the scoring changed."""
+        """Write the study's folder and table; the runs are scored anew only if a run, a rule or the scoring changed."""
         ready = sweep.tasks(point.spec for point in points)
         asked = [
             [p.panel.key, p.x, p.system, p.under.identity, canonical(t.spec)]
@@ -481,7 +481,7 @@ class _Work:
                               workers=self.workers, scored=self._scored, teller=teller)  # fmt: skip
 
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
-        """Let who watches see the study as far as it is."""
+        """Show the study, as far as it is, to `watch`."""
         if self.watch is not None:
             ready = sweep.tasks(point.spec for point in points)
             so_far = self._table(points, ready, Silent())
@@ -494,7 +494,7 @@ class _Work:
         return {}
 
     def _about(self, grid: Grid, points: Sequence[Point], ready: Sequence[Task]) -> dict[str, Any]:
-        """What readers of the table need to know beside its rows."""
+        """Collect the facts that readers of the table need beside its rows."""
         study = self.study
         stand_ins = [f"{trace.name} stands in for {name}." for name, trace in self._asked().items() if trace.notice]
         return {
@@ -521,18 +521,18 @@ class _Work:
 
 
 def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
-    """The SLO of the first panel, at the scale that does not run along x."""
+    """Return the SLO of the first panel, at the scale that does not run along x."""
     first = grid.panels[0]
     return first.targets.get(first.scale, points[0].under)
 
 
 def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float:
-    """Requests of the runs that nobody asked for yet; one that stands at several points counts once."""
+    """Count the requests of runs that were not asked for before; a run that stands at several points counts once."""
     return sum({point.spec: requests for point, requests in more if point.spec not in known}.values())
 
 
 def activation_s(study: Study, claim: Claim) -> float:
-    """Seconds in which a system brings a model in, on idle links of a whole node."""
+    """Compute the seconds in which a system loads a model, on idle links of a whole node."""
     spec = study.spec_of(study.steps()[0], claim.system)
     spec = replace(spec, models=claim.shape, trace="sample", gpus=spec.node_gpus, pool_bytes=None, placement="",
                    homes=())  # fmt: skip
@@ -542,7 +542,7 @@ def activation_s(study: Study, claim: Claim) -> float:
 
 
 def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Which of these systems are to be told apart: the first from each other, and those of the study's ratios."""
+    """List the pairs of systems to tell apart: the first with each other one, and those of the study's ratios."""
     first, *others = names or [""]
     found = [(first, name) for name in others]
     for claim in (one for one in study.claim if one.what == "ratio"):
@@ -561,7 +561,7 @@ def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
 
 
 def fuller(study: Study) -> str:
-    """What --full has more of; empty where the quick scope is all there is."""
+    """Say what --full has more of; empty where the quick scope is all there is."""
     full = study.full
     return ", ".join(
         f"{more} {name}"
@@ -571,7 +571,7 @@ def fuller(study: Study) -> str:
 
 
 def _described(traces: Sequence[Trace]) -> Iterator[str]:
-    """What the traces are, a line a kind."""
+    """Describe the traces, a line for each tier and note."""
     kinds: dict[tuple[str, str], list[Trace]] = {}
     for trace in traces:
         kinds.setdefault((trace.tier, trace.note), []).append(trace)

@@ -43,7 +43,7 @@ def is_sweep(folder: Path) -> bool:
 def of_sweep(
     sweep: Path, *, definition: str | None = None, system: str | None = None, teller: Teller | None = None
 ) -> Found:
-    """What missed at the rate that `bench compare` shows, by label; of one system, at each of its rates.
+    """Collect the misses at the rate that `bench compare` shows, by label; those of one `system` at each of its rates.
 
     Raises UserError where the folder is no comparison's, or its runs are gone.
     """
@@ -75,7 +75,10 @@ def of_sweep(
 
 
 def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget]:
-    """The scored table of a comparison, and its one judge."""
+    """Read the scored table of a comparison, and its one judge.
+
+    Raises UserError for a study of several conditions, or where nothing was judged.
+    """
     path = sweep / record.SWEEP
     scored, judges = tidy.stored(path), record.footer(path)["judges"]
     panels = next((name for name in ("condition", "panel") if name in scored.column_names), None)
@@ -87,7 +90,7 @@ def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget]:
 
 
 def _of_run(run: Path, under: slos.SloTarget, definition: str, label: str, rate_scale: float, rps: float) -> Misses:
-    """The misses of one run: how many, and their time by cause in whole nanoseconds."""
+    """Count the misses of one run, and sum their time by cause in whole nanoseconds."""
     if not record.exists(run):
         raise UserError(f"{run} is gone: bench compare makes it again")
     about = record.meta(run)

@@ -15,9 +15,10 @@ from harness.study.study import Condition, Study
 
 
 def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study, list[str]]:
-    """The study on an engine, with its cost table if there is one. UserError where nothing of it is left.
+    """Return the part of a study that an engine runs on these GPUs, and the reason for each other part.
 
-    SLO bases stay the simulator's, each model alone on a GPU: a host need not have a GPU a model for them.
+    The part has the engine's cost table if there is one. UserError where nothing of the study is left. SLO bases stay
+    the simulator's, each model alone on a GPU: a host need not have a GPU a model for them.
     """
     engines.path(engine)
     kept, notes = list[Condition](), list[str]()
@@ -40,14 +41,14 @@ def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study
 
 
 def counts(study: Study, condition: Condition) -> tuple[int, ...]:
-    """The GPUs of a condition's panels, or along x."""
+    """Return the numbers of GPUs of a condition's panels, or those along x."""
     if study.axis(condition) == "gpus":
         return tuple(int(x) for x in study.along_x(condition, full=True))
     return study.varied(condition).get("gpus", (study.settings(condition).get("gpus", Spec("").gpus),))
 
 
 def _narrowed(study: Study, condition: Condition, gpus: int) -> Condition:
-    """The condition without more GPUs than there are."""
+    """Return the condition without the numbers of GPUs beyond those there are."""
     fits = tuple(_fitting(counts(study, condition), gpus))
     if study.axis(condition) == "gpus":
         return replace(condition, at=fits, full=())
@@ -61,7 +62,7 @@ def _fitting(counts: tuple[int, ...], gpus: int) -> Iterator[int]:
 
 
 def lack(spec: Spec) -> str:
-    """What an engine lacks for a contestant, whatever the trace."""
+    """Return what an engine lacks for a contestant, whatever the trace; empty where nothing."""
     asked = replace(spec, trace="sample", gpus=8)
     with blamed(asked):
         try:

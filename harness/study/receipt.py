@@ -31,7 +31,7 @@ Stamp = list[int] | None  # bytes, and ns of the last change; None: no file
 
 
 class Call(NamedTuple):
-    """What `measure` is asked, as far as the answer depends on it."""
+    """The arguments of `measure`, as far as the answer depends on them."""
 
     study: Study
     full: bool
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What stands for a study that is done."""
+    """The answer that a receipt keeps of a study that is done."""
 
     folder: Path  # the study's
     reference: Spec  # the first point's, resolved
@@ -54,7 +54,7 @@ class Receipt(NamedTuple):
 
 
 def stamp(path: Path) -> Stamp:
-    """What of a file changes with its content."""
+    """Return what of a file changes with its content: bytes, and ns of the last change; None where there is no file."""
     with suppress(OSError):
         about = path.stat()
         return [about.st_size, about.st_mtime_ns]
@@ -62,7 +62,7 @@ def stamp(path: Path) -> Stamp:
 
 
 def found(call: Call, out: Path) -> Receipt | None:
-    """The receipt of an equal call below `out`, if all that it rests on is still as it was."""
+    """Read the receipt of an equal call below `out`, if all that it rests on is still as it was."""
     paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
     asked = call.digest if paths else ""
     for path in paths:
@@ -88,10 +88,10 @@ def write(
     call: Call, asked: str, begun_ns: int, receipt: Receipt, specs: Iterable[Spec], rules: Iterable[str],
     runs: Mapping[str, Stamp], traces: Iterable[str],
 ) -> None:  # fmt: skip
-    """Keep a receipt of a call that began then, with this digest; nothing if a source or an input changed since.
+    """Keep a receipt of a call that began at `begun_ns` with this digest; nothing if a source or input changed since.
 
-    `specs` are those of all runs, `rules` their SLOs, `runs` the stamps of their rows by path below the results, and
-    `traces` the names of traces as they were asked for.
+    Nothing is kept of runs on real servers. `specs` are those of all runs, `rules` their SLOs, `runs` the stamps of
+    their rows by path below the results, and `traces` the names of traces as they were asked for.
     """
     specs = list(specs)
     named = {name: _trace_file(name) for name in sorted({*traces, *(spec.trace for spec in specs)})}
@@ -113,7 +113,7 @@ def write(
 
 
 def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) -> list[Path]:
-    """The figures of the study in a folder, made by `draw` unless its table, sources, and what is asked are as before.
+    """Return the figures of the study in a folder; `draw` makes them unless table, sources and request are as before.
 
     A figure that was changed or is gone is made again.
     """
@@ -131,14 +131,14 @@ def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) ->
 
 
 def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:
-    """Files of a user that specs and SLO rules name, as they name them."""
+    """Return the files of a user that specs and SLO rules name, as they name them."""
     named = {(key, str(getattr(spec, key) or "")) for spec in specs for key in FILES} | {("slo", one) for one in rules}
     paths = ((key, fields.asked(value).name if key == "engine" else value) for key, value in named)
     return {value.rpartition("classes:")[2] for key, value in paths if value.endswith(FILES[key])}
 
 
 def _trace_file(name: str) -> str | None:
-    """The file that a trace of this name is read from, if it is not drawn."""
+    """Return the file that a trace of this name is read from, if it is not drawn."""
     head = name.partition("+")[0]
     known = load.family(name) is not None or head in load.manifest()
     path = load.present(name if load.family(name) is not None else head) if known else Path(name)

@@ -53,7 +53,7 @@ Reading = frozenset[tuple[str, str]]  # which of several that a paper leaves ope
 
 
 class Goal(NamedTuple):
-    """What a paper says: a value lies between two ends, and there may be one that means no difference."""
+    """The range that a paper states: a value between two ends, and the value, if any, that means no difference."""
 
     least: float
     most: float
@@ -61,7 +61,7 @@ class Goal(NamedTuple):
 
     @property
     def side(self) -> int:
-        """On which side of no difference it lies; 0: on none."""
+        """The side of no difference on which it lies; 0: on none."""
         if self.even is None or self.least < self.even < self.most or self.least == self.most == self.even:
             return 0
         return 1 if self.least >= self.even else -1
@@ -74,14 +74,14 @@ class Goal(NamedTuple):
 
 
 def even(claim: Claim) -> float | None:
-    """The value of a claim's quantity at which nothing differs, if there is one."""
+    """Return the value of a claim's quantity at which nothing differs, if there is one."""
     if claim.even is not None:
         return claim.even
     return 0.0 if claim.what == "difference" else 1.0 if claim.over else None
 
 
 def goal(claim: Claim) -> Goal:
-    """What a claim's paper says, as a range."""
+    """Return the range of values that a claim's paper states."""
     none, paper = even(claim), claim.paper
     start = none or 0.0
     match paper:
@@ -98,7 +98,7 @@ def goal(claim: Claim) -> Goal:
 
 
 def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> str:
-    """The class of a claim about a number, or about who is ahead, by what came out; see above.
+    """Return the class of a claim about a number, or about who is ahead, by its estimate; the module states the rule.
 
     `windows`: how many of the paper's windows the estimate has; None: its own count.
     """
@@ -129,7 +129,7 @@ def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> s
 
 
 def judged_order(claim: Claim, one: Standing) -> str:
-    """The class of a claim by who is ahead, of a ratio that says nothing where its curve is flat."""
+    """Return the class of a claim by who is ahead, for a ratio that says nothing where its curve is flat."""
     if not one.flat and one.ratio is not None:
         found = judged(claim, one.ratio)
         return "direction" if found == "size" else found
@@ -145,20 +145,20 @@ def judged_order(claim: Claim, one: Standing) -> str:
 
 
 def untried(claim: Claim) -> str:
-    """What a claim is whatever came out; empty where that decides."""
+    """Return the class of a claim that no estimate can change; empty where the estimate decides."""
     if claim.input:
         return "input"
     return "not testable" if claim.lacks else "" if claim.comparable else "not comparable"
 
 
 def judged_seeds(paper: str, n: int, of: int) -> str:
-    """The class of a claim about every seed (of SEEDS), `n` of which reach or meet the level."""
+    """Return the class of a claim about every seed (of SEEDS), `n` of which reach or meet the level."""
     as_stated = n if paper in {"reached", "met"} else of - n
     return "not run" if not of else "direction" if as_stated == of else "open" if as_stated else "contradicted"
 
 
 def together(words: Sequence[str]) -> str:
-    """The class that several readings give a statement."""
+    """Return the class that several readings give a statement."""
     kinds = set(words)
     if len(kinds) == 1:
         return words[0]
@@ -168,12 +168,12 @@ def together(words: Sequence[str]) -> str:
 
 
 def all_of(words: Sequence[str]) -> str:
-    """The class of a statement about several: one that contradicts it is enough."""
+    """Return the class of a statement about several systems: one that contradicts it is enough."""
     return "contradicted" if "contradicted" in words else together(words)
 
 
 def of_statement(parts: Sequence[tuple[str, Reading]]) -> str:
-    """The class of a statement by those of its parts: of all parts of a reading, then of all readings."""
+    """Return the class of a statement by those of its parts: of all parts of a reading, then of all readings."""
     choices = dict[str, dict[str, None]]()
     for _, reading in parts:
         for choice, taken in sorted(reading):
@@ -184,15 +184,15 @@ def of_statement(parts: Sequence[tuple[str, Reading]]) -> str:
 
 
 def ends(here: Estimate) -> tuple[float, float]:
-    """The interval of an estimate; infinite where it has no end."""
+    """Return the interval of an estimate; infinite where it has no end."""
     return (-math.inf if here.low is None else here.low, math.inf if here.high is None else here.high)
 
 
 def predicted(here: Estimate, windows: int | None = None) -> tuple[float, float]:
-    """Where one more window would lie in 95 of 100 cases: what a paper's single run is compared with.
+    """Compute the interval in which one more window would lie in 95 of 100 cases, to compare a paper's single run with.
 
-    The interval of a mean of n windows, each of its ends sqrt(n + 1) times as far away, in logarithms where all is
-    above 0: of a t interval over n runs this is the usual prediction interval.
+    It is the interval of a mean of n windows with each end sqrt(n + 1) times as far away, in logarithms where all is
+    above 0. For a t interval over n runs this is the usual prediction interval.
     """
     low, high = ends(here)
     far = math.sqrt((here.n if windows is None else windows) + 1)
@@ -211,7 +211,7 @@ def _apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def rule(claim: Claim) -> str:
-    """When a claim of its kind holds, in few words."""
+    """Say in few words when a claim of its kind holds."""
     if isinstance(claim.paper, str):
         words = {"ahead": "the interval lies above", "behind": "the interval lies below", "equal": "within 0.8 to 1.25"}
         return {**SEEDS, **words}[claim.paper]

@@ -29,7 +29,7 @@ Curves = Mapping[str, Mapping[int, Curve]]  # system -> seed -> curve
 
 
 class Ask(NamedTuple):
-    """What is run next of curves that are sampled together."""
+    """The x to run next, of curves that are sampled together."""
 
     xs: Mapping[str, tuple[float, ...]]  # by system
     first_seed: bool = False  # only of the first seed: a search for where to look
@@ -38,7 +38,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Where a search may go: its level, the x that are given, and the ends."""
+    """The range of a search: its level, the x that are given, and the ends."""
 
     level: float
     given: tuple[float, ...]
@@ -48,7 +48,7 @@ class Range:
 
 
 def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:
-    """What to run next of the systems in `curves`, which hold what was attained; nothing more where `xs` is empty."""
+    """Decide what to run next of the systems in `curves`, which hold attainment; nothing more where `xs` is empty."""
     if sample.rule == "knee" and not bounds.given:
         return common_knee(bounds, curves) if sample.each == "panel" else knees(sample, bounds, curves)
     if not any(seeds for seeds in curves.values()):
@@ -60,14 +60,14 @@ def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:
 
 
 def mean(seeds: Mapping[int, Curve]) -> dict[float, Shares]:
-    """Attainment in the mean over seeds, at each x that all of them have."""
+    """Average attainment over seeds, at each x that all of them have."""
     shared = set.intersection(*(set(curve) for curve in seeds.values())) if seeds else set[float]()
     of_seeds = {x: [curve[x] for curve in seeds.values()] for x in sorted(shared)}
     return {x: {d: sum(s[d] for s in each) / len(each) for d in each[0]} for x, each in of_seeds.items()}
 
 
 def deciding(curve: Curve) -> dict[float, float]:
-    """Attainment by the definition that decides."""
+    """Return attainment by the definition that decides."""
     return {x: next(iter(shares.values())) for x, shares in curve.items()}
 
 
@@ -75,7 +75,7 @@ def deciding(curve: Curve) -> dict[float, float]:
 
 
 def common_knee(bounds: Range, curves: Curves) -> Ask:
-    """Rates around the knees of several systems: octaves by the first seed, then a grid by all, then each one's own.
+    """Search rates around the knees of several systems: octaves by the first seed, a grid by all, then each one's own.
 
     Octaves go up while some system attains `LOW`, and down until every contestant meets `LEVEL`. The rates between
     which a contestant crosses `LEVEL` are halved until they are a quarter of an octave apart.
@@ -104,7 +104,10 @@ def contends(name: str) -> bool:
 
 
 def _between(curve: Mapping[float, float], least: float) -> float | None:
-    """The rate between those where a curve crosses `LEVEL`, unless they are near; None beyond the rates that it has."""
+    """Return the middle of the rates between which a curve crosses `LEVEL`; None where they are near or one is unknown.
+
+    The middle is the geometric mean.
+    """
     last = statistics.held(curve, LEVEL)
     fails = min((x for x in curve if last is not None and x > last), default=None)
     if last is None or fails is None or fails / last <= QUARTER:
@@ -113,9 +116,9 @@ def _between(curve: Mapping[float, float], least: float) -> float | None:
 
 
 def around(seen: Mapping[str, Mapping[float, float]]) -> dict[str, tuple[float, ...]]:
-    """The grid around the knees that were seen at octaves, for each system from an octave below its own to one above.
+    """Return rates around the knees seen at octaves, for each system from an octave below its own knee to one above.
 
-    But where a contestant still meets the level, all stand beside it.
+    Where a contestant still meets the level, all systems stand beside it.
     """
     met = [
         x for x in sorted(set().union(*seen.values())) if all(min(_to(curve, x)) >= LEVEL for curve in seen.values())
@@ -133,17 +136,21 @@ def around(seen: Mapping[str, Mapping[float, float]]) -> dict[str, tuple[float, 
 
 
 def _begin(name: str, curve: Mapping[float, float], low: float) -> float:
-    """An octave below the highest one up to which a contestant meets the level; others stand beside all of them."""
+    """Return the lowest rate of a system's grid.
+
+    That of a contestant lies an octave below the highest rate up to which it meets the level. Other systems begin at
+    `low`, to stand beside all contestants.
+    """
     return max((x for x in curve if min(_to(curve, x)) >= LEVEL), default=low) / OCTAVE if contends(name) else low
 
 
 def _to(curve: Mapping[float, float], x: float) -> list[float]:
-    """What a system attains up to x; beyond what it was run to, nothing."""
+    """List what a system attains up to x; a single 0 beyond the rates that it was run at."""
     return [share for at, share in curve.items() if at <= x] if x <= max(curve) else [0.0]
 
 
 def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
-    """Rates of each system: doubled from the lowest until it falls below `LOW`, then a grid around its knee."""
+    """Search rates of each system: double the lowest until it falls below `LOW`, then take a grid around its knee."""
     asked: dict[str, tuple[float, ...]] = {}
     grids: dict[str, tuple[float, ...]] = {}
     for name, seeds in curves.items():
@@ -158,11 +165,11 @@ def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
 
 
 def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
-    """Rates of a system whose attainment was seen at octaves: all of these, and finer ones around its knee.
+    """Return the rates of a system whose attainment was seen at octaves: all of these, and finer ones around its knee.
 
-    Finer from the last octave that it holds (`highest`) to the last one seen: halves, then quarters, ... of an octave
-    until there are `least`, so that more rates hold the fewer ones. A system that fell at once is followed `OCTAVES`
-    further.
+    The finer ones lie from the last octave that it holds (`highest`) to the last one seen: halves, then quarters, ...
+    of an octave until there are `least`, so that more rates hold the fewer ones. A system that fell at once is followed
+    `OCTAVES` further.
     """
     low = min(seen)
     holds = highest([(x, shares) for x, shares in seen.items()], level) or low
@@ -178,7 +185,7 @@ def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
 
 
 def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
-    """The highest sampled x at which the fit of the mean over seeds holds the level, by every definition; if any.
+    """Find the highest sampled x at which the fit of the mean over seeds holds the level, by every definition; if any.
 
     Attainment may dip below the level at a lower x. `runs` are an x and what is attained there, a run each.
     """
@@ -195,9 +202,9 @@ def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
 
 
 def bisected(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:
-    """The x to sample next, by bisection of where the mean over seeds crosses the level; None if enough is sampled.
+    """Return the x to sample next, by bisection of where the mean over seeds crosses the level; None once x suffice.
 
-    At last one beyond the crossing, where every x is near to it: an interval ends there.
+    Where every x is near to the crossing, the last one lies beyond it: an interval ends there.
     """
     seen = deciding(mean(seeds))
     if len(seen) >= sample.points:
@@ -208,11 +215,11 @@ def bisected(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float
 def between(
     seen: Mapping[float, float], level: float, least: float, most: float = math.inf, digits: int = 6
 ) -> float | None:
-    """The x to sample next, of a falling curve that was seen at some: bisection of where it crosses the level.
+    """Return the x to sample next of a falling curve, by bisection of where it crosses the level; None if none is left.
 
-    The geometric mean of the last x that holds the level, by the fit, and of the next, which does not. Twice the
-    highest where it holds, but at most `most`, and half the lowest where none does, but at least `least`. None: nothing
-    is left.
+    It is the geometric mean of the last x that holds the level, by the fit, and of the next, which does not. Where the
+    highest x holds, it is twice that, but at most `most`. Where none holds, it is half the lowest, but at least
+    `least`.
     """
     last = statistics.held(seen, level)
     fails = min((x for x in seen if last is None or x > last), default=None)
@@ -227,7 +234,11 @@ def between(
 
 
 def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | None:
-    """Half an octave above the highest x, unless that lies so far above the last one that holds the level."""
+    """Return the x half an octave above the highest, or None.
+
+    It is None where no x or the highest x holds the level, or where the highest already lies half an octave above the
+    last one that holds it.
+    """
     last, top = statistics.held(seen, level), max(seen)
     if last is None or last == top or top >= last * HALF_OCTAVE:
         return None
@@ -235,16 +246,16 @@ def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | N
 
 
 def rounded(x: float, digits: int = 6) -> float:
-    """A number as specs have it, with few digits."""
+    """Round a number to the few digits that specs have."""
     return float(f"{x:.{digits}g}")
 
 
 def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:  # noqa: ARG001
-    """The whole number to sample next, of a rising curve; None once the fewest that hold the level stand.
+    """Return the whole number to sample next of a rising curve; None once the fewest that hold the level stand.
 
-    The most first, then the middle between the answer and the next smaller count that failed, or the least - 1: systems
-    are slow to simulate far below what they need. At last the count above the answer has to confirm it: where it fails,
-    the fit takes a lone count that held by luck back, and the search goes on above.
+    The most comes first, then the middle between the answer and the next smaller count that failed, or the least - 1:
+    systems are slow to simulate far below what they need. At last the count above the answer has to confirm it: where
+    it fails, the fit takes a lone count that held by luck back, and the search goes on above.
     """
     least, most = (round(x) for x in bounds.given)
     curves = {seed: deciding(curve) for seed, curve in seeds.items()}

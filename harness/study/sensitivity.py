@@ -49,7 +49,7 @@ class Found:
 
     @property
     def many(self) -> bool:
-        """Whether the lead is over several rates."""
+        """Tell whether the lead is over several rates."""
         return len(self.rates) > 1
 
     @property
@@ -58,11 +58,14 @@ class Found:
         return 1.0 if self.many else 0.0
 
     def order(self, lead: Estimate) -> int:
-        """1 where the first system leads beyond the interval, -1 where the second does, 0 where neither."""
+        """Return 1 where the first system leads beyond the interval, -1 where the second does, 0 where neither does."""
         return (lead.low is not None and lead.low > self.even) - (lead.high is not None and lead.high < self.even)
 
     def swing(self, constant: str) -> float:
-        """Between the largest and the smallest lead under a constant, the machine as it is among them."""
+        """Compute the distance between the largest and smallest lead under a constant, with the machine as it is.
+
+        It is in shares of 1; over several rates it is the logarithm of a ratio.
+        """
         seen = [self.base.mean, *(row.lead.mean for row in self.rows if row.constant.name == constant and row.lead)]
         return math.log(max(seen) / min(seen)) if self.many else max(seen) - min(seen)
 
@@ -78,12 +81,12 @@ class Found:
 
 
 def schema() -> pa.Schema:
-    """Columns of the table that is kept; a lead is null where nothing was run, and `note` says why."""
+    """Return the columns of the table that is kept; a lead is null where nothing was run, and `note` says why."""
     return forms.LEAD_COLUMNS
 
 
 def read(folder: Path) -> Found | None:
-    """What is kept beside a comparison's table, if it is of that table's runs."""
+    """Read the sensitivity kept beside a comparison's table; None where there is none of that table's runs."""
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # a file that cannot be read says nothing
         stored = record.footer(path)
@@ -93,12 +96,12 @@ def read(folder: Path) -> Found | None:
 
 
 def key_of(table: Path) -> str:
-    """By what a comparison's table is told from another one of the same name."""
+    """Return the key that tells a comparison's table from another one of the same name."""
     return str(record.footer(table)["key"])
 
 
 def found_in(about: Mapping[str, Any], table: pa.Table) -> Found:
-    """The leads of a table and the facts beside it."""
+    """Build the leads from a table and the facts beside it."""
     base, *rows = table.to_pylist()
 
     def lead(row: Mapping[str, Any]) -> Estimate | None:
@@ -121,7 +124,7 @@ def found_in(about: Mapping[str, Any], table: pa.Table) -> Found:
 
 
 def lines(found: Found) -> Iterator[str]:
-    """A table of the leads by falling swing, and what each constant is, is worth and comes from."""
+    """Yield a table of the leads by falling swing, then each constant's meaning, value and source."""
     where = f"at {100 * LEVEL:g} %" if found.many else f"at rate scale {found.rates[0]:g}"
     what = "rate ratio" if found.many else "SLO attainment"
     yield f"lead of {found.first} over {found.second} in {what} ({found.definition}) {where}, and its 95 % interval"
@@ -144,13 +147,13 @@ def lines(found: Found) -> Iterator[str]:
 
 
 def kept(folder: Path) -> str:
-    """The sentence of the sensitivity that is kept beside a comparison's table; empty where there is none."""
+    """Return the sentence of the sensitivity that is kept beside a comparison's table; empty where there is none."""
     found = read(folder)
     return "" if found is None else sentence(found)
 
 
 def sentence(found: Found) -> str:
-    """What stands under a figure: which constants turn the order, or that none does, and which moves it most."""
+    """Say, below a figure, which constants turn the order, or that none does, and which moves it most."""
     at = f"in the rate at {100 * LEVEL:g} %" if found.many else f"at rate scale {found.rates[0]:g}"
     lead = f"the lead of {found.first} over {found.second} {at}, {_text(found, found.base)} {_unit(found)},"
     tried = [(row, row.lead) for row in found.rows if row.lead]
@@ -187,7 +190,7 @@ def _unit(found: Found) -> str:
 
 
 def _text(found: Found, lead: Estimate) -> str:
-    """A lead with its interval, in points or as a ratio: `+14.2 [+12.9, +15.5]`, `1.74 [1.10, 2.76]`."""
+    """Render a lead with its interval, in points or as a ratio: `+14.2 [+12.9, +15.5]`, `1.74 [1.10, 2.76]`."""
 
     def shown(x: float | None) -> str:
         return "?" if x is None else f"{x:.2f}" if found.many else f"{100 * x:+.1f}"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def answer(found: Measured, shown: Summary, rule: str) -> str:
-    """What the comparison was for: who serves more, by how much, and where."""
+    """Say what the comparison was for: who serves more, by how much, and on which models and machine."""
     said = sentences.verdict(found.table, shown, rule, LEVEL)
     spec = found.reference
     where = spec.measured_on or f"{shown.gpus or spec.gpus} x {spec.gpu}"
@@ -41,7 +41,7 @@ def answer(found: Measured, shown: Summary, rule: str) -> str:
 
 
 def headline(found: Measured, shown: Summary) -> Iterator[str]:
-    """What a reader must know before the numbers."""
+    """Yield what a reader must know before the numbers: trace, models, load, machine, SLO, seeds and the rate."""
     spec = found.reference
     setup = Setup(spec)
     trace, models = setup.trace, setup.models
@@ -75,12 +75,12 @@ def headline(found: Measured, shown: Summary) -> Iterator[str]:
 
 
 def _fit(fit: str | None) -> str:
-    """How near a synthetic trace comes to what it is fitted to, where that was measured."""
+    """Say how near a synthetic trace comes to what it is fitted to, where that was measured."""
     return f", fit {fit}" if fit else ""
 
 
 def _gaps(found: Measured, shown: Summary) -> str:
-    """The ratio that says whether models idle long enough to be swapped."""
+    """Render the ratio of the median idle gap to a swap, which tells whether models idle long enough to be swapped."""
     spec = replace(found.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
     setup = Setup(spec)
     cluster = setup.cluster
@@ -97,7 +97,7 @@ def _name(text: str) -> str:
 
 
 def notes(found: Measured, shown: Summary, rule: str) -> Iterator[str]:
-    """What stands under the table: who is not in it, what qualifies it, and what it says."""
+    """Yield the lines under the table: the systems that are not in it, what qualifies it, and what it says."""
     yield from failures(found.failed) + _gone(found.table, "skipped")
     yield from departures(found.table)
     yield from invalid(found.table)
@@ -118,17 +118,17 @@ def notes(found: Measured, shown: Summary, rule: str) -> Iterator[str]:
 
 
 def failures(failed: Mapping[str, str]) -> list[str]:
-    """One line a system that left a comparison: what its policy did."""
+    """List the systems that left a comparison, a line each: what the policy did."""
     return [f"{label}: {why}" for label, why in failed.items()]
 
 
 def invalid(rows: pa.Table) -> list[str]:
-    """One line a label of which runs on real servers measured something else, and why."""
+    """List the labels whose runs on real servers measured something else, a line each with the reason."""
     return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
 
 
 def served(found: Measured, shown: Summary) -> list[str]:
-    """Which server served which model, and results by model; nothing where no servers were attached."""
+    """List the server of each model, and results by model; empty where no servers were attached."""
     if fields.asked(found.reference.engine).name != "attach":
         return []
     runs = (record.meta(found.folder.parent / run) for run in found.table.column("run").unique().to_pylist())
@@ -138,13 +138,13 @@ def served(found: Measured, shown: Summary) -> list[str]:
 
 
 def _gone(rows: pa.Table, column: str) -> list[str]:
-    """One line a label that is infeasible or skipped, with its reason."""
+    """List the labels that are infeasible or skipped, a line each with the reason."""
     pairs = zip(rows.column("label").to_pylist(), rows.column(column).to_pylist(), strict=True)
     return [f"{column}: {label}, {reason}" for label, reason in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 
 def unfit(found: Measured) -> tuple[dict[str, str], list[Remedy]]:
-    """What each system without room lacks and with what it has room, by label; and what gives room to all of them.
+    """Say, by label, what each system without room lacks and with what it has room; list the remedies for all of them.
 
     A remedy is tried on all seeds, at the lowest and the highest rate.
     """
@@ -173,7 +173,10 @@ def unfit(found: Measured) -> tuple[dict[str, str], list[Remedy]]:
 
 
 def idle(found: Measured, shown: Summary) -> list[str]:
-    """One line a system that left GPUs without a request in some run at the rate shown, warm-up and drain included."""
+    """List the systems that left GPUs without a request in some run at the rate shown, a line each.
+
+    Warm-up and drain are included.
+    """
     lines = []
     for row in shown.systems:
         if row.infeasible:
@@ -188,19 +191,19 @@ def idle(found: Measured, shown: Summary) -> list[str]:
 
 
 def _runs(found: Measured, label: str, rate: float) -> list[str]:
-    """Runs of a label at a rate."""
+    """List the runs of a label at a rate."""
     columns = (found.table[name].to_pylist() for name in ("run", "label", "rate_scale"))
     return list(dict.fromkeys(run for run, own, x in zip(*columns, strict=True) if own == label and x == rate))
 
 
 def _used(run: Path) -> set[int]:
-    """GPUs on which some request of a run had a step: `0+1` is a group, and `0>1` has moved."""
+    """Return the GPUs on which some request of a run had a step: `0+1` is a group, and `0>1` has moved."""
     places = record.read(run, ["gpus"])["gpus"].unique().to_pylist()
     return {int(gpu) for place in places if place for gpu in re.split(r"[+>]", place)}
 
 
 def _spans(gpus: Sequence[int]) -> str:
-    """Numbers in few words: `GPU 3`, `GPUs 14 to 23`, `GPUs 1, 5, 7 to 9`."""
+    """Render numbers of GPUs in few words: `GPU 3`, `GPUs 14 to 23`, `GPUs 1, 5, 7 to 9`."""
     spans: list[list[int]] = []
     for gpu in gpus:
         if spans and gpu == spans[-1][-1] + 1:
@@ -212,7 +215,7 @@ def _spans(gpus: Sequence[int]) -> str:
 
 
 def _refused(found: Measured, shown: Summary) -> list[str]:
-    """One line a label whose actions the engine refused at the rate shown: how many, and the first."""
+    """List the labels whose actions the engine refused at the rate shown, a line each: how many, and the first."""
     lines = []
     for label in (row.label for row in shown.systems):  # a skipped one is not shown
         every = [record.meta(found.folder.parent / name) for name in _runs(found, label, shown.rate_scale)]
@@ -225,9 +228,10 @@ def _refused(found: Measured, shown: Summary) -> list[str]:
 
 
 def next_command(found: Measured, shown: Summary, rule: str, words: Sequence[str], ways: Sequence[Remedy] = ()) -> str:
-    """What to ask now: with room for all systems, with runs that are valid, or why one misses.
+    """Return the command to run next: with room for all systems, with valid runs, or to explain why a system misses.
 
-    Of several the one that misses most, in its run nearest to its mean attainment. `ways` give room to all.
+    Of several systems it explains the one that misses most, in its run nearest to its mean attainment. `ways` give room
+    to all.
     """
     if ways:
         return again(words, *ways[0].options)
@@ -255,7 +259,10 @@ def next_command(found: Measured, shown: Summary, rule: str, words: Sequence[str
 
 
 def _valid(why: str, found: Measured, words: Sequence[str]) -> str:
-    """What makes runs on real servers valid, by why they were not; into another folder, for these are kept."""
+    """Say what makes runs on real servers valid, by why they were not; the new runs go to another folder.
+
+    The runs that are there are kept.
+    """
     options = ["-o", short_path(found.folder.parent / "again")]
     if "other processes took" in why:
         return f"end what else runs on this machine, then {again(words, *options)}"
@@ -265,7 +272,7 @@ def _valid(why: str, found: Measured, words: Sequence[str]) -> str:
 
 
 def facts(found: Measured, rule: str) -> dict[str, Any]:
-    """Facts of a comparison for other programs."""
+    """Collect the facts of a comparison for other programs."""
     setup = Setup(found.reference)
     trace = setup.trace
     return {

@@ -44,7 +44,7 @@ Paper = float | str | tuple[float, float] | None
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How the x of curves are chosen.
+    """The rule by which the x of curves are chosen.
 
     fixed    those that are given
     knee     doubled (or halved) until attainment falls, by the first seed; then a grid around the knee, by all seeds
@@ -63,7 +63,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is run."""
+    """The extent of what is run."""
 
     seeds: Count = 5
     points: Natural = 0  # instead of the sample's
@@ -75,7 +75,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is measured side by side: changes to the common setting, and x."""
+    """A condition of a comparison: changes to the common setting, and x."""
 
     name: str
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of a spec, rate_rps and slo_scale
@@ -140,7 +140,7 @@ class Claim:
 
     @property
     def label(self) -> str:
-        """How tables name it."""
+        """The name of the claim's systems in tables."""
         return f"{self.system} / {self.over}" if self.over else self.system
 
 
@@ -177,7 +177,7 @@ class Study:
     # -------------------------------------------------------------- parts of it
 
     def scope(self, full: bool) -> Scope:
-        """How much is run."""
+        """Return the scope of what is run, with --full or without."""
         return self.full if full and self.full else self.quick
 
     @cached_property
@@ -186,11 +186,11 @@ class Study:
         return next(iter(self.systems))
 
     def of(self, full: bool) -> Study:
-        """The study without the conditions that are only for --full, unless they are asked for."""
+        """Return the study without the conditions that only --full runs, unless they are asked for."""
         return self if full else self.restricted(one for one in self.condition if not one.extra)
 
     def without(self, gone: Collection[str]) -> Study | None:
-        """The study without some systems; None where none is left that is in every condition, to stand first."""
+        """Return the study without some systems; None where none is left that is in every condition, to stand first."""
         left = {name: text for name, text in self.systems.items() if name not in gone}
         first = next((name for name in left if all(name in (c.among or left) for c in self.condition)), None)
         if first is None:
@@ -209,9 +209,9 @@ class Study:
         precision: float | None = None,
         budget: int | None = None,
     ) -> Study:
-        """The study with a part of its conditions, or other systems, traces, models, seeds, precision or budget.
+        """Return the study with a part of its conditions, or other systems, traces, models, seeds, precision or budget.
 
-        Where a condition varies its models, `models` are a part of these. UserError for a name that there is none of.
+        Where a condition varies its models, `models` are a part of these. UserError for an unknown name.
         """
         known = [one.name for one in self.condition]
         if unknown := next((name for name in names or () if name not in known), None):
@@ -229,7 +229,7 @@ class Study:
         return replace(study, quick=replace(study.quick, **changes), full=full)
 
     def of_systems(self, texts: Sequence[str]) -> Study:
-        """The study with other systems."""
+        """Return the study with other systems."""
         systems = named(texts)
         conditions = tuple(
             replace(one, among=(), systems={name: one.systems[name] for name in one.systems if name in systems})
@@ -238,12 +238,15 @@ class Study:
         return replace(self, systems=systems, condition=conditions)
 
     def of_traces(self, traces: Sequence[str]) -> Study:
-        """The study on other traces, a column of panels each."""
+        """Return the study on other traces, a column of panels each."""
         plain = self._without("trace")
         return replace(plain, vary={"trace": tuple(traces), **plain.vary}, titles=())
 
     def of_models(self, models: Sequence[str]) -> Study:
-        """The study with a part of its model sets, or with others where all of its conditions have the same one."""
+        """Return the study with a part of its model sets, or with others where all of its conditions have the same one.
+
+        UserError for an unknown model set, where there are several.
+        """
         sets = dict.fromkeys(name for one in self.condition for name in self.sets(one))
         if len(sets) < 2:
             plain = self._without("models")
@@ -257,7 +260,7 @@ class Study:
         return replace(left, vary={key: value for key, value in self.vary.items() if key != "models"})
 
     def _of_sets(self, condition: Condition, sets: tuple[str, ...]) -> Condition:
-        """A condition with a part of its model sets."""
+        """Return a condition with a part of its model sets."""
         if self.axis(condition) == "models":
             return replace(condition, at=sets, full=())
         if "models" in self.varied(condition):
@@ -265,7 +268,7 @@ class Study:
         return condition
 
     def _without(self, field_: str) -> Study:
-        """The study without a field of specs."""
+        """Return the study without a field of specs."""
 
         def plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
             return {key: value for key, value in mapping.items() if key != field_}
@@ -274,7 +277,7 @@ class Study:
         return replace(self, spec=plain(self.spec), vary=plain(self.vary), condition=conditions)
 
     def restricted(self, conditions: Iterable[Condition]) -> Study:
-        """The study with these conditions, and the claims that are about some of them."""
+        """Return the study with these conditions, and the claims that are about some of them."""
         left = tuple(conditions)
         names = {one.name for one in left}
         claims = tuple(c for c in self.claim if c.on.get("condition") is None or c.on["condition"] in names)
@@ -283,9 +286,9 @@ class Study:
     # -------------------------------------------------------------- a condition of it
 
     def steps(self) -> tuple[Condition, ...]:
-        """The conditions that are measured; of a cumulative study the start, all steps so far, each step alone.
+        """Return the conditions to measure; of a cumulative study the start, all steps so far, each step alone.
 
-        Before each with a band stands the other end of it.
+        A condition with a band has the other end of the band before it.
         """
         if not self.cumulative:
             return self.condition
@@ -302,35 +305,35 @@ class Study:
         return replace(self.condition[k], spec=spec, systems=systems, band=band, kind="cumulative")
 
     def axis(self, condition: Condition) -> str:
-        """What runs along x."""
+        """Return what runs along x."""
         return condition.along or self.along
 
     def along_x(self, condition: Condition, full: bool = False) -> tuple[Any, ...]:
-        """The x that are given, without `at_rps`."""
+        """Return the x that are given, without `at_rps`."""
         given = (*(condition.at or self.at), *(condition.full if full else ()))
         return given if self.axis(condition) == "models" else tuple(sorted({float(x) for x in given}))
 
     def varied(self, condition: Condition) -> dict[str, tuple[Any, ...]]:
-        """The fields that a condition varies, a panel for each combination."""
+        """Return the fields that a condition varies, a panel for each combination."""
         return {**self.vary, **condition.vary}
 
     def sets(self, condition: Condition) -> tuple[str, ...]:
-        """The model sets of a condition, --full or not."""
+        """Return the model sets of a condition, --full or not."""
         if self.axis(condition) == "models":
             return tuple(map(str, self.along_x(condition, full=True)))
         models = {**self.spec, **condition.spec}.get("models")
         return self.varied(condition).get("models", (models,) if models else ())
 
     def contestants(self, condition: Condition) -> tuple[str, ...]:
-        """The names of the systems of a condition."""
+        """Return the names of the systems of a condition."""
         return tuple(name for name in self.systems if name in (condition.among or self.systems))
 
     def settings(self, condition: Condition) -> dict[str, Any]:
-        """The common setting with a condition's changes: fields of a spec, and BESIDE."""
+        """Return the common setting with a condition's changes: fields of a spec, and BESIDE."""
         return {**self.spec, **condition.spec}
 
     def spec_of(self, condition: Condition, name: str) -> Spec:
-        """The spec of a system under a condition, whose place, x and seed are still to be set.
+        """Return the spec of a system under a condition, whose place, x and seed are still to be set.
 
         An A/A copy is its system on seeds of its own.
         """
@@ -346,7 +349,7 @@ class Study:
 
 
 def beside(claim: Claim, other: Mapping[str, Any]) -> Claim:
-    """The claim of further evidence: with another system, over or definition, and other facts."""
+    """Return the claim of further evidence: with another system, over or definition, and other facts."""
     own = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}
     return replace(
@@ -356,12 +359,12 @@ def beside(claim: Claim, other: Mapping[str, Any]) -> Claim:
 
 
 def systems_of(text: str) -> list[list[str]]:
-    """The systems of a claim's `system` or `over`: all of these, of each any of its readings."""
+    """Split a claim's `system` or `over` into its systems: all of these, of each any of its readings."""
     return [part.split(OR) for part in text.split(AND)]
 
 
 def named(texts: Sequence[str]) -> dict[str, str]:
-    """Systems by the label that tables have, from texts as --systems takes them; UserError for one listed twice."""
+    """Return systems by their label in tables, from texts as --systems takes them; UserError for one listed twice."""
     systems: dict[str, str] = {}
     for text in texts:
         label = from_dict(asked(text)).label
@@ -372,7 +375,7 @@ def named(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _ends(one: Condition) -> Iterator[Condition]:
-    """A condition; before it, where it has a band, the other end of it."""
+    """Yield a condition; before it, where it has a band, the other end of the band."""
     if one.band:
         fields = ", ".join(f"{key} {value}" for key, value in one.band.items())
         yield replace(one, name=f"{one.name}; {fields}", spec={**one.spec, **one.band}, other_end=True)

@@ -25,7 +25,7 @@ Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule
 
 
 class Place(NamedTuple):
-    """Where a run stands in the table, and what judges it there; one run may stand at many places."""
+    """The place of a run in the table, and the SLO that judges it there; one run may stand at many places."""
 
     condition: str
     x: float
@@ -35,12 +35,12 @@ class Place(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """By what it is scored."""
+        """The key under which its scores are kept."""
         return self.folder, self.system, self.under.rule
 
 
 def schema() -> pa.Schema:
-    """Columns of a study's table: condition (the panel's key) and x before those of `tidy.TABLE_SCHEMA`."""
+    """Return the columns of a study's table: condition (the panel's key) and x before those of `tidy.TABLE_SCHEMA`."""
     word = tidy.TABLE_SCHEMA.field("run").type
     return pa.schema([("condition", word), ("x", pa.float64()), *tidy.TABLE_SCHEMA])
 
@@ -49,7 +49,7 @@ def table_of(
     places: Sequence[Place], out: Path, definitions: Collection[str], *, by_model: bool, workers: int | None = None,
     scored: dict[Key, pa.Table] | None = None, teller: Teller | None = None,
 ) -> pa.Table:  # fmt: skip
-    """The rows of all places, sorted by condition, x and spec; each run is scored once a rule, unless `scored` has it.
+    """Return the rows of all places, sorted by condition, x and spec; score each run once a rule, unless in `scored`.
 
     With `by_model` all definitions have rows by model; else there is only what text and figures show.
     """
@@ -83,7 +83,7 @@ def table_of(
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
-    """The table of one run that no study asked for, kept beside it: it tells who judged the run."""
+    """Return the table of one run that no study asked for, kept beside it; the table tells who judged the run."""
     spec = task.spec
     key = digest(record.dumps([[spec.label, canonical(spec)], under.identity, under.seconds]))
     trace = Path(spec.trace).stem if spec.trace.endswith(".parquet") else spec.trace

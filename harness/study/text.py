@@ -31,7 +31,7 @@ KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 
 
 class Shown(NamedTuple):
-    """What text is made of: a study's table, its facts, and the folder of both."""
+    """The material of the text: a study's table, its facts, and the folder of both."""
 
     table: pa.Table
     about: Mapping[str, Any]
@@ -40,12 +40,12 @@ class Shown(NamedTuple):
     every: bool = False  # all that is known, not only what answers the study's question
 
     def panels(self, row: int) -> list[Panel]:
-        """The panels of a condition."""
+        """Return the panels of a condition."""
         return [panel for panel in self.about["panels"] if panel["row"] == row]
 
 
 def lines(shown: Shown) -> Iterator[str]:
-    """What is printed of a study: a screen that ends with what holds for all of it; with `every` all."""
+    """Yield the lines of a study: a screen that ends with what holds for all of it; with `every` all lines."""
     ends: Iterable[str] = ()
     match shown.about["layout"]:
         case "steps" | "matrix":
@@ -79,7 +79,7 @@ def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
 
 
 def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
-    """A condition: a table a panel, a row a system; with `every` what weights did beside it."""
+    """Yield a condition: a table a panel, a row a system; with `every` what weights did beside it."""
     about, axis = shown.about, panels[0]["axis"]
     yield _title(about, panels)
     place = _place(about, panels)
@@ -110,13 +110,13 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
 
 
 def _told(table: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """A table without the columns that say nothing."""
+    """Return a table without the columns that say nothing."""
     columns = [x for x in zip(*table, strict=True) if set(x[1:]) != {NONE}]
     return zip(*columns, strict=True)
 
 
 def _place(about: Mapping[str, Any], panels: Sequence[Panel]) -> dict[str, Callable[[Panel], str]]:
-    """Columns that tell a condition's panels apart, and what each panel says there."""
+    """Return the columns that tell a condition's panels apart, and what each panel says there."""
     every: dict[str, Callable[[Panel], str]] = {
         "trace": lambda panel: str(panel["trace"]).partition("+")[0],
         "half": lambda panel: str(panel["half"]) or NONE,
@@ -139,7 +139,7 @@ def _heads(shown: Shown, axis: str) -> list[str]:
 
 
 def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Standings) -> list[str]:
-    """Where a system crosses the level, by its first definition with what stands beside; then by the others."""
+    """Render where a system crosses the level, by its first definition with what stands beside; then by the others."""
     about, axis = shown.about, panel["axis"]
     (first, *others), level, style = about["definitions"], about["level"], STYLES[axis]
 
@@ -164,9 +164,9 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
 
 
 def _standings(shown: Shown) -> Standings:
-    """Where systems stand beside each other on every panel along rates, scales or models, all corrected together.
+    """Rank systems in pairs on every panel along rates, scales or models, all corrected together.
 
-    The first one beside each other; of a study of ratios, these.
+    The pairs are the first system with each other one; in a study of ratios, those of its claims.
     """
     about = shown.about
     if about["layout"] in {"steps", "matrix"}:
@@ -187,7 +187,7 @@ def _standings(shown: Shown) -> Standings:
 
 
 def standing_text(found: Standing) -> str:
-    """Who is ahead: a sign with a ratio, or with differences in points where a ratio says nothing."""
+    """Say who is ahead: a sign with a ratio, or with differences in points where a ratio says nothing."""
     sign = STANDINGS[found.says][0]
     if found.flat or found.ratio is None:
         gaps = [estimate.text(gap.times(100), POINTS, spread=False) for _, gap in found.differences]
@@ -201,7 +201,7 @@ def _told_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
 
 
 def _legend(first: str, found: Sequence[tuple[Panel, Standing]]) -> Iterator[str]:
-    """What the signs say that were printed, and what stands beside them."""
+    """Explain the signs that were printed, and what stands beside them."""
     judged = [one for _, one in found if one.says not in {crossings.CASE, crossings.NO_ROOM}]
     if judged:
         decided = sum(one.says != crossings.UNDECIDED for one in judged)
@@ -245,12 +245,12 @@ def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
 
 
 def _bounds(about: Mapping[str, Any]) -> list[str]:
-    """Bounds that stand in the table: of a fleet, whose bounds bring their own number of GPUs."""
+    """List the bounds that stand in the table: those of a fleet, which bring their own number of GPUs."""
     return list(about["controls"]) if about["layout"] == "fleet" else []
 
 
 def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
-    """A panel's systems, with their GPUs where these are not the panel's."""
+    """Label a panel's systems, with their GPUs where these are not the panel's, and "(unchecked)" where that holds."""
     took: dict[str, set[int]] = {}
     for name, gpus in zip(tidy.column(rows, "label"), tidy.column(rows, "gpus"), strict=True):
         took.setdefault(name, set()).add(gpus)
@@ -260,7 +260,7 @@ def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
 
 
 def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
-    """What ends the fewest GPUs: on the next fewer that were tried the models have no room, or SLOs are missed."""
+    """Say what ends the fewest GPUs: on the next fewer tried the models have no room, or SLOs are missed."""
     at = crossings.fewest(rows, name, "", about["definitions"][0], about["level"])
     own = rows.filter(pc.equal(rows["label"].cast(pa.string()), name))
     xs = sorted(set(own["x"].to_pylist()))
@@ -276,7 +276,7 @@ def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
 
 
 def _each_seed(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
-    """The fewest GPUs of each seed alone, from the least to the most."""
+    """Render the fewest GPUs of each seed alone, from the least to the most."""
     curves = tidy.curves(rows, name, about["definitions"][0], "x")
     each = [statistics.fewest(curve, about["level"]).at for curve in curves.values()]
     every = sorted(each, key=lambda e: (e.sign == ">", e.mean))
@@ -289,7 +289,7 @@ def _heads_beside(about: Mapping[str, Any]) -> list[str]:
 
 
 def _beside(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> list[str]:
-    """Attainment at a telling x, and how often weights came, went and moved there: means over seeds."""
+    """Render attainment at a telling x, and how often weights came, went and moved there: means over seeds."""
     curves = {d: tidy.curves(rows, name, d, "x") for d in (*about["definitions"], *tidy.WEIGHTS)}
     xs = sorted(set().union(*(curve for curve in curves[about["definitions"][0]].values())))
     if not xs:
@@ -306,7 +306,7 @@ def _beside(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -
 
 
 def _telling(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> float | None:
-    """The x at which systems are shown beside their crossings: where the first one, or of a fleet each, crosses."""
+    """Return the x that is shown beside the crossings: the crossing of the first system, in a fleet of each one."""
     if panel["at"] is not None:
         return float(panel["at"])
     first = name if about["layout"] == "fleet" else about["systems"][0]
@@ -315,19 +315,19 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) 
 
 
 def unchecked(rows: pa.Table) -> dict[str, str]:
-    """Labels of systems whose file, as it is now, has not passed `bench check`, with the command that tries it."""
+    """Return the labels of systems whose file, as it is now, has not passed `bench check`, with the command for it."""
     pairs = dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True))
     late = set(vetted.unchecked(pairs.values()))
     return {label: check_command(name) for label, name in pairs.items() if name in late}
 
 
 def unchecked_lines(rows: pa.Table) -> list[str]:
-    """One line a label that is marked `unchecked`: nothing says yet that it keeps the rules."""
+    """List the labels that are marked `unchecked`, a line each: nothing says yet that they keep the rules."""
     return [f"unchecked: {label}, {command}" for label, command in sorted(unchecked(rows).items())]
 
 
 def departures(rows: pa.Table) -> list[str]:
-    """One line a label whose engine is not its paper's."""
+    """List the labels whose engine is not their paper's, a line each."""
     pairs = zip(tidy.column(rows, "label"), tidy.column(rows, "departs"), strict=True)
     return [f"not as published: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
@@ -361,7 +361,7 @@ def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
 
 
 def _short(found: Standing | None, *, spread: bool) -> str:
-    """A standing in a few letters, "-" where one does not fit; `spread` shows intervals and differences."""
+    """Render a standing in a few letters, "-" where one does not fit; `spread` shows intervals and differences."""
     if found is None or found.says == crossings.NO_ROOM:
         return NONE
     if spread or found.ratio is None:
@@ -370,7 +370,7 @@ def _short(found: Standing | None, *, spread: bool) -> str:
 
 
 def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> str:
-    """The rate at which a system holds the level; a note where it has no room for some seeds."""
+    """Render the rate at which a system holds the level; of a system without room on any seed, the word for that."""
     gone = tidy.unfit(rows, name)
     if gone and gone.every:
         return gone.word
@@ -379,7 +379,10 @@ def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> 
 
 
 def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
-    """Where the first system of each pair is ahead, behind, or neither, and where by a paper's number."""
+    """Say under which conditions the first system of each pair is ahead, behind, or neither.
+
+    Where a paper states a ratio, say under how many conditions it holds and is not excluded.
+    """
     panels = {panel["condition"]: panel for panel in shown.about["panels"]}
     papers = {(one.system, one.over): one.paper for one in claims.claims_of(shown.about)
               if one.what == "ratio" and isinstance(one.paper, float | int)}  # fmt: skip
@@ -450,7 +453,7 @@ def _places(about: Mapping[str, Any], whole: Mapping[tuple[str, float], Any]) ->
 
 
 def offered_rps(table: pa.Table) -> dict[tuple[str, float], float]:
-    """Requests a second offered, by trace and x, mean over the runs."""
+    """Compute the requests a second offered, by trace and x, in the mean over the runs."""
     frame = table.select(["trace", "x", "definition", "over", "value"]).to_pandas()
     own = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled")]
     return {(str(trace), float(x)): float(rows["value"].mean())
@@ -458,7 +461,7 @@ def offered_rps(table: pa.Table) -> dict[tuple[str, float], float]:
 
 
 def _change(lost: Estimate) -> str:
-    """What switching the part off makes of attainment, in points."""
+    """Render how switching the part off changes attainment, in points."""
     low, high = (None if x is None else -x for x in (lost.high, lost.low))
     return claims.points_text(Estimate(-lost.mean, low, high, lost.n))
 
@@ -475,7 +478,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _claims(shown: Shown) -> Iterator[str]:
-    """How many claims have which class; with `every` each of them. `bench claims` has them by statement."""
+    """Count the claims of each class; with `every` list each of them. `bench claims` has them by statement."""
     every = [v for v in claims.verdicts(shown.table, shown.about) if v.claim.paper is not None and v.says in SAYS]
     if not every:
         return
@@ -492,12 +495,12 @@ def _claims(shown: Shown) -> Iterator[str]:
 
 
 def on_text(verdict: Verdict) -> str:
-    """The panel of a verdict in few words."""
+    """Render the panel of a verdict in few words."""
     return NONE if verdict.panel is None else str(verdict.panel["condition"])
 
 
 def _copies(shown: Shown) -> Iterator[str]:
-    """The A/A line: how often the first system differs from its copy on other seeds by more than chance."""
+    """Yield the A/A line: how often the first system differs from its copy on other seeds by more than chance."""
     name = shown.about["systems"][0]
     covers, worst = [], 0.0
     for panel in shown.about["panels"]:
@@ -518,7 +521,7 @@ def _copies(shown: Shown) -> Iterator[str]:
 
 
 def cpu_s(folder: Path, about: Mapping[str, Any]) -> dict[str, float]:
-    """CPU seconds that the runs of each system took, as their folders say."""
+    """Sum the CPU seconds that the runs of each system took, as their folders say."""
     spent: dict[str, float] = {}
     for run, name in about["runs"].items():
         with suppress(OSError, ValueError, KeyError, TypeError):

@@ -66,12 +66,12 @@ class Tuned:
 
     @property
     def tuned(self) -> bool:
-        """Whether some draw holds a cell: else the choice says nothing of what figures compare systems by."""
+        """Tell whether some draw holds a cell: else the choice says nothing of what figures compare systems by."""
         return any(draw.held > 0 for draw in self.draws)
 
 
 def open_fields(name: str) -> dict[str, Domain]:
-    """The fields of a system that its source leaves open. UserError where it has none."""
+    """Return the fields of a system that its source leaves open. UserError where it has none."""
     found = {field: domain for field, domain in domains(system.find(name)).items() if domain.tuned}
     if not found:
         raise UserError(f"{name} has no tuned field: a field is one by tuned=True where it is declared")
@@ -79,7 +79,7 @@ def open_fields(name: str) -> dict[str, Domain]:
 
 
 def drawn(name: str, draws: int) -> list[dict[str, Option]]:
-    """The values to try, the defaults first; the same for the same number of draws."""
+    """Draw the values to try, the defaults first; the same for the same number of draws."""
     import numpy as np
 
     rng = np.random.default_rng([TUNING_SEEDS[0], zlib.crc32(name.encode())])
@@ -94,7 +94,7 @@ def drawn(name: str, draws: int) -> list[dict[str, Option]]:
 
 
 def _value(domain: Domain, u: float) -> Option:
-    """The value of a domain at u of [0, 1)."""
+    """Return the value of a domain at u of [0, 1)."""
     if domain.choices:
         open_ = [one for one in domain.choices if one not in domain.undrawn]
         return open_[int(u * len(open_))]
@@ -107,7 +107,10 @@ def _value(domain: Domain, u: float) -> Option:
 def tune(
     systems: Sequence[str], out: Path, *, draws: int = DRAWS, workers: int | None = None, teller: Teller | None = None
 ) -> list[Tuned]:
-    """Run every draw of each system in every cell, and choose. Runs are kept in `out`, and so is what was begun."""
+    """Run every draw of each system in every cell, and choose a draw each.
+
+    Runs are kept in `out`, those of a tuning that was cut off too. Raises UserError for fewer than 2 draws.
+    """
     if draws < 2:
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")
     tried = {name: drawn(name, draws) for name in systems}
@@ -143,14 +146,14 @@ def _tuned(
 
 
 def rounded(gains: Sequence[float]) -> Estimate:
-    """Mean and interval to the places that are recorded, so that the choice follows from the record."""
+    """Return mean and interval to the places that are recorded, so that the choice follows from the record."""
     found = interval(gains)
     low, high = (None if x is None else round(x, PLACES) for x in (found.low, found.high))
     return replace(found, mean=round(found.mean, PLACES), low=low, high=high)
 
 
 def choose(draws: Sequence[Draw]) -> int:
-    """The draw that holds most, of equals the highest score, of equals the first."""
+    """Return the draw that holds most, of equals the one with the highest score, of equals the first."""
     return max(range(len(draws)), key=lambda k: (draws[k].held, draws[k].score, -k))
 
 
@@ -158,7 +161,7 @@ def choose(draws: Sequence[Draw]) -> int:
 
 
 def shown(fields: Fields) -> str:
-    """Fields in a line: `z=2.0 moves="copy"`."""
+    """Render fields in a line: `z=2.0 moves="copy"`."""
     return " ".join(f"{name}={toml.shown(value)}" for name, value in fields.items())
 
 
@@ -171,7 +174,7 @@ HEAD = """\
 
 
 def as_toml(found: Sequence[Tuned], day: str, command: str) -> str:
-    """The record of a tuning: how it was made, every draw in order with its score, and what was chosen."""
+    """Render the record of a tuning: how it was made, every draw in order with its score, and the chosen draw."""
     import tomli_w
 
     about = {

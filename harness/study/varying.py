@@ -31,9 +31,9 @@ AS_IS = Setting("", "as it is", {})
 
 
 def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
-    """The first two systems of a comparison: by the rate at 99 %, or by attainment where there is one rate.
+    """Return the first two systems of a comparison: by the rate at 99 %, or by attainment where there is one rate.
 
-    Names in `silent` do not contend, unless only two are compared.
+    Names in `silent` do not contend, unless only two are compared. UserError where fewer than two contend.
     """
     names, (definition,) = list(base.about["systems"]), base.about["definitions"]
     silent = silent if len(names) > 2 else ()
@@ -48,7 +48,7 @@ def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
 
 
 def telling(base: Measured, pair: tuple[str, str]) -> float:
-    """The rate of a comparison at which two systems differ most."""
+    """Return the rate of a comparison at which two systems differ most."""
     (definition,) = base.about["definitions"]
 
     def apart(rate: float) -> float:
@@ -68,7 +68,7 @@ def sensitivity(
     workers: int | None = None,
     teller: Teller | None = None,
 ) -> Found:
-    """Change constants (of `only` these, None: all) under the first two of a comparison; kept beside its table.
+    """Change constants (of `only` these, None: all) under the first two of a comparison; keep the leads beside it.
 
     They are compared at the rate at which they differ most; with `knee` by the rates at which they meet `LEVEL`. A
     change under which a model does not fit a GPU any more is no run. Raises UserError.
@@ -106,7 +106,7 @@ def sensitivity(
 def varying(
     base: Measured, pair: tuple[str, str], rates: Sequence[float], changes: Sequence[Setting], spec: Spec
 ) -> Study:
-    """Two systems of a comparison on the machine as it is, and under each change of it."""
+    """Make the study of two systems of a comparison on the machine as it is, and under each change of it."""
     conditions = (Condition(one.name, spec=one.fields(spec)) for one in (AS_IS, *changes))
     systems = {name: base.study.systems[name] for name in pair}
     return replace(base.study, name="constants", systems=systems, condition=tuple(conditions), at=tuple(rates),
@@ -114,7 +114,7 @@ def varying(
 
 
 def _misfit(change: Setting, specs: Sequence[Spec], rates: Sequence[float], base: Measured) -> str:
-    """Why a change leaves no room for a model alone; empty where it does."""
+    """Return why a change leaves no room for a model alone; empty where it does."""
     try:
         for spec in specs:
             resolve(base.target.spec(replace(change.of(spec), rate_scale=max(rates))))
@@ -126,7 +126,7 @@ def _misfit(change: Setting, specs: Sequence[Spec], rates: Sequence[float], base
 
 
 def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str, Any]]:
-    """The lead of the first system on the machine as it is, and under each change that was run."""
+    """Yield the lead of the first system on the machine as it is, and under each change that was run."""
     by_name = {one.name: one for one in (AS_IS, *changes)}
     first, second = measured.about["systems"]
     definition = measured.about["definitions"][0]
@@ -138,15 +138,15 @@ def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str,
 
 
 def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict[str, Any]:
-    """A line of the table that is kept."""
+    """Make a line of the table that is kept."""
     named = {key: getattr(lead, key) for key in ("mean", "low", "high", "n", "sign")} if lead else {}
     return {"constant": change.constant, "setting": change.said, **named, "note": note}
 
 
 def lead_of(rows: pa.Table, panel: Panel, pair: tuple[str, str], definition: str) -> Estimate | None:
-    """The lead at the only x of a panel, in shares of 1; over several the ratio of crossings.
+    """Estimate the lead at the only x of a panel, in shares of 1; over several x, the ratio of crossings.
 
-    None where neither ran, or no seed with both.
+    None where neither system ran, or no seed ran with both.
     """
     xs = rows["x"].unique().to_pylist()
     if len(xs) > 1:

@@ -82,11 +82,11 @@ class Run:
         return WINDOW_S if self.fixed is None else LONG_WINDOW_S
 
     def at(self, rps: float) -> Run:
-        """The same at another rate of the hot model."""
+        """Return the same run at another rate of the hot model."""
         return replace(self, rps=rps)
 
     def spec(self, seed: int, out: Path) -> Spec:
-        """The run as a spec; its requests are written below `out`."""
+        """Return the run as a spec; its requests are written below `out`."""
         return Spec(
             self.system, self.preset, self.fields, gpu=self.gpu, gpus=4, host=HOST,
             models="weaver-tp2" if self.system == "muxserve" else "weaver", served=MOST_TOKENS,
@@ -96,7 +96,7 @@ class Run:
 
 
 class Measured(NamedTuple):
-    """What a run gave; times are of requests that came in the window, `LATE_S` before its end, and ended in it."""
+    """The results of a run; times are of requests that came in the window, `LATE_S` before its end, and ended in it."""
 
     hot_ms: float  # mean TPOT
     cold_ms: float
@@ -114,7 +114,10 @@ class Measured(NamedTuple):
 
 @cache
 def lengths() -> NDArray[np.int32]:
-    """Prompt and output tokens of Azure-Conv's requests of at most 2,048 tokens, shape (requests, 2)."""
+    """Read prompt and output tokens of Azure-Conv's requests of at most 2,048 tokens, shape (requests, 2).
+
+    Raises UserError where TRACES_DIR lacks the file.
+    """
     folder = os.environ.get("TRACES_DIR", "")
     path = Path(folder) / LENGTHS
     if not path.is_file():
@@ -145,7 +148,7 @@ def written(rps: float, fixed: tuple[int, int] | None, span_s: float, seed: int,
 
 
 def measured(spec: Spec, folder: Path) -> Measured:
-    """What a run gave, by its rows alone: batches and KV by Little's law, of requests that end in the window."""
+    """Measure a run by its rows alone: batches and KV by Little's law, of requests that end in the window."""
     table = record.read(folder)
     rows = requests.rows(table)
     hot, cold = (rows.model == rows.models.index(name) for name in ("hot", "cold"))
@@ -174,26 +177,26 @@ def measured(spec: Spec, folder: Path) -> Measured:
 
 
 def _ratio(spec: Spec) -> float:
-    """The share of the hot model's requests whose KV lies elsewhere."""
+    """Return the share of the hot model's requests whose KV cache lies on the cold model's GPU."""
     return float(Setup(spec).keywords.get("ratio", 0.45)) if spec.system == "weaver" else 0.0
 
 
 def _token_share(spec: Spec) -> float:
-    """The part of a decode GPU's KV memory that a token takes."""
+    """Compute the part of a decode GPU's KV memory that a token takes."""
     found = Setup(spec).cluster
     model = found.models["hot"]
     return model.kv_token_bytes / (found.gpus[0].mem_bytes - model.weight_bytes)
 
 
 def mean(x: NDArray[np.float64]) -> float:
-    """A mean; of nothing, none."""
+    """Return the mean of an array; NaN where it is empty."""
     return float(x.mean()) if len(x) else math.nan
 
 
 def tokens_per_s(batch: int, tp: int, gpu: str = "a100-40g") -> float:
-    """Tokens a second of two GPUs as table 1 has them: two instances with a batch each, or one of TP2 with one.
+    """Compute tokens a second of two GPUs as in table 1: of two instances with a batch each, or one of TP2 with one.
 
-    Of decode steps alone. At batch 128 the paper's 8,011 tokens/s leave 4.1 s for 128 requests of 128 tokens on each
+    Decode steps alone count. At batch 128 the paper's 8,011 tokens/s leave 4.1 s for 128 requests of 128 tokens on each
     GPU; their prompts, 131,072 tokens of 2 x 6.98e9 FLOP, would take 5.9 s at the card's peak.
     """
     prompt, output = TABLE1_TOKENS
@@ -204,7 +207,7 @@ def tokens_per_s(batch: int, tp: int, gpu: str = "a100-40g") -> float:
 
 
 def tp2_loss(batch: int) -> float:
-    """The part of two instances' throughput that TP2 loses (table 1)."""
+    """Compute the part of two instances' throughput that TP2 loses (table 1)."""
     return 1 - tokens_per_s(batch, 2) / tokens_per_s(batch, 1)
 
 
@@ -227,43 +230,43 @@ class Measure(NamedTuple):
 
 
 def high(run: Run, **over: Any) -> Run:
-    """A run that is offered more than it can serve."""
+    """Return the run under more load than it can serve."""
     run = replace(run, **over)
     return run.at(HIGH_RPS if run.fixed is None else LONG_RPS)
 
 
 def gain(one: Run, other: Run) -> Measure:
-    """A ratio of highest rates."""
+    """Return the ratio of two systems' highest rates as a measure."""
     return Measure((high(one), high(other)), lambda a, b: a.done_rps / b.done_rps)
 
 
 def shared(ratio: float, rps: float = 15.0) -> Run:
-    """Weaver with another share of its requests elsewhere."""
+    """Return a run of Weaver that offloads another share of the hot model's requests."""
     return Run(fields=(("ratio", ratio),), rps=rps)
 
 
 def at_knee(run: Run, value: Callable[..., float]) -> Measure:
-    """Something of a run, and of dedicated serving, at the knee of the latter."""
+    """Return a measure of a run and of dedicated serving, both at the knee of dedicated serving."""
     return Measure((run.at(KNEE_RPS), OFF.at(KNEE_RPS)), value)
 
 
 def best(*each: Measured) -> float:
-    """The ratio of the least TPOT of the hot model."""
+    """Return the offload ratio, of RATIOS, with the least mean TPOT of the hot model."""
     return min(zip(RATIOS, each, strict=True), key=lambda one: one[1].hot_ms)[0]
 
 
 def over(name: str) -> Callable[[Measured, Measured], float]:
-    """A field of one run over that of another."""
+    """Return a function that divides a field of one run by that of another."""
     return lambda a, b: getattr(a, name) / getattr(b, name)
 
 
 def more(name: str) -> Callable[[Measured, Measured], float]:
-    """By how much a field of one run exceeds that of another."""
+    """Return a function that subtracts a field of one run from that of another."""
     return lambda a, b: getattr(a, name) - getattr(b, name)
 
 
 def own(name: str) -> Callable[..., float]:
-    """A field of the first of some runs."""
+    """Return a function that reads a field of the first of some runs."""
     return lambda a, *_: getattr(a, name)
 
 
@@ -328,7 +331,7 @@ class Point(NamedTuple):
 
 
 def shown() -> Iterator[Shown]:
-    """Figures 4 to 7, as far as one trace shows them."""
+    """Yield the points of figures 4 to 7 that one trace can show."""
     for rps in RATES:
         for name, run in (("Weaver", WEAVER), ("dedicated", OFF)):
             yield Shown("hot", name, rps, run.at(rps), "hot_ms")
@@ -358,7 +361,7 @@ Found = Mapping[tuple[Run, int], Measured]  # by run and seed
 def ran(
     runs: Iterable[Run], seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
 ) -> Found:
-    """Run what does not stand in `out`, with each seed; what each gave."""
+    """Run what does not stand in `out`, with each seed; returns what each run measured."""
     keys = [(run, seed) for run in dict.fromkeys(runs) for seed in range(seeds)]
     specs = [run.spec(seed, out) for run, seed in keys]
     folders = sweep.sweep(specs, out, workers=workers, teller=teller or Silent(), what="weaver")
@@ -366,7 +369,7 @@ def ran(
 
 
 def values(name: str, found: Found, seeds: int) -> list[float]:
-    """What a measure gives, by seed."""
+    """Compute a measure for each seed."""
     one = MEASURES[name]
     return [one.value(*(found[run, seed] for run in one.runs)) for seed in range(seeds)]
 
@@ -381,7 +384,7 @@ class Line(NamedTuple):
 def lines(
     seeds: int = SEEDS, *, out: Path = RESULTS, workers: int | None = None, teller: Teller | None = None
 ) -> Iterator[Line]:
-    """Every claim with its verdict; runs are kept in `out`."""
+    """Yield every claim with its verdict; runs are kept in `out`."""
     stated = tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]
     runs = chain.from_iterable(MEASURES[claim["measure"]].runs for claim in stated if "measure" in claim)
     found = ran(runs, seeds, out / "weaver", workers=workers, teller=teller)
@@ -398,7 +401,7 @@ def lines(
 def curves(
     seeds: int = SEEDS, *, out: Path = RESULTS, workers: int | None = None, teller: Teller | None = None
 ) -> Iterator[Point]:
-    """The points of the figures; of a line as far as what is offered is served."""
+    """Yield the points of the figures; a line ends where what is offered is no longer served."""
     every = list(shown())
     found = ran((one.run for one in every), seeds, out / "weaver", workers=workers, teller=teller)
     for one in every:
@@ -423,7 +426,7 @@ def main(out: Path | None = None, results: Path = RESULTS) -> None:
 
 
 def reason(v: Verdict) -> str:
-    """Why ours differs, or what a comparison lacks."""
+    """Return why ours differs, or what a comparison lacks."""
     return v.note or v.claim.why
 
 
