@@ -35,6 +35,7 @@ def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = 
         style.caps(table),
         style.departs(own),
         style.invalid(own),
+        tidy.left_out(facts["panels"]),
         style.unvetted(runs),
         *facts["notes"],
         note,
@@ -58,7 +59,8 @@ def brief(table: pa.Table, facts: Facts, *told: str) -> str:
         windows(own, facts["panels"]),
         "preliminary (--full has more)" if facts.get("fuller") else "",
     ]
-    return within(WORDS, " · ".join(filter(None, setting)) + ".", style.invalid(own), *told)
+    first = (" · ".join(filter(None, setting)) + ".", style.invalid(own), tidy.left_out(facts["panels"]))
+    return within(WORDS, *first, *told)
 
 
 def within(words: int, *parts: str) -> str:

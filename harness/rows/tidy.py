@@ -150,6 +150,12 @@ def plans(origins: Iterable[str]) -> str:
     return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
 
 
+def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
+    """What was left out of logs because nobody serves it, a log once; empty where nothing was."""
+    found = {str(one["trace"]).partition("+")[0]: text for one in panels if (text := one.get("left_out"))}
+    return "Left out: " + "; ".join(f"{text} of {log}" for log, text in found.items()) + "." if found else ""
+
+
 ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}
 
 
@@ -505,15 +511,22 @@ def along(table: pa.Table) -> str:
 
 
 def together(of: Windows, seeds: Collection[int]) -> Counts | None:
-    """Blocks of these seeds side by side, at the x that all of them have; None where there is no such x."""
+    """Blocks of these seeds side by side, at the x that all of them have; None where there is no such x.
+
+    A window that is not as long at every x (its stamps are divided by the rate) is one block: others are not the same
+    stretch of it.
+    """
     mine = {seed: of[seed] for seed in sorted(seeds) if seed in of}
     xs = sorted(set.intersection(*(set(curve) for curve in mine.values()))) if mine else []
     if not xs:
         return None
-    missed, offered = (
-        np.array([np.concatenate([getattr(curve[x], name) for curve in mine.values()]) for x in xs])
-        for name in ("missed", "offered")
-    )
+    alike = {seed: len({len(curve[x].offered) for x in xs}) == 1 for seed, curve in mine.items()}
+
+    def at(x: float, name: str) -> Floats:
+        each = ((getattr(curve[x], name), alike[seed]) for seed, curve in mine.items())
+        return np.concatenate([blocks if same else blocks.sum(keepdims=True) for blocks, same in each])
+
+    missed, offered = (np.array([at(x, name) for x in xs]) for name in ("missed", "offered"))
     return Counts(np.array(xs), missed, offered)
 
 

@@ -53,6 +53,7 @@ def lines(shown: Shown) -> Iterator[str]:
             yield from _parts(shown)
         case _:
             yield from _blocks(shown)
+    yield from filter(None, [tidy.left_out(shown.about["panels"])])
     yield from unchecked_lines(shown.table)
     yield from _claims(shown)
     yield from _copies(shown)
@@ -336,6 +337,7 @@ def departures(rows: pa.Table) -> list[str]:
 
 def _matrix(shown: Shown) -> Iterator[str]:
     about, standings = shown.about, _standings(shown)
+    yield from _borne_out(about["panels"], standings)
     goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {about['slo']}"
     yield f"{about['systems'][0]} over each: ratios of the rates that hold {goal}"
     pairs = list(dict.fromkeys(key[1:] for key in standings))
@@ -345,19 +347,59 @@ def _matrix(shown: Shown) -> Iterator[str]:
     heads = [theirs if ours == first else f"{ours} / {theirs}" for ours, theirs in pairs]
     head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *heads]
     table = [head]
-    for panel in about["panels"]:
-        rows = crossings.of_panel(shown.table, panel)
-        cells = [_short(standings.get((panel["condition"], *pair)), spread=shown.every or steps) for pair in pairs]
-        table.append([f"{KINDS.get(panel['kind'], '')}{panel['name']}", *[panel["origin"]] * steps,
-                      *(_rate(rows, panel, name, about) for name in rated), *cells])  # fmt: skip
+    for panels in crossings.by_condition(about["panels"]):
+        if len(panels) > 1 and not shown.every:
+            table.append([panels[0]["name"], *(_range(_of_pair(standings, panels, pair)) for pair in pairs)])
+            continue
+        for panel in panels:
+            rows = crossings.of_panel(shown.table, panel)
+            cells = [_short(standings.get((panel["condition"], *pair)), spread=shown.every or steps) for pair in pairs]
+            name = panel["name"] if len(panels) == 1 else panel["condition"]
+            table.append([f"{KINDS.get(panel['kind'], '')}{name}", *[panel["origin"]] * steps,
+                          *(_rate(rows, panel, name, about) for name in rated), *cells])  # fmt: skip
     yield from laid(table, markdown=shown.markdown)
-    for panel in (one for one in about["panels"] if shown.every and one["source"] and one["kind"] != "alone"):
+    for panel, *_ in crossings.by_condition(about["panels"]) if shown.every else ():
+        if not panel["source"] or panel["kind"] == "alone":
+            continue
         origin = f"{panel['origin']}, " if panel["origin"] else ""
         slo = f"{panel['slo']}, " if panel["slo"] != about["slo"] else ""
         yield f"{panel['name']}: {origin}{slo}{panel['source']}"
     yield from sentences(shown, standings)
     yield from _told_of(shown, "the first", standings)
+    if any(len(panels) > 1 for panels in crossings.by_condition(about["panels"])):
+        yield "a range: cases of a real log, one window each, without interval (--all has them apart)"
     yield f"{len(about['runs'])} runs"
+
+
+def _of_pair(standings: Standings, panels: Sequence[Panel], pair: Sequence[str]) -> list[Standing]:
+    """The standings of a pair of systems on some panels, where both ran."""
+    ours, theirs = pair
+    keys = ((one["condition"], ours, theirs) for one in panels)
+    return [standings[key] for key in keys if key in standings]
+
+
+def _range(found: Sequence[Standing]) -> str:
+    """Between what ratios of several cases lie."""
+    c = crossings.cases(found)
+    return NONE if c is None else estimate.span(c.least, c.most, RATIO)
+
+
+def _borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
+    """How many verdicts on fitted traces the cases of real logs in the same setting bear out; none without both."""
+    shares = []
+    for panel in (one for one in panels if one["tier"] == "synthetic"):
+        logs = [one for one in panels if one["tier"] != "synthetic"
+                and all(one[key] == panel[key] for key in ("models", "gpus", "own"))]  # fmt: skip
+        for (key, *pair), found in standings.items():
+            c = crossings.cases(_of_pair(standings, logs, pair)) if key == panel["condition"] else None
+            if c is not None and found.says.startswith(("ahead", "behind", "equal")):
+                shares.append(c.agree(found.says) / c.of)
+    if shares:
+        every, most = sum(share == 1.0 for share in shares), sum(0.5 < share < 1.0 for share in shares)
+        yield (
+            f"of {len(shares)} verdicts on fitted traces real logs bear out {every} in every case, {most} in most and "
+            f"{len(shares) - every - most} in half of them or fewer"
+        )
 
 
 def _short(found: Standing | None, *, spread: bool) -> str:
@@ -383,16 +425,22 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
     panels = {panel["condition"]: panel for panel in shown.about["panels"]}
     papers = {(one.system, one.over): one.paper for one in claims.claims_of(shown.about)
               if one.what == "ratio" and isinstance(one.paper, float | int)}  # fmt: skip
+    conditions = crossings.by_condition(shown.about["panels"])
+    several = {panel["condition"] for of in conditions if len(of) > 1 for panel in of}
     for pair in dict.fromkeys(key[1:] for key in standings):
         own = {key[0]: found for key, found in standings.items() if key[1:] == pair}
         by: dict[str, list[str]] = {word: [] for word in STANDINGS}
         for key, found in own.items():
             panel = panels[key]
+            if key in several:
+                continue
             named = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
             by.setdefault(found.note if "does not fit" in found.note else found.says, []).append(named)
         told = "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names)
         sides = {word.split(",")[0].split()[0] for word, names in by.items() if names and word in STANDINGS}
         turns = "depends on the condition: " if len(sides & {"ahead", "behind", "equal", "turns"}) > 1 else ""
+        if (c := crossings.cases([found for key, found in own.items() if key in several])) is not None:
+            told += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
         yield f"{' / '.join(pair)}: {turns}{told}."
         if (paper := papers.get(pair)) is not None:
             ratios = {key: one.ratio for key, one in own.items() if one.ratio is not None and not one.flat}
