@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.rows import tidy
+from harness.rows.setting import left_out, plans
 from plots import style
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = 
         style.caps(table),
         style.departs(own),
         style.invalid(own),
+        left_out(facts["panels"]),
         style.unvetted(runs),
         *facts["notes"],
         note,
@@ -59,7 +60,8 @@ def brief(table: pa.Table, facts: Facts, *told: str) -> str:
         windows(own, facts["panels"]),
         "preliminary (--full has more)" if facts.get("fuller") else "",
     ]
-    return within(WORDS, " · ".join(filter(None, setting)) + ".", style.invalid(own), *told)
+    first = (" · ".join(filter(None, setting)) + ".", style.invalid(own), left_out(facts["panels"]))
+    return within(WORDS, *first, *told)
 
 
 def within(words: int, *parts: str) -> str:
@@ -95,7 +97,7 @@ def _setting(own: pd.DataFrame, facts: Facts, spread: str) -> Iterator[str]:
     yield f"SLO {slos(own['slo'].unique())}"
     yield f"{spread} of {seeds} seeds" if seeds > 1 else "one run, no interval"
     yield f"preliminary (--full: {facts['fuller']})" if facts.get("fuller") else ""
-    yield tidy.plans(own["plan_origin"].unique())
+    yield plans(own["plan_origin"].unique())
 
 
 def _traces(own: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from harness.rows.record import SWEEP
+from harness.rows.setting import plans
 from plots import caption, style
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
         f"SLO {' and '.join(sorted(about['slo'].unique()))}",
         "two thin lines: halves, case studies" if halves else "one run, no interval" if most == 1 else
         f"{count}, 95 % intervals",
-        tidy.plans(about["plan_origin"].dropna().unique()),
+        plans(about["plan_origin"].dropna().unique()),
     ]  # fmt: skip
     below = frame[frame["definition"].isin(ATTAINMENT)]["mean"].min() < FLOOR / PERCENT
     return caption.within(

@@ -22,7 +22,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from matplotlib.transforms import offset_copy
 
 from harness.policy.types import UserError
-from harness.rows import crossings, tidy
+from harness.rows import crossings, setting, tidy
 from harness.rows.statistics import Estimate
 from plots import overview, style
 from plots.caption import CORRECTED, Facts, Panel, asked, caption, seen
@@ -52,13 +52,13 @@ WORDS = {  # of what a condition says of its setting
         "shuffled": "streams shuffled",
         "square": "streams by a Latin square",
     },
-    "plan": tidy.PLANS,
+    "plan": setting.PLANS,
 }
 USUAL = {  # of what another condition says, and this one does not
     "process": "own processes",
     "sharing": "own sharing",
     "assign": "streams as released",
-    "plan": tidy.PLANS["held-out"],
+    "plan": setting.PLANS["held-out"],
     "placement": "own placements",
     "pool_bytes": "processes inside 0.90",
     "scaled": "constants as measured",
@@ -317,7 +317,7 @@ def _setting(key: str, value: Any) -> str:
     if key == "pool_bytes":
         return f"{value / 2**30:.4g} GiB a GPU for weights and KV"
     if key == "scaled":
-        return tidy.scaled(value)
+        return setting.scaled(value)
     return WORDS[key][value] if key in WORDS else f"placed as {Path(value).stem}"
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from harness.policy.types import UserError
-from harness.rows import estimate
-from harness.rows.crossings import STANDINGS
-from harness.rows.estimate import POINTS, RATIO
+from harness.rows import crossings, estimate
+from harness.rows.crossings import STANDINGS, Standing
+from harness.rows.estimate import NONE, POINTS, RATIO
 from harness.rows.statistics import Estimate
 from plots import style
 from plots.caption import Facts
 from plots.steps import caption_of_ratios, points, ratios, told
-from plots.verdicts import FILLS
+from plots.verdicts import FILLS, Fill
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FILLS", "draw", "points", "told"]  # what is drawn are the ratios that steps have
 
+Row = Mapping[str, Any]  # of `ratios`
 ROW_IN, HEAD_IN, NAMES = 0.34, 0.16, 0.2  # height of a row and of the pairs' names; share of the width for names
 LETTERS = 120.0  # of 1 point, to an inch
 
@@ -34,7 +35,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     own = ratios(table, facts)
     if not own:
         raise UserError("nothing to draw: no claim of this study is a ratio of two of its systems")
-    names, labels = (list(dict.fromkeys(row[key] for row in own)) for key in ("condition", "ratio"))
+    names, labels = (list(dict.fromkeys(row[key] for row in own)) for key in ("name", "ratio"))
     text, foot = style.foot(caption_of_ratios(table, facts, note, own), 178)
     foot += 0.06
     figure = Figure(figsize=(style.PAGE_IN, 1))
@@ -43,8 +44,9 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     height = head + ROW_IN * len(names) + foot
     figure.set_size_inches(style.PAGE_IN, height)
     axis = figure.add_axes((NAMES, foot / height, 0.995 - NAMES, ROW_IN * len(names) / height))
-    for row in own:
-        _cell(axis, labels.index(row["ratio"]), names.index(row["condition"]), {**row, "of": len(labels)})
+    for (label, name), rows in _cells(own).items():
+        cell = _cell if len(rows) == 1 else _range
+        cell(axis, labels.index(label), names.index(name), rows, len(labels))
     axis.set_xlim(0, len(labels))
     axis.set_ylim(len(names), 0)
     axis.set_xticks([k + 0.5 for k in range(len(labels))], labels,
@@ -67,24 +69,49 @@ def _handles(said: set[str]) -> list[Patch]:
     ]  # fmt: skip
 
 
-def _cell(axis: Axes, x: int, y: int, row: Mapping[str, Any]) -> None:
-    """Draw a ratio over its interval, on the colour and behind the sign of its standing."""
-    fill = FILLS[row["standing"]]
+def _cells(own: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Group the rows by cell, a ratio and a condition: several are the cases of one."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in own:
+        found.setdefault((row["ratio"], row["name"]), []).append(row)
+    return found
+
+
+def _range(axis: Axes, x: int, y: int, rows: Sequence[Row], columns: int) -> None:
+    """Draw the range of several cases over how many of them are above 1."""
+    under = _filled(axis, x, y, FILLS[crossings.CASE])
+    c = crossings.cases([Standing(Estimate(row["mean"], None, None, 1, row["sign"]), row["standing"], "")
+                         for row in rows if row["mean"] is not None])  # fmt: skip
+    text = NONE if c is None else estimate.span(c.least, c.most, RATIO)
+    axis.text(x + 0.5, y + 0.36, text, ha="center", va="center", fontsize=_size(7, len(text), columns), bbox=under)
+    if c is not None:
+        axis.text(x + 0.5, y + 0.72, f"{c.above} of {c.of} above 1", ha="center", va="center", fontsize=5.2,
+                  color="#303030", bbox=under)  # fmt: skip
+
+
+def _filled(axis: Axes, x: int, y: int, fill: Fill) -> dict[str, Any]:
+    """Fill a cell; returns what lies under its words, so that no hatch is behind them."""
     axis.add_patch(Rectangle((x, y), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4", linewidth=0.5))
+    return {"facecolor": fill.color, "edgecolor": "none", "pad": 1.0}
+
+
+def _cell(axis: Axes, x: int, y: int, rows: Sequence[Row], columns: int) -> None:
+    """Draw a ratio over its interval, on the colour and behind the sign of its standing."""
+    (row,) = rows
+    under = _filled(axis, x, y, FILLS[row["standing"]])
     text, bounds, size = textwrap.fill(row["note"], 20), "", 5.2
     if row["flat"] and row["gaps"]:  # a ratio says nothing
         text = ", ".join(estimate.text(gap.times(100), POINTS, spread=False) for _, gap in row["gaps"])
         bounds = f"points at {', '.join(f'{x:.3g}' for x, _ in row['gaps'])}"
-        size = _size(7, len(text) + 4, row["of"])
+        size = _size(7, len(text) + 4, columns)
     elif row["mean"] is not None:
         e = Estimate(row["mean"], row["low"], row["high"], row["n"], row["sign"])
         text, size = estimate.text(e, RATIO, spread=False), 7
         bounds = estimate.interval(e, RATIO) if (e.low, e.high) != (None, None) else ""
-    under = {"facecolor": fill.color, "edgecolor": "none", "pad": 1.0}  # no hatch behind the words
     axis.text(x + 0.5, y + (0.36 if bounds else 0.5), f"{STANDINGS[row['standing']][0]} {text}".strip(), ha="center",
               va="center", fontsize=size, bbox=under)  # fmt: skip
     if bounds:
-        axis.text(x + 0.5, y + 0.72, bounds, ha="center", va="center", fontsize=_size(5.2, len(bounds), row["of"]),
+        axis.text(x + 0.5, y + 0.72, bounds, ha="center", va="center", fontsize=_size(5.2, len(bounds), columns),
                   color="#303030", bbox=under)  # fmt: skip
 
 

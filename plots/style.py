@@ -22,7 +22,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.loop import vetted
-from harness.rows import tidy
+from harness.rows import setting, tidy
 from harness.rows.checked import note
 from harness.rows.record import write_bytes
 
@@ -216,7 +216,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
         unchecked(runs),
         f"SLO {each('slo')}",
         spread,
-        tidy.plans(runs["plan_origin"].dropna().unique()),
+        setting.plans(runs["plan_origin"].dropna().unique()),
     ]
     told = [" · ".join(fact for fact in facts if fact) + ".", invalid(runs), unvetted(runs), note]
     told += [TAILS] if "simulated" in each("fidelity") else []

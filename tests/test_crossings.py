@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.rows import crossings, pooled, tidy
-from harness.rows.crossings import FALSE, NEAR, UNDECIDED, Standing, corrected, side_by_side
+from harness.rows.crossings import CASE, FALSE, NEAR, UNDECIDED, Standing, corrected, of_panel, side_by_side
+from harness.rows.crossings import cases as of_cases
 from harness.rows.requests import Rows
 from harness.rows.statistics import Estimate
 from tests.cases import cases
@@ -70,6 +71,18 @@ def test_windows_stand_side_by_side_at_the_x_that_all_have() -> None:
     assert tidy.together(found, {7}) is None
 
 
+def test_a_window_that_is_shorter_at_higher_rates_is_one_block() -> None:
+    """Two windows of four blocks at 1, of two at 2 and one at 4, as where stamps are divided: two blocks, same sums."""
+    curve = {x: tidy.Block(np.full(n, 1.0), np.full(n, 10.0 * x)) for x, n in ((1.0, 4), (2.0, 2), (4.0, 1))}
+    c = tidy.together({0: curve, 1: curve}, {0, 1})
+    assert c is not None
+    assert c.missed.tolist() == [[4.0, 4.0], [2.0, 2.0], [1.0, 1.0]]
+    assert c.offered.tolist() == [[40.0, 40.0]] * 3
+    apart = tidy.together({0: {1.0: curve[1.0]}, 1: curve}, {0, 1})
+    assert apart is not None
+    assert apart.blocks == 8  # at one x alone nothing differs
+
+
 def test_a_run_of_a_table_without_blocks_is_a_block() -> None:
     old = rows({"a": knee(10.0)}, seeds=2).drop_columns(["missed", "offered"])
     (found,) = tidy.windows(old, "a", "ttft").values()
@@ -81,6 +94,41 @@ def test_a_run_of_a_table_without_blocks_is_a_block() -> None:
 
 
 # ------------------------------------------------------------------ by hand
+
+
+def test_half_of_a_real_trace_is_one_case_however_many_blocks_it_has() -> None:
+    """The same rows decide where windows are drawn, and give the same ratio without an interval where they are not."""
+    many = table([
+        {"condition": "p", "x": x, "label": label, "seed": 0, "ttft": met(x, at), "n": 9000}
+        for label, at in (("ours", 8.0), ("theirs", 2.0)) for x in RATES
+    ])  # fmt: skip
+    twelve = [row | blocks(row["definition"], row["value"], row, 12) for row in many.to_pylist()]
+    drawn = pa.Table.from_pylist(twelve, schema=many.schema)
+    found = {}
+    for half in ("", "second"):
+        one = PANEL | {"half": half}
+        found[half] = side_by_side(of_panel(drawn, one), one, ("ours", "theirs"), "ttft", LEVEL)
+    whole, case = found[""].ratio, found["second"].ratio
+    assert whole is not None
+    assert case is not None
+    assert (found[""].says, found["second"].says) == ("ahead", CASE)
+    assert whole.mean == pytest.approx(case.mean)
+    assert whole.low is not None
+    assert (case.low, case.high) == (None, None)
+
+
+def test_cases_are_told_by_their_ends_and_sides() -> None:
+    def case(mean: float, sign: Any = "=") -> Standing:
+        return Standing(Estimate(mean, None, None, 1, sign), CASE, "")
+
+    found = [case(1.1), case(0.9), case(3.0), case(0.5, "<"), case(1.05, "<"), Standing(None, CASE, "both hold")]
+    c = of_cases(found)
+    assert c is not None
+    assert (c.least.mean, c.most.mean, c.of) == (0.5, 3.0, 5)
+    assert (c.above, c.near, c.below) == (2, 2, 2)  # below 1.05 is on no side of 1
+    words = ("ahead", "ahead, by less than 25 %", "equal within 25 %", "behind", "turns")
+    assert [c.agree(says) for says in words] == [2, 2, 2, 2, 0]
+    assert of_cases(found[-1:]) is None
 
 
 def test_counts_add_the_windows_of_a_rate() -> None:

@@ -226,7 +226,9 @@ def test_what_is_beyond_a_bound_is_counted(traces_dir: Path) -> None:
     found = trace("mooncake-conversation+models=8+max_tokens=8192")
     assert found.longest_tokens <= 8192
     assert len(found) == 6461
-    assert "5,570 of 12,031 requests beyond 8,192 tokens left out" in found.note
+    assert found.left_out == "5,570 of 12,031 requests beyond 8,192 tokens"
+    assert f"{found.left_out} left out" in found.note
+    assert trace("mooncake-conversation+models=8").left_out == ""
 
 
 def test_a_bound_is_asked_for_where_a_model_serves_less(dealt: dict[str, Trace]) -> None:

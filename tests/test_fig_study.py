@@ -283,6 +283,24 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
         matrix.draw(table, facts | {"claims": []})
 
 
+def test_cases_of_a_condition_are_one_cell_of_a_matrix() -> None:
+    """Two halves of a log in one row: the span of their ratios, on no colour; the caption counts what was left out."""
+    log = {"axis": "rate_rps", "name": "a log", "tier": "composed", "trace": "log", "xs": [1.0, 16.0],
+           "left_out": "5 of 90 requests beyond 8 tokens"}  # fmt: skip
+    facts = about("matrix", panel("one", half="first", **log), panel("two", half="second", **log),
+                  claims=[claim("ratio", "prism", "static")])  # fmt: skip
+    table = measured(*ratio_rows("one", 8.0, 2.0), *ratio_rows("two", 4.0, 8.0))
+    with style.theme():
+        figure = matrix.draw(table, facts)
+    (axis,) = figure.axes
+    assert [text.get_text() for text in axis.texts] == ["0.50 to 4.00x", "1 of 2 above 1"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["a log"]
+    assert [patch.get_facecolor() for patch in axis.patches] == [mpl.colors.to_rgba(matrix.FILLS["one case"].color)]
+    assert "Left out: 5 of 90 requests beyond 8 tokens of log." in written(figure)
+    assert "Left out: 5 of 90 requests beyond 8 tokens of log." in matrix.told(table, facts)
+    assert len(matrix.points(table, facts)) == 2  # apart
+
+
 def test_hatches_and_lightness_tell_standings_apart_in_grey() -> None:
     kinds = {(fill.hatch, int(lightness(fill.color)) // 8) for fill in matrix.FILLS.values()}
     assert len(kinds) == len(matrix.FILLS) == len(crossings.STANDINGS)

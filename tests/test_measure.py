@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.report import explain
-from harness.rows import crossings, record, tidy
+from harness.rows import crossings, record, setting, tidy
 from harness.rows.statistics import Estimate
 from harness.run import slo
 from harness.run.execute import execute
@@ -266,7 +266,7 @@ def test_a_study_over_the_number_of_models(tmp_path: Path) -> None:
     assert any("static, models for 90 % QOS" in line and "4-9" in line for line in said)
     processes = [{spec_of(found, run)["process"] for run in runs_of(found, name)} for name in ("sizes", "rates")]
     assert processes == [{"own"}, {"model"}]
-    assert any(f"(SLO 1x, 2 GPUs, {tidy.machine(panels[third]['own'])})" in line for line in said)
+    assert any(f"(SLO 1x, 2 GPUs, {setting.machine(panels[third]['own'])})" in line for line in said)
     runs = [run for run in record.runs(tmp_path / "out") if record.meta(run)["infeasible"] is None]
     kept = [record.read(run)["token_ns"] for run in runs]
     assert all(len(tokens) and not tokens.null_count for tokens in kept)

@@ -19,7 +19,7 @@ from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
 from harness.policy.types import GIB, MIB, Inst, UserError
 from harness.rows import record, tidy
-from harness.rows.tidy import machine
+from harness.rows.setting import machine
 from harness.run import score
 from harness.run.execute import execute
 from harness.run.resolve import resolve

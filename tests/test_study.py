@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from harness.study import grid, load
 from harness.study.load import study
 from harness.study.study import AA, CONTROLS, ORIGINS, START, Claim, Condition, Scope
 from tests.cases import cases
+from traces import deal, schema
 from workloads.models import model_set
 
 POOL = round(67.28 * GIB)
@@ -23,7 +25,7 @@ POOL = round(67.28 * GIB)
 def test_every_file_is_a_study_with_claims() -> None:
     assert load.names() == [
         "aegaeon", "fig12", "fig7", "pdmux", "pdmux-70b", "prism-ablations", "prism-assumptions", "prism-bridge",
-        "prism-regimes", "replicas",
+        "prism-regimes", "real-logs", "replicas",
     ]  # fmt: skip
     for name in load.names():
         asked = study(name)
@@ -222,6 +224,47 @@ def test_prisms_regimes_have_a_condition_each() -> None:
     assert {one.system for one in prism.claim} == {"prism", "elastic"}
     assert all(one.paper is None for one in prism.claim)
     assert prism.steps() == prism.condition
+
+
+def test_real_logs_are_dealt_three_ways_beside_fitted_traces() -> None:
+    asked = study("real-logs")
+    assert asked.first == "prism"
+    fitted = [one for one in asked.condition if "trace" in one.spec]
+    logs = [one for one in asked.condition if "trace" in one.vary]
+    assert len(fitted) + len(logs) == len(asked.condition)
+    assert {one.spec["trace"] for one in fitted} == {"hyperbolic-like", "arena-like"}
+    for one in logs:
+        found = [deal.asked(str(name)) for name in one.vary["trace"]]
+        assert [(each.models, each.deal, each.max_tokens) for each in found] == [(8, k, 8192) for k in range(3)]
+        (log,) = {each.log for each in found}
+        assert one.seeds == (1 if log == "fineserve-30-100b" else 0)  # of an hour either half is a case already
+    places = {(one.spec["models"], str(one.spec.get("trace", one.vary.get("trace", ("",))[0])).partition("+")[0])
+              for one in asked.condition if "scaling" not in one.spec}  # fmt: skip
+    traces = {"hyperbolic-like", "arena-like", "azure-conv", "azure-code", "mooncake-conversation", "fineserve-30-100b"}
+    assert places == {(models, name) for models in ("heavy8", "light8") for name in traces}
+    scaled = [(one.spec.get("scaling"), "trace" in one.vary, one.among) for one in asked.condition
+              if "scaling" in one.spec]  # fmt: skip
+    three = ("prism", "static:equal", "static:rate")
+    assert scaled == [(way, real, three) for real in (False, True) for way in ("time", "replicate")]
+    assert {claim.over for claim in asked.claim} == set(asked.systems) - {"prism"}
+    assert asked.spec["pool_bytes"] == POOL
+
+
+def test_one_seed_of_a_real_trace_is_the_case_of_its_half(tmp_path: Path) -> None:
+    rows = {"request_id": range(80), "arrival_s": [100.0 * k for k in range(80)], "model": ["one"] * 80,
+            "prompt_tokens": [8] * 80, "output_tokens": [8] * 80}  # fmt: skip
+    long, text = tmp_path / "long.parquet", STEPS.replace("cumulative = true", "").replace('"steps"', '"matrix"')
+    schema.write(schema.table({name: list(column) for name, column in rows.items()}, {"span_s": 8000.0}), long)
+    text = re.sub(r"\[\[condition\]\].*", "", text, flags=re.DOTALL).replace("llama-3.2-1b*4", "llama-3.2-1b")
+    text = text.replace('trace = "sample"', f'trace = "{long}"')
+    both = '[[condition]]\nname = "a"\n[[condition]]\nname = "b"\nseeds = 1\n'
+    panels = list(grid.panels(study(written(tmp_path, text + both)), full=False))
+    assert [(one.key, one.half, one.seeds) for one in panels] == [
+        ("a", None, (0, 1, 2, 3, 4)), ("b / second half", 1, (0,)),
+    ]  # fmt: skip
+    assert panels[1].replayed_s == 4000.0
+    drawn = text.replace(str(long), "aegaeon-like+models=1")
+    assert [one.half for one in grid.panels(study(written(tmp_path, drawn + both)), full=False)] == [None, None]
 
 
 def test_prism58_is_what_its_header_says() -> None:

@@ -236,6 +236,33 @@ def test_without_a_number_of_the_paper_it_says_who_is_ahead() -> None:
     )
 
 
+def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_traces() -> None:
+    made = panel("fitted", 0, "rate_rps", xs=(1.0, 16.0), unit_rps=1.0)
+    log = {"xs": (1.0, 16.0), "unit_rps": 1.0, "tier": "composed", "name": "a log", "trace": "log+models=8",
+           "left_out": "5 of 90 requests beyond 8 tokens"}  # fmt: skip
+    halves = [panel(f"a log / {half} half", 1, "rate_rps", half=half, **log) for half in ("first", "second")]
+    other = [panel("elsewhere", 2, "rate_rps", **log | {"name": "elsewhere", "gpus": 9, "half": "first"})]
+    facts = about([made, *halves, *other], [Claim("ratio", "prism", "static")], layout="matrix", definitions=["ttft"])
+    knees = {"fitted": 2.0, "a log / first half": 2.0, "a log / second half": 16.0, "elsewhere": 2.0}
+    rows = table([
+        {"condition": one["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most)}
+        for one in facts["panels"] for name, most in (("prism", 8.0), ("static", knees[one["condition"]]))
+        for seed in range(1 if one["half"] else 3) for x in (1.0, 2.0, 4.0, 8.0, 16.0)
+    ])  # fmt: skip
+    told = said(rows, facts)
+    assert told[0] == (
+        "of 1 verdicts on fitted traces real logs bear out 0 in every case, 0 in most and 1 in half of them or fewer"
+    )
+    assert told[2:6] == ["condition static", "fitted + 4.00x", "a log 0.50 to 4.00x", "elsewhere 4.00x"]
+    words = "ahead under fitted; one case under elsewhere; in 2 cases of real logs above 1 in 1, below in 1"
+    assert f"prism / static: {words}." in told
+    assert "Left out: 5 of 90 requests beyond 8 tokens of log." in told
+    apart = said(rows, facts, every=True)
+    assert any(line.startswith("a log / second half") and line.endswith("0.50x") for line in apart)
+    same = [one if one["half"] == "" else one | {"own": {"scaling": "time"}} for one in facts["panels"]]
+    assert said(rows, facts | {"panels": same})[0].startswith("prism over each")  # nothing is in the same setting
+
+
 # ------------------------------------------------------------------ parts
 
 

@@ -55,6 +55,7 @@ class Trace:
     resolution_s: float | None  # of its stamps, where coarse
     length_origin: str  # measured, sampled or uniform
     notice: str | None  # a line to print first
+    left_out: str = ""  # what its name asks to leave out: how many of how many requests
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -128,10 +129,12 @@ def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
         rows = deal.deal(rows, asked.models, asked.deal)
         whole = "sessions" if "prefix_hashes" in rows.column_names else "bursts"
         notes.append(f"dealt to {asked.models} models by {whole}, with the shares of hyperbolic-like")
+    left_out = ""
     if asked.max_tokens is not None:
         long = schema.metadata(rows)["dropped_long"]
-        notes.append(f"{long:,} of {long + rows.num_rows:,} requests beyond {asked.max_tokens:,} tokens left out")
-    return replace(of_table(rows, str(path)), name=str(asked), note="; ".join(notes))
+        left_out = f"{long:,} of {long + rows.num_rows:,} requests beyond {asked.max_tokens:,} tokens"
+        notes.append(f"{left_out} left out")
+    return replace(of_table(rows, str(path)), name=str(asked), note="; ".join(notes), left_out=left_out)
 
 
 class Family(NamedTuple):

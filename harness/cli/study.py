@@ -179,7 +179,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
 
     known, total, runs, failed = sweep.speeds(out), 0.0, 0, dict[str, str]()
     rows = [("condition", "system", "gpus", "along", "x", "runs", "time")]
-    left, seeds = asked.of(full), asked.scope(full).seeds
+    left = asked.of(full)
     rules, spans, never = dict[str, Ahead](), list[realtime.Span](), dict[str, str]()
     searched = False
     panels = list(grid.panels(left, full))
@@ -190,6 +190,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
         based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())
         own = {rule: ahead(based, rule, out) for rule in here}
         rules |= own
+        seeds = len(panel.seeds)
         drain_s = max((one.drain_s or math.inf for one in own.values()), default=math.inf)
         sample = grid.Grid(left, full, (panel,)).sample(panel)
         for name, spec in panel.specs.items():

@@ -42,18 +42,31 @@ EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
 
 
 def of_panel(table: pa.Table, panel: Panel) -> pa.Table:
-    """Return a panel's rows: the same table at each call, so that what is worked out of it is so once."""
-    return _of_condition(table, panel["condition"])
+    """Return a panel's rows: the same table at each call, so that what is worked out of it is so once.
+
+    Rows of half a real trace are without blocks, for it is one case, of which no chance is known.
+    """
+    return _of_condition(table, panel["condition"], bool(panel.get("half")))
 
 
 @tidy.once
-def _of_condition(table: pa.Table, condition: str) -> pa.Table:
-    return table.filter(pc.equal(table["condition"].cast(pa.string()), condition))
+def _of_condition(table: pa.Table, condition: str, half: bool) -> pa.Table:
+    rows = table.filter(pc.equal(table["condition"].cast(pa.string()), condition))
+    blocks = [name for name in ("missed", "offered") if half and name in rows.column_names]
+    return rows.drop_columns(blocks) if blocks else rows
 
 
 def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:
     """Return the panels with these facts, as a claim chooses them."""
     return [panel for panel in panels if all(_matches(panel, key, value) for key, value in on.items())]
+
+
+def by_condition(panels: Sequence[Panel]) -> list[list[Panel]]:
+    """Group the panels by condition, in order; several of one are its cases."""
+    found: dict[tuple[Any, ...], list[Panel]] = {}
+    for panel in panels:
+        found.setdefault((panel["name"], panel["kind"], panel.get("other_end")), []).append(panel)
+    return list(found.values())
 
 
 def _matches(panel: Panel, key: str, value: Any) -> bool:
@@ -323,6 +336,33 @@ def _without_side(one: Standing) -> str:
     """
     alike = [pooled.apart(gap, NEAR) for _, gap in one.differences].count("equal") >= 2
     return "equal within 25 %" if "by less than" in one.says or (one.flat and alike) else UNDECIDED
+
+
+class Cases(NamedTuple):
+    """Ratios of several cases, of which no chance is known: the least and the most, and how many lie on either side."""
+
+    least: Estimate
+    most: Estimate
+    above: int  # 1
+    near: int  # within 25 % of 1, either way
+    below: int  # 1
+    of: int  # that have a ratio
+
+    def agree(self, says: str) -> int:
+        """How many are where a verdict says that a ratio is; 0 for one that names no side."""
+        word = says.partition(",")[0].split()[0]
+        return {"ahead": self.above, "equal": self.near, "behind": self.below}.get(word, 0)
+
+
+def cases(found: Sequence[Standing]) -> Cases | None:
+    """Join the ratios of several cases; None where none has one. A bound counts where it lies beyond 1."""
+    ratios = sorted((one.ratio for one in found if one.ratio is not None), key=lambda e: e.mean)
+    if not ratios:
+        return None
+    above = sum(e.mean > 1.0 and e.sign in {"=", ">"} for e in ratios)
+    below = sum(e.mean < 1.0 and e.sign in {"=", "<"} for e in ratios)
+    near = sum(1 / pooled.NEAR <= e.mean <= pooled.NEAR and e.sign == "=" for e in ratios)
+    return Cases(ratios[0], ratios[-1], above, near, below, len(ratios))
 
 
 class Claimed(NamedTuple):

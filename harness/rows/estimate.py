@@ -49,6 +49,12 @@ def text(e: Estimate | None, style: Style = RATE, *, spread: bool = True) -> str
     return f"{shown} {interval(e, style)}" if spread and _informs(e) else shown
 
 
+def span(least: Estimate, most: Estimate, style: Style = RATE) -> str:
+    """Print the means of two estimates as what others lie between."""
+    low, high = (text(e, style, spread=False) for e in (least, most))
+    return low if low == high else f"{low.removesuffix(style.unit)} to {high}"
+
+
 def _informs(e: Estimate) -> bool:
     """Tell whether the interval says more than the mean and its sign: `>24.0 [24.0, inf]` does not."""
     ends = [x for x in (e.low, e.high) if x is not None]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.rows import causes, record
+from harness.rows import causes, record, setting
 from harness.rows.attainment import (
     Slo,
     jain,
@@ -141,53 +141,6 @@ def stored(path: Path) -> pa.Table:
     return table
 
 
-SHARED = {"turns": "processes take turns on a GPU", "fluid": "GPUs shared as under MPS by all"}
-
-
-PLANS = {  # what offline planners saw, as captions say it
-    "held-out": "plans from requests that are not replayed",
-    "window": "plans know the window",
-    "trace": "plans know the trace",
-    "prefix": "plans from the first tenth of the trace",
-}
-
-
-def plans(origins: Iterable[str]) -> str:
-    """Say in words what planners saw.
-
-    Where some do not know the window, a bound that knows it is left out.
-    """
-    asked = {origin for origin in origins if origin}
-    known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
-    return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
-
-
-def scaled(factors: Mapping[str, float]) -> str:
-    """Constants of the machine that a run scales, in words."""
-    return ", ".join(f"{name} x {factor:g}" for name, factor in factors.items())
-
-
-ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}
-
-
-def machine(spec: Mapping[str, Any]) -> str | None:
-    """Name the processes and links of a run's spec for a caption, where they are not the default; None if all are."""
-    links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
-    held, pool = spec.get("process_bytes"), spec.get("pool_bytes")
-    facts = [
-        ASSIGNED.get(spec.get("assign", ""), ""),
-        f"placed as {Path(placed).stem}" if (placed := spec.get("placement")) else "",
-        "" if (share := spec.get("mem_fraction", 0.9)) == 0.9 else f"{share:g} of a GPU's memory for the engine",
-        "" if pool is None else f"{pool / 2**30:.4g} GiB a GPU for weights and KV",
-        "one process a model for all" if spec.get("process") == "model" else "",
-        SHARED.get(spec.get("sharing", "own"), ""),
-        "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",
-        *(f"{name} {spec[key]:g} GB/s" for key, name in links.items() if spec.get(key) is not None),
-        scaled(spec.get("scaled") or {}),
-    ]
-    return ", ".join(fact for fact in facts if fact) or None
-
-
 def scores(runs: Iterable[Run]) -> pa.Table:
     """Tidy table (run x model x definition, `TABLE_SCHEMA`) of all runs, sorted by spec; reads one run at a time."""
     table = pa.concat_tables([TABLE_SCHEMA.empty_table(), *map(score, runs)])
@@ -217,7 +170,7 @@ def score(run: Run, *, by_model: bool = True, definitions: Collection[str] = tup
         "plan_origin": run.meta.get("plan_origin") or spec.get("plan"),
         "tier": run.meta.get("tier"),
         "fit": run.meta.get("fit"),
-        "machine": machine(spec),
+        "machine": setting.machine(spec),
         "fidelity": run.meta.get("fidelity"),
         "departs": run.meta.get("departs"),
         "invalid": "; ".join((run.meta.get("verdict") or {}).get("reasons", ())) or None,
@@ -570,15 +523,22 @@ def along(table: pa.Table) -> str:
 
 
 def together(of: Windows, seeds: Collection[int]) -> Counts | None:
-    """Blocks of these seeds side by side, at the x that all of them have; None where there is no such x."""
+    """Blocks of these seeds side by side, at the x that all of them have; None where there is no such x.
+
+    A window that is not as long at every x (its stamps are divided by the rate) is one block: others are not the same
+    stretch of it.
+    """
     mine = {seed: of[seed] for seed in sorted(seeds) if seed in of}
     xs = sorted(set.intersection(*(set(curve) for curve in mine.values()))) if mine else []
     if not xs:
         return None
-    missed, offered = (
-        np.array([np.concatenate([getattr(curve[x], name) for curve in mine.values()]) for x in xs])
-        for name in ("missed", "offered")
-    )
+    alike = {seed: len({len(curve[x].offered) for x in xs}) == 1 for seed, curve in mine.items()}
+
+    def at(x: float, name: str) -> Floats:
+        each = ((getattr(curve[x], name), alike[seed]) for seed, curve in mine.items())
+        return np.concatenate([blocks if same else blocks.sum(keepdims=True) for blocks, same in each])
+
+    missed, offered = (np.array([at(x, name) for x in xs]) for name in ("missed", "offered"))
     return Counts(np.array(xs), missed, offered)
 
 

@@ -22,7 +22,8 @@ from workloads.build import rate_rps, requests_seen, window_fold, window_span_s
 from workloads.slo import scaled
 
 HALVES = ("first", "second")
-SETTING = ("process", "sharing", "assign", "plan", "placement", "pool_bytes", "scaled")  # captions say it
+# what a caption says of a condition
+SETTING = ("process", "sharing", "scaling", "assign", "plan", "placement", "pool_bytes", "scaled")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,15 +118,19 @@ def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str,
 
 
 def _halves(study: Study, full: bool, row: int, condition: Condition, place: Mapping[str, Any]) -> Iterator[Panel]:
-    """Yield the panel at a place; of a real trace one a half, each planned from the other, as two case studies."""
+    """Yield the panel at a place; of a real trace one a half, each planned from the other, as two case studies.
+
+    A condition of one seed has the half alone that this replays.
+    """
     whole = _panel(study, full, row, condition, place)
     spec = whole.first
     trace = load_trace(spec.trace)
-    seed_of = {window_fold(trace, spec.seed + k, spec.plan): k for k in whole.seeds[:2]}
-    if len(seed_of) < 2 or study.layout == "table":
+    folds = {window_fold(trace, spec.seed + k, spec.plan): k for k in whole.seeds[:2]}
+    seed_of = {half: k for half, k in folds.items() if half is not None}
+    if not seed_of or (len(seed_of) < 2 and condition.seeds != 1) or study.layout == "table":
         yield whole
         return
-    for half, seed in sorted((half, seed) for half, seed in seed_of.items() if half is not None):
+    for half, seed in sorted(seed_of.items()):
         unit = rate_rps(trace, load_models(spec.models), spec.seed + seed, spec.plan)
         given = tuple(sorted(rounded(rps / unit) for rps in condition.at_rps)) or whole.xs
         key, window_s = f"{whole.key} / {HALVES[half]} half", condition.window_s or study.scope(full).replayed_s
@@ -152,7 +157,7 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
         _key(condition, place, axis, sets), condition, row, traces.index(place.get("trace", traces[0])), axis,
         (float(len(load_models(first.models).members)),) if axis == "models" else given,
         setting, specs, family(sets) if axis == "models" else short(first.models), unit,
-        window_s, None if window_s is None else study.warmup_s, tuple(range(scope.seeds)), None,
+        window_s, None if window_s is None else study.warmup_s, tuple(range(condition.seeds or scope.seeds)), None,
     )  # fmt: skip
 
 
@@ -199,7 +204,8 @@ def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit
     if not (condition.window_s or usual_s or study.requests):
         return None
     span_s = window_span_s(trace, spec.plan)
-    needed_s = (study.requests / (scope.seeds * rps) for rps in _fixed_rps(study, spec.models, unit))
+    seeds = condition.seeds or scope.seeds
+    needed_s = (study.requests / (seeds * rps) for rps in _fixed_rps(study, spec.models, unit))
     window_s = max([condition.window_s or usual_s or span_s, *map(math.ceil, needed_s)])
     return None if window_s == span_s else window_s
 
@@ -290,7 +296,7 @@ class Grid:
         """
         if panel.half is not None:
             return min(panel.xs, default=1.0) / 8
-        return self.study.requests / (self.scope.seeds * panel.replayed_s * panel.unit_rps)
+        return self.study.requests / (len(panel.seeds) * panel.replayed_s * panel.unit_rps)
 
     def point(self, panel: Panel, system: str, seed: int, x: float) -> Point:
         """Return a system's run at an x of a panel."""
@@ -405,6 +411,7 @@ def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
         "halves": _seeds_by_half(panel),
         "tier": trace.tier,
         "note": trace.note,
+        "left_out": trace.left_out,
         "models": panel.shown_models,
         "own": {name: value for name, value in condition.spec.items() if name in SETTING},
         "given": bool(panel.xs) if rated else not panel.holds_rate,

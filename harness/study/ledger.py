@@ -13,7 +13,7 @@ from typing import NamedTuple
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.report.text_table import aligned
-from harness.rows import tidy
+from harness.rows import setting
 from harness.rows.crossings import Panel
 from harness.rows.estimate import NONE
 from harness.run.teller import Silent, Teller
@@ -215,7 +215,7 @@ def panel_text(panel: Panel, measured: Measured) -> str:
         panel["host"],
         f"SLO {slo if scaled else panel['slo']}",
         f"{panel['rate_rps']:.3g} req/s{' each' * (panel['axis'] == 'models')}" if panel["rate_rps"] else "",
-        (tidy.machine(panel["own"]) or "") if not panel["kind"] else "",
+        (setting.machine(panel["own"]) or "") if not panel["kind"] else "",
         {"base": START, "cumulative": "all assumptions of the bridge"}.get(panel["kind"], ""),
         _seeds(measured.seeds),
     ]

@@ -16,7 +16,7 @@ from harness.report import sentences
 from harness.report.commands import again, explain_command, short_path
 from harness.report.formats import by_model
 from harness.report.summary import Summary, scores
-from harness.rows import record, tidy
+from harness.rows import record, setting, tidy
 from harness.rows.checked import checked, note
 from harness.run import room, streams
 from harness.run.room import Remedy
@@ -56,8 +56,8 @@ def headline(found: Measured, shown: Summary) -> Iterator[str]:
     if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
         fidelity += f" · {said}"
     base = " (P95 on dedicated)" if found.target.rule.endswith("P95") else ""
-    plans = f" · {tidy.plans([spec.plan])}"
-    machine = f" · {asked}" if (asked := tidy.machine(as_dict(spec))) else ""
+    plans = f" · {setting.plans([spec.plan])}"
+    machine = f" · {asked}" if (asked := setting.machine(as_dict(spec))) else ""
     cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]
     if spec.prefix_cache is None and found.study.spec.get("prefix_cache"):
         cache = " · no prefix cache: the trace has no ids of blocks"

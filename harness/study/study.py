@@ -88,6 +88,7 @@ class Condition:
     full: tuple[Any, ...] = ()  # more x for --full
     extra: bool = False  # only for --full
     window_s: float = 0.0  # instead of the scope's
+    seeds: Natural = 0  # instead of the scope's; 1 of a real trace is one case: the half that it replays
     band: Mapping[str, Any] = field(default_factory=dict)  # of a step: fields of its spec, at the other end
     origin: str = ""  # of an assumption: one of ORIGINS
     source: str = ""  # file and section

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from harness.loop import vetted
 from harness.report.commands import check_command
 from harness.report.text_table import brief, laid
-from harness.rows import crossings, estimate, record, statistics, tidy
+from harness.rows import crossings, estimate, record, setting, statistics, tidy
 from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
 from harness.rows.statistics import Estimate
@@ -57,7 +57,8 @@ def lines(shown: Shown) -> Iterator[str]:
         case _:
             standings = _standings(shown)
             body, ends = _blocks(shown, standings), _ends(shown, standings)
-    below = (shown.about["notes"], unchecked_lines(shown.table), _claims(shown), _copies(shown))
+    left_out = filter(None, [setting.left_out(shown.about["panels"])])
+    below = (shown.about["notes"], left_out, unchecked_lines(shown.table), _claims(shown), _copies(shown))
     yield from brief(body, every=shown.every or shown.markdown, tail=[*ends, *chain.from_iterable(below)])
 
 
@@ -236,7 +237,7 @@ def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
     gpus = "" if axis == "gpus" else f", {' and '.join(map(str, counts))} GPU{'s' * (list(counts) != [1])}"
     holds = "holds" if axis in {*crossings.RATED, "models"} else "reaches"
     unit = " (req/s)" if axis in crossings.RATED else ""
-    words = (tidy.machine(first["own"]), tidy.PLANS.get(first["own"].get("plan", "")))
+    words = (setting.machine(first["own"]), setting.PLANS.get(first["own"].get("plan", "")))
     own = "".join(f", {word}" for word in words if word)
     if about["layout"] == "fleet":
         fixed, own = f"{first['trace']} ({first['tier']}) at {first['rate_rps']:.3g} req/s", ""
@@ -337,6 +338,7 @@ def departures(rows: pa.Table) -> list[str]:
 
 def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
     about = shown.about
+    yield from _borne_out(about["panels"], standings)
     goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {about['slo']}"
     yield f"{about['systems'][0]} over each: ratios of the rates that hold {goal}"
     pairs = list(dict.fromkeys(key[1:] for key in standings))
@@ -347,17 +349,57 @@ def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
     steps = shown.every and about["layout"] == "steps"
     head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *heads]
     table = [head]
-    for panel in (one for one in about["panels"] if shown.every or not one.get("other_end")):
-        rows = crossings.of_panel(shown.table, panel)
-        cells = [_short(standings.get((panel["condition"], *pair)), spread=spread) for pair in pairs]
-        table.append([f"{KINDS.get(panel['kind'], '')}{panel['name']}", *[panel["origin"]] * steps,
-                      *(_rate(rows, panel, name, about) for name in rated), *cells])  # fmt: skip
+    for panels in crossings.by_condition(about["panels"]):
+        if len(panels) > 1 and not shown.every:
+            table.append([panels[0]["name"], *(_range(_of_pair(standings, panels, pair)) for pair in pairs)])
+            continue
+        for panel in (one for one in panels if shown.every or not one.get("other_end")):
+            rows = crossings.of_panel(shown.table, panel)
+            cells = [_short(standings.get((panel["condition"], *pair)), spread=spread) for pair in pairs]
+            name = panel["name"] if len(panels) == 1 else panel["condition"]
+            table.append([f"{KINDS.get(panel['kind'], '')}{name}", *[panel["origin"]] * steps,
+                          *(_rate(rows, panel, name, about) for name in rated), *cells])  # fmt: skip
     yield from laid(table, markdown=shown.markdown)
-    for panel in (one for one in about["panels"] if shown.every and one["source"] and one["kind"] != "alone"):
+    for panel, *_ in crossings.by_condition(about["panels"]) if shown.every else ():
+        if not panel["source"] or panel["kind"] == "alone":
+            continue
         origin = f"{panel['origin']}, " if panel["origin"] else ""
         slo = f"{panel['slo']}, " if panel["slo"] != about["slo"] else ""
         yield f"{panel['name']}: {origin}{slo}{panel['source']}"
     yield from sentences(shown, standings)
+    if any(len(panels) > 1 for panels in crossings.by_condition(about["panels"])):
+        yield "a range: cases of a real log, one window each, without interval (--all has them apart)"
+
+
+def _of_pair(standings: Standings, panels: Sequence[Panel], pair: Sequence[str]) -> list[Standing]:
+    """Return the standings of a pair of systems on some panels, where both ran."""
+    ours, theirs = pair
+    keys = ((one["condition"], ours, theirs) for one in panels)
+    return [standings[key] for key in keys if key in standings]
+
+
+def _range(found: Sequence[Standing]) -> str:
+    """Write the range in which the ratios of several cases lie."""
+    c = crossings.cases(found)
+    return NONE if c is None else estimate.span(c.least, c.most, RATIO)
+
+
+def _borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
+    """Count the verdicts on fitted traces that cases of real logs in the same setting bear out; none without both."""
+    shares = []
+    for panel in (one for one in panels if one["tier"] == "synthetic"):
+        logs = [one for one in panels if one["tier"] != "synthetic"
+                and all(one[key] == panel[key] for key in ("models", "gpus", "own"))]  # fmt: skip
+        for (key, *pair), found in standings.items():
+            c = crossings.cases(_of_pair(standings, logs, pair)) if key == panel["condition"] else None
+            if c is not None and found.says.startswith(("ahead", "behind", "equal")):
+                shares.append(c.agree(found.says) / c.of)
+    if shares:
+        every, most = sum(share == 1.0 for share in shares), sum(0.5 < share < 1.0 for share in shares)
+        yield (
+            f"of {len(shares)} verdicts on fitted traces real logs bear out {every} in every case, {most} in most and "
+            f"{len(shares) - every - most} in half of them or fewer"
+        )
 
 
 def _short(found: Standing | None, *, spread: bool) -> str:
@@ -386,16 +428,22 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
     panels = {panel["condition"]: panel for panel in shown.about["panels"]}
     papers = {(one.system, one.over): one.paper for one in claims.claims_of(shown.about)
               if one.what == "ratio" and isinstance(one.paper, float | int)}  # fmt: skip
+    conditions = crossings.by_condition(shown.about["panels"])
+    several = {panel["condition"] for of in conditions if len(of) > 1 for panel in of}
     for pair in dict.fromkeys(key[1:] for key in standings):
         own = {key[0]: found for key, found in standings.items() if key[1:] == pair}
         by: dict[str, list[str]] = {word: [] for word in STANDINGS}
         for key, found in own.items():
             panel = panels[key]
+            if key in several:
+                continue
             named = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
             by.setdefault(found.note if "does not fit" in found.note else found.says, []).append(named)
         told = "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names)
         sides = {word.split(",")[0].split()[0] for word, names in by.items() if names and word in STANDINGS}
         turns = "depends on the condition: " if len(sides & {"ahead", "behind", "equal", "turns"}) > 1 else ""
+        if (c := crossings.cases([found for key, found in own.items() if key in several])) is not None:
+            told += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
         yield f"{' / '.join(pair)}: {turns}{told}."
         if (paper := papers.get(pair)) is not None:
             ratios = {key: one.ratio for key, one in own.items() if one.ratio is not None and not one.flat}

@@ -1,0 +1,59 @@
+"""The setting of runs in words, as captions and tables have it: machine, plans, and what was left out of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+SHARED = {"turns": "processes take turns on a GPU", "fluid": "GPUs shared as under MPS by all"}
+
+
+PLANS = {  # what offline planners saw, as captions say it
+    "held-out": "plans from requests that are not replayed",
+    "window": "plans know the window",
+    "trace": "plans know the trace",
+    "prefix": "plans from the first tenth of the trace",
+}
+
+
+def plans(origins: Iterable[str]) -> str:
+    """Say in words what planners saw.
+
+    Where some do not know the window, a bound that knows it is left out.
+    """
+    asked = {origin for origin in origins if origin}
+    known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
+    return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
+
+
+def scaled(factors: Mapping[str, float]) -> str:
+    """Name the constants of the machine that a run scales."""
+    return ", ".join(f"{name} x {factor:g}" for name, factor in factors.items())
+
+
+def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
+    """Say what was left out of logs because nobody serves it, a log once; empty where nothing was."""
+    found = {str(one["trace"]).partition("+")[0]: text for one in panels if (text := one.get("left_out"))}
+    return "Left out: " + "; ".join(f"{text} of {log}" for log, text in found.items()) + "." if found else ""
+
+
+ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}
+
+
+def machine(spec: Mapping[str, Any]) -> str | None:
+    """Name the processes and links of a run's spec for a caption, where they are not the default; None if all are."""
+    links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
+    held, pool = spec.get("process_bytes"), spec.get("pool_bytes")
+    facts = [
+        ASSIGNED.get(spec.get("assign", ""), ""),
+        f"placed as {Path(placed).stem}" if (placed := spec.get("placement")) else "",
+        "" if (share := spec.get("mem_fraction", 0.9)) == 0.9 else f"{share:g} of a GPU's memory for the engine",
+        "" if pool is None else f"{pool / 2**30:.4g} GiB a GPU for weights and KV",
+        "one process a model for all" if spec.get("process") == "model" else "",
+        SHARED.get(spec.get("sharing", "own"), ""),
+        "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",
+        *(f"{name} {spec[key]:g} GB/s" for key, name in links.items() if spec.get(key) is not None),
+        scaled(spec.get("scaled") or {}),
+    ]
+    return ", ".join(fact for fact in facts if fact) or None
