@@ -139,7 +139,7 @@ def made(known: Sequence[Line], probe: str) -> list[Key]:
 
 
 def ended(known: Sequence[Line], probe: str) -> str | None:
-    """How a probe ended last, or None."""
+    """Return the state in which a probe ended last, or None."""
     states = [str(line["state"]) for line in known if line["probe"] == probe and "state" in line]
     return states[-1] if states else None
 

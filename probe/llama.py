@@ -114,7 +114,7 @@ class Kv:
         return (out // kernels.UNIT).to(torch.int32).to(self.data.device)
 
     def slots(self, table: Tensor, position: Tensor, block: int) -> Tensor:
-        """Where the K of each row's token at `position` lies: int64, in numbers."""
+        """Return the offset of the K of each row's token at `position`: int64, in numbers."""
         held = table.gather(1, (position // block).view(-1, 1).long()).view(-1).long()
         return held * kernels.UNIT + (position % block).long() * self.m.token
 

@@ -225,7 +225,7 @@ def rows(book: Book) -> list[Row]:
 
 
 def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
-    """How many times longer a unit of work takes beside another: victim -> other -> factor."""
+    """Return how many times longer a unit of work takes beside another: victim -> other -> factor."""
     out: dict[str, dict[str, float]] = {}
     for line in book.all("unit", mode=mode):
         p = line["params"]

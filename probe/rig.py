@@ -210,7 +210,7 @@ def timed(p: Part, work: Callable[[int], object], calls: int = 1, seconds: float
 
 
 def rotation(nbytes: int, least: int = 4, most: int = 64) -> int:
-    """How many buffers of a size outgrow the L2 cache."""
+    """Count the buffers of a size that outgrow the L2 cache, within `least` and `most`."""
     return int(min(most, max(least, -(-int(CACHES * l2_bytes()) // nbytes))))
 
 

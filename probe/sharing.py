@@ -114,7 +114,7 @@ class Side:
 
 
 def interfere(box: Box) -> Iterator[Sample]:
-    """How long a unit of one act takes alone and beside another, for all ordered pairs, in three modes."""
+    """Measure a unit of each act alone and beside another, for all ordered pairs, in three modes."""
     room = rig.free_bytes()
     m = next(
         (

@@ -84,7 +84,7 @@ class Box:
         return self._end - self._clock()
 
     def todo(self, what: str, **params: Value) -> bool:
-        """Whether this measurement is still to be made."""
+        """Tell whether this measurement is still to be made."""
         return key(what, params) not in self._done
 
 

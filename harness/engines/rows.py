@@ -124,7 +124,7 @@ def rounded(seconds: NDArray[np.float64], total_ns: NDArray[np.int64]) -> NDArra
 
 
 def path(places: Sequence[Gpus], code: int) -> str:
-    """Where a request ran: "0", "0+1" on a group, "0>1" when it moved, "" when it never ran."""
+    """Return the GPUs of a request: "0", "0+1" on a group, "0>1" when it moved, "" when it never ran."""
     first, last = divmod(code, len(places) + 1)
     if first < 0 or code < 0:
         return ""
@@ -195,7 +195,10 @@ def token_times(
 
 
 def longest(owner: NDArray[np.int64], ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Who has two stamps or more, and the one before the longest gap; `owner` of each stamp in `ns`, in order."""
+    """Return the owners of two stamps or more, and the stamp before the longest gap of each.
+
+    `owner` is that of each stamp in `ns`, in order.
+    """
     before = np.flatnonzero(owner[1:] == owner[:-1])
     whose, gap_ns = owner[before], ns[before + 1] - ns[before]
     begins = np.flatnonzero(np.diff(whose, prepend=-1))

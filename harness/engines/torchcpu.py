@@ -128,7 +128,7 @@ class TorchCpu(WallClock):
         return self.mem_bytes - llama.WEIGHT_BYTES * len(self.loaded) - self.block_bytes * kv_blocks
 
     def room_bytes(self, model: str) -> int:
-        """How much more KV a model may take."""
+        """Return the bytes of KV that a model may still take."""
         free, limit = self.free_bytes(), self.limits.get(model)
         return max(0, free if limit is None else min(free, limit - self.used_bytes(model)))
 

@@ -241,7 +241,7 @@ class WallClock:
         return ("gone", "the request has ended") if came else ("never", f"no request {rid}")
 
     def state(self, rid: int) -> RequestState:
-        """Where a request stands; KeyError where it has not come."""
+        """Return the state of a request. Raises KeyError if it has not come."""
         one = self.live.get(rid)
         if one is None:
             if not (0 <= rid < len(self._R) and self._R["arrival"][rid] < math.inf):
@@ -324,7 +324,7 @@ class WallClock:
         return Finished(one.rid, one.batch, state)
 
     def idle(self) -> bool:
-        """Whether every request has ended."""
+        """Tell whether every request has ended."""
         return not (self._told or self.live or self._future)
 
     def rows(self) -> Iterator[pa.RecordBatch]:

@@ -150,7 +150,7 @@ def _off(pairs: Sequence[tuple[float, float]]) -> dict[str, float | int]:
 
 
 def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
-    """How servers slow each other down: the one number with the least squared relative error, of SHARES or FACTORS.
+    """Fit the one number, of SHARES or FACTORS, that gives servers' slowdown with the least squared relative error.
 
     Up to a share of 1 it is the share of the machine that a step asks for; beyond, servers disturb each other more.
     """
@@ -167,7 +167,7 @@ def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
 
 
 def slowdown(servers: F8, share: float, factor: float) -> F8:
-    """How many times as long steps take of so many servers side by side."""
+    """Return the factor by which steps take longer with so many servers side by side."""
     return np.asarray(1.0 + factor * (np.maximum(1.0, servers * share) - 1.0), np.float64)
 
 

@@ -216,7 +216,7 @@ def ladder(kind: str, table: str | None = None) -> Mapping[str, Way]:
 
 
 def ladder_sources(table: str | None = None) -> Mapping[str, str]:
-    """Where the fixed seconds of each way to load come from."""
+    """Return the sources of the fixed seconds of each way to load."""
     return {name: str(way["source"]) for name, way in _ladder(table).items()}
 
 
@@ -228,7 +228,7 @@ def _ladder(table: str | None) -> Toml:
 
 
 def co_run(table: str | None) -> float:
-    """How much of what steps on a GPU slow each other down by their demands holds on a machine: 1, unless measured."""
+    """Return the factor on the slowdown that steps on a GPU cause each other by their demands: 1, unless measured."""
     measured = machine(table)
     return 1.0 if measured is None else float(measured.co_run.factor)
 

@@ -121,7 +121,7 @@ class Machine:
 
 
 def is_whole(file: Mapping[str, Any]) -> bool:
-    """Whether a table carries its own machine."""
+    """Tell whether a table carries its own machine."""
     return "spec" in file or "steps" in file
 
 

@@ -134,7 +134,7 @@ class Servers(WallClock):
         return Seen(self)
 
     def idle(self) -> bool:
-        """Whether every request has ended."""
+        """Tell whether every request has ended."""
         return not self._expected and super().idle()
 
     def clock(self) -> float:
@@ -158,7 +158,7 @@ class Servers(WallClock):
             self.fleet.wait(until_s - self.now_s, self.client.fileno())
 
     def _coming(self) -> bool:
-        """Whether something happens without a new action."""
+        """Tell whether something happens without a new action."""
         moving = any(up.state != "ready" for up in self.fleet.up.values())
         return bool(self._expected or self.sent or self.cancelled or self.unsure or moving)
 
@@ -244,7 +244,7 @@ class Servers(WallClock):
     # ------------------------------------------------------------ where requests go
 
     def _at(self, batch: Batch) -> Server | None:
-        """Where requests of a batch may be sent now."""
+        """Return the server to which requests of a batch may be sent now, or None."""
         up = self.fleet.up.get(batch.inst)
         return up.seat.at if up is not None and up.seat and up.state == "ready" and batch in self.lanes else None
 
@@ -477,7 +477,7 @@ class Servers(WallClock):
         }
 
     def about(self) -> dict[str, Any]:
-        """Whether the run measured its servers, and which those are; see Observed."""
+        """Return the verdict whether the run measured its servers, and the servers themselves; see Observed."""
         assert self.log is not None
         found = verdict(self.log, self._other_cores)
         plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in found._asdict().items()}

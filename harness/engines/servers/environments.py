@@ -22,7 +22,7 @@ def python(name: str, root: Path = ROOT) -> Path:
 
 
 def lacking(name: str, root: Path = ROOT) -> str:
-    """How to make the environment of a server; "" where it stands."""
+    """Say how to make the environment of a server; "" where it stands."""
     return "" if python(name, root).exists() else f"an environment of its own, .venv-{name}: make servers-{name}"
 
 

@@ -97,7 +97,7 @@ class Kind(Protocol):
         ...
 
     def served(self) -> Mapping[str, str]:
-        """By model, what serves it, in words."""
+        """Return what serves each model, in words."""
         ...
 
 

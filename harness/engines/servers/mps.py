@@ -45,7 +45,7 @@ class Mps:
             time.sleep(ASK_S)
 
     def answers(self) -> bool:
-        """Whether the daemon runs, and servers that start now will find it."""
+        """Tell whether the daemon runs, and servers that start now will find it."""
         if not self.process.alive():
             return False
         asked = subprocess.run(

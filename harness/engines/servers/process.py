@@ -97,7 +97,7 @@ class Process:
             self._fail(f"is not what answers at {self.ready_url}", PortTaken)
 
     def alive(self) -> bool:
-        """Whether it runs; its children may, even where it does not."""
+        """Tell whether the process runs; its children may, even where it does not."""
         return self._child is not None and self._child.poll() is None
 
     def stop(self, grace_s: float = 5.0) -> None:
@@ -144,7 +144,7 @@ class Process:
         return ""
 
     def _wait(self, timeout_s: float) -> bool:
-        """Whether it has ended, after waiting for that."""
+        """Wait for the end of the process, and tell whether it has come."""
         if self.alive():
             ended = select.poll()  # one for each call: two threads may wait at once
             with suppress(ValueError):  # closed: it has just been stopped
@@ -164,7 +164,7 @@ class Process:
             connection.close()
 
     def _listens(self) -> bool:
-        """Whether one of its processes has the port: another's server may answer in its place."""
+        """Tell whether one of the server's processes has the port: another server may answer in its place."""
         port = urlsplit(self.ready_url).port
         for one in self.members():
             with suppress(psutil.NoSuchProcess):

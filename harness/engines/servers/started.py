@@ -215,5 +215,5 @@ def real(config: Config) -> dict[str, Path]:
 
 
 def cache() -> Path:
-    """Where models are kept from run to run."""
+    """Return the folder in which models are kept from run to run."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-sharing-bench"

@@ -54,7 +54,7 @@ def found(log: Log, stays: Iterable[Stay], idle_s: float) -> tuple[list[Wake], N
 
 
 def told(logs: Iterable[Path], line: str) -> int:
-    """How many wakes the servers' logs tell of."""
+    """Count the wakes that the servers' logs tell of."""
     return sum(log.read_bytes().count(line.encode()) for log in logs if log.is_file())
 
 

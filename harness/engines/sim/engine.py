@@ -454,7 +454,7 @@ class Sim:
         return self._view
 
     def idle(self) -> bool:
-        """Whether every request has ended."""
+        """Tell whether every request has ended."""
         return not (self.S.left[0] or self._told)
 
     def poll(self, until_s: float) -> Event | None:
@@ -677,7 +677,7 @@ class Sim:
         return ("gone", "the request has ended") if now >= state.DONE else None
 
     def came(self, rid: int) -> bool:
-        """Whether there is such a request, and it has arrived."""
+        """Tell whether there is such a request and it has arrived."""
         return 0 <= rid < len(self._states) and self._states.item(rid) != state.FUTURE
 
     def _drop(self, action: Drop) -> Refusal | None:
@@ -848,7 +848,7 @@ class Sim:
 
 
 def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:
-    """Whether a step on some GPUs can attend to KV on others: rank by rank, so on as many of them, all others."""
+    """Tell whether a step on some GPUs can attend to KV on others: rank by rank, so on as many of them, all others."""
     return isinstance(to, tuple) and len(to) == len(mine) and not set(to) & set(mine)
 
 

@@ -30,7 +30,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def cache_dir(folder: Path) -> Path:
-    """Where code compiled from these sources is kept; that of earlier sources goes."""
+    """Return the folder of the code compiled from these sources, and delete those of earlier sources."""
     base = Path(os.environ.get("NUMBA_CACHE_DIR", folder / "__pycache__"))
     name = f"kernel-{fingerprint(folder)}"
     if base.name == name:  # inherited from the process that started this one

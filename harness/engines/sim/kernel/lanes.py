@@ -38,7 +38,7 @@ def give_back(S: int, i: int) -> None:
 
 @jit
 def room(S: int, i: int, n: int, grow_: int) -> bool:
-    """Whether n more blocks fit once nothing is held in advance."""
+    """Tell whether n more blocks fit once nothing is held in advance."""
     if fits(S, i, n, grow_):
         return True
     give_back(S, i)
@@ -322,7 +322,7 @@ def share(S: int, p: int) -> None:
 
 @jit
 def accompanied(S: int, p: int, lane: int) -> bool:
-    """Whether another lane of a pool has a step on a GPU of a lane."""
+    """Tell whether another lane of a pool has a step on a GPU of a lane."""
     x = gpu_at(S, p).head
     while x >= 0:
         d = lane_at(S, lane).demand

@@ -96,7 +96,7 @@ def leave(S: int, i: int) -> None:
 
 @jit
 def elsewhere(S: int, i: int, first: int, last: int) -> bool:
-    """Whether the model's weights are on other GPUs, in one of a range of states."""
+    """Tell whether the model's weights are on other GPUs, in one of a range of states."""
     j = inst_at(S, i).kin
     while j != i:
         if first <= inst_at(S, j).state <= last:
@@ -107,7 +107,7 @@ def elsewhere(S: int, i: int, first: int, last: int) -> bool:
 
 @jit
 def just_left(S: int, i: int) -> bool:
-    """Whether the model left another place at this very instant."""
+    """Tell whether the model left another place at this very instant."""
     j = inst_at(S, i).kin
     while j != i:
         if inst_at(S, j).left_s == world(S).now:
@@ -164,7 +164,7 @@ def add_part(S: int, x: int, link: int, nbytes: float) -> None:
 
 @jit
 def awaited(S: int, i: int) -> bool:
-    """Whether an open lane with members waits for an instance's weights."""
+    """Tell whether an open lane with members waits for an instance's weights."""
     for b in range(world(S).n_batches):
         B = batch_at(S, b)
         if B.inst == i and (lane_at(S, 2 * b).open or lane_at(S, 2 * b + 1).open):
@@ -353,7 +353,7 @@ def load(S: int, i: int, act_: int, source: int, tail_s: float) -> None:
 
 @jit
 def granted(S: int, x: int) -> bool:
-    """Whether the memory that a transfer asks for is free, less nobody's wishes but earlier ones'."""
+    """Tell whether the memory that a transfer asks for is free, and no earlier load or move waits for it."""
     W = world(S)
     X = xfer_at(S, x)
     i = X.inst

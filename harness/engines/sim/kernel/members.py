@@ -90,7 +90,7 @@ def remote_of(S: int, b: int, r: int) -> int:
 
 @jit
 def within_reach(S: int, b: int, r: int) -> bool:
-    """Whether a request's KV is where its batch is, or is attended where it is."""
+    """Tell whether a request's KV is where its batch is, or is attended where it is."""
     return req_at(S, r).home == batch_at(S, b).inst or remote_of(S, b, r) >= 0
 
 
@@ -331,7 +331,7 @@ def rest(S: int, b: int) -> None:
 
 @jit
 def in_step(S: int, r: int) -> bool:
-    """Whether a request is part of a step in flight."""
+    """Tell whether a request is part of a step in flight."""
     q = req_at(S, r)
     if q.state == WAIT:
         return q.piece > 0 and lane_at(S, 2 * q.batch).busy != IDLE
@@ -527,13 +527,13 @@ def move(S: int, r: int, to: int, attend: int, act_: int) -> None:
 
 @jit
 def movable(S: int, r: int, discard: int) -> bool:
-    """Whether a member has KV that can move; what is partly built can only be forgotten."""
+    """Tell whether a member has KV that can move; what is partly built can only be forgotten."""
     return req_at(S, r).home >= 0 and (discard != 0 or req_at(S, r).state != WAIT)
 
 
 @jit
 def movables(S: int, b: int, discard: int) -> int:
-    """How many members of a batch have such KV."""
+    """Count the members of a batch that have such KV."""
     n = 0
     for lst in range(4):
         r = batch_at(S, b).ends[2 * lst]

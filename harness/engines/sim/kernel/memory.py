@@ -79,7 +79,7 @@ def promised(S: int, g: int) -> int:
 
 @jit
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
-    """Whether n more blocks fit now. Memory that a load or move waits for is closed to prompts, not to growth."""
+    """Tell whether n more blocks fit now. Memory that a load or move waits for is closed to prompts, not to growth."""
     W = world(S)
     if W.unlimited:
         return True
@@ -118,7 +118,7 @@ def needs_far(S: int, f: int, d0: int, k: int) -> int:
 
 @jit
 def shares_gpu(S: int, i: int, j: int) -> bool:
-    """Whether two instances have a GPU in common."""
+    """Tell whether two instances have a GPU in common."""
     for x in range(inst_at(S, i).gpu_count):
         for y in range(inst_at(S, j).gpu_count):
             if inst_at(S, i).gpus[x] == inst_at(S, j).gpus[y]:
@@ -128,7 +128,7 @@ def shares_gpu(S: int, i: int, j: int) -> bool:
 
 @jit
 def touches(S: int, b: int, i: int) -> bool:
-    """Whether a batch, or KV that its running members attend elsewhere, is on a GPU of an instance."""
+    """Tell whether a batch, or KV that its running members attend elsewhere, is on a GPU of an instance."""
     if shares_gpu(S, i, batch_at(S, b).inst):
         return True
     f = batch_at(S, b).remote
@@ -141,7 +141,7 @@ def touches(S: int, b: int, i: int) -> bool:
 
 @jit
 def never(S: int, i: int, n: int) -> bool:
-    """Whether an account could not even hold n blocks alone on its GPUs."""
+    """Tell whether an account could not even hold n blocks alone on its GPUs."""
     W = world(S)
     if W.unlimited:
         return False

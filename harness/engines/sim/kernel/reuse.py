@@ -37,7 +37,7 @@ def entry_of(S: int, i: int, r: int, k: int) -> int:
 
 @jit
 def entries_of(S: int, r: int) -> int:
-    """How many entries a request holds; of the last one it may use the leading blocks alone."""
+    """Count the entries that a request holds; of the last one it may use the leading blocks alone."""
     per = world(S).id_blocks
     return int((req_at(S, r).shared + per - 1) // per)
 
@@ -79,7 +79,7 @@ def dequeue(S: int, x: int) -> None:
 
 @jit
 def is_on(S: int, i: int, g: int) -> bool:
-    """Whether an instance is on a GPU."""
+    """Tell whether an instance is on a GPU."""
     for j in range(inst_at(S, i).gpu_count):
         if inst_at(S, i).gpus[j] == g:
             return True
@@ -95,7 +95,7 @@ def full_bytes(S: int, i: int) -> int:
 
 @jit
 def over_limit(S: int, i: int) -> bool:
-    """Whether an account has something cached beyond its limit."""
+    """Tell whether an account has something cached beyond its limit."""
     I = inst_at(S, i)
     return I.cached > 0 and I.limit >= 0 and full_bytes(S, i) > I.limit
 

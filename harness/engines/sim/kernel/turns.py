@@ -110,7 +110,7 @@ def end_turn(S: int, lane: int, why: int) -> None:
 
 @jit
 def deserted(S: int, lane: int) -> bool:
-    """Whether no member of its batch could ever step in a lane."""
+    """Tell whether no member of its batch could ever step in a lane."""
     b = lane >> 1
     B = batch_at(S, b)
     prompts = B.count[WAITING] - B.swapped
@@ -122,7 +122,7 @@ def deserted(S: int, lane: int) -> bool:
 
 @jit
 def busy(S: int, i: int) -> bool:
-    """Whether a step is in flight on a GPU of an instance, or attends to KV there."""
+    """Tell whether a step is in flight on a GPU of an instance, or attends to KV there."""
     for j in range(inst_at(S, i).gpu_count):
         if gpu_at(S, inst_at(S, i).gpus[j]).active > 0:
             return True
@@ -131,7 +131,7 @@ def busy(S: int, i: int) -> bool:
 
 @jit
 def stuck(S: int, lane: int) -> bool:
-    """Whether nothing is under way that could let an idle lane with members step."""
+    """Tell whether nothing is under way that could let an idle lane with members step."""
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
@@ -270,7 +270,7 @@ def limit(S: int, i: int, nbytes: int) -> None:
 
 @jit
 def spare(S: int, waiting: int) -> bool:
-    """Whether the logs have room for whatever one lane's step can produce."""
+    """Tell whether the logs have room for whatever one lane's step can produce."""
     W = world(S)
     most = 4 * W.batch_cap + 64 + waiting
     if W.n_events - W.events_told < most or W.transfer_spare < 9 * (W.batch_cap + 8):

@@ -22,13 +22,13 @@ from harness.engines.sim.state import (
 
 @jit
 def usable(S: int, i: int) -> bool:
-    """Whether lanes of an instance may step."""
+    """Tell whether lanes of an instance may step."""
     return inst_at(S, i).state == IN or inst_at(S, i).state == DRAINING
 
 
 @jit
 def loaded(S: int, i: int) -> bool:
-    """Whether an instance's weights are in: also those that leave, behind a last step that is still under way."""
+    """Tell whether an instance's weights are in: also those that leave, behind a last step that is still under way."""
     return inst_at(S, i).state >= IN
 
 
