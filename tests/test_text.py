@@ -251,7 +251,7 @@ def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_trace
     ])  # fmt: skip
     told = said(rows, facts)
     assert told[0] == (
-        "of 1 verdicts on fitted traces real logs bear out 0 in every case, 0 in most and 1 in half of them or fewer"
+        "of 1 verdicts on fitted traces real logs bear out 0 in every case, 0 in most, 1 in half or fewer"
     )
     assert told[2:6] == ["condition static", "fitted + 4.00x", "a log 0.50 to 4.00x", "elsewhere 4.00x"]
     words = "ahead under fitted; one case under elsewhere; in 2 cases of real logs above 1 in 1, below in 1"

@@ -397,8 +397,8 @@ def _borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
     if shares:
         every, most = sum(share == 1.0 for share in shares), sum(0.5 < share < 1.0 for share in shares)
         yield (
-            f"of {len(shares)} verdicts on fitted traces real logs bear out {every} in every case, {most} in most and "
-            f"{len(shares) - every - most} in half of them or fewer"
+            f"of {len(shares)} verdicts on fitted traces real logs bear out {every} in every case, {most} in most, "
+            f"{len(shares) - every - most} in half or fewer"
         )
 
 
