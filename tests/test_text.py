@@ -255,7 +255,7 @@ def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_trace
     )
     assert told[2:6] == ["condition static", "fitted + 4.00x", "a log 0.50 to 4.00x", "elsewhere 4.00x"]
     words = "ahead under fitted; one case under elsewhere; in 2 cases of real logs above 1 in 1, below in 1"
-    assert f"prism / static: {words}." in told
+    assert f"prism / static: {words}." in " ".join(told)
     assert "Left out: 5 of 90 requests beyond 8 tokens of log." in told
     apart = said(rows, facts, every=True)
     assert any(line.startswith("a log / second half") and line.endswith("0.50x") for line in apart)
