@@ -66,6 +66,7 @@ def test_the_subjects_cover_every_setting_and_every_case() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # alpaserve searches placements in every case; a machine may be busy
 @pytest.mark.parametrize("name", system.names())
 def test_all_laws_at_length(name: str) -> None:
     assert check(name, quick=False) == []
