@@ -1,4 +1,4 @@
-"""Where requests' time went, in words: waits by cause, which sum to a latency, and one request in order of time."""
+"""Requests' time in words: waits by cause, which sum to a latency, and one request in order of time."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def request(
     rows = requests.rows(table.slice(rid, 1))
     ttft_s, tpot_s = float(rows.ttft_s[0]), float(attainment.tpot_s(rows)[0])
     which = np.arange(table.num_rows) == rid
-    own = slo.take(which) if isinstance(slo, attainment.Limits) else slo
-    limits = [float(x[0]) for x in attainment.limits(rows, own)]
+    limits_of = slo.take(which) if isinstance(slo, attainment.Limits) else slo
+    limits = [float(x[0]) for x in attainment.limits(rows, limits_of)]
     where = f"gpu {q['gpus']}" if q["gpus"] else "never ran"
-    said = [_against("TTFT", ttft_s, limits[0], q["state"] == "done")]
+    against = [_against("TTFT", ttft_s, limits[0], q["state"] == "done")]
     if q["output_tokens"] > 1:
-        said.append(_against("TPOT", tpot_s, limits[1], q["state"] == "done"))
-    yield f"request {rid}: {'; '.join(said)}"
+        against.append(_against("TPOT", tpot_s, limits[1], q["state"] == "done"))
+    yield f"request {rid}: {'; '.join(against)}"
     yield f"  {q['model']} · {q['prompt_tokens']} tokens in, {q['output_tokens']} out · {where} · {q['state']}"
     if q["first_ns"] is not None and q["ttft_host_ns"] is not None:
         ttft = {wait: q[f"ttft_{wait}_ns"] for wait in WAITS}
@@ -81,14 +81,14 @@ def request(
 
 
 def verdict(about: Mapping[str, Any]) -> Iterator[str]:
-    """Say whether a run on real servers measured its servers, what these did by themselves, and which served what.
+    """Say whether a run on real servers is valid, how often they slept and woke, and which server served which model.
 
-    Nothing is said of other runs.
+    Yield nothing for other runs.
     """
-    if found := about.get("verdict"):
-        yield found["text"]
-    if own := about.get("wakes"):
-        yield own["text"]
+    if validity := about.get("verdict"):
+        yield validity["text"]
+    if wakes := about.get("wakes"):
+        yield wakes["text"]
     yield from (f"{model}: {by}" for model, by in (about.get("served") or {}).items())
 
 

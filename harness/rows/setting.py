@@ -9,7 +9,7 @@ from typing import Any
 SHARED = {"turns": "processes take turns on a GPU", "fluid": "GPUs shared as under MPS by all"}
 
 
-PLANS = {  # what offline planners saw, as captions say it
+PLANS = {  # the requests that offline planners saw, as captions name them
     "held-out": "plans from requests that are not replayed",
     "window": "plans know the window",
     "trace": "plans know the trace",
@@ -24,7 +24,7 @@ def plans(origins: Iterable[str]) -> str:
     """
     asked = {origin for origin in origins if origin}
     known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
-    return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
+    return " and ".join(PLANS.get(origin, f"plans from the {origin}") for origin in sorted(asked - known))
 
 
 def scaled(factors: Mapping[str, float]) -> str:
@@ -34,8 +34,8 @@ def scaled(factors: Mapping[str, float]) -> str:
 
 def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
     """Say what was left out of logs because nobody serves it, a log once; empty where nothing was."""
-    found = {str(one["trace"]).partition("+")[0]: text for one in panels if (text := one.get("left_out"))}
-    return "Left out: " + "; ".join(f"{text} of {log}" for log, text in found.items()) + "." if found else ""
+    texts = {str(panel["trace"]).partition("+")[0]: text for panel in panels if (text := panel.get("left_out"))}
+    return "Left out: " + "; ".join(f"{text} of {log}" for log, text in texts.items()) + "." if texts else ""
 
 
 ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}
