@@ -1,4 +1,4 @@
-"""An SLO rule becomes seconds: given ones, those that a request takes alone, or P95 measured by base runs."""
+"""Seconds of an SLO rule: given, those that a request takes alone, or P95 measured by base runs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 def base_specs(spec: Spec) -> list[Spec]:
     """List the runs that measure the SLO bases of a spec: each model alone, default engine settings, tuning seeds."""
-    one = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
+    plain = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
                served=spec.served, prefix_cache=spec.prefix_cache, host=spec.host, table=spec.table,
                process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
                workload="base", slo="",
                **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
-    return [replace(one, seed=seed) for seed in TUNING_SEEDS]
+    return [replace(plain, seed=seed) for seed in TUNING_SEEDS]
 
 
 def bases(folders: Sequence[Path]) -> dict[str, Pair]:
@@ -53,14 +53,14 @@ def bases(folders: Sequence[Path]) -> dict[str, Pair]:
             mine = rows.model == i
             ttft.setdefault(model, []).append(rows.ttft_s[mine])
             tpot.setdefault(model, []).append(each[mine][rows.output_tokens[mine] > 1])
-    found = {}
+    pairs = {}
     for model, parts in ttft.items():
         first = attainment.quantile(np.concatenate(parts), 0.95)
         later = attainment.quantile(np.concatenate(tpot[model]), 0.95)
         if not math.isfinite(first) or later == math.inf:
             raise UserError(f"{model} has no SLO base: over 5 % of its requests never end on a GPU of its own")
-        found[model] = (first, first if math.isnan(later) else later)  # one-token outputs alone: any TPOT is met
-    return found
+        pairs[model] = (first, first if math.isnan(later) else later)  # one-token outputs alone: any TPOT is met
+    return pairs
 
 
 def said(rule: str, models: str) -> None:
@@ -109,7 +109,7 @@ def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
         return Ahead(slo_target(spec, rule, out).drain_s, [])
     alone = resolve(replace(spec, system=BASE, preset=None, fields=()))
     spans = (span(resolve(base)) for base in base_specs(alone))
-    return Ahead(None, [one for one in spans if one])
+    return Ahead(None, [period for period in spans if period])
 
 
 def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:

@@ -150,9 +150,9 @@ def variants(claim: Claim) -> Iterator[Claim]:
 
 def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
     """Yield a claim for each of its systems over each of the others, with the readings of the pair; see Claim."""
-    ours = [(one, reading) for name, reading in _read(claim.system) for one in of_file(name, about)]
-    for (one, mine), (over, theirs) in product(ours, _read(claim.over)):
-        yield replace(claim, system=one, over=over), mine | theirs
+    ours = [(label, reading) for name, reading in _read(claim.system) for label in of_file(name, about)]
+    for (label, mine), (over, theirs) in product(ours, _read(claim.over)):
+        yield replace(claim, system=label, over=over), mine | theirs
 
 
 def _read(text: str) -> Iterator[tuple[str, Reading]]:
@@ -203,16 +203,16 @@ def compared(
     each = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
     if panel["axis"] not in EASES:
         return each
-    return {name: one._replace(ratio=one.ratio and inverse(one.ratio)) for name, one in each.items()}
+    return {name: s._replace(ratio=s.ratio and inverse(s.ratio)) for name, s in each.items()}
 
 
-def standing_text(one: Standing) -> str:
+def standing_text(standing: Standing) -> str:
     """Render a ratio; where a curve is flat at the level, render who is ahead and the differences at fixed rates."""
-    if not one.flat and one.ratio is not None:
-        return estimate.text(one.ratio, RATIO)
-    gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in one.differences)
-    why = "flat at the level" if one.ratio is not None else ""
-    return ": ".join(filter(None, (", ".join(filter(None, (why, one.note, one.says))), gaps)))
+    if not standing.flat and standing.ratio is not None:
+        return estimate.text(standing.ratio, RATIO)
+    gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in standing.differences)
+    why = "flat at the level" if standing.ratio is not None else ""
+    return ": ".join(filter(None, (", ".join(filter(None, (why, standing.note, standing.says))), gaps)))
 
 
 def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Estimate | None:
@@ -228,15 +228,15 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
     each = [
         fewest(rows.filter(pc.equal(rows["seed"], seed)), claim.system, claim.over, definition, level) for seed in seeds
     ]
-    if any(one is None or one.sign != "=" for one in each):
+    if any(e is None or e.sign != "=" for e in each):
         return whole
-    counts = [whole.mean, *(one.mean for one in each if one)]
+    counts = [whole.mean, *(e.mean for e in each if e)]
     return replace(whole, low=min(counts), high=max(counts))
 
 
 def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
     """Find the best of several others, and the ratio to it, whichever it is: each end is the lowest of theirs."""
-    name = min(ratios, key=lambda one: ratios[one].mean)
+    name = min(ratios, key=lambda other: ratios[other].mean)
     lows = [e.low for e in ratios.values() if e.low is not None]
     highs = [e.high for e in ratios.values() if e.high is not None]
     low = min(lows) if len(lows) == len(ratios) else None
@@ -344,29 +344,29 @@ def _by_ratio(
     Where a curve is flat at the level a ratio says nothing. The order of the systems stands for it, without a size.
     """
     each = compared(claim, panel, rows, others, definition, level)
-    each = {name: one for name, one in each.items() if one.ratio is not None or one.differences}
+    each = {name: standing for name, standing in each.items() if standing.ratio is not None or standing.differences}
     if not each:
         return by_number(claim, panel, None, NONE)
-    ratios = {name: one.ratio for name, one in each.items() if one.ratio is not None and not one.flat}
+    ratios = {name: s.ratio for name, s in each.items() if s.ratio is not None and not s.flat}
     best = min(each, key=lambda name: _order(each[name]))
     backing = support(rows, panel, replace(claim, over=best), definition, level)
     if len(ratios) == len(each):
         best, here = lowest(ratios)
         named = f" (the best is {best})" if claim.over.startswith(BEST) else ""
         return by_number(claim, panel, here, estimate.text(here, RATIO) + named, backing)
-    says = all_of([judged_order(claim, one) for one in each.values()])  # who is behind one is behind the best
-    text = "; ".join((f"{name}: " if len(each) > 1 else "") + standing_text(one) for name, one in each.items())
+    says = all_of([judged_order(claim, standing) for standing in each.values()])  # who is behind one is behind the best
+    text = "; ".join((f"{name}: " if len(each) > 1 else "") + standing_text(s) for name, s in each.items())
     return Verdict(claim, panel, each[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing)
 
 
-def _order(one: Standing) -> float:
+def _order(standing: Standing) -> float:
     """Return how far a system is ahead, by its crossings, or by the mean difference of attainment beyond them.
 
     The best of several others is the one for which this is least.
     """
-    if one.ratio is not None:
-        return math.log(one.ratio.mean)
-    return sum(gap.mean for _, gap in one.differences) / len(one.differences)
+    if standing.ratio is not None:
+        return math.log(standing.ratio.mean)
+    return sum(gap.mean for _, gap in standing.differences) / len(standing.differences)
 
 
 def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> Verdict:
@@ -390,22 +390,22 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     """
     definition = claim.definition or about["definitions"][0]
     pair = (claim.system, claim.over)
-    one = side_by_side(rows, panel, pair, definition, about["level"])
-    here, says, note = one.ratio, one.says, one.note
+    standing = side_by_side(rows, panel, pair, definition, about["level"])
+    here, says, note = standing.ratio, standing.says, standing.note
     text = note if here is None else estimate.text(here, RATIO)
     if not _at_an_end(panel, about) or claim.paper is None:
         return Verdict(claim, panel, here, text, says, NONE, note)
     if here is None:
         return Verdict(claim, panel, None, text, "does not fit" if "does not fit" in note else "open", NONE, note)
-    if one.flat:
-        return Verdict(claim, panel, here, standing_text(one), judged_order(claim, one), rule(claim), note)
-    found = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about["level"]))
-    return found._replace(note="; ".join(filter(None, (note, found.note))))
+    if standing.flat:
+        return Verdict(claim, panel, here, standing_text(standing), judged_order(claim, standing), rule(claim), note)
+    verdict = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about["level"]))
+    return verdict._replace(note="; ".join(filter(None, (note, verdict.note))))
 
 
 def _at_an_end(panel: Panel, about: About) -> bool:
     """Tell whether a panel is the start of a cumulative study, or has all of its assumptions."""
-    last = max((one["row"] for one in about["panels"] if one["kind"] == "cumulative"), default=None)
+    last = max((other["row"] for other in about["panels"] if other["kind"] == "cumulative"), default=None)
     return bool(panel["kind"] == "base" or panel["row"] == last)
 
 

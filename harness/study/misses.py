@@ -1,4 +1,4 @@
-"""What the misses of a comparison were made of: the time of all requests that missed, by cause, over its runs."""
+"""Misses of a comparison by cause: the time of all requests that missed, over its runs."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def of_sweep(
         raise UserError(f"{sweep / record.SWEEP}: {NOTHING}")
     columns = ["label", "rate_scale", "run", "definition", "over", "value"]
     offered_rps: dict[tuple[str, float, str], float] = {}
-    for one in scored.select(columns).to_pylist():
-        key = one["label"], one["rate_scale"], one["run"]
+    for row in scored.select(columns).to_pylist():
+        key = row["label"], row["rate_scale"], row["run"]
         offered_rps.setdefault(key, math.nan)
-        if (one["definition"], one["over"]) == ("offered_rps", "pooled") and one["value"] is not None:
-            offered_rps[key] = one["value"]
+        if (row["definition"], row["over"]) == ("offered_rps", "pooled") and row["value"] is not None:
+            offered_rps[key] = row["value"]
     points: dict[tuple[str, float], list[Misses]] = {}
     for done, ((label, rate, run), rps) in enumerate(sorted(offered_rps.items())):
         teller.progress("runs read", done, len(offered_rps))
