@@ -1,9 +1,9 @@
-"""One run as one value: what is run, on what, with which numbers. Its hash is the run's name.
+"""Specs: a run as a value, of system, machine, workload and numbers. Its hash is the run's name.
 
-A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is asked where it is looked up.
-`None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...); a resolved spec has none left
-but the preset, the cost table, a closed loop's window, the longest request, a prefix cache where no ids are known, and
-the memory and link rates that are the card's and the process's own; only a resolved one is hashed into results.
+A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is checked where it is looked up.
+`None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...). A resolved spec has none left
+but the preset, the cost table, a closed loop's window, the longest request and a prefix cache where no ids are known.
+The card's and the process's own memory and link rates stay None too. Only a resolved spec is hashed into results.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from harness.rows.sealed import Facts
 from harness.toml import TABLE, Count, Natural, Pairs, Positive, Seconds, Share, Span
 
 LINKS = ("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps")
-MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *LINKS)  # what a figure may name
+MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *LINKS)  # fields that a figure may name
 HASH_CHARS = 8
-# What a run can hold, and end: links are between GPUs, and a sequence of a batch has 1.3 kB for what happens at a time.
+# Limits that a run can hold in memory: links are between GPUs, and a sequence of a batch takes 1.3 kB of state.
 MOST_GPUS = 4096
 MOST_BATCH = 1 << 16
 Rate = Annotated[float, Gt(0), Le(1e6)]  # 1e9 bytes/s: up to a petabyte in a second
@@ -43,9 +43,9 @@ FILES: Mapping[str, str] = {
     "system": ".py", "engine": ".py", "models": ".toml", "table": ".toml", "placement": ".toml", "slo": ".toml",
     "trace": ".parquet",
 }  # fmt: skip
-# Keys of an earlier release, and the fields of engines that they are now.
+# Keys of an earlier release, and the present fields of engines.
 MOVED = {"attach": "attach+urls", "key_env": "attach+key_env", "keep_s": "llamacpp+keep_s"}
-# Ends the name of an engine's field that names an environment variable: where a key is, not what is run.
+# Ending of an engine's field that names an environment variable: it locates a key and changes no run.
 UNHASHED = "_env"
 
 
@@ -120,7 +120,7 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """How tables and figures name the strategy: `static`, `static:equal`, `chunked+tau=256`."""
+        """The strategy's name in tables and figures: `static`, `static:equal`, `chunked+tau=256`."""
         stem = Path(self.system).stem if self.system.endswith(".py") else self.system
         return stem + (f":{self.preset}" if self.preset else "") + "".join(f"+{k}={v}" for k, v in self.fields)
 
@@ -142,17 +142,17 @@ def canonical(spec: Spec) -> str:
 
 def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace each file's path in a spec's fields by the file's content; names of what is shipped stay names."""
-    found = dict(values)
+    named = dict(values)
     for key, suffix in FILES.items():
-        name = found.get(key) or ""
+        name = named.get(key) or ""
         if key == "engine":
             given = fields.asked(name)
             if given.name.endswith(suffix):
-                found[key] = str(given._replace(name=_content(given.name)))
+                named[key] = str(given._replace(name=_content(given.name)))
         elif name.endswith(suffix):
             rule, colon, path = name.rpartition("classes:")
-            found[key] = f"{rule}{colon}{_content(path)}"
-    return found
+            named[key] = f"{rule}{colon}{_content(path)}"
+    return named
 
 
 def _content(path: str) -> str:
@@ -215,7 +215,7 @@ def from_dict(values: Mapping[str, Any], where: str = "") -> Spec:
 
 
 def stored(values: Mapping[str, Any]) -> Spec:
-    """Rebuild the spec of a stored run, also of one that was made when fields of engines had keys of their own.
+    """Rebuild the spec of a stored run, also of a release in which fields of engines had keys of their own.
 
     UserError names the file of `values`, where these are its facts.
     """
@@ -233,12 +233,15 @@ def read(path: Path) -> Spec:
 
 
 def asked(text: str) -> dict[str, Any]:
-    """NAME[:PRESET][+FIELD=VALUE...] as system, preset and fields of a spec; UserError for a field without a value."""
+    """Parse NAME[:PRESET][+FIELD=VALUE...] to system, preset and fields of a spec.
+
+    UserError for a field without a value.
+    """
     given = fields.asked(text)
     return {"system": given.name, "preset": given.preset, "fields": dict(given.fields)}
 
 
 def another(spec: Spec, text: str) -> Spec:
     """Return the same run of another system, as `asked` names it."""
-    one = from_dict({"trace": spec.trace, **asked(text)})
-    return replace(spec, system=one.system, preset=one.preset, fields=one.fields)
+    other = from_dict({"trace": spec.trace, **asked(text)})
+    return replace(spec, system=other.system, preset=other.preset, fields=other.fields)
