@@ -36,7 +36,7 @@ class Lost(UserError):
 
 
 def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: Teller | None = None) -> Trace:
-    """Replay a run and record it; `stored` are its rows. Only of the request `look_at` are stretches' facts recorded.
+    """Replay a run and record it; `stored` are its rows. With `look_at` only that request is recorded, in more detail.
 
     Raises Lost, and UserError where its spec is refused.
     """

@@ -63,7 +63,7 @@ def bases(folders: Sequence[Path]) -> dict[str, Pair]:
     return pairs
 
 
-def said(rule: str, models: str) -> None:
+def check_rule(rule: str, models: str) -> None:
     """Raise UserError where a rule gives no seconds to some model of a set, as far as known before anything is run."""
     parsed = slo.parse(rule)
     if not isinstance(parsed, slo.Scaled) or parsed.base == "released":

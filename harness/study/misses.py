@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NOTHING = "nothing was judged here (bench compare writes it anew)"
 
 
-class Found(NamedTuple):
+class SweepMisses(NamedTuple):
     """The misses of a comparison at one rate by label, or of one label by rate."""
 
     rows: list[Misses]
@@ -42,7 +42,7 @@ def is_sweep(folder: Path) -> bool:
 
 def of_sweep(
     sweep: Path, *, definition: str | None = None, system: str | None = None, teller: Teller | None = None
-) -> Found:
+) -> SweepMisses:
     """Collect the misses at the rate that `bench compare` shows, by label; those of one `system` at each of its rates.
 
     Raises UserError where the folder is no comparison's, or its runs are gone.
@@ -71,7 +71,7 @@ def of_sweep(
     for done, ((label, rate, run), rps) in enumerate(sorted(offered_rps.items())):
         teller.progress("runs read", done, len(offered_rps))
         points.setdefault((label, rate), []).append(_of_run(sweep.parent / run, under, definition, label, rate, rps))
-    return Found([Misses.pooled(runs) for runs in points.values()], scored, under.rule, definition)
+    return SweepMisses([Misses.pooled(runs) for runs in points.values()], scored, under.rule, definition)
 
 
 def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget]:

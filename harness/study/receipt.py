@@ -61,7 +61,7 @@ def stamp(path: Path) -> Stamp:
     return None
 
 
-def found(call: Call, out: Path) -> Receipt | None:
+def lookup(call: Call, out: Path) -> Receipt | None:
     """Read the receipt of an equal call below `out`, if all of its files are unchanged."""
     paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
     asked = call.digest if paths else ""

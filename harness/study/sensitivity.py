@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Leads:
     """The lead of one system over another, on the machine as it is and under every change of it.
 
     At one rate it is a difference of attainment; over several the ratio of the rates at which they meet `LEVEL`.
@@ -85,13 +85,13 @@ def schema() -> pa.Schema:
     return forms.LEAD_COLUMNS
 
 
-def read(folder: Path) -> Found | None:
+def read(folder: Path) -> Leads | None:
     """Read the sensitivity kept beside a comparison's table; None where there is none of that table's runs."""
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # a file that cannot be read says nothing
         stored = record.footer(path)
         if stored["sweep"] == key_of(folder / record.SWEEP):
-            return found_in(stored, record.table(path, schema()))
+            return leads_in(stored, record.table(path, schema()))
     return None
 
 
@@ -100,7 +100,7 @@ def key_of(table: Path) -> str:
     return str(record.footer(table)["key"])
 
 
-def found_in(about: Mapping[str, Any], table: pa.Table) -> Found:
+def leads_in(about: Mapping[str, Any], table: pa.Table) -> Leads:
     """Build the leads from a table and the facts beside it."""
     base, *rows = table.to_pylist()
 
@@ -110,7 +110,7 @@ def found_in(about: Mapping[str, Any], table: pa.Table) -> Found:
     known = (Constant(row["constant"], row["means"], row["value"], row["source"]) for row in rows)
     start = lead(base)
     assert start is not None
-    return Found(
+    return Leads(
         about["first"],
         about["second"],
         about["definition"],
@@ -123,7 +123,7 @@ def found_in(about: Mapping[str, Any], table: pa.Table) -> Found:
 # ------------------------------------------------------------------ in words
 
 
-def lines(leads: Found) -> Iterator[str]:
+def lines(leads: Leads) -> Iterator[str]:
     """Yield a table of the leads by falling swing, then each constant's meaning, value and source."""
     where = f"at {100 * LEVEL:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
     what = "rate ratio" if leads.many else "SLO attainment"
@@ -152,7 +152,7 @@ def kept(folder: Path) -> str:
     return "" if leads is None else sentence(leads)
 
 
-def sentence(leads: Found) -> str:
+def sentence(leads: Leads) -> str:
     """Say, below a figure, which constants turn the order, or that none does, and which moves it most."""
     at = f"in the rate at {100 * LEVEL:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
     lead = f"the lead of {leads.first} over {leads.second} {at}, {_text(leads, leads.base)} {_unit(leads)},"
@@ -180,16 +180,16 @@ def _list(clauses: Sequence[str]) -> str:
     return " and ".join([", ".join(clauses[:-1]), clauses[-1]]) if len(clauses) > 1 else clauses[0]
 
 
-def _turn(leads: Found, lead: Estimate) -> str:
+def _turn(leads: Leads, lead: Estimate) -> str:
     before, after = leads.order(leads.base), leads.order(lead)
     return "turned" if before * after < 0 else "no order" if before and not after else ""
 
 
-def _unit(leads: Found) -> str:
+def _unit(leads: Leads) -> str:
     return "x" if leads.many else "points"
 
 
-def _text(leads: Found, lead: Estimate) -> str:
+def _text(leads: Leads, lead: Estimate) -> str:
     """Render a lead with its interval, in points or as a ratio: `+14.2 [+12.9, +15.5]`, `1.74 [1.10, 2.76]`."""
 
     def shown(x: float | None) -> str:
@@ -200,6 +200,6 @@ def _text(leads: Found, lead: Estimate) -> str:
     return f"{sign}{shown(lead.mean)}" + (f" [{shown(lead.low)}, {shown(lead.high)}]" if bounded else "")
 
 
-def _swing(leads: Found, constant: str) -> str:
+def _swing(leads: Leads, constant: str) -> str:
     by = leads.swing(constant)
     return f"{math.exp(by):.2f} x" if leads.many else f"{100 * by:.1f} points"

@@ -21,7 +21,7 @@ from harness.run.teller import Teller
 from harness.study.constants import Constant, Setting, constants, settings
 from harness.study.measure import Measured, measure
 from harness.study.search import LEVEL
-from harness.study.sensitivity import Found, found_in, key_of, schema
+from harness.study.sensitivity import Leads, key_of, leads_in, schema
 from harness.study.study import Condition, Sample, Study
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def sensitivity(
     knee: bool = False,
     workers: int | None = None,
     teller: Teller | None = None,
-) -> Found:
+) -> Leads:
     """Change constants (of `only` these, None: all) under the first two of a comparison; keep the leads beside it.
 
     They are compared at the rate at which they differ most; with `knee` by the rates at which they meet `LEVEL`. There
@@ -100,7 +100,7 @@ def sensitivity(
     about = {"first": pair[0], "second": pair[1], "definition": base.about["definitions"][0], "rates": rates,
              "sweep": key_of(base.folder / record.SWEEP), "asked": sorted(only or ())}  # fmt: skip
     path = base.folder / record.SENSITIVITY
-    return found_in(about, score.kept(path, about, measured.tasks, __file__, make))
+    return leads_in(about, score.kept(path, about, measured.tasks, __file__, make))
 
 
 def varying(

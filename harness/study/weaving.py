@@ -355,12 +355,12 @@ HIGHEST: Mapping[str, Run] = {
 
 # ------------------------------------------------------------------ all of it
 
-Found = Mapping[tuple[Run, int], Measured]  # by run and seed
+Results = Mapping[tuple[Run, int], Measured]  # by run and seed
 
 
 def ran(
     runs: Iterable[Run], seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
-) -> Found:
+) -> Results:
     """Run what does not stand in `out`, with each seed; returns what each run measured."""
     keys = [(run, seed) for run in dict.fromkeys(runs) for seed in range(seeds)]
     specs = [run.spec(seed, out) for run, seed in keys]
@@ -368,7 +368,7 @@ def ran(
     return {key: measured(spec, folder) for key, spec, folder in zip(keys, specs, folders, strict=True)}
 
 
-def values(name: str, results: Found, seeds: int) -> list[float]:
+def values(name: str, results: Results, seeds: int) -> list[float]:
     """Compute a measure for each seed."""
     measure = MEASURES[name]
     return [measure.value(*(results[run, seed] for run in measure.runs)) for seed in range(seeds)]
