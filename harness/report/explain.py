@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SHOWN = 5  # of the latest misses
-MISSED = {  # what of a request's time explains its miss, by Definition.part
+MISSED = {  # the part of a request's time that explains its miss, by Definition.part
     "limits": "until the first token where TTFT was missed, after it where TPOT was",
     "ttft": "until the first token",
     "decode": "after the first token",
@@ -41,7 +41,7 @@ def row_of(table: pa.Table, rid: int) -> dict[str, Any]:
 def request(
     table: pa.Table, rid: int, slo: attainment.Slo, parts: Sequence[Part] = (), made_ns: int | None = None
 ) -> Iterator[str]:
-    """Yield lines about one request: its SLO, what a miss was made of, its `parts` in order, and their sums by cause.
+    """Yield lines about one request: its SLO, the causes of a miss, its `parts` in order, and their sums by cause.
 
     `made_ns` is when the engine made its first token. Without parts the order in time is not known.
     """
@@ -101,7 +101,7 @@ def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
 
 
 def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: str, again: str) -> Iterator[str]:
-    """Yield lines about all that missed: by model, what most were waiting for, and which to look at.
+    """Yield lines about all misses: by model, their main causes, and the longest ones.
 
     A miss scores less than 1 by a definition of attainment; `again` is this command without what it asks.
     """

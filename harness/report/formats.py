@@ -78,7 +78,7 @@ def _widths(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> tuple[
             spans[-1] = (c.group, spans[-1][1] + 2 + w)
         else:
             spans.append((c.group, w))
-    # a group's title may be wider than its columns: its last column takes what is missing
+    # a group's title may be wider than its columns: its last column takes the difference
     at = 0
     for k, (title, w) in enumerate(spans):
         at += 1 if k == 0 else sum(c.group == title for c in columns)

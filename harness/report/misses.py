@@ -49,7 +49,7 @@ class Misses(NamedTuple):
 
 
 def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
-    """Yield a sentence that says who missed least and most, and what for; none where nobody ran."""
+    """Yield a sentence on the systems or rates with least and most misses, and their causes; none where nothing ran."""
     ran = sorted((row for row in rows if not row.hollow), key=lambda row: row.missed / max(1, row.offered))
     if not ran:
         return

@@ -55,7 +55,7 @@ def _by_halves(rivals: Sequence[SystemSummary], level: float) -> str:
 
 
 def paired(ours: str, theirs: str, standing: Standing, level: float) -> str:
-    """Say what the standing of two systems is, in one clause."""
+    """Describe the standing of two systems in one clause."""
     goal = f"{100 * level:g} %"
     if standing.flat or standing.ratio is None:
         why = standing.note if standing.ratio is None else f"rates at {goal} do not rank {ours} and {theirs}"

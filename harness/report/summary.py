@@ -49,7 +49,7 @@ class SystemSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A sweep as it is shown: systems at one rate, and what the other rates add to them."""
+    """The summary of a sweep: systems at one rate, with their crossings over all rates."""
 
     rate_scale: float
     offered_rps: float

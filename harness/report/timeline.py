@@ -1,4 +1,4 @@
-"""One request in order of time: what it waited for and when it ran, in lines whose parts sum to its latency."""
+"""The timeline of one request: its waits and steps, in lines whose parts sum to its latency."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.report.causes import CAUSES
 if TYPE_CHECKING:
     from harness.policy.types import Inst
 
-SHOWN_NS = 50_000  # what 0.1 ms rounds to 0 is not shown
+SHOWN_NS = 50_000  # shorter parts round to 0.0000 s and are not shown
 COUNTED = ("prefill", "decode")  # their waits between steps are counted, not listed
 CARRYING = {"absent_s": "not asked for", "grant_s": "waiting for memory", "link_s": "on its links", "tail_s": "then"}
 
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     ns: Mapping[str, int]  # by cause (record.WAITS), and "closed": the part of "queue" with no lane open
     gaps: int = 0  # of prefill and decode: waits between their steps
     inst: Inst | None = None
-    facts: Mapping[str, float] = {}  # what it waited for
+    facts: Mapping[str, float] = {}  # of its wait: bytes, prompts ahead, seconds of transfers
 
 
 def folded(parts: Iterable[Part]) -> list[Part]:

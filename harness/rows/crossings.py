@@ -1,4 +1,4 @@
-"""Estimates of a study's table: where systems cross the level, their ratios and standings, and what a part is worth.
+"""Estimates of a study's table: systems' crossings of the level, ratios and standings, and losses without a part.
 
 A panel is described by its facts in the table's footer (grid.facts); its rows are those of its `condition`. Misses of
 all windows at an x are pooled (pooled.py), over the x that all seeds have.
@@ -21,7 +21,7 @@ from harness.rows.tidy import Windows
 
 Panel = Mapping[str, Any]
 
-STANDINGS = {  # of two systems: the sign in tables, and what it means
+STANDINGS = {  # of two systems: the sign in tables, and its meaning
     "ahead": ("+", "ahead"),
     "ahead, by less than 25 %": ("+<", "ahead, by less than 25 %"),
     "equal within 25 %": ("=", "equal within 25 %"),
@@ -239,12 +239,12 @@ class Standing(NamedTuple):
 
     ratio: Estimate | None
     says: str  # of STANDINGS
-    note: str  # what lacks
-    p: float = 1.0  # the probability of as much where nothing differs
+    note: str  # room or rates that are missing
+    p: float = 1.0  # the p-value
     flat: bool = False
     beside: tuple[Estimate | None, ...] = ()  # ratios at the levels of BESIDE
     differences: tuple[tuple[float, Estimate], ...] = ()  # by x as shown, ours less theirs in shares of 1
-    shared: float = 0.0  # correlation of the two systems' misses by block: what common random numbers save
+    shared: float = 0.0  # correlation of the two systems' misses by block: the variance that common random numbers save
 
 
 def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float) -> Standing:
@@ -430,7 +430,7 @@ class Loss(NamedTuple):
 
 
 def losses(table: pa.Table, panels: Sequence[Panel], system: str, without: str, definition: str) -> Iterator[Loss]:
-    """Estimate what a system loses without a part at every x of every panel, paired by seed."""
+    """Estimate a system's loss without a part at every x of every panel, paired by seed."""
     for panel in panels:
         rows = of_panel(table, panel)
         whole, less = (by_model(rows, name, definition) for name in (system, without))

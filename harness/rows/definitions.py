@@ -1,4 +1,4 @@
-"""The definitions of SLO attainment, an entry each: name, formula (the docstring), and what it needs.
+"""The definitions of SLO attainment, an entry each: name, formula (the docstring), and inputs.
 
 A definition scores every offered request in [0, 1], against the limits of that request; attainment is the mean, in
 which each request counts alike, or each token where the definition pools tokens. A request that did not end `done`

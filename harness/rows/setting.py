@@ -1,4 +1,4 @@
-"""The setting of runs in words, as captions and tables have it: machine, plans, and what was left out of a log."""
+"""The setting of runs in words, as captions and tables have it: machine, plans, and requests left out of logs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PLANS = {  # the requests that offline planners saw, as captions name them
 
 
 def plans(origins: Iterable[str]) -> str:
-    """Say in words what planners saw.
+    """Name the requests that planners saw.
 
-    Where some do not know the window, a bound that knows it is left out.
+    Where some do not know the window, leave out a bound that knows it.
     """
     asked = {origin for origin in origins if origin}
     known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
@@ -33,7 +33,7 @@ def scaled(factors: Mapping[str, float]) -> str:
 
 
 def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
-    """Say what was left out of logs because nobody serves it, a log once; empty where nothing was."""
+    """Name the requests left out of logs, which no model serves, a log once; empty where there are none."""
     texts = {str(panel["trace"]).partition("+")[0]: text for panel in panels if (text := panel.get("left_out"))}
     return "Left out: " + "; ".join(f"{text} of {log}" for log, text in texts.items()) + "." if texts else ""
 

@@ -93,7 +93,7 @@ Curve = Mapping[float, float]  # x -> attainment, of one seed
 
 
 class Point(NamedTuple):
-    """A sampled x of a curve, what was attained there, and the fit."""
+    """A sampled x of a curve, with the attainment and the fit there."""
 
     x: float
     attained: float  # 0 where it is undefined (NaN)

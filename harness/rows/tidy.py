@@ -51,7 +51,7 @@ CAPS: Mapping[str, str] = {
 }  # the share of steps that this field of the spec bound
 WAKES = "wakes"  # of servers by themselves, which sleep when idle; of runs only where servers do
 HITS = "hit_share"  # of prompts' tokens, found in the prefix cache; of engines' statistics only where there is one
-BINDS = 0.01  # above this share a cap is part of the result, and told
+BINDS = 0.01  # above this share a cap is part of the result, and reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,7 @@ def column(table: pa.Table, name: str) -> list[Any]:
 
 @once
 def _places(table: pa.Table) -> dict[tuple[str, str, str], list[int]]:
-    """Return the row indices of each label, definition and what the definition is over."""
+    """Return the row indices of each label, definition and `over`."""
     places: dict[tuple[str, str, str], list[int]] = {}
     for i, key in enumerate(zip(*(column(table, name) for name in ("label", "definition", "over")), strict=True)):
         places.setdefault(key, []).append(i)

@@ -78,7 +78,7 @@ class Crew:
     def _give(self, task: Task, out: Path) -> None:
         pipe, process = self._idle.pop() if self._idle else _started()
         self._busy[pipe] = (process, task)
-        with suppress(BrokenPipeError):  # it died: `_heard` says so
+        with suppress(BrokenPipeError):  # it died: `_heard` reports it
             pipe.send((task, out))
 
 

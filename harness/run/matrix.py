@@ -1,4 +1,4 @@
-"""The matrix of systems and engines: runs, or what an engine lacks, generated from the declarations of both.
+"""The matrix of systems and engines: "yes", or the names that an engine lacks, from the declarations of both.
 
 A cell has the names for which `replay` refuses the pair (`loop.replay.missing`): a system's `uses`, `hears` and
 `options`, less an engine's `can`, `tells` and `offers`. Where none is lacking and a run is impossible all the same, it

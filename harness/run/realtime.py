@@ -53,7 +53,7 @@ def span(spec: Spec, drain_s: float | None = None) -> Span | None:
 
 
 def lacking(spec: Spec, *, here: bool = False) -> str:
-    """Return what an engine lacks for a resolved spec; "" where it lacks nothing.
+    """Return the names that an engine lacks for a resolved spec; "" where it lacks none.
 
     A spec for which the engine lacks something takes no time there. With `here` also return what this machine lacks to
     start the engine. Raises Failed where the policy fails.

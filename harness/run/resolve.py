@@ -215,7 +215,7 @@ def _hold(setup: Setup) -> None:
 
 
 def gaps(name: str, preset: str | None, engine: str) -> list[str]:
-    """Return what an engine lacks for a system, tried on the committed sample with room for every model."""
+    """Return the names that an engine lacks for a system, tried on the committed sample with room for every model."""
     spec = Spec(name, preset=preset, engine=engine, trace="sample", gpus=8)
     with blamed(spec):
         spec = replace(spec, gpus=min(spec.gpus, len(Setup(spec).cluster.gpus)))

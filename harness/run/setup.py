@@ -83,7 +83,7 @@ def load_models(name: str) -> ModelSet:
 
 @dataclass(frozen=True)
 class Setup:
-    """A spec with what its names stand for, each looked up or made when it is first asked for, and once.
+    """A spec with the objects that its names stand for, each looked up or made once, at its first use.
 
     The engine and the policy are those of one run: another run of the same spec takes another Setup.
     """

@@ -60,7 +60,7 @@ def located(rule: str) -> str:
 
 
 def limits(run: Path, under: SloTarget) -> attainment.Slo:
-    """Return the SLO seconds of a run under a target: by model, or by request from what the run's folder holds."""
+    """Return the SLO seconds of a run under a target: by model, or by request from the latencies in its folder."""
     from workloads import slo
 
     if under.seconds is not None:

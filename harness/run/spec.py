@@ -72,10 +72,10 @@ class Spec:
     seed: Natural = 0
     window_s: Span | None = None  # None: the trace's span; of a closed loop, all of it
     warmup_s: Seconds | None = None  # None: 60 s, or 5 % of the span if that is longer; a loop's first wave
-    drain_s: Seconds | None = None  # how long the run goes on after the window; None: until all have ended
+    drain_s: Seconds | None = None  # for which the run goes on after the window; None: until all have ended
     slo: str = "5xP95"  # "" where the system reads none: then it is applied when rows are scored
     slo_s: Annotated[tuple[tuple[str, Positive, Positive], ...], TABLE] = ()  # (model, TTFT, TPOT), resolved
-    # what offline planners see; of a replayed trace also what the window holds
+    # requests that offline planners see; of a replayed trace also the choice of the window
     plan: Literal["held-out", "window", "trace", "prefix"] = "held-out"
     # of streams to models: as the set says, drawn by the seed, or stratified over squares of seeds
     assign: Literal["released", "shuffled", "square"] = "released"
@@ -95,7 +95,7 @@ class Spec:
     watermark: Annotated[float, Ge(0), Le(1)] = 0.01
     mem_fraction: Share = 0.90
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
-    process_bytes: Natural | None = None  # what each holds beside weights; None: from its parts
+    process_bytes: Natural | None = None  # of each, beside weights; None: from its parts
     pool_bytes: Count | None = None  # of a GPU for weights and KV, processes beside it; None: by mem_fraction
     sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
     decision_s: Seconds | None = None  # None: DECISION_S of the system's file
@@ -141,7 +141,7 @@ def canonical(spec: Spec) -> str:
 
 
 def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace each file's path in a spec's fields by the file's content; names of what is shipped stay names."""
+    """Replace each file's path in a spec's fields by the hash of its content; names of shipped objects stay."""
     named = dict(values)
     for key, suffix in FILES.items():
         name = named.get(key) or ""

@@ -80,7 +80,7 @@ def sweep(
 
 
 def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, failed: Why) -> Iterator[Why]:
-    """Yield what failed once for each task that was run; those of systems in `failed`, which grows, are left out.
+    """Yield the failures of each task that was run; tasks of systems in `failed`, which grows, are left out.
 
     Where the simulator is not compiled, the first is run here: it compiles what the others then find. Those of
     exclusive engines are run here too, one by one, when no worker is left.

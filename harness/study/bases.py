@@ -98,12 +98,12 @@ def slo_target(
 class Ahead(NamedTuple):
     """The demands of a rule on runs in real time, before they begin."""
 
-    drain_s: float | None  # how long each goes on after its window at most; None: base runs tell
+    drain_s: float | None  # the most seconds of each after its window; None: base runs decide
     bases: list[Span]  # of base runs in real time, stored or not
 
 
 def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
-    """Return what a rule asks of runs of a spec in real time; nothing is run."""
+    """Return the demands of a rule on runs of a spec in real time; nothing is run."""
     parsed = slo.parse(located(rule))
     if spec.slo_s or not (isinstance(parsed, slo.Scaled) and parsed.base == "P95"):
         return Ahead(slo_target(spec, rule, out).drain_s, [])

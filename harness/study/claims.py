@@ -1,4 +1,4 @@
-"""Claims beside what came out: estimates of a study's table, and a class each by `rule`. Nothing is run here."""
+"""Verdicts on claims: estimates of a study's table, and a class each by `rule`. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 About = Mapping[str, Any]  # facts of a study, as its table's metadata has them
 
 CASE = "a case study, which decides nothing"
-LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: what a class has to rest on
+LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: the least evidence of a class
 AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
@@ -61,24 +61,24 @@ class Support(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A claim about one system, over at most one other, beside what came out on a panel; None: on all together."""
+    """A claim about one system, over at most one other, with its result on a panel; None: on all together."""
 
     claim: Claim
     panel: Panel | None
     here: Estimate | None
-    text: str  # what came out
+    text: str  # the result
     says: str  # of SAYS; of STANDINGS where the paper states nothing
     rule: str  # when a claim of its kind holds
-    note: str = ""  # what lacks, or limits
+    note: str = ""  # missing data, or limits
     support: Support | None = None
     reading: Reading = frozenset()
 
 
-# ------------------------------------------------------------------ what it rests on
+# ------------------------------------------------------------------ evidence
 
 
 def weak(verdict: Verdict) -> str:
-    """Return why a class rests on too few misses or windows; empty where it does not, or where its text says on what.
+    """Return why a class rests on too few misses or windows; empty where it does not, or where its text names them.
 
     Seeds that all do the same and bounds state their number and their limit (`limit_of_seeds`, `limit_of_bound`). A
     calculation has no windows.
@@ -125,7 +125,7 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
     return f"n = {here.n}; {word} {estimate.number(scaled, style.decimals)}{style.unit} (one-sided 95 % limit)"
 
 
-# ------------------------------------------------------------------ what a claim is about
+# ------------------------------------------------------------------ subjects of claims
 
 
 def claims_of(about: About) -> list[Claim]:
@@ -272,7 +272,7 @@ def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
 
 def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) -> Iterator[Verdict]:
     match claim.what:
-        case "measure":  # of a driver of its own, or of nobody's
+        case "measure":  # of a driver of its own, or of none
             yield by_number(claim, None, None, NONE)
         case "value":
             here = Estimate(float(value or 0.0), value, value, 1)
@@ -303,7 +303,7 @@ def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verd
 def by_number(
     claim: Claim, panel: Panel | None, here: Estimate | None, text: str = "", backing: Support | None = None
 ) -> Verdict:
-    """Judge a claim by an estimate; `text` says what was measured (empty: the estimate)."""
+    """Judge a claim by an estimate; `text` is the measured value in words (empty: the estimate)."""
     text = text or estimate.text(here)
     if claim.what == "measure" and here is not None and backing is None:
         backing = Support(None, here.n)
@@ -354,7 +354,7 @@ def _by_ratio(
         best, here = lowest(ratios)
         named = f" (the best is {best})" if claim.over.startswith(BEST) else ""
         return by_number(claim, panel, here, estimate.text(here, RATIO) + named, backing)
-    says = all_of([judged_order(claim, standing) for standing in each.values()])  # who is behind one is behind the best
+    says = all_of([judged_order(claim, standing) for standing in each.values()])  # behind any is behind the best
     text = "; ".join((f"{name}: " if len(each) > 1 else "") + standing_text(s) for name, s in each.items())
     return Verdict(claim, panel, each[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing)
 
@@ -370,7 +370,7 @@ def _order(standing: Standing) -> float:
 
 
 def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> Verdict:
-    """Judge what a paper says of every run, by the number of seeds that reach or meet the level."""
+    """Judge a statement about every run, by the number of seeds that reach or meet the level."""
     paper = str(claim.paper)
     if claim.at:
         n, of = met(rows, claim.system, definition, level, claim.at)
@@ -413,7 +413,7 @@ def _at_an_end(panel: Panel, about: About) -> bool:
 
 
 def claim_text(claim: Claim, about: About, axis: str = "") -> str:
-    """Describe in words what a claim is about."""
+    """Describe the subject of a claim in words."""
     level, word = f"{100 * about['level']:g} %", (claim.definition or about["definitions"][0]).upper()
     match claim.what:
         case "measure":

@@ -102,7 +102,7 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
     card, ladder, host = priced.spec, priced.ladder, priced.host
     sources = {row.quantity: row.source for row in quantities.sources((), spec.gpu, spec.host, spec.table)}
     uses = {what for policy in _policies(specs) for what in policy.uses}
-    ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]  # what a Load takes that names no way
+    ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]  # the default way of a Load
     why = quantities.ladder_sources(spec.table)
     held = sorted(sum(machine.parts(config, model)) / GIB for model in config.models)
     span = " to ".join(dict.fromkeys(f"{x:.2f}" for x in (held[0], held[-1])))

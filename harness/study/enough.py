@@ -100,7 +100,7 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
 
 
 def _harder(panel: Panel) -> tuple[float, ...]:
-    """Return the x that are given, as curves have them: what is harder is greater."""
+    """Return the x that are given, as curves have them: load rises with x."""
     return tuple(map(crossings.turned, panel["xs"])) if panel["axis"] in crossings.EASES else tuple(panel["xs"])
 
 

@@ -39,7 +39,7 @@ class Panel:
     setting: Mapping[str, Any]  # of all its runs: fields of a spec, rate_rps and slo_scale
     specs: Mapping[str, Spec]  # by system, whose x and seed are still to be set
     shown_models: str  # how tables name its model set
-    unit_rps: float  # requests per second at rate scale 1, in the mean over what seeds replay
+    unit_rps: float  # requests per second at rate scale 1, in the mean over the seeds' windows
     window_s: float | None  # None: as the spec says
     warmup_s: float | None
     seeds: tuple[int, ...]  # of every curve to begin with, beyond that of its spec
@@ -190,7 +190,7 @@ def most_gpus(study: Study, full: bool) -> int:
 
 
 def unit_rps(spec: Spec) -> float:
-    """Compute the requests per second at rate scale 1, in the mean over what seeds replay."""
+    """Compute the requests per second at rate scale 1, in the mean over the seeds' windows."""
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     folds = {window_fold(trace, spec.seed + k, plan): spec.seed + k for k in (1, 0)}
     each = [rate_rps(trace, models, seed, plan) for seed in folds.values()]
@@ -198,7 +198,7 @@ def unit_rps(spec: Spec) -> float:
 
 
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
-    """Compute the seconds of a window: as asked, and enough for the requests asked; None for what a seed replays."""
+    """Compute the seconds of a window: as asked, and enough for the requests asked; None for the seed's own window."""
     trace = load_trace(spec.trace)
     usual_s = scope.window_s if trace.tier == "synthetic" else scope.replayed_s
     if not (condition.window_s or usual_s or study.requests):
@@ -380,7 +380,7 @@ def bounding(study: Study, panel: Panel | None) -> dict[str, Spec]:
     return specs
 
 
-# ------------------------------------------------------------------ what readers of the table need to know
+# ------------------------------------------------------------------ facts for readers of the table
 
 
 def facts(grid: Grid) -> list[dict[str, Any]]:
@@ -456,7 +456,7 @@ def notes(grid: Grid) -> list[str]:
 
 
 def _cuts(grid: Grid) -> list[str]:
-    """Describe the windows that are not what a seed replays, or not all of the trace."""
+    """Describe the windows that differ from a seed's own, or do not span the trace."""
     by_words: dict[str, dict[str, None]] = {}
     for panel in grid.panels:
         trace, span_s, window_s = load_trace(panel.first.trace), panel.span_s, panel.replayed_s

@@ -34,12 +34,12 @@ class Line(NamedTuple):
 
     what: str
     where: str  # trace, models, GPUs, SLO
-    here: str  # what came out
+    here: str  # the result
     says: str  # of SAYS
-    note: str = ""  # what lacks, or limits
+    note: str = ""  # missing data, or limits
     weak: str = ""  # why it rests on too little
     evidence: bool = False  # stands beside it
-    reading: Reading = frozenset()  # of what the paper leaves open: systems, and where
+    reading: Reading = frozenset()  # of an open choice of the paper: systems, and place
 
 
 class Statement(NamedTuple):
@@ -50,7 +50,7 @@ class Statement(NamedTuple):
     says: str  # in words
     number: str  # the paper's
     lines: tuple[Line, ...]
-    why: str = ""  # what is sufficient for the paper's number, which constant it is, or what lacks
+    why: str = ""  # a sufficient cause of the paper's number, the constant that it is, or the missing datum
     name: str = ""  # that claims of several studies share
 
     @property
@@ -150,7 +150,7 @@ def statement(asked: Study, claim: Claim, lines: Sequence[Line]) -> Statement:
 
 
 def _due(claim: Claim) -> str:
-    """Return what a claim's class, or the lack of one, is due to."""
+    """Return the reason for a claim's class, or for the lack of one."""
     return claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
 
 
@@ -177,7 +177,7 @@ def _facts(claim: Claim) -> str:
 
 
 def _axis(claim: Claim, measured: Measured) -> str:
-    """Return what runs along x on the panels of a claim; that of the study where the claim has no panel."""
+    """Return the axis of a claim's panels; that of the study where the claim has no panel."""
     panels = claims.concerned(claim, measured.about)
     return str(panels[0]["axis"]) if panels else measured.study.along
 
@@ -201,7 +201,7 @@ def _line(measured: Measured, verdict: Verdict) -> Line:
 
 
 def panel_text(panel: Panel, measured: Measured) -> str:
-    """Describe the conditions of a panel; what runs along its axis is left out."""
+    """Describe the conditions of a panel, without the field along its axis."""
     scaled = panel["slo_scale"] or panel["axis"] == "slo_scale"
     slo = f"{panel['slo_scale']:g} x {panel['slo']}" if panel["slo_scale"] else f"x {panel['slo']}"
     gpus = f"{panel['gpus']} x {panel['gpu']}" if panel["gpus"] else panel["gpu"]
@@ -263,7 +263,7 @@ def of_weaver(out: Path, workers: int | None, teller: Teller) -> Source:  # noqa
 
 def _of_weaver(at: str, verdict: Verdict) -> Line:
     what = verdict.claim.subject if verdict.claim.evidence else ""
-    note = verdict.note if verdict.says in CLASSES else ""  # what lacks is said below
+    note = verdict.note if verdict.says in CLASSES else ""  # missing data stand below
     return Line(what, at, verdict.text, verdict.says, note, claims.weak(verdict), verdict.claim.evidence)
 
 
@@ -272,7 +272,7 @@ def _seeds(n: int) -> str:
 
 
 def weak(ledger: Ledger) -> list[str]:
-    """List the statements whose class rests on too little, and why: by what contradicts them, or by all that holds."""
+    """List the statements whose class rests on too little, with the reason of each line that decides the class."""
     return [
         f"{s.paper}: {s.says}: {' '.join(filter(None, (line.what, line.says)))}: {line.weak}"
         for s in ledger.statements
@@ -286,7 +286,7 @@ def weak(ledger: Ledger) -> list[str]:
 
 
 def markdown(ledger: Ledger) -> Iterator[str]:
-    """Yield the ledger as Markdown: the number of each class, then every statement once, with what it is judged by."""
+    """Yield the ledger as Markdown: the number of each class, then every statement once, with its comparisons."""
     yield "# Claims"
     yield ""
     yield from _wrapped(
@@ -318,7 +318,7 @@ def _of(statement: Statement) -> str:
 
 
 def block(stated: Statement) -> Iterator[str]:
-    """Yield a statement in Markdown: its class and words, its comparisons, and what suffices for the paper's number."""
+    """Yield a statement in Markdown: its class, its words, its comparisons, and the reason for its class."""
     section = f" ({escaped(stated.section)})" if stated.section else ""
     verdict = stated.verdict if stated.stands else "beside a statement of another study"
     yield from _wrapped(f"**{verdict}** · {escaped(stated.says)}{section}. The paper: {escaped(stated.number)}.", "")
@@ -344,7 +344,7 @@ def _told(line: Line) -> str:
 
 
 def _why(statement: Statement) -> str:
-    """Return what a class is due to; empty for "size"."""
+    """Return the reason for a class; empty for "size"."""
     match statement.verdict:
         case "size":
             return ""
@@ -367,7 +367,7 @@ def escaped(text: str) -> str:
 
 
 def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
-    """Yield a table with a row a statement: its class, the paper's number, and what the paper says."""
+    """Yield a table with a row a statement: its class, the paper's number, and the paper's words."""
     stated = [(s.verdict, s.number, f"{s.says} ({_of(s)})") for s in statements if s.stands]
     yield from aligned([("class", "paper", "statement"), *stated], room)
     yield "; ".join(f"{word}: {SAYS[word]}" for word in SAYS if any(word == verdict for verdict, *_ in stated))

@@ -74,7 +74,7 @@ def _made(name: str, data: dict[str, Any]) -> Study:
         return toml.convert({"name": name, "condition": [], **data}, Study)
     labels = named([str(text) for text in texts])
     made = toml.convert({"name": name, "condition": [], **data, "systems": labels}, Study)
-    by_text = {text: label for label, text in labels.items()}  # a file says a system as --systems takes it
+    by_text = {text: label for label, text in labels.items()}  # files name systems as --systems takes them
 
     def labelled(name: str) -> str:
         return AND.join(OR.join(by_text.get(text, text) for text in part) for part in systems_of(name))
@@ -189,7 +189,7 @@ def _condition(study: Study, condition: Condition) -> None:
 
 
 def _xs(study: Study, condition: Condition, axis: str) -> None:
-    """Raise UserError where x are not what the axis or the sample needs."""
+    """Raise UserError where x do not fit the axis or the sample."""
     given = (*(condition.at or study.at), *condition.full)
     if condition.at_rps and (axis != "rate_scale" or condition.at or condition.full):
         raise UserError("at_rps is given along rate_scale, instead of at and full")

@@ -203,7 +203,7 @@ class _Round(NamedTuple):
 
 @dataclass(frozen=True)
 class _Work:
-    """One call of `measure`: its arguments, and its stages in order, each a method that runs what it needs."""
+    """One call of `measure`: its arguments, and its stages in order, a method each."""
 
     study: Study
     out: Path

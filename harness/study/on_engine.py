@@ -62,7 +62,7 @@ def _fitting(counts: tuple[int, ...], gpus: int) -> Iterator[int]:
 
 
 def lack(spec: Spec) -> str:
-    """Return what an engine lacks for a contestant, whatever the trace; empty where nothing."""
+    """Return the names that an engine lacks for a contestant on any trace; empty where it lacks none."""
     asked = replace(spec, trace="sample", gpus=8)
     with blamed(asked):
         try:

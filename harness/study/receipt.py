@@ -26,7 +26,7 @@ from harness.study.study import Study
 from traces import load
 
 FILE, FIGURES = "receipt.json", "figures.json"
-DRAWING = ("harness", "plots", "systems")  # sources of what figures show
+DRAWING = ("harness", "plots", "systems")  # sources of figures
 Stamp = list[int] | None  # bytes, and ns of the last change; None: no file
 
 

@@ -42,14 +42,14 @@ REASONS = {  # why a statement has no class
 }
 SAYS = {**CLASSES, **REASONS}
 DECIDED = ("size", "direction", "contradicted")
-SEEDS = {  # what the paper says of every run, and when a statement holds
+SEEDS = {  # words of a paper about every run, with the condition under which a statement holds
     "reached": "every seed reaches it",
     "never": "no seed reaches it",
     "met": "every seed meets it",
     "missed": "no seed meets it",
 }
 NEAR, WIDE = 1.25, 1.5  # factors within which the point and the interval are of the paper's size
-Reading = frozenset[tuple[str, str]]  # which of several that a paper leaves open: the choice, and what is taken
+Reading = frozenset[tuple[str, str]]  # choices that a paper leaves open, each with the option taken
 
 
 class Goal(NamedTuple):

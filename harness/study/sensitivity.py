@@ -77,7 +77,7 @@ class Leads:
         return sorted(every, key=lambda constant: (constant.name not in tried, -self.swing(constant.name)))
 
 
-# ------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------ the stored table
 
 
 def schema() -> pa.Schema:
@@ -88,7 +88,7 @@ def schema() -> pa.Schema:
 def read(folder: Path) -> Leads | None:
     """Read the sensitivity kept beside a comparison's table; None where there is none of that table's runs."""
     path = folder / record.SENSITIVITY
-    with suppress(FileNotFoundError, Damaged):  # a file that cannot be read says nothing
+    with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
         stored = record.footer(path)
         if stored["sweep"] == key_of(folder / record.SWEEP):
             return leads_in(stored, record.table(path, schema()))

@@ -69,7 +69,7 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
         f"SLO {measured.target.rule}{base} · {seeds}{plans}{cache}"
     )
     yield from streams.lines(setup)
-    if math.isnan(shown.rate_scale):  # nothing ran; `notes` say why
+    if math.isnan(shown.rate_scale):  # nothing ran; `notes` has the reasons
         return
     of = f", one of {len(measured.xs)}" if len(measured.xs) > 1 else ""
     offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"

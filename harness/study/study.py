@@ -25,13 +25,13 @@ from harness.toml import Count, Natural, NonNegative, Seconds, Share
 
 STUDIES = Path(__file__).parent / "studies"
 ORIGINS = ("paper states", "released code", "unknown")
-AXES = ("rate_scale", "rate_rps", "slo_scale", "gpus", "models")  # what may run along x
+AXES = ("rate_scale", "rate_rps", "slo_scale", "gpus", "models")  # fields that may run along x
 HELD = "held"  # as a rate: the highest at which the study's first system holds the level
 UPPER = "ideal"  # the bound above all
 CONTROLS = ("dedicated", UPPER, "static:oracle")  # bounds of every figure, which contend for nothing
 PRECISION = 0.1  # of a ratio
 AA_SEED = 504  # the A/A copy draws from here, apart from evaluations and from tuning
-AA = " (A/A)"  # what its name ends with
+AA = " (A/A)"  # the ending of its name
 START = "fair default"  # the condition without changes of a cumulative study
 BESIDE = ("rate_rps", "slo_scale")  # keys of a setting that are no fields of a spec
 SET_BY_STUDY = frozenset({"system", "preset", "fields", "seed", "slo_s", "trace_sha256", "workload", "measured_on",
@@ -54,7 +54,7 @@ class Sample:
 
     rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"
     points: Natural = 0  # knee: at least so many of each curve; bisect: at most
-    each: Literal["system", "panel"] = "system"  # what is sampled by itself; all seeds run the same x
+    each: Literal["system", "panel"] = "system"  # the unit of sampling; all seeds run the same x
     digits: Count = 6  # significant digits of an x that is searched
     below: NonNegative = (
         0.0  # bisect: how many times lower than the lowest x a search goes; 0: as far as requests suffice
@@ -63,7 +63,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The extent of what is run."""
+    """The extent of the runs."""
 
     seeds: Count = 5
     points: Natural = 0  # instead of the sample's
@@ -79,7 +79,7 @@ class Condition:
 
     name: str
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of a spec, rate_rps and slo_scale
-    systems: Mapping[str, str] = field(default_factory=dict)  # by name: what stands for a system of the study here
+    systems: Mapping[str, str] = field(default_factory=dict)  # by name: replacements of the study's systems here
     among: tuple[str, ...] = ()  # only these of the study's systems; none: all
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # fields, a panel for each combination of values
     along: str = ""  # "": the study's
@@ -123,18 +123,20 @@ class Claim:
     metric: str = ""  # the paper's own, in words, where `definition` does not say it
     on: Mapping[str, Any] = field(default_factory=dict)  # only panels with these facts: condition, axis, trace, slo ...
     paper: Paper = None
-    bound: Literal["", "up to", "at least"] = ""  # what the paper's number is
+    bound: Literal["", "up to", "at least"] = ""  # the kind of the paper's number
     even: float | None = None  # no difference; None: 1 for ratios, 0 for differences, and no such value for the rest
     at: NonNegative = 0.0  # of `met` and `missed`
-    why: str = ""  # where ours differs: what is sufficient for the paper's number; or what makes it not comparable
-    comparable: bool = True  # false where the paper leaves out what a comparison needs
+    why: str = (
+        ""  # where ours differs: a sufficient cause of the paper's number; or the reason why it is not comparable
+    )
+    comparable: bool = True  # false where the paper leaves out facts that a comparison needs
     lacks: str = ""  # the datum without which it cannot be tested
     input: str = ""  # the constant of ours that is the paper's number
     shape: str = ""
     tp: int = 1
-    subject: str = ""  # what a difference or a measure is about, in words
-    says: str = ""  # what the paper says of it in words
-    section: str = ""  # where it says so
+    subject: str = ""  # of a difference or a measure, in words
+    says: str = ""  # the paper's statement in words
+    section: str = ""  # of the paper
     name: str = ""  # of a statement to which several claims belong, of whatever study
     evidence: bool = False  # stands beside the statement and is not judged with it
     also: tuple[Mapping[str, Any], ...] = ()  # further evidence: other facts, or another system, over or definition
@@ -153,7 +155,7 @@ class Study:
     systems: Mapping[str, str]  # by the name that tables have: as --systems takes them
     condition: tuple[Condition, ...]
     paper: str = ""
-    spec: Mapping[str, Any] = field(default_factory=dict)  # what all conditions share but for their changes
+    spec: Mapping[str, Any] = field(default_factory=dict)  # common to all conditions but for their changes
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of every condition, unless it has its own
     along: str = "rate_scale"
     at: tuple[Any, ...] = ()
@@ -178,7 +180,7 @@ class Study:
     # -------------------------------------------------------------- parts of it
 
     def scope(self, full: bool) -> Scope:
-        """Return the scope of what is run, with --full or without."""
+        """Return the scope of the runs, with --full or without."""
         return self.full if full and self.full else self.quick
 
     @cached_property
@@ -306,7 +308,7 @@ class Study:
         return replace(self.condition[k], spec=spec, systems=systems, band=band, kind="cumulative")
 
     def axis(self, condition: Condition) -> str:
-        """Return what runs along x."""
+        """Return the field along x."""
         return condition.along or self.along
 
     def along_x(self, condition: Condition, full: bool = False) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A measured study in words: one block a condition, a table of ratios or of parts, then claims beside what came out."""
+"""A measured study in words: one block a condition, a table of ratios or of parts, then claims with their classes."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
 
 
 def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
-    """Say what ends the fewest GPUs: on the next fewer tried the models have no room, or SLOs are missed."""
+    """Name the limit below the fewest GPUs: on the next fewer tried the models have no room, or SLOs are missed."""
     at = crossings.fewest(rows, name, "", about["definitions"][0], about["level"])
     runs = rows.filter(pc.equal(rows["label"].cast(pa.string()), name))
     xs = sorted(set(runs["x"].to_pylist()))

@@ -61,7 +61,7 @@ CONTROL_RPS = 2.0  # of figure 7a, which does not say its own; ours, CPU control
 RATES = (2.0, 5.0, 8.0, 10.0, 12.0, 13.0, 14.0, 15.0, 18.0, 22.0)
 HELD = 0.98  # of the requests offered, by every seed, where a line of a figure has a point
 RATIOS = (0.05, 0.15, 0.25, 0.35, 0.4, 0.45, 0.5, 0.6)  # figure 5b
-KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of a claim, beside what it says
+KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of a claim, beside its statement
 TABLE1_TOKENS = (1024, 128)  # prompt and output of table 1
 
 
@@ -105,8 +105,8 @@ class Measured(NamedTuple):
     done_rps: float  # of the hot model, finished in the window
     held: float  # of its requests that came, the share that ended
     batch: float  # of its requests, those that are in a step at a time
-    kv_hot: float  # of the KV memory of the GPU where the hot model decodes, what is held; of requests that end in time
-    kv_cold: float  # and of that where the cold one does
+    kv_hot: float  # the share of KV memory in use on the hot model's decode GPU; of requests that end in time
+    kv_cold: float  # and on the cold model's
 
 
 # ------------------------------------------------------------------ a run
@@ -211,7 +211,7 @@ def tp2_loss(batch: int) -> float:
     return 1 - tokens_per_s(batch, 2) / tokens_per_s(batch, 1)
 
 
-# ------------------------------------------------------------------ what the claims are about
+# ------------------------------------------------------------------ measures of the claims
 
 WEAVER, OFF = Run(), Run(preset="off")
 MUXSERVE = Run("muxserve", "weaver")  # as the artifact has it: half of the SMs for each model's decodes
@@ -226,7 +226,7 @@ class Measure(NamedTuple):
     """A number of some runs with one seed."""
 
     runs: tuple[Run, ...]
-    value: Callable[..., float]  # of what they gave, in their order
+    value: Callable[..., float]  # of their results, in order
 
 
 def high(run: Run, **over: Any) -> Run:
@@ -307,7 +307,7 @@ MEASURES: Mapping[str, Measure] = {
 }
 
 
-# ------------------------------------------------------------------ what the figures show
+# ------------------------------------------------------------------ points of the figures
 
 
 class Shown(NamedTuple):
@@ -361,7 +361,7 @@ Results = Mapping[tuple[Run, int], Measured]  # by run and seed
 def ran(
     runs: Iterable[Run], seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
 ) -> Results:
-    """Run what does not stand in `out`, with each seed; returns what each run measured."""
+    """Run those that are not stored in `out`, with each seed; return each run's results."""
     keys = [(run, seed) for run in dict.fromkeys(runs) for seed in range(seeds)]
     specs = [run.spec(seed, out) for run, seed in keys]
     folders = sweep.sweep(specs, out, workers=workers, teller=teller or Silent(), what="weaver")
@@ -375,7 +375,7 @@ def values(name: str, results: Results, seeds: int) -> list[float]:
 
 
 class Line(NamedTuple):
-    """A claim beside what came out, and the section that makes it."""
+    """A claim with its result, and the section that makes it."""
 
     section: str
     verdict: Verdict
