@@ -72,7 +72,7 @@ class Spec:
     seed: Natural = 0
     window_s: Span | None = None  # None: the trace's span; of a closed loop, all of it
     warmup_s: Seconds | None = None  # None: 60 s, or 5 % of the span if that is longer; a loop's first wave
-    drain_s: Seconds | None = None  # for which the run goes on after the window; None: until all have ended
+    drain_s: Seconds | None = None  # seconds of the run after the window; None: until all have ended
     slo: str = "5xP95"  # "" where the system reads none: then it is applied when rows are scored
     slo_s: Annotated[tuple[tuple[str, Positive, Positive], ...], TABLE] = ()  # (model, TTFT, TPOT), resolved
     # requests that offline planners see; of a replayed trace also the choice of the window
@@ -95,7 +95,7 @@ class Spec:
     watermark: Annotated[float, Ge(0), Le(1)] = 0.01
     mem_fraction: Share = 0.90
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
-    process_bytes: Natural | None = None  # of each, beside weights; None: from its parts
+    process_bytes: Natural | None = None  # bytes of each beside weights; None: from its parts
     pool_bytes: Count | None = None  # of a GPU for weights and KV, processes beside it; None: by mem_fraction
     sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
     decision_s: Seconds | None = None  # None: DECISION_S of the system's file

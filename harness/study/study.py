@@ -134,9 +134,9 @@ class Claim:
     input: str = ""  # the constant of ours that is the paper's number
     shape: str = ""
     tp: int = 1
-    subject: str = ""  # of a difference or a measure, in words
+    subject: str = ""  # subject of a difference or a measure, in words
     says: str = ""  # the paper's statement in words
-    section: str = ""  # of the paper
+    section: str = ""  # the paper's section
     name: str = ""  # of a statement to which several claims belong, of whatever study
     evidence: bool = False  # stands beside the statement and is not judged with it
     also: tuple[Mapping[str, Any], ...] = ()  # further evidence: other facts, or another system, over or definition
