@@ -347,7 +347,7 @@ def meta(folder: str | os.PathLike[str]) -> Facts:
 
 
 def footer(path: str | os.PathLike[str]) -> Facts:
-    """Facts of a table that `write_table` wrote, from the file's footer alone. Raises Damaged, FileNotFoundError."""
+    """Read the facts of a table that `write_table` wrote, from its footer alone. Raises Damaged, FileNotFoundError."""
     path = Path(path)
     with sealed.reading(path):
         at = path.stat()
@@ -356,7 +356,7 @@ def footer(path: str | os.PathLike[str]) -> Facts:
 
 @lru_cache(maxsize=4096)
 def _facts(path: Path, *_stamp: int) -> Facts:
-    """Read the facts in a file's footer, once a process as long as the file stays as it is."""
+    """Read the facts in a file's footer, once a process unless the file changes."""
     return sealed.facts(path, FORMS.get(path.name, {}))
 
 
