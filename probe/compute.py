@@ -83,9 +83,9 @@ def splits(box: Box) -> Iterator[Sample]:
             "union": len(on_a | on_b), "create_s": (ended - halfway) / 2, "bytes": used,
         }  # fmt: skip
         yield sample("split", halfway - begun, "s", a.sms, facts, ask=n)
-        for one in (a, b):
-            driver.destroy_stream(one.stream.cuda_stream)
-            driver.destroy_green(one.green)
+        for part in (a, b):
+            driver.destroy_stream(part.stream.cuda_stream)
+            driver.destroy_green(part.green)
 
 
 def gemm(box: Box) -> Iterator[Sample]:
@@ -93,7 +93,7 @@ def gemm(box: Box) -> Iterator[Sample]:
     largest = max(n * k for dims in llama.DIMS.values() for n, k in dims.gemms().values())
     bank = rig.random(largest * 5 // 4)
 
-    def one(name: str, of: str, m: int, p: rig.Part, seconds: float) -> list[float]:
+    def times_s(name: str, of: str, m: int, p: rig.Part, seconds: float) -> list[float]:
         n, k = llama.DIMS[name].gemms()[of]
         count = min(rig.rotation(n * k * rig.BF16), bank.numel() // (n * k))
         w = [bank[i * n * k : (i + 1) * n * k].view(n, k).t() for i in range(count)]
@@ -109,7 +109,7 @@ def gemm(box: Box) -> Iterator[Sample]:
             p = rig.part(ask)
             try:
                 with sm_target(p.sms if target else 0):
-                    taken = one(name, of, m, p, 0.03)
+                    taken = times_s(name, of, m, p, 0.03)
             except (OSError, AttributeError) as error:  # another cuBLAS, or none that can be told
                 yield refused("gemm", error, **params)
                 return
@@ -332,8 +332,8 @@ def step(box: Box) -> Iterator[Sample]:
         del decode, model, graph
     for name, rows in product(("8B", "1B"), (1, 64, 256, 2048, 8192)):
         if box.todo("small", of=name, m=rows):
-            one, p = llama.Model(llama.DIMS[name], layers=1), rig.whole()
-            f = one.prefill(rows)
+            layer, p = llama.Model(llama.DIMS[name], layers=1), rig.whole()
+            f = layer.prefill(rows)
             taken = rig.timed(p, lambda _: f.small(), 8, 0.03)
             yield sample("small", taken, "s", p.sms, of=name, m=rows)
 

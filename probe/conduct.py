@@ -95,9 +95,9 @@ class Child:
         except subprocess.TimeoutExpired:
             return "it closed its pipe and did not end"
         self._log.seek(0)
-        said = self._log.read().decode(errors="replace").strip().splitlines()
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
         end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return f"{end}: {said[-1][:200]}" if said else end
+        return f"{end}: {lines[-1][:200]}" if lines else end
 
     def close(self, *, kill: bool = False) -> bool:
         """End the child; False where it does not die."""

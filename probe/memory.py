@@ -68,12 +68,12 @@ def vmm(box: Box) -> Iterator[Sample]:
         driver.unreserve(base, count * size)
     if box.todo("map_offset"):
         base, handle = driver.reserve(32 * MIB, 32 * MIB), driver.create(32 * MIB)
-        one = refusable("map_offset", lambda: driver.map_at(base, 16 * MIB, handle, 16 * MIB))
-        if not (one.facts or {}).get("refused"):
+        refusal = refusable("map_offset", lambda: driver.map_at(base, 16 * MIB, handle, 16 * MIB))
+        if not (refusal.facts or {}).get("refused"):
             driver.unmap(base, 16 * MIB)
         driver.release(handle)
         driver.unreserve(base, 32 * MIB)
-        yield one
+        yield refusal
     if box.todo("thread"):
         yield sample("thread", beside_a_thread(), "1")
 
@@ -448,10 +448,10 @@ def hole(box: Box) -> Iterator[Sample]:
     out = torch.zeros(1, dtype=torch.int64, device=rig.DEVICE)
     for words, what in ((0, "mapped"), (pages.page // 8, "hole")):
         offset = torch.tensor([words], device=rig.DEVICE)
-        said = ""
+        message = ""
         try:
             kernels.peek[(1,)](base, offset, out)
             torch.cuda.synchronize()
         except RuntimeError as error:
-            said = str(error).split("\n")[0][:120]
-        yield sample("error", float(bool(said)), "1", facts={"said": said}, read=what)
+            message = str(error).split("\n")[0][:120]
+        yield sample("error", float(bool(message)), "1", facts={"said": message}, read=what)

@@ -36,11 +36,11 @@ class Book:
 
     def all(self, what: str, **params: Any) -> list[Line]:
         """Those of a kind whose parameters are these."""
-        found: dict[str, Line] = {}
+        latest: dict[str, Line] = {}
         for line in self.samples:
             if line["what"] == what and all(line["params"].get(k) == v for k, v in params.items()):
-                found[json.dumps(line["params"], sort_keys=True)] = line
-        return list(found.values())
+                latest[json.dumps(line["params"], sort_keys=True)] = line
+        return list(latest.values())
 
     def one(self, what: str, **params: Any) -> Line | None:
         """Return the only or first sample that `all` gives, or None."""
@@ -73,16 +73,16 @@ def us(seconds: float) -> str:
 Found = Iterator[tuple[str, str]]  # what, measured
 
 
-def _median(found: Sequence[Line], form: Callable[[float], str]) -> str:
-    return spread([line["p50"] for line in found], form)
+def _median(samples: Sequence[Line], form: Callable[[float], str]) -> str:
+    return spread([line["p50"] for line in samples], form)
 
 
-def _fact(found: Sequence[Line], name: str, form: Callable[[float], str]) -> str:
-    return spread([line["facts"][name] for line in found], form)
+def _fact(samples: Sequence[Line], name: str, form: Callable[[float], str]) -> str:
+    return spread([line["facts"][name] for line in samples], form)
 
 
-def _rate(found: Sequence[Line], form: str, of: str = "bytes", unit: float = 1e12) -> str:
-    return spread([rate(line, of) / unit for line in found], form.format)
+def _rate(samples: Sequence[Line], form: str, of: str = "bytes", unit: float = 1e12) -> str:
+    return spread([rate(line, of) / unit for line in samples], form.format)
 
 
 def _asks(book: Book, what: str) -> list[int]:
@@ -99,10 +99,10 @@ def _device(book: Book) -> Found:
 
 
 def _splits(book: Book) -> Found:
-    found = book.all("split")
-    yield "asked: got + rest", ", ".join(f"{s['params']['ask']}: {s['sms']} + {s['facts']['rest']}" for s in found)
-    yield "SMs seen by both", _fact(found, "shared", "{:.0f}".format)
-    yield "a context and its stream", _fact(found, "create_s", lambda s: f"{1e3 * s:.2g} ms")
+    splits = book.all("split")
+    yield "asked: got + rest", ", ".join(f"{s['params']['ask']}: {s['sms']} + {s['facts']['rest']}" for s in splits)
+    yield "SMs seen by both", _fact(splits, "shared", "{:.0f}".format)
+    yield "a context and its stream", _fact(splits, "create_s", lambda s: f"{1e3 * s:.2g} ms")
 
 
 def _vmm(book: Book) -> Found:
@@ -175,15 +175,15 @@ def _copies(book: Book) -> Found:
 def _evict(book: Book) -> Found:
     yield "out, all", _median(book.all("evict", part=1.0), "{:.3f} s".format)
     yield "back, all", _median(book.all("restore", part=1.0), "{:.3f} s".format)
-    if found := book.all("restore_equal"):
-        yield "same bits", "yes" if all(line["min"] == 1 for line in found) else "NO"
+    if comparisons := book.all("restore_equal"):
+        yield "same bits", "yes" if all(line["min"] == 1 for line in comparisons) else "NO"
 
 
 def _swap(book: Book) -> Found:
     for method in ("gather", "batch", "pages"):
         yield f"{method}, 2,048 tokens", _rate(book.all("swap", method=method, tokens=2048), "{:.1f} GB/s", unit=1e9)
-    if found := book.all("swap_equal"):
-        yield "same bits", "yes" if all(line["min"] == 1 for line in found) else "NO"
+    if comparisons := book.all("swap_equal"):
+        yield "same bits", "yes" if all(line["min"] == 1 for line in comparisons) else "NO"
 
 
 def _host(book: Book) -> Found:
@@ -221,7 +221,7 @@ SECTIONS: dict[str, Callable[[Book], Found]] = {
 
 def rows(book: Book) -> list[Row]:
     """Return the findings of each probe in words; what was not measured has no row."""
-    return [Row(probe, what, said) for probe, section in SECTIONS.items() for what, said in section(book) if said]
+    return [Row(probe, what, text) for probe, section in SECTIONS.items() for what, text in section(book) if text]
 
 
 def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
@@ -239,10 +239,10 @@ def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
 def table(folder: Path, plan: Plan) -> list[str]:
     """Markdown: what was expected of each probe, what came, and how it ended."""
     known = list(lines(folder / RAW))
-    found = rows(Book(known))
+    findings = rows(Book(known))
     out = ["| probe | ended | expected | measured |", "|---|---|---|---|"]
     for probe in plan.probes:
-        here = [f"{row.what}: {row.measured}" for row in found if row.probe == probe.name]
+        here = [f"{row.what}: {row.measured}" for row in findings if row.probe == probe.name]
         last = [line for line in known if line["probe"] == probe.name and "state" in line][-1:]
         how = ended(known, probe.name) or (
             "cut off" if any(line["probe"] == probe.name for line in known) else "not run"
@@ -298,9 +298,9 @@ def figures(folder: Path) -> list[Path]:
     if modes:
         figure = Figure(figsize=(5 * len(modes), 4.5))
         for ax, mode in zip(figure.subplots(1, len(modes), squeeze=False)[0], modes, strict=True):
-            found = matrix(book, mode)
-            acts = list(dict.fromkeys([*found, *(other for beside in found.values() for other in beside)]))
-            grid = [[found.get(v, {}).get(o, float("nan")) for o in acts] for v in acts]
+            factors = matrix(book, mode)
+            acts = list(dict.fromkeys([*factors, *(other for beside in factors.values() for other in beside)]))
+            grid = [[factors.get(v, {}).get(o, float("nan")) for o in acts] for v in acts]
             ax.imshow(grid, vmin=1, vmax=3, cmap="Reds")
             for y, row in enumerate(grid):
                 for x, value in enumerate(row):
@@ -314,8 +314,8 @@ def figures(folder: Path) -> list[Path]:
     if any(costs.values()):
         figure = Figure(figsize=(6, 4))
         ax = figure.subplots()
-        for what, found_at in costs.items():
-            ax.plot([x for x, _ in found_at], [1e6 * y for _, y in found_at], marker="o", label=what)
+        for what, series in costs.items():
+            ax.plot([x for x, _ in series], [1e6 * y for _, y in series], marker="o", label=what)
         ax.set(xscale="log", yscale="log", xlabel="page, MiB", ylabel="us a call")
         ax.legend(frameon=False, fontsize="small")
         keep(figure, "vmm")
@@ -326,8 +326,8 @@ def shares(book: Book) -> dict[str, list[tuple[int, float]]]:
     """Time over SMs, of that on all: the 8B's GEMMs and attention of a decode, and its prefill."""
     out: dict[str, list[tuple[int, float]]] = {}
 
-    def add(label: str, found: Sequence[Line]) -> None:
-        points = sorted((line["sms"], line["p50"]) for line in found)
+    def add(label: str, samples: Sequence[Line]) -> None:
+        points = sorted((line["sms"], line["p50"]) for line in samples)
         if len(points) > 1:
             out[label] = [(n, s / points[-1][1]) for n, s in points]
 

@@ -65,12 +65,12 @@ def _digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def record(probe: str, one: Sample) -> dict[str, Any]:
+def record(probe: str, s: Sample) -> dict[str, Any]:
     """Return a sample as a line of raw.jsonl, still without its time."""
-    v = sorted(one.values)
-    out: dict[str, Any] = {"probe": probe, "what": one.what, "params": dict(one.params), "unit": one.unit, "n": len(v)}
-    out |= {"min": _digits(v[0]), "p50": _digits(quantile(v, 0.5)), "p95": _digits(quantile(v, 0.95)), "sms": one.sms}
-    return out | ({"facts": dict(one.facts)} if one.facts else {})
+    v = sorted(s.values)
+    out: dict[str, Any] = {"probe": probe, "what": s.what, "params": dict(s.params), "unit": s.unit, "n": len(v)}
+    out |= {"min": _digits(v[0]), "p50": _digits(quantile(v, 0.5)), "p95": _digits(quantile(v, 0.95)), "sms": s.sms}
+    return out | ({"facts": dict(s.facts)} if s.facts else {})
 
 
 class Box:
@@ -95,8 +95,8 @@ def play(probe: str, run: Run, box: Box, send: Callable[[dict[str, Any]], None])
     """Send the probe's samples; returns its end: `done`, `boxed`, or `raise` with why."""
     try:
         samples = run(box)
-        for one in samples:
-            send(record(probe, one))
+        for sample in samples:
+            send(record(probe, sample))
             if box.left_s() <= 0:
                 samples.close()  # type: ignore[attr-defined]  # a generator
                 return {"probe": probe, "state": "boxed", "why": "its time was over"}
