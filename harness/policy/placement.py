@@ -152,17 +152,17 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
     while whole > 0:
         now = load(places)
         busiest = max(range(len(now)), key=now.__getitem__)
-        best, found = order(places), None
+        best, addition = order(places), None
         for m in [m for m, each in places.items() if any(busiest in place for place in each)]:
             for place in groups(cluster, cluster.models[m].tp):
                 apart = all(g not in other for other in places[m] for g in place)
                 if apart and all(free[g] >= need[m] for g in place):
                     then = order({**places, m: [*places[m], place]})
                     if then < best:
-                        best, found = then, (m, place)
-        if found is None:
+                        best, addition = then, (m, place)
+        if addition is None:
             break
-        m, place = found
+        m, place = addition
         places[m].append(place)
         for g in place:
             free[g] -= need[m]

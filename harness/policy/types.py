@@ -120,7 +120,7 @@ class Jobs:
 
     def first(self, n: int) -> Jobs:
         """Return the first n requests; what a closed loop sends after them never comes."""
-        *columns, prefix = (getattr(self, one.name) for one in fields(self)[1:])
+        *columns, prefix = (getattr(self, field.name) for field in fields(self)[1:])
         cut = (None if rows is None else rows[:n] for rows in columns)
         return Jobs(self.models, *cut, prefix=prefix and prefix.first(n))  # type: ignore[arg-type]
 
