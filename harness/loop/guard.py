@@ -114,7 +114,7 @@ def _interrupt(_signum: int, _frame: FrameType | None) -> None:
 
 def _collecting(frame: FrameType | None) -> bool:
     """Tell whether a callback of the garbage collector runs: Python drops what is raised there."""
-    callbacks = [code for one in gc.callbacks if (code := getattr(one, "__code__", None))]
+    callbacks = [code for callback in gc.callbacks if (code := getattr(callback, "__code__", None))]
     while frame is not None:
         if frame.f_code in callbacks:
             return True
@@ -146,9 +146,9 @@ def said(error: BaseException) -> str:
 
     For example `KeyError at mine.py:33 ('m9')`.
     """
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if _foreign(one.filename)]
-    own = [one.lineno for one in frames if one.filename == frames[0].filename]
-    at = f" at {Path(frames[0].filename).name}:{own[-1]}" if own else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _foreign(frame.filename)]
+    lines = [frame.lineno for frame in frames if frame.filename == frames[0].filename]
+    at = f" at {Path(frames[0].filename).name}:{lines[-1]}" if lines else ""
     if isinstance(error, Endless):
         return f"{error}{at}"
     text = next(iter(str(error).encode("utf-8", "backslashreplace").decode().splitlines()), "")

@@ -255,10 +255,10 @@ class Replay:
                 self.count(refusal)
                 standing.add(action, refusal.why, self.view.now_s)
 
-    def withdraw(self, said: Action) -> None:
+    def withdraw(self, newer: Action) -> None:
         """Forget the orders that stand on what the policy speaks of; a turn that it closes ends as in an engine."""
-        closes = isinstance(said, Run) and said.steps == 0 and TurnEnded in self.system.hears
-        for gone in self.standing.withdraw(said, self.view.now_s):
+        closes = isinstance(newer, Run) and newer.steps == 0 and TurnEnded in self.system.hears
+        for gone in self.standing.withdraw(newer, self.view.now_s):
             if closes and is_turn(gone):
                 self.heard.append(TurnEnded(gone.batch, gone.phase, "steps", 0, 0.0))
 
