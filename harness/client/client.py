@@ -121,7 +121,7 @@ class Client:
         while self._wait("told", 0.0) is not None:
             pass
         told, self._told = self._told, []
-        told.sort(key=lambda one: one.at_ns)
+        told.sort(key=lambda event: event.at_ns)
         return told
 
     def log(self) -> Log:
@@ -174,18 +174,18 @@ class Client:
             data = self._line.recv(1 << 18)
             if not data:
                 self._died()
-            found: tuple[Any, ...] | None = None
+            answer: tuple[Any, ...] | None = None
             for message in self._unpacker.feed(data):
                 if message[0] == "told":
-                    self._told += [Told(*one) for one in message[1]]
+                    self._told += [Told(*event) for event in message[1]]
                 elif message[0] == "chunks":
                     self._spilt.append(message[1])
                 elif message[0] == "refused":
                     self.close()
                     raise UserError(message[1])
-                found = message if message[0] == kind else found
-            if found is not None:
-                return found
+                answer = message if message[0] == kind else answer
+            if answer is not None:
+                return answer
         return None
 
     def _died(self) -> None:

@@ -143,8 +143,8 @@ def assemble(columns: Columns, spilt: Sequence[tuple[bytes, ...]]) -> Log:
     )
     n = len(requests["state"])
     since = np.zeros(n, np.int64)
-    for one, place in columns.cut.items():
-        since[one] = place
+    for request, place in columns.cut.items():
+        since[request] = place
     kept = np.flatnonzero(np.arange(len(rid)) >= since[rid])
     order = kept[np.argsort(rid[kept], kind="stable")]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rid[order], minlength=n))]).astype(np.int64)

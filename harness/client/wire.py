@@ -93,9 +93,9 @@ class Response:
             return
         self.complete, self._keeps = True, self._parser.should_keep_alive()
         if self.status != 200:
-            self.error = f"HTTP {self.status}{_said(self._rest)}"
+            self.error = f"HTTP {self.status}{_excerpt(self._rest)}"
         elif not self.ended and not self.error:
-            self.error = f"the stream ended without [DONE]{_said(self._rest)}"
+            self.error = f"the stream ended without [DONE]{_excerpt(self._rest)}"
 
     # ------------------------------------------------------------ events
 
@@ -110,10 +110,10 @@ class Response:
             chunk = DECODE(data.decode())
             tokens = self._tokens(chunk)
         except (ValueError, TypeError, AttributeError, KeyError):
-            self._fail(f"malformed chunk{_said(data)}")
+            self._fail(f"malformed chunk{_excerpt(data)}")
             return
         if "error" in chunk:
-            self._fail(f"the server said{_said(data)}")
+            self._fail(f"the server said{_excerpt(data)}")
         elif tokens > 0:
             self.made += tokens
             self._chunks.append(tokens)
@@ -121,17 +121,17 @@ class Response:
     def _tokens(self, chunk: dict[str, Any]) -> int:
         """Count the tokens that a chunk adds."""
         choices, usage, timings = chunk.get("choices") or (), chunk.get("usage"), chunk.get("timings")
-        said = usage.get("completion_tokens") if usage else timings.get("predicted_n") if timings else None
-        if usage and said is not None:
-            self.usage_tokens = int(said)
+        total = usage.get("completion_tokens") if usage else timings.get("predicted_n") if timings else None
+        if usage and total is not None:
+            self.usage_tokens = int(total)
         if timings and (prompt_ms := timings.get("prompt_ms")) is not None:
             self.prompt_ns = round(prompt_ms * 1e6)
-        if self._counts and choices and said is not None:
-            return int(said) - self.made
+        if self._counts and choices and total is not None:
+            return int(total) - self.made
         return int(any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices))
 
 
-def _said(data: bytes) -> str:
+def _excerpt(data: bytes) -> str:
     """Return an excerpt of what a server sent, on one line."""
     text = " ".join(data.decode("utf-8", "replace").split())
     return f": {text[:EXCERPT]}" if text else ""
