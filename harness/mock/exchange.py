@@ -138,5 +138,5 @@ def _length(ask: Ask, prompt_tokens: int, most: int, usual: int) -> tuple[int, F
         message = f"{most} tokens of prompt and output are served; {prompt_tokens} of prompt{asked} were asked for"
         raise ApiError(400, message, "prompt" if room < 1 else "max_tokens", "context_length_exceeded")
     limit = ask.max_tokens or room
-    own = max(usual, ask.min_tokens)
-    return (limit, "length") if ask.ignore_eos or limit <= own else (own, "stop")
+    length = max(usual, ask.min_tokens)
+    return (limit, "length") if ask.ignore_eos or limit <= length else (length, "stop")
