@@ -292,7 +292,7 @@ def bound(node: ast.AST) -> Iterator[str]:
         case ast.Call(func=ast.Attribute(attr="__setattr__"), args=[_, ast.Constant(value=str(name)), _]):
             yield name
         case ast.Assign(targets=[ast.Name(id="__slots__")], value=ast.Tuple(elts=elements)):
-            yield from (one.value for one in elements if isinstance(one, ast.Constant) and isinstance(one.value, str))
+            yield from (e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str))
 
 
 def flat(text: str) -> bool:
