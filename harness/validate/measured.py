@@ -85,8 +85,8 @@ class Poisson(NamedTuple):
             start_s += seconds
         jobs = _alike(np.concatenate(parts), self.prompt, self.output)
         whole, common = self.prompt // BLOCK_TOKENS, self.system // BLOCK_TOKENS
-        own = np.arange(len(jobs))[:, None] % PROMPTS * whole + np.arange(whole)  # by prompt and place in it
-        ids = np.where(np.arange(whole) < common, np.arange(whole), own)
+        unshared = np.arange(len(jobs))[:, None] % PROMPTS * whole + np.arange(whole)  # by prompt and place in it
+        ids = np.where(np.arange(whole) < common, np.arange(whole), unshared)
         return replace(jobs, prefix=Prefix(BLOCK_TOKENS, whole * np.arange(len(jobs) + 1), ids.ravel()))
 
     def __str__(self) -> str:
@@ -266,8 +266,8 @@ class Row:
 
     def stages(self, column: str) -> tuple[tuple[float, float], ...]:
         """Parse RATExSECONDS;... as pairs of numbers above 0."""
-        found = STAGES.fullmatch(self.values[column])
-        pairs = [part.split("x") for part in self.values[column].split(";")] if found else []
+        match = STAGES.fullmatch(self.values[column])
+        pairs = [part.split("x") for part in self.values[column].split(";")] if match else []
         try:
             stages = tuple((float(rate), float(seconds)) for rate, seconds in pairs)
         except ValueError:
