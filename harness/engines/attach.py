@@ -73,10 +73,10 @@ class Attached:
         if self.lacks:
             raise UserError(f"attach needs {self.lacks}")
         key = os.environ.get(self.key_env, "") if self.key_env else ""
-        found = [one for url in self.urls for one in models(url, key)]
-        self.matched = match([m.name for m in self.config.models], [server for server, _ in found])
+        offers = [offer for url in self.urls for offer in models(url, key)]
+        self.matched = match([m.name for m in self.config.models], [server for server, _ in offers])
         ours = {to for to, _ in self.matched.values()}
-        styles = [STYLE_OF.get(maker, OPENAI) for server, maker in found if server in ours]
+        styles = [STYLE_OF.get(maker, OPENAI) for server, maker in offers if server in ours]
         self.style = styles[0] if styles.count(styles[0]) == len(styles) else OPENAI
         self.style = self.style._replace(key_env=self.key_env)
 
@@ -109,16 +109,16 @@ def models(url: str, key: str = "") -> list[tuple[Server, str]]:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(request, timeout=ANSWER_S) as answer:
             listed = json.load(answer)["data"]
-        found = [(Server(base, str(one["id"])), str(one.get("owned_by", ""))) for one in listed]
+        offers = [(Server(base, str(entry["id"])), str(entry.get("owned_by", ""))) for entry in listed]
     except urllib.error.HTTPError as error:
         raise UserError(f"{base}/v1/models: HTTP {error.code}") from None
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f"{base} does not answer: {getattr(error, 'reason', None) or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{base}/v1/models is no list of models, as OpenAI's is") from None
-    if not found:
+    if not offers:
         raise UserError(f"{base} serves no model")
-    return found
+    return offers
 
 
 def _base(url: str) -> str:
@@ -137,17 +137,17 @@ def match(names: Sequence[str], servers: Iterable[Server]) -> dict[str, tuple[Se
     """Which server serves which model, and whether by name or by order. UserError where there are too few."""
     left = list(servers)
     total = len(left)
-    found: dict[str, tuple[Server, str]] = {}
+    matched: dict[str, tuple[Server, str]] = {}
     for name in names:
-        if (same := next((one for one in left if one.model == name), None)) is not None:
-            found[name] = same, "name"
+        if (same := next((server for server in left if server.model == name), None)) is not None:
+            matched[name] = same, "name"
             left.remove(same)
     for name in names:
-        if name not in found:
+        if name not in matched:
             if not left:
                 raise UserError(f"{len(names)} models, and the servers have {total}: --models names as many")
-            found[name] = left.pop(0), "order"
-    return {name: found[name] for name in names}
+            matched[name] = left.pop(0), "order"
+    return {name: matched[name] for name in names}
 
 
 def listeners(ports: set[int | None]) -> list[int]:

@@ -71,5 +71,5 @@ def forward(W: Sequence[Any], tokens: Any, at: Any, pieces: Sequence[tuple[int, 
         gate, up = (norm(x, norm_2) @ gate_up.T).chunk(2, -1)
         x = x + (functional.silu(gate) * up) @ down.T
     last = norm(x[[b - 1 for _, b, _ in pieces]], W[-1])
-    found: list[int] = (last @ W[0].T).argmax(-1).tolist()
-    return found
+    ids: list[int] = (last @ W[0].T).argmax(-1).tolist()
+    return ids

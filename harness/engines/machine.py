@@ -141,19 +141,19 @@ def footprint_bytes(config: Config, model: Served, layout: process.Layout = "mod
     if config.pool_bytes is not None:
         return shapes.weight_bytes(model.shape, model.tp)
     every = {m.name: parts(config, m) for m in config.models}
-    at, own = parts(config, model), every[model.name]
-    held = process.process_bytes(at, own, list(every.values()), laid_out(config, layout))
+    at, configured = parts(config, model), every[model.name]
+    held = process.process_bytes(at, configured, list(every.values()), laid_out(config, layout))
     return shapes.weight_bytes(model.shape, model.tp) + held
 
 
 def parts(config: Config, model: Served) -> process.Parts:
     """Return the bytes that a model's process takes beside weights and KV."""
     if config.process_bytes is not None:
-        found = process.Parts(config.process_bytes, 0)
+        taken = process.Parts(config.process_bytes, 0)
     else:
         tokens, graphs = config.chunk_tokens or config.prefill_tokens, "eager" not in config.host
-        found = process.parts(model.shape, model.tp, tokens, config.batch_cap, graphs)
-    return constants.process(found, config.scaled)
+        taken = process.parts(model.shape, model.tp, tokens, config.batch_cap, graphs)
+    return constants.process(taken, config.scaled)
 
 
 def laid_out(config: Config, layout: process.Layout) -> process.Layout:

@@ -171,7 +171,7 @@ def token_times(
     def waited_s(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the seconds that each token's request had waited when it was made: (causes, tokens)."""
         stays = stay[of[tokens]]
-        found = np.stack([stays[wait] if wait != "host" else np.zeros(len(stays)) for wait in WAITS])
+        waited = np.stack([stays[wait] if wait != "host" else np.zeros(len(stays)) for wait in WAITS])
         ran = np.flatnonzero(stays["batch"] >= 0)  # what passed from the tick to the end of the stay is taken off
         end, step = stays[ran], made[k[tokens[ran]]]
         tick = seg[at[step]]
@@ -184,8 +184,8 @@ def token_times(
         passed = {"load": load, "kv": kv, "compute": solo, "time_slice": off, "contention": wall - solo - off}
         passed["queue"] = end["anchor_s"] - times[tokens[ran]] - load - kv - wall
         for wait, seconds in passed.items():
-            found[WAITS.index(wait), ran] -= seconds
-        return found
+            waited[WAITS.index(wait), ran] -= seconds
+        return waited
 
     who, which = longest(rid[order], ns)
     parts = rounded(waited_s(order[which + 1]) - waited_s(order[which]), ns[which + 1] - ns[which])

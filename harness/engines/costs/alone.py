@@ -59,5 +59,5 @@ def _on_host(c: np.void, gpu_s: F8) -> F8:
 def _at(grid: NDArray[np.int64], f: F8, x: NDArray[Any]) -> F8:
     """Linear between grid points and beyond the last two, of x from 1."""
     i = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
-    found: F8 = f[i] + (f[i + 1] - f[i]) * (x - grid[i]) / (grid[i + 1] - grid[i])
-    return found
+    values: F8 = f[i] + (f[i + 1] - f[i]) * (x - grid[i]) / (grid[i + 1] - grid[i])
+    return values

@@ -108,8 +108,8 @@ def _decode_lines(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer
     B, ctx = B[B * ctx <= 1 << 20], ctx[B * ctx <= 1 << 20]
     y = decode_s(q, spec, B, ctx, heads, kv, d)
     w = 1 / (y + np.interp(B, GRID, layer))
-    one = np.ones_like(B)
-    short, long = np.stack([one, B], axis=1), np.stack([one, B, B * ctx], axis=1)
+    ones = np.ones_like(B)
+    short, long = np.stack([ones, B], axis=1), np.stack([ones, B, B * ctx], axis=1)
     upper = ctx > 128
     for _ in range(4):
         att = nonnegative(short[~upper], y[~upper], w[~upper])

@@ -407,12 +407,12 @@ def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
     """Seconds of the rows of `whole_steps` by cost tables."""
     rows = {model: profile.row(t, i) for model, i in row_of.items()}
 
-    def one(model: str, phase: str, prompt: int, batch: int) -> float:
+    def seconds(model: str, phase: str, prompt: int, batch: int) -> float:
         if phase == "decode":
             return profile.step_s(rows[model], B=batch, C=batch * prompt)
         return profile.step_s(rows[model], p=batch * prompt, n=batch, area=batch * prompt * prompt / 2)
 
-    return np.array([one(*r) for r in zip(d.model, d.phase, d.prompt, d.batch, strict=True)])
+    return np.array([seconds(*r) for r in zip(d.model, d.phase, d.prompt, d.batch, strict=True)])
 
 
 def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
@@ -427,8 +427,8 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
         h = base._replace(scale_decode=decode, scale_prefill=prefill)
         return predict_steps(here, coefficients.coefficients(rows, q, spec, h), row_of)
 
-    y, batch, one = here.seconds.to_numpy(), here.batch.to_numpy(np.float64), kernels(1, 1)
-    X = np.stack([np.ones_like(y), batch, kernels(2, 1) - one, kernels(1, 2) - one], axis=1)
+    y, batch, unscaled = here.seconds.to_numpy(), here.batch.to_numpy(np.float64), kernels(1, 1)
+    X = np.stack([np.ones_like(y), batch, kernels(2, 1) - unscaled, kernels(1, 2) - unscaled], axis=1)
     # One model's kernels hardly vary in a decode step: what the data does not tell, keeps a scale at 1.
     X, y = np.concatenate([X, [[0, 0, 1, 0], [0, 0, 0, 1]]]), np.concatenate([y, [1, 1]])
     trust = np.where(np.arange(len(y)) < len(y) - 2, 1.0, PRIOR_ROWS**0.5)
@@ -589,8 +589,8 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
         files[kind]["small"] = small(kind)
         like = files[kind].get("like")
         if like and kind != "h800":  # H100's chip keeps H100's errors; other cards take coefficients on trust
-            said = f"roofline: coefficients of {like} at this card's own peaks, unmeasured"
-            files[kind] |= {op: {"source": said} for op in ("gemm", "prefill", "decode", "all_reduce")}
+            on_trust = f"roofline: coefficients of {like} at this card's own peaks, unmeasured"
+            files[kind] |= {op: {"source": on_trust} for op in ("gemm", "prefill", "decode", "all_reduce")}
     # Fewer and slower SMs: H100's rate in large GEMMs for every tile, without what its small tiles lose to latency.
     best = files["h100"]["gemm"]["best_flops_frac"]
     files["h20"]["gemm"] |= {

@@ -87,30 +87,30 @@ def fit(steps: Sequence[Step], source: str) -> Fitted:
         for row, step in zip(X, rows, strict=True):
             at, grid = starts[models.index(step.model)], grids[step.model]
             area = step.prompt**2 / 2
-            own = [*ramps(step.tokens, grid), step.seqs + (step.prompt > 0), step.ctx_tokens, area]
-            row[0], row[at : at + len(own)] = step.prompt > 0, own
+            values = [*ramps(step.tokens, grid), step.seqs + (step.prompt > 0), step.ctx_tokens, area]
+            row[0], row[at : at + len(values)] = step.prompt > 0, values
         return X
 
     used = [step for step in steps if not step.held]
     y = np.array([step.seconds for step in used])
     if np.linalg.matrix_rank(features(used) / y[:, None]) < starts[-1]:
         raise UserError(f"{len(used)} measured steps do not tell {starts[-1]} numbers apart")
-    found = nonnegative(features(used), y, 1 / y)
-    points = list(zip(steps, (features(steps) @ found).tolist(), strict=True))
-    said = {"source": source, "formula": FORMULA}
+    solution = nonnegative(features(used), y, 1 / y)
+    points = list(zip(steps, (features(steps) @ solution).tolist(), strict=True))
+    origin = {"source": source, "formula": FORMULA}
     sections = {}
     for at, model in zip(starts[:-1], models, strict=True):
-        grid, own = grids[model], [pair for pair in points if pair[0].model == model]
-        slopes, line = found[at : at + len(grid)], found[at + len(grid) : at + len(grid) + len(LINE)]
+        grid, pairs = grids[model], [pair for pair in points if pair[0].model == model]
+        slopes, line = solution[at : at + len(grid)], solution[at + len(grid) : at + len(grid) + len(LINE)]
         seconds = [max(LEAST_S, float(ramps(m, grid) @ slopes)) for m in grid]
         numbers = {name: sig(x, DIGITS) for name, x in zip(LINE, line.tolist(), strict=True)}
         sections[model] = {
-            "tokens": grid, "seconds": [sig(s, DIGITS) for s in np.maximum.accumulate(seconds)], **numbers, **said,
-            **errors(own),
+            "tokens": grid, "seconds": [sig(s, DIGITS) for s in np.maximum.accumulate(seconds)], **numbers, **origin,
+            **errors(pairs),
         }  # fmt: skip
     off = np.array([abs(math.log(step.seconds / max(LEAST_S, ours))) for step, ours in points])
     host = {
-        "api_in_s": sig(float(found[0]), DIGITS),
+        "api_in_s": sig(float(solution[0]), DIGITS),
         "sigma": sig(1.4826 * float(np.median(off)), 2),
         "source": source,
         "formula": "first token of a prompt - its step; sigma: 1.4826 x median |ln error| of the steps",
@@ -133,10 +133,10 @@ def errors(points: Sequence[tuple[Step, float]]) -> dict[str, Any]:
         which: [(step.what, step.seconds, x) for step, x in points if step.held == (which == "held")]
         for which in ("fit", "held")
     }
-    found = {which: _off([(y, x) for _, y, x in rows]) for which, rows in groups.items()}
+    by_group = {which: _off([(y, x) for _, y, x in rows]) for which, rows in groups.items()}
     for what in ("prefill", "decode"):
-        found |= {f"{what} {k}": _off([(y, x) for of, y, x in rows if of == what]) for k, rows in groups.items()}
-    there = {name: one for name, one in found.items() if one["n"]}
+        by_group |= {f"{what} {k}": _off([(y, x) for of, y, x in rows if of == what]) for k, rows in groups.items()}
+    there = {name: numbers for name, numbers in by_group.items() if numbers["n"]}
     whole = {name: there.pop(name) for name in ("fit", "held") if name in there}
     return whole | {"held_parts": there}
 
@@ -156,14 +156,14 @@ def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
     """
     if not measured:
         raise UserError("no servers were measured side by side")
-    y = np.array([one.seconds / one.alone_s for one in measured])
-    k = np.array([float(one.servers) for one in measured])
+    y = np.array([row.seconds / row.alone_s for row in measured])
+    k = np.array([float(row.servers) for row in measured])
     candidates = [*((float(share), 1.0) for share in SHARES), *((1.0, float(factor)) for factor in FACTORS)]
-    share, factor = min(candidates, key=lambda one: float(((slowdown(k, *one) / y - 1) ** 2).sum()))
-    own = error(slowdown(k, share, factor), y)
+    share, factor = min(candidates, key=lambda candidate: float(((slowdown(k, *candidate) / y - 1) ** 2).sum()))
+    deviation = error(slowdown(k, share, factor), y)
     formula = "seconds beside k - 1 servers that do the same / seconds alone = 1 + factor (max(1, k share) - 1)"
     numbers = {"share": sig(share, DIGITS), "factor": sig(factor, DIGITS)}
-    return {**numbers, **dict(zip(SAID, (source, formula), strict=True)), "fit": own}
+    return {**numbers, **dict(zip(SAID, (source, formula), strict=True)), "fit": deviation}
 
 
 def slowdown(servers: F8, share: float, factor: float) -> F8:
@@ -185,14 +185,14 @@ class About(NamedTuple):
 
 def steps(lines: Iterable[Line]) -> list[Step]:
     """Read the prefill and decode steps from a journal's lines."""
-    found = []
+    parsed = []
     for line in lines:
         at, seconds = line["params"], line["p50"]
         if line["what"] == "prefill":
-            found.append(Step(at["shape"], seconds, prompt=at["tokens"], held=at["held"]))
+            parsed.append(Step(at["shape"], seconds, prompt=at["tokens"], held=at["held"]))
         elif line["what"] == "decode":
-            found.append(Step(at["shape"], seconds, at["seqs"], line["facts"]["ctx_tokens"], held=at["held"]))
-    return found
+            parsed.append(Step(at["shape"], seconds, at["seqs"], line["facts"]["ctx_tokens"], held=at["held"]))
+    return parsed
 
 
 def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
@@ -203,7 +203,7 @@ def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
         for line in lines
         if line["what"] == "beside"
     ]
-    found = {
+    file = {
         "kind": about.kind,
         "name": about.name,
         "settings": dict(about.settings),
@@ -213,7 +213,7 @@ def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
         "co_run": co_run(beside, about.source),
         "ladder": ladder(lines, about),
     }
-    return found, fitted
+    return file, fitted
 
 
 def ladder(lines: Sequence[Line], about: About) -> dict[str, dict[str, Any]]:
@@ -230,9 +230,9 @@ def ladder(lines: Sequence[Line], about: About) -> dict[str, dict[str, Any]]:
 
     starts = [line for line in lines if line["what"] == "start"]
     wakes = [line for line in lines if line["what"] == "wake"]
-    found = {way: rung(starts, "from the start to the first answer") for way in about.ways}
+    rungs = {way: rung(starts, "from the start to the first answer") for way in about.ways}
     for way in dict.fromkeys(line["params"]["way"] for line in wakes):
-        found[way] = rung(
+        rungs[way] = rung(
             [line for line in wakes if line["params"]["way"] == way], "from the order to wake to its answer"
         )
-    return found
+    return rungs

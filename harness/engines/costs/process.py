@@ -86,23 +86,23 @@ def memory(
         gpu    one process a GPU, which serves one model after the other: the largest is there all the time
         kept   a process a model on every GPU: it keeps its context and graphs while the model is out (asleep)
     """
-    inside = [one.inside for one, _ in processes]
-    outside = [one.outside for one, _ in processes]
-    spread = -(-sum(one.outside * tp for one, tp in processes) // gpus)
+    inside = [taken.inside for taken, _ in processes]
+    outside = [taken.outside for taken, _ in processes]
+    spread = -(-sum(taken.outside * tp for taken, tp in processes) // gpus)
     beside = {"model": spread, "pair": 2 * spread, "gpu": max(outside, default=0), "kept": sum(outside)}[layout]
     left = max(0, min(int(card_bytes * fraction), card_bytes - beside))
     if layout == "gpu":
         left = max(0, left - max(inside, default=0))
-    own = [one for one, _ in processes]
-    return Memory(left, tuple(process_bytes(one, one, own, layout) for one in own))
+    every = [taken for taken, _ in processes]
+    return Memory(left, tuple(process_bytes(taken, taken, every, layout) for taken in every))
 
 
-def process_bytes(at: Parts, own: Parts, every: Sequence[Parts], layout: Layout) -> int:
+def process_bytes(at: Parts, configured: Parts, every: Sequence[Parts], layout: Layout) -> int:
     """Return the bytes that a model's process takes of the engine's share at a degree where it has the parts `at`.
 
-    `own` are its parts at the degree of the model set, and `every` those of all models.
+    `configured` are its parts at the degree of the model set, and `every` those of all models.
     """
     if layout == "gpu":  # the one process of a GPU is there all the time, as large as any model makes it
-        most = Parts(max(one.inside for one in every), max(one.outside for one in every))
+        most = Parts(max(taken.inside for taken in every), max(taken.outside for taken in every))
         return sum(max(0, part - whole) for part, whole in zip(at, most, strict=True))
-    return (2 if layout == "pair" else 1) * (at.inside + max(0, at.outside - own.outside))
+    return (2 if layout == "pair" else 1) * (at.inside + max(0, at.outside - configured.outside))

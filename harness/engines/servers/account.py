@@ -121,14 +121,14 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
             "tries": log.tries,
             "usage_tokens": pa.array(log.usage_tokens, mask=log.usage_tokens < 0),
             "prompt_ns": pa.array(log.prompt_ns, mask=log.prompt_ns < 0),
-            "error": [errors.get(i, said) for i, said in enumerate(log.error)],
+            "error": [errors.get(i, error) for i, error in enumerate(log.error)],
             **{name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in lists.items()},
         }
     )
 
 
-def parquet(found: pa.Table) -> bytes:
+def parquet(data: pa.Table) -> bytes:
     """Return a table as the bytes of a Parquet file."""
     out = io.BytesIO()
-    pq.write_table(found, out, compression="zstd")
+    pq.write_table(data, out, compression="zstd")
     return out.getvalue()

@@ -101,14 +101,14 @@ class PdMux:
 
     def text(self) -> str:
         """Return the content of the file. It is read as YAML, of which JSON is a part."""
-        said: dict[str, object] = {
+        options: dict[str, object] = {
             "sm_group_num": self.groups,
             "split_forward_token_budget": self.split_forward_token_budget,
             "decode_bs_divisor": self.decode_bs_divisor,
         }
         if self.divisions:
-            said["manual_divisions"] = self.divisions
-        return json.dumps(said, indent=2) + "\n"
+            options["manual_divisions"] = self.divisions
+        return json.dumps(options, indent=2) + "\n"
 
 
 def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eager: bool = False) -> Command:

@@ -203,8 +203,8 @@ class Fleet:
             return limit
         model = self.models[inst.model]
         page = model.page_bytes
-        one = -(-(model.max_tokens + 1) * model.kv_token_bytes // page) * page
-        return min(self.kind.slots * one, max(one, room // page * page)) if self.kind.slots else 0
+        longest = -(-(model.max_tokens + 1) * model.kv_token_bytes // page) * page
+        return min(self.kind.slots * longest, max(longest, room // page * page)) if self.kind.slots else 0
 
     def free_bytes(self, gpu: int) -> int:
         """Return the bytes of a GPU that no server takes for its weights or, where that is fixed, for its KV."""
@@ -219,9 +219,9 @@ class Fleet:
         kv = self.kv_bytes(inst, free - weights) if sized else 0
         least = weights + (self.kv_bytes(inst, 0) if sized and not self.kind.elastic else 0)
         if least > have:
-            return kv, ("never", f"{inst.model} takes {least} bytes, GPU {_said(inst)} has {have}")
+            return kv, ("never", f"{inst.model} takes {least} bytes, GPU {_gpu_text(inst)} has {have}")
         if least > free:
-            return kv, ("not now", f"{inst.model} takes {least} bytes, {free} are free on GPU {_said(inst)}")
+            return kv, ("not now", f"{inst.model} takes {least} bytes, {free} are free on GPU {_gpu_text(inst)}")
         return kv, None
 
     def size(self) -> None:
@@ -246,7 +246,7 @@ class Fleet:
 
     def step(self, up: Up, state: State) -> None:
         """Move a server to a state. A step that its diagram does not have is a fault, or raises: see Diagram."""
-        if wrong := SERVER.illegal(up.state, state, f"of {up.inst.model} on GPU {_said(up.inst)}"):
+        if wrong := SERVER.illegal(up.state, state, f"of {up.inst.model} on GPU {_gpu_text(up.inst)}"):
             self.faults.append(wrong)
         up.state = state
 
@@ -271,7 +271,7 @@ class Fleet:
             self._attend(up, lambda process: tell(process, self.kind.sleeps[up.way].up), "ready")
             return
         self.step(up, "starting")
-        log = self._folder / f"{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}-gpu{_said(up.inst)}.log"
+        log = self._folder / f"{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}-gpu{_gpu_text(up.inst)}.log"
         self.logs[log] = None
         up.since_s, up.sms = time.monotonic(), self.sms.get(up.inst)
         try:
@@ -328,15 +328,15 @@ class Fleet:
     def _limit(self, up: Up) -> None:
         """Tell an elastic server its limit of now, if it does not know; in a thread. Raises UserError."""
         with up.telling:  # one after the other, so that the last one holds
-            said = up.kv_bytes
-            command = self.kind.resize(up.inst, said) if said != up.told_bytes else ()
+            kv_bytes = up.kv_bytes
+            command = self.kind.resize(up.inst, kv_bytes) if kv_bytes != up.told_bytes else ()
             if command:
                 run = subprocess.run(
                     command, env=environments.variables(os.environ, {}), capture_output=True, text=True, check=False
                 )
                 if run.returncode:
                     raise UserError(f"no limit for the server of {up.inst.model}: {(run.stderr or run.stdout).strip()}")
-            up.told_bytes = said
+            up.told_bytes = kv_bytes
 
     def _beside(self, work: Callable[[], None]) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -374,12 +374,12 @@ class Fleet:
             if up.process is not None and not up.process.alive():
                 self.step(up, "dead")
                 del self.asleep[inst]  # its next Load starts it
-                self.faults.append(f"the server of {inst.model} on GPU {_said(inst)} ended in its sleep")
+                self.faults.append(f"the server of {inst.model} on GPU {_gpu_text(inst)} ended in its sleep")
         for up in list(self.up.values()):
             process = up.process
             if up.state in {"ready", "draining"} and process is not None and not process.alive():
                 last = process.last_lines()
-                why = f"the server of {up.inst.model} on GPU {_said(up.inst)} ended by itself"
+                why = f"the server of {up.inst.model} on GPU {_gpu_text(up.inst)} ended by itself"
                 yield self._dead(up, f"{why}; its log ends with:\n{last}" if last else why)
         while True:
             try:
@@ -439,13 +439,13 @@ def tell(process: Process, asks: tuple[Ask, ...]) -> None:
         try:
             connection.request("POST", ask.path, ask.body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            said = answer.read(200).decode(errors="replace")
+            text = answer.read(200).decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
             raise UserError(f"server {process.name} does not answer {ask.path}: {error}") from None
         finally:
             connection.close()
         if answer.status != http.HTTPStatus.OK:
-            raise UserError(f"server {process.name} answers {ask.path} with HTTP {answer.status}: {said}")
+            raise UserError(f"server {process.name} answers {ask.path} with HTTP {answer.status}: {text}")
 
 
 def _gpus(inst: Inst) -> tuple[int, ...]:
@@ -453,5 +453,5 @@ def _gpus(inst: Inst) -> tuple[int, ...]:
     return inst.place
 
 
-def _said(inst: Inst) -> str:
+def _gpu_text(inst: Inst) -> str:
     return "+".join(map(str, _gpus(inst)))

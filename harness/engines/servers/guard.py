@@ -30,27 +30,27 @@ def family(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> lis
 
     A descendant in a session of its own is nobody's once the processes between are gone: it has to be known before.
     """
-    found = set(others)
+    members = set(others)
     with suppress(psutil.NoSuchProcess):
-        found |= {leader, *leader.children(recursive=True)}
+        members |= {leader, *leader.children(recursive=True)}
     for pid in psutil.pids():
         with suppress(psutil.NoSuchProcess, OSError):
             if os.getsid(pid) == leader.pid:
-                found.add(psutil.Process(pid))
-    return [one for one in found if _lives(one)]
+                members.add(psutil.Process(pid))
+    return [member for member in members if _lives(member)]
 
 
-def _lives(one: psutil.Process) -> bool:
+def _lives(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return bool(one.is_running() and one.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
     """Send a signal to each that still lives."""
-    for one in processes:
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
-            one.send_signal(number)
+            process.send_signal(number)
 
 
 def kill(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
@@ -68,13 +68,13 @@ def main(parent: int) -> None:
     gone.register(0, select.POLLIN)
     with suppress(ProcessLookupError):
         gone.register(os.pidfd_open(parent), select.POLLIN)
-    watched, lines, said = dict[int, psutil.Process](), b"", b" "
-    while said and (0 in dict(gone.poll(0 if os.getppid() != parent else None))):
-        said = os.read(0, 65536)
-        *whole, lines = (lines + said).split(b"\n")
+    watched, lines, data = dict[int, psutil.Process](), b"", b" "
+    while data and (0 in dict(gone.poll(0 if os.getppid() != parent else None))):
+        data = os.read(0, 65536)
+        *whole, lines = (lines + data).split(b"\n")
         for line in whole:
             if line == b"end":
-                said = b""
+                data = b""
             elif line.startswith(b"+"):
                 with suppress(psutil.NoSuchProcess):
                     watched[int(line[1:])] = psutil.Process(int(line[1:]))

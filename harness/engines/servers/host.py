@@ -36,4 +36,4 @@ def version(environment: str, package: str, root: Path | None = None) -> str | N
     paths = [
         str(path) for path in ((root or environments.ROOT) / f".venv-{environment}").glob("lib/python*/site-packages")
     ]
-    return next((one.version for one in metadata.distributions(name=package, path=paths)), None)
+    return next((distribution.version for distribution in metadata.distributions(name=package, path=paths)), None)

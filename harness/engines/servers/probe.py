@@ -109,30 +109,30 @@ class Subject(NamedTuple):
 def plan(subject: Subject, rounds: int = ROUNDS) -> list[Probe]:
     """Every measurement, in order, as many times as there are rounds."""
     once = list(_once(subject))
-    return [Probe(one.what, {**one.params, "round": k}) for k in range(1, rounds + 1) for one in once]
+    return [Probe(probe.what, {**probe.params, "round": k}) for k in range(1, rounds + 1) for probe in once]
 
 
 def _once(subject: Subject) -> list[Probe]:
     """List the measurements of a round: a shape after the other, those of one server first."""
-    found, most = list[Probe](), subject.most
+    probes, most = list[Probe](), subject.most
     seqs = [n for n in SEQS if n <= subject.slots]
     prompts = sorted({*(p for p in PROMPTS if p < most), most})
     contexts = [max(1, int(share * (most - STEPS))) for share in CONTEXTS]
     for shape in subject.servers:
-        found += [Probe("start", {"shape": shape}), Probe("stop", {"shape": shape})]
-        found += [Probe(what, {"shape": shape, "way": way}) for way in subject.sleeps for what in ("sleep", "wake")]
-        found += [Probe("prefill", {"shape": shape, "tokens": p, "held": p in HELD_PROMPTS}) for p in prompts]
+        probes += [Probe("start", {"shape": shape}), Probe("stop", {"shape": shape})]
+        probes += [Probe(what, {"shape": shape, "way": way}) for way in subject.sleeps for what in ("sleep", "wake")]
+        probes += [Probe("prefill", {"shape": shape, "tokens": p, "held": p in HELD_PROMPTS}) for p in prompts]
         for n in seqs:
             for k, ctx in enumerate(contexts):
                 held = n in HELD_SEQS or (k == HELD_CONTEXT and n > 1)
-                found.append(Probe("decode", {"shape": shape, "seqs": n, "ctx": ctx, "held": held}))
+                probes.append(Probe("decode", {"shape": shape, "seqs": n, "ctx": ctx, "held": held}))
         for k in BESIDE:
             for tokens in sorted({max(1, most // 16), max(1, most // 4)}):
-                found.append(Probe("beside", {"shape": shape, "servers": k, "tokens": tokens, "seqs": 0, "ctx": 0}))
+                probes.append(Probe("beside", {"shape": shape, "servers": k, "tokens": tokens, "seqs": 0, "ctx": 0}))
             for n in sorted({1, seqs[-1]}):
                 ctx = contexts[0]
-                found.append(Probe("beside", {"shape": shape, "servers": k, "tokens": 0, "seqs": n, "ctx": ctx}))
-    return found
+                probes.append(Probe("beside", {"shape": shape, "servers": k, "tokens": 0, "seqs": n, "ctx": ctx}))
+    return probes
 
 
 def profile(subject: Subject, folder: Path, say: Callable[[str], None], rounds: int = ROUNDS) -> Profile:
@@ -232,23 +232,23 @@ class Rig:
     def _take(self, probe: Probe) -> tuple[list[float], dict[str, Any]] | None:
         shape = str(probe.params["shape"])
         every = self._subject.servers[shape]
-        one = every[0]
+        first = every[0]
         number = {name: int(value) for name, value in probe.params.items() if name not in {"shape", "way"}}
         match probe.what:
             case "start" | "stop" | "sleep" | "wake":
-                spans = self._spans(probe, one)
+                spans = self._spans(probe, first)
                 return ([span[probe.what in ENDS] for span in spans], {}) if spans else None
             case "prefill":
-                return self._prefills([one], number["tokens"]), {}
+                return self._prefills([first], number["tokens"]), {}
             case "decode":
-                seconds, ctx = self._decodes([one], number["seqs"], number["ctx"])
+                seconds, ctx = self._decodes([first], number["seqs"], number["ctx"])
                 return seconds, {"ctx_tokens": ctx}
         some, facts = every[: number["servers"]], dict[str, Any]()
         if number["tokens"]:
-            alone = self._prefills([one], number["tokens"])
+            alone = self._prefills([first], number["tokens"])
             beside = self._prefills(some, number["tokens"])
         else:
-            alone, _ = self._decodes([one], number["seqs"], number["ctx"])
+            alone, _ = self._decodes([first], number["seqs"], number["ctx"])
             beside, _ = self._decodes(some, number["seqs"], number["ctx"])
         facts["alone_s"] = float(np.median(alone))
         return beside, facts
@@ -284,8 +284,8 @@ class Rig:
         if (known := self._begun.pop(ENDS.get(probe.what, ""), None)) is not None:
             return known
         way = probe.params.get("way")
-        found = [self._cycle(inst) if way is None else self._nap(inst, str(way)) for _ in range(STARTS)]
-        spans = [span for span in found if span is not None]
+        cycles = [self._cycle(inst) if way is None else self._nap(inst, str(way)) for _ in range(STARTS)]
+        spans = [span for span in cycles if span is not None]
         if probe.what not in ENDS:
             self._begun[probe.what] = spans
         return spans

@@ -109,7 +109,7 @@ class Process:
         members = self.members()
         guard.signal_all(members, signal.SIGTERM)
         self._wait(grace_s)
-        others = [one for one in members if one.pid != child.pid]
+        others = [member for member in members if member.pid != child.pid]
         psutil.wait_procs(others, timeout=max(0.0, deadline - time.monotonic()))
         child.kill()
         child.wait()  # before anybody else asks for its exit code
@@ -120,7 +120,7 @@ class Process:
             os.close(pidfd)
             _tell(_guard(os.getpid()), f"-{child.pid}")
         if left:
-            raise UserError(f"{self.name}: processes {', '.join(str(one.pid) for one in left)} survive SIGKILL")
+            raise UserError(f"{self.name}: processes {', '.join(str(member.pid) for member in left)} survive SIGKILL")
 
     @property
     def name(self) -> str:
@@ -166,9 +166,9 @@ class Process:
     def _listens(self) -> bool:
         """Tell whether one of the server's processes has the port: another server may answer in its place."""
         port = urlsplit(self.ready_url).port
-        for one in self.members():
+        for process in self.members():
             with suppress(psutil.NoSuchProcess):
-                listening = (c for c in one.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+                listening = (c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
                 if any(c.laddr.port == port for c in listening):
                     return True
         return False

@@ -36,7 +36,7 @@ class Wake(NamedTuple):
     seconds: float
 
 
-def found(log: Log, stays: Iterable[Stay], idle_s: float) -> tuple[list[Wake], NDArray[np.float64]]:
+def find(log: Log, stays: Iterable[Stay], idle_s: float) -> tuple[list[Wake], NDArray[np.float64]]:
     """Find the wakes of servers that sleep after `idle_s`, and the seconds that each request waited for one."""
     first_ns, waited_s = log.first_ns, np.zeros(len(log.state))
     wakes = list[Wake]()
@@ -58,7 +58,7 @@ def told(logs: Iterable[Path], line: str) -> int:
     return sum(log.read_bytes().count(line.encode()) for log in logs if log.is_file())
 
 
-def said(wakes: Sequence[Wake], idle_s: float, logged: int) -> dict[str, Any]:
+def summary(wakes: Sequence[Wake], idle_s: float, logged: int) -> dict[str, Any]:
     """Return a run's account of its wakes, in words and numbers."""
     seconds = sorted(wake.seconds for wake in wakes)
     text = f"server's own: {len(wakes)} {'wake' if len(wakes) == 1 else 'wakes'} after {idle_s:g} s without a request"

@@ -118,8 +118,8 @@ class Sim:
         self._elastic = options.get("kv", "paged") == "elastic"
         layout: Any = options.get("process", "model")
         self._layout: process.Layout = layout
-        own = options.get("sharing", "fluid")
-        self._sharing = own if config.sharing == "own" or own == "none" else config.sharing
+        preferred = options.get("sharing", "fluid")
+        self._sharing = preferred if config.sharing == "own" or preferred == "none" else config.sharing
         self.cluster = cluster(config, self._elastic, self._machine, self._layout)
         self._memory = memory(config, self._machine.spec, self._layout)
         self._ways = self._machine.ladder
@@ -416,8 +416,8 @@ class Sim:
         R["ids"], R["chain"] = np.diff(prefix.offsets), prefix.offsets[:-1]
         chains, owner = np.zeros(len(prefix.ids), records.CHAIN), np.repeat(model, R["ids"])
         for k in range(len(self._model)):
-            found, chains["entry"][owner == k] = np.unique(prefix.ids[owner == k], return_inverse=True)
-            self._ids.append(len(found))
+            unique, chains["entry"][owner == k] = np.unique(prefix.ids[owner == k], return_inverse=True)
+            self._ids.append(len(unique))
         S.s["reuse"], S.s["id_blocks"] = 1, prefix.block_tokens // tokens
         S.put(chains=chains, entries=np.zeros(len(R), records.ENTRY))
         for row in range(len(self._insts)):

@@ -159,9 +159,9 @@ class Traced(Sim):
         Where one request is looked at, its stretches alone are noted, and what was on links while it lived.
         `progress` hears how many requests have ended, of how many.
         """
-        found = cls(sim.config, sim._options, sim._machine)
-        found.recorder = Recorder(found, look_at, progress)
-        return found
+        traced = cls(sim.config, sim._options, sim._machine)
+        traced.recorder = Recorder(traced, look_at, progress)
+        return traced
 
     def poll(self, until_s: float) -> Event | None:
         """Next event due by `until_s`, instant by instant; see Engine."""
@@ -462,25 +462,25 @@ class Recorder:
         if index < 0:
             index = self._transfers[x] = len(self._trace.transfers)
             self._trace.transfers.append(Transfer(KINDS[kind], to.model, None, to.place, request, 0, now))
-        one, I = self._trace.transfers[index], self._sim.S.insts
+        transfer, I = self._trace.transfers[index], self._sim.S.insts
         if kind == state.LOAD:
-            one.size_bytes = int(I["weight_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
+            transfer.size_bytes = int(I["weight_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
         elif request >= 0:
-            one.request, one.source = request, self._sim._insts[X["source"]].place
-            one.size_bytes = int(X["blocks"] * I["block_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
-        if stage >= LINK and math.isnan(one.granted_s):
-            one.granted_s = now
-        if stage == TAIL and math.isnan(one.moved_s):
-            one.moved_s = now
+            transfer.request, transfer.source = request, self._sim._insts[X["source"]].place
+            transfer.size_bytes = int(X["blocks"] * I["block_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
+        if stage >= LINK and math.isnan(transfer.granted_s):
+            transfer.granted_s = now
+        if stage == TAIL and math.isnan(transfer.moved_s):
+            transfer.moved_s = now
         self._stages[index] = stage
 
     def _end_transfer(self, x: int, now: float) -> None:
         index = self._transfers.pop(x)
-        one = self._trace.transfers[index]
-        one.end_s = now
-        one.done = self._stages.pop(index) >= LINK
-        if one.done and math.isnan(one.moved_s):
-            one.moved_s = now
+        transfer = self._trace.transfers[index]
+        transfer.end_s = now
+        transfer.done = self._stages.pop(index) >= LINK
+        if transfer.done and math.isnan(transfer.moved_s):
+            transfer.moved_s = now
 
     def _end_carried(self, link: int, now: float) -> None:
         index, since = self._carried.pop(link)

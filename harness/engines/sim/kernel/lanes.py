@@ -339,14 +339,14 @@ def slice_of(S: int, p: int, lane: int) -> float:
     """Return the time slice of a lane's process in a round, in seconds; 0 if another lane of it has a longer step."""
     W = world(S)
     n = lane_at(S, lane)
-    own = n.slice_s / n.max_rate
+    turn = n.slice_s / n.max_rate
     x = gpu_at(S, p).head
     while x >= 0:
         y = lane_at(S, x)
-        if y.process == n.process and (y.slice_s / y.max_rate > own or (y.slice_s / y.max_rate == own and x < lane)):
+        if y.process == n.process and (y.slice_s / y.max_rate > turn or (y.slice_s / y.max_rate == turn and x < lane)):
             return 0.0
         x = y.next
-    return max(own, W.quantum_s)
+    return max(turn, W.quantum_s)
 
 
 @jit

@@ -53,18 +53,18 @@ def lent_on(S: int, lane: int, g: int) -> float:
 def share_time(S: int, p: int, g: int) -> None:
     """Share a GPU's time out to its own lanes, and to each lane elsewhere that attends to KV there: max-min."""
     G = gpu_at(S, g)
-    own, parties = 0, 0
+    local, parties = 0, 0
     lane = gpu_at(S, p).head
     while lane >= 0:
         n = lane_at(S, lane)
         n.frozen = int(lent_on(S, lane, g) <= 0.0)
         parties += 1 - n.frozen
         if demand_on(S, lane, g) >= 0:
-            own = 1
+            local = 1
         lane = n.next
     left, level, more = 1.0, INF, 1
     while parties > 0 and more:  # who asks for less than an equal part gets it all
-        level = left / (parties + own)
+        level = left / (parties + local)
         more = 0
         lane = gpu_at(S, p).head
         while lane >= 0:
@@ -78,7 +78,7 @@ def share_time(S: int, p: int, g: int) -> None:
                     more = 1
             lane = n.next
     G.lent_most = level if parties > 0 else INF
-    G.own = left / (parties + own) if own else 1.0
+    G.own = left / (parties + local) if local else 1.0
 
 
 @jit

@@ -153,10 +153,10 @@ def peek_request(S: int, r: int) -> tuple[int, int, int, int, int]:
 
 
 @jit
-def tie(S: int, one: int, other: int) -> None:
+def tie(S: int, gpu: int, other: int) -> None:
     """Lanes have demands of both GPUs: those of their pools compete as one pool from now on."""
     W = world(S)
-    to, old = gpu_at(S, one).pool, gpu_at(S, other).pool
+    to, old = gpu_at(S, gpu).pool, gpu_at(S, other).pool
     if to == old:
         return
     for g in range(W.n_gpus):

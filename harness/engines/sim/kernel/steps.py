@@ -106,14 +106,14 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
             if not room(S, i, need - held + extra, 0):
                 blocked = 1
                 break
-            found = hits(S, r, i) if W.reuse else 0
-            known = min(found, (goal - 1) // W.block_tokens) * W.block_tokens  # the last token is computed
+            cached = hits(S, r, i) if W.reuse else 0
+            known = min(cached, (goal - 1) // W.block_tokens) * W.block_tokens  # the last token is computed
             if whole and count > 0 and tokens + goal - known > budget:
                 short = 1
                 break
             take_blocks(S, r, i, need, held)
             if W.reuse:
-                hold(S, r, i, found)
+                hold(S, r, i, cached)
                 q.prefilled = known
                 B.left -= known
                 if q.found < 0:
