@@ -1,4 +1,4 @@
-"""Probes of what SMs do: device, splits, GEMMs, paged attention, prefill, whole steps."""
+"""Probes of SMs: device, splits, GEMMs, paged attention, prefill, whole steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEAR = 0.02  # relative error that bf16 results may have
 
 
 def device(box: Box) -> Iterator[Sample]:
-    """Attributes, granularity, and the two ceilings: bytes by a large copy, FLOPs by a large GEMM."""
+    """Read attributes and granularity; measure the two ceilings: bytes by a large copy, FLOPs by a large GEMM."""
     dev = driver.device()
     for name in ATTRIBUTES:
         if box.todo("attribute", name=name):
@@ -89,7 +89,7 @@ def splits(box: Box) -> Iterator[Sample]:
 
 
 def gemm(box: Box) -> Iterator[Sample]:
-    """Each GEMM of a layer and the head of three models: tokens x SMs, in graphs over weights larger than the cache."""
+    """Time each GEMM of a layer and the head of three models: tokens x SMs, over weights larger than the cache."""
     largest = max(n * k for dims in llama.DIMS.values() for n, k in dims.gemms().values())
     bank = rig.random(largest * 5 // 4)
 
@@ -151,7 +151,7 @@ def sm_target(count: int) -> Iterator[None]:
 
 
 def attention(box: Box) -> Iterator[Sample]:
-    """Paged decode attention of one layer: checked, rows x context x SMs, then splits, stages and page layouts."""
+    """Time paged decode attention of a layer, checked: rows x context x SMs, then splits, stages, page layouts."""
     if box.todo("attention_error"):
         small = llama.DIMS["8B"]._replace(layers=2)
         a = llama.attend(llama.pool(small, (5, 1000)), 5, 1000, rig.sms())
@@ -190,7 +190,7 @@ def one_attention(
     page: int = 0,
     block: int = 64,
 ) -> Iterator[Sample]:
-    """One point; layers rotate, so that no KV is in the cache."""
+    """Time one point; layers rotate, so that no KV is in the cache."""
     m = kv.m
     params: dict[str, Value] = {"of": m.name, "B": rows, "ctx": ctx, "heads": m.heads, "kv": m.kv, "d": m.d, "ask": ask}
     params |= {"splits": split, "stages": stages, "page": page}
@@ -206,7 +206,7 @@ def one_attention(
 
 
 def paged(box: Box, page: int) -> Iterator[Sample]:
-    """64 rows of 2,048 tokens of the 8B on driver pages of one size; a smaller page holds fewer tokens of a layer."""
+    """Time 64 rows of 2,048 tokens of the 8B on driver pages of one size: smaller pages hold fewer tokens."""
     m, rows, ctx = llama.DIMS["8B"], 64, 2048
     block = 64 if page >= 16 * rig.MIB else 16
     tokens = llama.page_tokens(m, page, block)
@@ -223,7 +223,7 @@ def paged(box: Box, page: int) -> Iterator[Sample]:
 
 
 def prefill(box: Box) -> Iterator[Sample]:
-    """Four layers of the 8B over tokens x SMs, the attention alone, and whether torch's kernels mask as they should."""
+    """Time four layers of the 8B over tokens x SMs, and the attention alone; check the masks of torch's kernels."""
     yield from masks(box)
     layers = 4
     model = llama.Model(llama.DIMS["8B"], layers=layers)
@@ -245,7 +245,7 @@ def prefill(box: Box) -> Iterator[Sample]:
 
 
 def causal(box: Box, model: llama.Model, tokens: int, ask: int, backend: str) -> Iterator[Sample]:
-    """Attention of one prompt in one layer."""
+    """Compute attention of one prompt in one layer."""
     m = model.m
     params: dict[str, Value] = {
         "of": m.name,
@@ -278,7 +278,7 @@ def refused(what: str, error: Exception, **params: Value) -> Sample:
 
 
 def masks(box: Box) -> Iterator[Sample]:
-    """Relative error of torch's causal attention with grouped heads against fp64, also where a prefix is cached."""
+    """Measure the error of torch's causal attention with grouped heads against fp64, also with a cached prefix."""
     m = llama.DIMS["8B"]
 
     def want(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -300,7 +300,7 @@ def masks(box: Box) -> Iterator[Sample]:
 
 
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention by torch over packed sequences (FA2), causal, one sequence."""
+    """Compute causal attention by torch over packed sequences (FA2), of one sequence."""
     from torch.nn.attention import varlen as module
 
     edges = [torch.tensor([0, len(x)], dtype=torch.int32, device=x.device) for x in (q, k)]
@@ -310,7 +310,7 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def step(box: Box) -> Iterator[Sample]:
-    """One decode step of a whole model in a graph: its wall time, its launch, its capture, its small kernels."""
+    """Time a decode step of a whole model in a graph: wall time, launch, capture, small kernels."""
     for name, rows, ctx in (("8B", 1, 2048), ("8B", 64, 2048), ("1B", 1, 2048), ("1B", 64, 2048), ("3B", 1, 2048)):
         m = llama.DIMS[name]
         if not box.todo("step", of=name, B=rows, ctx=ctx):
@@ -339,7 +339,7 @@ def step(box: Box) -> Iterator[Sample]:
 
 
 def launches(p: rig.Part, graph: torch.cuda.CUDAGraph) -> list[float]:
-    """Host seconds of one replay's call, the device idle."""
+    """Return the host seconds of one replay's call, the device idle."""
     out = []
     with torch.cuda.stream(p.stream):
         for _ in range(30):

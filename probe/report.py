@@ -1,4 +1,4 @@
-"""From raw.jsonl to a README with the table "expected - measured", and to figures where matplotlib is at hand."""
+"""The report of raw.jsonl: a README with the table "expected - measured", and figures where matplotlib is at hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Book:
         self.samples = [line for line in samples if "what" in line]
 
     def all(self, what: str, **params: Any) -> list[Line]:
-        """Those of a kind whose parameters are these."""
+        """Return the samples of a kind with these parameters."""
         latest: dict[str, Line] = {}
         for line in self.samples:
             if line["what"] == what and all(line["params"].get(k) == v for k, v in params.items()):
@@ -53,12 +53,12 @@ def read(folder: Path) -> Book:
 
 
 def rate(line: Line, of: str = "bytes") -> float:
-    """Bytes or FLOPs a second at the median."""
+    """Return the bytes or FLOPs a second at the median."""
     return float(line["facts"][of] / line["p50"])
 
 
 def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """One value, or the least and the largest; nothing of nothing."""
+    """Format one value, or the least and the largest; "" for none."""
     if not values:
         return ""
     low, high = form(min(values)), form(max(values))
@@ -66,7 +66,7 @@ def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
 
 
 def us(seconds: float) -> str:
-    """Microseconds, in three digits."""
+    """Format seconds as microseconds, in three digits."""
     return f"{1e6 * seconds:.3g} us"
 
 
@@ -220,7 +220,7 @@ SECTIONS: dict[str, Callable[[Book], Found]] = {
 
 
 def rows(book: Book) -> list[Row]:
-    """Return the findings of each probe in words; what was not measured has no row."""
+    """Return the findings of each probe in words; a probe without measurements has no row."""
     return [Row(probe, what, text) for probe, section in SECTIONS.items() for what, text in section(book) if text]
 
 
@@ -237,7 +237,7 @@ def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
 
 
 def table(folder: Path, plan: Plan) -> list[str]:
-    """Markdown: what was expected of each probe, what came, and how it ended."""
+    """Return a Markdown table of each probe: its end, the expected and the measured."""
     known = list(lines(folder / RAW))
     findings = rows(Book(known))
     out = ["| probe | ended | expected | measured |", "|---|---|---|---|"]
@@ -254,7 +254,7 @@ def table(folder: Path, plan: Plan) -> list[str]:
 
 
 def write(folder: Path, plan: Plan) -> str:
-    """README.md and figures of a folder; returns the table as plain text."""
+    """Write README.md and figures of a folder; return the table as plain text."""
     calls = json.loads((folder / HOST).read_text(encoding="utf-8"))["calls"]
     host, drawn = calls[-1], figures(folder)
     packages = ", ".join(f"{name} {version}" for name, version in host.get("packages", {}).items())
@@ -273,7 +273,7 @@ def write(folder: Path, plan: Plan) -> str:
 
 
 def figures(folder: Path) -> list[Path]:
-    """Decode and prefill over the SMs, the interference matrix, costs of driver pages; none without matplotlib."""
+    """Draw decode and prefill over SMs, the interference matrix, costs of driver pages; none without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return []
     from matplotlib.figure import Figure
@@ -323,7 +323,7 @@ def figures(folder: Path) -> list[Path]:
 
 
 def shares(book: Book) -> dict[str, list[tuple[int, float]]]:
-    """Time over SMs, of that on all: the 8B's GEMMs and attention of a decode, and its prefill."""
+    """Return seconds over SMs, of those on all: the 8B's GEMMs and attention of a decode, and its prefill."""
     out: dict[str, list[tuple[int, float]]] = {}
 
     def add(label: str, samples: Sequence[Line]) -> None:
