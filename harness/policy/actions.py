@@ -1,4 +1,4 @@
-"""What a policy can ask for: eight inert values. Semantics: docs/semantics.md."""
+"""Actions that a policy can order: eight inert values. Semantics: docs/semantics.md."""
 
 from __future__ import annotations
 

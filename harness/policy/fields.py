@@ -1,4 +1,4 @@
-"""What a user may set of a system or an engine: each field states its default and domain where it is declared.
+"""Fields of a system or an engine that a user may set: each declaration states its default and domain.
 
 order: str = choice("moore-hodgson", "fcfs")    the first one is the default
 idle_s: float = number(45.0, 1, 600)            both ends belong to the range
@@ -43,7 +43,7 @@ class Domain(NamedTuple):
 
     @property
     def stated(self) -> bool:
-        """Whether the declaration says more than a type."""
+        """True if the declaration says more than a type."""
         return bool(self.choices) or (self.least, self.most) != (-math.inf, math.inf)
 
 

@@ -14,7 +14,7 @@ TRIED = 8_000  # places that the exact search tries before it gives way to local
 
 
 class Part(NamedTuple):
-    """What a placement counts of a model, on each of its `tp` GPUs."""
+    """A model's demands in a placement, on each of its `tp` GPUs."""
 
     tp: int
     need: float  # memory that it must find; what lies on a GPU needs at most its room together

@@ -68,7 +68,7 @@ class Batch(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a policy may know of a request: everything but its output length."""
+    """A request as a policy sees it: everything but its output length."""
 
     id: int
     model: str
@@ -82,8 +82,8 @@ class Prefix(NamedTuple):
     """The blocks of each prompt that others may share, as ids: request r has ids[offsets[r] : offsets[r + 1]].
 
     Only whole blocks of `block_tokens` tokens have an id, from the prompt's start: floor(prompt_tokens / block_tokens)
-    of them, or none where a request's content is not known. Two blocks of one model are the same tokens behind the same
-    tokens if and only if their ids are equal, so that requests share the leading ids that they have in common.
+    of them, or none where a request's content is not known. Ids of one model's blocks are equal if and only if the
+    blocks are the same tokens behind the same tokens. So requests share the leading ids that they have in common.
     """
 
     block_tokens: int

@@ -35,7 +35,7 @@ class KvState(NamedTuple):
 
 
 class RequestState(NamedTuple):
-    """Where a request stands."""
+    """The state of a request."""
 
     batch: Batch | None
     made_tokens: int
