@@ -124,7 +124,7 @@ def _collecting(frame: FrameType | None) -> bool:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Call code of a policy's file other than `on`: whatever it raises is a Fault, but for what it may say."""
+    """Call code of a policy's file other than `on`: any exception is a Fault, but for those that it may raise."""
     with Watch() as watch, quiet():
         watch.call = 1
         try:

@@ -1,4 +1,4 @@
-"""What a log keeps of a replay: decisions with what was read for them, and what became of actions refused for now."""
+"""Logs of a replay: decisions with the queries read for them, and the fate of actions refused for now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Fate = Literal["refused", "issued", "withdrawn"]
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What happened to an order that stands (harness/loop/standing.py).
+    """An event of a standing order (harness/loop/standing.py).
 
     It was refused, with the engine's reason; it was issued again and taken; or the policy spoke of the same thing.
     """

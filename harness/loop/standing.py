@@ -28,7 +28,7 @@ class Standing:
         self._note(now_s, action, "refused", why)
 
     def withdraw(self, newer: Action, now_s: float) -> list[Action]:
-        """Forget, and return, the orders on whatever the policy speaks of now."""
+        """Forget, and return, the orders that a newer action of the policy replaces."""
         gone = [action for action in self.orders if same_subject(newer, action)]
         for action in gone:
             self.orders.remove(action)
@@ -36,7 +36,7 @@ class Standing:
         return gone
 
     def awaited(self, turn: Action) -> bool:
-        """Tell whether an action is a turn on weights whose Load stands: issued before that, it would end at once."""
+        """Tell whether an action is a turn on weights whose Load stands: before that, it would end at once."""
         return is_turn(turn) and any(isinstance(a, Load) and a.inst == turn.batch.inst for a in self.orders)
 
     def again(self, do: Callable[[Action], Done | None], now_s: float) -> None:
@@ -62,7 +62,7 @@ def is_turn(action: Action) -> TypeGuard[Run]:
 
 
 def same_subject(newer: Action, stands: Action) -> bool:
-    """Tell whether an action speaks of what a standing one does, and so takes its place."""
+    """Tell whether an action has the subject of a standing one, and so takes its place."""
     match newer, stands:
         case (Load(inst) | Evict(inst), Load(other) | Evict(other)):
             return inst == other

@@ -49,7 +49,7 @@ class Make(Protocol):
 
 
 def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
-    """Call a system's class. Raises Infeasible where it says so, and Fault for whatever else goes wrong in it."""
+    """Call a system's class. Raises Infeasible where it says so, and Fault for any other mistake in it."""
     with guarded():
         policy = make(cluster, **fields)
         for name, members in (("hears", type), ("uses", str)):

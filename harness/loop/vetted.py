@@ -1,7 +1,7 @@
-"""Which systems passed `bench check`, by the content of their files: of files given by path, others are `unchecked`.
+"""Systems that passed `bench check`, by the content of their files. Others given by path are `unchecked`.
 
-Those that are shipped stand in systems/checked.toml, written by `bench check --all --store` and held against the files
-by a test; whatever else passed on this machine, under the laws as they are now, in the user's cache folder.
+Shipped systems stand in systems/checked.toml, which `bench check --all --store` writes and a test compares with the
+files. Others that passed on this machine, under the present laws, stand in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def keep(passed: str) -> None:
 
 
 def store(passed: dict[str, str], names: Iterable[str]) -> None:
-    """Write for all users of these sources which systems passed; of `names`, which are on hand, others stay."""
+    """Write the systems that passed into the repository; others of `names`, which are on hand, stay."""
     known = {name: digest for name, digest in (shipped() | passed).items() if name in names}
     SHIPPED.write_text(HEAD + "".join(f'{name} = "{digest}"\n' for name, digest in sorted(known.items())), "utf-8")
 
