@@ -27,7 +27,7 @@ Kind = Literal["routed", "arrived", "written", "first", "done", "failed", "dropp
 
 
 class Told(NamedTuple):
-    """What happened to a request; "routed": to none (-1), but a route is in force for those that leave after it.
+    """An event of a request; "routed" is of none (-1): a route is in force for the requests that leave after it.
 
     `tokens`: of the first chunk, or of all chunks at its end; of one that arrived, 1 if it left by its model's route.
     """
@@ -125,7 +125,7 @@ class Client:
         return told
 
     def log(self) -> Log:
-        """End the run: what happened to each request. What was told and not yet polled still can be."""
+        """End the run and return each request's log. Events not yet polled still can be."""
         if self._log is None:
             self._ask(("log",))
             message = self._wait("log", float("inf"))
@@ -189,7 +189,7 @@ class Client:
         return None
 
     def _died(self) -> None:
-        """Say how the process ended."""
+        """Raise an error that says how the process ended."""
         assert self._process is not None
         assert self._errors is not None
         code = self._process.wait()

@@ -18,7 +18,7 @@ AT_ONCE = 16  # connections opened ahead at a time
 
 
 class Owner(Protocol):
-    """Who is told what happens to a request on a connection."""
+    """The owner of a connection's requests, told of their bytes and losses."""
 
     def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
         """Take note of bytes of the response to `connection.rid`, with chunks of so many tokens."""
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         self.response.close()
 
     def drop(self) -> None:
-        """Close it; its request is nobody's."""
+        """Close it, without a report on its request."""
         self.rid = -1
         self.transport.abort()
 

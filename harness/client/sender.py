@@ -39,7 +39,7 @@ PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class Setup(NamedTuple):
-    """What the sender is told before it starts."""
+    """The sender's settings, given before it starts."""
 
     jobs: Jobs
     seed: int
