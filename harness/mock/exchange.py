@@ -17,7 +17,7 @@ from harness.mock.stats import Row
 
 
 class Server(Protocol):
-    """What an exchange tells its server."""
+    """The interface by which an exchange tells its server of its progress."""
 
     def end(self, row: Row, end: str) -> None:
         """Count a request that is over."""

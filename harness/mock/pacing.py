@@ -1,4 +1,4 @@
-"""When tokens are made: at fixed intervals, or by the steps of a batch as a cost table prices them."""
+"""Times of tokens: at fixed intervals, or by the steps of a batch as a cost table prices them."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def run(mock: Mock, host: str, port: int, *, ports: bool = False, with_parent: b
 
     The URL of each port is a line of stdout, with the model's name behind it where there are several.
     """
-    # A collection would stop all streams for as long as it takes. Nothing needs one: who refers to whom ends with them.
+    # A collection would stop all streams for as long as it takes. None is needed: cycles of references end with them.
     gc.disable()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
