@@ -1,7 +1,7 @@
 """Conformance: laws that every system keeps, tried on small workloads in the simulator.
 
-A law is a function of one trial (a preset of a system in a case). One that is broken is shrunk to the shortest workload
-that still breaks it, and comes back with the number of the decision (0 = "start") and a command that repeats it.
+A law is a function of one trial (a preset of a system in a case). A broken one is shrunk to the shortest workload that
+still breaks it. Its failure has the number of the decision (0 = "start") and a command that repeats it.
 """
 
 from __future__ import annotations

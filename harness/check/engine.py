@@ -78,7 +78,7 @@ class Script:
 
 
 class Trial(NamedTuple):
-    """What happened in a case."""
+    """A case as it was run: events, rows, memory and breaches."""
 
     case: Case
     engine: Engine

@@ -1,7 +1,7 @@
 """A trial: a preset of a system serves a case in the simulator, watched from both sides.
 
 A probe stands around the system: it records decisions, lends views and notes what the system does with them. A stand-in
-stands around the engine: it refuses actions where the case asks for it, and looks at memory after whatever happens.
+stands around the engine: it refuses actions where the case asks for it, and looks at memory after every event.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _priced(shapes: tuple[tuple[Shape, int], ...], gpu: str, host: str) -> machi
 
 
 class Held(NamedTuple):
-    """What GPUs hold from an instant on."""
+    """Occupancy of GPUs from an instant on."""
 
     from_s: float
     empty: frozenset[int]  # GPUs without KV, and without weights in or under way
@@ -104,7 +104,7 @@ class Held(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What happened to a subject."""
+    """A subject's run: decisions, notes, rows and memory."""
 
     subject: Subject
     jobs: Jobs
@@ -125,7 +125,7 @@ Note = Callable[[str, str], None]  # law, what breaks it
 
 
 class TooLong(Livelock):
-    """A policy thought for too long."""
+    """A policy exceeded its processor time."""
 
 
 class Stale(Exception):
@@ -269,7 +269,7 @@ def held(engine: Engine) -> Held:
 
 
 class Stand:
-    """An engine that lacks something for LACK_S now and then; its memory is looked at after whatever happens."""
+    """An engine that lacks something for LACK_S now and then; its memory is looked at after every event."""
 
     def __init__(self, engine: Engine, refuse: int, note: Note, config: Config = IDLE, limitless: bool = False) -> None:
         self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
