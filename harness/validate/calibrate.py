@@ -1,4 +1,4 @@
-"""Servers of an engine are timed, and become a cost table that carries its machine: `bench calibrate --engine E`."""
+"""Calibration of an engine's servers to a cost table with its own machine: `bench calibrate --engine E`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COPIES = "not measured: on a processor no copy is timed apart, a start holds the
 
 
 class Calibrated(NamedTuple):
-    """What came of it."""
+    """The outcome of a calibration: the table's path, name, notes and points."""
 
     table: Path
     machine: str  # in words
@@ -149,7 +149,7 @@ def _needed(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> No
 
 
 def lacking(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> list[str]:
-    """List what was left out, why, and what follows for the table."""
+    """List measurements that were left out, why, and what follows for the table."""
 
     def cell(what: str, params: Mapping[str, Any]) -> tuple[Any, ...]:
         return what, *((name, value) for name, value in params.items() if name != "round")
@@ -173,7 +173,7 @@ def lacking(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> li
 
 
 def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List what was found, with its errors, and what disturbed it."""
+    """List the fitted numbers with their errors, and disturbances of the measurements."""
     host, co_run = file["host"], file["co_run"]
     texts = [f"before a request is queued: {1e3 * host['api_in_s']:.3g} ms; spread of steps {host['sigma']:.1%}"]
     for model, q in file["steps"].items():

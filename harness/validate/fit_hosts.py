@@ -1,11 +1,11 @@
 """Fit host profiles on public end-to-end runs: `MEASURED_DIR=... make fit-hosts`.
 
-It writes them to `engines/costs/tables/hosts.toml`, with hashes of what they were fitted with (`inputs`), and beside
-them the one unnamed card (`fit_card`). Each measured row is replayed by the simulator under its own conditions
-(`measured`), so kernels are those of the cost tables, and only what an engine adds to them is fitted.
+It writes them to `engines/costs/tables/hosts.toml`, with a hash of the fit's inputs (`inputs`), and beside them the one
+unnamed card (`fit_card`). Each measured row is replayed by the simulator under its own conditions (`measured`). So
+kernels are those of the cost tables, and only the engine's addition to them is fitted.
 
-Two errors stand beside the constants: `fit` on the rows that they were fitted on, and `held`, in which each row is
-predicted by a fit without its run (Poisson), its prompt or output length (closed loop), or its model or batch size
+Two errors stand beside the constants: `fit` on the fitted rows, and `held`, in which each row is predicted by a fit
+without its group: its run (Poisson), its prompt or output length (closed loop), or its model or batch size
 (offline). The rows state no sampling flags. Inference-perf, the client of the Poisson runs, sends none, so vLLM takes
 the checkpoint's own; the same is assumed of the closed loops.
 """
@@ -71,8 +71,8 @@ def _folder() -> Path:
 def usable(setting: Setting) -> bool:
     """Tell whether a host profile may be fitted on a row: its KV memory suffices, and each kernel has a table.
 
-    The latter is Mistral-7B on vLLM 0.5 and 0.6 above 512 sequences x heads, where its sliding window selects the first
-    paged-attention kernel, which reads grouped KV once for every query head.
+    A kernel without one is Mistral-7B's on vLLM 0.5 and 0.6 above 512 sequences x heads: its sliding window selects the
+    first paged-attention kernel, which reads grouped KV once for every query head.
     """
     load = setting.load
     if isinstance(load, Closed | Batch):

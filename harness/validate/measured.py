@@ -145,7 +145,7 @@ Load = Poisson | Closed | Batch
 
 
 class Setting(NamedTuple):
-    """What one run of ours needs to know; equal settings are run once."""
+    """Settings of one simulated run; equal settings are run once."""
 
     engine: str
     gpu: str
@@ -355,7 +355,7 @@ FORMATS: Mapping[Callable[[Row], Found], tuple[str, ...]] = {
 
 
 class Read(NamedTuple):
-    """What a file or folder holds."""
+    """Cases of a file or folder, and what was skipped."""
 
     cases: list[Case]
     skipped: list[Skipped]
@@ -369,8 +369,8 @@ def cases(folder: Path) -> list[Case]:
 def read(folder: Path, shapes: Mapping[str, Shape] | None = None, others: Collection[str] = ()) -> Read:
     """Read a CSV, or all that lie in a folder or its `single/`; UserError names file, line and column.
 
-    Rows with a model (also none of `shapes`), engine or GPU that we lack are skipped, and so is a folder's file of
-    another form, unless it is one of `others`, which are read elsewhere.
+    Rows with a model (also none of `shapes`), engine or GPU that we lack are skipped. So is a folder's file of another
+    form, unless it is one of `others`, which are read elsewhere.
     """
     files = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("single/*.csv")))
     if not files:

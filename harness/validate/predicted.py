@@ -53,7 +53,7 @@ class Predicted(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is run."""
+    """The plan of a comparison: models, systems, counts, shares of the saturated rate, repeats."""
 
     engine: str
     table: str
@@ -110,7 +110,7 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
 def grid(
     plan: Plan, count: int, engine: str, rates: dict[float, float], under: SloTarget
 ) -> Iterator[tuple[str, Spec]]:
-    """Yield the runs with systems side by side in time, so that whatever drifts meets all of them."""
+    """Yield the runs with systems side by side in time, so that a drift of the machine meets all of them."""
     base = plan.spec(count, engine)
     for rate in rates.values():
         for seed in range(plan.repeats):
@@ -167,7 +167,7 @@ def _lines(table: pd.DataFrame, side: str, count: int, shares: dict[float, float
 
 
 def _skipped(table: pd.DataFrame, side: str) -> Iterator[str]:
-    """List systems that did not run, and why; and why runs measured something else."""
+    """List systems that did not run, and invalid runs, each with the reason."""
     for column, says in (("skipped", "cannot run on"), ("infeasible", "does not fit on"), ("invalid", "invalid on")):
         rows = table[table[column].notna()].drop_duplicates(["run"])
         for label, group in rows.groupby(table["label"].astype(str), sort=False):

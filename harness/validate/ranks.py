@@ -1,4 +1,4 @@
-"""Whether the simulator predicts servers: how both rank systems, then how far attainment and latencies are off.
+"""The simulator beside servers: how both rank systems, then errors of attainment and latencies.
 
 Everything is judged on scored runs of the same specs on both: a condition is all of a spec but system and seed, and a
 repeat is a seed. A pair of systems counts where the servers themselves tell it apart: at least REPEATS valid repeats,
@@ -45,7 +45,7 @@ class Pair(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """What the simulator says of what the servers tell apart."""
+        """The simulator's ranking of a pair that the servers tell apart."""
         if self.servers.n < REPEATS:
             return "too few"
         if self.servers.low is None or not self.servers.low > 0.0:
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
 
     @property
     def far(self) -> bool:
-        """Whether a large difference was predicted."""
+        """True if a large difference was predicted."""
         return abs(self.simulator.mean) >= FAR
 
 
@@ -109,7 +109,7 @@ def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
 
 
 def _turned(x: Estimate) -> Estimate:
-    """Return the difference the other way round."""
+    """Return the difference with the two sides exchanged."""
     low, high = (None if bound is None else -bound for bound in (x.high, x.low))
     return replace(x, mean=-x.mean, low=low, high=high)
 
@@ -138,7 +138,7 @@ def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
 
 
 def summary(compared: Sequence[Pair]) -> list[str]:
-    """Say whether both rank alike, and whether that was enough to tell."""
+    """Say whether both rank alike, and whether the pairs are enough to judge by."""
     told = [pair for pair in compared if pair.verdict in {"alike", "wrong", "no difference"}]
     counts = {
         verdict: sum(pair.verdict == verdict for pair in compared) for verdict in ("alike", "wrong", "no difference")

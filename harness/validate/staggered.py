@@ -9,7 +9,7 @@ there (50b8c51) and of its -baseline (22f605a): vLLM 0.14, .15 of the card for e
 .90 for all (kvcached_gpu_utilization), no prefix cache. vLLM's defaults on so large a card are 1,024 sequences and
 8,192 tokens a step.
 
-The card stands in for one that nobody names (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`fit_card`).
+The card stands in for an unnamed one (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`fit_card`).
 What a process holds beside weights comes from the first instance of the static split (`process`), peak by peak: an
 interval. Where no row tells, it is what the parts of a process add up to. The models are plain processes, without MPS,
 so they take turns on the card (`sharing=turns`). Nothing else is fitted, least of all the reserve and pages' size.
@@ -75,12 +75,12 @@ class Load(NamedTuple):
 
     @property
     def fitted(self) -> bool:
-        """Whether it is the one that the card was fitted on."""
+        """True for the load on which the card was fitted."""
         return (self.shape.name, self.models, self.prompt, self.cap) == FITTED
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its models, in the order of their instances."""
+        """Names of its models, in the order of their instances."""
         return tuple(f"m{k}" for k in range(1, self.models + 1))
 
 
@@ -92,14 +92,14 @@ class Measured(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a file holds."""
+    """Measured loads of a file, and what was skipped."""
 
     found: list[Measured]
     skipped: list[Skipped]
 
 
 class Held(NamedTuple):
-    """What a process holds beside weights: the least, the mean and the largest, and the peaks that tell it."""
+    """Bytes of a process beside weights: the least, the mean and the largest, and the peaks behind them."""
 
     low: float
     mean: float
@@ -333,7 +333,7 @@ def scores(frame: pd.DataFrame) -> list[str]:
 
 
 def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
-    """List the simulated results of a load, what stands behind them, and the aims for the load of the fit."""
+    """List the simulated results of a load, their basis, and the aims for the load of the fit."""
     there = dict.fromkeys(frame.loc[frame["who"] == "measured", ["system", "peak"]].itertuples(index=False, name=None))
     lines = [*_behind(load, held), *scores(frame)]
 

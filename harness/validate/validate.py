@@ -213,7 +213,7 @@ def worst(frame: pd.DataFrame, most: int = 10) -> pd.DataFrame:
 
 
 def notes(frame: pd.DataFrame) -> list[str]:
-    """List what a reader of the scores must know: errors of refits, runs that are far off, what is not checked."""
+    """List caveats of the scores: errors of refits, runs that are far off, conditions that are not checked."""
     slower, faster, of = sides(frame)
     percent = f"{100 * (SLOW - 1):.0f} %"
     new = sorted({(e, g) for e, g in zip(frame["engine"], frame["gpu"], strict=True) if not checked(g, e)})
