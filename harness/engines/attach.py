@@ -1,4 +1,4 @@
-"""Servers that run already, wherever they are and whatever they are made of: `--engine attach+urls=URL[,URL]`.
+"""Servers that run already, of whatever kind and wherever they are: `--engine attach+urls=URL[,URL]`.
 
 Each URL is an OpenAI-compatible endpoint that serves one model or more, as its /v1/models says. A model of the workload
 is served by the one of its name; those without a namesake take the others in the order of the URLs. Nothing is loaded
@@ -39,7 +39,7 @@ HERE = {"localhost", "127.0.0.1", "::1"}
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What is set by `--engine attach+urls=...+key_env=...`."""
+    """Fields that `--engine attach+urls=...+key_env=...` sets."""
 
     urls: str = ""  # with commas between them
     key_env: str = ""  # the environment variable that holds their key: its name, never the key
@@ -102,7 +102,7 @@ class Attached:
 
 
 def models(url: str, key: str = "") -> list[tuple[Server, str]]:
-    """List the models that a URL serves, each with the maker that its server states. Raises UserError."""
+    """List the models that a URL serves, each with the owner that its server states. Raises UserError."""
     base = _base(url)
     request = urllib.request.Request(f"{base}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
@@ -134,7 +134,7 @@ def _base(url: str) -> str:
 
 
 def match(names: Sequence[str], servers: Iterable[Server]) -> dict[str, tuple[Server, str]]:
-    """Which server serves which model, and whether by name or by order. UserError where there are too few."""
+    """Match models to servers: (server, "name" or "order") by model. UserError if servers are too few."""
     left = list(servers)
     total = len(left)
     matched: dict[str, tuple[Server, str]] = {}

@@ -1,4 +1,4 @@
-"""What engines in real time share: the clock, arrivals, membership, who waits for what, stamps, and rows of them.
+"""The base of engines in real time: the clock, arrivals, membership, causes of waiting, stamps, and their rows.
 
 An engine on a wall clock derives from `WallClock` and adds what it does itself: `step`, the actions, its memory.
 """
@@ -54,7 +54,7 @@ class Live:
 
 @dataclass(slots=True)
 class Counts:
-    """What a batch did since the start."""
+    """Counters of a batch since the start."""
 
     steps: int = 0
     decoded_tokens: int = 0
@@ -84,16 +84,16 @@ class WallClock:
         self._R = np.zeros(0, rows.FIELDS)
         self._places: dict[Gpus, int] = {}
         self._future: list[tuple[float, int]] = []  # a heap of arrivals
-        self._heirs: dict[int, int] = {}  # of closed loops: who comes after whom
+        self._heirs: dict[int, int] = {}  # of closed loops: each request's successor
 
     # ------------------------------------------------------------ what an engine adds
 
     def step(self) -> bool:
-        """Do one step of something that can run, and tell what came of it; False: nothing can."""
+        """Do one step of a batch that can run, and tell its events; False if none can."""
         raise NotImplementedError
 
     def waits_for(self, request: Live) -> str:
-        """Why a member of a batch is not stepping: a cause of record.WAITS."""
+        """Return the cause, of record.WAITS, for which a member of a batch is not stepping."""
         raise NotImplementedError
 
     def release(self, request: Live) -> None:
@@ -105,7 +105,7 @@ class WallClock:
         raise NotImplementedError
 
     def act(self, action: Action) -> Refusal | None:
-        """Start an action; the reason where it cannot be. After "not now", call `freed` when something came free."""
+        """Start an action; return the reason of a refusal. After "not now", call `freed` when something came free."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ the run
@@ -134,12 +134,12 @@ class WallClock:
 
     @property
     def begun(self) -> bool:
-        """Whether the clock runs."""
+        """True while the clock runs."""
         return self._zero_s < math.inf
 
     @property
     def over(self) -> bool:
-        """Whether the run's end has come."""
+        """True once the run's end has come."""
         return self.now_s >= self._end_s
 
     def clock(self) -> float:
@@ -205,7 +205,7 @@ class WallClock:
         self.tell([Arrived(Request(r, model, due_s, prompt, *slos))])
 
     def charge(self, stepping: Iterable[Live]) -> None:
-        """Close the books at the clock's time: from here on these step, and the others wait."""
+        """Charge all requests up to the clock's time; from here on `stepping` step, and the others wait."""
         solo = {request.rid for request in stepping}
         for request in self.live.values():
             self._book(request)
@@ -230,11 +230,11 @@ class WallClock:
     # ------------------------------------------------------------ requests
 
     def used_bytes(self, model: str) -> int:
-        """KV of a model's requests."""
+        """Return the KV of a model's requests."""
         return sum(self.kv_bytes(request) for request in self.live.values() if request.model == model)
 
     def gone(self, rid: int) -> Refusal | None:
-        """Why nothing can be done to a request, if so."""
+        """Return the refusal of any action on a request that is gone, else None."""
         if rid in self.live:
             return None
         came = 0 <= rid < len(self._R) and self._R["arrival"][rid] < math.inf
@@ -251,7 +251,7 @@ class WallClock:
         return RequestState(request.batch, request.made, self.kv_bytes(request), home)
 
     def admit(self, action: Admit) -> Refusal | None:
-        """Make a request, or all later ones of a model, members of a batch; the reason where it cannot be."""
+        """Make a request, or all later ones of a model, members of a batch; return the reason of a refusal."""
         who, batch = action.who, action.batch
         if isinstance(who, str):
             if who != batch.inst.model:
@@ -382,7 +382,7 @@ class WallView:
 
 
 class NoProfile:
-    """Stands where the cost table would be of a machine on which nobody has measured one."""
+    """A profile of a machine without a cost table: every query raises."""
 
     def _none(self, *_: Any, **__: Any) -> Any:
         raise Unsupported("cost table")
@@ -391,7 +391,7 @@ class NoProfile:
 
 
 def machine_facts(*libraries: str) -> dict[str, str]:
-    """Host, processors and versions of libraries, for `measured_on`; no device is touched for it."""
+    """Return host, processors and versions of libraries, for `measured_on`, without touching a device."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text("utf-8").splitlines() if info.is_file() else []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,10 +1,10 @@
-"""From what `make gpu` measured to a cost table of the usual form: `bench calibrate --from results/h200`.
+"""A cost table from the measurements of `make gpu`: `bench calibrate --from results/h200`.
 
-Each quantity starts from the committed one of its GPU kind. A few of its numbers are scaled to the measured rows, what
-is left goes into its factors (by ridge regression: far from any row they stay as they were), and its errors are those
-on these rows, held-out ones apart (the 3B's GEMMs and prompts, batches of 16, partitions of about 48 SMs). A probe that
-did not run leaves its quantity out, and then the committed one holds. Copy rates belong to a kind's specification,
-which a table does not replace: they are told, not written.
+Each quantity starts from the committed one of its GPU kind. A few of its numbers are scaled to the measured rows, and
+the rest of the error goes into its factors (by ridge regression: far from any row they stay as they were). Its errors
+are those on these rows, held-out ones apart: the 3B's GEMMs and prompts, batches of 16, partitions of about 48 SMs. A
+probe that did not run leaves its quantity out, and then the committed one holds. Copy rates belong to a kind's
+specification, which a table does not replace: they are printed, not written.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHAPES = {
 
 
 class Calibrated(NamedTuple):
-    """A table, and what to say about it."""
+    """A table, and notes on it."""
 
     name: str  # h200-measured
     table: Quantity
@@ -105,7 +105,7 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
 
 
 def write(folder: Path, kind: str | None = None, out: Path | None = None) -> tuple[Path, list[str]]:
-    """Write the table, `<folder>/<kind>-measured.toml` unless told otherwise; its path, and what to say about it."""
+    """Write the table, `<folder>/<kind>-measured.toml` by default; return its path, and notes on it."""
     got = calibrate(folder, kind)
     path = out or folder / f"{got.name}.toml"
     write_bytes(path, fit.dumps(got.table).encode())
@@ -143,7 +143,7 @@ def small_rows(book: report.Book) -> Rows:
 
 
 def share_rows(book: report.Book, q: Quantity, spec: quantities.GpuSpec) -> tuple[Rows, Callable[[Quantity], F8]]:
-    """Speeds of kernels on a partition, of those on all SMs, and the same by a share's numbers.
+    """Return the speeds of kernels on a partition, of those on all SMs, and the same by a share's numbers.
 
     Held out: partitions of about 48 SMs.
     """
@@ -257,7 +257,7 @@ def _small(q: Quantity, spec: quantities.GpuSpec, rows: Rows) -> F8:
 
 
 def _copies(book: report.Book, spec: quantities.GpuSpec) -> list[str]:
-    """Measured copy rates beside those of the kind's specification."""
+    """List measured copy rates beside those of the kind's specification."""
     out = []
     for what, known in (("h2d", spec.h2d), ("d2h", spec.d2h)):
         if line := book.one(what, chunk=64 << 20, beside=""):

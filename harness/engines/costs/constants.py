@@ -55,7 +55,7 @@ def links(spec: GpuSpec, factors: Factors) -> GpuSpec:
 
 
 def ladder(ways: Mapping[str, Way], factors: Factors) -> Mapping[str, Way]:
-    """Ways to load with scaled fixed seconds."""
+    """Return the ways to load with scaled fixed seconds."""
     return {name: way._replace(fixed_s=of(factors, "swap") * way.fixed_s) for name, way in ways.items()}
 
 

@@ -1,9 +1,9 @@
-"""From what was measured of servers from outside to the table of a machine that was measured whole (`whole.py`).
+"""Fit the table of a machine that was measured whole (`whole.py`) on timings of its servers from outside.
 
 A step's seconds are linear in numbers that are not negative: those of a step of one token, those of each token more by
-segment of KNOTS, and those of a sequence, a token of context and of area. `api_in_s` is common to all models. Whoever
-waits for a prompt's first token sees it and a step, whoever decodes a step alone. Relative errors are squared; the
-rows that are held out are in no fit, and have errors of their own.
+segment of KNOTS, and those of a sequence, a token of context and of area. `api_in_s` is common to all models. A TTFT
+is `api_in_s` and a step, a decode measurement a step alone. The fit minimizes squared relative errors. Held-out rows
+are in no fit, and have errors of their own.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Step(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Whether it is a prefill or a decode."""
+        """The kind of the step: prefill or decode."""
         return "prefill" if self.prompt else "decode"
 
 
 class Beside(NamedTuple):
-    """A step while so many servers do the same, itself among them, and alone."""
+    """Seconds of a step with `servers` running the same concurrently, itself among them, and alone."""
 
     servers: int
     seconds: float
@@ -62,7 +62,7 @@ class Beside(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """Sections of a table, and each step with the seconds that they say."""
+    """Sections of a table, and each step with its predicted seconds."""
 
     host: dict[str, Any]
     steps: dict[str, dict[str, Any]]
@@ -70,7 +70,7 @@ class Fitted(NamedTuple):
 
 
 def knots(most: int) -> list[int]:
-    """Those below the most tokens of a step that were measured, and these."""
+    """Return the knots below the most tokens of a measured step, and that number."""
     return [*(k for k in KNOTS if k < most), most]
 
 
@@ -128,7 +128,7 @@ def ramps(m: int, grid: Sequence[int]) -> F8:
 
 
 def errors(points: Sequence[tuple[Step, float]]) -> dict[str, Any]:
-    """Errors of the fitted and of the held-out rows, and of each kind of step in both."""
+    """Return the errors of the fitted and of the held-out rows, and of each kind of step in both."""
     groups = {
         which: [(step.what, step.seconds, x) for step, x in points if step.held == (which == "held")]
         for which in ("fit", "held")
@@ -172,7 +172,7 @@ def slowdown(servers: F8, share: float, factor: float) -> F8:
 
 
 class About(NamedTuple):
-    """What a table says of its machine beside what was measured."""
+    """Facts of a table's machine beside the measurements."""
 
     kind: str
     name: str

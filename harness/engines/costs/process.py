@@ -12,8 +12,8 @@ vLLM runs one step of the largest size before it sizes its KV pool, and takes fr
 
 `tokens` is the budget of a step, `seqs` the batch cap. What is `outside` was there before that step, or comes after the
 pool was taken. It lies in the share of the card that the engine leaves alone, and costs KV memory only where processes
-are so many that it exceeds that share. Room for it is left for models at the degrees of their set: what the process
-of a model at another degree has outside beyond that counts as inside.
+are so many that it exceeds that share. Room for it is left for models at the degrees of their set. At another degree,
+a process's excess outside counts as inside.
 
 The form is vLLM's: vllm/v1/worker/gpu_worker.py, `init_device` (communicators come before the first snapshot of memory)
 and `determine_available_memory`; `profile_run` and `_dummy_sampler_run` in gpu_model_runner.py. Nothing is fitted. The
@@ -57,7 +57,7 @@ class Parts(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What engines may use of each GPU, and what each model's process takes of that beside its weights."""
+    """Bytes of each GPU that engines may use, and those of each model's process beside its weights."""
 
     gpu_bytes: int
     process_bytes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Where the numbers of a GPU come from: `tables/*.toml` (value, source, formula, error), read.
+"""Quantities of GPUs and engines, read from `tables/*.toml`: value, source, formula, error.
 
 One file a GPU kind (`h100.toml`: specification, kernels, ladder) and one for engines (`hosts.toml`). Times are seconds,
 sizes bytes per GPU. A quantity is a TOML table with a `source` and a `formula`; `fit` and `held` are its errors, and
@@ -52,7 +52,7 @@ class GpuSpec(NamedTuple):
 
 
 class HostProfile(NamedTuple):
-    """What an engine adds to kernels. A step: `host0 + host1 x sequences`, added (serial) or hidden behind the GPU."""
+    """Host costs of an engine. A step: `host0 + host1 x sequences`, added (serial) or hidden behind the GPU."""
 
     api_in_s: float  # before a request is queued
     api_out_s: float  # after its last token
@@ -78,12 +78,12 @@ class Way(NamedTuple):
     bytes_s: float = math.inf
 
     def after_s(self, size: float, link_bytes_s: float) -> float:
-        """Seconds of a load once its bytes have had the link to themselves."""
+        """Return the seconds of a load once its bytes have had the link to themselves."""
         return self.fixed_s + max(0.0, size / self.bytes_s - size / link_bytes_s)
 
 
 class Source(NamedTuple):
-    """Where a quantity comes from and how wrong it is; `error` is one phrase."""
+    """The source and error of a quantity; `error` is one phrase."""
 
     quantity: str
     source: str
@@ -119,7 +119,7 @@ def _aliases() -> Mapping[str, str]:
 
 
 def gpu_kinds() -> tuple[str, ...]:
-    """Every GPU kind, by its short name."""
+    """Return every GPU kind, by its short name."""
     return tuple(dict.fromkeys(_aliases().values()))
 
 
@@ -234,7 +234,7 @@ def co_run(table: str | None) -> float:
 
 
 def hosts() -> tuple[str, ...]:
-    """Names of the host profiles."""
+    """Return the names of the host profiles."""
     return tuple(_read(TABLES / "hosts.toml")["host"])
 
 
@@ -285,7 +285,7 @@ def band(name: str, kind: str) -> Mapping[str, Sequence[float]]:
 
 
 def noise(kind: str, host: str, table: str | None = None) -> float:
-    """Relative spread of a step's seconds around its prediction (1 sigma)."""
+    """Return the relative spread of a step's seconds around its prediction (1 sigma)."""
     if (measured := machine(table)) is not None:
         return float(measured.host.sigma)
     sigma = _read(TABLES / "hosts.toml")["sigma"]
@@ -293,17 +293,17 @@ def noise(kind: str, host: str, table: str | None = None) -> float:
 
 
 def quantum_s() -> float:
-    """Seconds that a process keeps a GPU at least, where plain processes take turns on it."""
+    """Return the seconds that a process keeps a GPU at least, where plain processes take turns on it."""
     return float(_read(TABLES / "hosts.toml")["turns"]["quantum_s"])
 
 
 def poll_s() -> float:
-    """Seconds for which a kernel's end looks whether others ask for attention on its GPU (`[poll]` of `hosts.toml`)."""
+    """Return seconds for which a kernel, at its end, polls for others' attention (`[poll]` of `hosts.toml`)."""
     return float(_read(TABLES / "hosts.toml")["poll"]["poll_s"])
 
 
 def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> list[Source]:
-    """Every quantity that `tables` with the same arguments rests on."""
+    """List every quantity that `tables` with the same arguments rests on."""
     if (measured := machine(table)) is not None:
         return _measured_sources(measured)
     q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)

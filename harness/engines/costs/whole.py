@@ -126,7 +126,7 @@ def is_whole(file: Mapping[str, Any]) -> bool:
 
 
 def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
-    """Coefficients of (shape, tensor-parallel degree) pairs; UserError for a model that was not measured there."""
+    """Return coefficients of (shape, tensor-parallel degree) pairs; UserError for a model not measured there."""
     steps = machine.steps
     for shape, tp in rows:
         if shape.name not in steps:
@@ -149,6 +149,6 @@ def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
 
 
 def _lines(x: np.ndarray[Any, np.dtype[np.int64]], tokens: Sequence[int], seconds: Sequence[float]) -> Any:
-    """Linear between points, and beyond the last two."""
+    """Interpolate linearly between points, and beyond the last two."""
     slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
     return np.interp(x, tokens, seconds) + slope * np.maximum(0, x - tokens[-1])

@@ -26,7 +26,7 @@ LAUNCHER = Path(__file__).with_name("llamacpp.py")
 
 
 class Command(NamedTuple):
-    """What to run, the variables that come with it, and where it answers once it is ready."""
+    """A command line, its environment variables, and the URL that answers once it is ready."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -42,7 +42,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """What every server is told."""
+    """Settings that every server is given."""
 
     model: str  # the name that requests call it by
     weights: Path  # a folder, or a GGUF
@@ -189,7 +189,7 @@ LLAMACPP_WAKES = "server is exiting sleeping state"  # once a wake in its log, b
 
 
 def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int | None = None) -> Command:
-    """llama.cpp's server; `context` tokens of KV, shared by its requests, and nothing kept from one to the next.
+    """Return llama.cpp's command: `context` tokens of KV, shared by its requests; nothing is kept between them.
 
     With `idle_s` it gives its memory back after as many idle seconds, and takes it again with the next request. Its
     log then says "entering sleeping state", and `LLAMACPP_WAKES`; `GET /props` has `is_sleeping`, and wakes it

@@ -1,14 +1,14 @@
 """Real servers behind the protocol of engines: one server a model and place, and one open-loop client before them all.
 
 `Load` starts a server, and is done when it answers; `Evict` stops it once its requests have ended. One that came by a
-way of sleeping sleeps instead, and wakes at its next Load. The requests of a
-model that is routed (`Admit(model, batch)`) leave the client at their time, and nobody else has a hand in it. Others
-leave when they are admitted. Requests whose server is not up, or whose lane is not open, wait here until it is.
+way of sleeping sleeps instead, and wakes at its next Load. Requests of a routed model (`Admit(model, batch)`) leave the
+client at their time, without a part of the engine. Others leave when they are admitted. Requests whose server is not
+up, or whose lane is not open, wait here until it is.
 
 What a server does inside cannot be ordered: it batches, and shares the processors with its neighbours, as it likes. So
 there is one lane a batch ("mixed", open for good), no turns, and KV does not move. A part of the SMs (`Run.sms`, of
-kinds that have it) is taken when a server starts, and kept. What a
-request waited for is known up to the moment at which it was written; from then on its time counts as `solo`.
+kinds that have it) is taken when a server starts, and kept. Causes of waiting are known up to the moment at which a
+request was written; from then on its time counts as `compute`.
 """
 
 from __future__ import annotations
@@ -158,14 +158,14 @@ class Servers(WallClock):
             self.fleet.wait(until_s - self.now_s, self.client.fileno())
 
     def _coming(self) -> bool:
-        """Tell whether something happens without a new action."""
+        """Tell whether something will happen without a new action."""
         moving = any(up.state != "ready" for up in self.fleet.up.values())
         return bool(self._expected or self.sent or self.cancelled or self.unsure or moving)
 
     def _hear(self) -> bool:
-        """Take in one thing that the client has to say, or what the servers have; False: nobody has anything.
+        """Take in one event of the client, or changes of the servers; False if there is none.
 
-        One by one, so that a policy finds the world as the event tells it, whatever came after.
+        Events come one by one, so that the view a policy reads is that of the event, whatever came after.
         """
         assert self.client is not None
         if not self._heard:
@@ -261,7 +261,7 @@ class Servers(WallClock):
             self._cancel(request.rid)
 
     def _sending(self, request: Live, at_s: float) -> None:
-        """From here on a request is its server's."""
+        """Hand a request over to its server from `at_s` on."""
         assert request.batch is not None
         inst = request.batch.inst
         assert not isinstance(inst.place, Host)
@@ -282,7 +282,7 @@ class Servers(WallClock):
         self.cancelled.add(rid)
 
     def _flow(self, inst: Inst) -> None:
-        """Something changed at an instance: its members go on, or wait for something else; so do later arrivals."""
+        """Offer the members of an instance anew after a change there, and route later arrivals."""
         for batch in [batch for batch in self.batches if batch.inst == inst]:
             for request in self.batches[batch]:
                 if request.rid not in self.sent:
@@ -300,7 +300,7 @@ class Servers(WallClock):
             self.unsure += self.begun
 
     def _pass(self, request: Live, at_s: float) -> None:
-        """Close a request's books at a time: what it waited for; from there on it waits for what holds it then."""
+        """Charge a request's wait up to `at_s`, then start the next cause."""
         self._R[request.cause][request.rid] += max(0.0, at_s - request.since_s)
         request.since_s, request.cause = at_s, "admission" if request.batch is None else self.waits_for(request)
 
@@ -311,10 +311,10 @@ class Servers(WallClock):
         return "queue" if up is not None and up.state == "ready" else "load"
 
     def charge(self, stepping: Iterable[Live]) -> None:
-        """Nothing is charged for all at once: books are closed request by request (`_pass`)."""
+        """Do nothing: waits are charged request by request (`_pass`)."""
 
     def release(self, request: Live) -> None:
-        """Nothing of a request is held here; see WallClock."""
+        """Do nothing: KV is held by the servers; see WallClock."""
 
     def kv_bytes(self, request: Live) -> int:
         """Return the KV bytes of the tokens that the client knows of, at a request's server; see WallClock."""
@@ -341,7 +341,7 @@ class Servers(WallClock):
     # ------------------------------------------------------------ actions
 
     def act(self, action: Action) -> Refusal | None:
-        """See WallClock; whatever has a field that is not in `can` is refused."""
+        """See WallClock; an action with a field that is not in `can` is refused."""
         match action:
             case Load(inst, way) if way in self.kind.ways:
                 return self._nowhere(inst) or self._load(action)
@@ -490,7 +490,7 @@ class Servers(WallClock):
         return facts
 
     def side(self) -> dict[str, Any]:
-        """Faults of servers, starts and stops, and what the client took; see Observed."""
+        """Return faults of servers, starts and stops, and the client's own load; see Observed."""
         assert self.log is not None
         taken = {"cpu_s": self.log.cpu_s, "wall_s": self.log.wall_s, "peak_bytes": self.log.peak_bytes}
         return {"faults": self.fleet.faults, "servers": self.fleet.about(self._zero_s), "client": taken}
@@ -511,7 +511,7 @@ def _read(log: Path) -> Iterator[bytes]:
 
 
 class Seen(WallView):
-    """What policies see of it."""
+    """The view that policies have of servers."""
 
     def __init__(self, engine: Servers) -> None:
         super().__init__(engine)
@@ -546,7 +546,7 @@ class Seen(WallView):
         return KvState(used, self._engine.fleet.limits.get((model, gpu)), left)
 
     def _known(self, up: Up) -> int:
-        """Bytes of KV that a server holds for all that the client knows."""
+        """Return the bytes of KV that a server holds, as far as the client knows."""
         return min(up.kv_bytes, sum(self._engine.kv_bytes(self._engine.live[r]) for r in up.flying))
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:

@@ -1,4 +1,4 @@
-"""Servers that come and go: their processes, the memory that they take, and what became of them.
+"""The fleet of servers that come and go: their processes, their memory, and changes of their states.
 
 A thread waits for each server that starts or stops, and leaves word; nothing else happens beside the caller's thread.
 """
@@ -32,18 +32,18 @@ from harness.policy.types import Cluster, Infeasible, Inst, Option, UserError
 from harness.policy.view import Weights
 
 READY_S = 300.0  # within which a server must answer, fall asleep or wake
-TRIES = 3  # of a start whose port somebody else takes
+TRIES = 3  # of a start whose port is taken meanwhile
 
 
 class Seat(NamedTuple):
-    """Where a server is to be had."""
+    """The address of a server, and its process if it is ours."""
 
     at: Server
     process: Process | None  # not started yet; None: it is not ours, and runs
 
 
 class Sleep(NamedTuple):
-    """How a server gives its memory back, and takes it again, while its process goes on."""
+    """Orders by which a server gives its memory back, and takes it again, while its process goes on."""
 
     down: tuple[Ask, ...]
     up: tuple[Ask, ...]
@@ -51,14 +51,14 @@ class Sleep(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """How a server gives its memory back by itself, and takes it again with the next request."""
+    """The idle rule by which a server gives its memory back by itself until the next request."""
 
     idle_s: float  # without a request, after which it does
     line: str  # a part of the line of its log that tells of a wake
 
 
 class Kind(Protocol):
-    """What differs between servers."""
+    """A kind of server: program, abilities and settings."""
 
     name: str
     can: frozenset[str]
@@ -121,7 +121,7 @@ class Up:
 
     @property
     def weights(self) -> Weights:
-        """Where its weights are, as policies see it."""
+        """The state of its weights, as policies see it."""
         return WEIGHTS[self.state]
 
     @property
@@ -135,7 +135,7 @@ DOES: Mapping[State, str] = {"starting": "start", "waking": "wake", "stopping": 
 
 
 class Change(NamedTuple):
-    """What became of a server, and why where it is dead."""
+    """A change of a server's state, with the reason where it is dead."""
 
     up: Up
     what: What
@@ -143,7 +143,7 @@ class Change(NamedTuple):
 
 
 class Span(NamedTuple):
-    """How long a start, a stop, a sleep or a wake took."""
+    """Seconds of a start, a stop, a sleep or a wake."""
 
     what: str
     model: str
@@ -171,7 +171,7 @@ class Fleet:
         self._threads: list[Thread] = []
 
     def open(self, folder: Path) -> None:
-        """Be ready to start servers, whose logs go to a folder."""
+        """Prepare to start servers, whose logs go to a folder."""
         self._folder, self._bell = folder, os.pipe()
         self.kind.ready(folder)
 
@@ -313,7 +313,7 @@ class Fleet:
         self._beside(attend)
 
     def resize(self, up: Up, kv_bytes: int) -> None:
-        """Let a server have more or less KV memory at most; one that does not obey has ended by itself."""
+        """Change the limit of a server's KV memory; one that does not obey has ended by itself."""
 
         def tell() -> None:
             try:
@@ -432,7 +432,7 @@ class Fleet:
 
 
 def tell(process: Process, asks: tuple[Ask, ...]) -> None:
-    """Order something of a running server, one thing after the other. Raises UserError where it does not obey."""
+    """Send orders to a running server, one after the other. Raises UserError where it does not obey."""
     url = urlsplit(process.ready_url)
     for ask in asks:
         connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=READY_S)

@@ -1,8 +1,8 @@
-"""End the servers of a process that is gone: a process of its own, which waits for that.
+"""A guard process, which ends the servers of the process that it watches when that is gone.
 
-However a run ends, SIGKILL included, its servers must not outlive it. The kernel's own way, a signal at the death of a
-child's parent, is sent when the *thread* that started the child ends, and does not reach the children of a server. So
-each process that starts servers has one guard, told on standard input which sessions to watch:
+However a run ends, SIGKILL included, its servers must not outlive it. The kernel's signal at the death of a child's
+parent is sent when the *thread* that started the child ends, and does not reach the children of a server. So each
+process that starts servers has one guard, and names the sessions to watch on its standard input:
 
     +PID    watch the session that PID leads        -PID    it has been stopped        end    stop them all and exit
 
@@ -22,13 +22,13 @@ from contextlib import suppress
 
 import psutil
 
-KILL_S = 10.0  # a process in the driver of a device can outlive SIGKILL; nobody waits longer for it
+KILL_S = 10.0  # a process in the driver of a device can outlive SIGKILL; no wait for it is longer
 
 
 def family(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Living processes of a server: its session's, its descendants in any session, and others known before.
+    """Return the living processes of a server: its session's, its descendants in any session, and others known before.
 
-    A descendant in a session of its own is nobody's once the processes between are gone: it has to be known before.
+    A descendant in a session of its own is not found once the processes between are gone: it has to be known before.
     """
     members = set(others)
     with suppress(psutil.NoSuchProcess):

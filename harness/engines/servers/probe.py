@@ -66,12 +66,12 @@ class Probe(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What equal measurements have in common."""
+        """The key that equal measurements share."""
         return key(self.what, dict(self.params))
 
     @property
     def text(self) -> str:
-        """What is measured, in a line."""
+        """The measurement in a line."""
         return f"{self.what} " + ", ".join(f"{name} {value}" for name, value in self.params.items() if value)
 
 
@@ -87,7 +87,7 @@ class Gap(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """All that stands in the journal of a folder, and what of the plan this call could not measure."""
+    """The lines of a folder's journal, and the gaps: measurements of the plan that this call could not make."""
 
     lines: list[dict[str, Any]]
     gaps: list[Gap]
@@ -107,7 +107,7 @@ class Subject(NamedTuple):
 
 
 def plan(subject: Subject, rounds: int = ROUNDS) -> list[Probe]:
-    """Every measurement, in order, as many times as there are rounds."""
+    """List every measurement in order, as many times as there are rounds."""
     once = list(_once(subject))
     return [Probe(probe.what, {**probe.params, "round": k}) for k in range(1, rounds + 1) for probe in once]
 
@@ -136,7 +136,7 @@ def _once(subject: Subject) -> list[Probe]:
 
 
 def profile(subject: Subject, folder: Path, say: Callable[[str], None], rounds: int = ROUNDS) -> Profile:
-    """Make what of the plan is not in the folder's journal yet. UserError where a server fails."""
+    """Make the measurements of the plan that are not in the folder's journal yet. UserError if a server fails."""
     folder.mkdir(parents=True, exist_ok=True)
     _same_machine(folder / HOST, subject.about)
     book = Journal(folder / RAW)
@@ -189,7 +189,7 @@ class Rig:
             self._stop(inst)
 
     def measured(self, probe: Probe) -> dict[str, Any] | None:
-        """One measurement; None where these servers have nothing to measure of the kind.
+        """Make a measurement; None where these servers have nothing of the kind.
 
         Raises Unseen where no try shows any.
         """
@@ -280,7 +280,7 @@ class Rig:
         return time.monotonic() - begun_s
 
     def _spans(self, probe: Probe, inst: Inst) -> list[tuple[float, float]]:
-        """Seconds of starts and stops, or of sleeps and wakes; those of an end were measured with its beginning."""
+        """Return seconds of starts and stops, or of sleeps and wakes; an end is measured with its beginning."""
         if (known := self._begun.pop(ENDS.get(probe.what, ""), None)) is not None:
             return known
         way = probe.params.get("way")
@@ -309,13 +309,13 @@ class Rig:
     # ------------------------------------------------------------ requests
 
     def _prefills(self, insts: Sequence[Inst], tokens: int) -> list[float]:
-        """Seconds to first tokens of prompts, one after the other on each server, side by side."""
+        """Return the seconds to first tokens of prompts, one after the other on each server, side by side."""
         rounds = WARM_UPS + REPEATS
         log = self._log([(tokens, 1)] * (rounds * len(insts)), insts, rounds)
         return [float(s) for s in 1e-9 * (log.first_ns - log.write_ns)[WARM_UPS * len(insts) :]]
 
     def _decodes(self, insts: Sequence[Inst], seqs: int, ctx: int) -> tuple[list[float], float]:
-        """Seconds of steps while all streams of all servers decode, and the tokens of context of one server's."""
+        """Return seconds of steps while all streams of all servers decode, and a server's tokens of context."""
         log = self._log([(ctx, STEPS)] * (seqs * len(insts)), insts, 1)
         streams = [log.chunk_ns[a:b] for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)]
         counts = [
@@ -337,7 +337,7 @@ class Rig:
         return steps, float(np.median(contexts))
 
     def _log(self, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
-        """Send requests of (prompt, output) tokens, dealt over servers in turn, in rounds that wait for each other."""
+        """Send requests of (prompt, output) tokens, dealt over servers in turn; each round waits for the one before."""
         models, n = tuple(inst.model for inst in insts), len(sizes)
         prompt, output = np.array(sizes, np.int32).T
         never = np.full(n, np.inf)
@@ -358,7 +358,7 @@ class Rig:
 
 
 def _why_unseen(servers: int, seqs: int) -> str:
-    """Why no step was seen in which all streams made a token, as far as the number of streams tells."""
+    """Explain, by the number of streams, why no step was seen in which all of them made a token."""
     if servers * seqs == 1:
         return "all tokens of its request came at once: the client was kept from reading, or the server is too fast"
     where = f"{servers} servers with a request each" if seqs == 1 else f"{seqs} requests of a server"
@@ -368,12 +368,12 @@ def _why_unseen(servers: int, seqs: int) -> str:
 
 
 def _wait(client: Client, rids: set[int]) -> None:
-    """Until all of these have ended."""
+    """Wait until all of these have ended."""
     while rids:
         rids -= {told.rid for told in client.poll(SILENT_S) if told.kind in {"done", "failed", "dropped"}}
 
 
 def _made(ns: I8, tokens: I8, at_ns: int) -> int:
-    """Tokens of a stream that had come by a time."""
+    """Return the tokens of a stream that had come by a time."""
     k = int(np.searchsorted(ns, at_ns, "right"))
     return int(tokens[k - 1]) if k else 0

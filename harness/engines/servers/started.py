@@ -1,4 +1,4 @@
-"""Servers that we start: what their kinds have in common, whatever the program.
+"""Servers that we start: the part that their kinds share, whatever the program.
 
 On a host a model too large for it is stood in for by four layers (`folder.TINY`), and weights are drawn: server and
 seconds are real, the models are not, and `measured_on` says so. A GPU of the spec is then a budget of host memory for
@@ -78,7 +78,7 @@ class Started:
         }
 
     def _have(self, card: Card, options: Mapping[str, Option]) -> None:
-        """Take to what a card can do, and to what of it a system asks for."""
+        """Set the ways to share that a card has, and those of them that a system asks for."""
         self.sleeps = {way: nap for way, nap in self.naps.items() if self.files or not nap.rereads}
         self.can = self.can | {f"Load.way:{way}" for way in self.sleeps} | ({"Run.sms"} if card.mps else set())
         self.ways = self.ways | set(self.sleeps)
@@ -204,7 +204,7 @@ class Started:
 
 
 def real(config: Config) -> dict[str, Path]:
-    """Checkpoints by model, if MODELS_DIR has one for each; a folder there is named like a shape."""
+    """Return checkpoints by model if MODELS_DIR has one for each; a folder there is named like a shape."""
     root = os.environ.get(MODELS)
     checkpoints = {m.name: Path(root, m.shape.name) for m in config.models} if root else {}
     return (

@@ -1,10 +1,10 @@
-"""Servers that sleep when idle, by themselves, and wake with the next request: when they did, and what that took.
+"""Wakes of servers that sleep by themselves when idle and wake with the next request: times and seconds.
 
-Nobody orders these wakes, and no server tells of one in its answer. What the client saw says it: a request that was
-written more than `idle_s` after its server had ended its last one, or was ready, woke it. The wake took what that
-request's first token came late by: the time since it was written, less what its prompt took by the server's own account
-where that is known. Requests written in the meantime waited for the rest of it. The server's log has a line for each
-wake; where its count is another, that is said.
+These wakes are not ordered, and no answer of a server tells of one. They are inferred from the client's log: a request
+that was written more than `idle_s` after its server had ended its last one, or was ready, woke it. The wake's seconds
+are those from the request's writing to its first token, less the server's own seconds of its prompt where these are
+known. Requests written in the meantime waited for the rest of it. The server's log has a line for each wake; a count
+that differs is reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Stay(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """A server woke."""
+    """A wake of a server."""
 
     rid: int  # the request that woke it
     model: str

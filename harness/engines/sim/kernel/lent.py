@@ -1,4 +1,4 @@
-"""GPU time lent to attention: what steps wait for, and lose to, KV that is attended on others' GPUs."""
+"""GPU time lent to attention: waits and losses of steps for KV that is attended on others' GPUs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def share_time(S: int, p: int, g: int) -> None:
 
 @jit
 def lend(S: int, p: int) -> None:
-    """Take from the rates of a pool's lanes what they wait for, and lose to, attention to KV on others' GPUs.
+    """Reduce the rates of a pool's lanes by their waits and losses for attention to KV on others' GPUs.
 
     Such attention waits for the kernel that it finds there, and then has the GPU to itself. Its time is shared out
     max-min: each lane elsewhere asks for its part, the GPU's own lanes together for all.
