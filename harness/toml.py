@@ -48,7 +48,7 @@ MOST_LISTED = 12  # keys
 
 
 class _Table:
-    """Marks (key, value) or (key, value, value, ...) pairs that a file holds as a table."""
+    """A mark of (key, value) or (key, value, value, ...) pairs that a file holds as a table."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema

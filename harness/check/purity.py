@@ -91,7 +91,7 @@ def impure(source: str) -> Iterator[tuple[int, str]]:
 
 
 class Reader(ast.NodeVisitor):
-    """Reads a system's source, and notes all that is not allowed."""
+    """A visitor of a system's source that notes all names that are not allowed."""
 
     def __init__(self, tree: ast.AST) -> None:
         self.found: list[tuple[int, str]] = []

@@ -39,7 +39,7 @@ class Told(NamedTuple):
 
 
 class Client:
-    """Sends a workload's requests at their times to the servers of their models; see `sender.py` for the rules.
+    """A sender of a workload's requests, at their times, to the servers of their models; see `sender.py` for the rules.
 
     A request of a model with a route leaves at its time. One without is held until `send`. `close` ends the process, as
     the end of this one does; it starts from the thread that outlives the run, for the kernel ends it with that thread.
@@ -67,7 +67,7 @@ class Client:
 
     @property
     def pid(self) -> int:
-        """Of the process that sends."""
+        """Id of the process that sends."""
         assert self._process is not None
         return self._process.pid
 

@@ -49,7 +49,7 @@ class Setup(NamedTuple):
 
 
 class Sender:
-    """Requests by the clock; see the module. Tells its parent what happens, in batches of one turn of the loop."""
+    """A sender of requests by the clock (see the module), which reports events to its parent in batches."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, parent: asyncio.Transport) -> None:
         jobs = setup.jobs

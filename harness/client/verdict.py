@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One line."""
+        """The verdict in a line."""
         if not self.valid:
             return "invalid: " + "; ".join(self.reasons)
         fine = "" if self.precise else "; no claim below a millisecond: the kernel's timer is not there"

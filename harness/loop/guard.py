@@ -64,7 +64,7 @@ def terminable() -> Iterator[None]:
 
 
 class Watch:
-    """Raises `Endless` into a call that exceeds the limit; `call` is the number of the call under way, 0: none.
+    """A watch that raises `Endless` into a call beyond the limit; `call` numbers the call under way, 0: none.
 
     A repeating timer looks whether the call is still the same one, so a call costs two assignments. Ticks are counted,
     not seconds: a process that was stopped gets one tick for all the time it slept. Without SIGALRM, or outside the

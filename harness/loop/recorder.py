@@ -28,7 +28,7 @@ class Note:
 
 
 class Log(Protocol):
-    """Hears each decision; may stand between a policy and its view."""
+    """A listener to decisions; it may stand between a policy and its view."""
 
     def watch(self, view: View) -> View:
         """Return the view to hand to the policy."""
@@ -94,7 +94,7 @@ class Watched:
 
 @dataclass(slots=True)
 class Recorder:
-    """Keeps every decision with what was read for it: enough to ask a fresh policy again. Keeps every note."""
+    """A log of all notes, and of all decisions with their queries: enough to ask a fresh policy again."""
 
     decisions: list[Decision] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)

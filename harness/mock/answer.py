@@ -23,7 +23,7 @@ def text_of(made: int) -> str:
 
 
 class Answer:
-    """Writes one request's answer in one server's flavour. Bytes are without HTTP's own framing."""
+    """A writer of one request's answer in one server's flavour. Bytes are without HTTP's own framing."""
 
     def __init__(self, ask: Ask, model: str, number: int, flavour: Flavour, read_ns: int) -> None:
         self.ask = ask

@@ -33,7 +33,7 @@ class Server(Protocol):
 
 
 class Exchange:
-    """Turns tokens into what its client reads; ApiError where its model cannot answer."""
+    """A request under way: tokens become the client's bytes; ApiError where its model cannot answer."""
 
     def __init__(
         self,

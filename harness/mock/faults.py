@@ -36,7 +36,7 @@ ONLY: dict[Fault, Order] = {fault: Order(fault) for fault in FAULTS.values()}
 
 
 class Faults:
-    """Draws a fault for each request in the order of their arrival, so equal seeds give equal faults."""
+    """Faults drawn for requests in the order of their arrival, so equal seeds give equal faults."""
 
     def __init__(self, shares: Shares, seed: int) -> None:
         self._shares = [(getattr(shares, field.name), FAULTS[field.name]) for field in fields(shares)]

@@ -1,4 +1,4 @@
-"""The nouns: what is served, where, and what is known of it before the start.
+"""The nouns of policies: models, places, requests, and the facts that are known before the start.
 
 Imports nothing of ours. Seconds and bytes throughout; bytes are per GPU.
 """

@@ -45,7 +45,7 @@ class RequestState(NamedTuple):
 
 
 class View(Protocol):
-    """Reads the engine in place: making one costs nothing; valid only during `on`."""
+    """Queries that read the engine in place: making a view costs nothing; valid only during `on`."""
 
     @property
     def now_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Measured end-to-end runs of real engines: what each row states, and the conditions under which we replay it.
+"""Measured end-to-end runs of real engines: each row's facts, and the conditions of its replay.
 
 A CSV is known by its columns (`FORMATS`), whatever its name. Each row is one case: a model on some GPUs under an engine
 generation, which is a host profile, and a load. What a row does not state is its engine's own default (`ENGINES`).
@@ -197,7 +197,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a CSV; every mistake in it is told with file, line and column."""
+    """A line of a CSV; errors in it name file, line and column."""
 
     path: Path
     line: int

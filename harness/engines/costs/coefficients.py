@@ -1,4 +1,4 @@
-"""From quantities to the coefficient arrays of `coef.Tables`: plain numpy, run once at the start of a run."""
+"""Coefficient arrays of `coef.Tables` from quantities: plain numpy, computed once at the start of a run."""
 
 from __future__ import annotations
 

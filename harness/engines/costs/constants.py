@@ -1,4 +1,4 @@
-"""The constants of a machine that a run may scale, each by a factor, so that one sees what depends on them."""
+"""Constants of a machine that a run may scale, each by a factor, for studies of sensitivity."""
 
 from __future__ import annotations
 

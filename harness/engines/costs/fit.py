@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
     @property
     def out(self) -> Mask:
-        """Held out for any reason."""
+        """Mask of the rows that are held out for any reason."""
         return cast("Mask", np.logical_or.reduce(list(self.held.values())))
 
     def pick(self, rows: Mask | NDArray[np.int64]) -> Rows:

@@ -55,7 +55,7 @@ def connect(jobs: Jobs, seed: int, style: Style) -> Client:
 
 
 class Servers(WallClock):
-    """Serves a workload on servers of one kind."""
+    """An engine that serves a workload on servers of one kind."""
 
     tells = frozenset({Woke, Arrived, Prefilled, Finished, Done, Load, Evict})
     fidelity: Fidelity = "real"

@@ -1,4 +1,4 @@
-"""Servers are timed from outside: what `bench calibrate --engine E` measures, a line a measurement.
+"""Timings of servers from outside, which `bench calibrate --engine E` takes: a line a measurement.
 
     prefill     seconds to a first token, of a prompt alone on its server
     decode      seconds of a step in which all streams of a server make a token

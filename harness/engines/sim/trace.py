@@ -202,7 +202,7 @@ class Traced(Sim):
 
 
 class Recorder:
-    """Reads the kernel's records at each instant, and notes what has changed."""
+    """A recorder that reads the kernel's records at each instant, and notes changes."""
 
     def __init__(self, sim: Sim, look_at: int, progress: Progress) -> None:
         self._sim, self._look_at, self._progress = sim, look_at, progress

@@ -1,4 +1,4 @@
-"""Members of batches: how requests are admitted, parked, moved, dropped and ended.
+"""Members of batches: requests are admitted, parked, moved, dropped and ended.
 
 Over 600 lines: all changes of a membership keep the same lists, heaps and counters, so they stand together.
 """

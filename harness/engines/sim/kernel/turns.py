@@ -1,4 +1,4 @@
-"""Orders of lanes: how a lane opens and closes, and what happens when a turn ends (by time, steps, stuck or empty)."""
+"""Orders of lanes: opening and closing of a lane, and ends of turns (by time, steps, stuck or empty)."""
 
 from __future__ import annotations
 
