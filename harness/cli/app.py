@@ -117,12 +117,12 @@ class Bench(click.Group):
             code = error.exit_code
         except OSError as error:
             if error.errno in FULL:
-                said = f"cannot write {error.filename or 'a file'}: {error.strerror} (free the disk)"
+                line = f"cannot write {error.filename or 'a file'}: {error.strerror} (free the disk)"
             elif error.filename is not None:  # a path of the user's, or one below it
-                said = f"{error.filename}: {error.strerror}"
+                line = f"{error.filename}: {error.strerror}"
             else:
                 raise
-            click.echo(f"error: {one_line(said)}", err=True)
+            click.echo(f"error: {one_line(line)}", err=True)
             code = Code.REFUSED
         except Exception as error:
             from harness.policy.types import UserError

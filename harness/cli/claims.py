@@ -34,22 +34,22 @@ def claims(*, only: str | None, every: bool, workers: int | None, out: Path | No
 
     names = listed("--only", only)
     with Terminal() as teller:
-        found = ledger.ledger(names, real(RESULTS), workers=workers, teller=teller)
-    page = "\n".join(ledger.markdown(found)).rstrip() + "\n"
+        claimed = ledger.ledger(names, real(RESULTS), workers=workers, teller=teller)
+    page = "\n".join(ledger.markdown(claimed)).rstrip() + "\n"
     path = out or (RESULTS / FILE if names is None else None)
     if path is None and every:
         click.echo(page, nl=False)
     elif path is None:
-        screen([ledger.counted(found.statements), *ledger.listed(found.statements, room())], every=False)
+        screen([ledger.counted(claimed.statements), *ledger.listed(claimed.statements, room())], every=False)
     else:
         record.write_bytes(real(path), page.encode())
-        click.echo(f"{ledger.counted(found.statements)} · {short_path(path)}")
-    for name, why in found.missing.items():
+        click.echo(f"{ledger.counted(claimed.statements)} · {short_path(path)}")
+    for name, why in claimed.missing.items():
         click.echo(f"{name}: {why}", err=True)
-    weak = ledger.weak(found) if check else []
+    weak = ledger.weak(claimed) if check else []
     for line in weak:
         click.echo(f"rests on too little: {line}", err=True)
-    if found.missing:
+    if claimed.missing:
         sys.exit(Code.REFUSED)
     if weak:
         sys.exit(Code.FAILED)

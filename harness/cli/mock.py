@@ -186,12 +186,12 @@ def mock(
     if ports and port and port + len(served) - 1 > MOST_PORT:
         most = MOST_PORT + 1 - len(served)
         raise UserError(f"--ports --port {port}: {len(served)} models need as many ports; --port is at most {most}")
-    for i, one in enumerate(served):
+    for i, model in enumerate(served):
         served[i] = replace(
-            one,
-            max_tokens=max_model_len or one.max_tokens,
-            sleep_ns=one.sleep_ns if sleep_ms is None else _levels(sleep_ms),
-            wake_ns=one.wake_ns if wake_ms is None else _levels(wake_ms),
+            model,
+            max_tokens=max_model_len or model.max_tokens,
+            sleep_ns=model.sleep_ns if sleep_ms is None else _levels(sleep_ms),
+            wake_ns=model.wake_ns if wake_ms is None else _levels(wake_ms),
             idle_ns=None if sleep_idle_s is None else round(1e9 * sleep_idle_s),
             wakes=flavour == "llama.cpp",
         )
@@ -216,8 +216,8 @@ def _priced(
     if models not in sets() and not models.endswith(".toml"):  # shapes: numbered only where one is there several times
         shapes = [member.shape.name for member in members]
         names = [shape if shapes.count(shape) == 1 else name for name, shape in zip(names, shapes, strict=True)]
-    found = Table(((n, m.shape, m.tp) for n, m in zip(names, members, strict=True)), gpu, host, table)
-    return found.served(), found.pacing(gpus, batch_cap)
+    costs = Table(((n, m.shape, m.tp) for n, m in zip(names, members, strict=True)), gpu, host, table)
+    return costs.served(), costs.pacing(gpus, batch_cap)
 
 
 def _fixed(models: str, ttft_ms: float, itl_ms: float) -> tuple[list[Served], Callable[[Agenda, int], Pacing]]:

@@ -1,4 +1,4 @@
-"""What several commands share: options, the completion of their values, and how they are read."""
+"""Options that several commands share, with their completion and their readers."""
 
 from __future__ import annotations
 
@@ -131,15 +131,15 @@ def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
     """Read KEY=VALUE of a repeated option. UserError for another form, and for a key that stands twice."""
     from harness.policy.types import UserError
 
-    found = dict[str, str]()
+    values = dict[str, str]()
     for pair in pairs:
         key, value = (part.strip() for part in pair.partition("=")[::2])
         if not key or not value:
             raise UserError(f'{param.opts[-1]}: "{_cut(pair)}" is not KEY=VALUE')
-        if key in found:
+        if key in values:
             raise UserError(f"{param.opts[-1]}: {key} is there twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -147,16 +147,17 @@ def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, 
     from harness.policy.fields import toml_value
     from harness.policy.types import UserError
 
-    found = read_pairs(ctx, param, pairs)
-    for key in found:
+    texts = read_pairs(ctx, param, pairs)
+    for key in texts:
         if key in OF_SYSTEMS:
             raise UserError(f"--set {key}: --systems says it, as NAME[:PRESET][+FIELD=VALUE...]")
-        own = next((one.opts[0] for one in ctx.command.params if f"--{key.replace('_', '-')}" in one.opts), None)
-        if own is not None:
-            raise UserError(f"--set {key}: the option {own} sets it")
+        flag = f"--{key.replace('_', '-')}"
+        option = next((other.opts[0] for other in ctx.command.params if flag in other.opts), None)
+        if option is not None:
+            raise UserError(f"--set {key}: the option {option} sets it")
         if key in OF_RUNS:
             raise UserError(f"--set {key}: {OF_RUNS[key]}")
-    return {key: toml_value(value) for key, value in found.items()}
+    return {key: toml_value(value) for key, value in texts.items()}
 
 
 def grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -195,10 +196,10 @@ class Number(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Refuse nan and infinity, which compare with no limit."""
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
-        return found
+        return number
 
 
 def _cut(text: str) -> str:
@@ -206,14 +207,14 @@ def _cut(text: str) -> str:
 
 
 class Target(Place):
-    """Where a file is to be written: tried before anything is worked out for it. Folders on the way may be missing."""
+    """Path of a file to write, tried before its content is computed. Folders above it may be missing."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse a folder, and a place where nothing can be written."""
         path: Path = super().convert(value, param, ctx)
         if path.is_dir():
             self.fail(f'"{path}" is a folder', param, ctx)
-        above = next(one for one in path.resolve().parents if one.exists())
+        above = next(folder for folder in path.resolve().parents if folder.exists())
         try:
             with tempfile.TemporaryFile(dir=above):
                 return path

@@ -172,8 +172,8 @@ def _slos(table: Path) -> list[str]:
     """Return the SLO rules of a stored sweep."""
     from harness.rows import tidy
 
-    found = set(tidy.stored(table)["slo"].to_pylist())
-    return sorted(found, key=lambda rule: (len(rule), rule))
+    rules = set(tidy.stored(table)["slo"].to_pylist())
+    return sorted(rules, key=lambda rule: (len(rule), rule))
 
 
 def _stale(made: Path) -> str:
@@ -203,8 +203,8 @@ def _stale(made: Path) -> str:
                 stale.add(label)
         except Damaged:
             damaged.add(label)
-    said = {"Stale, made by older sources": stale, "Runs damaged since": damaged}
-    return " ".join(f"{words}: {', '.join(sorted(labels))}." for words, labels in said.items() if labels)
+    labelled = {"Stale, made by older sources": stale, "Runs damaged since": damaged}
+    return " ".join(f"{words}: {', '.join(sorted(labels))}." for words, labels in labelled.items() if labels)
 
 
 @click.command(epilog=examples(
@@ -249,7 +249,7 @@ def explain(
     from harness.study import judged
     from harness.study.misses import is_sweep
 
-    folder = next((one for one in (run, RESULTS / run) if is_sweep(one)), None)
+    folder = next((path for path in (run, RESULTS / run) if is_sweep(path)), None)
     if folder is not None:
         if request is not None or slo is not None or not misses:
             raise UserError(
@@ -317,12 +317,12 @@ def timeline(run: Path, out: Path | None) -> None:
     table = record.read(run)
     with Terminal("request") as teller:
         trace = retrace.retrace(run, table, teller=teller)
-    found = trace_event.events(trace, table)
+    events = trace_event.events(trace, table)
     facts = {"run": run.name, "spec": about["spec"], "fidelity": about["fidelity"], "window_starts_us":
              round(-trace.start_s * 1e6, 3)}  # fmt: skip
-    record.write_bytes(path, trace_event.document(found, facts, path))
+    record.write_bytes(path, trace_event.document(events, facts, path))
     span = f"{trace.end_s - trace.start_s:.0f} s, {table.num_rows:,} requests on {len(trace.gpu_bytes)} GPUs"
-    click.echo(f"{short_path(path)}: {len(found):,} events of {span}; open it at https://ui.perfetto.dev")
+    click.echo(f"{short_path(path)}: {len(events):,} events of {span}; open it at https://ui.perfetto.dev")
 
 
 @click.command(epilog=examples("bench upgrade", "bench upgrade /data/results"))
@@ -337,10 +337,10 @@ def upgrade(results: Path | None) -> None:
 
     folder = results or RESULTS
     with Terminal() as teller:
-        found = upgrade(folder, teller.progress)
-    for old, new in found.names.items():
+        upgraded = upgrade(folder, teller.progress)
+    for old, new in upgraded.names.items():
         click.echo(f"{old} is {new}")
-    click.echo(f"{short_path(folder)}: {found.files} files rewritten, {len(found.names)} runs renamed")
+    click.echo(f"{short_path(folder)}: {upgraded.files} files rewritten, {len(upgraded.names)} runs renamed")
 
 
 def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None, every: bool) -> None:
@@ -351,21 +351,21 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
     from harness.study import misses
 
     with Terminal() as teller:
-        found = misses.of_sweep(sweep, definition=definition, system=system, teller=teller)
-    of = f"of {system} at each rate" if system else f"at rate scale {found.rows[0].rate_scale:g}"
-    runs = max(one.runs for one in found.rows)
+        causes = misses.of_sweep(sweep, definition=definition, system=system, teller=teller)
+    of = f"of {system} at each rate" if system else f"at rate scale {causes.rows[0].rate_scale:g}"
+    runs = max(row.runs for row in causes.rows)
     seeds = f"{runs} seeds together" if runs > 1 else "one seed"
     by = "rate" if system else "system"
-    of_what = f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds}"
-    table = words.lines(found.rows, by, every=every)
-    screen([*words.answer(found.rows, by), of_what, *table], every=every)
+    of_what = f"{short_path(sweep)} · SLO {causes.rule} ({causes.definition}) · misses {of}, {seeds}"
+    table = words.lines(causes.rows, by, every=every)
+    screen([*words.answer(causes.rows, by), of_what, *table], every=every)
     if out is None:
         return
     from plots import fig_causes
 
     again = ["bench", "explain", short_path(sweep), "--misses", *(["--system", system] if system else [])]
     stem = out.with_suffix("") if out.suffix in {".pdf", ".png", ".csv"} else out
-    for path in fig_causes.render(fig_causes.frame(found.rows), found.scored, found.definition, real(stem),
+    for path in fig_causes.render(fig_causes.frame(causes.rows), causes.scored, causes.definition, real(stem),
                                   shlex.join(again)):  # fmt: skip
         click.echo(short_path(path))
 

@@ -106,9 +106,9 @@ def sensitivity(
     with Terminal() as teller:
         changes_of(specs, only)  # a mistake shows before anything is run
         base = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=teller)
-        found = vary(base, folder, silent=silent(asked.systems), only=only, knee=knee,
+        varied = vary(base, folder, silent=silent(asked.systems), only=only, knee=knee,
                                           workers=workers, teller=teller)  # fmt: skip
-    click.echo("\n".join(lines(found)))
+    click.echo("\n".join(lines(varied)))
     sys.stdout.flush()
     shown = [base.folder]
     if not no_plot:
@@ -126,9 +126,9 @@ def _dry(asked: Study, specs: Sequence[Spec], only: Collection[str] | None, out:
 
     changes, left = settings(specs, only)
     rows = [("constant", "value", "changes", "what it is")]
-    for one in constants(specs):
-        said = ", ".join(change.said for change in changes if change.constant == one.name)
-        rows.append((one.name, one.value, said or f"none: {left[one.name]}", one.means))
+    for constant in constants(specs):
+        changed = ", ".join(change.said for change in changes if change.constant == constant.name)
+        rows.append((constant.name, constant.value, changed or f"none: {left[constant.name]}", constant.means))
     click.echo("\n".join(aligned(rows)))
     dry(asked, False, out)
     click.echo(f"then {len(changes)} changes, each with the runs of two systems at one rate (--knee: at all)")

@@ -154,8 +154,8 @@ def _list() -> None:
 
     rows = [("study", "layout", "conditions", "systems", "after")]
     for name in studies.names():
-        one = studies.study(name)
-        rows.append((name, one.layout, str(len(one.condition)), str(len(one.systems)), one.paper))
+        entry = studies.study(name)
+        rows.append((name, entry.layout, str(len(entry.condition)), str(len(entry.systems)), entry.paper))
     click.echo("\n".join(aligned(rows)))
 
 
@@ -188,10 +188,10 @@ def dry(asked: Study, full: bool, out: Path) -> None:
         for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
             said(rule, models)
         based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())
-        own = {rule: ahead(based, rule, out) for rule in here}
-        rules |= own
+        aheads = {rule: ahead(based, rule, out) for rule in here}
+        rules |= aheads
         seeds = len(panel.seeds)
-        drain_s = max((one.drain_s or math.inf for one in own.values()), default=math.inf)
+        drain_s = max((before.drain_s or math.inf for before in aheads.values()), default=math.inf)
         sample = grid.Grid(left, full, (panel,)).sample(panel)
         for name, spec in panel.specs.items():
             try:
@@ -215,9 +215,9 @@ def dry(asked: Study, full: bool, out: Path) -> None:
         click.echo(line)
     shown = [column for column in zip(*rows, strict=True) if any(column[1:])]
     click.echo("\n".join(aligned(zip(*shown, strict=True))))
-    for rule, one in rules.items():
+    for rule, before in rules.items():
         base = f": {len(TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
-        click.echo(f"SLO {rule}{base}" + (f", {realtime.told(one.bases)} of real time" if one.bases else ""))
+        click.echo(f"SLO {rule}{base}" + (f", {realtime.told(before.bases)} of real time" if before.bases else ""))
     for name, lacks in never.items():
         click.echo(f"{name} is not run: {lacks}")
     how = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
@@ -233,7 +233,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
 
 
 class _Cost(NamedTuple):
-    """What a curve takes for one seed."""
+    """Cost of a curve for one seed."""
 
     gpus: int
     xs: str
@@ -255,11 +255,11 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float], 
     most = max((_rate_scale(panel, spec, x) for x in panel.xs), default=spec.rate_scale)
     ready = resolve(replace(spec, slo="", rate_scale=most))
     scaled = [replace(ready, rate_scale=_rate_scale(panel, spec, x)) for x in xs]
-    each = [sweep.estimate_s(one, known) for one in scaled]
+    each = [sweep.estimate_s(run, known) for run in scaled]
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
     points = max(len(xs), sample.points) if panel.xs else 2 * len(xs)
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")
-    spans = [] if realtime.span(ready) is None else [span for one in scaled if (span := realtime.span(one, drain_s))]
+    spans = [] if realtime.span(ready) is None else [span for run in scaled if (span := realtime.span(run, drain_s))]
     return _Cost(
         ready.gpus, text if panel.xs else "knee", points, searched, sum(each) * points / len(xs),
         list(islice(cycle(spans), points if spans else 0)), realtime.lacking(ready) if spans else "",

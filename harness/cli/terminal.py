@@ -1,4 +1,4 @@
-"""How a long command goes on: lines and a bar on stderr."""
+"""Progress of a long command: lines and a bar on stderr."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
     from harness.run import matrix as cells
 
     if matrix:
-        found = list(cells.rows())
-        click.echo(cells.page(found) if markdown else "\n".join(cells.lines(found)), nl=not markdown)
+        rows = list(cells.rows())
+        click.echo(cells.page(rows) if markdown else "\n".join(cells.lines(rows)), nl=not markdown)
         return
     from harness.engines.costs import quantities
     from harness.loop import system
@@ -117,8 +117,8 @@ def _runs_on(marks: Mapping[str, str]) -> str:
     """Return the engines of a system in few words, from a mark for each engine."""
     real = sum(mark == "yes" for name, mark in marks.items() if name != SIM)
     part = sum(mark == "in part" for mark in marks.values())
-    said = [SIM] * (marks.get(SIM) == "yes") + [f"{real} real"] * bool(real) + [f"{part} in part"] * bool(part)
-    return " + ".join(said) or "none"
+    parts = [SIM] * (marks.get(SIM) == "yes") + [f"{real} real"] * bool(real) + [f"{part} in part"] * bool(part)
+    return " + ".join(parts) or "none"
 
 
 @list_.command(epilog=examples("bench list traces", "bench list traces --all"))
@@ -146,10 +146,10 @@ def traces(*, every: bool) -> None:
     folder = os.environ.get("TRACES_DIR", "")
     logs = readers.logs(Path(folder)) if folder else {}
     files = sum(map(len, logs.values()))
-    found = (
+    public = (
         f"{files} public logs lie in TRACES_DIR" if folder else "TRACES_DIR is not set, so no public log is looked for"
     )
-    answer = f"{len(lines) - 1 - len(absent)} of {len(lines) - 1} traces are here; {found}"
+    answer = f"{len(lines) - 1 - len(absent)} of {len(lines) - 1} traces are here; {public}"
     signs = "drawn: made for each seed. replayed: real requests; composed: of real counts; synthetic: fitted."
     converts = [_converts(name, path, Path(folder)) for name, of in logs.items() for path in of]
     after = f"next: bench trace stats {lines[1][0]}"
@@ -265,9 +265,9 @@ def _keep(content: str) -> None:
 
 def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
     """Print what a check found; the last one ends the command where laws are broken."""
-    for one in failures:
-        at = "" if one.event is None else f" (event {one.event})"
-        click.echo(f"{one.law}: {one.message}{at}\n  repeat: {one.command}")
+    for failure in failures:
+        at = "" if failure.event is None else f" (event {failure.event})"
+        click.echo(f"{failure.law}: {failure.message}{at}\n  repeat: {failure.command}")
     broken = f"{len(failures)} laws broken" if len(failures) > 1 else "one law broken"
     click.echo(f"{name}: {broken if failures else 'all laws hold'}")
     if failures and last:
@@ -335,15 +335,15 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
     fields = {name: value for name, value in given.items() if value}
     names = tuple(dict.fromkeys(name.strip() for name in models.split(",")))
     with Terminal("measurement") as teller:
-        found = calibrate(engine, names, folder, teller.say, rounds, **fields)
-    for note in found.notes:
+        fitted = calibrate(engine, names, folder, teller.say, rounds, **fields)
+    for note in fitted.notes:
         click.echo(note)
     stem = folder / "calibrate"
     command = f"bench calibrate --engine {engine} -o {short_path(folder)}"
-    paths = fig_calibrate.render(found.points, stem, command, f"Real: {found.machine}. Fitted: the cost table.")
+    paths = fig_calibrate.render(fitted.points, stem, command, f"Real: {fitted.machine}. Fitted: the cost table.")
     click.echo(" · ".join(short_path(path) for path in paths))
-    click.echo(f"wrote {short_path(found.table)} (--table takes it)")
-    click.echo(f"next: bench validate --engine {engine} --table {short_path(found.table)}")
+    click.echo(f"wrote {short_path(fitted.table)} (--table takes it)")
+    click.echo(f"next: bench validate --engine {engine} --table {short_path(fitted.table)}")
 
 
 @click.command(epilog=examples(
@@ -423,26 +423,26 @@ def _measured(
 
     shapes, shared = read_shapes(shape) if shape else {}, staggered.files(folder)
     ran, lacking = _staggered({path: staggered.read(path, shapes) for path in shared})
-    ramps = [line for one in ran for line in (one.path.name, *(f"  {note}" for note in one.notes))]
-    aims = [f"{one.path.name}: {staggered.met(one.notes)}" for one in ran]
+    ramps = [line for ramp in ran for line in (ramp.path.name, *(f"  {note}" for note in ramp.notes))]
+    aims = [f"{ramp.path.name}: {staggered.met(ramp.notes)}" for ramp in ran]
     frame, skipped = None, list(lacking)
     if folder in shared:
-        answer, table, notes = "; ".join(aims), [], [f"skipped {one}" for one in skipped]
+        answer, table, notes = "; ".join(aims), [], [f"skipped {skip}" for skip in skipped]
     else:
-        found = measured.read(folder, shapes, {path.name for path in shared})
-        skipped = [*found.skipped, *lacking]
+        runs = measured.read(folder, shapes, {path.name for path in shared})
+        skipped = [*runs.skipped, *lacking]
         with Terminal() as teller:
-            frame = judge.points(found.cases, lambda done, total: teller.progress("measured runs", done, total))
-        counts = f"{len(found.cases)} cases of {frame['file'].nunique()} files, {len(skipped)} skipped"
+            frame = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
+        counts = f"{len(runs.cases)} cases of {frame['file'].nunique()} files, {len(skipped)} skipped"
         answer = f"{judge.answer(frame)}{counts}"
-        rows = list(judge.scores(frame)) if found.cases else []
+        rows = list(judge.scores(frame)) if runs.cases else []
         table = list(aligned(line if every else line[: judge.BRIEF] for line in rows)) if rows else []
         table += [judge.SIGNS] * bool(rows)
-        notes = [*judge.notes(frame), *(f"skipped {one}" for one in skipped)]
+        notes = [*judge.notes(frame), *(f"skipped {skip}" for skip in skipped)]
     screen([answer, *table, *notes, *(ramps if every or folder in shared else aims)], every=every)
     sys.stdout.flush()
     if page is not None and frame is not None:
-        told = [note for one in ran for note in one.notes]
+        told = [note for ramp in ran for note in ramp.notes]
         write_bytes(real(page), pages.page(frame, skipped, told, partial(laid, markdown=True)).encode())
         click.echo(short_path(real(page)))
     if plot:
@@ -474,18 +474,18 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     with Terminal() as teller:
         ahead = realtime.told(predicted.spans(plan, runs, slo))
         teller.say(f"{ahead} on the servers, beside their starts; runs are kept, and a second call goes on")
-        found = predicted.predict(plan, runs, teller, slo)
-    frame, void = found.frame, ""
-    lines = [*ranks.summary(ranks.pairs(frame, found.attainment))]
-    lines += [f"SLO {found.rule}; attainment: {found.attainment}", *found.notes]
+        comparison = predicted.predict(plan, runs, teller, slo)
+    frame, void = comparison.frame, ""
+    lines = [*ranks.summary(ranks.pairs(frame, comparison.attainment))]
+    lines += [f"SLO {comparison.rule}; attainment: {comparison.attainment}", *comparison.notes]
     if not len(ranks.valid(frame)):
         void = "No run on the servers is valid: what follows is of INVALID runs, and judges nothing."
         lines.insert(0, void)
         frame = frame.assign(invalid=False)
-    pairs, cells = ranks.pairs(frame, found.attainment), ranks.cells(frame, found.attainment)
+    pairs, cells = ranks.pairs(frame, comparison.attainment), ranks.cells(frame, comparison.attainment)
     lines += aligned(list(ranks.pair_rows(pairs)))
     lines.append("attainment in %; latencies of the simulator, off by; beside it the servers' own spread over repeats")
-    lines += aligned(list(ranks.cell_rows(cells, found.attainment)))
+    lines += aligned(list(ranks.cell_rows(cells, comparison.attainment)))
     screen(lines, tail=ranks.aims(cells), every=every)
     sys.stdout.flush()
     if plot and cells:
@@ -494,19 +494,19 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
         from plots import fig_predicted
 
         stem.parent.mkdir(parents=True, exist_ok=True)
-        said = f"Servers: real, {found.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
+        caption = f"Servers: real, {comparison.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
         command = f"bench validate --engine {engine} --table {asked['table']}"
-        paths = fig_predicted.render(pd.DataFrame(cells), found.attainment, stem, command, said)
+        paths = fig_predicted.render(pd.DataFrame(cells), comparison.attainment, stem, command, caption)
         click.echo(" · ".join(short_path(path) for path in paths))
 
 
 def _counts(text: str) -> tuple[int, ...]:
     from harness.policy.types import UserError
 
-    found = _numbers("--counts", text)
-    if bad := next((one for one in found if one != int(one)), None):
+    counts = _numbers("--counts", text)
+    if bad := next((number for number in counts if number != int(number)), None):
         raise UserError(f"--counts {bad:g} is not a whole number")
-    return tuple(map(int, found))
+    return tuple(map(int, counts))
 
 
 def _numbers(option: str, text: str) -> list[float]:
@@ -514,12 +514,12 @@ def _numbers(option: str, text: str) -> list[float]:
     from harness.policy.types import UserError
 
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(0 < one < float("inf") for one in found):
+        numbers = []
+    if not numbers or not all(0 < number < float("inf") for number in numbers):
         raise UserError(f'{option} "{text}" is not a list of numbers above 0')
-    return found
+    return numbers
 
 
 class _Ramp(NamedTuple):
@@ -537,7 +537,7 @@ def _staggered(ramps: Mapping[Path, Read]) -> tuple[list[_Ramp], list[Skipped]]:
     from harness.validate import staggered
     from harness.validate.names import Skipped
 
-    ran, skipped = list[_Ramp](), [one for read in ramps.values() for one in read.skipped]
+    ran, skipped = list[_Ramp](), [skip for read in ramps.values() for skip in read.skipped]
     for path, run in [(path, run) for path, read in ramps.items() for run in read.found]:
         try:
             with Terminal() as teller:
@@ -559,9 +559,9 @@ def _draw_staggered(ran: Sequence[_Ramp], out: Path | None) -> None:
 
     stem = real(out.with_suffix("") if out else FIGURES / "staggered")
     stem.parent.mkdir(parents=True, exist_ok=True)
-    for k, one in enumerate(ran, start=1):
+    for k, ramp in enumerate(ran, start=1):
         at = stem if k == 1 else stem.with_name(f"{stem.name}-{k}")
-        paths = fig_staggered.render(one.frame, at, f"bench validate {short_path(one.path)}", one.title)
+        paths = fig_staggered.render(ramp.frame, at, f"bench validate {short_path(ramp.path)}", ramp.title)
         click.echo(" · ".join(short_path(made) for made in paths))
 
 

@@ -34,10 +34,10 @@ def stats(name: str, as_json: bool, every: bool) -> None:
     from traces.stats import MEANS
     from traces.stats import stats as measure
 
-    found = load_trace(name)
-    facts = measure(found)
+    loaded = load_trace(name)
+    facts = measure(loaded)
     if as_json:
-        click.echo(json.dumps({"notice": found.notice, **facts}, indent=1))
+        click.echo(json.dumps({"notice": loaded.notice, **facts}, indent=1))
         return
     answer = (
         f"{facts['name']} ({facts['tier']}): {facts['requests']} requests of {facts['models']} models in "
@@ -48,7 +48,7 @@ def stats(name: str, as_json: bool, every: bool) -> None:
     rows = [(key, told, MEANS[key]) for key, told in shown.items() if every or told != NONE]
     top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])
     hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
-    notice = [found.notice] if found.notice else []
+    notice = [loaded.notice] if loaded.notice else []
     screen([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest], every=every)
 
 
@@ -140,16 +140,16 @@ def make(name: str, models: int | None, span_s: float | None, seed: int, out: Pa
     p = synthetic.preset(name + "".join(f"+{key}={value}" for key, value in asked.items() if value is not None))
     if out is not None and out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
-    found = realism.realism(str(p))
-    rows = synthetic.table(p, seed, None if found is None else found.verdict)
+    compared = realism.realism(str(p))
+    rows = synthetic.table(p, seed, None if compared is None else compared.verdict)
     click.echo(f"{p} · {rows.num_rows} requests of {p.models} models in {p.span_s:g} s, seed {seed}")
-    if found is None:
+    if compared is None:
         click.echo("nothing was measured that it could be held against (bench trace stats tells what it is)")
     else:
-        own = realism.measure(of_table(rows, str(p)), found.target)
-        click.echo("\n".join(aligned(realism.table(own, found.mean, found.target))))
-        click.echo(f"target: {found.target.source}; windows of {found.target.window_s:g} s")
-        click.echo(f"fit {found.verdict}")
+        drawn = realism.measure(of_table(rows, str(p)), compared.target)
+        click.echo("\n".join(aligned(realism.table(drawn, compared.mean, compared.target))))
+        click.echo(f"target: {compared.target.source}; windows of {compared.target.window_s:g} s")
+        click.echo(f"fit {compared.verdict}")
     if out is not None:
         schema.write(rows, out)
         click.echo(short_path(out))
