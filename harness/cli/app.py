@@ -67,7 +67,7 @@ class Bench(click.Group):
     """A group whose user errors are one line with exit code 2; a bug keeps its traceback and exits with 1."""
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands, those first that most users need."""
+        """List the commands, the main ones first."""
         width = max(map(len, COMMANDS))
         rows = [(name.ljust(width), line) for name, (_, line) in COMMANDS.items()]
         for title, some in (("Main commands", rows[:FIRST]), ("Other commands", rows[FIRST:])):
@@ -77,7 +77,7 @@ class Bench(click.Group):
             formatter.write_dl([(str(code.value).ljust(width), when) for code, when in MEANS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command, and keep its words for those that say what to ask next."""
+        """Find the command, and keep the command line for messages that name the next one."""
         ctx.meta[WORDS] = list(args)
         _typed(args)
         if args and (now := FORMER.get(args[0])):
@@ -141,7 +141,7 @@ def one_line(text: str) -> str:
 
 @contextmanager
 def _read() -> Iterator[None]:
-    """End well where the reader of our output left: who leaves has read enough."""
+    """Exit with 0 when the reader of stdout closes the pipe."""
     try:
         yield
     except BrokenPipeError:
@@ -150,7 +150,7 @@ def _read() -> Iterator[None]:
 
 
 def _open() -> None:
-    """Let a closed stdout or stderr swallow what is written, and no file that is opened later take its number."""
+    """Replace a closed stdout or stderr by the null device, so that no later file takes its number."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends

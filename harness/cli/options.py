@@ -252,7 +252,7 @@ WORKERS = click.option("--workers", type=PROCESSES, metavar="N", help="Processes
 
 
 def _heard(ctx: click.Context, _param: click.Parameter, level: str | None) -> None:
-    """Say more or less on stderr for as long as this command runs."""
+    """Set the verbosity of stderr for as long as this command runs."""
     from harness.cli.terminal import LEVEL
 
     if level is not None:

@@ -1,4 +1,4 @@
-"""`bench run`, `plot`, `explain`, `timeline`, `upgrade`: a run made, stored results drawn, explained, kept in form."""
+"""`bench run`, `plot`, `explain`, `timeline` and `upgrade`: make a run, and use stored results."""
 
 from __future__ import annotations
 
