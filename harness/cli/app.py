@@ -27,18 +27,18 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "explain": ("runs.explain", "Say where a request's time went, or why SLOs were missed."),
     "calibrate": ("tools.calibrate", "Measure the cost table of an engine's servers, or of a GPU."),
     "check": ("tools.check", "Test that a system keeps the rules."),
-    "claims": ("claims.claims", "Hold every paper's claims against runs made here."),
+    "claims": ("claims.claims", "Test every paper's claims against runs made here."),
     "list": ("tools.list_", "List systems, engines, traces, figures and definitions."),
     "mock": ("mock.mock", "Serve OpenAI's API with set latencies and no model."),
     "new": ("tools.new", "Write a small annotated system that passes bench check."),
     "plot": ("runs.plot", "Draw stored results as PDF, PNG and CSV."),
     "run": ("runs.run", "Run one spec, a TOML file."),
-    "sensitivity": ("sensitivity.sensitivity", "Find the machine's constants that turn an order."),
+    "sensitivity": ("sensitivity.sensitivity", "Find constants of the machine that reverse an order."),
     "timeline": ("runs.timeline", "Write a stored run as a trace for Perfetto."),
     "trace": ("traces.trace", "Look at traces, convert logs, draw synthetic ones."),
     "tune": ("tune.tune", "Tune systems alike, on seeds that no evaluation uses."),
-    "upgrade": ("runs.upgrade", "Rewrite results of earlier releases with today's names."),
-    "validate": ("tools.validate", "Hold the simulator against measured end-to-end runs."),
+    "upgrade": ("runs.upgrade", "Rewrite results of earlier releases with current names."),
+    "validate": ("tools.validate", "Compare the simulator with measured end-to-end runs."),
 }
 
 

@@ -16,18 +16,18 @@ FILE = "claims.md"
 
 
 @click.command(epilog=examples("bench claims", "bench claims --only fig7,weaver", "bench claims --check"))
-@click.option("--only", metavar="NAME,...", help="Only the claims that these hold; then they are printed, without -o.")
-@click.option("--all", "every", is_flag=True, help="Of --only: print the whole page, as Markdown.")
+@click.option("--only", metavar="NAME,...", help="Only the claims of these studies; prints them, unless -o is given.")
+@click.option("--all", "every", is_flag=True, help="With --only: print the whole page, as Markdown.")
 @LIMIT
 @WORKERS
 @click.option("-o", "--out", type=TARGET, metavar="FILE",
-              help="Where the page goes.  [default: results/claims.md]")  # fmt: skip
+              help="File for the page.  [default: results/claims.md]")  # fmt: skip
 @click.option("--check", is_flag=True,
-              help="Exit with 1 where a class rests on fewer than 10 misses of either side, or 5 windows.")  # fmt: skip
+              help="Exit with 1 if a class has fewer than 10 misses of either side, or 5 windows.")  # fmt: skip
 def claims(*, only: str | None, every: bool, workers: int | None, out: Path | None, check: bool) -> None:
-    """Hold every paper's claims against runs made here.
+    """Test every paper's claims against runs made here.
 
-    One page has each statement once, with its class and what it rests on.
+    One page has each statement once, with its class and its evidence.
     """
     from harness.rows import record
     from harness.study import ledger

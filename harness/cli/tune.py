@@ -37,7 +37,7 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm"
 @click.option("--draws", default=16, show_default=True, type=click.IntRange(2), metavar="N",
               help="Settings that each system tries, the first its defaults.")  # fmt: skip
 @click.option("--to", type=TARGET, default=TUNED, metavar="FILE",
-              help="Where the draws and the choice are written.  [default: systems/tuned.toml]")  # fmt: skip
+              help="File for the draws and the choice.  [default: systems/tuned.toml]")  # fmt: skip
 @ALL
 @LIMIT
 @WORKERS
@@ -46,7 +46,7 @@ def tune(*, systems: str, draws: int, to: Path, every: bool, workers: int | None
     """Tune systems alike, on seeds that no evaluation uses.
 
     Each system tries the same number of random settings. Only fields that a system's source leaves open are drawn
-    (tuned=True where the field is declared). Runs are kept, so the same command goes on where it was ended. To adopt a
+    (tuned=True where the field is declared). Runs are kept, so the same command resumes. To adopt a
     choice, make its values the defaults in the system's file.
     """
     from datetime import UTC, datetime
