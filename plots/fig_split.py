@@ -33,7 +33,7 @@ def read(run: Path) -> dict[str, Any]:
         raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
     known = record.footer(path)
     if "partitions" not in known:
-        raise UserError(f"{run}: no lane was told how many SMs it has")
+        raise UserError(f"{run}: no lane has a number of SMs")
     return known
 
 

@@ -23,7 +23,7 @@ TITLES = {"mean_ttft_s": "Mean TTFT over all", "p99_ttft_s": "P99 TTFT of the wo
 CAPTION = (
     "{load} on one card, asked in staggered ramps: memory split evenly (static) or shared on demand (elastic)."
     " Solid: measured. Dashed: simulated, on an MI300X, a guess at the card of 192 GB that kvcached's runs of vLLM 0.14"
-    " (88b6753) do not name; its table is scaled to uncongested instances of their one set, of six Qwen2.5-7B, and no"
+    " (88b6753) do not name. Its table is scaled to uncongested instances of their one set, of six Qwen2.5-7B, and no"
     " other measured run checks it. The band is the interval of what a process holds. Processes take turns on the card."
 )
 

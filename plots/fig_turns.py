@@ -104,7 +104,7 @@ def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> st
         f"{label(spec)} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · {mark}"
         f"seed {spec['seed']}.\nDecode turns: {len(decodes)}, median {span_s.median():.2g} s; "
         f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
-        "Numbers tell models of a kind apart; white: nobody runs, weights or KV are on their way."
+        "Numbers tell models of a kind apart; white: no model runs, weights or KV are on their way."
         + (f" {note}" if note else "")
         + (f"\n{late}" if (late := style.unvetted_of({label(spec): spec["system"]})) else "")
     )

@@ -108,7 +108,7 @@ class Bench(click.Group):
         except click.Abort as error:
             from harness.loop.guard import Terminated
 
-            click.echo("interrupted: finished runs are kept; the same command goes on from there", err=True)
+            click.echo("interrupted: finished runs are kept; the same command resumes there", err=True)
             code = Code.TERMINATED if isinstance(error.__cause__, Terminated) else Code.INTERRUPTED
         except click.ClickException as error:
             if not isinstance(error, NoArgsIsHelpError):  # its message is the help

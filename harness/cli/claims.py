@@ -48,7 +48,7 @@ def claims(*, only: str | None, every: bool, workers: int | None, out: Path | No
         click.echo(f"{name}: {why}", err=True)
     weak = ledger.weak(claimed) if check else []
     for line in weak:
-        click.echo(f"rests on too little: {line}", err=True)
+        click.echo(f"too little evidence: {line}", err=True)
     if claimed.missing:
         sys.exit(Code.REFUSED)
     if weak:

@@ -28,12 +28,12 @@ MEMORY = {"pool_bytes", "mem_fraction", "process", "process_bytes", "table"}
 MOST_SHOWN = 60  # characters of a wrong value
 OF_SYSTEMS = ("system", "preset", "fields")
 OF_RUNS = {  # fields of a spec that no user sets, and why
-    "seed": "--seeds says how many there are",
-    "workload": "SLO bases are measured as they need it",
-    "slo_s": "--slo says it",
-    "homes": "--placement says it",
-    "trace_sha256": "it is of the trace's rows",
-    "measured_on": "it is of the machine",
+    "seed": "--seeds sets how many there are",
+    "workload": "the measurement of SLO bases sets it",
+    "slo_s": "--slo sets it",
+    "homes": "--placement sets it",
+    "trace_sha256": "it is computed from the trace's rows",
+    "measured_on": "it names the machine of a run",
     "token_times": "--definition itl and token ask for them",
 }
 WIDTH = 80  # characters of a line of help
@@ -150,7 +150,7 @@ def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, 
     texts = read_pairs(ctx, param, pairs)
     for key in texts:
         if key in OF_SYSTEMS:
-            raise UserError(f"--set {key}: --systems says it, as NAME[:PRESET][+FIELD=VALUE...]")
+            raise UserError(f"--set {key}: --systems sets it, as NAME[:PRESET][+FIELD=VALUE...]")
         flag = f"--{key.replace('_', '-')}"
         option = next((other.opts[0] for other in ctx.command.params if flag in other.opts), None)
         if option is not None:
@@ -330,8 +330,8 @@ SETTING = grouped(
                  "replayed (synthetic: another seed), the replayed window, the trace, or its first tenth."),
     click.option("--assign", type=click.Choice(["released", "shuffled", "square"]), default="released",
                  show_default=True,
-                 help="Streams of the models. released: as the set says, else by equal names, else in the trace's "
-                 "order or by traffic; the output names the rule. shuffled: by each seed. square: a Latin square of "
+                 help="Streams of the models. Released: as the set says, else by equal names, else in the trace's "
+                 "order or by traffic; the output names the rule. Shuffled: by each seed. Square: a Latin square of "
                  "seeds, where each of the busiest streams meets each size of model once."),
     click.option("--placement", default="", metavar="FILE|SYSTEM",
                  help="One placement for all systems: a TOML file of MODEL = [GPU, ...], or a system's first one.  "

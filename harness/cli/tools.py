@@ -108,7 +108,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
         return
     signs = "+ N real: and on N engines in real time; in part: with some presets. bench list --matrix names them."
     lack = ", ".join(name for name, made in engines.items() if made.lacks)
-    here = [f"engines that cannot run here as things are: {lack} (--all says what they need)"] if lack else []
+    here = [f"engines that cannot run here now: {lack} (--all says what they need)"] if lack else []
     more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, names, after]
     screen([answer, *aligned(brief), signs], tail=more, every=False)
 
@@ -147,7 +147,7 @@ def traces(*, every: bool) -> None:
     logs = readers.logs(Path(folder)) if folder else {}
     files = sum(map(len, logs.values()))
     public = (
-        f"{files} public logs lie in TRACES_DIR" if folder else "TRACES_DIR is not set, so no public log is looked for"
+        f"{files} public logs lie in TRACES_DIR" if folder else "TRACES_DIR is not set, so no public logs are listed"
     )
     answer = f"{len(lines) - 1 - len(absent)} of {len(lines) - 1} traces are here; {public}"
     signs = "drawn: made for each seed. replayed: real requests; composed: of real counts; synthetic: fitted."
@@ -235,7 +235,7 @@ def check(
     passed, broken = {}, False
     for name in systems.names() if every else [system or ""]:
         if store and name not in systems.names():
-            raise UserError(f"{name} is none of systems/: what it passes is kept without --store")
+            raise UserError(f"{name} is not in systems/: what it passes is kept without --store")
         content = vetted.content(name)
         if failures := conform(name, quick=not full, only=law, case=case):
             broken = True
@@ -260,7 +260,7 @@ def _keep(content: str) -> None:
     try:
         vetted.keep(content)
     except OSError as error:
-        click.echo(f"not kept, so comparisons go on to say `unchecked`: {error}", err=True)
+        click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
 
 
 def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
@@ -474,18 +474,18 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     )  # fmt: skip
     with Terminal() as teller:
         ahead = realtime.told(predicted.spans(plan, runs, slo))
-        teller.say(f"{ahead} on the servers, beside their starts; runs are kept, and a second call goes on")
+        teller.say(f"{ahead} on the servers, beside their starts; runs are kept, and a second call resumes")
         comparison = predicted.predict(plan, runs, teller, slo)
     frame, void = comparison.frame, ""
     lines = [*ranks.summary(ranks.pairs(frame, comparison.attainment))]
     lines += [f"SLO {comparison.rule}; attainment: {comparison.attainment}", *comparison.notes]
     if not len(ranks.valid(frame)):
-        void = "No run on the servers is valid: what follows is of INVALID runs, and judges nothing."
+        void = "No run on the servers is valid: all that follows comes from INVALID runs."
         lines.insert(0, void)
         frame = frame.assign(invalid=False)
     pairs, cells = ranks.pairs(frame, comparison.attainment), ranks.cells(frame, comparison.attainment)
     lines += aligned(list(ranks.pair_rows(pairs)))
-    lines.append("attainment in %; latencies of the simulator, off by; beside it the servers' own spread over repeats")
+    lines.append("attainment in %; error of the simulated latencies, beside the spread of the servers' repeats")
     lines += aligned(list(ranks.cell_rows(cells, comparison.attainment)))
     screen(lines, tail=ranks.aims(cells), every=every)
     sys.stdout.flush()

@@ -147,7 +147,7 @@ def make(name: str, models: int | None, span_s: float | None, seed: int, out: Pa
     rows = synthetic.table(p, seed, None if compared is None else compared.verdict)
     click.echo(f"{p} · {rows.num_rows} requests of {p.models} models in {p.span_s:g} s, seed {seed}")
     if compared is None:
-        click.echo("nothing was measured that it could be held against (bench trace stats tells what it is)")
+        click.echo("no measured target exists for it (bench trace stats describes it)")
     else:
         drawn = realism.measure(of_table(rows, str(p)), compared.target)
         click.echo("\n".join(aligned(realism.table(drawn, compared.mean, compared.target))))
