@@ -38,7 +38,7 @@ from harness.cli.options import (
     system_names,
 )  # fmt: skip
 from harness.cli.study import dry, figures
-from harness.cli.terminal import room, teller
+from harness.cli.terminal import prose, room, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -212,17 +212,17 @@ def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, eve
     from harness.study import sensitivity, sentences
 
     if sentence := sentences.answer(measured, shown, rule):
-        click.echo(sentence)
+        prose(sentence)
     for line in sentences.headline(measured, shown):
-        click.echo(line)
+        prose(line)
     lacks, ways = sentences.unfit(measured)
     if shown.systems:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         click.echo("\n".join(formats.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
     for note in sentences.notes(measured, shown, rule):
-        click.echo(note)
+        prose(note)
     if sentence := sensitivity.kept(measured.folder):
-        click.echo(sentence)
+        prose(sentence)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""
     click.echo(short_path(measured.folder) + pdf)
     words = click.get_current_context().meta[WORDS]

@@ -40,6 +40,14 @@ def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> No
         click.echo(line)
 
 
+def prose(line: str) -> None:
+    """Print a line; on a terminal it is folded between words."""
+    from harness.report.text_table import brief
+
+    for part in brief([line], every=not sys.stdout.isatty(), room=room()):
+        click.echo(part)
+
+
 class Terminal:
     """Tells the user how a sweep goes on: lines on stderr, and a bar; where nobody watches, a line now and then.
 

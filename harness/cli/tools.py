@@ -96,7 +96,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
         short.append((name, _runs_on(dict(zip(engines, marks, strict=True))), what))
     beside = sum(runs_on != SIM for _, runs_on, _ in short[1:])
     answer = f"{len(systems)} systems; all but {beside} run on the simulator alone (sim)"
-    left = WIDTH - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
+    left = min(WIDTH, room()) - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
     brief = [(*line, clause(what, left)) for *line, what in short]
     needs = [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
     kinds, hosts = ", ".join(quantities.gpu_kinds()), ", ".join(quantities.hosts())
@@ -161,7 +161,7 @@ def traces(*, every: bool) -> None:
     some = [heads, *((name, str(len(of)), str(of[0].relative_to(folder))) for name, of in logs.items())]
     fetch = [f"not here: {', '.join(absent)} (--all says how to fetch each)"] if absent else []
     more = [*fetch, "licences in full, what each trace is, readers, every log: --all", after]
-    cut = [(*line[:6], line[6].partition(" (")[0]) for line in lines]
+    cut = [(line[0].replace("/M-RATE-IN-OUT", "/..."), *line[1:6], line[6].partition(" (")[0]) for line in lines]
     screen([answer, *aligned(cut), signs, *(aligned(some) if logs else ())], tail=more, every=False)
 
 
