@@ -26,6 +26,7 @@ FOLDERS = tuple(
 )
 VAGUE = {"found", "one", "own", "said"}  # names that any variable could have
 QUESTION = re.compile(r"(What|Who|Whom|Whose|Where|Whether|Which|How|When|Why)\b")
+PROSE = re.compile(r"\b(a|an|and|as|at|by|for|in|is|it|no|not|of|on|or|that|the|to|with)\b")  # in no list of names
 MOST_WORDS = 30  # of a sentence
 LEAST_WORDS = 3  # of a string that is read, and no key
 PRIVATE = {  # words of ours, each with those that users know
@@ -57,10 +58,12 @@ class Text(NamedTuple):
 
 
 def vague(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the line and name of each variable, argument or pattern with a vague name."""
+    """Yield the line and name of each variable, argument or pattern with a vague name; fields of a class are apart."""
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    fields = {id(line.target) for body in bodies for line in body if isinstance(line, ast.AnnAssign)}
     for node in ast.walk(tree):
         match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if id(node) not in fields:
                 pass
             case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
                 pass
@@ -110,12 +113,16 @@ def docstrings(folder: str) -> Iterator[Text]:
 
 
 def strings(folder: str) -> Iterator[Text]:
-    """Yield the strings that are no docstrings: messages, notes, captions. A value in them stands as X."""
+    """Yield messages, notes and captions, with X for each value in them.
+
+    Docstrings are apart, and so are lists of names and the sources of numbers, which tables keep as they were fitted.
+    """
     for path, tree in trees(folder):
         nodes = list(ast.walk(tree))
         apart = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         apart |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-        apart |= {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "split"}
+        dicts = (zip(node.keys, node.values, strict=True) for node in nodes if isinstance(node, ast.Dict))
+        apart |= {id(value) for pairs in dicts for key, value in pairs if getattr(key, "value", None) == "source"}
         for node in nodes:
             match node:
                 case ast.Constant(value=str(text)):
@@ -124,7 +131,7 @@ def strings(folder: str) -> Iterator[Text]:
                     text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in values)
                 case _:
                     continue
-            if id(node) not in apart and len(text.split()) >= LEAST_WORDS:
+            if id(node) not in apart and len(text.split()) >= LEAST_WORDS and PROSE.search(text):
                 yield Text(place(path, node), text.replace("\n", "\n\n"))
 
 

@@ -394,7 +394,7 @@ def _rows(path: Path, columns: Sequence[str] | None) -> pa.Table:
             found = _of_schema_1(pq.read_table(path, memory_map=True), about.get("spec", {})).select(names)
         sealed.columns(path, found, pa.schema([field for field in SCHEMA if field.name in names]))
     if "state" in names and (other := set(pc.unique(found["state"]).to_pylist()) - set(STATES)):
-        raise Damaged(f'{path}: state "{other.pop()}" is none of {", ".join(STATES)}; {WAY_OUT}')
+        raise Damaged(f'{path}: state "{other.pop()}" is not one of {", ".join(STATES)}; {WAY_OUT}')
     if "counts" in about and len(found) != (rows := sum(about["counts"].values())):
         raise Damaged(f"{path}: {len(found)} rows, and its facts say {rows}; {WAY_OUT}")
     return found

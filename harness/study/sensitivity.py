@@ -158,7 +158,7 @@ def sentence(found: Found) -> str:
     lead = f"the lead of {found.first} over {found.second} {at}, {_text(found, found.base)} {_unit(found)},"
     tried = [(row, row.lead) for row in found.rows if row.lead]
     if not tried:
-        return f"Sensitivity: {lead} was held against no constant."
+        return f"Sensitivity: {lead} was tested with no constant."
     names = ", ".join(dict.fromkeys(row.constant.name for row, _ in tried))
     before = found.order(found.base)
     by_order: dict[int, list[str]] = {-1: [], 0: [], 1: []}
