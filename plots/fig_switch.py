@@ -1,4 +1,4 @@
-"""What a switch of models takes by stage, from recorded runs of a system with its optimisations on and off.
+"""Seconds of a switch of models by stage, from recorded runs of a system with its optimisations on and off.
 
 python -m plots.fig_switch plots/out/switch results/aegaeon-3f9c01ab results/aegaeon-77aa01cd ...
 

@@ -109,7 +109,7 @@ def test_the_split_of_sms_by_hand(tmp_path: Path) -> None:
     assert found["prefill"].tolist() == [0, 132, 104, 0]
     assert found["decode"].tolist() == [132, 0, 28, 132]
     assert logged().partitioned() == []
-    with pytest.raises(UserError, match="no lane was told how many SMs"):
+    with pytest.raises(UserError, match="no lane has a number of SMs"):
         fig_split.read(stored(tmp_path / "a", [0.2] * 3))
 
 

@@ -1,4 +1,4 @@
-"""How a long command goes on: lines and a bar on stderr."""
+"""Progress of a long command: lines and a bar on stderr."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> No
 
     for line in brief(lines, every=every, tail=tail, room=min(WIDTH, room())):
         click.echo(line)
+
+
+def prose(line: str) -> None:
+    """Print a line; on a terminal it is folded between words."""
+    from harness.report.text_table import brief
+
+    for part in brief([line], every=not sys.stdout.isatty(), room=room()):
+        click.echo(part)
 
 
 class Terminal:

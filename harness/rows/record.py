@@ -403,7 +403,7 @@ def _rows(path: Path, columns: Sequence[str] | None) -> pa.Table:
             rows = _of_schema_1(pq.read_table(path, memory_map=True), about.get("spec", {})).select(names)
         sealed.columns(path, rows, pa.schema([field for field in SCHEMA if field.name in names]))
     if "state" in names and (other := set(pc.unique(rows["state"]).to_pylist()) - set(STATES)):
-        raise Damaged(f'{path}: state "{other.pop()}" is none of {", ".join(STATES)}; {WAY_OUT}')
+        raise Damaged(f'{path}: state "{other.pop()}" is not one of {", ".join(STATES)}; {WAY_OUT}')
     if "counts" in about and len(rows) != (counted := sum(about["counts"].values())):
         raise Damaged(f"{path}: {len(rows)} rows, and its facts say {counted}; {WAY_OUT}")
     return rows

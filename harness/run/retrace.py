@@ -73,7 +73,7 @@ def _again(run: Path) -> Iterator[None]:
 
 
 def _otherwise(run: Path, how: str) -> str:
-    return f"{run.name} was made by other sources: made again, {how} (bench compare or bench run stores it anew)"
+    return f"{run.name} was made by other sources: made again, {how} (bench compare or bench run stores it again)"
 
 
 def _equal(a: pa.Table, b: pa.Table) -> bool:

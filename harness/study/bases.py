@@ -120,7 +120,9 @@ def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
     longest = int(setup.trace.output_tokens.max())
     largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in slos.values())
     if largest > LARGEST_S:
-        raise UserError(f"an SLO of {largest:.3g} s for a request of {longest} tokens is none (a lower --slo-scale)")
+        raise UserError(
+            f"an SLO of {largest:.3g} s for a request of {longest} tokens is too long (a lower --slo-scale)"
+        )
     return float(2.0 ** math.ceil(math.log2(DRAIN_SLOS * largest)))
 
 

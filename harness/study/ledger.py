@@ -290,7 +290,7 @@ def markdown(ledger: Ledger) -> Iterator[str]:
     yield "# Claims"
     yield ""
     yield from _wrapped(
-        "What papers say, beside what came out here: each statement once, by one rule for all "
+        "Claims of papers, beside the results here: each statement once, by one rule for all "
         "(`harness/study/rule.py`), fixed before anything ran. Made by `bench claims` (`make claims`).",
         "",
     )

@@ -23,7 +23,7 @@ from harness.study.study import AA, CONTROLS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NOTHING = "nothing was judged here (bench compare writes it anew)"
+NOTHING = "no requests were scored here (bench compare writes it again)"
 
 
 class SweepMisses(NamedTuple):

@@ -158,7 +158,7 @@ def sentence(leads: Leads) -> str:
     lead = f"the lead of {leads.first} over {leads.second} {at}, {_text(leads, leads.base)} {_unit(leads)},"
     tried = [(row, row.lead) for row in leads.rows if row.lead]
     if not tried:
-        return f"Sensitivity: {lead} was held against no constant."
+        return f"Sensitivity: {lead} was tested with no constant."
     names = ", ".join(dict.fromkeys(row.constant.name for row, _ in tried))
     before = leads.order(leads.base)
     by_order: dict[int, list[str]] = {-1: [], 0: [], 1: []}
