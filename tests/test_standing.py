@@ -22,7 +22,7 @@ from harness.policy.events import Arrived, Done, Event, Finished, Freed, TurnEnd
 from harness.policy.types import Batch, Host, Inst
 from harness.policy.view import View
 from tests.cases import cases
-from tests.test_kernel import one
+from tests.test_kernel import prefill_queue
 from tests.test_replay import Policy, done_s
 from tests.worlds import SHAPE
 
@@ -65,7 +65,7 @@ def short(
     **seconds: float,
 ) -> tuple[Issued, Policy, Recorder, Outcome, Sim]:
     """Replay one request of a second, which comes at 0.5 s. `says`: the answers to it, and to timers at other times."""
-    w = one(1.0, 1.0, 1)
+    w = prefill_queue(1.0, 1.0, 1)
     engine = Short(w.config, w.options, w.machine)
     engine.comes_s, engine.issued = comes_s, []
 
@@ -193,7 +193,7 @@ def test_blocks_that_come_free_are_told_once_after_a_refusal_for_now() -> None:
 
 def two(answer: Callable[[Event, View], Iterable[Action]], hears: frozenset[type], **spec: Any) -> tuple[Any, ...]:
     """Replay a request of each of two models, whose weights take a second."""
-    w = one(1.0, 1.0, 2, models=2)
+    w = prefill_queue(1.0, 1.0, 2, models=2)
     machine = w.machine._replace(spec=w.machine.spec._replace(h2d=float(weight_bytes(SHAPE)), **spec))
     jobs = replace(w.jobs, arrival_s=np.array([1.0, 1.0]), model=np.array([0, 1], np.int32))
     policy, sim, log = Policy(answer, hears), replace(w, machine=machine).sim(), Recorder()
