@@ -353,15 +353,15 @@ class Told:
 
 def test_the_time_limit_does_not_strike_within_the_garbage_collector() -> None:
     # what is raised in one of its callbacks is dropped: the policy would go on, and a warning stand on the screen
-    found = []
+    collecting = []
 
     def callback(_phase: str, _info: dict[str, int]) -> None:
-        found.append(_collecting(sys._getframe()))
+        collecting.append(_collecting(sys._getframe()))
 
     gc.callbacks.append(callback)
     try:
         gc.collect()
     finally:
         gc.callbacks.remove(callback)
-    assert found == [True, True]  # as it starts and as it stops
+    assert collecting == [True, True]  # as it starts and as it stops
     assert not _collecting(sys._getframe())

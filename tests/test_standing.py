@@ -129,16 +129,16 @@ def test_a_turn_waits_for_the_load_of_its_weights() -> None:
 
 def test_a_turn_that_is_closed_while_it_stands_ends_like_any_other() -> None:
     turn, close = Run(A, "decode", for_s=1.0), Run(A, "decode", steps=0)
-    said = {0.5: (turn,), 0.75: (close,)}
-    issued, policy, *_ = short(said, {turn: 1.0})
+    script = {0.5: (turn,), 0.75: (close,)}
+    issued, policy, *_ = short(script, {turn: 1.0})
     assert (0.75, TurnEnded(A, "decode", "steps", 0, 0.0)) in policy.heard
     assert [action for t, action, _ in issued if t >= 0.75] == [close]
-    _, deaf, *_ = short(said, {turn: 1.0}, frozenset({Woke, Arrived}))
+    _, deaf, *_ = short(script, {turn: 1.0}, frozenset({Woke, Arrived}))
     assert not any(isinstance(event, TurnEnded) for _, event in deaf.heard)
 
 
 @cases(
-    ("said", "stands", "same"),
+    ("asked", "stands", "same"),
     [
         (Evict(NEW), Load(NEW), True),
         (Load(NEW, "pool"), Evict(NEW, drain=False), True),
@@ -163,8 +163,8 @@ def test_a_turn_that_is_closed_while_it_stands_ends_like_any_other() -> None:
         (Wake(1.0), LIMIT, False),
     ],
 )
-def test_what_speaks_of_the_same_thing(said: Action, stands: Action, same: bool) -> None:
-    assert same_subject(said, stands) is same
+def test_what_speaks_of_the_same_thing(asked: Action, stands: Action, same: bool) -> None:
+    assert same_subject(asked, stands) is same
 
 
 # ---------------------------------------------------------------- an engine in real time
