@@ -17,7 +17,7 @@ import click
 ROOM = 100  # characters of a line where the width of the terminal is not known
 PROGRESS_HZ = 4
 TICK_S = 1.0  # a bar's clock moves at least so often, however long a step takes
-COUNTS = 45  # characters of a bar that are not its name
+COUNTS = 52  # characters of a bar that are not its name
 LINE_S, OFTEN_S = 20.0, 1.0  # between two lines where no bar is; where all is told
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"planning", "compile", "scores"})  # phases of which nothing is kept when the user interrupts
