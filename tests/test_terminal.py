@@ -25,15 +25,15 @@ WIPES = re.compile(re.escape(UP).replace(re.escape("{}"), "[0-9]+"))
 
 def watched(out: Path, **variables: str) -> str:
     """What a terminal of 30 lines of 100 letters is sent by a comparison."""
-    return sent([sys.executable, "-m", "harness", *COMPARE, "-o", str(out)], **variables)
+    return sent([sys.executable, "-m", "harness", *COMPARE, "-o", str(out)], variables)
 
 
-def sent(command: list[str], rows: int = 30, columns: int = 100, **variables: str) -> str:
+def sent(command: list[str], variables: dict[str, str], rows: int = 30, columns: int = 100) -> str:
     """What a terminal of such a size is sent by a command."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     others = {"CI", "NO_COLOR", "COLUMNS", "LINES"}
-    env = {name: value for name, value in os.environ.items() if name not in others} | {"TERM": "xterm", **variables}
+    env = {name: value for name, value in os.environ.items() if name not in others} | {"TERM": "xterm"} | variables
     with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
         parts = []
@@ -85,7 +85,7 @@ with terminal.Terminal() as teller:
 
 @pytest.mark.parametrize("size", [(24, 80), (0, 0), (10, 60)])  # some terminals do not tell their size
 def test_a_bar_fits_its_terminal_and_its_clock_moves_within_a_step(size: tuple[int, int]) -> None:
-    text = sent([sys.executable, "-c", ONE_STEP], *size)
+    text = sent([sys.executable, "-c", ONE_STEP], {}, *size)
     ((name, counts),) = bars(text).items()
     assert name.startswith("fig7, more ")
     assert {"1200/2890 [00:00<?, ?run/s]", "1200/2890 [00:01<?, ?run/s]"} <= set(counts)
