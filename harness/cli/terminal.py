@@ -113,7 +113,7 @@ class Terminal:
             if stored:
                 self.say(f"{what}: {done:,} of {total:,} are stored")
         self._worked |= done > self._begun[0]
-        stage = new and not stored and _stage(what) != _stage(self._phase)
+        stage = new and not stored and _stage(what) != _stage(self._phase) and (total > 1 or what in STAGES)
         self._phase = what
         if what not in STAGES:
             self._kept_of, self.kept = what, (done, total)

@@ -286,7 +286,9 @@ class _Work:
         rules = [grids.rule(self.study, panel, panel.scale) for panel in self.panels]
         measured = [spec for spec, rule in zip(based, rules, strict=True) if "P95" in rule]
         if measured := list(dict.fromkeys(measured)):
-            with self.teller.step("SLO bases", lambda: f"P95 of {len(measured)} pairs of trace and models, each alone"):
+            with self.teller.step(
+                "SLO bases", lambda: f"P95 of each model alone, pairs of trace and models: {len(measured)}"
+            ):
                 self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
         return tuple(
             replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
