@@ -155,8 +155,12 @@ def _systems() -> Iterator[str]:
         yield f"{_plain(title)}\n"
         takes = declared.domains(found)
         if takes:
-            yield from table("field,default,values", ((f"`{key}`", _value(one.default), _domain(one))
-                                                      for key, one in takes.items()))  # fmt: skip
+            notes = comments(found)
+            rows = (
+                (f"`{key}`", _value(one.default), _domain(one), _plain(notes.get(key, "")))
+                for key, one in takes.items()
+            )
+            yield from table("field,default,values,note", rows)
         if found.presets:
             presets = ((_code(f"{name}:{key}"), _setting(preset)) for key, preset in found.presets.items())
             yield from table("preset,sets", presets)
