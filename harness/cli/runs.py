@@ -51,7 +51,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     from harness.run.resolve import resolve
     from harness.run.setup import Setup
     from harness.run.spec import as_dict, read
-    from harness.study.bases import ahead, said, slo_target
+    from harness.study.bases import ahead, check_rule, slo_target
     from harness.study.table import scored_alone
 
     folder = real(out or RESULTS)
@@ -60,7 +60,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     try:
         ready = resolve(asked)
         rule = asked.slo or slo_rule("P95", None)
-        said(rule, asked.models)
+        check_rule(rule, asked.models)
         if dry_run:
             click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
             click.echo("".join(f"{line}\n" for line in streams.lines(Setup(ready), every=True)), nl=False, err=True)

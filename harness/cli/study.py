@@ -175,7 +175,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     from harness.run import realtime, streams, sweep
     from harness.run.setup import Failed
     from harness.study import grid
-    from harness.study.bases import TUNING_SEEDS, Ahead, ahead, said
+    from harness.study.bases import TUNING_SEEDS, Ahead, ahead, check_rule
 
     known, total, runs, failed = sweep.speeds(out), 0.0, 0, dict[str, str]()
     rows = [("condition", "system", "gpus", "along", "x", "runs", "time")]
@@ -186,7 +186,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     for panel in panels:
         here = dict.fromkeys(grid.rule(left, panel, scale) for scale in grid.scales(left, panel))
         for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
-            said(rule, models)
+            check_rule(rule, models)
         based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())
         aheads = {rule: ahead(based, rule, out) for rule in here}
         rules |= aheads
