@@ -67,8 +67,8 @@ def commands(code: str) -> list[str]:
 def documents() -> list[Path]:
     """Those with blocks, but for what is generated and what is past."""
     past = {ROOT / "CHANGELOG.md", ROOT / "docs/decisions.md"}
-    found = [path for path in files() if path.suffix == ".md" and path not in past]
-    return [path for path in found if FENCE.search(text(path))]
+    paths = [path for path in files() if path.suffix == ".md" and path not in past]
+    return [path for path in paths if FENCE.search(text(path))]
 
 
 def reason(command: str) -> str | None:
@@ -109,9 +109,9 @@ def test_a_command_that_bench_does_not_read_is_noticed(command: str) -> None:
 def run(command: str) -> Result:
     """Run a command as a shell would: on the sample as it is, else dry where it can be."""
     words = [
-        one
+        path
         for word in shlex.split(command, comments=True)
-        for one in (sorted(glob(word)) or [word])  # noqa: PTH207 - as a shell does
+        for path in (sorted(glob(word)) or [word])  # noqa: PTH207 - as a shell does
     ]
     if words[0] == "make":
         done = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)

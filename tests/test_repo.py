@@ -174,8 +174,8 @@ def test_an_editable_install_of_a_checkout_works(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-build-isolation", "-e"]
     subprocess.run([*pip, str(clone)], capture_output=True, check=True)
     where = "import harness; print(harness.__file__)"
-    found = subprocess.run([python, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert Path(found.strip()) == clone / "harness/__init__.py"
+    printed = subprocess.run([python, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert Path(printed.strip()) == clone / "harness/__init__.py"
     listed = [str(tmp_path / "venv/bin/bench"), "list", "traces"]
     told = subprocess.run(listed, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert "sample" in told

@@ -204,8 +204,8 @@ def test_forms() -> None:
     good: dict[str, Any] = {"a": [1, 2.5, float("nan")], "b": {"n": 1}, "c": "y", "d": ["p", 1], "other": object}
     assert sealed.fault(good, form, "it") == ""
     bad = {"a": [True], "b": {"n": 1.0}, "c": "z", "d": ["p"]}
-    said = [sealed.fault({**good, key: value}, form, "it") for key, value in bad.items()]
-    assert said == ["item 1 of it.a is true, not a number", "it.b.n is 1.0, not a whole number",
+    faults = [sealed.fault({**good, key: value}, form, "it") for key, value in bad.items()]
+    assert faults == ["item 1 of it.a is true, not a number", "it.b.n is 1.0, not a whole number",
                     'it.c is "z", not one of x, y', 'it.d is ["p"], not a list of 2']  # fmt: skip
 
 

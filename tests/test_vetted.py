@@ -75,12 +75,12 @@ def test_captions_say_it_once_until_the_check_has_passed(mine: Path) -> None:
         return [style.caption(table.to_pandas(), [1]), caption(table, facts, "mean"),
                 fig_turns.caption(turns.astype({"start_s": float, "end_s": float}), {"spec": spec})]  # fmt: skip
 
-    for said in captions():
-        assert said.count("Unchecked") == said.count("bench check has not passed on the file: ") == 1
-        assert "static." not in said
-    assert all("on the file: mine, mine+tau=1." in said for said in captions()[:2])
+    for text in captions():
+        assert text.count("Unchecked") == text.count("bench check has not passed on the file: ") == 1
+        assert "static." not in text
+    assert all("on the file: mine, mine+tau=1." in caption for caption in captions()[:2])
     vetted.keep(vetted.content(str(mine)))
-    assert not [said for said in captions() if "nchecked" in said]
+    assert not [caption for caption in captions() if "nchecked" in caption]
 
 
 def test_a_comparison_says_unchecked_until_the_check_has_passed(mine: Path) -> None:
