@@ -157,8 +157,12 @@ def _systems() -> Iterator[str]:
         yield f"{_plain(title)}\n"
         takes = declared.domains(policy)
         if takes:
-            yield from table("field,default,values", ((f"`{key}`", _value(domain.default), _domain(domain))
-                                                      for key, domain in takes.items()))  # fmt: skip
+            notes = comments(policy)
+            rows = (
+                (f"`{key}`", _value(domain.default), _domain(domain), _plain(notes.get(key, "")))
+                for key, domain in takes.items()
+            )
+            yield from table("field,default,values,note", rows)
         if policy.presets:
             presets = ((_code(f"{name}:{key}"), _setting(preset)) for key, preset in policy.presets.items())
             yield from table("preset,sets", presets)

@@ -13,6 +13,7 @@ from harness.cli.compare import compared, stem_of
 from harness.cli.options import (
     DEFINITION,
     FIGURES,
+    JSON_PROGRESS,
     LIMIT,
     OUT,
     RESULTS,
@@ -29,7 +30,7 @@ from harness.cli.options import (
     system_names,
 )  # fmt: skip
 from harness.cli.study import dry
-from harness.cli.terminal import Terminal
+from harness.cli.terminal import teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Show the constants and the estimated time; run nothing.")
 @LIMIT
 @WORKERS
+@JSON_PROGRESS
 @OUT
 def sensitivity(
     *,
@@ -77,6 +79,7 @@ def sensitivity(
     no_plot: bool,
     dry_run: bool,
     workers: int | None,
+    machine: bool,
     out: Path | None,
     **setting: Any,
 ) -> None:
@@ -103,11 +106,11 @@ def sensitivity(
     if dry_run:
         _dry(asked, specs, only, folder)
         return
-    with Terminal() as teller:
+    with teller(machine=machine) as told:
         changes_of(specs, only)  # a mistake shows before anything is run
-        base = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=teller)
+        base = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told)
         varied = vary(base, folder, silent=silent(asked.systems), only=only, knee=knee,
-                                          workers=workers, teller=teller)  # fmt: skip
+                                          workers=workers, teller=told)  # fmt: skip
     click.echo("\n".join(lines(varied)))
     sys.stdout.flush()
     shown = [base.folder]

@@ -154,6 +154,10 @@ class _Counted:
         self._worked = bool(self._worked) or done < total
         self._teller.progress(what, done, total)
 
+    def planning(self, done: int, total: int) -> None:
+        """Tell how far the planning is, which every call does anew."""
+        self._teller.progress("planning", done, total)
+
     def current(self, total: int) -> None:
         """Say that nothing is left to do."""
         self.note(f"{total} of {total} points current, nothing to do")
@@ -270,16 +274,20 @@ class _Work:
 
     def judged(self) -> tuple[Panel, ...]:
         """Return every panel with its SLO in seconds; the base runs of all SLOs are one sweep."""
-        for panel in self.panels:  # a mistake shows before anything is run
-            for spec in panel.specs.values():
-                self._tried(panel, spec)
+        every = [(panel, spec) for panel in self.panels for spec in panel.specs.values()]
+        for done, (panel, spec) in enumerate(every):  # a mistake shows before anything is run
+            self.teller.planning(done, len(every))
+            self._tried(panel, spec)
+        self.teller.planning(len(every), len(every))
         if self.target is not None:
             return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
         based = [self._based(panel.first) for panel in self.panels]
         rules = [grids.rule(self.study, panel, panel.scale) for panel in self.panels]
         measured = [spec for spec, rule in zip(based, rules, strict=True) if "P95" in rule]
         if measured := list(dict.fromkeys(measured)):
-            with self.teller.step("SLO bases", lambda: f"P95 of {len(measured)} pairs of trace and models, each alone"):
+            with self.teller.step(
+                "SLO bases", lambda: f"P95 of each model alone, pairs of trace and models: {len(measured)}"
+            ):
                 self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
         return tuple(
             replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
