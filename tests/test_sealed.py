@@ -266,7 +266,7 @@ def test_rows_of_a_model_in_a_scored_table_name_it(tmp_path: Path) -> None:
 
 def test_a_scored_table_without_the_rows_that_are_asked_for_is_one_line(store: Store) -> None:
     rewrite(store.scored, pq.read_table(store.scored).slice(0, 1), facts(store.scored))
-    mistake(bench("explain", store.scored.parent, "--misses"), f"{store.scored}: nothing was judged here")
+    mistake(bench("explain", store.scored.parent, "--misses"), f"{store.scored}: no requests were scored here")
 
 
 def test_the_rows_of_a_run_are_no_scored_table(store: Store) -> None:

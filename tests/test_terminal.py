@@ -67,10 +67,10 @@ def screen(text: str) -> list[str]:
 
 def bars(text: str) -> dict[str, list[str]]:
     """What stood behind the names of bars, such as `2/4 [00:01<00:01, 1.90run/s]`, in order."""
-    found = dict[str, list[str]]()
+    by_name = dict[str, list[str]]()
     for name, counts in re.findall(r"([^\r\n]+?): +[0-9]+%\|[^|]*\| (\S+ \[[^\]\r]*\]?)", text):
-        found.setdefault(name, []).append(counts)
-    return found
+        by_name.setdefault(name, []).append(counts)
+    return by_name
 
 
 ONE_STEP = """
