@@ -340,15 +340,15 @@ def test_hyperbolic_targets_are_the_figures(real: Path, name: str, streams: int)
 
 
 def test_hyperbolic_counts(real: Path) -> None:
-    real = trace("hyperbolic")
-    assert np.bincount(real.model).tolist() == [250, 169, 70, 1158, 40, 5, 6, 4]
-    assert (real.tier, real.length_origin, real.ordered, real.resolution_s) == ("composed", "uniform", True, 2.5)
+    rows = trace("hyperbolic")
+    assert np.bincount(rows.model).tolist() == [250, 169, 70, 1158, 40, 5, 6, 4]
+    assert (rows.tier, rows.length_origin, rows.ordered, rows.resolution_s) == ("composed", "uniform", True, 2.5)
     with counts_csv(real).open() as file:
         counts = np.array([row[2:] for row in list(csv.reader(file))[1:]], int)
-    bins = (real.arrival_s // 2.5).astype(int)
-    assert all(np.array_equal(np.bincount(bins[real.model == k], minlength=240), counts[:, k]) for k in range(7))
-    assert (real.prompt_tokens.min(), real.prompt_tokens.max()) == (8, 512)
-    assert real.models == preset("hyperbolic-like").streams
+    bins = (rows.arrival_s // 2.5).astype(int)
+    assert all(np.array_equal(np.bincount(bins[rows.model == k], minlength=240), counts[:, k]) for k in range(7))
+    assert (rows.prompt_tokens.min(), rows.prompt_tokens.max()) == (8, 512)
+    assert rows.models == preset("hyperbolic-like").streams
 
 
 @cases("row", ["0,2.5,1.5", "0,2.5,-1", "2.5,0,1", "0,2.5,x"])
