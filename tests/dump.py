@@ -37,7 +37,7 @@ def mutate(old: str, new: str) -> None:
 
 
 def digest(seed: int) -> str:
-    """The bytes of all request records of one world."""
+    """Return the bytes of all request records of one world."""
     sim, _ = drive(world(seed), 30.0)
     R = sim.S.requests
     columns = b"".join(np.ascontiguousarray(R[name]).tobytes() for name in R.dtype.names or ())

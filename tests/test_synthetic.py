@@ -72,7 +72,7 @@ def test_more_models_move_no_other(seed: int, models: int) -> None:
 
 def test_herds_come_and_can_be_left_out() -> None:
     def crowd(name: str, stream: int, seed: int) -> int:
-        """The most requests within 2.5 s."""
+        """Return the most requests within 2.5 s."""
         times = of(draw(name, seed), stream)
         return int((np.searchsorted(times, times + synthetic.HERD_S, "right") - np.arange(len(times))).max())
 
@@ -290,7 +290,7 @@ def test_the_mark_is_in_the_file(tmp_path: Path) -> None:
 
 
 def close(measured: dict[str, object], name: str) -> None:
-    """Every number of a target is what `found` says, to its last digit."""
+    """Check every number of a target against `measured`, to its last digit."""
     target = realism.targets()[name]
     for row, value in target.values.items():
         assert realism.pick(measured[row.key], row) == pytest.approx(value, abs=6e-5), (name, row.name)

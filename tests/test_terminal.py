@@ -1,4 +1,4 @@
-"""How a long command goes on: lines and a bar where somebody watches, the first table in place, JSON for programs."""
+"""Progress of a long command: lines and a bar where somebody watches, the first table in place, JSON for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIPES = re.compile(re.escape(UP).replace(re.escape("{}"), "[0-9]+"))
 
 
 def watched(out: Path, **variables: str) -> str:
-    """What a terminal of 30 lines of 100 letters is sent by a comparison."""
+    """Return the characters that a terminal of 30 lines of 100 letters is sent by a comparison."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     others = {"CI", "NO_COLOR", "COLUMNS", "LINES"}
@@ -46,7 +46,7 @@ def watched(out: Path, **variables: str) -> str:
 
 
 def screen(text: str) -> list[str]:
-    """The lines that are left of what a terminal was sent: bars, wiped lines and colours are gone."""
+    """Return the lines that are left of what a terminal was sent: bars, wiped lines and colours are gone."""
     lines = [""]
     for part in re.split(r"(\x1b\[[0-9]+A|\x1b\[J|\x1b\[[0-9;]*m|[\n\r])", text):
         if part == "\n":

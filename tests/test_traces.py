@@ -38,7 +38,7 @@ def converted(path: Path, rows: Sequence[str], columns: Mapping[str, str] = COLU
 
 
 def refusal(path: Path, rows: Sequence[str], columns: Mapping[str, str] = COLUMNS, **how: Any) -> str:
-    """The one line of a refusal, from the file's name on."""
+    """Return the one line of a refusal, from the file's name on."""
     with pytest.raises(UserError) as caught:
         converted(path, rows, columns, **how)
     assert "\n" not in str(caught.value)

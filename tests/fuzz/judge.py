@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class End(NamedTuple):
-    """How a case ended."""
+    """A case's end."""
 
     case: Case
     code: int  # exit code, or minus the signal
@@ -48,7 +48,7 @@ class End(NamedTuple):
 
     @property
     def bad(self) -> str:
-        """What is bad about it; "" where nothing is."""
+        """The fault of it; "" where it has none."""
         return "; ".join(_faults(self))
 
     @property
@@ -177,7 +177,7 @@ class _Running(NamedTuple):
 
 
 def ends(cases: Iterable[Case], folder: Path, workers: int = 1) -> Iterator[End]:
-    """Run cases below a folder, some at once; yields each when it has ended."""
+    """Run cases below a folder, some at once; yield each when it has ended."""
     left, running, number = iter(cases), dict[int, _Running](), 0
     poll = select.poll()
     more = True
