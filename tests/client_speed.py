@@ -2,8 +2,8 @@
 
 16 tokens a request, 50 ms to the first, 10 ms between. Lag: write - intended. TTFT overhead: from the client's write to
 its first chunk, less what the mock says that it took from reading the request to handing the first token to its socket.
-With AIPerf and GuideLLM in environments of their own (AIPERF, GUIDELLM: the paths of their commands) rows of them on
-the same mock; their lag is at the mock, against the ideal grid laid through the least late request.
+AIPERF and GUIDELLM, where set, are the paths of AIPerf's and GuideLLM's commands: they have rows on the same mock.
+Their lag is at the mock, against the ideal grid laid through the least late request.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Compare the stored tables of two trees of results by their numbers, not their bytes.
+"""Comparison of the stored tables of two trees of results by their numbers, not their bytes.
 
     python tests/equal_tables.py REF_DIR NEW_DIR [--only fig7,pdmux] [--rename ablate-prism=prism-ablations]
 
-Tables of one study are taken together, wherever they lie below it, and rows are matched by what was run and measured,
-not by names of panels, runs or folders. Equal are floats to 1e-9, words to the letter, undefined values to each other.
+Tables of one study are taken together, wherever they lie below it. Rows are matched by what was run and measured, not
+by names of panels, runs or folders. Equal are floats to 1e-9, words to the letter, undefined values to each other.
 Left out are hashes, paths and seconds of computing. The exit status is 1 where something differs, lacks or is too much.
 """
 

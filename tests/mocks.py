@@ -136,7 +136,7 @@ class Kept:
     """A socket whose bytes one answer after the other reads from the same buffer."""
 
     class File(io.BufferedReader):
-        """Stays open when an answer has been read."""
+        """A file that stays open when an answer has been read."""
 
         def close(self) -> None:
             pass

@@ -329,7 +329,7 @@ def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:
 
 
 class Oracle:
-    """Runs a script of actions, without a policy, over a workload."""
+    """The simulation of a script of actions, without a policy, over a workload."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup

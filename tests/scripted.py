@@ -54,7 +54,7 @@ def error(status: int, body: str) -> list[bytes]:
 
 
 class Scripted:
-    """Answers each request with the pieces that `answer` says for it."""
+    """A server that answers each request with the pieces that `answer` says for it."""
 
     def __init__(self, answer: Callable[[Asked], Pieces]) -> None:
         self._answer = answer

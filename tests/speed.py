@@ -1,7 +1,7 @@
 """Speed, side by side in one run: `make bench`. Machines are noisy; compare the ratios, quote the medians.
 
 Simulated requests per CPU-second on one core, by the code path of every run: chunking and pages on, token times off,
-decision log off, step noise on, Parquet writer included; start-up and compiling stated apart.
+decision log off, step noise on, Parquet writer included. Start-up and compiling are stated apart.
 """
 
 from __future__ import annotations

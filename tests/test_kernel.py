@@ -85,7 +85,7 @@ def differences(seed: int) -> list[str]:
 
 
 class Watched(Oracle):
-    """Keeps what waits for memory, and what is on its way, when each action of the script is done."""
+    """An oracle that keeps what waits for memory, and what is on its way, when each action of the script is done."""
 
     def __init__(self, w: World) -> None:
         super().__init__(w.setup())
@@ -1129,7 +1129,7 @@ def small(
 ) -> World:  # fmt: skip
     """Return a world of rows (arrival, model, prompt, output); links, but the host's, move 4 blocks a second.
 
-    Each GPU has room for all weights and `blocks` blocks of 4 tokens; an elastic page is two blocks. Costs are the clock's.
+    Each GPU has room for all weights and `blocks` blocks of 4 tokens, two to an elastic page. Costs are the clock's.
     """
     w, block = clock(models, gpus=gpus), 4 * kv_token_bytes(SHAPE)
     settings = {"block_tokens": 4, "watermark": 0.0, "process_bytes": 0, "buffer_bytes": block // SHAPE.layers}

@@ -62,8 +62,8 @@ def lru_tokens(prefix: Prefix, prompt_tokens: NDArray[Any], output_tokens: NDArr
     """Return the tokens of each prompt that a prefix cache of `blocks` blocks of 16 tokens finds, one by one.
 
     As vLLM does it (v1/core/kv_cache_manager.py, block_pool.py, single_type_kv_cache_manager.py at 003df29 and
-    002f349): hits are leading full blocks, of all tokens but the last; the other blocks are the first of a free queue,
-    and lose what they held; at its end a request's blocks go to the queue's end, its last block first. A block that is
+    002f349): hits are leading full blocks, of all tokens but the last. The other blocks are the first of a free queue,
+    and lose what they held. At its end a request's blocks go to the queue's end, its last block first. A block that is
     computed though another holds the same takes its name. Blocks are named by (id of the trace's block, place in it).
     """
     free: OrderedDict[Any, None] = OrderedDict((("empty", n), None) for n in range(blocks))

@@ -35,7 +35,7 @@ A = Batch(Inst("m0", (0,)))
 
 @dataclass
 class Policy:
-    """Answers events by a function; keeps what it heard."""
+    """A policy that answers events by a function, and keeps what it heard."""
 
     answer: Callable[[Event, View], Iterable[Action]]
     hears: frozenset[type] = frozenset({Woke, Arrived, Finished})

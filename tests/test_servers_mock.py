@@ -311,7 +311,7 @@ def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPat
         return (HEAD, *chunked(event("a"))[1:2], HANG)  # "slow"
 
     class Parent:
-        """Reads what the sender tells."""
+        """The sender's parent, which reads what it is told."""
 
         def __init__(self) -> None:
             self.told = list[tuple[str, int, int, int]]()

@@ -411,7 +411,7 @@ def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
 
 
 class Heard:
-    """Keeps what a teller is told."""
+    """A teller that keeps what it is told."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

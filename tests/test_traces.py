@@ -414,7 +414,7 @@ def test_sorting_changes_only_the_order(
 
 
 class Request:
-    """As a serving benchmark would have pickled it."""
+    """A request as a serving benchmark would have pickled it."""
 
     def __init__(self, req_id: int, adapter_dir: str, prompt_len: int, output_len: int, req_time: float) -> None:
         self.req_id, self.adapter_dir, self.req_time = req_id, adapter_dir, req_time

@@ -121,7 +121,7 @@ def test_a_share_is_drawn_by_request_and_stays() -> None:
 
 
 class Watched(Weaver):
-    """Notes the KV of the hot model on each GPU at the first tokens that it hears of."""
+    """A Weaver that notes the KV of the hot model on each GPU at the first tokens that it hears of."""
 
     seen: ClassVar[list[list[int]]] = []
 

@@ -43,7 +43,7 @@ def step_s(B: int, C: int, prompts: Iterable[int] = ()) -> float:
 
 
 class Serve:
-    """Runs models where they are put."""
+    """A policy that runs models where they are put."""
 
     uses = frozenset({"Load", "Run", "Admit"})
     hears = frozenset({Woke})

@@ -109,7 +109,7 @@ class World:
 
 
 class Rota:
-    """Answers what it hears with the next entry of a list, at most three times an instant; hands prompts on."""
+    """A policy that answers events with a list's next entry, at most three times an instant; it hands prompts on."""
 
     def __init__(self, world: World) -> None:
         self.world, self.entries, self.hears, self.handoff = world, world.rota, world.answered, world.handoff

@@ -1,7 +1,7 @@
-"""Runs cases, each in a process forked from one that has imported the bench already, and says what is bad about an end.
+"""A judge of cases: each runs in a process forked from one that has imported the bench, and a bad end has its reason.
 
-A good end is exit code 2 (of `bench check` also 1), one line that names the culprit, and an empty folder; or exit code
-0 where the case has it for sane. Either within limits of processor time and memory.
+A good end is exit code 2 (of `bench check` also 1), one line that names the culprit, and an empty folder. So is exit
+code 0 where the case has it for sane. Either stays within limits of processor time and memory.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Event:
 
 
 class Graph:
-    """Captures nothing: what is launched runs at once."""
+    """A graph that captures nothing: what is launched runs at once."""
 
     def capture_begin(self, capture_error_mode: str = "global") -> None:
         assert capture_error_mode == "thread_local"
@@ -81,7 +81,7 @@ class Graph:
 
 
 class Kernel:
-    """Takes what the kernel takes."""
+    """A kernel that takes the real one's arguments."""
 
     def __init__(self, kernel: Any) -> None:
         self.signature = inspect.signature(kernel.fn)

@@ -1,4 +1,4 @@
-"""Asks everything that there is to ask, every few milliseconds and at each event, and acts on all of it.
+"""A system that asks for everything, every few milliseconds and at each event, and acts on all of it.
 
 What a view says while many steps are taken at once must not depend on when they end.
 """
