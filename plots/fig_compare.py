@@ -61,14 +61,14 @@ def points(table: pa.Table) -> pd.DataFrame:
 
 def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
     """Replace means over seeds by attainment of all windows together, as tables have it."""
-    for (label, gpus, fidelity), own in frame.groupby(["label", "gpus", "fidelity"], observed=True):
+    for (label, gpus, fidelity), group in frame.groupby(["label", "gpus", "fidelity"], observed=True):
         words = {"label": label, "gpus": gpus, "fidelity": fidelity}
         which = reduce(pc.and_, (pc.equal(_plain(table[name]), word) for name, word in words.items()))
         rows = table.filter(which)
         for definition in ATTAINMENT:
-            found = crossings.attained(rows, "rate_scale", str(label), definition)
-            for i, x in own.loc[own["definition"] == definition, "rate_scale"].items():
-                if (e := found.get(float(x))) is not None:
+            attained = crossings.attained(rows, "rate_scale", str(label), definition)
+            for i, x in group.loc[group["definition"] == definition, "rate_scale"].items():
+                if (e := attained.get(float(x))) is not None:
                     ends = (math.nan if end is None else end for end in (e.mean, e.low, e.high))
                     frame.loc[i, ["mean", "low", "high"]] = list(ends)
     return frame
@@ -80,8 +80,8 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
     """Split the table of a real trace by the half that seeds replay, each a case by itself; leave others whole."""
-    own = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
-    return list(own) or [table]
+    split = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
+    return list(split) or [table]
 
 
 def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()) -> Figure:
@@ -91,7 +91,7 @@ def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()
     of a real trace: a thin line each.
     """
     frames, unfit = [points(part) for part in parts(table, halves)], tidy.infeasible(table)
-    frames = [one[~one["label"].isin(unfit)] for one in frames]
+    frames = [part[~part["label"].isin(unfit)] for part in frames]
     frame = pd.concat(frames)
     if not len(frame):
         raise UserError("nothing to draw: every run of this sweep was skipped or does not fit (bench list tells why)")
@@ -109,7 +109,7 @@ def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()
     panels = [(name, f"{title} (%)", PERCENT) for name, title in ATTAINMENT.items()]
     panels += [(name, title, unit) for name, (title, unit) in LATENCY.items()]
     for axis, letter, (name, title, unit) in zip(axes, "abcde", panels, strict=True):
-        own = frame[frame["definition"] == name]
+        rows = frame[frame["definition"] == name]
         axis.set_title(f"({letter}) {title}", loc="left", pad=4.5)  # clear of the triangles
         for part in frames:
             _curves(axis, part[part["definition"] == name], of, order, unit, thin=len(frames) > 1)
@@ -117,7 +117,7 @@ def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()
         if name in ATTAINMENT:
             _percent(axis)
         else:
-            _latency(axis, own["mean"].to_numpy(np.float64) * unit)
+            _latency(axis, rows["mean"].to_numpy(np.float64) * unit)
     axes[0].set_title(f"dashed: {100 * LEVEL:g} %", loc="right", pad=4.5, fontsize=6, color="#404040")
     figure.text(0.55, bottom - 0.24 / HEIGHT_IN, _rate_label(frame), ha="center", va="center", fontsize=7)
     style.write_foot(figure, text)
@@ -139,10 +139,10 @@ def _curves(
     """
     single = frame["rate_scale"].nunique() <= 1
     for depth, series in enumerate(reversed(order)):  # the first of the legend lies on top
-        own = frame[frame["series"] == series].sort_values("rate_scale")
+        rows = frame[frame["series"] == series].sort_values("rate_scale")
         look, z = of[series], 3 + 0.1 * depth
-        x = np.full(len(own), float(order.index(series))) if single else own["rate_scale"].to_numpy(np.float64)
-        y, low, high = (own[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
+        x = np.full(len(rows), float(order.index(series))) if single else rows["rate_scale"].to_numpy(np.float64)
+        y, low, high = (rows[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
         finite = np.isfinite(y)
         sure = finite & np.isfinite(low) & (not thin)
         if single:
@@ -231,7 +231,7 @@ def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> str:
 
 
 def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, halves: int) -> str:
-    """Say in few words what is drawn."""
+    """Write the short caption below the figure."""
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     fewest, most = int(frame["n"].min()), int(frame["n"].max())
     count = f"{most} seed{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} seeds"
@@ -255,12 +255,12 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
 
 
 def _machine(about: pd.DataFrame) -> str:
-    found = about["machine"].dropna().unique() if "machine" in about else ()
-    return f"Machine: {' and '.join(sorted(found))}." if len(found) else ""
+    machines = about["machine"].dropna().unique() if "machine" in about else ()
+    return f"Machine: {' and '.join(sorted(machines))}." if len(machines) else ""
 
 
 def told(table: pa.Table, note: str = "") -> str:
-    """Say all that a reader must know of the runs."""
+    """Write the full caption, which the CSV holds."""
     frame, unfit = points(table), tidy.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     notes = " ".join(part for part in (_notes(frame, unfit), style.caps(table), style.departs(about), note) if part)

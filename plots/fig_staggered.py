@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 MOST = 11  # the highest peaks, in the panels by instance, whose lines go from light to dark
 TITLES = {"mean_ttft_s": "Mean TTFT over all", "p99_ttft_s": "P99 TTFT of the worst instance"}
 CAPTION = (
-    "{said} on one card, asked in staggered ramps: memory split evenly (static) or shared on demand (elastic)."
+    "{load} on one card, asked in staggered ramps: memory split evenly (static) or shared on demand (elastic)."
     " Solid: measured. Dashed: simulated, on an MI300X, a guess at the card of 192 GB that kvcached's runs of vLLM 0.14"
-    " (88b6753) do not name; its table is scaled to uncongested instances of their one set, of six Qwen2.5-7B, and no"
+    " (88b6753) do not name. Its table is scaled to uncongested instances of their one set, of six Qwen2.5-7B, and no"
     " other measured run checks it. The band is the interval of what a process holds. Processes take turns on the card."
 )
 
 
-def draw(frame: pd.DataFrame, said: str) -> Figure:
+def draw(frame: pd.DataFrame, load: str) -> Figure:
     """Draw the figure; call within `style.theme()`. `frame` is what `harness.validate.staggered.points` returns.
 
-    `said` is the load in words.
+    `load` is the load in words.
     """
     figure = Figure(figsize=(style.PAGE_IN, 4.4), layout="constrained")
     cells = figure.subplots(2, 2)
@@ -52,7 +52,7 @@ def draw(frame: pd.DataFrame, said: str) -> Figure:
         Line2D([], [], color="#404040", linestyle=(0, (3, 1.5)), label="simulated"),
     ]
     figure.legend(handles=key, loc="outside upper center", ncols=len(key), frameon=False)
-    text = textwrap.fill(CAPTION.format(said=said), 170)
+    text = textwrap.fill(CAPTION.format(load=load), 170)
     figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
     return figure
 
@@ -63,27 +63,27 @@ def _looks(frame: pd.DataFrame) -> dict[str, style.Look]:
 
 def _by_peak(axes: Axes, frame: pd.DataFrame, metric: str) -> None:
     for name, look in _looks(frame).items():
-        own = frame[frame["system"] == name].groupby(["who", "peak"])[metric]
-        value = own.mean() if metric == "mean_ttft_s" else own.max()
+        group = frame[frame["system"] == name].groupby(["who", "peak"])[metric]
+        value = group.mean() if metric == "mean_ttft_s" else group.max()
         axes.plot(value["measured"], color=look.color, marker=look.marker, markersize=2.5)
         axes.plot(value["ours"], color=look.color, linestyle=(0, (3, 1.5)))
         ends = np.sort(np.stack([value["low"], value["high"]]), axis=0)
         axes.fill_between(value["low"].index, *ends, color=look.color, alpha=0.15, linewidth=0)
 
 
-def _by_instance(axes: Axes, own: pd.DataFrame, peaks: Sequence[int]) -> None:
+def _by_instance(axes: Axes, points: pd.DataFrame, peaks: Sequence[int]) -> None:
     shades = mpl.colormaps["viridis_r"]
-    for peak, rows in own.groupby("peak"):
+    for peak, rows in points.groupby("peak"):
         shade = shades(0.1 + 0.9 * (int(str(peak)) - peaks[0]) / max(1, peaks[-1] - peaks[0]))
         for who, dash in (("measured", "-"), ("ours", (0, (3, 1.5)))):
             line = rows[rows["who"] == who].set_index("instance")["median_ttft_s"]
             axes.plot(line, color=shade, linestyle=dash, linewidth=0.8)
 
 
-def render(frame: pd.DataFrame, stem: Path, command: str, said: str) -> list[Path]:
-    """Draw points of the load that is `said` to `stem`.pdf, .png and .csv; returns their paths.
+def render(frame: pd.DataFrame, stem: Path, command: str, load: str) -> list[Path]:
+    """Draw points of the load `load`, in words, to `stem`.pdf, .png and .csv; returns their paths.
 
     Raises UserError where the disk refuses.
     """
     with style.theme():
-        return style.save(draw(frame, said), stem, frame, command)
+        return style.save(draw(frame, load), stem, frame, command)

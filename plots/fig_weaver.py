@@ -39,7 +39,7 @@ TITLES: Mapping[str, tuple[str, str, str]] = {  # panel: title, x, y
 }
 CAPTION = (
     "Simulated: two llama-3.1-8b, lengths of Azure-Conv, cold model at 1 request/s, four A100-40G (the last panel: "
-    "L40S), vLLM 0.6; mean of {n} seeds, bands from the least to the most; lines end where requests pile up. Diamonds: "
+    "L40S), vLLM 0.6. Mean of {n} seeds, bands from the least to the most; lines end where requests pile up. Diamonds: "
     "the paper, where its text has a number. Co-running is unmeasured: MuxServe's decodes have half of the SMs each."
 )
 
@@ -49,8 +49,8 @@ def draw(points: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(style.PAGE_IN, 3.9), layout="constrained")
     axes = figure.subplots(2, 3).ravel()
     for axis, (panel, (title, x, y)) in zip(axes, TITLES.items(), strict=True):
-        own = points[points["panel"] == panel]
-        _bars(axis, own, PAPER[panel]) if panel in PAPER else _lines(axis, own, 100.0 if panel == "share" else 1.0)
+        rows = points[points["panel"] == panel]
+        _bars(axis, rows, PAPER[panel]) if panel in PAPER else _lines(axis, rows, 100.0 if panel == "share" else 1.0)
         axis.set(title=title, xlabel=x, ylabel=y)
     handles = [Line2D([], [], color=color, marker=MARKS[name], label=name) for name, color in COLORS.items()]
     handles.append(Line2D([], [], color="black", marker="D", linestyle="none", markerfacecolor="white", label="paper"))
@@ -59,9 +59,9 @@ def draw(points: pd.DataFrame) -> Figure:
     return figure
 
 
-def _lines(axis: Axes, own: pd.DataFrame, scale: float) -> None:
+def _lines(axis: Axes, points: pd.DataFrame, scale: float) -> None:
     """Draw a line for each series, the mean, on a band from its least to its greatest value."""
-    for name, rows in own.groupby("series", sort=False):
+    for name, rows in points.groupby("series", sort=False):
         by = rows.groupby("x")["value"]
         x, mean = scale * by.mean().index.to_numpy(), by.mean().to_numpy()
         axis.fill_between(x, by.min(), by.max(), color=COLORS[str(name)], alpha=0.2, linewidth=0)
@@ -69,11 +69,11 @@ def _lines(axis: Axes, own: pd.DataFrame, scale: float) -> None:
     axis.set_ylim(bottom=0)
 
 
-def _bars(axis: Axes, own: pd.DataFrame, paper: Mapping[str, float]) -> None:
+def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
     """Draw a bar for each series, from the top down, with its number, and the paper's number as a mark."""
-    names = list(dict.fromkeys(own["series"]))
+    names = list(dict.fromkeys(points["series"]))
     for k, name in enumerate(names):
-        values = own[own["series"] == name]["value"]
+        values = points[points["series"] == name]["value"]
         color = next((c for of, c in COLORS.items() if name.split(",")[0] == of), style.SKY)
         axis.barh(k, values.mean(), color=color, height=0.7)
         at = max(values.mean(), paper.get(name, 0.0))
@@ -82,7 +82,7 @@ def _bars(axis: Axes, own: pd.DataFrame, paper: Mapping[str, float]) -> None:
             axis.plot(paper[name], k, "D", color="black", markerfacecolor="white", markersize=4)
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.set_xlim(0, 1.22 * max(own.groupby("series")["value"].mean().max(), *paper.values()))
+    axis.set_xlim(0, 1.22 * max(points.groupby("series")["value"].mean().max(), *paper.values()))
     axis.grid(visible=False, axis="y")
 
 

@@ -77,7 +77,7 @@ def test_bytes_by_degree() -> None:
         )
         assert at.at(1) == model
         assert at[5:] == model[5:]  # what no degree changes
-    with pytest.raises(ValueError, match=r"degree 4 is none of \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"degree 4 is not one of \(1, 2\)"):
         model.at(4)
 
 

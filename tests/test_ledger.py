@@ -421,7 +421,7 @@ def test_check_fails_where_a_class_rests_on_too_little(tmp_path: Path, monkeypat
     result = bench("claims", "--check")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        "rests on too little: P, figure 1: it holds 2x: static / chunked direction: 9 misses of 10"
+        "too little evidence: P, figure 1: it holds 2x: static / chunked direction: 9 misses of 10"
     )
 
 

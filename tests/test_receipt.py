@@ -46,6 +46,7 @@ class Opened:
             held(path, rows=rows)
 
         monkeypatch.setattr(sealed, "intact", intact)
+        record._facts.cache_clear()  # else what this process has read already would not be opened again
 
 
 class Case:

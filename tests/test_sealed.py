@@ -232,7 +232,7 @@ def columns() -> Iterator[tuple[Callable[[pa.Table], pa.Table], str]]:
     yield lambda t: t.append_column("arrival_ns", t["arrival_ns"]), "not a Parquet file of bench"
     yield lambda t: t.slice(1), "213 rows, and its facts say 214"
     state = record.SCHEMA.get_field_index("state")
-    yield lambda t: t.set_column(state, "state", pa.array(["gone"] * len(t))), 'state "gone" is none of done, dropped'
+    yield lambda t: t.set_column(state, "state", pa.array(["gone"] * len(t))), 'state "gone" is not one of done'
 
 
 @cases(("change", "says"), list(columns()))

@@ -30,7 +30,7 @@ from harness.run.spec import Spec, as_dict, from_dict
 from harness.study import sensitivity as sensitivity_text
 from harness.study.bases import slo_target
 from harness.study.constants import MEANS, Constant, Setting, constants, settings
-from harness.study.sensitivity import Found, Row, read
+from harness.study.sensitivity import Leads, Row, read
 from harness.study.varying import lead_of
 from tests.study_table import met, panel, table
 from tests.test_cli import bench, ok
@@ -434,10 +434,10 @@ def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ words and figure
 
 
-def outcome(base: Estimate, **leads: tuple[Estimate, Estimate]) -> Found:
+def outcome(base: Estimate, **leads: tuple[Estimate, Estimate]) -> Leads:
     rows = [Row(Constant(name, "m", "v", "s"), setting, lead) for name, pair in leads.items()
             for setting, lead in zip(("x 0.5", "x 2"), pair, strict=True)]  # fmt: skip
-    return Found("a", "b", "both", (2.0,), base, tuple(rows))
+    return Leads("a", "b", "both", (2.0,), base, tuple(rows))
 
 
 def lead(mean: float, half: float = 0.01) -> Estimate:

@@ -71,9 +71,9 @@ def test_table_1_is_of_decode_steps_alone() -> None:
     for separate, tp2, loss in paper.values():  # the table's own columns: each instance has the batch
         assert 1 - tp2 / separate == pytest.approx(loss, abs=1e-3)
     for batch in (16, 128):
-        rate1, rate2 = weaving.tokens_per_s(batch, 1), weaving.tokens_per_s(batch, 2)
-        assert 0 < rate2 < rate1 < 2 * batch / 11e-3 * batch / 16  # no step is shorter than reading the weights
-        assert weaving.tp2_loss(batch) == pytest.approx(1 - rate2 / rate1)
+        of_one, of_two = weaving.tokens_per_s(batch, 1), weaving.tokens_per_s(batch, 2)
+        assert 0 < of_two < of_one < 2 * batch / 11e-3 * batch / 16  # no step is shorter than reading the weights
+        assert weaving.tp2_loss(batch) == pytest.approx(1 - of_two / of_one)
 
 
 # ------------------------------------------------------------------ runs
