@@ -35,7 +35,7 @@ from workloads.models import shape
 
 
 def test_the_artifacts_worked_quota() -> None:
-    """d = 0.1, t = 0.025, so n = 4 for each of three batches; c = 3: alpha = 3 / (4 x 4) + 0.75 = 0.9375, q = 4."""
+    """d = 0.1, t = 0.025, so n = 4 for each of three batches. With c = 3 alpha = 3 / (4 x 4) + 0.75 = 0.9375, q = 4."""
     assert quotas([4.0] * 3, 3.0) == pytest.approx([4.0] * 3)
 
 

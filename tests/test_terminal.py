@@ -66,11 +66,11 @@ def screen(text: str) -> list[str]:
 
 
 def bars(text: str) -> dict[str, list[str]]:
-    """What stood behind the names of bars, such as `2/4 [00:01<00:01, 1.90run/s]`, in order."""
-    found = dict[str, list[str]]()
+    """Return the texts behind the names of bars, such as `2/4 [00:01<00:01, 1.90run/s]`, in order."""
+    counts_of = dict[str, list[str]]()
     for name, counts in re.findall(r"([^\r\n]+?): +[0-9]+%\|[^|]*\| (\S+ \[[^\]\r]*\]?)", text):
-        found.setdefault(name, []).append(counts)
-    return found
+        counts_of.setdefault(name, []).append(counts)
+    return counts_of
 
 
 ONE_STEP = """
