@@ -27,7 +27,7 @@ from tests.test_record import META, batch
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A small comparison of two systems."""
+    """Return a small comparison of two systems."""
     top = tmp_path_factory.mktemp("whole") / "out"
     assert bench(*COMPARE, "-o", top).exit_code == 0
     sweep = next(top.glob(f"sample-*/{record.SWEEP}")).parent.name
@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def store(whole: Store, tmp_path: Path) -> Store:
-    """A copy of it."""
+    """Return a copy of it."""
     return whole.copy(tmp_path / "out")
 
 
@@ -44,7 +44,7 @@ def store(whole: Store, tmp_path: Path) -> Store:
 
 
 def used(path: Path, flips: int, use: Callable[[Path], Any]) -> int:
-    """How many flips were refused; one that is not must leave what is read as it was."""
+    """Return the number of refused flips; one that is not refused must leave what is read as it was."""
     draw, data, known, refused = random.Random(0), path.read_bytes(), use(path), 0
     for at in (round(len(data) * k / flips) for k in range(flips)):
         other = bytearray(data)
@@ -221,7 +221,7 @@ def test_facts_of_stored_files_have_their_forms(whole: Store) -> None:
 
 
 def columns() -> Iterator[tuple[Callable[[pa.Table], pa.Table], str]]:
-    """Changes of a run's table, and what is said of them."""
+    """Yield changes of a run's table, and what is said of them."""
     at = record.SCHEMA.get_field_index("arrival_ns")
     yield lambda t: t.set_column(at, "arrival_ns", pa.nulls(len(t), pa.int64())), "row 0: arrival_ns is null"
     yield (
