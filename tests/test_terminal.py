@@ -94,10 +94,17 @@ def test_a_bar_fits_its_terminal_and_its_clock_moves_within_a_step(size: tuple[i
 
 def test_a_pipe_gets_a_line_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
     with Terminal() as teller:
-        for what, total in (("planning", 2), ("fig7", 3), ("fig7, round 2", 4), ("scores", 7), ("bounds", 0)):
+        for what, total in (
+            ("planning", 2),
+            ("compile", 1),
+            ("fig7", 3),
+            ("fig7, round 2", 4),
+            ("scores", 7),
+            ("bounds", 0),
+        ):
             for done in range(total + 1):
                 teller.progress(what, done, total)
-    assert capsys.readouterr().err.splitlines() == ["planning: 0 of 2", "fig7: 0 of 3", "scores: 0 of 7"]
+    assert capsys.readouterr().err.splitlines() == ["compile ...", "fig7: 0 of 3", "scores: 0 of 7"]
 
 
 def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: Path) -> None:
