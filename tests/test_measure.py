@@ -396,6 +396,34 @@ def test_workers_and_a_kill_change_no_byte(tmp_path: Path) -> None:
     assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
 
 
+SPARSE = """
+systems = ["chunked", "static"]
+definitions = ["ttft"]
+slo = "P95"
+requests = 100
+sample = { rule = "fixed" }
+quick = { seeds = 2, points = 2, window_s = 20.0, replayed_s = 20.0, budget = 2000 }
+spec = { trace = "sample", host = "vllm-graph" }
+
+[[condition]]
+name = "rates"
+at_rps = [0.002, 0.1]
+spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 1.0 }
+"""
+
+
+def test_a_rate_at_which_nothing_was_offered_decides_nothing_and_is_asked_for_once(tmp_path: Path) -> None:
+    heard = Heard()
+    measured = measure(study(tmp_path, SPARSE), tmp_path / "out", workers=1, teller=heard)
+    rows = measured.table.select(["label", "x", "seed", "definition", "n"]).to_pylist()
+    offered = {(row["x"], row["seed"]): row["n"] for row in rows
+               if row["label"] == "static" and row["definition"] == "ttft"}  # fmt: skip
+    low = min(x for x, _ in offered)
+    assert {n for (x, _), n in offered.items() if x == low} == {0}
+    assert max(offered.values()) > 0
+    assert told(measured)
+
+
 @cases("at", [HELD, 1.0])
 def test_a_rate_is_held_or_given(at: float | str) -> None:
     condition = Condition(

@@ -335,8 +335,7 @@ class _Work:
         bounds = [point for panel in grid.panels for point in grid.bounding(panel, self._xs_of_first(panel, points))]
         if bounds:
             self._run([point.spec for point in bounds], "bounds")
-        once = {(point.panel.key, point.x, point.system, point.spec.seed): point for point in (*points, *bounds)}
-        return list(once.values()), grid
+        return list({_place(point): point for point in (*points, *bounds)}.values()), grid
 
     def _xs_of_first(self, panel: Panel, points: Sequence[Point]) -> tuple[float, ...]:
         """List the x of the study's first system in a panel, in rising order."""
@@ -403,14 +402,17 @@ class _Work:
         panels = {panel.key: panel for panel in grid.panels if panel.drawn and panel.axis in (*RATED, "slo_scale")}
         asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
         spent, known, curves = 0.0, {point.spec for point in points}, dict[str, dict[str, tidy.Windows]]()
+        had = {_place(point) for point in points}
         for turn in count(1):
             self._counted(asked, curves)
-            wanted = [more for panel in panels.values() if (more := self._more(grid, panel, curves.get(panel.key, {})))]
+            every = [self._more(grid, panel, curves.get(panel.key, {})) for panel in panels.values()]
+            wanted = [more for all_ in every if (more := [each for each in all_ if _place(each[0]) not in had])]
             asked, taken = list[Point](), 0
             for more in sorted(wanted, key=lambda more: _cost(more, known)):  # the most panels for the budget
                 if spent + (cost := _cost(more, known)) <= scope.budget:
                     spent, taken = spent + cost, taken + 1
                     known |= {point.spec for point, _ in more}
+                    had |= {_place(point) for point, _ in more}
                     asked += [point for point, _ in more]
             if not asked:
                 return added
@@ -437,7 +439,7 @@ class _Work:
         definition = self.study.definitions[0]
         for point, task in zip(points, sweep.tasks(point.spec for point in points), strict=True):
             blocks = score.counted(self.out / task.spec.folder, point.under, [definition])
-            if definition in blocks:
+            if definition in blocks and blocks[definition].offered.any():
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed
                 x = turned(point.x) if point.panel.axis in EASES else point.x
@@ -532,6 +534,11 @@ def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
     """Return the SLO of the first panel, at the scale that does not run along x."""
     first = grid.panels[0]
     return first.targets.get(first.scale, points[0].under)
+
+
+def _place(point: Point) -> tuple[str, float, str, int]:
+    """Return the panel, x, system and seed of a point."""
+    return point.panel.key, point.x, point.system, point.spec.seed
 
 
 def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float:
