@@ -53,7 +53,13 @@ def told(found: Standing) -> str:
     return found.note if found.ratio is None else estimate.text(found.ratio, RATIO)
 
 
-def handles(said: Collection[str]) -> list[Patch]:
-    """Return the legend of the verdicts in `said`; a verdict without a sign needs none."""
-    return [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=" ".join(STANDINGS[says]))
-            for says, fill in FILLS.items() if says in said and STANDINGS[says][0]]  # fmt: skip
+def handles(says: Collection[str], first: str) -> list[Patch]:
+    """Return the legend of the verdicts in `says` on the system `first`; a verdict without a sign needs none."""
+    return [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=words(one, first))
+            for one, fill in FILLS.items() if one in says and STANDINGS[one][0]]  # fmt: skip
+
+
+def words(says: str, first: str) -> str:
+    """Return the sign of a verdict and what it means for the system `first`."""
+    sign, text = STANDINGS[says]
+    return f"{sign}  {first} {text}" if text.startswith(("ahead", "behind")) else f"{sign}  {text}".strip()

@@ -34,7 +34,8 @@ def scaled(factors: Mapping[str, float]) -> str:
 
 def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
     """Say what was left out of logs because nobody serves it, a log once; empty where nothing was."""
-    found = {str(one["trace"]).partition("+")[0]: text for one in panels if (text := one.get("left_out"))}
+    found = {str(one["trace"]).partition("+")[0]: text for one in panels
+             if (text := one.get("left_out")) and not text.startswith("0 of ")}  # fmt: skip
     return "Left out: " + "; ".join(f"{text} of {log}" for log, text in found.items()) + "." if found else ""
 
 
