@@ -46,7 +46,7 @@ def log(*requests: tuple[float, float, float, float | None]) -> Log:
 
 def found(of: Log, *stays: wakes.Stay, idle_s: float = 5.0) -> tuple[list[wakes.Wake], list[float]]:
     """Wakes, and what each request waited for one."""
-    woke, waited_s = wakes.found(of, stays, idle_s)
+    woke, waited_s = wakes.find(of, stays, idle_s)
     return woke, [round(x, 9) for x in waited_s.tolist()]
 
 

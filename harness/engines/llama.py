@@ -20,7 +20,7 @@ KV_TOKEN_BYTES = shapes.kv_token_bytes(TINY) * FLOAT // shapes.BF16
 
 
 def weights(seed: int) -> list[Any]:
-    """Random weights: embedding, six tensors a layer, last norm."""
+    """Draw random weights: embedding, six tensors a layer, last norm."""
     import torch
 
     s, draw = TINY, torch.Generator().manual_seed(seed)
@@ -31,7 +31,7 @@ def weights(seed: int) -> list[Any]:
 
 
 def pool(slots: int) -> Any:
-    """Room for the keys and values of so many tokens, by layer."""
+    """Allocate room for the keys and values of so many tokens, by layer."""
     import torch
 
     return torch.empty(TINY.layers, 2, slots, TINY.kv_heads, TINY.head_dim)
@@ -71,5 +71,5 @@ def forward(W: Sequence[Any], tokens: Any, at: Any, pieces: Sequence[tuple[int, 
         gate, up = (norm(x, norm_2) @ gate_up.T).chunk(2, -1)
         x = x + (functional.silu(gate) * up) @ down.T
     last = norm(x[[b - 1 for _, b, _ in pieces]], W[-1])
-    found: list[int] = (last @ W[0].T).argmax(-1).tolist()
-    return found
+    ids: list[int] = (last @ W[0].T).argmax(-1).tolist()
+    return ids

@@ -16,6 +16,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -348,6 +349,14 @@ def meta(folder: str | os.PathLike[str]) -> Facts:
 def footer(path: str | os.PathLike[str]) -> Facts:
     """Facts of a table that `write_table` wrote, from the file's footer alone. Raises Damaged, FileNotFoundError."""
     path = Path(path)
+    with sealed.reading(path):
+        at = path.stat()
+    return Facts(str(path), _facts(path, at.st_ino, at.st_size, at.st_mtime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _facts(path: Path, *_stamp: int) -> Facts:
+    """Read the facts in a file's footer, once a process as long as the file stays as it is."""
     return sealed.facts(path, FORMS.get(path.name, {}))
 
 

@@ -19,7 +19,7 @@ from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
 from harness.rows.crossings import EASES, RATED, turned
-from harness.run import score, streams, sweep
+from harness.run import crew, score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.slo import SloTarget, judgements
@@ -103,7 +103,8 @@ def measure(
             said = work.described()
             for line in said if not failed else ():
                 counted.note(line)
-            measured = replace(work.done(), failed=failed)
+            with crew.kept():
+                measured = replace(work.done(), failed=failed)
         except Failed as why:  # again without it: finished runs cost nothing
             known = set(failed)
             failed |= why.why

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from harness.policy import fields
 from harness.policy.types import GIB, Inst, Unsupported
 from harness.report import sentences
@@ -192,8 +194,9 @@ def idle(found: Measured, shown: Summary) -> list[str]:
 
 def _runs(found: Measured, label: str, rate: float) -> list[str]:
     """List the runs of a label at a rate."""
-    columns = (found.table[name].to_pylist() for name in ("run", "label", "rate_scale"))
-    return list(dict.fromkeys(run for run, own, x in zip(*columns, strict=True) if own == label and x == rate))
+    here = (pc.field("label") == label) & (pc.field("rate_scale") == rate)
+    runs: list[str] = found.table.select(["run", "label", "rate_scale"]).filter(here)["run"].unique().to_pylist()
+    return runs
 
 
 def _used(run: Path) -> set[int]:

@@ -1,4 +1,4 @@
-"""The constants of a machine that a run may scale, each by a factor, so that one sees what depends on them."""
+"""Constants of a machine that a run may scale, each by a factor, for studies of sensitivity."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def links(spec: GpuSpec, factors: Factors) -> GpuSpec:
 
 
 def ladder(ways: Mapping[str, Way], factors: Factors) -> Mapping[str, Way]:
-    """Ways to load with scaled fixed seconds."""
+    """Return the ways to load with scaled fixed seconds."""
     return {name: way._replace(fixed_s=of(factors, "swap") * way.fixed_s) for name, way in ways.items()}
 
 

@@ -188,7 +188,7 @@ INST = record(
     kept           i8   bytes    of that reserve that it has now
     holders        i8   count    requests with KV in the account
     entries        i8   row      of ENTRY: the first of the account's ids; -1: it caches nothing
-    cached         i8   blocks   that nobody holds and that are still there, in free memory
+    cached         i8   blocks   that no request holds and that are still there, in free memory
     oldest         i8   row      of ENTRY: of those, the first that was released
     youngest       i8   row      of ENTRY: the last
     unbegun        i8   blocks   that spans hold for steps not begun, when the account was last looked at
@@ -262,7 +262,7 @@ LANE = record(
     rate           f8  ratio     solo seconds a second; 0: not shared out yet
     end            f8  s         when the step or span ends at this rate
     started_s      f8  s         when it began
-    max_rate       f8  ratio     its rate when nobody competes
+    max_rate       f8  ratio     its rate without competition
     part           f8  ratio     of the time in which its process has its GPUs: 1, or its slice of a round
     part_since     f8  s         when `part` last changed
     off_s          f8  s         of the step in flight, in time slices of other processes, up to `part_since`
@@ -315,8 +315,8 @@ DEMAND = record(
 
     compute        f8  ratio     of the GPU's compute
     hbm            f8  ratio     of its memory bandwidth
-    time           f8  ratio     of its time, which nobody else has meanwhile: of a lane's attention to KV there
-    slack_s        f8  s         in each layer for which that attention may be late and keep nobody waiting
+    time           f8  ratio     of its time, which no other lane has meanwhile: of a lane's attention to KV there
+    slack_s        f8  s         in each layer for which that attention may be late without a wait
     gpu            i8  row       of GPU
     next           i8  row       of DEMAND: the next of the lane
     """
@@ -397,7 +397,7 @@ ENTRY = record(
     inst           i8  row       of INST: the account
     blocks         i8  blocks    of it that are there, from the first on
     refs           i8  count     requests that hold it; while there are any it stays
-    stamp          i8  order     of its release, if nobody holds it; 0: it is held, or empty
+    stamp          i8  order     of its release, if no request holds it; 0: it is held, or empty
     prev           i8  row       of ENTRY: the one of the account that was released before
     next           i8  row       of ENTRY: the one released after
     """
