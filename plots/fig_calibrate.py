@@ -44,11 +44,11 @@ def draw(frame: pd.DataFrame, note: str) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, own: pd.DataFrame, model: str) -> None:
-    both = 1e3 * own[["measured_s", "fitted_s"]].to_numpy(np.float64)
+def _panel(axes: Axes, points: pd.DataFrame, model: str) -> None:
+    both = 1e3 * points[["measured_s", "fitted_s"]].to_numpy(np.float64)
     low, high = both.min() / 1.3, both.max() * 1.3
     style.alike(axes, low, high, BAND)
-    for (what, held), rows in own.groupby(["what", "held"]):
+    for (what, held), rows in points.groupby(["what", "held"]):
         color, mark = LOOKS[str(what)]
         axes.plot(1e3 * rows["measured_s"], 1e3 * rows["fitted_s"], mark, markersize=3.0, markeredgewidth=0.6,
                   color=color, markerfacecolor="white" if held else color)  # fmt: skip

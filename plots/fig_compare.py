@@ -72,14 +72,14 @@ def points(table: pa.Table) -> pd.DataFrame:
 
 def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
     """Replace means over seeds by attainment of all windows together, as tables have it."""
-    for (label, gpus, fidelity), own in frame.groupby(["label", "gpus", "fidelity"], observed=True):
+    for (label, gpus, fidelity), group in frame.groupby(["label", "gpus", "fidelity"], observed=True):
         words = {"label": label, "gpus": gpus, "fidelity": fidelity}
         which = reduce(pc.and_, (pc.equal(_plain(table[name]), word) for name, word in words.items()))
         rows = table.filter(which)
         for definition in ATTAINMENT:
-            found = crossings.attained(rows, "rate_scale", str(label), definition)
-            for i, x in own.loc[own["definition"] == definition, "rate_scale"].items():
-                if (e := found.get(float(x))) is not None:
+            attained = crossings.attained(rows, "rate_scale", str(label), definition)
+            for i, x in group.loc[group["definition"] == definition, "rate_scale"].items():
+                if (e := attained.get(float(x))) is not None:
                     ends = (math.nan if end is None else end for end in (e.mean, e.low, e.high))
                     frame.loc[i, ["mean", "low", "high"]] = list(ends)
     return frame
@@ -91,8 +91,8 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
     """Split the table of a real trace by the half that seeds replay, each a case by itself; leave others whole."""
-    own = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
-    return list(own) or [table]
+    split = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
+    return list(split) or [table]
 
 
 def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()) -> Figure:
@@ -102,7 +102,7 @@ def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()
     of a real trace: a thin line each.
     """
     frames, unfit = [points(part) for part in parts(table, halves)], tidy.infeasible(table)
-    frames = [one[~one["label"].isin(unfit)] for one in frames]
+    frames = [part[~part["label"].isin(unfit)] for part in frames]
     frame = pd.concat(frames)
     if not len(frame):
         raise UserError("nothing to draw: every run of this sweep was skipped or does not fit (bench list tells why)")
@@ -120,15 +120,15 @@ def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()
                                hspace=0.42, wspace=0.26)  # fmt: skip
     axes = [figure.add_subplot(grid[0, :]), *(figure.add_subplot(grid[i, j]) for i in (1, 2) for j in (0, 1))]
     for axis, letter, (name, title, unit) in zip(axes, LETTERS, PANELS, strict=True):
-        own = frame[frame["definition"] == name]
+        rows = frame[frame["definition"] == name]
         axis.set_title(f"({letter}) {title}", loc="left", pad=4.5)  # clear of the triangles
         for part in frames:
             _curves(axis, part[part["definition"] == name], of, order, unit, thin=len(frames) > 1)
         _rates(axis, sorted(frame["rate_scale"].unique()), _per(frame))
         if name in ATTAINMENT:
-            _percent(axis, own)
+            _percent(axis, rows)
         else:
-            _latency(axis, own["mean"].to_numpy(np.float64) * unit)
+            _latency(axis, rows["mean"].to_numpy(np.float64) * unit)
     figure.text(0.55, bottom - 0.24 / HEIGHT_IN, _rate_label(frame), ha="center", va="center", fontsize=7)
     style.write_foot(figure, text)
     return figure
@@ -155,8 +155,8 @@ def _bars(
         bottom = height - (line + 1) * (rows + BETWEEN_IN) + BETWEEN_IN - 0.22
         axis = figure.add_axes((left + column * (half_wide + APART), bottom / height,
                                 half_wide if k else right - left, rows / height))  # fmt: skip
-        own = frame[frame["definition"] == name].set_index("bar").reindex([series + half for series, half in bars])
-        _bar_panel(axis, own, [of[series] for series, _ in bars], name, unit)
+        numbers = frame[frame["definition"] == name].set_index("bar").reindex([series + half for series, half in bars])
+        _bar_panel(axis, numbers, [of[series] for series, _ in bars], name, unit)
         style.name_rows(axis, names, fontsize=6)
         axis.tick_params(labelleft=not column, labelsize=6)
         axis.set_title(f"({letter}) {title}", loc="left", pad=3)
@@ -165,9 +165,9 @@ def _bars(
     return figure
 
 
-def _bar_panel(axis: Axes, own: pd.DataFrame, looks: Sequence[style.Look], name: str, unit: float) -> None:
-    """Draw a bar for each row of `own` from 0 on, its interval, and its number at the end."""
-    mean, low, high, seeds = (own[column].to_numpy(np.float64) for column in ("mean", "low", "high", "n"))
+def _bar_panel(axis: Axes, rows: pd.DataFrame, looks: Sequence[style.Look], name: str, unit: float) -> None:
+    """Draw a bar for each of `rows` from 0 on, its interval, and its number at the end."""
+    mean, low, high, seeds = (rows[column].to_numpy(np.float64) for column in ("mean", "low", "high", "n"))
     mean, low, high = unit * mean, unit * low, unit * high
     sure = np.isfinite(mean) & np.isfinite(low) & (seeds >= FEWEST)
     most = PERCENT if name in ATTAINMENT else max([*mean[np.isfinite(mean)], *high[sure], 1e-9])
@@ -199,10 +199,10 @@ def _curves(
     """
     under = _under(frame, order, share=unit == PERCENT)
     for depth, series in enumerate(reversed(order)):  # the first of the legend lies on top
-        own = frame[frame["series"] == series].sort_values("rate_scale")
+        rows = frame[frame["series"] == series].sort_values("rate_scale")
         look, z = of[series], 3 + 0.1 * depth
-        x = own["rate_scale"].to_numpy(np.float64)
-        y, low, high = (own[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
+        x = rows["rate_scale"].to_numpy(np.float64)
+        y, low, high = (rows[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
         finite = np.isfinite(y)
         sure = finite & np.isfinite(low) & (not thin) & ((unit != PERCENT) | (y < PERCENT))
         wider = 0.0 if thin else EDGE * under[series]
@@ -235,11 +235,11 @@ def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[st
     return {series: sum(near(series, other) for other in order[:k]) for k, series in enumerate(order)}
 
 
-def _percent(axis: Axes, own: pd.DataFrame) -> None:
+def _percent(axis: Axes, rows: pd.DataFrame) -> None:
     """Scale attainment, mark the level, and name the series that lie below the axis."""
     axis.axhline(100 * LEVEL, color="#404040", linewidth=0.7, dashes=(4, 2), zorder=1.5)
     axis.set_ylim(FLOOR, 100 + 0.05 * (100 - FLOOR))
-    best = own.groupby("series")["mean"].max()
+    best = rows.groupby("series")["mean"].max()
     if low := [style.called(str(series)) for series in best.index[best < FLOOR / PERCENT]]:
         axis.text(0.015, 0.03, f"below {FLOOR:g} %: {', '.join(low)}", transform=axis.transAxes, fontsize=5.5,
                   color="#404040", style="italic", zorder=9,
@@ -327,7 +327,7 @@ def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> str:
 
 
 def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, halves: int) -> str:
-    """Say in few words what is drawn."""
+    """Write the short caption below the figure."""
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     fewest, most = int(frame["n"].min()), int(frame["n"].max())
     count = f"{most} seed{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} seeds"
@@ -354,12 +354,12 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
 
 
 def _machine(about: pd.DataFrame) -> str:
-    found = about["machine"].dropna().unique() if "machine" in about else ()
-    return f"Machine: {' and '.join(sorted(found))}." if len(found) else ""
+    machines = about["machine"].dropna().unique() if "machine" in about else ()
+    return f"Machine: {' and '.join(sorted(machines))}." if len(machines) else ""
 
 
 def told(table: pa.Table, note: str = "") -> str:
-    """Say all that a reader must know of the runs."""
+    """Write the full caption, which the CSV holds."""
     frame, unfit = points(table), tidy.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     notes = " ".join(part for part in (_notes(frame, unfit), style.caps(table), style.departs(about), note) if part)

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 MOST = 11  # the highest peaks, in the panels by instance, whose lines go from light to dark
 TITLES = {"mean_ttft_s": "Mean TTFT of all requests", "p99_ttft_s": "P99 TTFT of the worst model"}
 CAPTION = (
-    "{said} on one card, asked in staggered ramps. Simulated on an MI300X, a guess at the card of 192 GB that"
-    " kvcached's runs of vLLM 0.14 (88b6753) do not name; its table is scaled to uncongested instances of these runs."
+    "{load} on one card, asked in staggered ramps. Simulated on an MI300X, a guess: kvcached's runs of vLLM 0.14"
+    " (88b6753) name no card. Its table is scaled to uncongested instances of these runs, and no other measured run checks it."
     " Processes take turns on the card."
 )
 NAMED = {"static": "memory split evenly (static)", "elastic": "memory on demand (elastic)"}
 SIMULATED = (0, (3, 1.5))  # dashes
 
 
-def draw(frame: pd.DataFrame, said: str) -> Figure:
+def draw(frame: pd.DataFrame, load: str) -> Figure:
     """Draw the figure; call within `style.theme()`. `frame` is what `harness.validate.staggered.points` returns.
 
-    `said` is the load in words.
+    `load` is the load in words.
     """
     figure = Figure(figsize=(style.PAGE_IN, 4.4), layout="constrained")
     cells = figure.subplots(2, 2)
@@ -65,7 +65,7 @@ def draw(frame: pd.DataFrame, said: str) -> Figure:
     figure.legend(handles=key, loc="outside upper center", ncols=4, frameon=False)
     for axes in cells.flat:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    text = textwrap.fill(CAPTION.format(said=said), 170)
+    text = textwrap.fill(CAPTION.format(load=load), 170)
     figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
     return figure
 
@@ -76,16 +76,16 @@ def _looks(frame: pd.DataFrame) -> dict[str, style.Look]:
 
 def _by_peak(axes: Axes, frame: pd.DataFrame, metric: str) -> None:
     for name, look in _looks(frame).items():
-        own = frame[frame["system"] == name].groupby(["who", "peak"])[metric]
-        value = own.mean() if metric == "mean_ttft_s" else own.max()
+        group = frame[frame["system"] == name].groupby(["who", "peak"])[metric]
+        value = group.mean() if metric == "mean_ttft_s" else group.max()
         axes.plot(value["measured"], color=look.color, marker=look.marker, markersize=2.5)
         axes.plot(value["ours"], color=look.color, linestyle=SIMULATED)
         ends = np.sort(np.stack([value["low"], value["high"]]), axis=0)
         axes.fill_between(value["low"].index, *ends, color=look.color, alpha=0.15, linewidth=0)
 
 
-def _by_instance(axes: Axes, own: pd.DataFrame, peaks: Sequence[int]) -> None:
-    for peak, rows in own.groupby("peak"):
+def _by_instance(axes: Axes, points: pd.DataFrame, peaks: Sequence[int]) -> None:
+    for peak, rows in points.groupby("peak"):
         shade = _shade(int(str(peak)), peaks)
         for who, dash in (("measured", "-"), ("ours", SIMULATED)):
             line = rows[rows["who"] == who].set_index("instance")["median_ttft_s"]
@@ -97,10 +97,10 @@ def _shade(peak: int, peaks: Sequence[int]) -> tuple[float, float, float, float]
     return mpl.colormaps["viridis_r"](0.1 + 0.9 * (peak - peaks[0]) / max(1, peaks[-1] - peaks[0]))
 
 
-def render(frame: pd.DataFrame, stem: Path, command: str, said: str) -> list[Path]:
-    """Draw points of the load that is `said` to `stem`.pdf, .png and .csv; returns their paths.
+def render(frame: pd.DataFrame, stem: Path, command: str, load: str) -> list[Path]:
+    """Draw points of the load `load`, in words, to `stem`.pdf, .png and .csv; returns their paths.
 
     Raises UserError where the disk refuses.
     """
     with style.theme():
-        return style.save(draw(frame, said), stem, frame, command)
+        return style.save(draw(frame, load), stem, frame, command)

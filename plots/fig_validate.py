@@ -63,13 +63,13 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, own: pd.DataFrame, metric: str, looks: Mapping[str, Look]) -> None:
+def _panel(axes: Axes, points: pd.DataFrame, metric: str, looks: Mapping[str, Look]) -> None:
     title, unit, factor = PANELS[metric]
-    both = factor * own[["measured", "ours"]].to_numpy(np.float64)
+    both = factor * points[["measured", "ours"]].to_numpy(np.float64)
     wider = max(1.3, (LEAST_SPAN * both.min() / both.max()) ** 0.5)
     low, high = both.min() / wider, both.max() * wider
     style.alike(axes, low, high, BAND)
-    for (engine, fitted), rows in own.groupby(["engine", "fitted"]):
+    for (engine, fitted), rows in points.groupby(["engine", "fitted"]):
         color, mark = looks[str(engine)]
         axes.plot(factor * rows["measured"], factor * rows["ours"], mark, markersize=2.6, markeredgewidth=0.5,
                   color=color, markerfacecolor=color if fitted else "white", alpha=0.8)  # fmt: skip

@@ -56,8 +56,8 @@ def draw(points: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(style.PAGE_IN, 3.9), layout="constrained")
     axes = figure.subplots(2, 3).ravel()
     for axis, (panel, (title, x, y)) in zip(axes, TITLES.items(), strict=True):
-        own = points[points["panel"] == panel]
-        _bars(axis, own, PAPER[panel]) if panel in PAPER else _lines(axis, own, 100.0 if panel == "share" else 1.0)
+        rows = points[points["panel"] == panel]
+        _bars(axis, rows, PAPER[panel]) if panel in PAPER else _lines(axis, rows, 100.0 if panel == "share" else 1.0)
         axis.set(title=title, xlabel=x, ylabel=y)
     handles: list[Line2D | Patch] = [style.handle(_named(name), look) for name, look in LOOKS.items()]
     handles.append(Patch(color="#404040", alpha=0.2, linewidth=0, label="least to most of the seeds"))
@@ -73,9 +73,9 @@ def _named(series: str) -> str:
     return NAMES.get(name, name) + comma + rest
 
 
-def _lines(axis: Axes, own: pd.DataFrame, scale: float) -> None:
+def _lines(axis: Axes, points: pd.DataFrame, scale: float) -> None:
     """Draw a line for each series, the mean, on a band from its least to its greatest value."""
-    for name, rows in own.groupby("series", sort=False):
+    for name, rows in points.groupby("series", sort=False):
         by = rows.groupby("x")["value"]
         x, mean = scale * by.mean().index.to_numpy(), by.mean().to_numpy()
         axis.fill_between(x, by.min(), by.max(), color=LOOKS[str(name)].color, alpha=0.2, linewidth=0)
@@ -83,11 +83,11 @@ def _lines(axis: Axes, own: pd.DataFrame, scale: float) -> None:
     axis.set_ylim(bottom=0)
 
 
-def _bars(axis: Axes, own: pd.DataFrame, paper: Mapping[str, float]) -> None:
+def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
     """Draw a bar for each series, from the top down, with its number, and the paper's number as a mark."""
-    names = list(dict.fromkeys(own["series"]))
+    names = list(dict.fromkeys(points["series"]))
     for k, name in enumerate(names):
-        values = own[own["series"] == name]["value"]
+        values = points[points["series"] == name]["value"]
         color = LOOKS.get(name.split(",")[0], WEAVER).color
         axis.barh(k, values.mean(), color=color, height=0.7)
         at = max(values.mean(), paper.get(name, 0.0))
@@ -96,7 +96,7 @@ def _bars(axis: Axes, own: pd.DataFrame, paper: Mapping[str, float]) -> None:
             axis.plot(paper[name], k, "D", color="black", markerfacecolor="white", markersize=4)
     axis.set_yticks(range(len(names)), [_named(name) for name in names])
     axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.set_xlim(0, 1.22 * max(own.groupby("series")["value"].mean().max(), *paper.values()))
+    axis.set_xlim(0, 1.22 * max(points.groupby("series")["value"].mean().max(), *paper.values()))
     axis.grid(visible=False, axis="y")
 
 

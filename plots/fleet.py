@@ -36,11 +36,11 @@ def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
         frame = here.select(["definition", "over", "value", "label", "gpus", "infeasible"]).to_pandas()
         frame = frame[(frame["definition"] == definition) & (frame["over"] == "pooled") & frame["value"].notna()]
         place = {key: panel[key] for key in ("condition", "trace", "rate_rps", "slo")}
-        for (label, gpus), own in frame.groupby(["label", "gpus"], observed=True, sort=True):
+        for (label, gpus), group in frame.groupby(["label", "gpus"], observed=True, sort=True):
             at = crossings.fewest(here, str(label), "", definition, facts["level"])
-            value = own["value"]
+            value = group["value"]
             rows.append({**place, "label": str(label), "gpus": int(gpus), "mean": value.mean(), "low": value.min(),
-                         "high": value.max(), "n": len(own), "infeasible": bool(own["infeasible"].notna().any()),
+                         "high": value.max(), "n": len(group), "infeasible": bool(group["infeasible"].notna().any()),
                          "answer": at is not None and at.sign != ">" and at.mean == gpus})  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -100,13 +100,13 @@ def _panel(axis: Axes, panel: Panel, frame: pd.DataFrame, looks: Mapping[str, st
     """Curves over the counts that were sampled; a dotted drop at each answer."""
     axis.axhline(level, color="#808080", linewidth=0.6, linestyle=LEVEL)
     for label, look in looks.items():
-        own = frame[frame["label"] == label].sort_values("gpus")
-        ran = own["mean"].where(~own["infeasible"])
-        axis.plot(own["gpus"], ran, linestyle=look.line, color=look.color, linewidth=0.9)
-        for row in own.to_dict("records"):
+        curve = frame[frame["label"] == label].sort_values("gpus")
+        ran = curve["mean"].where(~curve["infeasible"])
+        axis.plot(curve["gpus"], ran, linestyle=look.line, color=look.color, linewidth=0.9)
+        for row in curve.to_dict("records"):
             axis.plot([row["gpus"]] * 2, [row["low"], row["high"]], color=look.color, linewidth=0.5, alpha=0.6)
             axis.plot([row["gpus"]], [row["mean"]], **look.marks(hollow=row["infeasible"]), linestyle="none")
-        for gpus in own.loc[own["answer"], "gpus"]:
+        for gpus in curve.loc[curve["answer"], "gpus"]:
             axis.axvline(gpus, ymax=0.5, color=look.color, linewidth=0.9, linestyle=DROP, alpha=0.8)
     least, most = min(panel["xs"]), max(panel["xs"])
     axis.set_xscale("log", base=2)
@@ -119,7 +119,7 @@ def _panel(axis: Axes, panel: Panel, frame: pd.DataFrame, looks: Mapping[str, st
 
 
 def told(table: pa.Table, facts: Facts, note: str = "") -> str:
-    """Say all that a reader must know of the runs."""
+    """Write the full caption, which the CSV holds."""
     return caption(table, facts, "mean, least and most", *_shown(facts), note=note)
 
 

@@ -1,4 +1,4 @@
-"""Where one system holds a higher rate than another: a coloured table of conditions and pairs of systems."""
+"""Ratios of the rates that two systems hold: a coloured table of conditions and pairs of systems."""
 
 from __future__ import annotations
 
@@ -38,25 +38,27 @@ LETTERS = 120.0  # of 1 point, to an inch
 
 def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     """Draw the table, two columns wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
-    own = ratios(table, facts)
-    if not own:
+    shown = ratios(table, facts)
+    if not shown:
         raise UserError("nothing to draw: no claim of this study is a ratio of two of its systems")
-    names, labels = (list(dict.fromkeys(row[key] for row in own)) for key in ("name", "ratio"))
-    text, foot = style.foot(caption_of_ratios(table, facts, note, own), 178)
+    names, labels = (list(dict.fromkeys(row[key] for row in shown)) for key in ("name", "ratio"))
+    text, foot = style.foot(caption_of_ratios(table, facts, note, shown), 178)
     foot += 0.06
     figure = Figure(figsize=(style.PAGE_IN, 1))
     pairs = [systems(label, facts) for label in labels]
-    called = ["\n".join([f"{style.called(one)} /", *textwrap.wrap(style.called(other), NAMED)]) for one, other in pairs]
-    firsts = {one for one, _ in pairs}
+    called = [
+        "\n".join([f"{style.called(first)} /", *textwrap.wrap(style.called(over), NAMED)]) for first, over in pairs
+    ]
+    firsts = {first for first, _ in pairs}
     handles = _handles(
-        {row["standing"] for row in own}, style.called(firsts.pop()) if len(firsts) == 1 else "the first"
+        {row["standing"] for row in shown}, style.called(firsts.pop()) if len(firsts) == 1 else "the first"
     )
     head = style.legend(figure, handles, min(4, len(handles)), handlelength=1.8, columnspacing=1.6)
     head += HEAD_IN * (1 + max(name.count("\n") for name in called))
     height = head + ROW_IN * len(names) + foot
     figure.set_size_inches(style.PAGE_IN, height)
     axis = figure.add_axes((NAMES, foot / height, 0.995 - NAMES, ROW_IN * len(names) / height))
-    for (label, name), rows in _cells(own).items():
+    for (label, name), rows in _cells(shown).items():
         cell = _cell if len(rows) == 1 else _range
         cell(axis, labels.index(label), names.index(name), rows, len(labels))
     axis.set_xlim(0, len(labels))
@@ -72,21 +74,21 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     return figure
 
 
-def _handles(said: set[str], first: str) -> list[Patch]:
+def _handles(shown: set[str], first: str) -> list[Patch]:
     return [
         Patch(facecolor=fill.color, hatch=fill.hatch, edgecolor="#909090", linewidth=0.4,
               label=CASES if says == crossings.CASE else verdicts.words(says, first))
         for says, fill in FILLS.items()
-        if says in said
+        if says in shown
     ]  # fmt: skip
 
 
-def _cells(own: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+def _cells(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     """Group the rows by cell, a ratio and a condition: several are the cases of one."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in own:
-        found.setdefault((row["ratio"], row["name"]), []).append(row)
-    return found
+    by_cell: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by_cell.setdefault((row["ratio"], row["name"]), []).append(row)
+    return by_cell
 
 
 def _range(axis: Axes, x: int, y: int, rows: Sequence[Row], columns: int) -> None:

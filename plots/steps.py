@@ -58,14 +58,14 @@ def ratios(table: pa.Table, facts: Facts) -> list[dict[str, Any]]:
     """Every ratio that the study claims, on each panel that it is about; `mean` is None where `note` says why."""
     names = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
     rows = []
-    for claim, panel, found in crossings.claimed(table, facts):
-        e = found.ratio
+    for claim, panel, standing in crossings.claimed(table, facts):
+        e = standing.ratio
         rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
                      "step": names.index(panel["name"]), "ratio": f"{claim['system']} / {claim['over']}",
                      "paper": claim["paper"], "other_end": panel.get("other_end", False),  # none in facts of before
                      "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts["seeds"],
-                     "sign": e.sign if e else "=", "standing": found.says, "p": found.p, "flat": found.flat,
-                     "gaps": found.differences, "note": found.note})  # fmt: skip
+                     "sign": e.sign if e else "=", "standing": standing.says, "p": standing.p, "flat": standing.flat,
+                     "gaps": standing.differences, "note": standing.note})  # fmt: skip
     return rows
 
 
@@ -105,9 +105,9 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
 
 def systems(ratio: str, facts: Facts) -> tuple[str, str]:
     """Return the two systems of a ratio as they are at the start, with presets and fields."""
-    one, _, other = ratio.partition(" / ")
+    first, _, over = ratio.partition(" / ")
     texts = facts.get("texts") or {}  # none in facts of before
-    return str(texts.get(one, one)), str(texts.get(other, other))
+    return str(texts.get(first, first)), str(texts.get(over, over))
 
 
 def _rows(facts: Facts) -> tuple[list[int], list[str]]:
@@ -141,12 +141,12 @@ def _handles(shown: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[L
     ]  # fmt: skip
 
 
-def _panel(axis: Axes, own: Sequence[Mapping[str, Any]]) -> None:
+def _panel(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     """One ratio: the walk as steps, each change alone beside it, intervals as lines, and arrows where unbounded."""
-    stated = {x for row in own for x in (row["paper"] if isinstance(row["paper"], list) else [row["paper"]])}
+    stated = {x for row in rows for x in (row["paper"] if isinstance(row["paper"], list) else [row["paper"]])}
     papers = {x for x in stated if isinstance(x, int | float)}
-    means = [row["mean"] for row in own if row["mean"] is not None] + [1.0, *papers]
-    bounds = [x for row in own for x in (row["low"], row["high"]) if x]
+    means = [row["mean"] for row in rows if row["mean"] is not None] + [1.0, *papers]
+    bounds = [x for row in rows for x in (row["low"], row["high"]) if x]
     left = max(min([*means, *bounds]), min(means) / FAR) / MARGIN
     right = min(max([*means, *bounds]), max(means) * FAR) * MARGIN
     axis.set_xscale("log")
@@ -154,10 +154,10 @@ def _panel(axis: Axes, own: Sequence[Mapping[str, Any]]) -> None:
     axis.axvline(1.0, color=EQUAL, linewidth=0.9, zorder=0.5)
     for paper in papers:
         axis.axvline(paper, color=PAPER, linestyle=(0, (4, 2)), linewidth=0.9, zorder=0.5)
-    walk = [(row["mean"], _y(row)) for row in own
+    walk = [(row["mean"], _y(row)) for row in rows
             if row["kind"] != "alone" and not row["other_end"] and row["mean"] is not None]  # fmt: skip
     axis.step(*zip(*walk, strict=True), where="post", color=TOGETHER, linewidth=1.1, zorder=2)
-    for row in own:
+    for row in rows:
         alone = row["kind"] == "alone"
         y, color = _y(row), ALONE if alone else TOGETHER
         if not row["other_end"]:
@@ -196,12 +196,12 @@ def _interval(axis: Axes, y: float, row: Mapping[str, Any], within: tuple[float,
 
 
 def told(table: pa.Table, facts: Facts, note: str = "") -> str:
-    """Say all that a reader must know of the runs, and how rates were chosen."""
+    """Write the full caption, with the choice of rates, which the CSV holds."""
     return caption(table, facts, "mean and 95 % interval", _what(facts), *asked(table, facts), CORRECTED, note=note)
 
 
 def caption_of_ratios(table: pa.Table, facts: Facts, note: str, shown: Sequence[Mapping[str, Any]]) -> str:
-    """Say in few words what is drawn."""
+    """Write the short caption below the figure."""
     points = flat(_standing(row) for row in shown)
     return brief(
         table,

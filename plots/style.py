@@ -42,7 +42,7 @@ Line = Literal["-"] | tuple[float, tuple[float, ...]]
 
 
 class Look(NamedTuple):
-    """How one system is drawn: told apart by colour, in grey by marker and dash."""
+    """Look of a system: told apart by colour, in grey by marker and dash."""
 
     color: str
     marker: str
@@ -126,7 +126,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     others have tints of it and then spare colours, chosen by a hash of the label, with markers and dashes of their own.
     """
     known = {**PRESETS, **SYSTEMS}
-    found: dict[str, Look] = {}
+    by_label: dict[str, Look] = {}
     kin: dict[str, list[Look]] = {}  # by system
 
     def order(label: str) -> tuple[bool, bool, bool, str]:
@@ -134,8 +134,8 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 
     for label in sorted(set(labels), key=order):
         system, start = system_of(label), zlib.crc32(label.encode())
-        colors = [look.color for look in found.values()]
-        marker = _rest(MARKERS, (look.marker for look in found.values()), start)[0]
+        colors = [look.color for look in by_label.values()]
+        marker = _rest(MARKERS, (look.marker for look in by_label.values()), start)[0]
         if label in known and known[label].color not in colors:
             look = known[label]
         elif system not in kin:
@@ -144,9 +144,9 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
             base = SYSTEMS.get(system, kin[system][0])
             tinted = [*_rest(tints(base.color), (), start), *_rest(_SPARE, (), start)]
             look = Look(_rest(tinted, colors, 0)[0], marker, _rest(LINES, (x.line for x in kin[system]), 0)[0])
-        found[label] = look
+        by_label[label] = look
         kin.setdefault(system, []).append(look)
-    return found
+    return by_label
 
 
 def called(label: str) -> str:
@@ -213,8 +213,15 @@ TAILS = "Simulated tails are optimistic: steps vary by their noise alone, withou
 
 def unchecked(runs: pd.DataFrame) -> str:
     """Say so where no measured end-to-end run judges an engine on a GPU of simulated runs; empty where all were."""
-    own = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
-    return next((said for gpu, host in zip(own["gpu"], own["host"], strict=True) if (said := note(gpu, host))), "")
+    simulated = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
+    return next(
+        (
+            sentence
+            for gpu, host in zip(simulated["gpu"], simulated["host"], strict=True)
+            if (sentence := note(gpu, host))
+        ),
+        "",
+    )
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int, **more: Any) -> float:
@@ -231,7 +238,7 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int, **mo
 
 
 def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled: bool = False) -> str:
-    """Say what a reader must know: trace and tier, models, GPUs, fidelity, SLO, seeds, what the planners knew.
+    """Write the setting: trace and tier, models, GPUs, fidelity, SLO, seeds, and what planners see.
 
     `runs` holds the columns of tidy.RUN_SCHEMA of all that is drawn; `seeds` the number of runs of each point, of which
     means and intervals are shown unless they are pooled.
@@ -263,7 +270,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
 
 
 def departs(runs: pd.DataFrame) -> str:
-    """Say whose engine is not its paper's, and how."""
+    """Name the systems whose engine is not their paper's, and the difference."""
     if "departs" not in runs:
         return ""
     pairs = runs[["label", "departs"]].dropna().drop_duplicates().sort_values(["label", "departs"])
@@ -271,7 +278,7 @@ def departs(runs: pd.DataFrame) -> str:
 
 
 def invalid(runs: pd.DataFrame) -> str:
-    """Say of which systems runs on real servers measured something else, and why the first of them did."""
+    """Name the systems with invalid runs on real servers, and why the first run is invalid."""
     if "invalid" not in runs:
         return ""
     pairs = runs[["label", "invalid"]].dropna().drop_duplicates("label").sort_values("label")
@@ -279,7 +286,7 @@ def invalid(runs: pd.DataFrame) -> str:
 
 
 def unvetted(runs: pd.DataFrame) -> str:
-    """Say of which systems the file, as it is now, has not passed `bench check`."""
+    """Name the systems whose file, as it is now, has not passed `bench check`."""
     return unvetted_of(dict(zip(runs["label"], runs["system"], strict=True))) if "system" in runs else ""
 
 
@@ -353,11 +360,11 @@ def alike_key(band: float) -> list[Line2D | Patch]:
 def caps(table: pa.Table) -> str:
     """Say which caps of the engine bound more than 1 % of a system's steps, and how many at most."""
     bound = tidy.bound(table)
-    said = []
+    sentences = []
     for cap in dict.fromkeys(b.cap for b in bound):
         most = ", ".join(f"{b.label} up to {100 * b.most:.3g} %" for b in bound if b.cap == cap)
-        said.append(f"The engine's {cap} was reached in more than {100 * tidy.BINDS:g} % of steps: {most}.")
-    return " ".join(said)
+        sentences.append(f"The engine's {cap} was reached in more than {100 * tidy.BINDS:g} % of steps: {most}.")
+    return " ".join(sentences)
 
 
 def save(

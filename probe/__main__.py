@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: what was measured is kept; the same command goes on from there", file=sys.stderr)
+        print("interrupted: measurements are kept; the same command resumes there", file=sys.stderr)
         return 130
     print(report.write(folder, PLAN))
     return 0

@@ -39,8 +39,8 @@ def worlds(
     shared = _bursts(most * common, most, blocks, rng)
     out = []
     for x, want in zip(each, wanted, strict=True):
-        own = _bursts(most * (1 - common), most, blocks, rng)
-        block, mark, size = (np.concatenate(pair) for pair in zip(shared, own, strict=True))
+        separate = _bursts(most * (1 - common), most, blocks, rng)
+        block, mark, size = (np.concatenate(pair) for pair in zip(shared, separate, strict=True))
         missed = np.array([np.bincount(block[mark < w], size[mark < w], blocks) for w in want])
         steps = rng.poisson(np.diff(x, prepend=0.0)[:, None] * block_s, (len(x), blocks))
         offered = np.cumsum(steps, axis=0).astype(np.float64)  # a higher rate offers the same requests and more

@@ -68,12 +68,12 @@ def mock() -> Iterator[tuple[str, int]]:
         yield sys.argv[1], int(sys.argv[2])
         return
     words = ["--models", "m", "--ttft-ms", "50", "--itl-ms", "10", "--port", "0", "--with-parent"]
-    with subprocess.Popen([sys.executable, "-m", "harness", "mock", *words], stdout=subprocess.PIPE, text=True) as one:
-        assert one.stdout is not None
+    with subprocess.Popen([sys.executable, "-m", "harness", "mock", *words], stdout=subprocess.PIPE, text=True) as tool:
+        assert tool.stdout is not None
         try:
-            yield one.stdout.readline().split()[-1], one.pid
+            yield tool.stdout.readline().split()[-1], tool.pid
         finally:
-            one.terminate()
+            tool.terminate()
 
 
 def told(url: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def run(url: str, pid: int, at_s: NDArray[np.float64]) -> tuple[Log, float, NDAr
         client.begin(time.monotonic_ns() + 1_000_000_000, False)
         ended = 0
         while ended < len(work):
-            ended += sum(one.kind in {"done", "failed"} for one in client.poll(60.0))
+            ended += sum(event.kind in {"done", "failed"} for event in client.poll(60.0))
         other = load.cores()
         log = client.log()
     rows = told(url)
@@ -116,13 +116,13 @@ def run(url: str, pid: int, at_s: NDArray[np.float64]) -> tuple[Log, float, NDAr
 def ours(url: str, pid: int, rate: float) -> Row:
     """A constant rate."""
     log, other, overhead_ms = run(url, pid, np.arange(int(rate * SECONDS)) / rate)
-    one = verdict(log, other)
+    judged = verdict(log, other)
     lost = str(int(((log.state != DONE) | (log.tokens != TOKENS)).sum()))
     if why := Counter(filter(None, log.error)).most_common(1):
         lost = f"{lost} ({why[0][1]}: {why[0][0]})"
-    return Row("this client", one.offered_per_s, one.achieved_per_s, (log.write_ns - log.due_ns) / 1e6, overhead_ms,
-               log.cpu_s / log.wall_s, log.peak_bytes / 1e6, other,
-               f"{lost} lost; {one.chunks_per_read:.3f} chunks a read; {one.text}")  # fmt: skip
+    return Row("this client", judged.offered_per_s, judged.achieved_per_s, (log.write_ns - log.due_ns) / 1e6,
+               overhead_ms, log.cpu_s / log.wall_s, log.peak_bytes / 1e6, other,
+               f"{lost} lost; {judged.chunks_per_read:.3f} chunks a read; {judged.text}")  # fmt: skip
 
 
 def bursts(url: str, pid: int) -> Row:
@@ -135,8 +135,8 @@ def bursts(url: str, pid: int) -> Row:
     lag_ms = (log.write_ns - log.due_ns) / 1e6
     last_ms = lag_ms[np.argsort(order)[: BURST * BURSTS]].reshape(BURSTS, BURST).max(1)
     share = float((last_ms <= 1e3 * BURST_S).mean())
-    one = verdict(log, other)
-    return Row("... bursts", one.offered_per_s, one.achieved_per_s, lag_ms, overhead_ms, log.cpu_s / log.wall_s,
+    judged = verdict(log, other)
+    return Row("... bursts", judged.offered_per_s, judged.achieved_per_s, lag_ms, overhead_ms, log.cpu_s / log.wall_s,
                log.peak_bytes / 1e6, other,
                f"{share:.0%} of {BURSTS} bursts of {BURST} out within {1e3 * BURST_S:g} ms; last of a burst "
                f"P50 {np.median(last_ms):.2f} ms, P95 {np.quantile(last_ms, 0.95):.2f} ms")  # fmt: skip
@@ -180,7 +180,7 @@ def aiperf(url: str, rate: float, n: int, folder: Path) -> list[str]:
 def guidellm(url: str, rate: float, n: int, folder: Path) -> list[str]:
     """What GuideLLM 0.8 is told; its own prompts need a tokenizer that writes text."""
     words = np.random.default_rng(0).integers(1, 1000, (n, PROMPT_TOKENS)).tolist()
-    rows = [{"prompt": " ".join(f"w{k}" for k in one), "output_tokens_count": TOKENS} for one in words]
+    rows = [{"prompt": " ".join(f"w{k}" for k in prompt), "output_tokens_count": TOKENS} for prompt in words]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return [
         "run", "--backend", f"kind=openai_http,target={url},model=m,request_format=/v1/completions",
@@ -200,12 +200,12 @@ def watched(tool: subprocess.Popen[bytes], limit_s: float) -> tuple[float, int]:
     while tool.poll() is None:
         held = 0
         with suppress(psutil.NoSuchProcess):
-            for one in (psutil.Process(tool.pid), *psutil.Process(tool.pid).children(recursive=True)):
+            for process in (psutil.Process(tool.pid), *psutil.Process(tool.pid).children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    held += one.memory_info().rss
-                    spent_s[one.pid] = sum(one.cpu_times()[:2])
+                    held += process.memory_info().rss
+                    spent_s[process.pid] = sum(process.cpu_times()[:2])
                     if time.monotonic() - since_s > limit_s:
-                        one.kill()
+                        process.kill()
         peak = max(peak, held)
         time.sleep(0.2)
     return sum(spent_s.values()), peak

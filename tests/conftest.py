@@ -124,8 +124,8 @@ def shared_mock() -> Iterator[Server]:
     """A mock server for all tests of a file."""
     from tests.mocks import serving
 
-    with serving() as found:
-        yield found
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ class Diary(Sim):
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Diary:
     note("made")
-    found = Diary(config, options, machine)
-    found.can -= {"Limit"}
-    found.measured_on = {"host": os.environ.get("DIARY_HOST", "here"), "cpu": "of a test"}
-    return found
+    engine = Diary(config, options, machine)
+    engine.can -= {"Limit"}
+    engine.measured_on = {"host": os.environ.get("DIARY_HOST", "here"), "cpu": "of a test"}
+    return engine

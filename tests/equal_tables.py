@@ -169,9 +169,9 @@ def compare(kind: Kind, ref: Rows, new: Rows) -> Report:
             *(f"too much: {named(keys, key)}" for key in theirs if key not in ours and key not in beyond),
             *(
                 f"{named(keys, key)}: {text}"
-                for key, said in ours.items()
+                for key, rows in ours.items()
                 if key in theirs
-                for text in differences(values, said, theirs[key])
+                for text in differences(values, rows, theirs[key])
             ),
         ),
         tuple(notes),
@@ -191,14 +191,14 @@ def grouped(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], values: Sequ
 
 def differences(names: Sequence[str], ref: Sequence[Values], new: Sequence[Values]) -> Iterator[str]:
     """How two lists differ of what is said about the same; the order within them does not count."""
-    ours = [one for one in ref if not any(all(map(equal, one, other)) for other in new)]
-    theirs = [one for one in new if not any(all(map(equal, one, other)) for other in ref)]
+    ours = [row for row in ref if not any(all(map(equal, row, other)) for other in new)]
+    theirs = [row for row in new if not any(all(map(equal, row, other)) for other in ref)]
     if len(ours) == len(theirs) == 1:
         pairs = zip(names, ours[0], theirs[0], strict=True)
         yield ", ".join(f"{name} {a!r} is {b!r}" for name, a, b in pairs if not equal(a, b))
         return
-    yield from (f"{dict(zip(names, one, strict=True))} is gone" for one in ours)
-    yield from (f"{dict(zip(names, one, strict=True))} is new" for one in theirs)
+    yield from (f"{dict(zip(names, row, strict=True))} is gone" for row in ours)
+    yield from (f"{dict(zip(names, row, strict=True))} is new" for row in theirs)
 
 
 def equal(a: Any, b: Any) -> bool:

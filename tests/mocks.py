@@ -73,10 +73,10 @@ class Server:
         connection = self.connect()
         while True:
             send(connection, "/mock/stats")
-            found: dict[str, Any] = json.loads(connection.getresponse().read())
-            if until(found):
+            counts: dict[str, Any] = json.loads(connection.getresponse().read())
+            if until(counts):
                 connection.close()
-                return found
+                return counts
 
 
 def send(connection: HTTPConnection, path: str, body: object = None, **headers: str) -> None:
@@ -113,17 +113,17 @@ ASK = {"model": "a", "prompt": [1, 2, 3], "max_tokens": 4}
 
 def raw(server: Server, data: bytes) -> bytes:
     """All that the server says to these bytes, until it closes."""
-    with socket.create_connection(server.address) as one:
-        one.sendall(data)
-        one.shutdown(socket.SHUT_WR)
-        return b"".join(iter(lambda: one.recv(65536), b""))
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def answered(server: Server, data: bytes, count: int = 1) -> list[bytes]:
     """What the server answers to these bytes on a connection that stays open: so many bodies, or until it closes."""
-    with socket.create_connection(server.address) as one:
-        one.sendall(data)
-        bodies, kept = [], Kept(one)
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(data)
+        bodies, kept = [], Kept(connection)
         for _ in range(count):
             answer = HTTPResponse(kept)  # type: ignore[arg-type]  # all that it asks of a socket
             answer.begin()
@@ -144,8 +144,8 @@ class Kept:
         def end(self) -> None:
             super().close()
 
-    def __init__(self, one: socket.socket) -> None:
-        self.file = self.File(socket.SocketIO(one, "r"))
+    def __init__(self, connection: socket.socket) -> None:
+        self.file = self.File(socket.SocketIO(connection, "r"))
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return self.file

@@ -229,7 +229,7 @@ def price(
 ) -> Price:  # fmt: skip
     """A step of decodes (members, context) here, and elsewhere with their seconds on links (formulas: coef.py)."""
     k, grid = dict(zip(t.cost.dtype.names or (), t.cost[row].item(), strict=True)), t.grid.tolist()
-    L, B = k["layers"], here[0] + sum(one[0] for one in far.values())
+    L, B = k["layers"], here[0] + sum(lender[0] for lender in far.values())
 
     def attention(B: int, C: float) -> float:
         return max(k["att0"] + k["att1"] * B, k["dec0"] + k["dec1"] * B + k["dec2"] * C) if B else 0.0
@@ -279,21 +279,21 @@ def turns(steps: Sequence[Step], quantum_s: float) -> list[float]:
     """Rates: the processes of a GPU go round; within a process all rise together."""
     rates = dict[int, float]()
     for process, part in slices(steps, quantum_s).items():
-        own = [s for s in steps if s.process == process]
-        rates |= {id(s): part * rate for s, rate in zip(own, max_min(own), strict=True)}
+        group = [s for s in steps if s.process == process]
+        rates |= {id(s): part * rate for s, rate in zip(group, max_min(group), strict=True)}
     return [rates[id(s)] for s in steps]
 
 
 def slices(steps: Sequence[Step], quantum_s: float) -> dict[tuple[Inst, int], float]:
     """The part of a round that each process has: its longest step, of the GPU with the longest round."""
     longest = {s.process: max(x.turn_s for x in steps if x.process == s.process) for s in steps}
-    found = dict[tuple[Inst, int], float]()
+    parts = dict[tuple[Inst, int], float]()
     for process, turn_s in longest.items():
-        own = [s for s in steps if s.process == process]
-        beside = [{s.process for s in steps if gpu in s.place} for gpu in own[0].place]
+        group = [s for s in steps if s.process == process]
+        beside = [{s.process for s in steps if gpu in s.place} for gpu in group[0].place]
         rounds = [sum(max(longest[x], quantum_s) for x in every) for every in beside if len(every) > 1]
-        found[process] = turn_s / max(rounds) if rounds else 1.0
-    return found
+        parts[process] = turn_s / max(rounds) if rounds else 1.0
+    return parts
 
 
 def late(s: Step, slack_s: float) -> float:
@@ -312,14 +312,14 @@ def lend(steps: Sequence[Step], rates: Sequence[float]) -> list[float]:
     for gpu in {g for s in steps for i in s.lent for g in on(i)}:
         parts_of = [sum(part for i, (part, _) in s.lent.items() if gpu in on(i)) for s in steps]
         asked = {k: part * given[k] for k, part in enumerate(parts_of) if part > 0}
-        own, left = any(gpu in s.place for s in steps), 1.0
-        while modest := [k for k, part in asked.items() if part <= left / (len(asked) + own)]:
+        present, left = any(gpu in s.place for s in steps), 1.0
+        while modest := [k for k, part in asked.items() if part <= left / (len(asked) + present)]:
             left -= sum(asked.pop(k) for k in modest)
         for k, s in enumerate(steps):
             if gpu in s.place:
                 parts[k] = min(parts[k], left / (len(asked) + 1))
             if k in asked:
-                parts[k] = min(parts[k], left / (len(asked) + own) / asked[k])
+                parts[k] = min(parts[k], left / (len(asked) + present) / asked[k])
     return [part * rate for part, rate in zip(parts, given, strict=True)]
 
 
@@ -582,8 +582,8 @@ class Oracle:
         return max(0, m.granule_bytes * -(-blocks * (1024 + m.frag) // (1024 * m.granule_blocks)) - reserve)
 
     def blocks(self, account: Inst) -> int:
-        own = sum((r.blocks - r.shared) * (r.home == account) + r.blocks * (r.to == account) for r in self.live)
-        return own + sum(n for key, n in self.there.items() if key[0] == account and key not in self.line)
+        held = sum((r.blocks - r.shared) * (r.home == account) + r.blocks * (r.to == account) for r in self.live)
+        return held + sum(n for key, n in self.there.items() if key[0] == account and key not in self.line)
 
     def free(self, gpu: int) -> int:
         there = [i for i, state in self.weights.items() if state != "waiting" and gpu in on(i)]
@@ -603,8 +603,8 @@ class Oracle:
         return sum(self.asked(g) for g in self.grants if gpu in on(g.inst))
 
     def limit(self, account: Inst) -> float:
-        found = [self.limits.get((account.model, g)) for g in on(account)]
-        return min((x for x in found if x is not None), default=math.inf)
+        limits = [self.limits.get((account.model, g)) for g in on(account)]
+        return min((x for x in limits if x is not None), default=math.inf)
 
     def fits(self, account: Inst, n: int, *, growth: bool = False) -> bool:
         """Whether n more blocks fit; memory that is waited for is closed to prompts, not to growth."""
@@ -951,7 +951,7 @@ class Oracle:
         waiting, pieces = self.at(batch, "waiting"), list[tuple[Req, int]]()
         stop = any(r.swapped for r in waiting)  # the engine's own victims come first
         for r in waiting if not stop else []:
-            need, found = math.ceil((r.length + 1) / self.setup.block_tokens), 0
+            need, hits = math.ceil((r.length + 1) / self.setup.block_tokens), 0
             if ahead and self.ended[batch, 0] < r.joins:  # this step was scheduled before it came
                 break
             if len(pieces) >= room or budget <= 0:
@@ -968,14 +968,14 @@ class Oracle:
                 break
             if r.blocks == 0:
                 self.shed(batch.inst)
-                found = self.hits(r, batch.inst)
-            known = r.prefilled or self.setup.block_tokens * min(found, (r.length - 1) // self.setup.block_tokens)
+                hits = self.hits(r, batch.inst)
+            known = r.prefilled or self.setup.block_tokens * min(hits, (r.length - 1) // self.setup.block_tokens)
             size = r.length - known
             self.full |= {"chunk"} if size > budget and (pieces or not whole) else set()
             if whole and pieces and size > budget:
                 break
             if r.blocks == 0:
-                r.blocks, r.home, r.prefilled, r.shared = need, batch.inst, known, found
+                r.blocks, r.home, r.prefilled, r.shared = need, batch.inst, known, hits
                 r.found = known if r.found < 0 and self.per else r.found
                 self.line = [key for key in self.line if key not in self.holds(r)]
             if not self.slice_of(batch):
@@ -1180,7 +1180,7 @@ class Oracle:
                     if len(ends) == len(whole):  # never for some of it is worse than gone
                         done("never" if "never" in ends else next((x for x in ends if x), None))
 
-                def one(asked: int) -> Callable[[Req], None]:
+                def mover(asked: int) -> Callable[[Req], None]:
                     def move(r: Req) -> None:
                         self.move(r, to, asked, end, attend)
 
@@ -1190,7 +1190,7 @@ class Oracle:
                 if attend and whole and isinstance(to, tuple):
                     self.attend_at(Inst(batch.inst.model, to))
                 for r in whole:
-                    self.after_step(r, one(self.issue()), end)
+                    self.after_step(r, mover(self.issue()), end)
                 if not whole:
                     done("gone", "no KV to move")
             case Run(batch, phase, steps=0):

@@ -48,9 +48,9 @@ def tokens(n: int) -> list[bytes]:
     return chunked(*(event("a") for _ in range(n)), usage_only(n), DONE)
 
 
-def error(status: int, said: str) -> list[bytes]:
+def error(status: int, body: str) -> list[bytes]:
     """An HTTP error."""
-    return [b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(said), said.encode())]
+    return [b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body.encode())]
 
 
 class Scripted:

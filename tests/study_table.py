@@ -31,7 +31,7 @@ PANELS = [
     panel("SLOs", 1, "slo_scale", slo_scale=None, rate_rps=6.0, at=5.0),
     panel("counts", 2, "gpus", gpus=None, rate_rps=1.5, xs=(2.0, 3.0, 4.0, 5.0)),
 ]
-AT = {one["condition"]: {"condition": one["condition"]} for one in PANELS}
+AT = {entry["condition"]: {"condition": entry["condition"]} for entry in PANELS}
 CLAIMS = [
     Claim("ratio", "prism", "static", on={"axis": "rate_scale", "trace": "hyper"}, paper=2.3),
     Claim("ratio", "prism", "static", on=AT["rates"], paper=4.0),
@@ -55,7 +55,7 @@ def about(
         "controls": ["dedicated", "ideal", "prism (A/A)"], "seeds": 3, "sample": asdict(Sample()), "fuller": "",
         "notes": ["hyperbolic-like: windows cut to 600 of 7200 s."], "judges": [], "runs": {}, "key": "x",
     }  # fmt: skip
-    stored = {"panels": list(panels), "claims": [asdict(one) for one in claims], "values": [None] * len(claims)}
+    stored = {"panels": list(panels), "claims": [asdict(claim) for claim in claims], "values": [None] * len(claims)}
     return usual | stored | facts
 
 

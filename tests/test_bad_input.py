@@ -372,7 +372,7 @@ def test_what_a_policy_prints_is_no_result(tmp_path: Path) -> None:
     path, plain = tmp_path / "mine.py", tmp_path / "plain.py"
     plain.write_text(HEARD)
     path.write_text(HEARD.replace("def on(self, event, view):", "def on(self, event, view):\n        print('hello')"))
-    results = [bench(*COMPARE, "--systems", f"static,{one}", "-o", tmp_path / "out", "--csv") for one in (plain, path)]
+    results = [bench(*COMPARE, "--systems", f"static,{src}", "-o", tmp_path / "out", "--csv") for src in (plain, path)]
     assert [result.exit_code for result in results] == [0, 0]
     assert results[1].stdout == results[0].stdout.replace("plain", "mine")
     assert set(results[1].stderr.splitlines()) == {"hello"}

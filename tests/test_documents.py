@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from harness.cli import reference
 from harness.cli.app import COMMANDS, load, main
 from harness.cli.options import WORDS
+from tests import tasks
 from tests.cases import cases
 from tests.test_repo import ROOT, files, text
 
@@ -67,8 +68,8 @@ def commands(code: str) -> list[str]:
 def documents() -> list[Path]:
     """Those with blocks, but for what is generated and what is past."""
     past = {ROOT / "CHANGELOG.md", ROOT / "docs/decisions.md"}
-    found = [path for path in files() if path.suffix == ".md" and path not in past]
-    return [path for path in found if FENCE.search(text(path))]
+    paths = [path for path in files() if path.suffix == ".md" and path not in past]
+    return [path for path in paths if FENCE.search(text(path))]
 
 
 def reason(command: str) -> str | None:
@@ -106,12 +107,23 @@ def test_a_command_that_bench_does_not_read_is_noticed(command: str) -> None:
         parse(command)
 
 
+def test_the_tasks_of_a_newcomer_are_in_the_documents() -> None:
+    scripts = {name: tasks.script(task) for name, task in tasks.TASKS.items()}
+    assert scripts["figure-7"].split("#")[0].split() == ["make", "reproduce-fig7"]
+    begins = ["cat >log.csv", "bench trace convert", "cat >mine.toml", "cat >slo.toml", "bench compare"]
+    places = [scripts["own-log"].index(begin) for begin in begins]
+    assert places == sorted(places)
+    assert "+models=8" not in scripts["own-log"]  # needs files that a newcomer has not
+    told = [" ".join(line.split()[:2]) for line in scripts["new-system"].splitlines()]
+    assert told == ["bench new", "bench check", "bench compare"]
+
+
 def run(command: str) -> Result:
     """Run a command as a shell would: on the sample as it is, else dry where it can be."""
     words = [
-        one
+        path
         for word in shlex.split(command, comments=True)
-        for one in (sorted(glob(word)) or [word])  # noqa: PTH207 - as a shell does
+        for path in (sorted(glob(word)) or [word])  # noqa: PTH207 - as a shell does
     ]
     if words[0] == "make":
         done = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)

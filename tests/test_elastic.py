@@ -105,8 +105,8 @@ def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> 
 def test_a_busy_model_never_sleeps() -> None:
     # one request that decodes for longer than idle_s
     config = replace(machine(1, 8.0), noise=0.0)
-    one = jobs(config, [0.0], [0], np.random.default_rng(1))
-    one = replace(one, output_tokens=np.array([1000], np.int32))
-    rows, engine = ran("elastic", config, one, idle_s=2.0, check_s=1.0)
+    load = jobs(config, [0.0], [0], np.random.default_rng(1))
+    load = replace(load, output_tokens=np.array([1000], np.int32))
+    rows, engine = ran("elastic", config, load, idle_s=2.0, check_s=1.0)
     assert rows["done_ns"].to_pylist()[0] > 5e9
     assert engine.stats()["evicts"] == 0

@@ -113,14 +113,14 @@ def drawn_lines(table: pa.Table = CURVES, facts: Mapping[str, Any] = ABOUT) -> F
 
 def test_a_study_is_drawn_by_its_layout_and_equal_tables_are_equal_bytes(tmp_path: Path) -> None:
     shuffled = CURVES.take(pa.array(np.random.default_rng(0).permutation(len(CURVES))))
-    one = fig_study.render(stored(tmp_path / "a", CURVES, ABOUT), tmp_path / "a" / "fig7", "bench plot x")
+    first = fig_study.render(stored(tmp_path / "a", CURVES, ABOUT), tmp_path / "a" / "fig7", "bench plot x")
     mpl.rcParams["font.size"] = 30  # another's settings change nothing
-    two = fig_study.render(stored(tmp_path / "b", shuffled, ABOUT), tmp_path / "b" / "fig7", "bench plot x")
+    second = fig_study.render(stored(tmp_path / "b", shuffled, ABOUT), tmp_path / "b" / "fig7", "bench plot x")
     mpl.rcdefaults()
-    assert [path.name for path in one] == ["fig7.pdf", "fig7.png", "fig7.csv"]
-    for a, b in zip(one, two, strict=True):
+    assert [path.name for path in first] == ["fig7.pdf", "fig7.png", "fig7.csv"]
+    for a, b in zip(first, second, strict=True):
         assert a.read_bytes() == b.read_bytes(), a.name
-    csv = one[2].read_text().splitlines()
+    csv = first[2].read_text().splitlines()
     assert csv[0] == "# bench plot x"
     assert {"loads", "evicts", "migrations", "ttft_mean", "ttft_low", "infeasible"} <= set(csv[1].split(","))
     assert list(plots.of(tmp_path / "a")[0]) == ["study"]
@@ -143,9 +143,9 @@ def test_curves_say_what_they_show() -> None:
         | windows cut to 600 of 7200 s | Hollow | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5)
         | Markers without a line: bounds and the A/A copy, at the ends.
         | At least 2,700 requests a point, over its seeds."""
-    said = written(drawn_lines())
+    text = written(drawn_lines())
     for fact in map(str.strip, facts.split("|")):
-        assert " ".join(fact.split()) in said, fact
+        assert " ".join(fact.split()) in text, fact
     axes = drawn_lines().axes
     assert [axis.get_ylabel() for axis in axes[::2]] == [f"models: heavy8\n({x}) SLO met (%)" for x in "abc"]
     assert len(axes) == 6  # 3 conditions x (1 trace x 2 definitions)
@@ -154,12 +154,12 @@ def test_curves_say_what_they_show() -> None:
 def test_a_caption_says_how_rates_were_chosen_and_what_of_the_setting_differs() -> None:
     given = panel("rates", rates_rps=[1.0, 8.0], own={"pool_bytes": 72_241_349_919, "assign": "shuffled"})
     bisected = {"rule": "bisect", "each": "system"}
-    said = written(drawn_lines(facts=ABOUT | {"panels": [given, *ABOUT["panels"][1:]], "sample": bisected,
+    text = written(drawn_lines(facts=ABOUT | {"panels": [given, *ABOUT["panels"][1:]], "sample": bisected,
                                               "controls": [], "fuller": "12 seeds"}))  # fmt: skip
-    assert "Rates: 1, 8 req/s, then by bisection of each system's crossing." in said
-    assert "streams as released, processes inside 0.90)" in said
-    assert "preliminary (--full: 12 seeds)" in said
-    assert "Markers without a line" not in said
+    assert "Rates: 1, 8 req/s, then by bisection of each system's crossing." in text
+    assert "streams as released, processes inside 0.90)" in text
+    assert "preliminary (--full: 12 seeds)" in text
+    assert "Markers without a line" not in text
     again = drawn_lines(facts=ABOUT | {"panels": [*ABOUT["panels"][1:], given]})
     assert "SLO scale 5, streams shuffled, 67.28 GiB a GPU for weights and KV)" in written(again)
 
@@ -198,9 +198,9 @@ def test_a_system_with_its_own_gpus_is_never_drawn_above_another_count() -> None
     assert names == ["prism", "static", "dedicated (8 GPUs)", "ideal", "prism (A/A)", "crosses 99 %"]
     axis = figure.axes[4]
     shown = dict(zip(axis.get_xticks(), (x.get_text() for x in axis.get_xticklabels()), strict=True))
-    own = [line for line in axis.lines if line.get_marker() == style.SYSTEMS["dedicated"].marker]
-    (place,) = {x for line in own for x in xs(line)}
-    assert all(line.get_transform() == axis.transData for line in own)  # at its place, not beside it
+    markers = [line for line in axis.lines if line.get_marker() == style.SYSTEMS["dedicated"].marker]
+    (place,) = {x for line in markers for x in xs(line)}
+    assert all(line.get_transform() == axis.transData for line in markers)  # at its place, not beside it
     assert place > 5  # beyond those asked for
     assert shown[place] == "8"
     assert [text.get_text() for text in axis.texts] == ["//"]
@@ -209,15 +209,15 @@ def test_a_system_with_its_own_gpus_is_never_drawn_above_another_count() -> None
 
 def test_panels_that_differ_in_a_field_stand_below_each_other() -> None:
     twins = [panel("a", column=1), panel("b", slo="P99"), panel("c"), panel("d", own={"plan": "window"})]
-    arranged = [{column: one["condition"] for column, one in line.items()} for line in lines.arranged(twins)]
+    arranged = [{column: entry["condition"] for column, entry in line.items()} for line in lines.arranged(twins)]
     assert arranged == [{1: "a", 0: "c"}, {0: "b"}, {0: "d"}]
 
 
 def test_what_planners_saw_is_told_of_both_halves() -> None:
     held_out = {"trace": "hyperbolic", "models": "heavy8", "axis": "rate_scale", "plan": "held-out"}
-    said = " ".join(caption.seen([held_out | {"seen": [[539, 132, 3], [619, 118, 0]]}]))
-    assert "heavy8 on hyperbolic: 539 132 3 or 619 118 0." in said
-    assert said.endswith("Where planners saw 0 requests, a prior of one decides.")
+    text = " ".join(caption.seen([held_out | {"seen": [[539, 132, 3], [619, 118, 0]]}]))
+    assert "heavy8 on hyperbolic: 539 132 3 or 619 118 0." in text
+    assert text.endswith("Where planners saw 0 requests, a prior of one decides.")
     assert "prior" not in " ".join(caption.seen([held_out | {"seen": [[5, 1]]}]))
     assert not list(caption.seen([held_out | {"plan": "trace", "seen": [[5, 1]]}]))
 
@@ -277,8 +277,8 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
         figure = matrix.draw(table, facts)
     (axis,) = figure.axes
     assert "Verdicts are corrected together (Holm)." in written(figure)
-    said = [text.get_text() for text in axis.texts]
-    assert said[:1] + said[2:] == ["+ 4.00x", "static does not fit", "= 0.0, 0.0, 0.0", "points at 1, 4, 16 req/s"]
+    texts = [text.get_text() for text in axis.texts]
+    assert texts[:1] + texts[2:] == ["+ 4.00x", "static does not fit", "= 0.0, 0.0, 0.0", "points at 1, 4, 16 req/s"]
     filled = [patch.get_facecolor() for patch in axis.patches]
     assert len(set(filled)) == 3  # what has no room leaves nobody ahead
     with pytest.raises(UserError, match="no claim of this study is a ratio"):

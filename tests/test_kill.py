@@ -177,17 +177,17 @@ def test_interrupted_sweeps_end_their_workers_and_keep_what_is_done(tmp_path: Pa
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: to all of them
         process.communicate(timeout=60)
-    found = {name: data for name, data in files(out).items() if ".part" not in name}
-    assert found.items() <= whole.items()
+    kept = {name: data for name, data in files(out).items() if ".part" not in name}
+    assert kept.items() <= whole.items()
     assert go_on(out) == whole
 
 
 def test_two_sweeps_at_once_do_no_harm(tmp_path: Path, whole: dict[str, bytes]) -> None:
     out, path = tmp_path / "out", script(tmp_path, AT_TIME)
-    with child(path, out, 1) as one, child(path, out, 1) as two:
-        one.communicate()
-        two.communicate()
-    assert (one.returncode, two.returncode) == (0, 0)
+    with child(path, out, 1) as first, child(path, out, 1) as second:
+        first.communicate()
+        second.communicate()
+    assert (first.returncode, second.returncode) == (0, 0)
     assert files(out) == whole
 
 

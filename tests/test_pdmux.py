@@ -56,8 +56,8 @@ class Seen:
 
 def made(models: int = 1, gpu: Gpu = H100, itl_s: float = 0.05, **fields: Any) -> PDMux:
     """The system on one GPU; models of 32 layers."""
-    one = Model(32, 1, 1 << 30, 1 << 17, 1 << 21, 4096, 1.0, itl_s)
-    return PDMux(Cluster((gpu,), {f"m{k}": one for k in range(models)}, {}, Linear()), **fields)
+    model = Model(32, 1, 1 << 30, 1 << 17, 1 << 21, 4096, 1.0, itl_s)
+    return PDMux(Cluster((gpu,), {f"m{k}": model for k in range(models)}, {}, Linear()), **fields)
 
 
 def begun(models: int = 1, **fields: Any) -> PDMux:
@@ -101,10 +101,10 @@ def test_the_table_for_an_h200() -> None:
 
 def test_the_division_that_a_decode_batch_chooses() -> None:
     table, h200 = made(rule="table"), made(rule="h200")
-    found = {b: table.division(b, H100) for b in (1, 11, 12, 17, 18, 24, 30, 35, 36, 1000)}
-    assert [s_d for _, s_d in found.values()] == [20, 20, 28, 28, 36, 44, 52, 52, 60, 60]  # clamp(6 b // 36, 1, 6)
-    found = {b: h200.division(b, H100) for b in (1, 4, 5, 9, 10, 14, 15, 19, 20, 24, 25, 300)}
-    assert [s_d for _, s_d in found.values()] == [20, 20, 28, 28, 36, 36, 52, 52, 68, 68, 76, 76]
+    divisions = {b: table.division(b, H100) for b in (1, 11, 12, 17, 18, 24, 30, 35, 36, 1000)}
+    assert [s_d for _, s_d in divisions.values()] == [20, 20, 28, 28, 36, 44, 52, 52, 60, 60]  # clamp(6 b // 36, 1, 6)
+    divisions = {b: h200.division(b, H100) for b in (1, 4, 5, 9, 10, 14, 15, 19, 20, 24, 25, 300)}
+    assert [s_d for _, s_d in divisions.values()] == [20, 20, 28, 28, 36, 36, 52, 52, 68, 68, 76, 76]
 
 
 def test_layers_of_a_slice() -> None:
@@ -171,15 +171,15 @@ def test_the_predictor_finds_the_coefficients_of_what_has_its_form() -> None:
 
 @cases(("gpu", "name"), [("h100", "llama-3.1-8b"), ("h200", "codellama-34b"), ("a100-80g", "llama-3.1-8b")])
 def test_the_predictor_is_within_what_the_paper_says_of_its_own(gpu: str, name: str) -> None:
-    found = cluster(Config((Served("m", shape(name)),), gpu=gpu, gpus=1))
-    predict, inst = PDMux(found).tenants["m"].predict, Inst("m", (0,))
+    node = cluster(Config((Served("m", shape(name)),), gpu=gpu, gpus=1))
+    predict, inst = PDMux(node).tenants["m"].predict, Inst("m", (0,))
     assert predict is not None
     decode = [
-        predict.decode_s(b, b * c, s) / found.profile.step_s(inst, b, b * c, s) - 1
-        for s in decode_counts(found.gpus[0]) for b in (2, 20, 100, 200) for c in (300, 1000, 3000)
+        predict.decode_s(b, b * c, s) / node.profile.step_s(inst, b, b * c, s) - 1
+        for s in decode_counts(node.gpus[0]) for b in (2, 20, 100, 200) for c in (300, 1000, 3000)
     ]  # fmt: skip
     prefill = [
-        predict.prefill_s(n, s) / found.profile.prefill_s(inst, n, s) - 1
+        predict.prefill_s(n, s) / node.profile.prefill_s(inst, n, s) - 1
         for s in predict.prefill for n in (700, 1500, 3000, 6000, 12000, 30000)
     ]  # fmt: skip
     assert np.mean(np.abs(decode)) < 0.09
@@ -318,11 +318,11 @@ def stream(n: int, rate_rps: float, prompt: tuple[int, int], output: tuple[int, 
     arrival_s = np.cumsum(draw.exponential(1 / rate_rps, n))
     prompts, outputs = (draw.integers(low, high, n).astype(np.int32) for low, high in (prompt, output))
     slo_s = np.full(n, 10.0), np.full(n, 0.06)
-    one = Jobs(("m",), arrival_s, np.zeros(n, np.int32), prompts, outputs, *slo_s)
+    jobs = Jobs(("m",), arrival_s, np.zeros(n, np.int32), prompts, outputs, *slo_s)
     if not alone:
-        return one
+        return jobs
     times_s = np.where(np.arange(n) == 0, 0.0, np.inf)
-    return replace(one, arrival_s=times_s, after=np.arange(n, dtype=np.int32) - 1, think_s=np.zeros(n))
+    return replace(jobs, arrival_s=times_s, after=np.arange(n, dtype=np.int32) - 1, think_s=np.zeros(n))
 
 
 def served(
@@ -437,11 +437,11 @@ def test_preemption_brings_short_prompts_their_first_tokens_sooner() -> None:
     short = draw.random(n) < 0.5
     prompts = np.where(short, draw.integers(50, 400, n), draw.integers(4000, 7500, n)).astype(np.int32)
     jobs = replace(stream(n, 0.8, (1, 2), (20, 200)), prompt_tokens=prompts, ttft_slo_s=np.where(short, 0.5, 10.0))
-    found = [served(PDMux, jobs, preempt=on)[0].S.requests for on in (False, True)]
-    late = [np.mean((rows["first"] - rows["arrival"])[short] > 0.5) for rows in found]
+    tables = [served(PDMux, jobs, preempt=on)[0].S.requests for on in (False, True)]
+    late = [np.mean((rows["first"] - rows["arrival"])[short] > 0.5) for rows in tables]
     assert late[1] < 0.7 * late[0]
-    assert (found[1]["state"] == found[0]["state"]).all()
-    assert found[1]["made"].sum() == found[0]["made"].sum()
+    assert (tables[1]["state"] == tables[0]["state"]).all()
+    assert tables[1]["made"].sum() == tables[0]["made"].sum()
 
 
 @cases("rule", ["predict", "table", "h200"])

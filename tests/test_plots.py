@@ -139,11 +139,11 @@ def test_equal_points_are_equal_bytes(tmp_path: Path) -> None:
     made = folder(tmp_path / "sweep", GRID)
     shuffled = GRID.take(pa.array(np.random.default_rng(0).permutation(len(GRID))))
     again = folder(tmp_path / "again", shuffled)
-    one = fig_compare.render(made, tmp_path / "out" / "compare-3f9c", "bench plot x")
+    first = fig_compare.render(made, tmp_path / "out" / "compare-3f9c", "bench plot x")
     mpl.rcParams["font.size"] = 30  # another's settings change nothing
-    two = fig_compare.render(again, tmp_path / "two" / "compare-3f9c", "bench plot x")
-    assert [p.name for p in one] == ["compare-3f9c.pdf", "compare-3f9c.png", "compare-3f9c.csv"]
-    for a, b in zip(one, two, strict=True):
+    second = fig_compare.render(again, tmp_path / "two" / "compare-3f9c", "bench plot x")
+    assert [p.name for p in first] == ["compare-3f9c.pdf", "compare-3f9c.png", "compare-3f9c.csv"]
+    for a, b in zip(first, second, strict=True):
         assert a.read_bytes() == b.read_bytes(), a.name
     assert mpl.rcParams["font.size"] == 30
     mpl.rcdefaults()
@@ -175,28 +175,28 @@ def words(table: pa.Table) -> str:
 
 
 def test_a_figure_says_what_it_shows() -> None:
-    said = words(GRID)
+    text = words(GRID)
     facts = """t (replayed) | heavy8 | 2 x h100 | simulated | SLO 5 x P95 alone | 1 to 3 seeds | plans know the trace
         | requests per second (rate scale 1 = 1.5, scaled by rotate) | dedicated (8 GPUs) | Not drawn | never end
         | 95 % interval | 2 runs are stale"""
     for fact in map(str.strip, facts.split("|")):
-        assert fact in said, fact
-    one = words(sweep({"values": values(1.0)}))
-    assert "one run, no interval" in one
-    assert "Hollow" not in one
-    assert "bound" not in one
+        assert fact in text, fact
+    single = words(sweep({"values": values(1.0)}))
+    assert "one run, no interval" in single
+    assert "Hollow" not in single
+    assert "bound" not in single
 
 
 def test_a_figure_says_which_caps_of_the_engine_bound() -> None:
     shares = ((1.0, 0.0), (2.0, 0.02), (4.0, 0.25))
-    said = words(sweep(*({"rate_scale": x, "values": values(1.0, rate=x) | {"cap_bound": y}} for x, y in shares)))
-    assert "The engine's batch_cap was reached in more than 1 % of steps: static up to 25 %." in said
+    text = words(sweep(*({"rate_scale": x, "values": values(1.0, rate=x) | {"cap_bound": y}} for x, y in shares)))
+    assert "The engine's batch_cap was reached in more than 1 % of steps: static up to 25 %." in text
 
 
 def test_fidelities_never_mix_silently() -> None:
-    said = words(sweep({"values": values(1.0)}, {"label": "prism", "fidelity": "emulated", "values": values(0.5)}))
-    assert "static (simulated)" in said
-    assert "prism (emulated)" in said
+    text = words(sweep({"values": values(1.0)}, {"label": "prism", "fidelity": "emulated", "values": values(0.5)}))
+    assert "static (simulated)" in text
+    assert "prism (emulated)" in text
 
 
 def xs(line: Line2D) -> list[float]:

@@ -27,7 +27,7 @@ from harness.policy.events import Arrived, Done, Event, Finished, TurnEnded, Wok
 from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported
 from harness.policy.view import View
 from tests.cases import cases
-from tests.test_kernel import one
+from tests.test_kernel import prefill_queue
 from tests.worlds import SHAPE
 
 A = Batch(Inst("m0", (0,)))
@@ -50,7 +50,7 @@ class Policy:
 
 def engine(arrivals: list[float], *, service_s: float = 1.0) -> tuple[Sim, Jobs]:
     """One model of one-token requests, each taking `service_s`."""
-    w = one(service_s, 1.0, len(arrivals))
+    w = prefill_queue(service_s, 1.0, len(arrivals))
     return w.sim(), replace(w.jobs, arrival_s=np.array(arrivals))
 
 
@@ -160,7 +160,7 @@ def test_a_load_that_nothing_can_make_room_for_fails_wherever_the_run_ends(end_s
         if isinstance(event, Arrived) and event.request.id == 0:
             yield Load(Inst("m1", (0,)))
 
-    w = one(1.0, 1.0, 2, models=2)
+    w = prefill_queue(1.0, 1.0, 2, models=2)
     full = w.machine._replace(spec=w.machine.spec._replace(mem_bytes=weight_bytes(SHAPE) + 4096))
     jobs = replace(w.jobs, arrival_s=np.array([0.0, 1.0]), model=np.array([0, 1], np.int32))
     policy, sim = Policy(greedy), replace(w, machine=full).sim()
@@ -353,15 +353,15 @@ class Told:
 
 def test_the_time_limit_does_not_strike_within_the_garbage_collector() -> None:
     # what is raised in one of its callbacks is dropped: the policy would go on, and a warning stand on the screen
-    found = []
+    collecting = []
 
     def callback(_phase: str, _info: dict[str, int]) -> None:
-        found.append(_collecting(sys._getframe()))
+        collecting.append(_collecting(sys._getframe()))
 
     gc.callbacks.append(callback)
     try:
         gc.collect()
     finally:
         gc.callbacks.remove(callback)
-    assert found == [True, True]  # as it starts and as it stops
+    assert collecting == [True, True]  # as it starts and as it stops
     assert not _collecting(sys._getframe())

@@ -42,9 +42,9 @@ def test_the_hot_model_gets_copies_until_gpus_are_alike() -> None:
     known = cluster(3)
     homes = {"m0": (0,), "m1": (1,), "m2": (1,), "m3": (2,)}
     assert loads(known, {m: [at] for m, at in homes.items()}) == pytest.approx([8 / 12, 3 / 12, 1 / 12])
-    found = copies(known, homes)
-    assert found == {"m0": [(0,), (2,)], "m1": [(1,)], "m2": [(1,)], "m3": [(2,), (1,), (0,)]}
-    assert loads(known, found) == pytest.approx([(4 + 1 / 3) / 12, (3 + 1 / 3) / 12, (4 + 1 / 3) / 12])
+    placed = copies(known, homes)
+    assert placed == {"m0": [(0,), (2,)], "m1": [(1,)], "m2": [(1,)], "m3": [(2,), (1,), (0,)]}
+    assert loads(known, placed) == pytest.approx([(4 + 1 / 3) / 12, (3 + 1 / 3) / 12, (4 + 1 / 3) / 12])
 
 
 @cases(("gpus", "rates"), [(1, HOT), (2, (3.0, 3.0)), (2, (0.0, 0.0, 0.0))])
@@ -141,9 +141,9 @@ def best_of_all(policy: AlpaServe, groups: Sequence[Gpus]) -> float:
 @cases("rates", [HOT, (20.0, 20.0, 1.0, 1.0), (40.0, 10.0, 5.0, 1.0)])
 def test_algorithm_1_comes_close_to_the_best_of_all_selections(rates: tuple[float, ...]) -> None:
     policy = alpaserve(2, rates, samples=400)
-    found, S = policy.select([(0,), (1,)])
-    assert found == pytest.approx(policy.workload([(0,), (1,)]).scores([S])[0])
-    assert found >= best_of_all(policy, [(0,), (1,)]) - 0.01
+    score, S = policy.select([(0,), (1,)])
+    assert score == pytest.approx(policy.workload([(0,), (1,)]).scores([S])[0])
+    assert score >= best_of_all(policy, [(0,), (1,)]) - 0.01
 
 
 def test_every_model_has_a_copy_and_the_hot_one_several() -> None:

@@ -173,9 +173,11 @@ def test_an_editable_install_of_a_checkout_works(tmp_path: Path) -> None:
     python = str(tmp_path / "venv/bin/python")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-build-isolation", "-e"]
     subprocess.run([*pip, str(clone)], capture_output=True, check=True)
+    (path,) = Path(there).glob("__editable__*.pth")
+    assert path.read_text().strip() == str(clone)  # no import hook, which type checkers do not follow
     where = "import harness; print(harness.__file__)"
-    found = subprocess.run([python, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert Path(found.strip()) == clone / "harness/__init__.py"
+    printed = subprocess.run([python, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert Path(printed.strip()) == clone / "harness/__init__.py"
     listed = [str(tmp_path / "venv/bin/bench"), "list", "traces"]
     told = subprocess.run(listed, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert "sample" in told

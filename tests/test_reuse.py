@@ -51,11 +51,11 @@ def alike(
 ) -> Jobs:
     """Requests that come one a second, or each when the one before has ended; `rows` are the ids of their prompts."""
     n = len(rows)
-    one, never, after = np.ones(n, np.int32), np.full(n, math.inf), np.arange(-1, n - 1, dtype=np.int32)
+    unit, never, after = np.ones(n, np.int32), np.full(n, math.inf), np.arange(-1, n - 1, dtype=np.int32)
     when = np.where(after < 0, 0.0, math.inf) if turns else np.arange(n, dtype=np.float64)
     prefix = Prefix(block_tokens, np.cumsum([0, *map(len, rows)]), np.array([i for row in rows for i in row], np.int64))
     return Jobs(
-        ("m",), when, 0 * one, (prompt * one).astype(np.int32), (output * one).astype(np.int32), never, never,
+        ("m",), when, 0 * unit, (prompt * unit).astype(np.int32), (output * unit).astype(np.int32), never, never,
         after=after if turns else None, think_s=np.zeros(n) if turns else None, prefix=prefix,
     )  # fmt: skip
 
@@ -94,8 +94,8 @@ def isolated(work: Jobs, blocks: int) -> list[int]:
     sim = served(work, replace(CONFIG, watermark=0.0), blocks * size)
     assert sim.S.insts["blocks"].tolist() == [0, 0]
     assert sim.S.insts["cached"].max() <= blocks
-    found: list[int] = sim.S.requests["found"].tolist()
-    return found
+    hit_tokens: list[int] = sim.S.requests["found"].tolist()
+    return hit_tokens
 
 
 @cases(("blocks", "hits"), [(20, [0, 64, 0, 64]), (9, [0, 64, 0, 64]), (8, [0, 64, 0, 48]), (7, [0, 64, 0, 32])])
@@ -123,9 +123,9 @@ def test_one_request_after_the_other_finds_what_an_lru_has(seed: int, blocks: in
 def test_mooncakes_conversations_in_50_gib_find_what_an_lru_has(traces_dir: Path) -> None:
     """The number of the reference (test_prefix.py): 4.39 % of 144,793,823 tokens."""
     assert traces_dir
-    found = trace("mooncake-conversation")
-    assert found.prefix is not None
-    work = replace(alike([[]] * len(found), found.prompt_tokens, found.output_tokens, turns=True), prefix=found.prefix)
+    log = trace("mooncake-conversation")
+    assert log.prefix is not None
+    work = replace(alike([[]] * len(log), log.prompt_tokens, log.output_tokens, turns=True), prefix=log.prefix)
     sim = served(work, replace(CONFIG, watermark=0.0), 50 * GIB)
     assert int(sim.S.requests["found"].sum()) == 6_362_656
     assert sim.stats()["hit_share"] == pytest.approx(0.0439, abs=5e-5)
@@ -144,9 +144,9 @@ def test_where_memory_never_runs_short_the_order_of_arrival_decides(seed: int, c
     if burst:
         work = replace(work, arrival_s=0.01 * work.arrival_s)
     assert work.prefix is not None
-    found = served(work, replace(CONFIG, chunk_tokens=chunk)).S.requests["found"]
+    hit_tokens = served(work, replace(CONFIG, chunk_tokens=chunk)).S.requests["found"]
     most = seen_tokens(work.prefix, work.prompt_tokens)
-    assert found.tolist() == (np.minimum(most, work.prompt_tokens - 1) // 16 * 16).tolist()
+    assert hit_tokens.tolist() == (np.minimum(most, work.prompt_tokens - 1) // 16 * 16).tolist()
 
 
 def test_hits_are_attended_to_but_not_computed() -> None:
@@ -194,10 +194,10 @@ def test_of_a_block_that_two_compute_the_cache_has_one() -> None:
 def test_a_request_that_lost_its_kv_finds_what_is_left_of_its_prompt() -> None:
     # both need a third block of five when they have 9 tokens: the second loses its own, and computes 9 again, or 5
     w = small([(0.0, 0, 7, 9), (0.0, 0, 7, 9)], SERVE, blocks=5)
-    for one, again in ((w, 9), (with_ids(w, [0], [1]), 5)):
-        R, _ = agreed(one)
+    for case, again in ((w, 9), (with_ids(w, [0], [1]), 5)):
+        R, _ = agreed(case)
         assert R["preemptions"].tolist() == [0, 1]
-        assert drive(one)[0].S.batches["prefilled"].tolist() == [14 + again]
+        assert drive(case)[0].S.batches["prefilled"].tolist() == [14 + again]
 
 
 def test_what_nobody_holds_goes_with_the_weights_and_with_the_limit() -> None:
@@ -234,11 +234,11 @@ def test_prompts_without_ids_run_as_without_a_cache(first: int) -> None:
 
 
 def test_prompts_that_share_nothing_run_as_without_a_cache() -> None:
-    own = alike([range(20 * r, 20 * r + 20) for r in range(40)], 330, 40)
-    one, other = served(own), served(replace(own, prefix=None))
+    work = alike([range(20 * r, 20 * r + 20) for r in range(40)], 330, 40)
+    cached, other = served(work), served(replace(work, prefix=None))
     for name in ("first", "done", *CAUSES):
-        np.testing.assert_array_equal(one.S.requests[name], other.S.requests[name])
-    assert one.stats() == {**other.stats(), "hit_share": 0.0}
+        np.testing.assert_array_equal(cached.S.requests[name], other.S.requests[name])
+    assert cached.stats() == {**other.stats(), "hit_share": 0.0}
 
 
 @cases("first", [SHARED, SHARED + 40])
@@ -246,14 +246,14 @@ def test_nobody_finds_what_no_other_prompt_has(first: int) -> None:
     hits = 0
     for seed in range(first, first + 40):
         w = world(seed)
-        found, prefix = drive(w)[0].S.requests["found"], w.jobs.prefix
+        hit_tokens, prefix = drive(w)[0].S.requests["found"], w.jobs.prefix
         assert prefix is not None
         rows = np.repeat(np.arange(len(w.jobs)), np.diff(prefix.offsets))
         shared = np.bincount(prefix.ids)[prefix.ids] > 1
         most = prefix.block_tokens * np.bincount(rows, shared, len(w.jobs))
-        assert (found <= np.minimum(most, w.jobs.prompt_tokens - 1)).all()
-        assert (found % w.config.block_tokens)[found >= 0].max(initial=0) == 0
-        hits += int((found > 0).sum())
+        assert (hit_tokens <= np.minimum(most, w.jobs.prompt_tokens - 1)).all()
+        assert (hit_tokens % w.config.block_tokens)[hit_tokens >= 0].max(initial=0) == 0
+        hits += int((hit_tokens > 0).sum())
     assert hits > 50
 
 
@@ -291,7 +291,7 @@ def test_a_spec_has_a_prefix_cache_where_the_trace_has_ids(told: str) -> None:
     assert on.hash8 != off.hash8
     assert Setup(on).jobs().prefix is not None
     assert Setup(off).jobs().prefix is None
-    assert {one.prefix_cache for one in base_specs(off)} == {False}
+    assert {spec.prefix_cache for spec in base_specs(off)} == {False}
     for asked in (None, True, False):  # without ids there is nothing to choose, and names stay
         bare = resolve(Spec("dedicated", trace="sample", prefix_cache=asked))
         assert bare.prefix_cache is None

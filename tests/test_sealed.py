@@ -204,8 +204,8 @@ def test_forms() -> None:
     good: dict[str, Any] = {"a": [1, 2.5, float("nan")], "b": {"n": 1}, "c": "y", "d": ["p", 1], "other": object}
     assert sealed.fault(good, form, "it") == ""
     bad = {"a": [True], "b": {"n": 1.0}, "c": "z", "d": ["p"]}
-    said = [sealed.fault({**good, key: value}, form, "it") for key, value in bad.items()]
-    assert said == ["item 1 of it.a is true, not a number", "it.b.n is 1.0, not a whole number",
+    faults = [sealed.fault({**good, key: value}, form, "it") for key, value in bad.items()]
+    assert faults == ["item 1 of it.a is true, not a number", "it.b.n is 1.0, not a whole number",
                     'it.c is "z", not one of x, y', 'it.d is ["p"], not a list of 2']  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def columns() -> Iterator[tuple[Callable[[pa.Table], pa.Table], str]]:
     yield lambda t: t.append_column("arrival_ns", t["arrival_ns"]), "not a Parquet file of bench"
     yield lambda t: t.slice(1), "213 rows, and its facts say 214"
     state = record.SCHEMA.get_field_index("state")
-    yield lambda t: t.set_column(state, "state", pa.array(["gone"] * len(t))), 'state "gone" is none of done, dropped'
+    yield lambda t: t.set_column(state, "state", pa.array(["gone"] * len(t))), 'state "gone" is not one of done'
 
 
 @cases(("change", "says"), list(columns()))

@@ -31,10 +31,10 @@ def lookups(source: str) -> Iterator[str]:
     """Functions named `X_of` that take a Spec, and calls of such with something named `spec`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_of"):
-            kinds = [ast.unparse(one.annotation) for one in node.args.args if one.annotation]
+            kinds = [ast.unparse(arg.annotation) for arg in node.args.args if arg.annotation]
             yield from (f"{node.lineno}: def {node.name}" for kind in kinds if kind == "Spec")
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("_of"):
-            names = [ast.unparse(one).rpartition(".")[2] for one in node.args]
+            names = [ast.unparse(arg).rpartition(".")[2] for arg in node.args]
             yield from (f"{node.lineno}: {ast.unparse(node)}" for name in names if name == "spec")
 
 

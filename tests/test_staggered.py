@@ -76,11 +76,11 @@ def test_models_and_lengths_are_loads_of_their_own_and_what_we_lack_is_skipped(t
             ("256,1024", "", "llama-3.1-8b", "h100"), ("256,1024", "14", "", "mi300x"),
         )
     ]  # fmt: skip
-    found, skipped = read(file(tmp_path, *rows, header=f"{HEADER},model,gpu"))
-    assert [(run.load.shape.name, run.load.prompt, run.load.cap) for run in found] == [
+    runs, skipped = read(file(tmp_path, *rows, header=f"{HEADER},model,gpu"))
+    assert [(run.load.shape.name, run.load.prompt, run.load.cap) for run in runs] == [
         ("qwen-2.5-7b", 256, 1024), ("llama-3.1-8b", 256, 1024), ("llama-3.1-8b", 512, 64),
     ]  # fmt: skip
-    assert [str(one).partition(";")[0] for one in skipped] == [
+    assert [str(skip).partition(";")[0] for skip in skipped] == [
         'mine.csv:5: unknown model "llama-9b"',
         'mine.csv:6: GPU "h100": ramps of models that share a card are priced on mi300x alone',
         'mine.csv:7: size_b "14" names no model',
@@ -121,10 +121,10 @@ def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:
 
 
 def test_the_memory_of_a_process_is_found_again() -> None:
-    found = process(alone(7.0 * GIB, (26, 28)))
-    assert found.low <= found.mean <= found.high
-    assert np.array(found[:3]) / GIB == pytest.approx(7.0, abs=0.15)
-    assert found.peaks == (26, 28)
+    memory = process(alone(7.0 * GIB, (26, 28)))
+    assert memory.low <= memory.mean <= memory.high
+    assert np.array(memory[:3]) / GIB == pytest.approx(7.0, abs=0.15)
+    assert memory.peaks == (26, 28)
 
 
 def test_where_no_row_tells_it_the_memory_of_a_process_is_that_of_its_parts() -> None:
@@ -162,13 +162,13 @@ def test_one_set_of_another_model_is_replayed_as_its_rows_say(
     runs = read(path).found
     assert [(run.load.models, run.load.prompt, round(run.load.output)) for run in runs] == [(3, 512, 48), (3, 300, 64)]
     for run in runs:
-        found = points(run, process(run)).sort_values(staggered.KEYS)
-        mine, theirs = (found[found["who"] == who]["mean_ttft_s"].to_numpy() for who in ("ours", "measured"))
+        frame = points(run, process(run)).sort_values(staggered.KEYS)
+        mine, theirs = (frame[frame["who"] == who]["mean_ttft_s"].to_numpy() for who in ("ours", "measured"))
         assert mine == pytest.approx(theirs, rel=1e-6)
     drawn: list[tuple[str, set[str]]] = []
 
-    def render(own: pd.DataFrame, stem: Path, _command: str, _said: str) -> list[Path]:
-        drawn.append((stem.name, set(own["system"])))
+    def render(frame: pd.DataFrame, stem: Path, _command: str, _said: str) -> list[Path]:
+        drawn.append((stem.name, set(frame["system"])))
         return []
 
     monkeypatch.setattr(fig_staggered, "render", render)
@@ -234,12 +234,12 @@ def test_the_figure_shows_both_systems_by_peak_and_by_instance() -> None:
     points = frame({"measured": 4.0, "ours": 5.0, "low": 5.1, "high": 4.9, "fluid": 1.0})
     with style.theme():
         figure = fig_staggered.draw(points, "six models")
-        one = fig_staggered.draw(points[points["system"] == "static"], "six models")
+        single = fig_staggered.draw(points[points["system"] == "static"], "six models")
     assert [len(axes.get_lines()) for axes in figure.axes] == [4, 4, 12, 12]
-    assert [len(axes.get_lines()) for axes in one.axes] == [2, 2, 12, 0]
-    said = " ".join(str(figure.get_supxlabel()).split())
-    assert "a guess" in said
-    assert said.startswith("six models on one card")
+    assert [len(axes.get_lines()) for axes in single.axes] == [2, 2, 12, 0]
+    text = " ".join(str(figure.get_supxlabel()).split())
+    assert "a guess" in text
+    assert text.startswith("six models on one card")
 
 
 def test_the_command_says_how_the_aims_came_out(tmp_path: Path) -> None:
@@ -261,8 +261,8 @@ def test_the_committed_card_explains_the_rows_that_it_was_fitted_on(measured_dir
     run, host = fit_card.measured_ramps(measured_dir), quantities.host(staggered.HOST, staggered.GPU)
     error = np.abs(fit_card.alone(run, host, fit_card.ALONE) / fit_card.first_instance(run, fit_card.ALONE) - 1)
     hosts = tomllib.loads((quantities.TABLES / "hosts.toml").read_text("utf-8"))["host"]
-    said = hosts[staggered.HOST]["on"][staggered.GPU]["fit"]
-    assert [np.median(error), np.quantile(error, 0.95)] == pytest.approx([said["median"], said["p95"]], abs=1e-4)
+    fit = hosts[staggered.HOST]["on"][staggered.GPU]["fit"]
+    assert [np.median(error), np.quantile(error, 0.95)] == pytest.approx([fit["median"], fit["p95"]], abs=1e-4)
     for name, (low, high) in quantities.band(staggered.HOST, staggered.GPU).items():
         assert low <= getattr(host, name) <= high
 

@@ -25,11 +25,15 @@ WIPES = re.compile(re.escape(UP).replace(re.escape("{}"), "[0-9]+"))
 
 def watched(out: Path, **variables: str) -> str:
     """What a terminal of 30 lines of 100 letters is sent by a comparison."""
+    return sent([sys.executable, "-m", "harness", *COMPARE, "-o", str(out)], variables)
+
+
+def sent(command: list[str], variables: dict[str, str], rows: int = 30, columns: int = 100) -> str:
+    """What a terminal of such a size is sent by a command."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     others = {"CI", "NO_COLOR", "COLUMNS", "LINES"}
-    env = {name: value for name, value in os.environ.items() if name not in others} | {"TERM": "xterm", **variables}
-    command = [sys.executable, "-m", "harness", *COMPARE, "-o", str(out)]
+    env = {name: value for name, value in os.environ.items() if name not in others} | {"TERM": "xterm"} | variables
     with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
         parts = []
@@ -61,6 +65,41 @@ def screen(text: str) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
+def bars(text: str) -> dict[str, list[str]]:
+    """What stood behind the names of bars, such as `2/4 [00:01<00:01, 1.90run/s]`, in order."""
+    found = dict[str, list[str]]()
+    for name, counts in re.findall(r"([^\r\n]+?): +[0-9]+%\|[^|]*\| (\S+ \[[^\]\r]*\]?)", text):
+        found.setdefault(name, []).append(counts)
+    return found
+
+
+ONE_STEP = """
+import time
+from harness.cli import terminal
+terminal.TICK_S = 0.05
+with terminal.Terminal() as teller:
+    teller.progress("fig7, more seeds 3: 12 of 28 panels are not decided yet", 1200, 2890)
+    time.sleep(1.5)
+"""
+
+
+@pytest.mark.parametrize("size", [(24, 80), (0, 0), (10, 60)])  # some terminals do not tell their size
+def test_a_bar_fits_its_terminal_and_its_clock_moves_within_a_step(size: tuple[int, int]) -> None:
+    text = sent([sys.executable, "-c", ONE_STEP], {}, *size)
+    ((name, counts),) = bars(text).items()
+    assert name.startswith("fig7, more ")
+    assert {"1200/2890 [00:00<?, ?run/s]", "1200/2890 [00:01<?, ?run/s]"} <= set(counts)
+    assert max(len(line) for line in re.split(r"[\r\n]+", text) if "%|" in line) <= (size[1] or 80)
+
+
+def test_a_pipe_gets_a_line_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    with Terminal() as teller:
+        for what, total in (("planning", 2), ("fig7", 3), ("fig7, round 2", 4), ("scores", 7), ("bounds", 0)):
+            for done in range(total + 1):
+                teller.progress(what, done, total)
+    assert capsys.readouterr().err.splitlines() == ["planning: 0 of 2", "fig7: 0 of 3", "scores: 0 of 7"]
+
+
 def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: Path) -> None:
     text = watched(tmp_path / "a")
     marks = re.findall(r"so far, (\d) (?:of 2 )?seeds, (\d+) runs:", text)
@@ -68,7 +107,7 @@ def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: P
     assert marks[0][0] == "1"  # of the search for the knee
     assert [int(runs) for _, runs in marks] == sorted(int(runs) for _, runs in marks)
     assert len(WIPES.findall(text)) >= len(marks)
-    assert "round 2" in text  # the bar
+    assert {"planning", "SLO bases", "comparison, round 2"} <= bars(text).keys()
     left = screen(text)
     assert not any("so far" in line for line in left)
     plain = subprocess.run(

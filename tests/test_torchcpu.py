@@ -136,12 +136,12 @@ def test_a_run_by_its_spec_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_comparison_says_what_it_was_measured_on(tmp_path: Path) -> None:
-    said = ok("compare", "--systems", "static,qlm", "--engine", "torchcpu", "--gpus", "1", "--models", "llama-3.2-1b*2",
+    text = ok("compare", "--systems", "static,qlm", "--engine", "torchcpu", "--gpus", "1", "--models", "llama-3.2-1b*2",
               "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1", "--rate-scale", "1", "--no-plot",
               "--set", "window_s=1", "--set", "warmup_s=0.1", "-o", tmp_path)  # fmt: skip
-    assert f"torch {torch.__version__}, every model a tiny · emulated" in said
-    assert "h100" not in said.splitlines()[0]
-    assert re.search("qlm.*cost table", said)
+    assert f"torch {torch.__version__}, every model a tiny · emulated" in text
+    assert "h100" not in text.splitlines()[0]
+    assert re.search("qlm.*cost table", text)
 
 
 def test_it_imports_torch_when_it_is_made_ready() -> None:

@@ -66,14 +66,14 @@ class World:
         for k, m in enumerate(priced_models(c)):
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
             foot = weight_bytes(m.shape, m.tp) + (c.process_bytes or 0) * (1 + (self.options.get("process") == "pair"))
-            found = ModelSetup(k, foot, size, size, layers=m.shape.layers)
+            sizes = ModelSetup(k, foot, size, size, layers=m.shape.layers)
             if self.options.get("kv") == "elastic":
                 page = granule_bytes(c, m, True)
                 reserve = KEPT_PAGES * page
                 pages = size, page, max(1, page // size), FRAGMENTED, reserve
-                found = ModelSetup(k, foot + reserve, *pages, layers=m.shape.layers)
-            usual = models.get(m.name, found)
-            models[m.name] = usual._replace(cut={**usual.cut, m.tp: found})
+                sizes = ModelSetup(k, foot + reserve, *pages, layers=m.shape.layers)
+            usual = models.get(m.name, sizes)
+            models[m.name] = usual._replace(cut={**usual.cut, m.tp: sizes})
             for place in permutations(range(c.gpus), m.tp):
                 parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
                 ways[Inst(m.name, place), "host"] = (self.machine.ladder["host"].fixed_s, parts)
@@ -332,16 +332,16 @@ def shared(seed: int) -> World:
     n, rng = seed - SHARED, np.random.default_rng(seed)
     w = world((0, TURNED, WILD, CUT)[n % 4] + n // 4)
     tokens = w.config.block_tokens * int(rng.choice([1, 2, 4]))
-    said: dict[int, list[list[int]]] = {}
+    earlier: dict[int, list[list[int]]] = {}
     rows, fresh = [list[int]()], 0
     for model, prompt in zip(w.jobs.model.tolist(), w.jobs.prompt_tokens.tolist(), strict=True):
-        before = said.setdefault(model, [[]])
+        before = earlier.setdefault(model, [[]])
         like = before[-int(rng.integers(1, min(len(before), 4) + 1))]
         kept = like[: int(rng.integers(0, len(like) + 2))][: prompt // tokens] if rng.random() < 0.9 else []
-        own = kept + list(range(fresh, fresh + prompt // tokens - len(kept)))
-        fresh += len(own)
-        rows.append(own if rng.random() < 0.9 else [])
-        before.append(own)
+        prompt_blocks = kept + list(range(fresh, fresh + prompt // tokens - len(kept)))
+        fresh += len(prompt_blocks)
+        rows.append(prompt_blocks if rng.random() < 0.9 else [])
+        before.append(prompt_blocks)
     prefix = Prefix(tokens, np.cumsum([len(row) for row in rows]), np.array([i for row in rows for i in row], np.int64))
     return replace(w, jobs=replace(w.jobs, prefix=prefix), end_s=min(w.end_s, 60.0))
 
@@ -361,8 +361,8 @@ def layered(seed: int) -> World:
             return [replace(action, phase="prefill", slice_layers=some, sms=sms), replace(action, phase="decode")]
         return [replace(action, slice_layers=some) if action.phase == "prefill" else action]
 
-    script = [(t, one) for t, action in w.script for one in orders(action)]
-    rota = [[one for action in entry for one in orders(action)] for entry in w.rota]
+    script = [(t, order) for t, action in w.script for order in orders(action)]
+    rota = [[order for action in entry for order in orders(action)] for entry in w.rota]
     shapes = [m.shape._replace(layers=8, head_dim=4, ffn=32, vocab=94) for m in w.config.models]  # as many bytes
     models = tuple(m._replace(shape=shape) for m, shape in zip(w.config.models, shapes, strict=True))
     config = replace(w.config, models=models, buffer_bytes=(w.config.buffer_bytes or 0) // 4)
@@ -398,7 +398,7 @@ def lent(seed: int) -> World:
     if rng.random() < 0.4:  # little room where KV is attended
         block = w.config.block_tokens * kv_token_bytes(w.config.models[0].shape, 1)
         limits = [(m.name, g, int(rng.integers(3, 25)) * block) for m in w.config.models for g in range(gpus)]
-        script = [*((NEVER, Limit(*one)) for one in limits if rng.random() < 0.5), *script]
+        script = [*((NEVER, Limit(*limit)) for limit in limits if rng.random() < 0.5), *script]
     end_s = min(w.end_s, 60.0)
     return replace(w, machine=machine, script=script, rota=rota, end_s=end_s, far=far, far_share=share)
 

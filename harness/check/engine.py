@@ -242,7 +242,7 @@ def ends(trial: Trial) -> Iterator[Breach]:
             yield Breach(f"request {r} is {state}, and nothing was in its way")
         heard = [end.state for end in told.get(r, ())]
         if Finished in trial.engine.tells and heard != [state] and (heard or row["done_ns"] != last_ns):
-            yield Breach(f"request {r} is {state}, and its end was told as {heard}")
+            yield Breach(f"request {r} is {state}, and its end was reported as {heard}")
     if trial.case.script is dropped:
         want = {r for r in range(len(trial.rows)) if r % 4 == 1}
         if lost := want - {row["id"] for row in trial.rows if row["state"] == "dropped"}:
@@ -313,7 +313,7 @@ def ordered(trial: Trial) -> Iterator[Breach]:
     """Check that the clock never goes back, and that a request's events come in order: arrival, KV, end."""
     for (a_s, _), (b_s, event) in pairwise(trial.heard):
         if b_s < a_s:
-            yield Breach(f"{event} was told at {b_s} s, after {a_s} s")
+            yield Breach(f"{event} came at {b_s} s, after {a_s} s")
     stage: dict[int, str] = {}
     for now_s, event in trial.heard:
         match event:
@@ -323,7 +323,7 @@ def ordered(trial: Trial) -> Iterator[Breach]:
                 stage[request.id] = "came"
             case Prefilled(rid, _) | Preempted(rid, _) | Finished(rid, _, _):
                 if stage.get(rid) != "came":
-                    yield Breach(f"{event} was told of a request that had not come or had ended")
+                    yield Breach(f"{event} is of a request that had not come or had ended")
                 if isinstance(event, Finished):
                     stage[rid] = "ended"
 

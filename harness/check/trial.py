@@ -224,7 +224,7 @@ class Probe:
     def _heard(self, event: Event) -> None:
         done = isinstance(event, Done) and (event.failed or type(event.action) in self.hears)
         if type(event) not in self.hears and not done:
-            self.note("declared", f"was told {event}, and {type(event).__name__} is not in hears")
+            self.note("declared", f"got {event}, and {type(event).__name__} is not in hears")
         if isinstance(event, Finished):
             if event.rid in self._ended:
                 self.note("served", f"request {event.rid} finished twice")

@@ -38,7 +38,7 @@ from harness.cli.options import (
     system_names,
 )  # fmt: skip
 from harness.cli.study import dry, figures
-from harness.cli.terminal import room, teller
+from harness.cli.terminal import prose, room, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ FORMS = ("--json", "--csv", "--markdown", "--latex")
     "bench compare --systems static,chunked --dry-run",
 ))  # fmt: skip
 @click.option("--systems", required=True, metavar="LIST", shell_complete=complete(system_names, many=True),
-              help="NAME[:PRESET][+FIELD=VALUE...],... paths of .py files (bench list), all.")  # fmt: skip
+              help="NAME[:PRESET][+FIELD=VALUE...] (bench list) with commas; a .py file; all.")  # fmt: skip
 @SETTING
 @click.option("--rate-scale", "rates", callback=read_rates, metavar="LIST",
               help="Rates as multiples of the trace's.  [default: around the knee, found by doubling]")  # fmt: skip
@@ -69,12 +69,12 @@ FORMS = ("--json", "--csv", "--markdown", "--latex")
 @SEEDS
 @ENOUGH
 @click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and ideal.")
-@click.option("--no-plot", is_flag=True, help="No figure.")
-@click.option("--all", "every", is_flag=True, help="Every column and every rate in the table.")
-@click.option("--json", "form", flag_value="json", help="The table as JSON ...")
-@click.option("--csv", "form", flag_value="csv", help="... as CSV ...")
-@click.option("--markdown", "form", flag_value="markdown", help="... as Markdown ...")
-@click.option("--latex", "form", flag_value="latex", help="... or as LaTeX.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure.")
+@click.option("--all", "every", is_flag=True, help="Show every column and every rate.")
+@click.option("--json", "form", flag_value="json", help="Print the table as JSON.")
+@click.option("--csv", "form", flag_value="csv", help="Print the table as CSV.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print the table as Markdown.")
+@click.option("--latex", "form", flag_value="latex", help="Print the table as LaTeX.")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
 @MOVED
 @LIMIT
@@ -212,17 +212,17 @@ def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, eve
     from harness.study import sensitivity, sentences
 
     if sentence := sentences.answer(measured, shown, rule):
-        click.echo(sentence)
+        prose(sentence)
     for line in sentences.headline(measured, shown):
-        click.echo(line)
+        prose(line)
     lacks, ways = sentences.unfit(measured)
     if shown.systems:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         click.echo("\n".join(formats.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
     for note in sentences.notes(measured, shown, rule):
-        click.echo(note)
+        prose(note)
     if sentence := sensitivity.kept(measured.folder):
-        click.echo(sentence)
+        prose(sentence)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""
     click.echo(short_path(measured.folder) + pdf)
     words = click.get_current_context().meta[WORDS]

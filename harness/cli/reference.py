@@ -35,11 +35,11 @@ OF_RUNS = {"trace_sha256", "slo_s", "homes", "measured_on", "workload"}  # keys 
 # Keys whose class has no comment on them, by class: what they are.
 SAID: Mapping[str, Mapping[str, str]] = {
     "Spec": {
-        "preset": "of the system", "gpu": "kind of GPU", "gpus": "how many", "node_gpus": "GPUs of a node",
+        "preset": "preset of the system", "gpu": "kind of GPU", "gpus": "how many", "node_gpus": "GPUs of a node",
         "rate_scale": "multiple of the trace's rate",
-        "scaling": "how the rate is scaled: copies of each stream, each turned by an offset of its own (rotate) or by "
-        "none (replicate); stamps drawn together (time); more clients (clients); the trace at its own stamps (none)",
-        "seed": "of all draws", "host": "host profile", "block_tokens": "tokens of a KV block",
+        "scaling": "how the rate is scaled: copies of each stream, at different offsets (rotate) or none (replicate); "
+        "shorter gaps (time); more clients (clients); not at all (none)",
+        "seed": "seed of all draws", "host": "host profile", "block_tokens": "tokens of a KV block",
         "batch_cap": "most sequences of a step",
         "chunk_tokens": "tokens of a step with chunked prefill; 0: whole prompts",
         "prefill_tokens": "most prompt tokens of a step, where prompts go whole",
@@ -48,7 +48,7 @@ SAID: Mapping[str, Mapping[str, str]] = {
     },
     "SetFile": {"model": "the models", "source": "where the set is from"},
     "Member": {
-        "name": "unique in the set", "shape": "of workloads/shapes.toml", "tp": "GPUs over which it is cut",
+        "name": "unique in the set", "shape": "a shape of workloads/shapes.toml", "tp": "GPUs over which it is cut",
         "stream": "the trace's stream that it gets", "shift_s": "by how much later that stream comes",
         "released": "SLO base that the set's authors released",
     },
@@ -63,20 +63,22 @@ SAID: Mapping[str, Mapping[str, str]] = {
     "ClassFile": {"class": "SLOs by the name of a class",
                   "models": "the class of each pattern of names; the first that matches holds"},
     "Study": {
-        "condition": "what is measured side by side", "paper": "the paper that it is after",
-        "along": "what runs along x",
-        "at": "x", "level": "of attainment, at which curves are compared", "claim": "what is held against the results",
-        "layout": "of the figure and the table",
+        "condition": "settings that are compared", "paper": "the paper that it reproduces",
+        "along": "the field along x",
+        "at": "values of x", "level": "attainment at which curves are compared",
+        "claim": "statements that are compared with the results",
+        "layout": "layout of the figure and the table",
     },
     "Condition": {"name": "unique in the study"},
     "Sample": {"rule": "one of the four above"},
     "Scope": {"seeds": "runs of each point"},
     "Claim": {
-        "what": "one of those above", "system": "whom it is about", "over": "with whom that is compared",
-        "paper": "the paper's number or word", "shape": "of the model that is brought in", "tp": "its GPUs",
+        "what": "one of those above", "system": "the system that it is about",
+        "over": "the system that it is compared with",
+        "paper": "the paper's number or word", "shape": "shape of the loaded model", "tp": "its GPUs",
     },
-    "Table": {"kind": "the GPU that it is of"},
-    "Machine": {"kind": "one word, in figures", "name": "of the card or processor", "steps": "by shape",
+    "Table": {"kind": "the kind of GPU"},
+    "Machine": {"kind": "one word, in figures", "name": "name of the card or processor", "steps": "by shape",
                 "ladder": "by rung", "settings": "fields of a spec that hold on this machine"},
 }  # fmt: skip
 KINDS = {str: "string", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
@@ -155,8 +157,12 @@ def _systems() -> Iterator[str]:
         yield f"{_plain(title)}\n"
         takes = declared.domains(policy)
         if takes:
-            yield from table("field,default,values", ((f"`{key}`", _value(domain.default), _domain(domain))
-                                                      for key, domain in takes.items()))  # fmt: skip
+            notes = comments(policy)
+            rows = (
+                (f"`{key}`", _value(domain.default), _domain(domain), _plain(notes.get(key, "")))
+                for key, domain in takes.items()
+            )
+            yield from table("field,default,values,note", rows)
         if policy.presets:
             presets = ((_code(f"{name}:{key}"), _setting(preset)) for key, preset in policy.presets.items())
             yield from table("preset,sets", presets)

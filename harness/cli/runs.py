@@ -1,4 +1,4 @@
-"""`bench run`, `plot`, `explain`, `timeline`, `upgrade`: a run made, stored results drawn, explained, kept in form."""
+"""`bench run`, `plot`, `explain`, `timeline` and `upgrade`: make a run, and use stored results."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from harness.report.commands import explain_command, real, short_path
 @click.command(epilog=examples("bench run mine.toml", "bench run mine.toml -o /tmp/out"))
 @click.argument("spec", type=PATH, metavar="SPEC.toml")
 @click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
-@click.option("--record", "keep", is_flag=True, help="Run it anew, and also store each turn of each lane.")
-@click.option("--engine", metavar="NAME", help="Where time passes, in place of the file's.")
+@click.option("--record", "keep", is_flag=True, help="Run again, and store each turn of each lane.")
+@click.option("--engine", metavar="NAME", help="Simulator or real servers, instead of the file's engine.")
 @MOVED
 @LIMIT
 @OUT
@@ -51,7 +51,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     from harness.run.resolve import resolve
     from harness.run.setup import Setup
     from harness.run.spec import as_dict, read
-    from harness.study.bases import ahead, said, slo_target
+    from harness.study.bases import ahead, check_rule, slo_target
     from harness.study.table import scored_alone
 
     folder = real(out or RESULTS)
@@ -60,7 +60,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     try:
         ready = resolve(asked)
         rule = asked.slo or slo_rule("P95", None)
-        said(rule, asked.models)
+        check_rule(rule, asked.models)
         if dry_run:
             click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
             click.echo("".join(f"{line}\n" for line in streams.lines(Setup(ready), every=True)), nl=False, err=True)
@@ -107,7 +107,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
                            "bench list figures"))  # fmt: skip
 @click.argument("folder", type=PATH, required=False)
 @click.option("--figure", "name", type=click.Choice(plots.names()),
-              help="Only this one (bench list figures says what each shows).  [default: all that draw such a folder]",
+              help="Only this figure (bench list figures).  [default: all that fit the folder]",
               )  # fmt: skip
 @click.option("-o", "--out", type=PATH, metavar="STEM",
               help="Path of the figure without its ending.  [default: plots/out/FIGURE-HASH]")  # fmt: skip
@@ -214,14 +214,16 @@ def _stale(made: Path) -> str:
     "bench explain results/arena-chat-3f9c01ab --misses --system static  # at each of its rates",
 ))  # fmt: skip
 @click.argument("run", type=PATH)
-@click.option("--request", type=click.IntRange(0), metavar="ID", help="One request in order of time.")
-@click.option("--misses", is_flag=True, help="All misses: what they were made of.")
-@click.option("--system", metavar="LABEL", help="Of a comparison, one system at each rate.")
+@click.option("--request", type=click.IntRange(0), metavar="ID", help="Explain one request, in order of time.")
+@click.option("--misses", is_flag=True, help="Explain all SLO misses, by cause.")
+@click.option("--system", metavar="LABEL", help="For a comparison: one system at each rate.")
 @click.option("-o", "--out", type=PATH, metavar="STEM",
-              help="Of a comparison, also draw it: as PDF, PNG and the CSV of its points.")  # fmt: skip
-@click.option("--slo", metavar="RULE", help="Instead of the SLO by which a comparison judged the run.")
-@click.option("--slo-scale", type=Number(), metavar="X", help="Times the base.  [default: 5; of seconds 1]")
-@click.option("--definition", type=DEFINITION, help="Of a miss.  [default: both; e2e for an SLO by solo latency]")
+              help="For a comparison: also draw a figure, as PDF, PNG and CSV.")  # fmt: skip
+@click.option("--slo", metavar="RULE", help="SLO, instead of the one that the comparison used.")
+@click.option("--slo-scale", type=Number(), metavar="X", help="Multiple of the base.  [default: 5; 1 for seconds]")
+@click.option(
+    "--definition", type=DEFINITION, help="Definition of a miss.  [default: both; e2e for an SLO by solo latency]"
+)
 @ALL
 def explain(
     *,
@@ -298,12 +300,12 @@ def explain(
 ))  # fmt: skip
 @click.argument("run", type=PATH)
 @click.option("-o", "--out", type=TARGET, metavar="FILE",
-              help="A .json, or compressed a .json.gz.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
+              help="A .json or .json.gz file.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
 def timeline(run: Path, out: Path | None) -> None:
     """Write a stored run as a trace for Perfetto.
 
-    Lanes, turns, links, memory, requests. The run is made again from its spec, which a simulated run alone allows. A
-    span of decode steps is one slice.
+    It shows lanes, turns, links, memory and requests; a span of decode steps is one slice. The run is repeated from its
+    spec, so it must be a simulated one.
     """
     from harness.policy.types import UserError
     from harness.rows import record
@@ -328,10 +330,10 @@ def timeline(run: Path, out: Path | None) -> None:
 @click.command(epilog=examples("bench upgrade", "bench upgrade /data/results"))
 @click.argument("results", type=PATH, required=False)
 def upgrade(results: Path | None) -> None:
-    """Rewrite results of earlier releases with today's names.
+    """Rewrite results of earlier releases with current names.
 
-    Of columns, of measures, and of runs whose spec names files: these enter a run's name by their content, not by where
-    they lie. Every command reads results of earlier releases also without this.
+    Columns, measures, and runs whose spec names files get new names: a file counts by its content, not by its path.
+    Every command reads results of earlier releases without this too.
     """
     from harness.run.upgrade import upgrade
 

@@ -50,28 +50,28 @@ if TYPE_CHECKING:
                 shell_complete=complete(lambda: stems("harness/study/studies")))  # fmt: skip
 @click.option("--only", metavar="LIST", help="Only these conditions, separated by semicolons.")
 @click.option("--full", is_flag=True, help="More conditions, points and seeds.")
-@click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Runs of each point, instead of the study's.")
+@click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Seeds of each point, instead of the study's.")
 @ENOUGH
 @click.option("--systems", metavar="LIST", shell_complete=complete(system_names, many=True),
-              help="Instead of the study's; the first one is its own.")  # fmt: skip
+              help="Systems, instead of the study's; the first is the one under study.")  # fmt: skip
 @click.option(
-    "--traces", metavar="LIST", shell_complete=complete(trace_names, many=True), help="Instead of the study's."
+    "--traces", metavar="LIST", shell_complete=complete(trace_names, many=True), help="Traces, instead of the study's."
 )
-@click.option("--models", metavar="LIST", help="Of the study's model sets only these; or instead of its only one.")
+@click.option("--models", metavar="LIST", help="Only these of the study's model sets, or another set for its only one.")
 @click.option("--engine", default="sim", show_default=True, metavar="NAME",
-              help="Simulator, or real servers (bench list); what it cannot run is told.")  # fmt: skip
+              help="Simulator or real servers (bench list); reports the runs it lacks.")  # fmt: skip
 @click.option("--gpus", type=click.IntRange(1, 4096), metavar="N",
-              help="Of --engine: how many there are.  [default: 1]")  # fmt: skip
-@click.option("--table", metavar="FILE", help="Of --engine: its cost table (bench calibrate writes one).")
+              help="Number of GPUs of --engine.  [default: 1]")  # fmt: skip
+@click.option("--table", metavar="FILE", help="Cost table of --engine (bench calibrate writes one).")
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
-@click.option("--no-plot", is_flag=True, help="No figure.")
-@click.option("--all", "every", is_flag=True, help="Print all that is known: intervals, other definitions, claims.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure.")
+@click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @LIMIT
 @WORKERS
 @JSON_PROGRESS
 @click.option("-o", "--out", type=PATH, metavar="DIR",
-              help="Where runs (and then the figure) go.  [default: results/NAME]")  # fmt: skip
+              help="Folder for runs, and for the figure.  [default: results/NAME]")  # fmt: skip
 def study(
     *,
     name: str | None,
@@ -175,7 +175,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     from harness.run import realtime, streams, sweep
     from harness.run.setup import Failed
     from harness.study import grid
-    from harness.study.bases import TUNING_SEEDS, Ahead, ahead, said
+    from harness.study.bases import TUNING_SEEDS, Ahead, ahead, check_rule
 
     known, total, runs, failed = sweep.speeds(out), 0.0, 0, dict[str, str]()
     rows = [("condition", "system", "gpus", "along", "x", "runs", "time")]
@@ -186,7 +186,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     for panel in panels:
         here = dict.fromkeys(grid.rule(left, panel, scale) for scale in grid.scales(left, panel))
         for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
-            said(rule, models)
+            check_rule(rule, models)
         based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())
         aheads = {rule: ahead(based, rule, out) for rule in here}
         rules |= aheads

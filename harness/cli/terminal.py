@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -15,9 +16,11 @@ import click
 
 ROOM = 100  # characters of a line where the width of the terminal is not known
 PROGRESS_HZ = 4
+TICK_S = 1.0  # a bar's clock moves at least so often, however long a step takes
+COUNTS = 52  # characters of a bar that are not its name
 LINE_S, OFTEN_S = 20.0, 1.0  # between two lines where no bar is; where all is told
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
-STAGES = frozenset({"compile", "scores"})  # phases of which nothing is kept when the user interrupts
+STAGES = frozenset({"planning", "compile", "scores"})  # phases of which nothing is kept when the user interrupts
 UP = "\x1b[{}A\x1b[J"  # so many lines up, and nothing below
 MANY = 20  # runs: of fewer it is not said how many are stored
 
@@ -40,6 +43,14 @@ def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> No
         click.echo(line)
 
 
+def prose(line: str) -> None:
+    """Print a line; on a terminal it is folded between words."""
+    from harness.report.text_table import brief
+
+    for part in brief([line], every=not sys.stdout.isatty(), room=room()):
+        click.echo(part)
+
+
 class Terminal:
     """Tells the user how a sweep goes on: lines on stderr, and a bar; where nobody watches, a line now and then.
 
@@ -58,6 +69,7 @@ class Terminal:
         self._shown: list[str] = []  # above the bar
         self._kept_of = "runs"
         self.kept: tuple[int, int] = (0, 0)
+        self._lock, self._over = threading.RLock(), threading.Event()
 
     @property
     def redraws(self) -> bool:
@@ -67,19 +79,21 @@ class Terminal:
 
     def say(self, line: str) -> None:
         """Print one line."""
-        self._told = time.monotonic()
-        shown = self._wiped()
-        if self._level != "quiet":
-            clock = f"{self._told - self._zero:7.1f} s  " if self._level == "verbose" else ""
-            click.echo(clock + line, err=True)
-        self._draw(shown)
+        with self._lock:
+            self._told = time.monotonic()
+            shown = self._wiped()
+            if self._level != "quiet":
+                clock = f"{self._told - self._zero:7.1f} s  " if self._level == "verbose" else ""
+                click.echo(clock + line, err=True)
+            self._draw(shown)
 
     def show(self, lines: Iterable[str]) -> None:
         """Put lines above the bar, in place of those that were shown before, where that can be done."""
         if self.redraws:
             room = shutil.get_terminal_size()
-            self._wiped()
-            self._draw([line[: room.columns - 1] for line in lines][: room.lines - 2])
+            with self._lock:
+                self._wiped()
+                self._draw([line[: room.columns - 1] for line in lines][: room.lines - 2])
 
     def _wiped(self) -> list[str]:
         """Take the bar and what is shown away; returns that."""
@@ -98,28 +112,41 @@ class Terminal:
             self._bar.refresh()
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Move the bar of a phase; a new phase starts a new one."""
-        now = time.monotonic()
-        if what != self._phase:
+        """Move the bar of a phase; a new phase starts a new one, and without a bar a new stage says a line."""
+        now, stored = time.monotonic(), False
+        if new := what != self._phase:
             self.close()
             self._begun = (done, now)
-            if 0 < done < total >= MANY and self._unit == "run" and not self._worked:  # else by this command
+            stored = 0 < done < total >= MANY and self._unit == "run" and not self._worked  # else by this command
+            if stored:
                 self.say(f"{what}: {done:,} of {total:,} are stored")
         self._worked |= done > self._begun[0]
+        stage = new and not stored and _stage(what) != _stage(self._phase) and (total > 1 or what in STAGES)
         self._phase = what
         if what not in STAGES:
             self._kept_of, self.kept = what, (done, total)
         if self._quiet or done == total:
             self.close()
-            if done < total and now - self._told >= self._line_s:
+            if done < total and (stage or now - self._told >= self._line_s):
                 self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}")
             return
-        if self._bar is None:
-            from tqdm import tqdm
+        with self._lock:
+            columns = shutil.get_terminal_size().columns
+            if self._bar is None:
+                from tqdm import tqdm
 
-            self._bar = tqdm(total=total, initial=done, desc=what, unit=self._unit, mininterval=1 / PROGRESS_HZ,
-                             leave=False, file=sys.stderr, dynamic_ncols=True)  # fmt: skip
-        self._bar.update(done - self._bar.n)
+                name = what if len(what) <= (most := max(columns - COUNTS, COUNTS // 3)) else what[: most - 1] + "…"
+                self._bar = tqdm(total=total, initial=done, desc=name, unit=self._unit, mininterval=1 / PROGRESS_HZ,
+                                 leave=False, file=sys.stderr, ncols=columns, nrows=2)  # fmt: skip
+            self._bar.ncols = columns
+            self._bar.update(done - self._bar.n)
+
+    def _ticks(self) -> None:
+        """Move the clock of the bar while nothing else does."""
+        while not self._over.wait(TICK_S):
+            with self._lock:
+                if self._bar is not None:
+                    self._bar.refresh()
 
     def _left(self, done: int, total: int, now: float) -> str:
         """Estimate how long the rest of a phase takes, once some of it was done."""
@@ -130,14 +157,18 @@ class Terminal:
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        with self._lock:
+            if self._bar is not None:
+                self._bar.close()
+                self._bar = None
 
     def __enter__(self) -> Self:
+        if not self._quiet:
+            threading.Thread(target=self._ticks, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._over.set()
         self.close()
         self._wiped()
         if kind is KeyboardInterrupt and self._unit == "run":
@@ -166,6 +197,11 @@ class Machine(Terminal):
             stood, since = self._begun
             left_s = round((now - since) / (done - stood) * (total - done), 1) if done > stood else None
             click.echo(json.dumps({"stage": what, "done": done, "total": total, "left_s": left_s}), err=True)
+
+
+def _stage(phase: str) -> str:
+    """Return the stage that a phase is of: its rounds are told apart behind a comma."""
+    return phase.partition(",")[0]
 
 
 def teller(*, machine: bool) -> Terminal:

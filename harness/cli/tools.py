@@ -44,8 +44,8 @@ INVALID = "Runs that did not measure their servers are left out."
 @click.group(
     "list", invoke_without_command=True, epilog=examples("bench list", "bench list --matrix", "bench list traces")
 )
-@click.option("--matrix", is_flag=True, help="Instead: which preset runs on which engine, and what else lacks.")
-@click.option("--markdown", is_flag=True, help="With --matrix: as the page docs/matrix.md.")
+@click.option("--matrix", is_flag=True, help="Show which preset runs on which engine, and what others lack.")
+@click.option("--markdown", is_flag=True, help="With --matrix: print the page docs/matrix.md.")
 @ALL
 @click.pass_context
 def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> None:
@@ -96,7 +96,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
         short.append((name, _runs_on(dict(zip(engines, marks, strict=True))), what))
     beside = sum(runs_on != SIM for _, runs_on, _ in short[1:])
     answer = f"{len(systems)} systems; all but {beside} run on the simulator alone (sim)"
-    left = WIDTH - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
+    left = min(WIDTH, room()) - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
     brief = [(*line, clause(what, left)) for *line, what in short]
     needs = [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
     kinds, hosts = ", ".join(quantities.gpu_kinds()), ", ".join(quantities.hosts())
@@ -108,7 +108,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
         return
     signs = "+ N real: and on N engines in real time; in part: with some presets. bench list --matrix names them."
     lack = ", ".join(name for name, made in engines.items() if made.lacks)
-    here = [f"engines that cannot run here as things are: {lack} (--all says what they need)"] if lack else []
+    here = [f"engines that cannot run here now: {lack} (--all says what they need)"] if lack else []
     more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, names, after]
     screen([answer, *aligned(brief), signs], tail=more, every=False)
 
@@ -147,7 +147,7 @@ def traces(*, every: bool) -> None:
     logs = readers.logs(Path(folder)) if folder else {}
     files = sum(map(len, logs.values()))
     public = (
-        f"{files} public logs lie in TRACES_DIR" if folder else "TRACES_DIR is not set, so no public log is looked for"
+        f"{files} public logs lie in TRACES_DIR" if folder else "TRACES_DIR is not set, so no public logs are listed"
     )
     answer = f"{len(lines) - 1 - len(absent)} of {len(lines) - 1} traces are here; {public}"
     signs = "drawn: made for each seed. replayed: real requests; composed: of real counts; synthetic: fitted."
@@ -161,7 +161,7 @@ def traces(*, every: bool) -> None:
     some = [heads, *((name, str(len(of)), str(of[0].relative_to(folder))) for name, of in logs.items())]
     fetch = [f"not here: {', '.join(absent)} (--all says how to fetch each)"] if absent else []
     more = [*fetch, "licences in full, what each trace is, readers, every log: --all", after]
-    cut = [(*line[:6], line[6].partition(" (")[0]) for line in lines]
+    cut = [(line[0].replace("/M-RATE-IN-OUT", "/..."), *line[1:6], line[6].partition(" (")[0]) for line in lines]
     screen([answer, *aligned(cut), signs, *(aligned(some) if logs else ())], tail=more, every=False)
 
 
@@ -204,19 +204,19 @@ def definitions() -> None:
 ))  # fmt: skip
 @click.argument("system", required=False, shell_complete=complete(system_names), metavar="[NAME|FILE.py]")
 @click.option("--engine", metavar="NAME|FILE.py", help="Test an engine instead of a system.")
-@click.option("--full", is_flag=True, help="Every workload, also the long ones.")
-@click.option("--law", metavar="LAW", help="Only one law ...")
-@click.option("--case", metavar="CASE", help="... or one workload, as a failure's line repeats it.")
-@click.option("--all", "every", is_flag=True, help="Every system of this folder's systems/.")
-@click.option("--store", is_flag=True, help="Write what passed into systems/checked.toml.")
+@click.option("--full", is_flag=True, help="Run every workload, also the long ones.")
+@click.option("--law", metavar="LAW", help="Test only this law.")
+@click.option("--case", metavar="CASE", help="Test only this workload, by the name that a failure prints.")
+@click.option("--all", "every", is_flag=True, help="Test every system in systems/.")
+@click.option("--store", is_flag=True, help="Write the systems that pass into systems/checked.toml.")
 def check(
     *, system: str | None, engine: str | None, full: bool, law: str | None, case: str | None, every: bool, store: bool
 ) -> None:
     """Test that a system keeps the rules.
 
-    No lost request, no peeking, nothing undeclared, the same bytes twice. Systems are tried in the simulator; an engine
-    with scripted policies. Until a system's file has passed whole, and whenever it is changed, bench compare, study and
-    tune mark a file given by its path `unchecked`.
+    It tests that no request is lost, no future is seen, all options are declared, and runs repeat byte by byte. Systems
+    run in the simulator; an engine runs scripted policies. Until it has passed every test as it is now, a file given by
+    its path is marked `unchecked` by bench compare, study and tune.
     """
     from harness.check.check import check as conform
     from harness.check.engine import check as conform_engine
@@ -235,7 +235,7 @@ def check(
     passed, broken = {}, False
     for name in systems.names() if every else [system or ""]:
         if store and name not in systems.names():
-            raise UserError(f"{name} is none of systems/: what it passes is kept without --store")
+            raise UserError(f"{name} is not in systems/: what it passes is kept without --store")
         content = vetted.content(name)
         if failures := conform(name, quick=not full, only=law, case=case):
             broken = True
@@ -260,7 +260,7 @@ def _keep(content: str) -> None:
     try:
         vetted.keep(content)
     except OSError as error:
-        click.echo(f"not kept, so comparisons go on to say `unchecked`: {error}", err=True)
+        click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
 
 
 def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
@@ -283,19 +283,18 @@ def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
 @click.option("--engine", metavar="NAME", help="Measure the servers of an engine, one alone and four side by side."
               )  # fmt: skip
 @click.option("--models", default="llama-small", show_default=True, metavar="SHAPES",
-              help="Of --engine: shapes of workloads/shapes.toml, with commas.")  # fmt: skip
+              help="With --engine: shapes of workloads/shapes.toml, with commas.")  # fmt: skip
 @MOVED
 @click.option("--slots", type=click.IntRange(1), metavar="N",
-              help="Of --engine: most requests that a server steps together.  [default: the engine's]")  # fmt: skip
+              help="With --engine: largest batch of a server.  [default: the engine's]")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
-              help="Of --engine: how often all is measured, so that a host that changes its speed is met at several "
-              "times.")  # fmt: skip
+              help="With --engine: how often all is measured, for hosts whose speed varies.")  # fmt: skip
 @click.option("--from", "folder", type=PATH, metavar="FOLDER",
-              help="Instead: results of `make gpu`.")  # fmt: skip
+              help="Read results of `make gpu` instead of running servers.")  # fmt: skip
 @click.option("--gpu", "kind", shell_complete=complete(gpu_names), metavar="KIND",
-              help="The table to start from.  [default: by the card's name]")  # fmt: skip
+              help="Table to start from.  [default: by the card's name]")  # fmt: skip
 @click.option("-o", "--out", type=PATH, metavar="PATH",
-              help="With --from a file, else a folder.  [default: FOLDER/KIND-measured.toml; results/ENGINE]",
+              help="A file with --from, else a folder.  [default: FOLDER/KIND-measured.toml; results/ENGINE]",
               )  # fmt: skip
 def calibrate(
     *,
@@ -309,7 +308,7 @@ def calibrate(
 ) -> None:
     """Measure the cost table of an engine's servers, or of a GPU.
 
-    Servers are measured now, and what stands in the folder is not measured again.
+    Servers are measured now; measurements that the folder holds are not repeated.
     """
     from harness.engines.costs import calibrate as calibration
     from harness.policy.fields import asked
@@ -352,41 +351,43 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
 ))  # fmt: skip
 @click.argument("folder", type=PATH, required=False, envvar="MEASURED_DIR",
                 metavar="[FOLDER|FILE.csv]")  # fmt: skip
-@click.option("--engine", metavar="NAME", help="Instead: run the same specs on the servers of an engine and on the "
+@click.option("--engine", metavar="NAME", help="Run the same specs on an engine's servers and on the "
               "simulator.")  # fmt: skip
-@click.option("--table", metavar="FILE", help="Of --engine: the servers' cost table, by bench calibrate.")
-@click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="Of --engine: every model is "
-              "this one.")  # fmt: skip
-@click.option("--counts", metavar="LIST", default="2,4,8", show_default=True, help="Of --engine: numbers of models.")
-@click.option("--systems", metavar="LIST", help="Of --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")
+@click.option("--table", metavar="FILE", help="With --engine: the servers' cost table, by bench calibrate.")
+@click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="With --engine: the shape of "
+              "every model.")  # fmt: skip
+@click.option("--counts", metavar="LIST", default="2,4,8", show_default=True, help="With --engine: numbers of models.")
+@click.option("--systems", metavar="LIST", help="With --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")
 @click.option("--loads", metavar="LIST", default="30,70,100", show_default=True,
-              help="Of --engine: per cent of the saturated rate.")  # fmt: skip
-@click.option("--seeds", type=SOME_SEEDS, metavar="N", default=5, show_default=True, help="Of --engine: repeats.")
+              help="With --engine: per cent of the saturated rate.")  # fmt: skip
+@click.option("--seeds", type=SOME_SEEDS, metavar="N", default=5, show_default=True, help="With --engine: repeats.")
 @click.option("--window-s", type=POSITIVE, metavar="S", default=10.0, show_default=True,
-              help="Of --engine: length of a run.")  # fmt: skip
+              help="With --engine: seconds of a run.")  # fmt: skip
 @click.option("--again", type=click.IntRange(0), metavar="N", default=0, show_default=True,
-              help="Of --engine: how often a run is made again that did not measure its servers.")  # fmt: skip
+              help="With --engine: retries of an invalid run.")  # fmt: skip
 @click.option(
-    "--slo", metavar="RULE", help="Of --engine.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]"
+    "--slo",
+    metavar="RULE",
+    help="With --engine: SLO rule.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]",
 )
 @MOVED
 @click.option("-o", "--out", type=PATH, metavar="STEM",
               help="Path of figure and CSV without their endings.  [default: plots/out/validate]")  # fmt: skip
 @click.option("--runs", type=PATH, metavar="FOLDER",
-              help="Of --engine: where runs are kept.  [default: results]")  # fmt: skip
+              help="With --engine: folder for runs.  [default: results]")  # fmt: skip
 @click.option("--shape", type=PATH, metavar="FILE.toml",
-              help="Of a file's models that workloads/shapes.toml lacks: their dimensions, in its form.")  # fmt: skip
-@click.option("--page", type=TARGET, metavar="FILE.md", help="Write what came out as a page.")
-@click.option("--no-plot", is_flag=True, help="No figure and no CSV.")
+              help="Shapes of models that workloads/shapes.toml lacks, in its form.")  # fmt: skip
+@click.option("--page", type=TARGET, metavar="FILE.md", help="Write the result as a page.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure and write no CSV.")
 @ALL
 def validate(
     *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
     page: Path | None, no_plot: bool, every: bool, **asked: Any,
 ) -> None:  # fmt: skip
-    """Hold the simulator against measured end-to-end runs.
+    """Compare the simulator with measured end-to-end runs.
 
-    Of the folder MEASURED_DIR, or any CSV of the same columns. Or against servers that run now: how both rank systems,
-    then attainment, then latencies.
+    Measured runs come from the folder MEASURED_DIR, or any CSV of the same columns. --engine measures servers now, and
+    compares the ranks of systems, then attainment, then latencies.
     """
     from harness.policy.types import UserError
 
@@ -473,18 +474,18 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     )  # fmt: skip
     with Terminal() as teller:
         ahead = realtime.told(predicted.spans(plan, runs, slo))
-        teller.say(f"{ahead} on the servers, beside their starts; runs are kept, and a second call goes on")
+        teller.say(f"{ahead} on the servers, beside their starts; runs are kept, and a second call resumes")
         comparison = predicted.predict(plan, runs, teller, slo)
     frame, void = comparison.frame, ""
     lines = [*ranks.summary(ranks.pairs(frame, comparison.attainment))]
     lines += [f"SLO {comparison.rule}; attainment: {comparison.attainment}", *comparison.notes]
     if not len(ranks.valid(frame)):
-        void = "No run on the servers is valid: what follows is of INVALID runs, and judges nothing."
+        void = "No run on the servers is valid: all that follows comes from INVALID runs."
         lines.insert(0, void)
         frame = frame.assign(invalid=False)
     pairs, cells = ranks.pairs(frame, comparison.attainment), ranks.cells(frame, comparison.attainment)
     lines += aligned(list(ranks.pair_rows(pairs)))
-    lines.append("attainment in %; latencies of the simulator, off by; beside it the servers' own spread over repeats")
+    lines.append("attainment in %; error of the simulated latencies, beside the spread of the servers' repeats")
     lines += aligned(list(ranks.cell_rows(cells, comparison.attainment)))
     screen(lines, tail=ranks.aims(cells), every=every)
     sys.stdout.flush()

@@ -10,6 +10,7 @@ import click
 
 from harness.cli.options import (
     ALL,
+    JSON_PROGRESS,
     LIMIT,
     OUT,
     RESULTS,
@@ -21,7 +22,7 @@ from harness.cli.options import (
     listed,
     system_names,
 )
-from harness.cli.terminal import Terminal, room, screen
+from harness.cli.terminal import room, screen, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -37,16 +38,19 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm"
 @click.option("--draws", default=16, show_default=True, type=click.IntRange(2), metavar="N",
               help="Settings that each system tries, the first its defaults.")  # fmt: skip
 @click.option("--to", type=TARGET, default=TUNED, metavar="FILE",
-              help="Where the draws and the choice are written.  [default: systems/tuned.toml]")  # fmt: skip
+              help="File for the draws and the choice.  [default: systems/tuned.toml]")  # fmt: skip
 @ALL
 @LIMIT
 @WORKERS
+@JSON_PROGRESS
 @OUT
-def tune(*, systems: str, draws: int, to: Path, every: bool, workers: int | None, out: Path | None) -> None:
+def tune(
+    *, systems: str, draws: int, to: Path, every: bool, workers: int | None, machine: bool, out: Path | None
+) -> None:
     """Tune systems alike, on seeds that no evaluation uses.
 
     Each system tries the same number of random settings. Only fields that a system's source leaves open are drawn
-    (tuned=True where the field is declared). Runs are kept, so the same command goes on where it was ended. To adopt a
+    (tuned=True where the field is declared). Runs are kept, so the same command resumes. To adopt a
     choice, make its values the defaults in the system's file.
     """
     from datetime import UTC, datetime
@@ -58,8 +62,8 @@ def tune(*, systems: str, draws: int, to: Path, every: bool, workers: int | None
     names = listed("--systems", systems) or []
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'--systems "{systems}": {twice} is there twice')
-    with Terminal() as teller:
-        results = tuning.tune(names, real(out or RESULTS), draws=draws, workers=workers, teller=teller)
+    with teller(machine=machine) as told:
+        results = tuning.tune(names, real(out or RESULTS), draws=draws, workers=workers, teller=told)
     better = sum(tuned.chosen > 0 for tuned in results)
     answer = f"{better} of {len(results)} systems have a setting better than their defaults"
     screen([answer, *(line for tuned in results for line in _lines(tuned, every))], tail=[short_path(to)], every=every)

@@ -45,7 +45,7 @@ class Diagram(NamedTuple):
                 yield f"| {before} | | it has ended |"
 
 
-ANEW = "the policy sends it anew"
+ANEW = "the policy sends it again"
 
 REQUEST = Diagram(
     "request",

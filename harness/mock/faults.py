@@ -73,5 +73,5 @@ def ordered(text: str) -> Order:
         elif part in ONLY and order.fault is None:
             order = replace(order, fault=part)
         else:
-            raise ValueError(f'"{part}" is none of {", ".join(ONLY)}, slow=SECONDS')
+            raise ValueError(f'"{part}" is not one of {", ".join(ONLY)}, slow=SECONDS')
     return order

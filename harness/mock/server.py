@@ -146,7 +146,7 @@ class Mock:
         self.stats.name(row, model.served.name)
         order = _ordered(headers["x-mock"]) if "x-mock" in headers else drawn
         if order.fault == "500":
-            raise ApiError(500, "The mock was told to fail")
+            raise ApiError(500, "The mock fails this request, as --fail asks")
         queue = self.settings.queue
         if order.fault == "429" or (queue is not None and model.waiting + len(ask.prompts) * ask.n > queue):
             raise ApiError(429, f"{row.model} has too many requests waiting", code="rate_limit_exceeded")

@@ -188,7 +188,7 @@ class Model(NamedTuple):
         if tp == self.tp:
             return self
         if tp not in self.degrees:
-            raise ValueError(f"tensor-parallel degree {tp} is none of {self.degrees}")
+            raise ValueError(f"tensor-parallel degree {tp} is not one of {self.degrees}")
         return self._replace(**self.sizes[self.degrees.index(tp)]._asdict())
 
 

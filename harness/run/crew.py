@@ -1,6 +1,6 @@
 """Worker processes that execute runs: each takes a task at a time through a pipe.
 
-A process ends when its pipe closes, so none outlives the one that started it, however that dies.
+A worker ends when its pipe closes, so none outlives its parent, however that dies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.run.sources import Task
 
 CLOSE_S = 30.0  # how long a worker that is ended may take to close its engine
 
-Why = Mapping[str, str]  # what failed, as Failed has it; empty: nothing
+Why = Mapping[str, str]  # failures as Failed has them; empty: none
 
 
 class Crew:
@@ -36,11 +36,11 @@ class Crew:
 
     @property
     def started(self) -> int:
-        """Processes that run."""
+        """The number of running processes."""
         return len(self._idle) + len(self._busy)
 
     def run(self, tasks: Sequence[Task], out: Path, workers: int, failed: Why) -> Iterator[Why]:
-        """Execute tasks in order by at most `workers` processes; yield what failed once for each that was run.
+        """Execute tasks in order by at most `workers` processes; yield the failures of each task that was run.
 
         Tasks of systems in `failed`, which may grow, are left out. A caller that stops early, or an error, ends all.
         """
@@ -78,7 +78,7 @@ class Crew:
     def _give(self, task: Task, out: Path) -> None:
         pipe, process = self._idle.pop() if self._idle else _started()
         self._busy[pipe] = (process, task)
-        with suppress(BrokenPipeError):  # it died: `_heard` says so
+        with suppress(BrokenPipeError):  # it died: `_heard` reports it
             pipe.send((task, out))
 
 
@@ -87,7 +87,7 @@ _KEPT: ContextVar[Crew | None] = ContextVar("_KEPT", default=None)
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep one crew for all sweeps within; each starts and ends its own elsewhere."""
+    """Keep one crew for all sweeps within the block; outside of it each sweep has its own."""
     if _KEPT.get():
         yield
         return
@@ -102,7 +102,7 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def hired() -> Iterator[Crew]:
-    """Give the crew that is kept, or else one that ends with the block."""
+    """Give the crew that is kept, or else a crew that ends with the block."""
     if crew := _KEPT.get():
         yield crew
         return
@@ -114,7 +114,7 @@ def hired() -> Iterator[Crew]:
 
 
 def tried(task: Task, out: Path) -> Why:
-    """Execute a task; return what failed in it."""
+    """Execute a task; return its failures."""
     try:
         execute(task.spec, out, task.code)
     except Failed as failed:
@@ -132,7 +132,7 @@ def _started() -> tuple[Connection, BaseProcess]:
 
 
 def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
-    """Take a worker's answer: what failed, or else what was raised there, which is raised here."""
+    """Receive a worker's answer: return the failures, or raise the worker's error."""
     try:
         answer: Why | BaseException = pipe.recv()
     except (EOFError, ConnectionResetError):
@@ -147,7 +147,7 @@ def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
 
 
 def _serve(pipe: Connection, limit_s: float) -> None:
-    """Be a worker: run what comes through the pipe until it closes."""
+    """Execute the tasks that come through the pipe until it closes: the main function of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     LIMIT_S.set(limit_s)
     with suppress(EOFError, BrokenPipeError):

@@ -1,7 +1,7 @@
-"""Many specs become many runs: stored ones are kept, the rest is shared out to processes.
+"""Sweeps: the runs of many specs. Stored runs are kept, and the others are executed by worker processes.
 
-A sweep holds no state of its own: what is current on disk is done. So it can be killed at any moment and started
-again, with any number of workers, and ends with the same bytes.
+A sweep holds no state of its own: a run that is current on disk is done. So a sweep can be killed at any moment and
+started again, with any number of workers, and ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harness.run.sources import Task, code
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
 
-BASE = "dedicated"  # each model on GPUs of its own: what bases are measured on
+BASE = "dedicated"  # each model on GPUs of its own: SLO bases are measured on it
 FEW_S = 6.0  # estimated seconds below which starting processes would take longer than it saves
 REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
 
@@ -51,10 +51,10 @@ def tasks(specs: Iterable[Spec]) -> list[Task]:
 def sweep(
     specs: Iterable[Spec], out: Path, *, workers: int | None = None, teller: Teller | None = None, what: str = "runs"
 ) -> list[Path]:
-    """Make sure that the run of each spec stands in `out`; returns the folders in the order of the specs.
+    """Execute the specs without a current run in `out`; return all folders in the order of the specs.
 
-    `workers` processes (None: as many as pay). A system whose policy fails is not tried again; when all others are done
-    that is raised as Failed. Raises UserError, and whatever an engine raised: runs that were finished before are kept.
+    `workers` is the number of processes (None: as many as pay). A system whose policy fails is not tried again, and
+    Failed is raised after all others. Raises UserError, and an engine's own errors: finished runs are kept.
     """
     teller = teller or Silent()
     every = tasks(specs)
@@ -80,7 +80,7 @@ def sweep(
 
 
 def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, failed: Why) -> Iterator[Why]:
-    """Yield what failed once for each task that was run; those of systems in `failed`, which grows, are left out.
+    """Yield the failures of each task that was run; tasks of systems in `failed`, which grows, are left out.
 
     Where the simulator is not compiled, the first is run here: it compiles what the others then find. Those of
     exclusive engines are run here too, one by one, when no worker is left.
@@ -116,19 +116,21 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
 
 
 class _Clock:
-    """Says how long runs in real time will take, and of each how it went; nothing where time is simulated."""
+    """Reports of the duration of runs in real time, and of each run's outcome; none where time is simulated."""
 
     def __init__(self, todo: Sequence[Task], teller: Teller) -> None:
         spans = {task.spec.folder: realtime.span(task.spec) for task in todo}
         real = {task.spec.folder: task.spec for task in todo if spans[task.spec.folder] is not None}
-        self._left = {name: one for name, one in spans.items() if one and not realtime.lacking(real[name], here=True)}
+        self._left = {
+            name: span for name, span in spans.items() if span and not realtime.lacking(real[name], here=True)
+        }
         self._total, self._teller = len(self._left), teller
         if self._left:
             engines = ", ".join(dict.fromkeys(real[name].engine for name in self._left))
             teller.say(f"{engines}: {realtime.told(self._left.values())} of real time, beside starts of servers")
 
     def told(self, task: Task, out: Path) -> Why:
-        """Execute a task and say how it went; what failed in it."""
+        """Execute a task and report its outcome; return its failures."""
         begun = time.monotonic()
         why, spec = crew.tried(task, out), task.spec
         if self._left.pop(spec.folder, None) and not why:
@@ -137,20 +139,20 @@ class _Clock:
             verdict = unfit or (about.get("verdict") or {}).get("text", "")
             left = f"{realtime.range_of([*self._left.values()])} left" if self._left else ""
             nth = f"{self._total - len(self._left)} of {self._total}"
-            said = "; ".join(filter(None, [f"{time.monotonic() - begun:.0f} s", verdict, left]))
-            self._teller.say(f"{nth}: {spec.label} at {spec.rate_scale:g} x, seed {spec.seed}: {said}")
+            outcome = "; ".join(filter(None, [f"{time.monotonic() - begun:.0f} s", verdict, left]))
+            self._teller.say(f"{nth}: {spec.label} at {spec.rate_scale:g} x, seed {spec.seed}: {outcome}")
         return why
 
 
 def compile_once() -> None:
-    """Make the simulator's machine code, by a run that is not kept."""
+    """Compile the simulator's machine code, by a run that is not kept."""
     spec = resolve(Spec(BASE, trace="sample", models="llama-3.2-1b", slo=""))
     with tempfile.TemporaryDirectory() as folder:
         execute(spec, Path(folder), "")
 
 
 def cpus() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -158,7 +160,7 @@ def cpus() -> int:
 
 
 def speeds(out: Path) -> dict[str, float]:
-    """Seconds per request of each system, from what stored runs say beside their rows."""
+    """Return the seconds per request of each system, from the side facts of stored runs."""
     spent: dict[str, list[float]] = {}
     for path in sorted(out.glob(f"*/{record.SIDE}"))[:200]:
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -170,7 +172,7 @@ def speeds(out: Path) -> dict[str, float]:
 
 
 def estimate_s(spec: Spec, known: Mapping[str, float] | None = None) -> float:
-    """Seconds that a run may take: from stored runs of its system where there are any."""
+    """Estimate the seconds of a run: from stored runs of its system where there are any."""
     scale = 1.0 if spec.scaling == "time" else spec.rate_scale
     each = (known or {}).get(spec.folder.rpartition("-")[0], 1 / REQUESTS_PER_S)
     return RUN_S + len(load_trace(spec.trace)) * scale * each

@@ -167,7 +167,7 @@ def lacking(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> li
         else:
             like = [k for k, line in every.items() if k[0] == first.what and line["params"].get("held", False) == held]
             part = "how servers slow each other down" if first.what == "beside" else f"its {first.what}"
-            follows = f"no round has it: {part}{' error of held-out rows' if held else ''} rests on {len(like)} others"
+            follows = f"no round has it: {part}{' error of held-out rows' if held else ''} uses {len(like)} others"
         texts.append(f"left out {len(omitted)} x: {text}: {omitted[0].why}; {follows}")
     return [*texts, "the same command again measures what was left out"] if texts else []
 

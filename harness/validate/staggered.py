@@ -376,7 +376,8 @@ def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
     if missed:
         lines.append(
             "not modelled here: a static instance that lacks memory takes longer a token than its batch explains, also"
-            " the first, before it has neighbours; kvcached keeps up to 20 freed pages mapped in each process, not 5"
+            " the first, before it has neighbours. The library kvcached keeps up to 20 freed pages mapped in each"
+            " process, not 5"
         )
     return lines
 

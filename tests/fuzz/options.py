@@ -487,7 +487,7 @@ SETS: Mapping[str, tuple[tuple[str, ...], Sequence[Option]]] = {
         (
             Option("--constants", [*LISTS, "nope", "pcie,nope", "PCIE", "a\nb"], ("pcie,pcie", "swap"), " "),
             Option("--systems", [*LISTS, "nope", "static", "static,nope"], (), " "),
-            *(one for one in SETTINGS if one.name in {"--rate-scale", "--slo", "--slo-scale", "--seeds"}),
+            *(option for option in SETTINGS if option.name in {"--rate-scale", "--slo", "--slo-scale", "--seeds"}),
         ),
     ),
     "study": ((*STUDY, "--dry-run"), STUDIES),
@@ -515,8 +515,8 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
             for value in option.odd:
                 yield Case(f"options/{command} {option.name} {value[:40]!r} odd", (*argv, option.name, value))
         for number in range(PAIRS.get(command, 0)):
-            some = draw.sample([one for one in options if one.dry], 2)
-            given = [word for one in some for word in (one.name, draw.choice([*one.wrong, *one.odd]))]
+            some = draw.sample([option for option in options if option.dry], 2)
+            given = [word for option in some for word in (option.name, draw.choice([*option.wrong, *option.odd]))]
             yield Case(f"options/{command} pair {number}", (*words, *given))
 
 

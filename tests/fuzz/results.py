@@ -85,8 +85,8 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
 
     def each(store: Store, what: str, culprit: str = "", accept: bool = True, kinds: str = "rsa") -> Iterator[Case]:
         """The commands that read what was damaged; what writes has a copy of its own."""
-        for letter, found in zip("rsa", (store.of_run(), store.of_sweep(), store.of_all()), strict=True):
-            for name, argv in found if letter in kinds else ():
+        for letter, commands in zip("rsa", (store.of_run(), store.of_sweep(), store.of_all()), strict=True):
+            for name, argv in commands if letter in kinds else ():
                 yield Case(f"results/{what}/{name}", argv, culprit, accept or letter == "a")
 
     yield from _bits(anew, each, draw)
@@ -107,9 +107,9 @@ def flipped(data: bytes, draw: random.Random) -> tuple[bytes, int]:
     while True:
         at = draw.randrange(len(data))
         if mark < 0 or not mark <= at < mark + len(SEAL):
-            found = bytearray(data)
-            found[at] ^= 1 << draw.randrange(8)
-            return bytes(found), at
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << draw.randrange(8)
+            return bytes(damaged), at
 
 
 def _bits(anew: Anew, each: Each, draw: random.Random) -> Iterator[Case]:
@@ -174,21 +174,21 @@ GONE = object()
 
 def _others(value: Any, draw: random.Random, most: int) -> list[Any]:
     """Values of other types in place of one, and its absence."""
-    kinds = [one for one in OTHERS if type(one) is not type(value) or isinstance(one, str | float)]
+    kinds = [kind for kind in OTHERS if type(kind) is not type(value) or isinstance(kind, str | float)]
     return [GONE, None, *draw.sample(kinds, most)]
 
 
 def changed(about: Mapping[str, Any], steps: tuple[Any, ...], value: Any) -> dict[str, Any]:
     """The facts with one of them, or a part of it, changed."""
-    found: Any = json.loads(json.dumps(about))
-    inner = found
+    facts: Any = json.loads(json.dumps(about))
+    inner = facts
     for step in steps[:-1]:
         inner = inner[step]
     if value is GONE:
         del inner[steps[-1]]
     else:
         inner[steps[-1]] = value
-    return dict(found)
+    return dict(facts)
 
 
 def _facts(anew: Anew, each: Each, draw: random.Random) -> Iterator[Case]:
@@ -269,9 +269,9 @@ def _columns(anew: Anew, each: Each) -> Iterator[Case]:
             for k, (what, other) in enumerate(damaged.items()):
                 store = anew()
                 rewrite(getattr(store, which), other, about)
-                found = list(each(store, f"column {name} of {path.name} {what}", kinds=kinds))
+                cases = list(each(store, f"column {name} of {path.name} {what}", kinds=kinds))
                 vital = name in {"arrival_ns", "id", "model", "state"}
-                yield found[(i + k) % len(found)]._replace(accept=not vital)
+                yield cases[(i + k) % len(cases)]._replace(accept=not vital)
                 if not (i + k) % 10:
                     yield from each(store, f"column {name} of {path.name} {what}", kinds="a")
 

@@ -131,7 +131,7 @@ def test_a_folder_without_measurements_is_an_error(tmp_path: Path) -> None:
 
 def test_the_report_says_what_was_found(tmp_path: Path) -> None:
     folder = raw.write(tmp_path / "h200", truth())
-    said = report.write(folder, PLAN)
+    line = report.write(folder, PLAN)
     text = (folder / "README.md").read_text()
     assert text.startswith("# What a NVIDIA H200 does")
     assert "| hole | fault (killed by signal 6) | CUDA_ERROR_ILLEGAL_ADDRESS | - |" in text
@@ -139,6 +139,6 @@ def test_the_report_says_what_was_found(tmp_path: Path) -> None:
     assert "2 MiB: create 200 us, map 2 us, allow 40 us, unmap 30 us, release 10 us" in text
     assert "plain, decode1 beside: decode1 1.50, decode64 1.50" in text
     assert "h2d: 50.0 GB/s" in text
-    assert f"wrote {folder / 'README.md'}, shares.png, interference.png, vmm.png" in said
+    assert f"wrote {folder / 'README.md'}, shares.png, interference.png, vmm.png" in line
     assert all((folder / name).stat().st_size > 10_000 for name in ("shares.png", "interference.png", "vmm.png"))
     assert all(len(line.split("|")) == 6 for line in text.splitlines() if line.startswith("|"))

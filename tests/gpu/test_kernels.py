@@ -98,8 +98,8 @@ def usage(cubin: bytes, folder: Path) -> dict[str, int]:
     path = folder / "kernel.cubin"
     path.write_bytes(cubin)
     tool = triton.knobs.nvidia.cuobjdump.path
-    said = subprocess.run([tool, "-res-usage", str(path)], capture_output=True, text=True, check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", said)}
+    report = subprocess.run([tool, "-res-usage", str(path)], capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", report)}
 
 
 def test_every_kernel_is_compiled_somewhere() -> None:
@@ -156,8 +156,8 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (kernels, triton.language.standard, triton.language):  # sums and maxima are kernels too
         for name, kernel in list(vars(module).items()):
             if isinstance(kernel, triton.runtime.jit.JITFunction):
-                one = done.setdefault(id(kernel), interpreter.InterpretedFunction(kernel.fn))
-                monkeypatch.setattr(module, name, one)
+                interpreted = done.setdefault(id(kernel), interpreter.InterpretedFunction(kernel.fn))
+                monkeypatch.setattr(module, name, interpreted)
     monkeypatch.setattr(rig, "DEVICE", "cpu")
     torch.manual_seed(0)
     llama.rotary.cache_clear()

@@ -62,5 +62,5 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return launch(make, 600.0)
 
     yield run
-    for one in started:
-        one.stop()
+    for server in started:
+        server.stop()

@@ -100,7 +100,7 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
     partial, speeds = share_rows(book, {**base, **out}, spec)
     add("share", partial, ("arith_power", "saturation", "power"), lambda q, r: speeds(q)[r.x["i"]], ())
     if len(out) == 1:
-        raise UserError(f"{folder}: too few measurements for any quantity; call make gpu again, it goes on")
+        raise UserError(f"{folder}: too few measurements for any quantity; call make gpu again, it resumes")
     return Calibrated(f"{spec.kind}-measured", out, notes + _copies(book, spec))
 
 

@@ -54,7 +54,7 @@ WORLD = record(
     sent_head        i8   row       of REQUEST: the first that a client has sent and that has not arrived
     sent_tail        i8   row       of REQUEST: the last of those
     seq              i8   order     the latest place given in the order of Admit
-    heard            i8   bits      1 << code of each kind of event that is told
+    heard            i8   bits      1 << code of each kind of event that policies hear
     log_tokens       i8   flag      token times are asked for
     unlimited        i8   flag      memory never runs short
     alone            i8   flag      lanes of a GPU do not slow each other down
@@ -75,7 +75,7 @@ WORLD = record(
     events_read      i8   count     events of this instant that the engine has read
     events_told      i8   count     events of this instant
     left             i8   count     requests that have not ended
-    lookahead_steps  i8   steps     that are scheduled ahead: a prompt joins so many after the one that is under way
+    lookahead_steps  i8   steps     that are scheduled ahead: a prompt joins that many after the one that is under way
     cost             i8   address   COST, a row for each model and degree at which it is served
     grid             i8   address   token counts at which `gemm` and `head` are given
     gemm             i8   address   seconds, by row of COST and point of the grid
@@ -168,7 +168,7 @@ LINK = record(
 INST = record(
     """An instance: a model at a place, which is a group of GPUs or a host; also the KV account of that model there.
 
-    left_s         f8   s        when it was last told to leave
+    left_s         f8   s        of the last order to leave
     model          i8   row      of MODEL
     gpu_count      i8   count    GPUs that it is on; a host counts as one
     state          i8   code     of its weights: OUT ... LEAVING
@@ -376,7 +376,7 @@ ACTION = record(
     left           i8  count     parts that are not over
     failed         i8  count     parts that failed
     never          i8  count     parts that failed and can never succeed
-    heard          i8  flag      its end is told even if nothing failed
+    heard          i8  flag      its end is reported even if nothing failed
     next           i8  row       of ACTION: the next that is free
     """
 )
