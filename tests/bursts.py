@@ -14,7 +14,7 @@ F8 = NDArray[np.float64]
 
 
 def rates(at: float, rng: np.random.Generator, points: int = 7) -> F8:
-    """Rates a quarter octave apart around a crossing, which lies anywhere between the middle ones."""
+    """Return rates a quarter octave apart around a crossing, which lies anywhere between the middle ones."""
     return np.asarray(at * 2.0 ** ((np.arange(points) - points // 2 + rng.uniform(-0.5, 0.5)) / 4))
 
 
@@ -49,7 +49,7 @@ def worlds(
 
 
 def _bursts(mean: float, most: float, blocks: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], F8, F8]:
-    """Block, mark (below `most`, evenly) and size of each burst."""
+    """Return block, mark (below `most`, evenly) and size of each burst."""
     count = rng.poisson(mean, blocks)
     n = int(count.sum())
     return np.repeat(np.arange(blocks), count), rng.random(n) * most, rng.geometric(1 / BURST, n).astype(np.float64)

@@ -25,7 +25,7 @@ from harness.policy.view import KvState, View, Weights
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What is set by +FIELD=VALUE."""
+    """Settings by +FIELD=VALUE."""
 
     step_s: float = number(0.02, 0.0001, 10)
     limited: bool = True
@@ -101,7 +101,7 @@ class Constant(WallClock):
         return False
 
     def takes(self, req: Live) -> bool:
-        """Whether a request holds its KV, from now on if it did not; one that never can has failed."""
+        """Return whether a request holds its KV, from now on if it did not; fail one that never can."""
         model = self.cluster.models[req.model]
         need = -(-(req.prompt_tokens + req.output_tokens) * model.kv_token_bytes // model.page_bytes) * model.page_bytes
         limit, every = self.limits.get(req.model), self.cluster.gpus[0].mem_bytes - self.weight_bytes()
@@ -115,15 +115,15 @@ class Constant(WallClock):
         return True
 
     def weight_bytes(self) -> int:
-        """Of what is loaded."""
+        """Return the bytes of the loaded weights."""
         return sum(self.cluster.models[inst.model].weight_bytes for inst in self.loaded)
 
     def free_bytes(self) -> int:
-        """What neither weights nor KV take."""
+        """Return the bytes that neither weights nor KV take."""
         return max(0, self.cluster.gpus[0].mem_bytes - self.weight_bytes() - sum(self.held.values()))
 
     def room_bytes(self, model: str) -> int:
-        """How much more KV a model may take."""
+        """Return the bytes of KV that a model may still take."""
         free, limit = self.free_bytes(), self.limits.get(model)
         return free if limit is None else max(0, min(free, limit - self.used_bytes(model)))
 
@@ -169,12 +169,12 @@ class Constant(WallClock):
         return None
 
     def is_here(self, inst: Inst) -> bool:
-        """Whether there is such a model and such a place."""
+        """Return whether there is such a model and such a place."""
         return inst.model in self.cluster.models and inst.place == (0,)
 
 
 class Seen(WallView):
-    """What policies see of it."""
+    """The state as policies see it."""
 
     def __init__(self, engine: Constant) -> None:
         super().__init__(engine)
@@ -203,5 +203,5 @@ class Seen(WallView):
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine, fields: Fields) -> Constant:
-    """The engine of this file; see harness/loop/engine.py."""
+    """Return the engine of this file; see harness/loop/engine.py."""
     return Constant(config, machine, fields)

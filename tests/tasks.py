@@ -44,8 +44,8 @@ def script(task: Task) -> str:
 
 def _section(task: Task, heading: str) -> Iterator[str]:
     whole = (ROOT / task.path).read_text("utf-8")
-    own = re.split(rf"^#+ {re.escape(heading)}\n", whole, maxsplit=1, flags=re.MULTILINE)[1]
-    for block in BLOCK.finditer(re.split(r"^#+ .*\n", own, maxsplit=1, flags=re.MULTILINE)[0]):
+    section = re.split(rf"^#+ {re.escape(heading)}\n", whole, maxsplit=1, flags=re.MULTILINE)[1]
+    for block in BLOCK.finditer(re.split(r"^#+ .*\n", section, maxsplit=1, flags=re.MULTILINE)[0]):
         kind, name, content = block.groups()
         if name:
             yield f"cat >{name} <<'END'\n{content}END\n"

@@ -35,7 +35,7 @@ from workloads.models import shape
 
 
 def test_the_artifacts_worked_quota() -> None:
-    """d = 0.1, t = 0.025, so n = 4 for each of three batches; c = 3: alpha = 3 / (4 x 4) + 0.75 = 0.9375, q = 4."""
+    """d = 0.1, t = 0.025, so n = 4 for each of three batches. With c = 3 alpha = 3 / (4 x 4) + 0.75 = 0.9375, q = 4."""
     assert quotas([4.0] * 3, 3.0) == pytest.approx([4.0] * 3)
 
 
@@ -65,7 +65,7 @@ def test_quotas_are_what_they_are_for(n: list[float], c: float, qmax_s: float) -
 
 
 def active(models: int, rate_rps: float, service_s: float) -> float:
-    """Theorem 3.1 of Aegaeon, SOSP 2025: models with a request in service, each of so many a second that take so long.
+    """Return active models (with a request in service) by Theorem 3.1 of Aegaeon, SOSP 2025.
 
     As many GPUs are busy under scaling by request, which is why it stops at two or three models a GPU.
     """
@@ -149,7 +149,7 @@ class Still:
 def cluster(
     gpus: int = 4, models: str = "abcd", tp: Mapping[str, int] | None = None, node_gpus: int = 8, tokens: int = 1000
 ) -> Cluster:
-    """Room for so many tokens beside any model's weights, and for two models."""
+    """Return a cluster with room for so many tokens beside any model's weights, and for two models."""
     return Cluster(
         tuple(Gpu("flat", k // node_gpus, 1000 + tokens, 100, ()) for k in range(gpus)),
         {m: Model(1, (tp or {}).get(m, 1), 1000, 1, 1, 400, 1.0, 0.1) for m in models},
@@ -324,7 +324,7 @@ def test_what_comes_next_is_prefetched_where_it_fits() -> None:
 
 
 def begin(policy: Aegaeon, x: Instance) -> None:
-    """Its first turn."""
+    """Begin its first turn."""
     list(policy.next(x, Still()))  # type: ignore[arg-type]
 
 
@@ -387,7 +387,7 @@ SHAPE = shape("llama-3.2-1b")._replace(max_tokens=2048)
 
 
 def config(models: int = 2, gpus: int = 2, mem_gib: float | None = None, **more: Any) -> Config:
-    """Small models without noise or host costs on H100s, or on what is left of them."""
+    """Return a config of small models without noise or host costs on H100s, or on what is left of them."""
     served = tuple(Served(f"m{k}", SHAPE, ttft_slo_s=10.0, tpot_slo_s=0.1) for k in range(models))
     plan = {s.name: Plan(1.0, 200.0, 60.0, "test") for s in served}
     fraction = 0.9 if mem_gib is None else mem_gib * 2**30 / 85520809984
@@ -400,7 +400,7 @@ def priced(models: int) -> sim.Machine:
 
 
 def jobs(rows: list[tuple[float, int, int, int]], models: int) -> Jobs:
-    """Rows of (arrival, model, prompt, output)."""
+    """Return jobs from rows of (arrival, model, prompt, output)."""
     a, m, p, o = (np.array(column) for column in zip(*sorted(rows), strict=True))
     slo = np.full(len(rows), 10.0)
     names = tuple(f"m{k}" for k in range(models))
@@ -418,7 +418,7 @@ class Guard(Recorder):
 
 
 def look(engine: Sim) -> None:
-    """No lane steps without its weights; who decodes has its KV there; blocks are held by those who have them."""
+    """Check that no lane steps without its weights, who decodes has its KV there, and holders hold their blocks."""
     S = engine.S
     held: dict[int, int] = {}
     for r in range(int(S.s["arrived"])):

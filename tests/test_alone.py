@@ -1,4 +1,4 @@
-"""What requests take alone is the price of their steps, one after another."""
+"""Latencies of requests alone: the prices of their steps, one after another."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Told = list[tuple[float, Event]]
 
 
 def woven(rows: Sequence[tuple[float, int, int]], script: Sequence[tuple[float, Action]], **over: Any) -> World:
-    """Requests (arrival, model, output) of one token each, hot on GPU 0 and cold on GPU 1.
+    """Return a world of requests (arrival, model, output) of one token each, hot on GPU 0 and cold on GPU 1.
 
     A prompt takes 1/8 s, a decode 1/8 s of attention a sequence in two layers, and nothing else.
     """

@@ -28,7 +28,7 @@ def bench(*args: object) -> Result:
 
 
 def mistake(result: Result, *says: object) -> None:
-    """One line on stderr, exit code 2."""
+    """Check for one line on stderr, and exit code 2."""
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1

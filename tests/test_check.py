@@ -383,7 +383,7 @@ class A:
 
 
 class Leaks(Sim):
-    """Keeps a block of what a request had."""
+    """An engine that keeps a block of what a request had."""
 
     def poll(self, until_s: float) -> Event | None:
         event = super().poll(until_s)
@@ -393,7 +393,7 @@ class Leaks(Sim):
 
 
 class Overfills(Sim):
-    """Takes a GPU for larger than it is."""
+    """An engine that takes a GPU for larger than it is."""
 
     def do(self, action: Action) -> None:
         super().do(action)
@@ -402,7 +402,7 @@ class Overfills(Sim):
 
 
 class Repeats(Sim):
-    """Tells the end of every request twice."""
+    """An engine that tells the end of every request twice."""
 
     last: Event | None = None
 

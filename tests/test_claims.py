@@ -22,12 +22,12 @@ from tests.study_table import AT, about, panel, table
 
 
 def gain(paper: Any = 3.0, bound: Any = "", **fields: Any) -> Claim:
-    """A claim of a ratio, which has a direction."""
+    """Return a claim of a ratio, which has a direction."""
     return Claim("ratio", "prism", "static", paper=paper, bound=bound, **fields)
 
 
 def plain(paper: Any = 100.0, bound: Any = "") -> Claim:
-    """A claim of a quantity without one."""
+    """Return a claim of a quantity without one."""
     return Claim("measure", "weaver", paper=paper, bound=bound)
 
 
@@ -251,7 +251,7 @@ SEEDS = 8
 
 
 def attained(label: str, knee: float, xs: Sequence[float], condition: str, rises: bool = False) -> list[dict[str, Any]]:
-    """Misses that grow as x^3, 1 % at the knee; a little more in odd seeds and less in even ones."""
+    """Return misses that grow as x^3, 1 % at the knee; a little more in odd seeds and less in even ones."""
     rows = []
     for x in xs:
         share = min(1.0, 0.01 * ((knee / x) if rises else (x / knee)) ** 3)
@@ -421,7 +421,7 @@ def test_a_system_that_was_not_run_has_no_verdict_but_of_its_own_panel() -> None
 
 
 def shares(label: str, by_model: dict[str, Sequence[float]], x: float = 2.0) -> list[dict[str, Any]]:
-    """Attainment by model (pooled: ""), a number a seed."""
+    """Return attainment by model (pooled: ""), a number a seed."""
     return [
         {"condition": "t", "x": x, "label": label, "seed": seed, "ttft": share, "over": "model" if model else "pooled",
          "model": model or None}

@@ -53,7 +53,7 @@ def ok(*args: object) -> str:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of `COMPARE`."""
+    """Return results of `COMPARE`."""
     folder = tmp_path_factory.mktemp("results")
     ok(*COMPARE, "-o", folder)
     return folder
@@ -285,7 +285,7 @@ def test_a_second_run_redoes_nothing_and_says_the_same(out: Path) -> None:
 
 
 def test_the_next_command_works(out: Path, tmp_path: Path) -> None:
-    """Why somebody misses; or, where nobody does, the same question at twice the rate."""
+    """Explain whose request misses; where none does, ask the same question at twice the rate."""
     missed = ok(*COMPARE, "--slo", "absolute:ttft=0.001,tpot=1", "-o", out)  # no first token comes so soon
     words = shlex.split(missed.splitlines()[-1].removeprefix("next: "))
     assert words[:2] == ["bench", "explain"]
@@ -468,7 +468,7 @@ RULES = ("absolute:ttft=0.5,tpot=0.03", "8xP95", "3xsolo", "classes:classes.toml
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """One results folder, where one run of static is judged by every rule; of each, the table and its `next:`."""
+    """Judge one run of static by every rule in one folder; return each rule's table and its `next:`."""
     folder, tables = tmp_path_factory.mktemp("crowd"), {}
     (folder / "classes.toml").write_text(CLASSES)
     for rule in RULES:
@@ -478,7 +478,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str
 
 
 def attained(sweep: Path, label: str) -> tuple[Path, float]:
-    """The run of a label in a sweep of one point, and its attainment by the rule's definition."""
+    """Return the run of a label in a sweep of one point, and its attainment by the rule's definition."""
     rows = pq.read_table(sweep / record.SWEEP).to_pylist()
     definition = "e2e" if "solo" in rows[0]["slo"] else "both"
     (row,) = (r for r in rows if (r["label"], r["definition"], r["over"]) == (label, definition, "pooled"))

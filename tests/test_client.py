@@ -53,7 +53,7 @@ def client(work: Jobs, style: Style = PLAIN, timeout_s: float = NEVER_S, kernel_
 
 
 def until(sender: Client, ends: int) -> list[Told]:
-    """All that is told until so many requests have ended."""
+    """Return all that is told until so many requests have ended."""
     told: list[Told] = []
     while sum(t.kind in {"done", "failed", "dropped"} for t in told) < ends:
         some = sender.poll(NEVER_S)
@@ -267,7 +267,7 @@ def test_an_heir_comes_after_the_end_before_it_whatever_it_was() -> None:
 
 
 def unused() -> str:
-    """The URL of a port on which nobody listens."""
+    """Return the URL of a port on which nobody listens."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -360,7 +360,7 @@ def test_a_key_is_sent_and_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends, or has."""
+    """Return whether a process ends, or has."""
     try:
         psutil.Process(pid).wait(30)
     except psutil.NoSuchProcess:

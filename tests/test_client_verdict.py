@@ -1,4 +1,4 @@
-"""Which runs are worth something: worked numbers on both sides of each limit."""
+"""Verdicts on runs of the client: worked numbers on both sides of each limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def log(
     lag_ms: float = 0.2, ttft_ms: float = 50.0, *, n: int = 101, every_ms: float = 10.0, last_ms: float = 0.0,
     late: int = 0, shared: int = 0, precise: bool = True,
 ) -> Log:  # fmt: skip
-    """n requests of 10 chunks, due every so often; `late` of them lag by 1 s; `shared` chunks come with another."""
+    """Return n requests of 10 chunks every so often; `late` of them lag by 1 s; `shared` chunks come with another."""
     book = Book(n)
     for i in range(n):
         due = round((1000 + i * every_ms) * MS)

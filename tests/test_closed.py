@@ -39,7 +39,7 @@ TRIP_S = Sim(CONFIG)._host.api_in_s + Sim(CONFIG)._host.api_out_s
 
 
 def jobs(clients: int, requests: int, prompt: Any = 300, output: Any = 40, think_s: float = 0.0) -> Jobs:
-    """A loop of `clients` that all start at 0."""
+    """Return a loop of `clients` that all start at 0."""
     after = np.maximum(np.arange(requests) - clients, -1).astype(np.int32)
     unit, never = np.ones(requests, np.int32), np.full(requests, math.inf)
     return Jobs(

@@ -17,7 +17,7 @@ DENSE = "crowd"  # the case with most models a GPU, and most decisions
 
 
 def covering(name: str) -> dict[str, Subject]:
-    """A system's subjects for the fast tests: its default in every case, each variant in a third of the cases.
+    """Return a system's subjects for the fast tests: its default in every case, each variant in a third of them.
 
     Variants are its presets and other settings. Each case sees a third of them; all pairs are left to the slow tests.
     """

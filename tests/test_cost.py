@@ -40,7 +40,7 @@ hosts = st.sampled_from(("none", "vllm-graph"))
 
 @cache
 def tables(kind: str, host: str = "none") -> Tables:
-    """The tables of all rows; made once, and not before a test asks for them."""
+    """Return the tables of all rows; made once, and not before a test asks for them."""
     return coefficients.tables(ROWS, kind, host)
 
 
@@ -237,7 +237,7 @@ def test_only_saturating_decodes_double_each_other() -> None:
 def table_profile(
     t: Tables, sizes: Mapping[tuple[str, int], int], kind: str = "h100", shape: Shape = LLAMA_8B
 ) -> TableProfile:
-    """What policies may ask of tables whose rows are one model at the degrees of `sizes`."""
+    """Return a profile of tables whose rows are one model at the degrees of `sizes`."""
     rows = {key: profile.row(t, i) for i, key in enumerate(sizes)}
     return TableProfile(
         rows, quantities.gpu(kind), quantities.ladder(kind), sizes, {"m": shape}, quantities.quantities(kind)

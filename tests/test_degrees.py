@@ -33,7 +33,7 @@ PROMPT, OUTPUT = 100, 40
 
 
 def config() -> Config:
-    """One 8B model on three H100, of degree 1 unless a place says otherwise."""
+    """Return one 8B model on three H100, of degree 1 unless a place says otherwise."""
     return Config((Served("m", LLAMA, degrees=(1, 2)),), gpus=3, process_bytes=0, token_times=True)
 
 
@@ -204,7 +204,7 @@ def test_other_degrees_change_no_row_of_the_own_one() -> None:
 
 
 def start(sim: Sim, work: Jobs, phase: str = "mixed") -> None:
-    """Both instances in, a lane of each open, requests by turns."""
+    """Load both instances, open a lane of each and admit requests by turns."""
     for batch in (ONE, TWO):
         sim.do(Load(batch.inst))
         sim.do(Run(batch, phase))  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def start(sim: Sim, work: Jobs, phase: str = "mixed") -> None:
 
 
 def until(sim: Sim, end_s: float) -> list[tuple[float, Event]]:
-    """What is told by then; arrivals are admitted by turns."""
+    """Return what is told by then; admit arrivals by turns."""
     told = []
     while (event := sim.poll(end_s)) is not None:
         told.append((sim.view().now_s, event))

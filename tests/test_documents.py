@@ -39,7 +39,7 @@ DRY = {"compare", "study", "run"}  # commands with --dry-run, which is taken but
 
 
 class Result(NamedTuple):
-    """How a command ended."""
+    """A command's end."""
 
     code: int
     told: str
@@ -60,20 +60,20 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def commands(code: str) -> list[str]:
-    """The commands of a block, a line each."""
+    """Return the commands of a block, a line each."""
     lines = (line.strip() for line in code.replace("\\\n", " ").splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def documents() -> list[Path]:
-    """Those with blocks, but for what is generated and what is past."""
+    """List the documents with blocks, but for what is generated and what is past."""
     past = {ROOT / "CHANGELOG.md", ROOT / "docs/decisions.md"}
     paths = [path for path in files() if path.suffix == ".md" and path not in past]
     return [path for path in paths if FENCE.search(text(path))]
 
 
 def reason(command: str) -> str | None:
-    """Why a command is not run; None where it is."""
+    """Return the reason for not running a command; None where it is run."""
     if OWN.search(command):
         return "is about results that its reader has"
     return next((why for start, why in LISTED.items() if command.startswith(start)), None)

@@ -28,7 +28,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
 
 
 def machine(n: int, kv_gib: float, *, gpus: int = 1, rates: tuple[float, ...] = ()) -> Config:
-    """GPUs that hold `n` 8B models between them, and so much KV memory each."""
+    """Return GPUs that hold `n` 8B models between them, and so much KV memory each."""
     models = tuple(Served(f"m{k}", SHAPE, 1, 0.5, 0.1) for k in range(n))
     plan = {m.name: Plan(rates[k] if rates else 1.0, 300, 200, "test") for k, m in enumerate(models)}
     fraction = (-(-n // gpus) * WEIGHTS + kv_gib * GIB) / quantities.gpu("h100").mem_bytes
@@ -36,7 +36,7 @@ def machine(n: int, kv_gib: float, *, gpus: int = 1, rates: tuple[float, ...] = 
 
 
 def poisson(config: Config, seed: int, rate_rps: float, span_s: float) -> Jobs:
-    """Poisson arrivals for all models alike."""
+    """Return Poisson arrivals for all models alike."""
     rng = np.random.default_rng(seed)
     arrival_s = np.sort(rng.uniform(0.0, span_s, int(rate_rps * span_s)))
     return jobs(config, arrival_s, rng.integers(0, len(config.models), len(arrival_s)), rng)
@@ -52,7 +52,7 @@ def jobs(config: Config, arrival_s: Any, model: Any, rng: np.random.Generator) -
 
 
 def ran(name: str, config: Config, load: Jobs, **fields: Any) -> tuple[pa.Table, Sim]:
-    """A system's rows, and the engine on which it ran."""
+    """Return a system's rows, and the engine on which it ran."""
     make = system.find(name)
     engine = Sim(config, make(Sim(config, {"kv": "elastic"}).cluster, **fields).options)
     replay(make(engine.cluster, **fields), engine, load)

@@ -34,7 +34,7 @@ def test_child():
 
 
 def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
-    """Exit code and output of pytest with this tree's conftest on test files, where SIGINT is ignored."""
+    """Run pytest with this tree's conftest on test files, where SIGINT is ignored; return exit code and output."""
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")} | {"PYTHONPATH": str(ROOT)}

@@ -38,7 +38,7 @@ class World:
         self.runs = 0
 
     def bursts(self, seed: int, whose: str, most: float) -> tuple[np.ndarray, ...]:
-        """Block, mark and size of the bursts of a seed: most of them are all systems', some a system's own."""
+        """Return block, mark and size of a seed's bursts: most of them are all systems', some a system's own."""
         if (seed, whose) not in self.drawn:
             share = 0.3 if whose else 0.7
             n = self.rng.poisson(share * most * self.blocks)
@@ -48,7 +48,7 @@ class World:
         return self.drawn[seed, whose]
 
     def run(self, system: str, seed: int, x: float) -> Block:
-        """A window at a rate."""
+        """Run a window at a rate."""
         self.runs += 1
         most = 0.5 * 2 * GIVEN[-1] * BLOCK_S / BURST
         want = min(0.5, (1 - LEVEL) * (x / self.at[system]) ** self.slope) * x * BLOCK_S / BURST
@@ -60,7 +60,7 @@ class World:
 
 
 def searched(world: World, system: str) -> Windows:
-    """Rates by bisection, as `measure` asks for them."""
+    """Search rates by bisection, as `measure` asks for them."""
     windows: Windows = {}
     for _ in count():
         seen = {seed: {x: {"ttft": block.met} for x, block in curve.items()} for seed, curve in windows.items()}
@@ -74,7 +74,7 @@ def searched(world: World, system: str) -> Windows:
 
 
 def experiment(world: World, budget: float, panel: crossings.Panel) -> tuple[Standing, float]:
-    """Two systems told apart, or the budget is spent; returns their standing and the ratio of what they offer."""
+    """Tell two systems apart or spend the budget; return their standing and the ratio of what they offer."""
     curves, spent = {name: searched(world, name) for name in world.at}, 0.0
     first, second = world.at
     pair = first, second
@@ -98,7 +98,7 @@ PANEL = {"axis": "rate_rps", "xs": GIVEN, "unit_rps": 1.0}
 
 
 def stopped(reps: int, least: float, wrong: float) -> None:
-    """Intervals of ratios cover and equals are rarely told apart, though experiments stop once they say something."""
+    """Check that intervals of ratios cover and equals are rarely told apart, though experiments stop on a verdict."""
     rng = np.random.default_rng(5)
     covered, told, pairs = list[bool](), 0, 0
     for slope in (3.0, 6.0):
@@ -153,7 +153,7 @@ def test_flat_curves_are_enough_by_their_differences() -> None:
 
 
 def asked(more: list[enough.More]) -> dict[str, tuple[set[int], set[float]]]:
-    """The seeds and the x that are asked for, by system."""
+    """Return the seeds and the x that are asked for, by system."""
     wanted: dict[str, tuple[set[int], set[float]]] = {}
     for name, seed, x, _ in more:
         seeds, xs = wanted.setdefault(name, (set(), set()))

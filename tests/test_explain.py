@@ -38,7 +38,7 @@ NAMES = ("static", "prism", "qlm", "aegaeon", "muxserve")
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of `COMPARE`."""
+    """Return results of `COMPARE`."""
     folder = tmp_path_factory.mktemp("results")
     ok(*COMPARE, "-o", folder)
     return folder
@@ -50,7 +50,7 @@ def sweep(out: Path) -> Path:
 
 
 def run_of(out: Path, system: str) -> Path:
-    """The run of a system at the higher rate."""
+    """Return the run of a system at the higher rate."""
     return max(out.glob(f"{system}-*"), key=lambda run: record.meta(run)["spec"]["rate_scale"])
 
 
@@ -59,7 +59,7 @@ Traced = Callable[[str], tuple[Path, pa.Table, Trace]]
 
 @pytest.fixture(scope="module")
 def traced(out: Path) -> Traced:
-    """The run of a system, its rows and what happened in it."""
+    """Return the run of a system, its rows and what happened in it."""
 
     @cache
     def of(system: str) -> tuple[Path, pa.Table, Trace]:
@@ -274,7 +274,7 @@ def test_a_timeline_is_a_trace_that_perfetto_opens(system: str, traced: Traced, 
 
 
 def _slices(events: list[dict[str, Any]]) -> None:
-    """Slices of a track follow each other."""
+    """Check that slices of a track follow each other."""
     until: dict[tuple[int, int], float] = defaultdict(lambda: -math.inf)
     for event in events:
         if event["ph"] == "X":
@@ -285,7 +285,7 @@ def _slices(events: list[dict[str, Any]]) -> None:
 
 
 def _nested(events: list[dict[str, Any]]) -> None:
-    """Each `b` has its `e`, the innermost first, and what an id says nests."""
+    """Check that each `b` has its `e`, the innermost first, and that the slices of an id nest."""
     opened: dict[tuple[str, str], list[str]] = defaultdict(list)
     for event in events:
         if event["ph"] == "b":
@@ -296,7 +296,7 @@ def _nested(events: list[dict[str, Any]]) -> None:
 
 
 def _counters(events: list[dict[str, Any]], trace: Trace) -> None:
-    """Memory is never negative, nor above the GPU; nor are there more SMs than it has, a lane."""
+    """Check that memory is never negative, nor above the GPU, and SMs no more than it has, a lane."""
     shown = Counter(e["name"] for e in events if e["ph"] == "C")
     assert shown["memory GiB"]
     for event in (e for e in events if e["ph"] == "C"):

@@ -21,7 +21,7 @@ from tests.test_plots import GRID, PLAIN, lightness, rows, xs
 
 
 def measured(*runs: dict[str, Any]) -> pa.Table:
-    """Made-up rows of a study, as `table.table_of` makes them."""
+    """Return made-up rows of a study, as `table.table_of` makes them."""
     first = [("condition", pa.string()), ("x", pa.float64())]
     word = tidy.TABLE_SCHEMA.field("run").type
     base = {"trace": "hyperbolic-like", "tier": "synthetic"}
@@ -30,7 +30,7 @@ def measured(*runs: dict[str, Any]) -> pa.Table:
 
 
 def panel(condition: str, **facts: Any) -> dict[str, Any]:
-    """Facts of a panel, as `grid.facts` has them."""
+    """Return facts of a panel, as `grid.facts` has them."""
     usual = {"condition": condition, "name": condition, "kind": "", "origin": "", "row": 0, "column": 0,
              "axis": "rate_scale", "trace": "hyperbolic-like", "tier": "synthetic", "models": "heavy8", "own": {},
              "plan": "trace", "half": "", "halves": [],
@@ -40,7 +40,7 @@ def panel(condition: str, **facts: Any) -> dict[str, Any]:
 
 
 def about(layout: str, *panels: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    """Facts of a study, as its table's footer has them."""
+    """Return facts of a study, as its table's footer has them."""
     usual = {"study": "mine", "layout": layout, "paper": "A paper, figure 7", "level": 0.99, "definitions": ["ttft"],
              "systems": ["prism", "static"], "controls": [], "seeds": 3, "titles": [], "claims": [], "notes": [],
              "sample": {"rule": "fixed", "each": "system"}, "fuller": "", "runs": {},
@@ -61,12 +61,12 @@ def claim(what: str, system: str, over: str, **more: Any) -> dict[str, Any]:
 
 
 def written(figure: Figure) -> str:
-    """All words of a figure that belong to no panel."""
+    """Return all words of a figure that belong to no panel."""
     return " ".join(" ".join(text.get_text() for text in figure.texts).split())
 
 
 def cells() -> Iterator[dict[str, Any]]:
-    """Made-up scores: prism crosses 99 % at 4 x the rate of static, from SLO scale 2 and 4 GPUs; static neither."""
+    """Return made-up scores: prism crosses 99 % at 4 x static's rate, from SLO scale 2 and 4 GPUs; static neither."""
 
     def cell(condition: str, x: float, label: str, seed: int, ttft: float, **more: Any) -> dict[str, Any]:
         shares = {"ttft": ttft, "tpot": 1.0, "both": ttft, "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
@@ -223,7 +223,7 @@ def test_what_planners_saw_is_told_of_both_halves() -> None:
 
 
 def ratio_rows(condition: str, prism: float, static: float, **more: Any) -> Iterator[dict[str, Any]]:
-    """Runs of which two systems cross 99 % at these rates."""
+    """Yield runs of which two systems cross 99 % at these rates."""
     for label, knee in (("prism", prism), ("static", static)):
         for x in (1.0, 2.0, 4.0, 8.0, 16.0):
             for seed in range(3):

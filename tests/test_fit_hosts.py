@@ -39,7 +39,7 @@ START = {"host0": 1e-3, "host1": 5e-5}
 
 
 def batches(host: quantities.HostProfile, sizes: Sequence[int] = (1, 4, 16, 64)) -> list[Case]:
-    """Batches as a host profile would have made them."""
+    """Return batches as a host profile would have made them."""
     bare = [
         Case("made.csv", k, Setting("vllm-0.6", "h100", "llama-3.1-8b", 1, Batch(size, 128, 64)), None, {}, False,
              {"Batch Size": str(size), "Length": "128"})

@@ -1,4 +1,4 @@
-"""What was measured from outside becomes a table: rows that a known table makes give that table back."""
+"""Tables fitted to outside measurements: rows that a known table makes give that table back."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Known:
     times: float
 
     def seconds(self, m: int) -> float:
-        """Of a step of m tokens without context."""
+        """Return the seconds of a step of m tokens without context."""
         return self.times * (2e-3 + 5e-4 * min(m, 8) + 2e-4 * max(0, min(m, 128) - 8) + 1e-4 * max(0, m - 128))
 
     def step_s(self, seqs: int, ctx: float, prompt: int = 0) -> float:
-        """Of any step."""
+        """Return the seconds of any step."""
         line = SEQ_S * (seqs + (prompt > 0)) + CTX_S * ctx + AREA_S * prompt**2 / 2
         return self.seconds(seqs + prompt) + self.times * line
 

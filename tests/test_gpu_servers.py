@@ -22,7 +22,7 @@ case "$1" in *name*) echo "NVIDIA H200";; *) echo 0; esac
 
 
 def make(path: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """What make says, without doing it where `-n` is among the arguments."""
+    """Run make; only print what it would do where `-n` is among the arguments."""
     env = {**os.environ, "PATH": path}
     return subprocess.run(
         ["make", *more, "gpu-servers"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
@@ -31,7 +31,7 @@ def make(path: str, *more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def card(tmp_path: Path) -> str:
-    """A PATH on which nvidia-smi finds a card."""
+    """Return a PATH on which nvidia-smi finds a card."""
     (tmp_path / "nvidia-smi").write_text(SMI)
     (tmp_path / "nvidia-smi").chmod(0o755)
     return f"{tmp_path}:{os.environ['PATH']}"

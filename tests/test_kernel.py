@@ -61,17 +61,17 @@ def same(a: float, b: float, tol: float = 1e-9) -> bool:
 
 
 def heard(event: Event, kind: type) -> bool:
-    """Whether an event is of a kind; of ends, those of loads, evictions and moves."""
+    """Return whether an event is of a kind; of ends, those of loads, evictions and moves."""
     return isinstance(event, kind) and (not isinstance(event, Done) or isinstance(event.action, Load | Evict | Move))
 
 
 def bare(event: Event) -> Event:
-    """An event without the words in which a refusal gives its reason."""
+    """Return an event without the words in which a refusal gives its reason."""
     return replace(event, why="") if isinstance(event, Done) else event
 
 
 def alike(a: tuple[float, Event], b: tuple[float, Event]) -> bool:
-    """Whether two events are one and the same, told at one time."""
+    """Return whether two events are one and the same, told at one time."""
     (t, e), (u, f) = a, b
     if isinstance(e, TurnEnded) and isinstance(f, TurnEnded) and same(e.ran_s, f.ran_s):
         e = replace(e, ran_s=f.ran_s)
@@ -79,13 +79,13 @@ def alike(a: tuple[float, Event], b: tuple[float, Event]) -> bool:
 
 
 def differences(seed: int) -> list[str]:
-    """Where kernel and oracle disagree on one random world."""
+    """List the differences of kernel and oracle on one random world."""
     w = world(seed)
     return [f"{seed}: {d}" for d in apart(w if seed >= TURNED else replace(w, end_s=END_S))]
 
 
 class Watched(Oracle):
-    """Keeps what waits for memory, and what is on its way, when each action of the script is done."""
+    """An oracle that keeps what waits for memory, and what is on its way, when each action of the script is done."""
 
     def __init__(self, w: World) -> None:
         super().__init__(w.setup())
@@ -102,7 +102,7 @@ class Watched(Oracle):
 
 
 def sight(w: World, sim: Sim) -> Sight:
-    """The same as a policy sees it."""
+    """Return the state as a policy sees it."""
     view = sim.view()
     loads = {inst for g in range(w.config.gpus) for inst in view.insts(g) if view.weights(inst) == "waiting"}
     there = [r for r in range(len(w.jobs)) if sim.came(r)]
@@ -111,7 +111,7 @@ def sight(w: World, sim: Sim) -> Sight:
 
 
 def apart(w: World) -> list[str]:
-    """Where kernel and oracle disagree on a world."""
+    """List the differences of kernel and oracle on a world."""
     oracle, sights = Watched(w), list[Sight]()
     want = oracle.run(w.jobs, w.script, w.end_s, w.answer())
     sim, told = drive(w, look=lambda sim: sights.append(sight(w, sim)))
@@ -154,7 +154,7 @@ def apart(w: World) -> list[str]:
 
 
 def gaps_apart(sim: Sim, want: Sequence[Req]) -> Iterator[str]:
-    """Where what a request waited for in its longest gap is not that gap, or not what the oracle has."""
+    """List requests whose waits in their longest gap are not that gap, or not what the oracle has."""
     try:
         rows = [row for batch in sim.rows() for row in batch.to_pylist()]
     except IndexError as error:  # the log of a wrong kernel
@@ -208,7 +208,7 @@ def test_closed_loops_are_the_oracles() -> None:
 
 
 def plain(*args: str) -> str:
-    """The same code as Python."""
+    """Run the same code as Python."""
     env = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     return subprocess.run(
         [sys.executable, "-m", "tests.dump", *args], env=env, check=True, capture_output=True, text=True, timeout=280
@@ -216,7 +216,7 @@ def plain(*args: str) -> str:
 
 
 def escaped(first: int, last: int, changes: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
-    """The changes of the kernel, each on its own, that the oracle notices on none of these worlds.
+    """Return the changes of the kernel that the oracle notices on none of these worlds, each tried on its own.
 
     A change begins with the number of the world to be tried first, one that is known to show it. One process tries all
     changes: to start it takes longer than to notice one.
@@ -504,7 +504,7 @@ def test_tokens_pages_waits_and_link_bytes_are_conserved(seed: int) -> None:
 
 
 def prefill_queue(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) -> World:
-    """One-token requests whose prefill takes `prompt_s`, on one GPU; each model alone would use all of it."""
+    """Return one-token requests whose prefill takes `prompt_s`, on one GPU; each model alone would use all of it."""
     cost = np.zeros(models, COST)
     cost["pre0"], cost["flops"], cost["hbm"], cost["fl_tok"] = prompt_s, 1.0, 1.0, 10.0
     grid = np.array([1, 2])
@@ -680,7 +680,7 @@ def test_slices_of_all_layers_are_none(seed: int) -> None:
 
 
 def clock(models: int = 2, *, prompt: int = 1, output: int = 1000, n: int = 1, gpus: int = 1) -> World:
-    """Prefills of 1/8 s a request, decode steps of 1/4 s whatever their size, loads of 1 s; n requests a model at 0."""
+    """Return a world: prefills of 1/8 s a request, decode steps of 1/4 s, loads of 1 s; n requests a model at 0."""
     cost = np.zeros(models, COST)
     cost["pre0"], cost["dec0"], cost["flops"], cost["hbm"] = 0.125, 0.25, 1.0, 1.0
     zero = np.zeros((models, 2))
@@ -704,7 +704,7 @@ def clock(models: int = 2, *, prompt: int = 1, output: int = 1000, n: int = 1, g
 
 
 def turns(w: World, rota: Sequence[Sequence[Action]], end_s: float) -> list[tuple[float, TurnEnded]]:
-    """The turns that end, each followed at once by the next of a list; the first starts at 0."""
+    """Return the turns that end, each followed at once by the next of a list; the first starts at 0."""
     w = replace(w, script=[*w.script, *((NEVER, a) for a in rota[0])], rota=rota)
     sim, told = drive(w, end_s)
     want = Oracle(w.setup()).run(w.jobs, w.script, end_s, w.answer())
@@ -735,7 +735,7 @@ def test_two_batches_take_turns_of_whole_steps_without_a_gap() -> None:
 
 
 def prefill(*script: tuple[float, Action], n: int = 1, **order: Any) -> tuple[Sim, Result]:
-    """A lane for prompts, whose steps of 1/8 s a prompt have two layers at half the speed on 50 of 100 SMs."""
+    """Return a lane for prompts, whose steps of 1/8 s a prompt have two layers at half the speed on 50 of 100 SMs."""
     w = clock(1, prompt=4, output=1, n=n)
     tables = w.machine.tables._replace(pre_rate=np.array([[0.5, 1.0]]))
     first = (NEVER, Run(M0, "prefill", **order))
@@ -900,7 +900,7 @@ def test_the_order_in_force_is_none_after_the_turn() -> None:
 
 
 def link(script: list[tuple[float, Action]], pieces: int = 8) -> list[tuple[float, Action]]:
-    """Loads of three models of 1 s on one link, in 8 pieces; when each load or move is done, in both simulators."""
+    """Load three models of 1 s on one link, in 8 pieces; return when each load or move is done, in both simulators."""
     w = clock(3)
     size = weight_bytes(SHAPE)
     spec = w.machine.spec._replace(h2d=float(size), d2h=float(size))
@@ -956,7 +956,7 @@ def test_kv_overtakes_weights() -> None:
 
 
 def books(sim: Sim) -> None:
-    """Every block belongs to a request at rest or to an end of a move, and every byte to an account or to weights."""
+    """Check that each block belongs to a request at rest or a move's end, each byte to an account or weights."""
     S = sim.S
     owned = np.zeros(len(S.insts), np.int64)
     for r in S.requests[: int(S.s["arrived"])]:
@@ -1013,7 +1013,7 @@ def books(sim: Sim) -> None:
 
 
 def cache_books(sim: Sim) -> np.ndarray:
-    """The blocks of entries that requests hold, by account; the others are in line, each once, oldest first."""
+    """Check the blocks of entries that requests hold, by account; the others are in line, each once, oldest first."""
     S, per, held = sim.S, int(sim.S.s["id_blocks"]), np.zeros(len(sim.S.insts), np.int64)
     refs = np.zeros(len(S.entries), np.int64)
     for r in S.requests[S.requests["shared"] > 0]:
@@ -1127,9 +1127,9 @@ def small(
     rows: Sequence[tuple[float, int, int, int]], script: Sequence[tuple[float, Action]], *, blocks: int = 1000,
     gpus: int = 1, models: int = 1, options: Mapping[str, Option] | None = None, **config: Any,
 ) -> World:  # fmt: skip
-    """Rows of (arrival, model, prompt, output); blocks of 4 tokens, of which links (but from the host) move 4 a second.
+    """Return a world of rows (arrival, model, prompt, output); links, but the host's, move 4 blocks a second.
 
-    Each GPU has room for all weights and `blocks` blocks; an elastic page is two blocks. Costs are the clock's.
+    Each GPU has room for all weights and `blocks` blocks of 4 tokens, two to an elastic page. Costs are the clock's.
     """
     w, block = clock(models, gpus=gpus), 4 * kv_token_bytes(SHAPE)
     settings = {"block_tokens": 4, "watermark": 0.0, "process_bytes": 0, "buffer_bytes": block // SHAPE.layers}
@@ -1150,7 +1150,7 @@ def small(
 
 
 def agreed(w: World) -> tuple[np.ndarray, list[tuple[float, Action, bool]]]:
-    """Requests, and which actions were done when, and whether they could be; kernel and oracle agree on it all."""
+    """Return requests, and which actions were done when, and whether they could be; kernel and oracle agree."""
     assert apart(w) == []
     sim, told = drive(w)
     return sim.S.requests, [(t, e.action, e.failed is None) for t, e in told if isinstance(e, Done)]
@@ -1294,7 +1294,7 @@ def test_the_older_lane_takes_the_last_block_at_a_boundary_of_both() -> None:
 
 
 def waited(script: Sequence[tuple[float, Action]], **more: Any) -> tuple[float, float]:
-    """Seconds for which a request that arrives at 0 and is admitted at 2 was held back, and waited for weights."""
+    """Return the seconds that a request of 0, admitted at 2, was held back, and those that it waited for weights."""
     every = sorted([*script, (2.0, Run(M0)), (2.0, Admit(0, M0))], key=lambda x: x[0])
     R, _ = agreed(small([(0.0, 0, 1, 1)], every, **more))
     assert R["admission"][0] + R["load"][0] + R["compute"][0] + R["queue"][0] == R["done"][0]
@@ -1337,7 +1337,7 @@ def test_a_group_of_gpus_has_the_weights_when_all_of_them_do() -> None:
 def bound(
     rows: Sequence[tuple[float, int, int, int]], script: Sequence[tuple[float, Action]], **config: Any
 ) -> dict[str, int]:
-    """Steps of a world, and those that a cap of the engine bound; kernel and oracle agree on them."""
+    """Return steps of a world, and those that a cap of the engine bound; kernel and oracle agree on them."""
     w = small(rows, script, **config)
     assert apart(w) == []
     sim, _ = drive(w)

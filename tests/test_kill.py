@@ -71,7 +71,7 @@ SOLO_POINTS = {  # four runs without bases, what the requests of each take alone
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a comparison that nobody disturbed."""
+    """Return the files of a comparison that nobody disturbed."""
     return go_on(tmp_path_factory.mktemp("whole"))
 
 
@@ -122,7 +122,7 @@ def test_killed_at_a_write_or_rename(
 
 @pytest.fixture(scope="module")
 def whole_solo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a comparison under a rule by request that nobody disturbed."""
+    """Return the files of a comparison under a rule by request that nobody disturbed."""
     files = go_on(tmp_path_factory.mktemp("solo"), "4xsolo")
     assert sum(Path(name).name == record.SOLO for name in files) == 4
     return files

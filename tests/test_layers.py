@@ -1,4 +1,4 @@
-"""Who may import whom: the architecture as one table, from the bottom to the top.
+"""The architecture as one table of allowed imports, from the bottom to the top.
 
 The checker reads the sources, so lazy imports and imports for types count too.
 """
@@ -24,7 +24,7 @@ GPU = "cuda cupy pycuda pynvml torch triton"
 
 
 class Box(NamedTuple):
-    """What the modules of a folder may import: of ours the boxes named, of others the top-level names."""
+    """Allowed imports of a folder's modules: of ours the boxes named, of others the top-level names."""
 
     ours: str = ""
     others: str = ""
@@ -80,7 +80,7 @@ DEVICE = {f"probe.{name}" for name in ("driver", "kernels", "rig", "llama", "com
 
 
 def modules() -> dict[str, Path]:
-    """Every module of ours by dotted name."""
+    """Return every module of ours by dotted name."""
     paths = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -99,7 +99,7 @@ OF_SERVERS = {
 
 
 def box(module: str) -> str | None:
-    """The box that a dotted name lies in; None for what is not ours, and for the face of the package."""
+    """Return the box that a dotted name lies in; None for what is not ours, and for the face of the package."""
     name = module.removeprefix("harness.")
     if name in OF_SERVERS:
         return "engines.servers"
@@ -116,7 +116,7 @@ class Import(NamedTuple):
 
 
 def imports(module: str, source: str) -> Iterator[Import]:
-    """Imported names in full; `from harness.rows import record` is `harness.rows.record`."""
+    """Yield imported names in full; `from harness.rows import record` is `harness.rows.record`."""
 
     def walk(node: ast.AST, eager: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -136,7 +136,7 @@ def imports(module: str, source: str) -> Iterator[Import]:
 
 
 def breaches(module: str, source: str) -> list[str]:
-    """Every breach of the table in one module, as `line: what`."""
+    """Return every breach of the table in one module, as `line: what`."""
     home = box(module)
     if home is None:
         return [] if module in {"harness", "harness.__main__"} else [f"{module} is in no box of the architecture"]
@@ -163,7 +163,7 @@ def breaches(module: str, source: str) -> list[str]:
 
 
 def named(source: str) -> list[str]:
-    """Strings that are a system's name, and nothing else: "elastic" is also KV memory, "swap" a way to preempt."""
+    """Yield strings that are a system's name and nothing else: "elastic" is also KV memory, "swap" a preemption."""
     names = {path.stem for path in (ROOT / "systems").glob("*.py")} - {"__init__", "elastic", "swap"}
     return [
         f'{node.lineno}: names the system "{node.value}"'
@@ -190,7 +190,7 @@ def test_every_arrow_is_there() -> None:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Modules that import each other, if some do."""
+    """Return modules that import each other, if some do."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -199,7 +199,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def within(name: str) -> str | None:
-    """The module that a dotted name is, or lies in."""
+    """Return the module that a dotted name is, or lies in."""
     while name and name not in MODULES:
         name = name.rpartition(".")[0]
     return name or None
@@ -220,7 +220,7 @@ CHAINS = {"run": 5, "study": 5, "validate": 5, "report": 5}
 
 
 def inside(folder: str) -> dict[str, set[str]]:
-    """The modules of a folder, and which of it each imports."""
+    """Return the modules of a folder, and which of it each imports."""
     ours = {module for module in MODULES if box(module) == folder}
     uses = {
         module: {within(arrow.name) for arrow in imports(module, MODULES[module].read_text("utf-8"))} for module in ours
@@ -229,7 +229,7 @@ def inside(folder: str) -> dict[str, set[str]]:
 
 
 def chain(graph: dict[str, set[str]]) -> list[str]:
-    """The longest chain of imports in a graph without circles, from the module that imports most."""
+    """Return the longest chain of imports in a graph without circles, from the module that imports most."""
     longest: dict[str, list[str]] = {}
     for module in TopologicalSorter(graph).static_order():
         longest[module] = [module, *max((longest[to] for to in sorted(graph.get(module, ()))), key=len, default=[])]

@@ -190,7 +190,7 @@ def bench(*args: object) -> Result:
 
 @pytest.fixture
 def lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weaver's claims of `WEAVER`, and a trace of lengths."""
+    """Return Weaver's claims of `WEAVER`, and a trace of lengths."""
     (tmp_path / "claims.toml").write_text(WEAVER)
     monkeypatch.setattr(weaving, "CLAIMS", tmp_path / "claims.toml")
     path = tmp_path / weaving.LENGTHS

@@ -42,7 +42,7 @@ def test_every_system_and_preset_has_a_cell_for_every_engine(rows: list[matrix.R
 
 
 def refusal(row: matrix.Row, where: str) -> str:
-    """What `replay` says of a system on an engine that cannot serve it."""
+    """Return the refusal of a system by `replay` on an engine that cannot serve it."""
     spec = Spec(row.system, preset=row.preset, trace="sample", gpus=8)
     policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy
     made = Setup(replace(spec, engine=where)).make_engine(policy.options)

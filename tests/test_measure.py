@@ -43,7 +43,7 @@ class Heard:
 
 
 def study(folder: Path, text: str) -> Study:
-    """A study from a file."""
+    """Return a study from a file."""
     (path := folder / "mine.toml").write_text(text)
     return load.study(str(path))
 
@@ -54,7 +54,7 @@ def told(measured: Measured, *, every: bool = False) -> list[str]:
 
 
 def runs_of(measured: Measured, name: str) -> set[str]:
-    """The runs of a condition, but for bounds."""
+    """Return the runs of a condition, but for bounds."""
     keys = {panel["condition"] for panel in measured.about["panels"] if panel["name"] == name}
     rows = measured.table.select(["condition", "run", "label"]).to_pylist()
     return {row["run"] for row in rows if row["condition"] in keys and row["label"] in measured.about["systems"]}
@@ -109,7 +109,7 @@ paper = 2.3
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """The lines, run once."""
+    """Return the study of lines, run once."""
     folder = tmp_path_factory.mktemp("lines")
     return measure(study(folder, LINES), folder / "out", workers=1)
 

@@ -26,7 +26,7 @@ ByModel = Mapping[str, tuple[float, float]]
 
 
 def table(*requests: dict[str, Any]) -> pa.Table:
-    """Rows from a few facts each, in seconds: arrival, first, done, made, tokens; the rest has defaults."""
+    """Return rows from a few facts each, in seconds: arrival, first, done, made, tokens; the rest has defaults."""
     lines = []
     for i, r in enumerate(requests):
         arrival, done = r.get("arrival", 0.0), r.get("done")
@@ -316,7 +316,7 @@ def test_a_part_that_is_not_judged_changes_nothing(
 
 
 def released_qos(stamps: Sequence[float], ttft: float, tpot: float) -> float:
-    """The rule of Aegaeon's artifact (plots/plot_e2e.py), token by token."""
+    """Judge token by token as Aegaeon's artifact does (plots/plot_e2e.py)."""
     good = start = reached = 0.0
     target = ttft
     for t in stamps:

@@ -72,7 +72,7 @@ def step_s(seqs: int, context: int) -> float:
 
 
 def stepping(batch_cap: int = 256, models: int = 1, **served: Any) -> World:
-    """Models on one GPU: a prompt takes a nanosecond a token; a step 1000 a sequence, and one a context token."""
+    """Return models on one GPU: a prompt takes 1 ns a token; a step 1000 ns a sequence, and 1 ns a context token."""
     gpus: list[Gpu] = []
 
     def lane(agenda: Agenda) -> Pacing:

@@ -62,7 +62,7 @@ def cluster(
     node_gpus: int = 8,
     max_tokens: int = 200,
 ) -> Cluster:
-    """Models of 1,000 bytes a token and mean requests of 60 + 40 tokens, so 100,000 bytes."""
+    """Return models of 1,000 bytes a token and mean requests of 60 + 40 tokens, so 100,000 bytes."""
     weights = weight if isinstance(weight, Mapping) else dict.fromkeys(rates, weight)
     models = {m: Model(1, (tp or {}).get(m, 1), weights[m], KB, 10 * KB, max_tokens, 1.0, 1.0) for m in rates}
     plan = {m: Plan(rate, 60.0, 40.0, "test") for m, rate in rates.items()}
@@ -71,13 +71,13 @@ def cluster(
 
 
 def told(policy: MuxServe, event: Event, view: Seen | None = None) -> list[Action]:
-    """The answer to an event."""
+    """Return the answer to an event."""
     answer: Iterable[Action] = policy.on(event, view or Seen())  # type: ignore[arg-type]
     return list(answer)
 
 
 def started(world: Cluster, **fields: Any) -> tuple[MuxServe, list[Action]]:
-    """A policy after its start, and what it said."""
+    """Start a policy; return it, and what it answered."""
     policy = MuxServe(world, **{"kv": "paged", "quotas": "sequences"} | fields)
     return policy, told(policy, Woke("start"))
 
@@ -243,7 +243,7 @@ def test_degrees_get_their_own_meshes_or_share_the_larger() -> None:
 
 
 def cost(world: Cluster, unit: list[Llm], homes: Mapping[str, int]) -> float:
-    """Requests unserved by a placement; infinite where weights and one longest request each do not fit."""
+    """Return requests unserved by a placement; infinite where weights and one longest request each do not fit."""
     estimator, total = Estimator(world), 0.0
     for g, gpu in enumerate(world.gpus):
         here = [m for m in unit if homes[m.name] == g]
@@ -254,7 +254,7 @@ def cost(world: Cluster, unit: list[Llm], homes: Mapping[str, int]) -> float:
 
 
 def toy(rates: Mapping[str, float]) -> tuple[Cluster, list[Llm], dict[tuple[int, ...], float]]:
-    """Models on two GPUs with 3 MB each, and what each placement costs."""
+    """Return models on two GPUs with 3 MB each, and what each placement costs."""
     world = cluster(rates, gpus=2, mem=3_000 * KB, weight=300 * KB)
     unit = llms(world)
     every = product((0, 1), repeat=len(unit))
@@ -398,7 +398,7 @@ def test_groups_take_turns_on_all_their_gpus() -> None:
 
 
 def two_by_two(**fields: Any) -> tuple[MuxServe, list[Action]]:
-    """Two models over two GPUs each, which engines also serve on one, on four GPUs."""
+    """Return two models over two GPUs each, which engines also serve on one, on four GPUs."""
     world = cluster({"a": 1.0, "hot": 9.0}, gpus=4, weight=100 * KB, tp={"a": 2, "hot": 2})
     sizes = (Sizes(1, 200 * KB, 2 * KB, 10 * KB), Sizes(2, 100 * KB, KB, 10 * KB))
     models = {m: model._replace(sizes=sizes) for m, model in world.models.items()}

@@ -26,7 +26,7 @@ TOKEN, STEP = 1 / 64, 1 / 4  # s a token of GEMM, s of decode attention a step
 
 
 def tables(**cost: float) -> Tables:
-    """One row: gemm(m) = m/64, decode attention 1/4 a step; demands none unless given."""
+    """Return one row: gemm(m) = m/64, decode attention 1/4 a step; demands none unless given."""
     row = np.zeros(1, COST)
     row["flops"] = row["hbm"] = 1.0
     row["att0"] = STEP
@@ -47,7 +47,7 @@ def tables(**cost: float) -> Tables:
 
 
 def setup(*, blocks: int = 1000, cost: dict[str, float] | None = None, **over: Any) -> Setup:
-    """A GPU of 8 bytes of weights a model and `blocks` blocks of 1 byte; 4 tokens a block, no watermark."""
+    """Return a GPU of 8 bytes of weights a model and `blocks` blocks of 1 byte; 4 tokens a block, no watermark."""
     defaults: dict[str, Any] = {
         "tables": tables(**(cost or {})),
         "models": {m: ModelSetup(0, footprint_bytes=8, block_bytes=1, granule_bytes=1) for m in "ab"},
@@ -61,7 +61,7 @@ def setup(*, blocks: int = 1000, cost: dict[str, float] | None = None, **over: A
 
 
 def jobs(*rows: tuple[float, str, int, int]) -> Jobs:
-    """Rows of (arrival, model, prompt, output)."""
+    """Return jobs from rows of (arrival, model, prompt, output)."""
     models = tuple(sorted({r[1] for r in rows}))
     slo = np.full(len(rows), math.inf)
     return Jobs(
@@ -76,7 +76,7 @@ def jobs(*rows: tuple[float, str, int, int]) -> Jobs:
 
 
 def resident(*insts: Inst, **order: Any) -> list[tuple[float, Action]]:
-    """Each model loaded, routed to its batch 0 and open before the clock starts."""
+    """Return the orders that load, route and open each model before the clock starts."""
     return [(NEVER, x) for i in insts for x in (Load(i), Admit(i.model, Batch(i)), Run(Batch(i), **order))]
 
 
@@ -89,7 +89,7 @@ def events(result: Result, *kinds: type[Event]) -> list[tuple[float, Event]]:
 
 
 def check(result: Result, work: Jobs) -> None:
-    """The parts of every request sum to its latency, and its tokens are all there."""
+    """Check that the parts of every request sum to its latency, and its tokens are all there."""
     for r in result.requests:
         if r.state != "unfinished":
             assert sum(r.waits.values()) == pytest.approx(r.done_s - work.arrival_s[r.id], abs=1e-9)

@@ -1,4 +1,4 @@
-"""What a study found, on one page: its panels, rows, words and marks, from hand-made tables."""
+"""A study's findings on one page: its panels, rows, words and marks, from hand-made tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCKS, OFFERED = 20, 500.0
 
 
 def measured(*runs: dict[str, Any]) -> pa.Table:
-    """Rows of runs whose misses are stored in blocks, which miss alike."""
+    """Return rows of runs whose misses are stored in blocks, which miss alike."""
     first = [("condition", pa.string()), ("x", pa.float64())]
     made = rows(*({"trace": "hyperbolic-like", "tier": "synthetic", **run} for run in runs))
     for row in made:
@@ -34,7 +34,7 @@ def measured(*runs: dict[str, Any]) -> pa.Table:
 
 
 def steep(x: float, knee: float) -> float:
-    """Attainment that crosses 99 % at the knee, misses growing with the cube of the rate."""
+    """Return attainment that crosses 99 % at the knee, misses growing with the cube of the rate."""
     return max(0.0, 1.0 - 0.01 * (x / knee) ** 3)
 
 

@@ -55,13 +55,13 @@ class Seen:
 
 
 def made(models: int = 1, gpu: Gpu = H100, itl_s: float = 0.05, **fields: Any) -> PDMux:
-    """The system on one GPU; models of 32 layers."""
+    """Return the system on one GPU; models of 32 layers."""
     model = Model(32, 1, 1 << 30, 1 << 17, 1 << 21, 4096, 1.0, itl_s)
     return PDMux(Cluster((gpu,), {f"m{k}": model for k in range(models)}, {}, Linear()), **fields)
 
 
 def begun(models: int = 1, **fields: Any) -> PDMux:
-    """The same after its start."""
+    """Return the same system after its start."""
     policy = made(models, **fields)
     list(policy.on(Woke("start"), Seen()))  # type: ignore[arg-type]
     return policy
@@ -72,7 +72,7 @@ def state(waiting: int = 0, decoding: int = 0, prefill_tokens: int = 0, ctx_toke
 
 
 def arrive(policy: PDMux, view: Seen, rid: int = 0, model: str = "m0", prompt: int = 2048) -> Mapping[Any, Run]:
-    """The orders that an arrival brings, by lane."""
+    """Return the orders that an arrival brings, by lane."""
     event = Arrived(Request(rid, model, 0.0, prompt, 1.0, 0.05))
     return by_lane(policy.on(event, view))  # type: ignore[arg-type]
 
@@ -231,7 +231,7 @@ MAIN, FAST = Batch(Inst("m0", (0,))), Batch(Inst("m0", (0,)), 1)
 
 
 def flying(prompt: int = 100_000, ttft_slo_s: float = 10.0, **fields: Any) -> tuple[PDMux, Seen]:
-    """One prompt in flight since 0, beside nobody: 20 us a token, on 128 of 132 SMs as the predictor has it."""
+    """Return one prompt in flight since 0, beside nobody: 20 us a token, on 128 of 132 SMs as predicted."""
     policy, view = begun(preempt=True, itl_s=0.05, **fields), Seen()
     view.batches["m0"] = state(waiting=1, prefill_tokens=prompt)
     list(policy.on(Arrived(Request(0, "m0", 0.0, prompt, ttft_slo_s, 0.05)), view))  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def flying(prompt: int = 100_000, ttft_slo_s: float = 10.0, **fields: Any) -> tu
 
 
 def come(policy: PDMux, view: Seen, now_s: float, ttft_slo_s: float, rid: int = 1) -> list[Action]:
-    """What a prompt of 1,000 tokens brings."""
+    """Return the orders that a prompt of 1,000 tokens brings."""
     view.now_s = now_s
     event = Arrived(Request(rid, "m0", now_s, 1000, ttft_slo_s, 0.05))
     return list(policy.on(event, view))  # type: ignore[arg-type]
@@ -313,7 +313,7 @@ def priced(gpu: str, name: str) -> tuple[tuple[Served, ...], Machine]:
 
 
 def stream(n: int, rate_rps: float, prompt: tuple[int, int], output: tuple[int, int], *, alone: bool = False) -> Jobs:
-    """Poisson arrivals of lengths from a range; `alone`: each comes when the one before it has ended."""
+    """Return Poisson arrivals of lengths from a range; `alone`: each comes when the one before it has ended."""
     draw = np.random.default_rng(5)
     arrival_s = np.cumsum(draw.exponential(1 / rate_rps, n))
     prompts, outputs = (draw.integers(low, high, n).astype(np.int32) for low, high in (prompt, output))
@@ -328,7 +328,7 @@ def stream(n: int, rate_rps: float, prompt: tuple[int, int], output: tuple[int, 
 def served(
     make: Any, jobs: Jobs, gpu: str = "h200", name: str = "codellama-34b", **fields: Any
 ) -> tuple[Sim, Recorder]:
-    """A system serves a stream; its decisions are kept."""
+    """Serve a stream by a system; keep its decisions."""
     models, machine_ = priced(gpu, name)
     engine = Sim(Config(models, gpu=gpu, token_times=True), {}, machine_)
     log = Recorder()
@@ -337,7 +337,7 @@ def served(
 
 
 def gaps_s(engine: Sim) -> Any:
-    """Times between tokens of all requests, in ascending order."""
+    """Return times between tokens of all requests, in ascending order."""
     rows = [row for part in engine.rows() for row in part.to_pylist()]
     return np.sort(np.concatenate([np.diff(row["token_ns"]) / 1e9 for row in rows if row["made_tokens"] > 1]))
 

@@ -29,7 +29,7 @@ POOL = round(67.28 * GIB)  # of each H100, as Prism's released configuration giv
 
 
 def largest(parts: Mapping[str, Part], room: Sequence[float], at: Mapping[str, Gpus]) -> float:
-    """The largest pressure of a placement; infinite where some GPU lacks room."""
+    """Return the largest pressure of a placement; infinite where some GPU lacks room."""
     pressures = [0.0]
     for g, has in enumerate(room):
         here = [part for name, part in parts.items() if g in at[name]]
@@ -98,7 +98,7 @@ def heavy8(name: str, **more: object) -> Spec:
 
 
 def begun(spec: Spec) -> tuple[Mapping[str, Gpus], Cluster]:
-    """Where a system's first answer puts models, and what it knew."""
+    """Return the places that a system's first answer gives models, and the cluster that it knew."""
     setup = Setup(resolve(spec))
     policy, engine = setup.policy, setup.engine
     engine.ready()
@@ -146,7 +146,7 @@ def test_searched_has_the_lowest_pressure_and_rate_the_fewest_requests_on_the_bu
 
 @given(st.lists(st.tuples(st.floats(0.01, 10.0), st.integers(1, 12)), min_size=1, max_size=8), st.integers(1, 4))
 def test_a_searched_start_is_no_worse_than_algorithm_1(models: list[tuple[float, int]], gpus: int) -> None:
-    """Where Alg. 1 places all models with one longest request each, here 1 GiB."""
+    """A random start, where Alg. 1 places all models with one longest request each, here 1 GiB."""
     demands = [Demand(str(k), d, float(w), reserve=1.0) for k, (d, w) in enumerate(models)]
     parts = {m.name: Part(1, m.w + m.reserve, m.w, m.d) for m in demands}
     room = [40.0] * gpus

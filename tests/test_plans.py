@@ -1,4 +1,4 @@
-"""What planners know is no part of what is replayed; who gets which stream; one placement for all."""
+"""Plans: no part of what is replayed informs them; who gets which stream; one placement for all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODELS = "llama-3.2-1b*4"
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Spec:
-    """Four streams on disk, which are replayed, not drawn anew: what a generator makes, without its name."""
+    """Return a spec of four streams on disk, replayed, not drawn anew: a generator's rows, without its name."""
     table = synthetic.table("hyperbolic-like+models=4", 3)
     meta = {key: value for key, value in table.schema.metadata.items() if key != b"maker"}
     path = tmp_path / "mine.parquet"
@@ -43,7 +43,7 @@ def counts(spec: Spec) -> list[int]:
 
 
 def told(spec: Spec) -> list[int]:
-    """Requests that a plan stands for."""
+    """Return requests that a plan stands for."""
     spec = resolve(spec)
     seen_s = {"held-out": 300.0, "window": 300.0, "trace": 600.0, "prefix": 60.0}[spec.plan]
     return [round(planned.rate_rps * seen_s / spec.rate_scale) for planned in Setup(spec).config.plan.values()]

@@ -31,12 +31,12 @@ PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f
 
 
 def sweep(*runs: dict[str, Any]) -> pa.Table:
-    """Made-up rows of attainment.parquet: a run is a few columns and its pooled values by definition."""
+    """Return made-up rows of attainment.parquet: a run is a few columns and its pooled values by definition."""
     return pa.Table.from_pylist(rows(*runs), schema=PLAIN).cast(tidy.TABLE_SCHEMA)
 
 
 def rows(*runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of runs of 900 requests in four blocks, which miss alike."""
+    """Return rows of runs of 900 requests in four blocks, which miss alike."""
     lines: list[dict[str, Any]] = []
     for run in runs:
         about = {"run": "r", "label": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "seed": 0,
@@ -296,7 +296,7 @@ def test_no_two_systems_look_alike_in_a_figure(labels: list[str]) -> None:
 
 
 def lightness(color: str) -> float:
-    """CIE L* of an sRGB colour, 0 to 100: what is left of it in grey."""
+    """Return CIE L* of an sRGB colour, 0 to 100: what is left of it in grey."""
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in mpl.colors.to_rgb(color)]
     y = float(np.dot([0.2126, 0.7152, 0.0722], linear))
     return 116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y

@@ -36,7 +36,7 @@ BLOCKS = int(5 * 1800 / BLOCK_S)  # five windows of half an hour
 
 
 def even(rates: list[float], missed: list[float], blocks: int = 40, offered: float = 1000.0) -> Counts:
-    """Misses spread evenly over blocks."""
+    """Return misses spread evenly over blocks."""
     each = np.repeat(np.array(missed)[:, None] / blocks, blocks, axis=1)
     return Counts(np.array(rates), each, np.full_like(each, offered / blocks))
 
@@ -103,7 +103,7 @@ def test_a_slope_is_that_of_logarithms() -> None:
 
 
 def test_a_difference_is_paired_by_block() -> None:
-    """Where both miss in the same blocks, what differs is as certain as 40 misses are; where they take turns, less."""
+    """Pairs that miss in the same blocks differ as certainly as 40 misses do; those that take turns, less."""
     n = 40
     hits = np.tile([4.0, 0.0], n // 2)
     offered = np.full((1, n), 100.0)
@@ -234,7 +234,7 @@ def test_an_estimate_lies_in_its_interval(seed: int, at: float, steep: float) ->
 
 
 class Tally:
-    """How often intervals cover, and what estimates are off by."""
+    """Coverage of intervals, and errors of estimates."""
 
     def __init__(self) -> None:
         self.covered: list[bool] = []
@@ -255,7 +255,7 @@ class Tally:
 
 
 def calibrated(reps: int, least: float, off: float, off_flat: float, wrong: float) -> None:
-    """Intervals of crossings and ratios cover, estimates are unbiased, and equals are rarely told apart."""
+    """Check that intervals of crossings and ratios cover, estimates are unbiased, and equals are rarely told apart."""
     rng = np.random.default_rng(11)
     told = pairs = 0
     for at in SIZES:
@@ -285,7 +285,7 @@ def test_intervals_cover_closely() -> None:
 
 
 def alone(curve: dict[float, float]) -> float:
-    """Where one window crosses the level, linear between its rates: the last or first one where it does not."""
+    """Return the crossing of one window, linear between its rates: the last or first rate where it has none."""
     points = statistics.fitted(curve)
     for a, b in pairwise(points):
         if a.fitted >= LEVEL > b.fitted:
@@ -294,7 +294,7 @@ def alone(curve: dict[float, float]) -> float:
 
 
 def test_crossings_by_seed_do_not_cover() -> None:
-    """What stood before: means over five windows of five minutes, each with a crossing of its own."""
+    """The earlier rule: means over five windows of five minutes, each with a crossing of its own."""
     rng, tally = np.random.default_rng(3), Tally()
     for _ in range(60):
         (world,) = worlds((1.0,), 1.5, 5, rng, block_s=300.0)

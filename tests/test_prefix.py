@@ -37,13 +37,13 @@ MOONCAKE = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_t
 
 
 def of(prefix: Prefix | None, row: int) -> list[int]:
-    """The ids of one request."""
+    """Return the ids of one request."""
     assert prefix is not None
     return [int(i) for i in prefix.ids[prefix.offsets[row] : prefix.offsets[row + 1]]]
 
 
 def talks(rows: Rows, seed: int = 0) -> Rows:
-    """Rows whose prompts begin as that of an earlier row of their stream does, for as long as a draw says."""
+    """Return rows whose prompts begin as that of an earlier row of their stream does, for as long as a draw says."""
     draw = np.random.default_rng(seed)
     chains: dict[int, list[list[int]]] = {}
     fresh = iter(range(10**6))
@@ -59,11 +59,11 @@ def talks(rows: Rows, seed: int = 0) -> Rows:
 
 
 def lru_tokens(prefix: Prefix, prompt_tokens: NDArray[Any], output_tokens: NDArray[Any], blocks: int) -> list[int]:
-    """Tokens of each prompt that a prefix cache of `blocks` blocks of 16 tokens finds, one request after the other.
+    """Return the tokens of each prompt that a prefix cache of `blocks` blocks of 16 tokens finds, one by one.
 
     As vLLM does it (v1/core/kv_cache_manager.py, block_pool.py, single_type_kv_cache_manager.py at 003df29 and
-    002f349): hits are leading full blocks, of all tokens but the last; the other blocks are the first of a free queue,
-    and lose what they held; at its end a request's blocks go to the queue's end, its last block first. A block that is
+    002f349): hits are leading full blocks, of all tokens but the last. The other blocks are the first of a free queue,
+    and lose what they held. At its end a request's blocks go to the queue's end, its last block first. A block that is
     computed though another holds the same takes its name. Blocks are named by (id of the trace's block, place in it).
     """
     free: OrderedDict[Any, None] = OrderedDict((("empty", n), None) for n in range(blocks))
@@ -217,12 +217,12 @@ shared = st.builds(talks, requests, st.integers(0, 99))
 
 
 def rows_of(jobs: Jobs) -> NDArray[Any]:
-    """The trace's row of each job: prompts number them."""
+    """Return the trace's row of each job: prompts number them."""
     return jobs.prompt_tokens - 1
 
 
 def seen(rows: Rows | Jobs) -> NDArray[np.int64]:
-    """Tokens that each prompt finds in a cache without limit."""
+    """Return tokens that each prompt finds in a cache without limit."""
     assert rows.prefix is not None
     return seen_tokens(rows.prefix, rows.prompt_tokens)
 

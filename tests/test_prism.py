@@ -33,7 +33,7 @@ from workloads.models import shape
 
 
 def adrs() -> list[tuple[int, list[Demand]]]:
-    """The 50 cases of UCB-ADRS/ADRS-Leaderboard, problems/prism/evaluator.py: GPUs of 80 GB, and two models each."""
+    """Return the 50 cases of UCB-ADRS/ADRS-Leaderboard, problems/prism/evaluator.py: 80 GB GPUs, two models each."""
     draw = np.random.RandomState(42)
     cases = []
     for _ in range(50):
@@ -47,7 +47,7 @@ def adrs() -> list[tuple[int, list[Demand]]]:
 
 
 def worst(gpus: int, models: Sequence[Demand], at: dict[str, tuple[int, ...]], C: float = 80.0) -> float:
-    """The largest KVPR of a placement."""
+    """Return the largest KVPR of a placement."""
     left, load = [C] * gpus, [0.0] * gpus
     for m in models:
         for g in at[m.name]:
@@ -148,7 +148,7 @@ FOOT = 2.35 * GIB + GIB // 2 + 5 * 64 * (1 << 20)
 
 
 def world(models: int, room: float, gpus: int = 1, rates: Sequence[float] | None = None, ttft_s: float = 1.0) -> Config:
-    """GPUs with memory for `room` idle 1B models each."""
+    """Return GPUs with memory for `room` idle 1B models each."""
     plan = {f"m{k}": Plan((rates or [1.0] * models)[k], 100, 50, "test") for k in range(models)}
     served = tuple(Served(f"m{k}", SHAPE, 1, ttft_s, 0.1) for k in range(models))
     fraction = room * FOOT / quantities.gpu("h100").mem_bytes
@@ -156,7 +156,7 @@ def world(models: int, room: float, gpus: int = 1, rates: Sequence[float] | None
 
 
 def work(config: Config, rows: Sequence[tuple[float, int]], prompt: int = 100, output: int = 20) -> Jobs:
-    """Requests (arrival, model)."""
+    """Return jobs from requests (arrival, model)."""
     at, model = (np.array(x) for x in zip(*rows, strict=True))
     n = len(rows)
     full = np.full(n, 1)
@@ -171,7 +171,7 @@ def work(config: Config, rows: Sequence[tuple[float, int]], prompt: int = 100, o
 def run(
     config: Config, jobs: Jobs, make: Any = Prism, **fields: object
 ) -> tuple[list[tuple[float, Event, Action]], Sim]:
-    """Every action with its time and cause, and the engine; fields that are tuned stand as before, unless given."""
+    """Return every action with its time and cause, and the engine; tuned fields stand as before, unless given."""
     fields = {**getattr(make, "untuned", {}), **fields}
     policy = make(Sim(config, {"kv": "elastic"}).cluster, **fields)
     engine = Sim(config, policy.options)
@@ -255,7 +255,7 @@ def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
 
 
 def crowd(room: float = 3.2) -> tuple[Config, Jobs]:
-    """Two GPUs of three models each, full or with room for more; two of the first have most of the traffic."""
+    """Return two GPUs of three models each, full or with room for more; two of the first have most of the traffic."""
     config = world(6, room, gpus=2, rates=[3.0, 2.9, 2.8, 2.7, 2.6, 2.5])
     start = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]
     list(start.begin(0.0))
@@ -266,7 +266,7 @@ def crowd(room: float = 3.2) -> tuple[Config, Jobs]:
 
 
 def moved(log: list[tuple[float, Event, Action]]) -> list[Action]:
-    """Loads and evictions, those of the start left out."""
+    """Return loads and evictions, those of the start left out."""
     return [a for _, event, a in log if isinstance(a, Evict | Load) and event != Woke("start")]
 
 
@@ -310,7 +310,7 @@ def test_deactivate_evicts_before_it_loads() -> None:
 
 
 def idle() -> tuple[Config, Jobs]:
-    """Two GPUs full of three models each; one has all the traffic, so that a move must evict an idle model."""
+    """Return two GPUs full of three models each; one has all the traffic, so that a move must evict an idle model."""
     config = world(6, 3.2, gpus=2, rates=[3.0, 2.9, 2.8, 2.7, 2.6, 2.5])
     start = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]
     list(start.begin(0.0))

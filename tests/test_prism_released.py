@@ -55,7 +55,7 @@ def test_a_model_that_is_out_waits_for_the_tick() -> None:
 
 
 def placed(room: float, workers: int = 4) -> PrismReleased:
-    """Models m0 and m1 on GPU 0 and m2 on GPU 1, with 30, 2 and 1 requests."""
+    """Return models m0 and m1 on GPU 0 and m2 on GPU 1, with 30, 2 and 1 requests."""
     policy = PrismReleased(Sim(world(3, room, gpus=2), {"kv": "elastic"}).cluster, workers=workers)
     for name, g, requests in (("m0", 0, 30), ("m1", 0, 2), ("m2", 1, 1)):
         m = policy.models[name]

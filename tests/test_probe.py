@@ -42,7 +42,7 @@ def subject(**changed: Any) -> Subject:
 
 
 def stamped(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
-    """A log of servers whose steps take what KNOWN says: all prompts of a round at once, then steps of all streams."""
+    """Log servers whose steps take what KNOWN says: all prompts of a round at once, then steps of all streams."""
     n, slow = len(sizes), max(1.0, SHARE * len(insts))
     prompt, output = np.array(sizes).T
     write_ns, at = np.empty(n, np.int64), 10**9
@@ -261,7 +261,7 @@ def test_the_plan_stays_within_what_servers_take() -> None:
 
 @pytest.fixture
 def mock() -> Iterator[str]:
-    """The URL of a mock that serves two of a model, each on a GPU of its own."""
+    """Yield the URL of a mock that serves two of a model, each on a GPU of its own."""
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""What an engine's process holds beside weights: against logged KV pools, and laws of its parts."""
+"""Memory of an engine's process beside weights: against logged KV pools, and laws of its parts."""
 
 from __future__ import annotations
 

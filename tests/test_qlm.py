@@ -72,7 +72,7 @@ def cluster(
     node_gpus: int = 8,
     profile: NoProfile | None = None,
 ) -> Cluster:
-    """GPUs with room for B requests of 100 + 100 tokens beside any model's weights."""
+    """Return GPUs with room for B requests of 100 + 100 tokens beside any model's weights."""
     return Cluster(
         tuple(Gpu("flat", k // node_gpus, 1000 + 200 * B, 100, ()) for k in range(gpus)),
         {m: Model(1, (tp or {}).get(m, 1), 1000, 1, 1, 1000, 1.0, 1.0) for m in models},
@@ -84,7 +84,7 @@ def cluster(
 def policy(
     gpus: int, groups: list[list[tuple[str, int, float]]], profile: NoProfile | None = None, **fields: Any
 ) -> Qlm:
-    """A policy whose queues hold groups of (model, requests, seconds to the deadline); a is in on every instance."""
+    """Return a policy with groups of (model, requests, seconds to the deadline) queued; a is in on every instance."""
     q = Qlm(cluster(gpus, profile=profile), **fields)
     rid = iter(range(10_000))
     for queue, held in zip(q.queues, groups, strict=True):
@@ -125,13 +125,13 @@ def test_completions_count_swaps_and_drains() -> None:
 
 
 def value(q: Qlm, orders: list[list[Group]]) -> float:
-    """Sum of penalties + M v of an order for each queue."""
+    """Return the sum of penalties + M v of an order for each queue."""
     ends = [q.after(queue, groups, 0.0) for queue, groups in zip(q.queues, orders, strict=True)]
     return sum(end.sum_s for end in ends) + M * max(0.0, *(end.late_s for end in ends))
 
 
 def every(q: Qlm) -> Iterator[list[list[Group]]]:
-    """All ways to order all groups in all queues."""
+    """Yield all ways to order all groups in all queues."""
     groups = [g for queue in q.queues for g in queue.groups]
     for where in product(range(len(q.queues)), repeat=len(groups)):
         split = [[g for g, k in zip(groups, where, strict=True) if k == j] for j in range(len(q.queues))]
@@ -177,7 +177,7 @@ def test_program_is_the_papers_in_its_own_variables(seed: int) -> None:
 
 
 def slots(q: Qlm) -> float:
-    """The least value by x[g,q,slot]: slots filled from the front, bits where models enter and leave, completions."""
+    """Return the least value by x[g,q,slot]: slots filled from the front, bits where models change, completions."""
     groups = [g for queue in q.queues for g in queue.groups]
     G, Q = len(groups), len(q.queues)
     models = sorted({g.model for g in groups} | {"a"})

@@ -1,4 +1,4 @@
-"""How predictions are judged: on runs made up so that the answer is known."""
+"""Ranks of predictions: judged on runs made up so that the answer is known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runs(
     wobble: Sequence[float] = WOBBLE,
     apart: float = 0.0,
 ) -> pd.DataFrame:
-    """A line a run. Systems wobble together over repeats; `apart`: in opposite ways."""
+    """Return a frame of a line a run: systems wobble together over repeats; `apart`: in opposite ways."""
     lines = []
     for side, values in ((SERVERS, servers), (SIMULATOR, simulator)):
         for k, (label, value) in enumerate(values.items()):

@@ -1,4 +1,4 @@
-"""How long runs on an engine in real time take is known before they begin, and told while they go."""
+"""Forecasts of runs on an engine in real time: told before they begin, and while they go."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ POOR = """
 
 @pytest.fixture
 def real(tmp_path: Path) -> Spec:
-    """A spec on such an engine."""
+    """Return a spec on such an engine."""
     (path := tmp_path / "real.py").write_text(REAL)
     return Spec("static", engine=str(path), trace="sample", models="llama-3.2-1b*2", slo="", noise=0.0, warmup_s=5.0,
                 window_s=20.0)  # fmt: skip

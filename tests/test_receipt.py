@@ -35,7 +35,7 @@ name = "rates"
 
 
 class Opened:
-    """Which runs' rows were opened."""
+    """Runs whose rows were opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths: set[Path] = set()

@@ -33,7 +33,7 @@ META = {
 def batch(
     n: int, start: int = 0, words: tuple[str, ...] = ("b", "a", "unused"), tokens: bool = False
 ) -> pa.RecordBatch:
-    """`n` made-up rows from id `start` on; ids alone decide the values."""
+    """Return `n` made-up rows from id `start` on; ids alone decide the values."""
     at = np.arange(start, start + n)
     arrival = at * 1_000_003 - 60_000_000_000
 
@@ -315,7 +315,7 @@ OLD = {"held": 1, "host": 2, "load": 3, "kv": 4, "move": 5, "turn": 6, "solo": 7
 
 
 def of_schema_1(folder: Path, **spec: str) -> Path:
-    """A run as releases before 2 wrote it: other names of waits, no parts, no word of a schema."""
+    """Write a run as releases before 2 wrote it: other names of waits, no parts, no word of a schema."""
     table = pa.Table.from_batches([batch(10)])
     kept = {name: table[name] for name in table.column_names if not name.startswith(("ttft_", "alone_"))}
     for wait in record.WAITS:

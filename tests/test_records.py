@@ -91,7 +91,7 @@ def test_engines_share_what_becomes_a_row() -> None:
 
 
 def read(source: str) -> Iterator[tuple[str, str]]:
-    """The (record, field) that functions of the kernel read; what is only written, or counted up, is not read."""
+    """Return the (record, field) that functions of the kernel read, not those that are only written or counted up."""
     for function in (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)):
         known: dict[str, str] = {}
 
@@ -120,7 +120,7 @@ def read(source: str) -> Iterator[tuple[str, str]]:
 
 
 def named(source: str) -> Iterator[str]:
-    """Fields that the engine reads from its arrays, by name."""
+    """Yield fields that the engine reads from its arrays, by name."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Constant):
             yield str(node.slice.value)

@@ -35,7 +35,7 @@ A = Batch(Inst("m0", (0,)))
 
 @dataclass
 class Policy:
-    """Answers events by a function; keeps what it heard."""
+    """A policy that answers events by a function, and keeps what it heard."""
 
     answer: Callable[[Event, View], Iterable[Action]]
     hears: frozenset[type] = frozenset({Woke, Arrived, Finished})
@@ -49,13 +49,13 @@ class Policy:
 
 
 def engine(arrivals: list[float], *, service_s: float = 1.0) -> tuple[Sim, Jobs]:
-    """One model of one-token requests, each taking `service_s`."""
+    """Return one model of one-token requests, each taking `service_s`."""
     w = prefill_queue(service_s, 1.0, len(arrivals))
     return w.sim(), replace(w.jobs, arrival_s=np.array(arrivals))
 
 
 def serve(event: Event, _: View) -> Iterable[Action]:
-    """Everything to one batch, request by request."""
+    """Admit everything to one batch, request by request."""
     if event == Woke("start"):
         yield Load(A.inst)
         yield Run(A)
@@ -185,7 +185,7 @@ def test_an_answer_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def forever() -> Iterable[Action]:
-    """A loop that survives every Exception, but not its time limit."""
+    """Loop for ever: survive every Exception, but not the time limit."""
     while True:
         with suppress(Exception):
             math.sqrt(2.0)

@@ -25,12 +25,12 @@ HOT = (8.0, 2.0, 1.0, 1.0)  # requests per second of four 8B models
 
 
 def cluster(gpus: int, rates: tuple[float, ...] = HOT, kv_gib: float = 40.0) -> Cluster:
-    """GPUs that hold two 8B models each, and KV memory for much."""
+    """Return GPUs that hold two 8B models each, and KV memory for much."""
     return Sim(machine(len(rates), kv_gib, gpus=gpus, rates=rates)).cluster
 
 
 def loads(known: Cluster, places: dict[str, list[Gpus]]) -> list[float]:
-    """Busy seconds a second of each GPU, as parts of what all do."""
+    """Return busy seconds a second of each GPU, as parts of what all do."""
     each = {m: busy(known, m, at[0]) / len(at) for m, at in places.items()}
     whole = sum(busy(known, m, at[0]) for m, at in places.items())
     return [sum(each[m] for m, at in places.items() for place in at if g in place) / whole
@@ -96,7 +96,7 @@ def alpaserve(gpus: int, rates: tuple[float, ...] = HOT, **fields: Any) -> AlpaS
 
 
 def score(W: Workload, S: Selection) -> float:
-    """A selection's score, one request after the other: the release's simulate_requests, of one batch."""
+    """Return a selection's score, one request after the other: the release's simulate_requests, of one batch."""
     clock, good, spent = [0.0] * len(S), 0, 0.0
     for t, m in zip(W.arrival_s, W.model, strict=True):
         homes = [g for g, here in enumerate(S) if m in here]
@@ -130,7 +130,7 @@ def test_the_workload_has_the_rates_of_the_forecast() -> None:
 
 
 def best_of_all(policy: AlpaServe, groups: Sequence[Gpus]) -> float:
-    """The best score of any selection with room."""
+    """Return the best score of any selection with room."""
     W, n = policy.workload(list(groups)), len(policy.cluster.models)
     every = [tuple(m for m in range(n) if bits >> m & 1) for bits in range(2**n)]
     fits = [[here for here in every if sum(policy.need(m, len(group)) for m in here)

@@ -1,4 +1,4 @@
-"""What a scored sweep says: an estimate as text, the table of systems, and its sentences."""
+"""Words of a scored sweep: an estimate as text, the table of systems, and its sentences."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_number_is_printed_to_its_last_digit(x: float, decimals: int) -> None:
 
 
 def scored(values: dict[str, dict[float, list[float]]], **named: dict[str, dict[float, list[float]]]) -> pa.Table:
-    """A tidy table of pooled attainment by label, rate and seed, and of other definitions by name.
+    """Return a tidy table of pooled attainment by label, rate and seed, and of other definitions by name.
 
     Windows have 900 requests in six blocks, which miss alike.
     """
@@ -110,7 +110,7 @@ def shown(of: pa.Table, *labels: str, controls: tuple[str, ...] = ()) -> Summary
 
 
 def curve(knee: float, slope: float = 4.0, seeds: int = 3) -> dict[float, list[float]]:
-    """Attainment by rate scale of a system that crosses 99 % at the knee: 2 x that in requests per second."""
+    """Return attainment by rate scale of a system that crosses 99 % at the knee: 2 x that in requests per second."""
     return {x: [met(x, knee, slope)] * seeds for x in (1.0, 2.0, 4.0, 8.0, 16.0)}
 
 
@@ -251,7 +251,7 @@ def test_the_aa_line_says_whether_0_is_covered() -> None:
 
 
 def marked(of: pa.Table, column: str, label: str, reason: str, rates: tuple[float, ...] = (1.0, 2.0, 4.0)) -> pa.Table:
-    """The table with a reason in a column of a label's runs at some rates."""
+    """Return the table with a reason in a column of a label's runs at some rates."""
     told = [
         row | ({column: reason} if row["label"] == label and row["rate_scale"] in rates else {})
         for row in of.to_pylist()

@@ -49,7 +49,7 @@ CONFIG = Config((Served("m", shape("llama-3.1-8b")),))
 def alike(
     rows: Sequence[Sequence[int]], prompt: Any, output: Any, *, block_tokens: int = 16, turns: bool = False
 ) -> Jobs:
-    """Requests that come one a second, or each when the one before has ended; `rows` are the ids of their prompts."""
+    """Return requests, one a second or each at the end of the one before; `rows` are the ids of their prompts."""
     n = len(rows)
     unit, never, after = np.ones(n, np.int32), np.full(n, math.inf), np.arange(-1, n - 1, dtype=np.int32)
     when = np.where(after < 0, 0.0, math.inf) if turns else np.arange(n, dtype=np.float64)
@@ -73,7 +73,7 @@ def served(work: Jobs, config: Config = CONFIG, limit: int | None = None) -> Sim
 
 
 def ran(work: Jobs) -> requests.Rows:
-    """The rows of a workload on `dedicated`."""
+    """Return the rows of a workload on `dedicated`."""
     sim = Sim(CONFIG)
     replay(find("dedicated")(sim.cluster), sim, work)
     return requests.rows(pa.Table.from_batches(sim.rows()))
@@ -83,13 +83,13 @@ def ran(work: Jobs) -> requests.Rows:
 
 
 def lru(work: Jobs, blocks: int) -> list[int]:
-    """What the reference finds in a pool of so many blocks."""
+    """Return the tokens that the reference finds in a pool of so many blocks."""
     assert work.prefix is not None
     return lru_tokens(work.prefix, work.prompt_tokens, work.output_tokens, blocks)
 
 
 def isolated(work: Jobs, blocks: int) -> list[int]:
-    """What the simulator finds in an account of so many blocks."""
+    """Return the tokens that the simulator finds in an account of so many blocks."""
     size = 16 * kv_token_bytes(CONFIG.models[0].shape)
     sim = served(work, replace(CONFIG, watermark=0.0), blocks * size)
     assert sim.S.insts["blocks"].tolist() == [0, 0]
@@ -163,7 +163,7 @@ def test_hits_are_attended_to_but_not_computed() -> None:
 
 
 def with_ids(w: World, *rows: Sequence[int]) -> World:
-    """A world of blocks of 4 tokens whose prompts have these ids."""
+    """Return a world of blocks of 4 tokens whose prompts have these ids."""
     return replace(w, jobs=replace(w.jobs, prefix=chains(*map(list, rows), block_tokens=4)))
 
 
@@ -275,7 +275,7 @@ def test_an_engine_in_real_time_says_that_it_has_none() -> None:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A trace with ids: ten turns of each of four conversations, each turn 512 tokens longer."""
+    """Return a trace with ids: ten turns of each of four conversations, each turn 512 tokens longer."""
     folder = tmp_path_factory.mktemp("trace")
     turns = [(1000.0 * (4 * k + c), 512 * (k + 1) + 100, 50, [100 * c + i for i in range(k + 1)] + [100 * c + 50 + k])
              for k in range(10) for c in range(4)]  # fmt: skip
@@ -312,7 +312,7 @@ def test_a_run_tells_its_share_of_hits(told: str, tmp_path: Path) -> None:
 
 
 def compared(*words: str) -> str:
-    """What `bench compare` prints of one rate and seed."""
+    """Return the lines that `bench compare` prints of one rate and seed."""
     given_ = ["compare", "--systems", "dedicated", "--rate-scale", "1", "--seeds", "1", "--no-plot", "--slo",
               "absolute:ttft=1,tpot=0.1", *words]  # fmt: skip
     result = CliRunner().invoke(main, given_, catch_exceptions=False)

@@ -27,7 +27,7 @@ from tests.test_record import META, batch
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A small comparison of two systems."""
+    """Return a small comparison of two systems."""
     top = tmp_path_factory.mktemp("whole") / "out"
     assert bench(*COMPARE, "-o", top).exit_code == 0
     sweep = next(top.glob(f"sample-*/{record.SWEEP}")).parent.name
@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def store(whole: Store, tmp_path: Path) -> Store:
-    """A copy of it."""
+    """Return a copy of it."""
     return whole.copy(tmp_path / "out")
 
 
@@ -44,7 +44,7 @@ def store(whole: Store, tmp_path: Path) -> Store:
 
 
 def used(path: Path, flips: int, use: Callable[[Path], Any]) -> int:
-    """How many flips were refused; one that is not must leave what is read as it was."""
+    """Return the number of refused flips; one that is not refused must leave what is read as it was."""
     draw, data, known, refused = random.Random(0), path.read_bytes(), use(path), 0
     for at in (round(len(data) * k / flips) for k in range(flips)):
         other = bytearray(data)
@@ -116,7 +116,7 @@ def test_a_damaged_run_is_made_again_and_told(store: Store, whole: Store) -> Non
     flip(store.rows)
     result = bench(*COMPARE, "-o", store.top)
     assert result.exit_code == 0
-    assert result.stderr == f"{store.run} is damaged: it is run again\n"
+    assert result.stderr.splitlines() == [f"{store.run} is damaged: it is run again", "comparison: 1 of 2"]
     assert store.rows.read_bytes() == whole.rows.read_bytes()
     assert store.scored.read_bytes() == whole.scored.read_bytes()
     again = bench(*COMPARE, "-o", store.top)
@@ -221,7 +221,7 @@ def test_facts_of_stored_files_have_their_forms(whole: Store) -> None:
 
 
 def columns() -> Iterator[tuple[Callable[[pa.Table], pa.Table], str]]:
-    """Changes of a run's table, and what is said of them."""
+    """Yield changes of a run's table, and what is said of them."""
     at = record.SCHEMA.get_field_index("arrival_ns")
     yield lambda t: t.set_column(at, "arrival_ns", pa.nulls(len(t), pa.int64())), "row 0: arrival_ns is null"
     yield (
@@ -266,7 +266,7 @@ def test_rows_of_a_model_in_a_scored_table_name_it(tmp_path: Path) -> None:
 
 def test_a_scored_table_without_the_rows_that_are_asked_for_is_one_line(store: Store) -> None:
     rewrite(store.scored, pq.read_table(store.scored).slice(0, 1), facts(store.scored))
-    mistake(bench("explain", store.scored.parent, "--misses"), f"{store.scored}: nothing was judged here")
+    mistake(bench("explain", store.scored.parent, "--misses"), f"{store.scored}: no requests were scored here")
 
 
 def test_the_rows_of_a_run_are_no_scored_table(store: Store) -> None:

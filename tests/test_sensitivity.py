@@ -142,7 +142,7 @@ def config(**scaled: float) -> Config:
 
 
 def numbers(c: Config) -> dict[str, float]:
-    """What each constant multiplies, and what none of them does."""
+    """Return the numbers that each constant multiplies, and those that none of them does."""
     priced, elastic = machine.machine(c), machine.cluster(c, elastic=True)
     tables, card, ladder, host = priced.tables, priced.spec, priced.ladder, priced.host
     model = elastic.models[c.models[0].name]
@@ -190,7 +190,7 @@ def test_so_does_a_run_of_two_models_that_saturate_a_gpu() -> None:
 
 
 def end_ns(gpus: int = 1, models: int = 2, **scaled: float) -> float:
-    """When the last of one request to each model is done."""
+    """Return the time in ns at which the last of one request to each model is done."""
     plan = {m.name: Plan(1.0, 64, 200, "test") for m in config().models}
     c = replace(config(**scaled), gpus=gpus, plan=plan)
     zero, slo_s = np.zeros(models), np.ones(models)
@@ -243,8 +243,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 
 def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list[str]]) -> None:
-    """A swap of 0.7 s and a copy of 46 ms meets 1 s for every request, and twice that for none; half of them are met
-    by the system that drops the others.
+    """A swap of 0.7 s and a copy of 46 ms meets 1 s for every request, and twice that for none. The system that drops
+    half of them meets it for the others.
     """
     out, words = planted
     output = ok("sensitivity", *words, "--constants", "swap,pcie")
@@ -342,7 +342,7 @@ PANEL = panel("rates", 0, "rate_rps", unit_rps=1.0)
 
 
 def by_rate(attained: dict[str, dict[float, float | None]]) -> Any:
-    """A panel's table: attainment by system and rate; None where it has no room."""
+    """Return a panel's table: attainment by system and rate; None where it has no room."""
     return table([
         {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 0.0 if share is None else share,
          "infeasible": "no room" if share is None else None}

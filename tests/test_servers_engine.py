@@ -114,7 +114,7 @@ def test_fewer_tokens_than_asked_for_is_a_failure(monkeypatch: pytest.MonkeyPatc
 
 
 def swapped(event: Event, _: View) -> Iterable[Action]:
-    """One model at a time: whoever is asked for comes, the other leaves."""
+    """Serve one model at a time: whoever is asked for comes, the other leaves."""
     if event == Woke("start"):
         yield from (Load(batch("a").inst), Run(batch("a")), Run(batch("b")))
     if isinstance(event, Arrived):

@@ -61,7 +61,7 @@ slo = "absolute:ttft=9,tpot=9"
 
 @contextmanager
 def mock(*options: str) -> Iterator[str]:
-    """A mock server that runs already; its URL."""
+    """Yield the URL of a mock server that runs already."""
     command = [sys.executable, "-m", "harness", "mock", "--port", "0", "--with-parent", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
@@ -72,19 +72,19 @@ def mock(*options: str) -> Iterator[str]:
 
 
 def jobs(n: int, span_s: float, tokens: int) -> Jobs:
-    """Requests of two models by turns."""
+    """Return requests of two models by turns."""
     none = np.full(n, np.inf)
     sizes = np.full(n, 8, np.int32), np.full(n, tokens, np.int32)
     return Jobs(("a", "b"), np.linspace(0.0, span_s, n), np.arange(n, dtype=np.int32) % 2, *sizes, none, none)
 
 
 def batch(model: str) -> Batch:
-    """Where a model is served."""
+    """Return the batch in which a model is served."""
     return Batch(Inst(model, (0,)))
 
 
 def fails(*args: object) -> str:
-    """The words of a command that ends with a user's mistake."""
+    """Return the words of a command that ends with a user's mistake."""
     result = bench(*args)
     assert result.exit_code == 2, result.output
     return str(result.stderr)
@@ -98,14 +98,14 @@ class Script:
     options: Mapping[str, Option] = {}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Everything is up, and routed."""
+        """Load everything, and route it."""
         if event == Woke("start"):
             for m in "ab":
                 yield from (Load(batch(m).inst), Run(batch(m)), Admit(m, batch(m)))
 
 
 def served(kind: Any, script: Any, work: Jobs) -> tuple[Servers, list[dict[str, Any]]]:
-    """A run on servers of a kind, which are gone after it: the engine, and its rows."""
+    """Run on servers of a kind, which are gone after it; return the engine, and its rows."""
     engine = Servers(kind.config, kind)
     try:
         replay(script, engine, work)
@@ -120,7 +120,7 @@ def served(kind: Any, script: Any, work: Jobs) -> tuple[Servers, list[dict[str, 
 
 
 def config(**fields: Any) -> Config:
-    """Two models."""
+    """Return a config of two models."""
     return Config(tuple(Served(m, shape("llama-3.2-1b")) for m in ("a", "b")), **fields)
 
 
@@ -220,31 +220,31 @@ class Steps:
         self.fleet.open(folder)
 
     def up(self, way: str = "sleep") -> Up:
-        """A server that a Load started or woke."""
+        """Start or wake a server by a Load; return it."""
         up = self.fleet.load(Load(batch("a").inst, way), mocked.TOKENS * mocked.TOKEN_BYTES)
         self.fleet.start(up)
         return up
 
     def until(self, up: Up, state: State) -> Up:
-        """The server, once it is in a state."""
+        """Wait until a server is in a state; return it."""
         while up.state != state:
             self.fleet.wait(60.0)
             list(self.fleet.changes())
         return up
 
     def down(self, up: Up) -> Up:
-        """A server that an Evict stops or puts to sleep."""
+        """Stop a server, or put it to sleep, by an Evict; return it."""
         self.drain(up)
         self.fleet.stop(up)
         return up
 
     def drain(self, up: Up) -> Up:
-        """A server that is to take no more requests."""
+        """Let a server take no more requests; return it."""
         self.fleet.evict(up, Evict(up.inst))
         return up
 
     def kill(self, up: Up) -> Up:
-        """A server whose process is killed."""
+        """Kill a server's process; return the server."""
         assert up.process is not None
         os.kill(up.process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, up.process.pid, os.WEXITED | os.WNOWAIT)
@@ -311,7 +311,7 @@ def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPat
         return (HEAD, *chunked(event("a"))[1:2], HANG)  # "slow"
 
     class Parent:
-        """Reads what the sender tells."""
+        """The sender's parent, which reads what it is told."""
 
         def __init__(self) -> None:
             self.told = list[tuple[str, int, int, int]]()

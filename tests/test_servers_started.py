@@ -1,4 +1,4 @@
-"""What llama.cpp, vLLM and SGLang are started with: command lines, memory, what they say of themselves; no server."""
+"""Starts of llama.cpp, vLLM and SGLang: command lines, memory, what they say of themselves; no server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AT = Inst("a", (0,))
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Environments and models that a test can have."""
+    """Return environments and models that a test can have."""
     monkeypatch.setattr(environments, "python", lambda name: Path(f"/env/{name}/python"))
     monkeypatch.setattr(environments, "lacking", lambda name: "")
     monkeypatch.setattr(folder, "weights", lambda shape, at, python, seed: at / f"{shape.name}-{seed}.gguf")
@@ -38,7 +38,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def launched(kind: Any, kv_bytes: int) -> tuple[dict[str, str], dict[str, str]]:
-    """The options and variables with which a server starts."""
+    """Return the options and variables with which a server starts."""
     kind.ready(Path("/nowhere"))
     process = kind.seat(AT, kv_bytes, Path("/nowhere/log")).process
     argv = process.command
@@ -209,7 +209,7 @@ kill -0 "$(cat "$CUDA_MPS_PIPE_DIRECTORY/pid")" 2>/dev/null && echo 100.0 || exi
 
 @pytest.fixture
 def mps(tmp_path: Path) -> str:
-    """The program of a daemon."""
+    """Return the program of a daemon."""
     program = tmp_path / "nvidia-cuda-mps-control"
     program.write_text(DAEMON)
     program.chmod(0o755)

@@ -31,7 +31,7 @@ S = 1_000_000_000
 
 
 def log(*requests: tuple[float, float, float, float | None]) -> Log:
-    """Requests by seconds: written, first token, end (-1: none), and prompt by the server's own account."""
+    """Return requests by seconds: written, first token, end (-1: none), and prompt by the server's own account."""
     book = Book(len(requests))
     for rid, (write_s, first_s, end_s, prompt_s) in enumerate(requests):
         book.write_ns[rid], book.state[rid] = round(write_s * S), SENT
@@ -45,7 +45,7 @@ def log(*requests: tuple[float, float, float, float | None]) -> Log:
 
 
 def detected(of: Log, *stays: wakes.Stay, idle_s: float = 5.0) -> tuple[list[wakes.Wake], list[float]]:
-    """Wakes, and what each request waited for one."""
+    """Return wakes, and the seconds that each request waited for one."""
     woke, waited_s = wakes.find(of, stays, idle_s)
     return woke, [round(x, 9) for x in waited_s.tolist()]
 
@@ -82,7 +82,7 @@ def test_without_the_servers_own_time_all_is_the_wakes_and_a_request_without_a_t
 
 
 def kept(monkeypatch: pytest.MonkeyPatch, lines: int) -> tuple[Stage, list[dict[str, Any]]]:
-    """A staged run whose server sleeps after 400 ms; its log has so many lines of wakes."""
+    """Return a staged run whose server sleeps after 400 ms; its log has so many lines of wakes."""
     stage = Stage(monkeypatch)
     stage.kind.keep = Keep(0.4, LLAMACPP_WAKES)
     seat = stage.kind.seat

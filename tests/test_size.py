@@ -1,4 +1,4 @@
-"""How long the rules of each system are: its code without prose and declarations, wherever it stands.
+"""Lengths of each system's rules: its code without prose and declarations, wherever it stands.
 
 A line counts if code stands on it; blank lines and comments never do. Docstrings, imports and what the body of a class
 declares (fields, state, presets) are left out. A definition of harness/policy that one system alone reaches counts as
@@ -36,7 +36,7 @@ class Named(NamedTuple):
 
 
 def rules(source: str) -> set[int]:
-    """The numbers of the lines that count."""
+    """Return the numbers of the lines that count."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     code = {line for token in tokens if token.type not in PROSE for line in range(token.start[0], token.end[0] + 1)}
     return code - {line for node in _left_out(ast.parse(source)) for line in _lines(node)}
@@ -60,7 +60,7 @@ def _lines(node: ast.stmt) -> range:
 
 
 def imported(tree: ast.Module) -> dict[str, Named]:
-    """What a module imports from harness/policy, by the name that it has there."""
+    """Return a module's imports from harness/policy, by the name that each has there."""
     names: dict[str, Named] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{POLICY}."):
@@ -74,7 +74,7 @@ def imported(tree: ast.Module) -> dict[str, Named]:
 
 @cache
 def policy() -> Mapping[Named, tuple[ast.stmt, frozenset[Named]]]:
-    """The definitions of harness/policy, and what each of them names of it."""
+    """Return the definitions of harness/policy, and what each of them names of it."""
     defined: dict[Named, tuple[ast.stmt, frozenset[Named]]] = {}
     for path in sorted((ROOT / "harness/policy").glob("*.py")):
         module, tree = f"{POLICY}.{path.stem}", ast.parse(path.read_text("utf-8"))
@@ -95,7 +95,7 @@ def _defined(node: ast.stmt) -> list[str]:
 
 @cache
 def reached(path: Path) -> frozenset[Named]:
-    """The definitions of harness/policy that a file imports, and those that these need."""
+    """Return the definitions of harness/policy that a file imports, and those that these need."""
     todo, seen = [*imported(ast.parse(path.read_text("utf-8"))).values()], set[Named]()
     while todo:
         symbol = todo.pop()
@@ -108,13 +108,13 @@ def reached(path: Path) -> frozenset[Named]:
 
 
 def alone(path: Path, others: Iterable[Path]) -> set[Named]:
-    """The definitions of harness/policy that one file reaches and none of the others does."""
+    """Return the definitions of harness/policy that one file reaches and none of the others does."""
     return set(reached(path).difference(*map(reached, others)))
 
 
 @cache
 def size(name: str) -> Mapping[str, int]:
-    """Lines that count, by module."""
+    """Return lines that count, by module."""
     path = ROOT / f"systems/{name}.py"
     folders = ("harness", "systems", "workloads", "traces", "plots")
     files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]

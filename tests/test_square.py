@@ -63,7 +63,7 @@ def hyperbolic(models: int) -> Rows:
 
 
 def owners(rows: Rows, name: str, seed: int) -> dict[tuple[str, float], int]:
-    """The model of each stream."""
+    """Return the model of each stream."""
     assignment = assigned(rows, model_set(name), seed, "square")
     assert assignment.rule == "square"
     return {stream: k for k, stream in enumerate(assignment.streams)}

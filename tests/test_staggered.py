@@ -34,14 +34,14 @@ def file(folder: Path, *rows: str, header: str = HEADER) -> Path:
 
 
 def alone(held: float, peaks: Sequence[int]) -> Measured:
-    """What the first instance of a static split would have measured if processes held so much."""
+    """Return the memory that the first instance of a static split would have shown if processes held so much."""
     host = quantities.host(staggered.HOST, staggered.GPU)
     parts = [ours(SIX, "static", peak, held, models=1, host=host) for peak in peaks]
     return Measured(SIX, pd.concat(parts, ignore_index=True))
 
 
 def written(load: Load, name: str, peaks: Sequence[int], held: float) -> list[str]:
-    """What our engine makes of a load, as rows of a measured run, with the model's name at their ends."""
+    """Write our engine's rows of a load as those of a measured run, with the model's name at their ends."""
     end = {system: end for end, system in staggered.SYSTEMS.items()}[name]
     rows = pd.concat([ours(load, name, peak, held) for peak in peaks])
     return [
@@ -154,7 +154,7 @@ def test_elastic_memory_takes_what_a_static_split_leaves_unused() -> None:
 def test_one_set_of_another_model_is_replayed_as_its_rows_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """What our engine gives, written down as measured, comes back at 0 %; fixed lengths too."""
+    """Our engine's own numbers, written down as measured, come back at 0 %; fixed lengths too."""
     fixed = THREE._replace(output=64.0)
     held = process(Measured(THREE, pd.DataFrame(columns=[*staggered.KEYS, *staggered.METRICS])))
     rows = [row for load in (THREE, fixed._replace(prompt=300)) for row in written(load, name, (4, 6), held.mean)]
@@ -200,7 +200,7 @@ def test_a_folder_of_nothing_else_is_no_mistake(tmp_path: Path) -> None:
 
 
 def frame(ttft_s: dict[str, float]) -> pd.DataFrame:
-    """Made-up points: a mean and median TTFT by who, for both systems at all peaks; P99s are congested from 35 on."""
+    """Return made-up points: mean and median TTFT by who, both systems at all peaks; P99s are congested from 35 on."""
     return pd.DataFrame(
         [
             {"who": who, "system": name, "peak": peak, "instance": k, "mean_ttft_s": s, "median_ttft_s": s / k,

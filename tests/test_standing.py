@@ -34,7 +34,7 @@ Issued = list[tuple[float, Action, bool]]
 
 
 class Short(Sim):
-    """Lacks something for each of some actions until a time."""
+    """A simulator that lacks something for each of some actions until a time."""
 
     comes_s: Mapping[Action, float]
     issued: Issued

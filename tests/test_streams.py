@@ -1,4 +1,4 @@
-"""Who gets which stream of a trace: shipped sets as ever, models of equal names by these; and what is said of it."""
+"""Assignments of a trace's streams: shipped sets as ever, models of equal names by these; and what is said of it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Router:
         return actions
 
     def ask(self, models: str, at_s: float | None = None) -> str:
-        """Requests come, one after the other; what is said of loads, evictions and requests."""
+        """Ask for models one after the other; return what is said of loads, evictions and requests."""
         actions = []
         for m in models:
             actions += self.tell(Arrived(Request(self.rid, m, self.view.now_s, 5, 1.0, 0.1)), at_s)
@@ -70,11 +70,11 @@ class Router:
         return brief(actions)
 
     def up(self, m: str, at_s: float | None = None, gpu: int = 0) -> str:
-        """A server came up."""
+        """Tell that a server came up."""
         return brief(self.tell(Done(Load(Inst(m, (gpu,)), self.policy.way)), at_s))
 
     def end(self, rid: int, at_s: float | None = None) -> str:
-        """A request ended."""
+        """Tell that a request ended."""
         return brief(self.tell(Finished(rid, None, "done"), at_s))
 
     def wakes(self, actions: list[Action]) -> dict[str, float]:
@@ -82,7 +82,7 @@ class Router:
 
 
 def brief(actions: list[Action]) -> str:
-    """`+m` a start, `-m` a stop, a number a request that is sent."""
+    """Write `+m` for a start, `-m` for a stop, a number for a request that is sent."""
     words = []
     for a in actions:
         match a:
@@ -175,7 +175,7 @@ def test_each_router_has_its_own_models() -> None:
 
 
 def homes(tp: str, gpus: int, preset: str, node_gpus: int = 8) -> dict[str, Gpus]:
-    """Where models of these tensor-parallel degrees live; the first are asked for most."""
+    """Return homes of models of these tensor-parallel degrees; the first are asked for most."""
     cards = tuple(Gpu("flat", g // node_gpus, WEIGHTS + 4 * LONGEST, 100, ()) for g in range(gpus))
     models = {chr(97 + k): Model(1, int(n), WEIGHTS, 1, 1, 10, 1.0, 0.1) for k, n in enumerate(tp)}
     plan = {m: Plan(20.0 - k, 5, 5, "test") for k, m in enumerate(models)}

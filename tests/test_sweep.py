@@ -87,7 +87,7 @@ def mine(tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder that is part of results, by its path."""
+    """Return every file below a folder that is part of results, by its path."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -411,7 +411,7 @@ def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
 
 
 class Heard:
-    """Keeps what a teller is told."""
+    """A teller that keeps what it is told."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -667,7 +667,7 @@ SETTING = {"trace": "sample", "models": "llama-3.2-1b*3", "gpus": 1}
 def compared(
     out: Path, *systems: str, rates: Sequence[float] = (1.0,), rule: str = "5xP95", workers: int = 1, **options: Any
 ) -> Measured:
-    """A comparison of systems: one seed at several rates, two at one."""
+    """Return a comparison of systems: one seed at several rates, two at one."""
     asked = comparison(systems, SETTING, rates=rates, seeds=1 if len(rates) > 1 else 2, rule=rule)
     return measure(asked, out, workers=workers, **options)
 

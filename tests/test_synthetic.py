@@ -72,7 +72,7 @@ def test_more_models_move_no_other(seed: int, models: int) -> None:
 
 def test_herds_come_and_can_be_left_out() -> None:
     def crowd(name: str, stream: int, seed: int) -> int:
-        """The most requests within 2.5 s."""
+        """Return the most requests within 2.5 s."""
         times = of(draw(name, seed), stream)
         return int((np.searchsorted(times, times + synthetic.HERD_S, "right") - np.arange(len(times))).max())
 
@@ -290,7 +290,7 @@ def test_the_mark_is_in_the_file(tmp_path: Path) -> None:
 
 
 def close(measured: dict[str, object], name: str) -> None:
-    """Every number of a target is what `found` says, to its last digit."""
+    """Check every number of a target against `measured`, to its last digit."""
     target = realism.targets()[name]
     for row, value in target.values.items():
         assert realism.pick(measured[row.key], row) == pytest.approx(value, abs=6e-5), (name, row.name)
@@ -340,20 +340,15 @@ def test_hyperbolic_targets_are_the_figures(real: Path, name: str, streams: int)
 
 
 def test_hyperbolic_counts(real: Path) -> None:
-    composed = trace("hyperbolic")
-    assert np.bincount(composed.model).tolist() == [250, 169, 70, 1158, 40, 5, 6, 4]
-    assert (composed.tier, composed.length_origin, composed.ordered, composed.resolution_s) == (
-        "composed",
-        "uniform",
-        True,
-        2.5,
-    )
+    rows = trace("hyperbolic")
+    assert np.bincount(rows.model).tolist() == [250, 169, 70, 1158, 40, 5, 6, 4]
+    assert (rows.tier, rows.length_origin, rows.ordered, rows.resolution_s) == ("composed", "uniform", True, 2.5)
     with counts_csv(real).open() as file:
         counts = np.array([row[2:] for row in list(csv.reader(file))[1:]], int)
-    bins = (composed.arrival_s // 2.5).astype(int)
-    assert all(np.array_equal(np.bincount(bins[composed.model == k], minlength=240), counts[:, k]) for k in range(7))
-    assert (composed.prompt_tokens.min(), composed.prompt_tokens.max()) == (8, 512)
-    assert composed.models == preset("hyperbolic-like").streams
+    bins = (rows.arrival_s // 2.5).astype(int)
+    assert all(np.array_equal(np.bincount(bins[rows.model == k], minlength=240), counts[:, k]) for k in range(7))
+    assert (rows.prompt_tokens.min(), rows.prompt_tokens.max()) == (8, 512)
+    assert rows.models == preset("hyperbolic-like").streams
 
 
 @cases("row", ["0,2.5,1.5", "0,2.5,-1", "2.5,0,1", "0,2.5,x"])

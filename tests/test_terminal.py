@@ -1,4 +1,4 @@
-"""How a long command goes on: lines and a bar where somebody watches, the first table in place, JSON for programs."""
+"""Progress of a long command: lines and a bar where somebody watches, the first table in place, JSON for programs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ WIPES = re.compile(re.escape(UP).replace(re.escape("{}"), "[0-9]+"))
 
 
 def watched(out: Path, **variables: str) -> str:
-    """What a terminal of 30 lines of 100 letters is sent by a comparison."""
+    """Return the characters that a terminal of 30 lines of 100 letters is sent by a comparison."""
     return sent([sys.executable, "-m", "harness", *COMPARE, "-o", str(out)], variables)
 
 
 def sent(command: list[str], variables: dict[str, str], rows: int = 30, columns: int = 100) -> str:
-    """What a terminal of such a size is sent by a command."""
+    """Return the characters that a terminal of such a size is sent by a command."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     others = {"CI", "NO_COLOR", "COLUMNS", "LINES"}
@@ -50,7 +50,7 @@ def sent(command: list[str], variables: dict[str, str], rows: int = 30, columns:
 
 
 def screen(text: str) -> list[str]:
-    """The lines that are left of what a terminal was sent: bars, wiped lines and colours are gone."""
+    """Return the lines that are left of what a terminal was sent: bars, wiped lines and colours are gone."""
     lines = [""]
     for part in re.split(r"(\x1b\[[0-9]+A|\x1b\[J|\x1b\[[0-9;]*m|[\n\r])", text):
         if part == "\n":
@@ -66,11 +66,11 @@ def screen(text: str) -> list[str]:
 
 
 def bars(text: str) -> dict[str, list[str]]:
-    """What stood behind the names of bars, such as `2/4 [00:01<00:01, 1.90run/s]`, in order."""
-    found = dict[str, list[str]]()
+    """Return the texts behind the names of bars, such as `2/4 [00:01<00:01, 1.90run/s]`, in order."""
+    counts_of = dict[str, list[str]]()
     for name, counts in re.findall(r"([^\r\n]+?): +[0-9]+%\|[^|]*\| (\S+ \[[^\]\r]*\]?)", text):
-        found.setdefault(name, []).append(counts)
-    return found
+        counts_of.setdefault(name, []).append(counts)
+    return counts_of
 
 
 ONE_STEP = """
@@ -94,10 +94,17 @@ def test_a_bar_fits_its_terminal_and_its_clock_moves_within_a_step(size: tuple[i
 
 def test_a_pipe_gets_a_line_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
     with Terminal() as teller:
-        for what, total in (("planning", 2), ("fig7", 3), ("fig7, round 2", 4), ("scores", 7), ("bounds", 0)):
+        for what, total in (
+            ("planning", 2),
+            ("compile", 1),
+            ("fig7", 3),
+            ("fig7, round 2", 4),
+            ("scores", 7),
+            ("bounds", 0),
+        ):
             for done in range(total + 1):
                 teller.progress(what, done, total)
-    assert capsys.readouterr().err.splitlines() == ["planning: 0 of 2", "fig7: 0 of 3", "scores: 0 of 7"]
+    assert capsys.readouterr().err.splitlines() == ["compile ...", "fig7: 0 of 3", "scores: 0 of 7"]
 
 
 def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: Path) -> None:

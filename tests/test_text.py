@@ -190,7 +190,7 @@ def walk(kind: str, name: str, row: int, origin: str = "unknown") -> dict[str, A
 
 
 def rates(panels: Sequence[dict[str, Any]], held: dict[str, float]) -> pa.Table:
-    """Prism crosses 99 % at 8 x; what stands beside it at the rate named for the panel's condition."""
+    """Return a table: prism crosses 99 % at 8 x, static at the rate named for the panel's condition."""
     return table([
         {"condition": entry["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most)}
         for entry in panels for name, most in (("prism", 8.0), ("static", held[entry["name"]]))

@@ -31,7 +31,7 @@ from workloads.models import shape  # noqa: E402
 
 
 def step(kv: Any, *pieces: tuple[list[int], int, Any], seed: int = 0, first: int = 0) -> list[int]:
-    """One step of requests: (all tokens, how many of them have KV, slots); contexts begin at a position `first`."""
+    """Take one step of requests (all tokens, those with KV, slots); contexts begin at a position `first`."""
     tokens, at, parts = list[int](), list[int](), []
     for ids, have, slots in pieces:
         parts.append((len(tokens), len(tokens) + len(ids) - have, slots[: len(ids)]))

@@ -27,7 +27,7 @@ class TracedWorld(World):
 
 
 def both(w: World) -> tuple[Sim, Sim, Trace]:
-    """The world run without and with a recorder, and what that noted."""
+    """Run the world without and with a recorder; return both simulators, and what was recorded."""
     w = replace(w, end_s=min(w.end_s, END_S))
     recorded, told = drive(TracedWorld(**{f.name: getattr(w, f.name) for f in fields(w)}))
     plain, heard = drive(w)
@@ -37,7 +37,7 @@ def both(w: World) -> tuple[Sim, Sim, Trace]:
 
 
 def spent(trace: Trace, n: int) -> dict[str, np.ndarray]:
-    """Seconds of each request by cause, over its stretches."""
+    """Return seconds of each request by cause, over its stretches."""
     totals = {name: np.zeros(n) for name in SECONDS}
     for stretch in trace.stretches:
         for name, seconds in stretch.seconds.items():
@@ -68,7 +68,7 @@ def test_loads_that_follow_each_other_within_an_instant_are_told_apart() -> None
 
 
 def laws(trace: Trace, sim: Sim, seed: int) -> None:
-    """What holds of any trace."""
+    """Check what holds of any trace."""
     w, where = sim.S.s, f"world {seed}"
     ends: dict[int, float] = {}
     for span in trace.stretches:

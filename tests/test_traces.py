@@ -38,7 +38,7 @@ def converted(path: Path, rows: Sequence[str], columns: Mapping[str, str] = COLU
 
 
 def refusal(path: Path, rows: Sequence[str], columns: Mapping[str, str] = COLUMNS, **how: Any) -> str:
-    """The one line of a refusal, from the file's name on."""
+    """Return the one line of a refusal, from the file's name on."""
     with pytest.raises(UserError) as caught:
         converted(path, rows, columns, **how)
     assert "\n" not in str(caught.value)
@@ -414,7 +414,7 @@ def test_sorting_changes_only_the_order(
 
 
 class Request:
-    """As a serving benchmark would have pickled it."""
+    """A request as a serving benchmark would have pickled it."""
 
     def __init__(self, req_id: int, adapter_dir: str, prompt_len: int, output_len: int, req_time: float) -> None:
         self.req_id, self.adapter_dir, self.req_time = req_id, adapter_dir, req_time

@@ -1,4 +1,4 @@
-"""What was copied from releases and papers, literally: each list with its file, commit and key, in the file's order.
+"""Numbers copied from releases and papers, literally: each list with its file, commit and key, in the file's order.
 
 A changed number or order here is a transcription error, unless the release changed. Prism is prism-research 595ec1f
 (Multi-LLM), Aegaeon 25SOSP-Aegaeon 1c3b110 (MachineLearningSystem), MuxServe 2231480 (hao-ai-lab).

@@ -50,7 +50,7 @@ def test_turns_and_gaps_by_hand() -> None:
 
 
 def stored(folder: Path, gaps: list[float], preset: str | None = None) -> Path:
-    """A recorded run of two models in turns of a second with these gaps; a load takes 0.1 s and copies for 0.4 s."""
+    """Record a run of two models in turns of a second with these gaps; a load takes 0.1 s and copies for 0.4 s."""
     rows, now = [], 0.0
     for i, gap in enumerate([*gaps, 0.0]):
         rows.append({"gpus": "0", "model": f"m/{i % 2}", "phase": "decode", "why": "time", "steps": 1,

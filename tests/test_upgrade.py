@@ -19,7 +19,7 @@ from tests.test_sweep import SYSTEM, TINY
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
-    """Nobody hears of it."""
+    """Tell nobody."""
 
 
 def test_runs_of_files_and_the_tables_that_name_them_are_renamed_once(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
 
 
 def test_our_own_numbers_have_no_error(tmp_path: Path) -> None:
-    """What our engine gives, written down as measured, comes back at 0 %, each setting run once."""
+    """Our engine's own numbers, written down as measured, come back at 0 %, each setting run once."""
     (mine,) = ours(measured.cases(file(tmp_path, CLOSED, LOOP)))
     row = LOOP.rpartition(",50,")[0] + f",{1e3 * mine['ttft']!r},{1e3 * mine['tpot']!r}"
     path = file(tmp_path, CLOSED, row, LOOP)

@@ -1,4 +1,4 @@
-"""Whether a system's file has passed its check: told by what is in it, and said wherever it runs."""
+"""Passed checks of systems: told by what is in the file, and said wherever it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.test_plots import PLAIN, rows
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A new system, on a machine where nothing was checked."""
+    """Return a new system, on a machine where nothing was checked."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write(tmp_path / "mine.py")
     return tmp_path / "mine.py"

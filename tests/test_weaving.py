@@ -23,7 +23,7 @@ CLAIMS = tomllib.loads(weaving.CLAIMS.read_text("utf-8"))["claim"]
 
 @pytest.fixture
 def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A trace of 400 requests of 700 and 240 tokens, and one that is too long; windows of a minute."""
+    """Return a trace of 400 requests of 700 and 240 tokens, and one that is too long; windows of a minute."""
     path = tmp_path / weaving.LENGTHS
     path.parent.mkdir()
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023,700,240\n" * 400 + "2023,2000,240\n2023,9,0\n")
@@ -35,7 +35,7 @@ def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measured(run: Run, out: Path, seed: int = 0) -> Measured:
-    """What a run gives with one seed."""
+    """Run with one seed."""
     return weaving.ran([run], seed + 1, out, workers=1)[run, seed]
 
 

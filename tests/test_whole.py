@@ -30,12 +30,12 @@ API_S = 0.0005
 
 
 def seconds(m: int) -> float:
-    """The table's own lines."""
+    """Return seconds by the table's own lines."""
     return 0.002 + 0.001 * m if m <= 8 else 0.010 + 0.0005 * (m - 8)
 
 
 def step_s(B: int, C: int, prompts: Iterable[int] = ()) -> float:
-    """A step's seconds, by the formula at the head of whole.py."""
+    """Return a step's seconds, by the formula at the head of whole.py."""
     tokens = list(prompts)
     area = sum(p * p / 2 for p in tokens)
     model_s = 0.00025 * (B + len(tokens)) + 2**-6 * 1e-3 * C + 2**-10 * 1e-3 * area
@@ -43,7 +43,7 @@ def step_s(B: int, C: int, prompts: Iterable[int] = ()) -> float:
 
 
 class Serve:
-    """Runs models where they are put."""
+    """A policy that runs models where they are put."""
 
     uses = frozenset({"Load", "Run", "Admit"})
     hears = frozenset({Woke})

@@ -21,6 +21,7 @@ COUNTS = 52  # characters of a bar that are not its name
 LINE_S, OFTEN_S = 20.0, 1.0  # between two lines where no bar is; where all is told
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"planning", "compile", "scores"})  # phases of which nothing is kept when the user interrupts
+READING = frozenset({"planning", "runs read", "runs looked at"})  # phases in which mistakes show, each as the only line
 UP = "\x1b[{}A\x1b[J"  # so many lines up, and nothing below
 MANY = 20  # runs: of fewer it is not said how many are stored
 
@@ -121,14 +122,15 @@ class Terminal:
             if stored:
                 self.say(f"{what}: {done:,} of {total:,} are stored")
         self._worked |= done > self._begun[0]
-        stage = new and not stored and _stage(what) != _stage(self._phase) and (total > 1 or what in STAGES)
+        stage = new and not stored and what not in READING and _stage(what) != _stage(self._phase)
         self._phase = what
         if what not in STAGES:
             self._kept_of, self.kept = what, (done, total)
         if self._quiet or done == total:
             self.close()
             if done < total and (stage or now - self._told >= self._line_s):
-                self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}")
+                counts = f": {done:,} of {total:,}{self._left(done, total, now)}" if total > 1 else " ..."
+                self.say(f"{what}{counts}")
             return
         with self._lock:
             columns = shutil.get_terminal_size().columns

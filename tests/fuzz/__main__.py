@@ -21,19 +21,19 @@ EVERY = 100  # cases between two lines of progress
 
 
 def groups() -> list[str]:
-    """The modules that hold cases, a group each."""
+    """Return the modules that hold cases, a group each."""
     names = (module.name for module in pkgutil.iter_modules(package.__path__) if module.name != "__main__")
     return [name for name in names if hasattr(import_module(f"tests.fuzz.{name}"), "cases")]
 
 
 def cases(group: str, here: Path) -> Iterator[Case]:
-    """The cases of a group, the same ones always; files that they need are written below a folder."""
+    """Yield the cases of a group, the same ones always; files that they need are written below a folder."""
     (folder := here / group).mkdir(parents=True)
     yield from import_module(f"tests.fuzz.{group}").cases(folder, random.Random(f"{SEED} {group}"))
 
 
 def main() -> int:
-    """Run what was asked for; 1 where any end is bad."""
+    """Run what was asked for; return 1 where any end is bad."""
     known = groups()
     asked = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     asked.add_argument("--group", choices=known, action="append", help="only this one (repeat)")

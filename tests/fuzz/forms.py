@@ -297,7 +297,7 @@ LONG = "'''" + "x" * 100000 + "'''"
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Every form: files that are no TOML, a line too few or too many, odd values of every key."""
+    """Yield every form: files that are no TOML, a line too few or too many, odd values of every key."""
     specs, folder = 0, here / "spec"
     folder.mkdir()
 
@@ -346,7 +346,7 @@ def _named(argv: Sequence[str], path: Path) -> tuple[str, ...]:
 
 
 def _with(sound: str, line: str) -> str:
-    """The sound file with this line in place of the first of the same key, else before the first table."""
+    """Return the sound file with this line in place of the first of the same key, else before the first table."""
     key = line.partition(" = ")[0]
     lines = sound.splitlines()
     at = next((k for k, row in enumerate(lines) if row.partition(" = ")[0] == key), None)

@@ -1,7 +1,7 @@
-"""Runs cases, each in a process forked from one that has imported the bench already, and says what is bad about an end.
+"""A judge of cases: each runs in a process forked from one that has imported the bench, and a bad end has its reason.
 
-A good end is exit code 2 (of `bench check` also 1), one line that names the culprit, and an empty folder; or exit code
-0 where the case has it for sane. Either within limits of processor time and memory.
+A good end is exit code 2 (of `bench check` also 1), one line that names the culprit, and an empty folder. So is exit
+code 0 where the case has it for sane. Either stays within limits of processor time and memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class End(NamedTuple):
-    """How a case ended."""
+    """A case's end."""
 
     case: Case
     code: int  # exit code, or minus the signal
@@ -48,7 +48,7 @@ class End(NamedTuple):
 
     @property
     def bad(self) -> str:
-        """What is bad about it; "" where nothing is."""
+        """The fault of it; "" where it has none."""
         return "; ".join(_faults(self))
 
     @property
@@ -177,7 +177,7 @@ class _Running(NamedTuple):
 
 
 def ends(cases: Iterable[Case], folder: Path, workers: int = 1) -> Iterator[End]:
-    """Run cases below a folder, some at once; yields each when it has ended."""
+    """Run cases below a folder, some at once; yield each when it has ended."""
     left, running, number = iter(cases), dict[int, _Running](), 0
     poll = select.poll()
     more = True

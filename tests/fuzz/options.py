@@ -500,7 +500,7 @@ SETS: Mapping[str, tuple[tuple[str, ...], Sequence[Option]]] = {
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Each odd value of each option, then pairs of odd values that were drawn."""
+    """Yield each odd value of each option, then pairs of odd values that were drawn."""
     files(here)
     for command, (base, options) in SETS.items():
         words = filled(base, here)
@@ -524,12 +524,12 @@ PAIRS = {"compare": 40, "study": 20, "mock": 20, "convert": 20}
 
 
 def files(here: Path) -> None:
-    """What the command lines name."""
+    """Write the files that the command lines name."""
     (here / "mine.toml").write_text(SOUND)
     (here / "log.csv").write_text(LOG)
     (here / "empty").mkdir()
 
 
 def filled(words: Sequence[str], here: Path) -> tuple[str, ...]:
-    """A command line with the folder of its files in it."""
+    """Return a command line with the folder of its files in it."""
     return tuple(word.replace("{here}", str(here)) for word in words)

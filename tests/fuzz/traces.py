@@ -49,7 +49,7 @@ ROW = 13  # of those of a file, from 0
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Bad rows, bad files, bad columns and bad metadata."""
+    """Yield bad rows, bad files, bad columns and bad metadata."""
     yield from _csv(here)
     yield from _jsonl(here)
     yield from _files(here)

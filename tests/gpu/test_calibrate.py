@@ -21,7 +21,7 @@ SPEC = quantities.gpu("h200")
 
 
 def truth() -> dict[str, Any]:
-    """A card that is not as the committed table has it."""
+    """Return a card that is not as the committed table has it."""
     q: dict[str, Any] = copy.deepcopy(dict(quantities.quantities("h200")))
     q["gemm"] |= {"launch_s": 1.5 * q["gemm"]["launch_s"], "hbm_frac": 0.9 * q["gemm"]["hbm_frac"]}
     q["gemm"]["tiles"] = [[m, n, 0.92 * rate] for m, n, rate in q["gemm"]["tiles"]]
@@ -34,7 +34,7 @@ def truth() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path, list[str]]:
-    """The table that is fitted to the made-up card, its file, and what was said."""
+    """Return the table that is fitted to the made-up card, its file, and what was said."""
     folder = raw.write(tmp_path_factory.mktemp("h200"), truth(), noise=0.01)
     path, notes = calibrate.write(folder)
     return dict(quantities.quantities("h200", str(path))), path, notes

@@ -29,7 +29,7 @@ def hanging(name: str = "hangs", *, alone: bool = False) -> Probe:
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
-    """Conducts fake probes in one folder and returns the lines that this call added."""
+    """Conduct fake probes in one folder; return the lines that this call added."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     raw = tmp_path / "fake-1" / conduct.RAW
 

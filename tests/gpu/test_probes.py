@@ -68,7 +68,7 @@ class Event:
 
 
 class Graph:
-    """Captures nothing: what is launched runs at once."""
+    """A graph that captures nothing: what is launched runs at once."""
 
     def capture_begin(self, capture_error_mode: str = "global") -> None:
         assert capture_error_mode == "thread_local"
@@ -81,7 +81,7 @@ class Graph:
 
 
 class Kernel:
-    """Takes what the kernel takes."""
+    """A kernel that takes the real one's arguments."""
 
     def __init__(self, kernel: Any) -> None:
         self.signature = inspect.signature(kernel.fn)
@@ -145,7 +145,7 @@ class Memory:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
-    """A tiny H200 in host memory."""
+    """Emulate a tiny H200 in host memory."""
     fake = Memory()
     for name in ("reserve", "unreserve", "create", "release", "map_at", "allow", "unmap"):
         monkeypatch.setattr(driver, name, getattr(fake, name))
@@ -230,7 +230,7 @@ run = llama.Attend.run
 
 
 def launched(a: llama.Attend, layer: int) -> None:
-    """The real launch, and something to look at in its output."""
+    """Launch it, and leave something to look at in its output."""
     assert 0 <= layer < a.kv.m.layers
     run(a, layer)
     a.out.fill_(1.0)

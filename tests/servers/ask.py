@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 
 def body(model: str, prompt: list[int], tokens: int) -> dict[str, Any]:
-    """A streamed completion of exactly so many tokens."""
+    """Return a streamed completion of exactly so many tokens."""
     return {
         "model": model,
         "prompt": prompt,

@@ -48,7 +48,7 @@ subprocess.run([sys.executable, "-c", grand, child], check=True)
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[list[Process]]:
-    """Processes to end, whatever a test does."""
+    """Yield a list of processes to end, whatever a test does."""
     all_of_them: list[Process] = []
     yield all_of_them
     for process in all_of_them:
@@ -56,7 +56,7 @@ def made(tmp_path: Path) -> Iterator[list[Process]]:
 
 
 def server(made: list[Process], tmp_path: Path, code: str, port: int) -> Process:
-    """A server of some code, not started."""
+    """Return a server of some code, not started."""
     env = environments.variables(os.environ, {})
     url = f"http://127.0.0.1:{port}/health"
     made.append(Process([sys.executable, "-c", code, str(port)], env, tmp_path / "mine.log", url))

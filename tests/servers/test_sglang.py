@@ -54,7 +54,7 @@ print("read:" + json.dumps({
 
 
 def commands(folder: Path) -> list[tuple[Command, dict[str, Any]]]:
-    """Every command line that we can write for it, with what it shall mean."""
+    """Return every command line that we can write for it, with what it shall mean."""
     serve = Serve("a", Path("/models/a"), 12_345, 2048, 64, 512)
     cases = []
     splits = [None, *(PdMux(folder / f"{k}.yaml", **settings) for k, settings in enumerate(SPLITS))]
@@ -83,7 +83,7 @@ def commands(folder: Path) -> list[tuple[Command, dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def read(sglang: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What SGLang read, and beside it what was meant."""
+    """Return the values that SGLang read, and beside them those that were meant."""
     folder = tmp_path_factory.mktemp("splits")
     cases = commands(folder)
     splits = [PdMux(folder / f"{k}.yaml", **settings) for k, settings in enumerate(SPLITS)]

@@ -34,7 +34,7 @@ print("read:" + json.dumps([[{k: v for k, v in one.items() if isinstance(v, plai
 
 
 def described(python: Path, cache: Path, model: str, port: int) -> Command:
-    """A server of the tiny model."""
+    """Return a server of the tiny model."""
     serve = Serve(model, dummy(TINY, cache), port, 512, 4, 256)
     return command(python, serve, Cpu(threads=1, kv_bytes=64 << 20), eager=True)
 
