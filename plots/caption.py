@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from harness.rows.crossings import Standing
+
 Facts = Mapping[str, Any]  # of a study, as the footer of its table has them
 Panel = Mapping[str, Any]
 WORDS = 60  # of the caption of a picture
 CORRECTED = "Verdicts are corrected together (Holm)."
-POINTS = "Points: differences of attainment at three rates, where curves are flat."
 
 
 def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = "") -> str:
@@ -63,6 +65,14 @@ def brief(table: pa.Table, facts: Facts, *told: str) -> str:
     ]
     first = (" · ".join(filter(None, setting)) + ".", style.invalid(shown), left_out(facts["panels"]))
     return within(WORDS, *first, *told)
+
+
+def flat(standings: Iterable[Standing]) -> str:
+    """Say what stands instead of a ratio where curves are flat, and at which rates if they are the same everywhere."""
+    rates = {tuple(x for x, _ in standing.differences) for standing in standings
+             if standing.differences and (standing.flat or standing.ratio is None)}  # fmt: skip
+    at = f"at {', '.join(f'{x:.3g}' for x in next(iter(rates)))} req/s" if len(rates) == 1 else "at three rates"
+    return f"Points: differences of attainment {at}, where curves are flat." * bool(rates)
 
 
 def within(words: int, *parts: str) -> str:
@@ -127,12 +137,30 @@ def span(values: Iterable[float]) -> str:
     return f"{every[0]:g}" if every[0] == every[-1] else f"{every[0]:g} to {every[-1]:g}"
 
 
+def definition(name: str) -> str:
+    """Return what a definition of attainment asks to be in time: "both" is "TTFT and TPOT"."""
+    return "TTFT and TPOT" if name == "both" else name.upper()
+
+
 def slos(rules: Iterable[str]) -> str:
-    """SLO rules in few words: the span of scales over what they scale; others as they are."""
+    """SLO rules in few words: the span of scales over what they scale, seconds as seconds.
+
+    P95 is that of a model served alone.
+    """
     of: dict[str, list[float]] = {}
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
         of.setdefault(base, []).append(scale)
-    return _each(f"{span(x or 1.0 for x in scales)} x {base}" if any(scales) else base for base, scales in of.items())
+    return _each(f"{span(x or 1.0 for x in scales)} x {_base(base)}" if any(scales) else _base(base)
+                 for base, scales in of.items())  # fmt: skip
+
+
+def _base(rule: str) -> str:
+    """Return what an SLO rule scales, or a rule without one scale, in words."""
+    if two := re.fullmatch(r"([\d.]+)/([\d.]+)x(.+)", rule):
+        return f"TTFT {two[1]} x, TPOT {two[2]} x {_base(two[3])}"
+    if seconds := re.fullmatch(r"absolute:ttft=([\d.]+),tpot=([\d.]+)", rule):
+        return f"TTFT {seconds[1]} s, TPOT {seconds[2]} s"
+    return f"{rule} alone" if re.fullmatch(r"P\d+", rule) else rule
 
 
 def scale_base(rule: str) -> tuple[float, str]:

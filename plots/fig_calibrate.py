@@ -36,8 +36,8 @@ def draw(frame: pd.DataFrame, note: str) -> Figure:
         *(Line2D([], [], linestyle="", marker=mark, markersize=3.5, color=color, label=MEANS[what])
           for what, (color, mark) in LOOKS.items()),
         Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", markerfacecolor="white",
-               label="held out"),
-        Line2D([], [], color="#000000", linewidth=0.6, label=f"equal, and ±{100 * (BAND - 1):.0f} %"),
+               label="left out of the fit"),
+        *style.alike_key(BAND),
     ]  # fmt: skip
     figure.legend(handles=key, loc="outside upper center", ncols=2, frameon=False)
     style.below(figure, note, 54 * across)

@@ -31,10 +31,10 @@ def draw(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
     key = [
         *(Line2D([], [], linestyle="", marker=mark, markersize=3.5, color=color, label=f"P{q}")
           for q, (color, mark) in QUANTILES.items()),
-        Line2D([], [], color="#000000", linewidth=0.6, label=f"equal, and ±{100 * (BAND - 1):.0f} %"),
-        Line2D([], [], color="#606060", linewidth=0.8, label="the servers' spread over repeats (±1 s.d.)"),
+        *style.alike_key(BAND),
+        Line2D([], [], color="#606060", linewidth=0.8, label="servers over repeats (±1 s.d.)"),
     ]  # fmt: skip
-    figure.legend(handles=key, loc="outside upper center", ncols=5, frameon=False)
+    figure.legend(handles=key, loc="outside upper center", ncols=6, frameon=False)
     style.below(figure, note, 165)
     return figure
 

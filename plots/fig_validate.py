@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from plots import style
 
@@ -51,11 +50,10 @@ def draw(frame: pd.DataFrame) -> Figure:
     key = [
         *(Line2D([], [], linestyle="", marker=mark, markersize=3.5, color=color, label=engine)
           for engine, (color, mark) in looks.items()),
-        Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", label="fitted on"),
+        Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", label="used in the fit"),
         Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", markerfacecolor="white",
                label="left out of the fit"),
-        Line2D([], [], color="#000000", linewidth=0.6, label="equal"),
-        Patch(color="#000000", alpha=0.1, linewidth=0, label=f"within ±{100 * (BAND - 1):.0f} %"),
+        *style.alike_key(BAND),
     ]  # fmt: skip
     if full:
         figure.legend(handles=key, loc="outside upper center", ncols=4, frameon=False)

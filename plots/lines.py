@@ -6,7 +6,6 @@ A study's first page is what it found (overview.py); these curves are the pages 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from harness.rows import crossings, setting, tidy
 from harness.rows.statistics import Estimate
 from plots import overview, style
 from plots.caption import CORRECTED, Facts, Panel, asked, caption, seen
+from plots.caption import definition as met
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,7 +157,7 @@ def pages(table: pa.Table, facts: Facts, note: str = "") -> list[Figure]:
     for definition in facts["definitions"]:
         same = {panel["condition"] for panel in facts["panels"]
                 if overview.alike(table, panel, definition, facts["systems"])}  # fmt: skip
-        gone += [f"{definition.upper()} of {condition}" for condition in same]
+        gone += [f"{met(definition)} of {condition}" for condition in same]
         left = [panel for panel in facts["panels"]
                 if not {half["condition"] for half in together(panel, facts["panels"])} <= same]  # fmt: skip
         kept += [(definition, part) for part in _parted(left)]
@@ -233,7 +233,7 @@ def _drawn(table: pa.Table, facts: Facts, text: str, *, page: bool = False) -> F
             else:
                 axes[j].set_axis_off()
             if i == 0:
-                axes[j].set_title(definition.upper(), pad=3, fontsize=6)
+                axes[j].set_title(met(definition), pad=3, fontsize=6)
             axes[j].tick_params(labelleft=not j)
         _label(axes, line, LETTERS[i % len(LETTERS)], facts["panels"][0])
     for k, title in enumerate(titles):
@@ -333,7 +333,7 @@ def _legend(figure: Figure, drawn: Drawn, columns: int) -> float:
         apart |= tidy.own_gpus({str(label): set(counts) for label, counts in here.items()}, panel["gpus"])
     handles = []
     for label, look in drawn.looks.items():
-        name = re.sub(r"\+(?=\w+=)", " ", label).replace(":plusplus", "++")
+        name = style.called(label)
         name = tidy.with_gpus(name, took[label]) if label in apart else name
         handles.append(style.handle(name, look, line=label not in facts["controls"], **_marks(look)))
     handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=CROSSES,

@@ -19,7 +19,7 @@ from harness.rows import crossings, tidy
 from harness.rows.crossings import Standing
 from harness.rows.statistics import Crossing, Estimate
 from plots import style, verdicts
-from plots.caption import CORRECTED, POINTS, Facts, Panel, brief
+from plots.caption import CORRECTED, Facts, Panel, brief, definition, flat
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MOST = 6  # panels of a picture
 ACROSS = 2  # panels in a line
 WHOLE = 0.9995  # of attainment: what prints as 100.0 %
-ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.24, 0.36  # heights of a system's row, and above and below a panel
+ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.32, 0.34  # heights of a system's row, and above and below a panel
 NAMES_IN, WORDS_IN, GAP_IN = 1.25, 1.12, 0.1  # widths of systems' names, of what stands beside a panel, and a gap
 HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
 PAPER = "#202020"
@@ -233,8 +233,8 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
     most = [max(len(by_cell[k]) for k in line) for line in lines]
     figure = Figure(figsize=(style.PAGE_IN, 1))
     text, foot = style.foot(_caption(table, facts, by_cell, note), 178)
-    top = style.legend(figure, _handles(by_cell), 4, fontsize=6, handlelength=1.6, columnspacing=1.4,
-                       labelspacing=0.3)  # fmt: skip
+    handles = _handles(by_cell, facts["systems"][0])
+    top = style.legend(figure, handles, 4, fontsize=6, handlelength=1.6, columnspacing=1.4, labelspacing=0.3)
     height = top + sum(HEAD_IN + ROW_IN * count + FOOT_IN for count in most) + foot + 0.02
     figure.set_size_inches(style.PAGE_IN, height)
     wide = (style.PAGE_IN - NAMES_IN) / ACROSS if len(shown) > 1 else style.PAGE_IN - NAMES_IN
@@ -246,7 +246,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
         for j, k in enumerate(line):
             axis = figure.add_axes(((NAMES_IN + j * wide) / style.PAGE_IN, below / height,
                                     (wide - WORDS_IN - GAP_IN) / style.PAGE_IN, ROW_IN * count / height))  # fmt: skip
-            style.name_rows(axis, [_called(name) for name in names], fontsize=6)
+            style.name_rows(axis, [style.called(name) for name in names], fontsize=6)
             axis.tick_params(labelleft=not j, labelsize=6)
             _panel(axis, shown[k], {row.label: row for row in by_cell[k]}, names, looks)
             _title(axis, chr(ord("a") + k), shown[k], shown, facts)
@@ -255,28 +255,29 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
     return figure
 
 
-def _called(label: str) -> str:
-    return re.sub(r"\+(?=\w+=)", " ", label).replace(":plusplus", "++")
-
-
 def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Facts) -> None:
-    panel, first = cell.any, _called(facts["systems"][0])
+    panel, first = cell.any, style.called(facts["systems"][0])
     name = f"({letter}) {_name(cell, facts)}"
     if sum(_name(other, facts) == _name(cell, facts) for other in shown) > 1 and panel["gpus"]:
         name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
-    wide = axis.get_position().width * style.PAGE_IN + (0.0 if _judged(cell) else WORDS_IN)
-    axis.set_title(name, loc="left", pad=3, fontsize=6.5 * min(1.0, 20.5 * wide / len(name)))
+    wide = axis.get_position().width * style.PAGE_IN + WORDS_IN
+    axis.set_title(name, loc="left", pad=10, fontsize=6.5 * min(1.0, 20.5 * wide / len(name)))
     if _judged(cell):
-        axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 3), va="bottom",
+        axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 2), va="bottom",
                       textcoords="offset points", fontsize=5.5, color="#404040")  # fmt: skip
     unit = UNITS[panel["axis"]]
-    axis.set_xlabel(f"{unit} at {100 * facts['level']:g} % {cell.definition.upper()}", fontsize=6, labelpad=1)
+    better = "lower" if panel["axis"] in {"slo_scale", "gpus"} else "higher"
+    met = f"{100 * facts['level']:g} % {definition(cell.definition)}"
+    axis.set_xlabel(f"{unit} at {met} ({better} is better)", fontsize=6, labelpad=1)
 
 
 def _name(cell: Cell, facts: Facts) -> str:
     panel = cell.any
     trace = facts["titles"][panel["column"]] if facts["titles"] else panel["trace"].partition("+")[0]
-    return f"{panel['name']} · {trace}" + ("" if cell.panels else ", each half")
+    name = f"{panel['name']} · {trace}" + ("" if cell.panels else ", each half")
+    if panel["axis"] != "slo_scale":
+        return name
+    return f"{name}, {panel['models']}" + (f" at {panel['rate_rps']:.3g} req/s" if panel["rate_rps"] else "")
 
 
 def _judged(cell: Cell) -> bool:
@@ -358,7 +359,7 @@ def _scale(axis: Axes, kind: str, low: float, high: float) -> None:
     axis.set_xlim(low, high)
 
 
-def _handles(by_cell: Sequence[Sequence[Row]]) -> list[Line2D | Patch]:
+def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patch]:
     """Return the legend of the marks and verdicts that are drawn, and of nothing else."""
     every = [row for cell_rows in by_cell for row in cell_rows]
     grey: dict[str, Any] = {"color": "#606060", "markersize": 3.6}
@@ -369,20 +370,21 @@ def _handles(by_cell: Sequence[Sequence[Row]]) -> list[Line2D | Patch]:
     bounds = [row.at.at.sign for row in every if row.at is not None]
     if any(sign != "=" for sign in bounds):
         handles.append(Line2D([], [], marker="o", markerfacecolor="white", linewidth=1.0,
-                              label="beyond what was run", **grey))  # fmt: skip
+                              label="a bound: beyond what was run", **grey))  # fmt: skip
     if any(row.halves for row in every):
         handles.append(Line2D([], [], marker="|", linestyle="none", markeredgewidth=0.9,
                               label="real trace: first half above, second below", **grey))  # fmt: skip
+    if any(c.at.sign != "=" for row in every for c in row.halves.values()):
+        handles.append(Line2D([], [], marker=5, linestyle="none", label="a half, beyond what was run", **grey))
     if any(row.paper for row in every):
         handles.append(Line2D([], [], color=PAPER, marker="D", markerfacecolor="white", markersize=3.2,
-                              linestyle="none", label="where the paper has it"))  # fmt: skip
-    handles += verdicts.handles({row.standing.says for row in every if row.standing is not None})
+                              linestyle="none", label="where the paper's number puts it"))  # fmt: skip
+    handles += verdicts.handles({row.standing.says for row in every if row.standing is not None}, style.called(first))
     return handles
 
 
 def _caption(table: pa.Table, facts: Facts, by_cell: Sequence[Sequence[Row]], note: str) -> str:
     every = [row.standing for cell_rows in by_cell for row in cell_rows if row.standing is not None]
-    points = any(standing.differences and (standing.flat or standing.ratio is None) for standing in every)
     cases = "Halves of a real trace are case studies, without interval or verdict."
     halves = any(panel.get("half") for panel in facts["panels"])
-    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, POINTS * points, *facts["notes"])
+    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, flat(every), *facts["notes"])

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from harness.policy.types import UserError
 from harness.rows import crossings
 from plots import style
-from plots.caption import Facts, asked, brief, caption
+from plots.caption import Facts, asked, brief, caption, definition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,8 +86,8 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
             f"{at['trace'].partition('+')[0]}\n{at['offered_rps']:.3g} req/s, {at['whole']:.1f} %", fontsize=6
         )
     left = NAMES_IN / style.PAGE_IN
-    figure.text((1 + left) / 2, (foot + 0.12) / height, f"points of {facts['definitions'][0].upper()} attainment lost",
-                ha="center", fontsize=6.5)  # fmt: skip
+    lost = f"points of {definition(facts['definitions'][0])} attainment lost (right: the part helps)"
+    figure.text((1 + left) / 2, (foot + 0.12) / height, lost, ha="center", fontsize=6.5)
     style.legend(figure, [
         Patch(facecolor=LOST, edgecolor=LOST, label="lost without this part, all models"),
         Patch(facecolor="white", edgecolor=LOST, label="its interval covers 0"),

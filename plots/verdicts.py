@@ -53,7 +53,13 @@ def told(standing: Standing) -> str:
     return standing.note if standing.ratio is None else estimate.text(standing.ratio, RATIO)
 
 
-def handles(shown: Collection[str]) -> list[Patch]:
-    """Return the legend of the verdicts in `shown`; a verdict without a sign needs none."""
-    return [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=" ".join(STANDINGS[says]))
-            for says, fill in FILLS.items() if says in shown and STANDINGS[says][0]]  # fmt: skip
+def handles(says: Collection[str], first: str) -> list[Patch]:
+    """Return the legend of the verdicts in `says` on the system `first`; a verdict without a sign needs none."""
+    return [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=words(verdict, first))
+            for verdict, fill in FILLS.items() if verdict in says and STANDINGS[verdict][0]]  # fmt: skip
+
+
+def words(says: str, first: str) -> str:
+    """Return the sign of a verdict and what it means for the system `first`."""
+    sign, text = STANDINGS[says]
+    return f"{sign}  {first} {text}" if text.startswith(("ahead", "behind")) else f"{sign}  {text}".strip()

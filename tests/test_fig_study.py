@@ -165,9 +165,9 @@ def test_a_caption_says_how_rates_were_chosen_and_what_of_the_setting_differs() 
 
 
 def test_slo_rules_in_few_words() -> None:
-    assert caption.slos(["20xP95", "5xP95", "1.25xP95"]) == "1.25 to 20 x P95"
+    assert caption.slos(["20xP95", "5xP95", "1.25xP95"]) == "1.25 to 20 x P95 alone"
     assert caption.slos(["5/2xP95", "30/2xP95", "absolute:ttft=2,tpot=0.1"]) == (
-        "5/2xP95, 30/2xP95, absolute:ttft=2,tpot=0.1"
+        "TTFT 5 x, TPOT 2 x P95 alone, TTFT 30 x, TPOT 2 x P95 alone, TTFT 2 s, TPOT 0.1 s"
     )
 
 
@@ -175,7 +175,9 @@ def test_curves_say_which_caps_of_the_engine_bound() -> None:
     static = [row for row in CURVES.to_pylist() if row["label"] == "static" and row["definition"] == "loads"]
     bound = [row | {"definition": "cap_bound", "value": 0.02 * row["x"]} for row in static]
     told = pa.concat_tables([CURVES, pa.Table.from_pylist(bound, schema=CURVES.schema)]).unify_dictionaries()
-    assert "batch_cap bound more than 1 % of steps: static up to 32 %." in written(drawn_lines(told))
+    assert "The engine's batch_cap was reached in more than 1 % of steps: static up to 32 %." in written(
+        drawn_lines(told)
+    )
 
 
 def test_crossings_are_dashed_and_what_does_not_fit_is_hollow() -> None:
@@ -276,7 +278,7 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
     (axis,) = figure.axes
     assert "Verdicts are corrected together (Holm)." in written(figure)
     texts = [text.get_text() for text in axis.texts]
-    assert texts[:1] + texts[2:] == ["+ 4.00x", "static does not fit", "= 0.0, 0.0, 0.0", "points at 1, 4, 16"]
+    assert texts[:1] + texts[2:] == ["+ 4.00x", "static does not fit", "= 0.0, 0.0, 0.0", "points at 1, 4, 16 req/s"]
     filled = [patch.get_facecolor() for patch in axis.patches]
     assert len(set(filled)) == 3  # what has no room leaves nobody ahead
     with pytest.raises(UserError, match="no claim of this study is a ratio"):
@@ -324,8 +326,8 @@ def test_a_fleet_drops_a_line_at_the_fewest_gpus_that_hold() -> None:
     dotted = [[xs(line)[0] for line in axis.lines if list(np.asarray(line.get_ydata(), float)) == [0, 0.5]]
               for axis in figure.axes]  # fmt: skip
     assert dotted == [[4.0], [2.0]]
-    assert [axis.get_title() for axis in figure.axes] == ["SLO 5xP95", "SLO 10xP95"]
-    assert figure.axes[0].get_ylabel() == "hyperbolic-like\n6 req/s\nTTFT met (%)"
+    assert [axis.get_title() for axis in figure.axes] == ["SLO 5 x P95 alone", "SLO 10 x P95 alone"]
+    assert figure.axes[0].get_ylabel() == "hyperbolic-like\n6 req/s\nTTFT in time (%)"
     assert "mean, least and most of 3 seeds" in written(figure)
     assert "SLO 5 to 10 x P95" in written(figure)
 

@@ -150,7 +150,7 @@ def test_the_figure_has_a_panel_for_each_of_what_is_measured(
     monkeypatch.setattr(weaving, "LONG_WINDOW_S", 100.0)
     points = list(weaving.curves(1, out=azure, workers=1))
     assert {point.panel for point in points} == set(fig_weaver.TITLES)
-    assert {p.series for p in points if p.panel in {"hot", "cold", "muxserve", "share"}} == set(fig_weaver.COLORS)
+    assert {p.series for p in points if p.panel in {"hot", "cold", "muxserve", "share"}} == set(fig_weaver.LOOKS)
     slow = {"CPU", "Weaver, long outputs", "MuxServe, long outputs"}  # nothing ends in so short a window
     assert all(point.value > 0.0 for point in points if point.series not in slow)
     hot = {point.series: point.value for point in points if point.panel == "hot"}
