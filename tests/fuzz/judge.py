@@ -6,6 +6,7 @@ A good end is exit code 2 (of `bench check` also 1), one line that names the cul
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import select
@@ -256,8 +257,10 @@ def _child(case: Case, own: Path) -> NoReturn:
                 del os.environ[key]
         if case.env or case.around:
             _exec(case, own)
+        from harness.cli import terminal
         from harness.cli.app import main
 
+        terminal.FIRST_S = math.inf  # a slow stage is no second line of an error
         main(args=list(case.argv), prog_name="bench")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
