@@ -34,8 +34,8 @@ CAP := $(shell command -v timeout || command -v gtimeout)
 define quiet
 @mkdir -p .make; log=.make/$(1).log; from=$$(date +%s); : >$$log; \
 [ -t 1 ] || printf '%-12s installing$(if $(3), $(3)) ...\n' '$(1)'; \
-(while [ -t 1 ] && kill -0 $$$$; do printf '\r\033[K%-12s %4d s  %d$(if $(3), of $(3))  %.36s' '$(1)' \
-$$(($$(date +%s) - from)) $$(grep -c '^Collecting' $$log) "$$(grep '^[A-Z][a-z]*ing ' $$log | tail -n 1)"; sleep 1; done) 2>/dev/null & \
+(while [ -t 1 ] && kill -0 $$$$; do printf '\r\033[K%-12s %4d s  %s%.36s' '$(1)' $$(($$(date +%s) - from)) \
+"$(if $(3),$$(grep -c '^Collecting' $$log) of $(3)  )" "$$(grep '^[A-Z][a-z]*ing ' $$log | tail -n 1)"; sleep 1; done) 2>/dev/null & \
 tick=$$!; ($(2)) >$$log 2>&1 </dev/null; code=$$?; kill $$tick 2>/dev/null; [ ! -t 1 ] || printf '\r\033[K'; \
 [ $$code -eq 0 ] || { tail -n 20 $$log >&2; echo "failed: $(1) (all of it: $$log)" >&2; exit 1; }; \
 printf '%-12s %4d s\n' '$(1)' $$(($$(date +%s) - from))

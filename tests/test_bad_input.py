@@ -243,7 +243,7 @@ def limited(size: int, *args: object) -> subprocess.CompletedProcess[str]:
 def test_a_full_disk_is_one_line_and_nothing_half_written(workers: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert bench(*COMPARE, "-o", tmp_path / "other").exit_code == 0  # so that the compiler has nothing left to write
-    done = limited(2000, *COMPARE, "-o", out, "--workers", workers)
+    done = limited(2000, *COMPARE, "-o", out, "--workers", workers, "--quiet")
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"error: {out}/dedicated-")

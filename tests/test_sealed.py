@@ -116,7 +116,7 @@ def test_a_damaged_run_is_made_again_and_told(store: Store, whole: Store) -> Non
     flip(store.rows)
     result = bench(*COMPARE, "-o", store.top)
     assert result.exit_code == 0
-    assert result.stderr.splitlines() == [f"{store.run} is damaged: it is run again", "comparison: 1 of 2"]
+    assert result.stderr == f"{store.run} is damaged: it is run again\n"
     assert store.rows.read_bytes() == whole.rows.read_bytes()
     assert store.scored.read_bytes() == whole.scored.read_bytes()
     again = bench(*COMPARE, "-o", store.top)

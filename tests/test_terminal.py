@@ -12,9 +12,11 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from harness.cli import terminal
 from harness.cli.terminal import UP, Machine, Terminal
 from harness.loop.system import ROOT
 
@@ -92,19 +94,40 @@ def test_a_bar_fits_its_terminal_and_its_clock_moves_within_a_step(size: tuple[i
     assert max(len(line) for line in re.split(r"[\r\n]+", text) if "%|" in line) <= (size[1] or 80)
 
 
-def test_a_pipe_gets_a_line_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
-    with Terminal() as teller:
-        for what, total in (
-            ("planning", 2),
-            ("compile", 1),
-            ("fig7", 3),
-            ("fig7, round 2", 4),
-            ("scores", 7),
-            ("bounds", 0),
-        ):
-            for done in range(total + 1):
-                teller.progress(what, done, total)
-    assert capsys.readouterr().err.splitlines() == ["compile ...", "fig7: 0 of 3", "scores: 0 of 7"]
+def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = [0.0]
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
+    monkeypatch.setattr(terminal, "FIRST_S", 5.0)
+    teller = Terminal()
+    for at_s, what, done, total in (
+        (0.0, "planning", 0, 2), (4.0, "planning", 1, 2), (4.5, "planning", 2, 2),  # over before 5 s
+        (4.5, "fig7", 0, 4), (9.5, "fig7", 1, 4), (14.0, "fig7", 4, 4),
+        (14.0, "fig7, round 2", 0, 2), (20.0, "fig7, round 2", 1, 2), (20.0, "fig7, round 2", 2, 2),  # the same stage
+        (21.0, "scores", 0, 9), (27.0, "scores", 3, 9),
+    ):  # fmt: skip
+        at[0] = at_s
+        teller.progress(what, done, total)
+    assert capsys.readouterr().err.splitlines() == [
+        "fig7: 1 of 4, about 15 s left",
+        "scores: 3 of 9, about 12 s left",
+    ]
+
+
+COMPILE = """
+import time
+from harness.cli import terminal
+terminal.TICK_S, terminal.FIRST_S = 0.05, 0.2
+with terminal.Terminal() as teller:
+    teller.progress("compile", 0, 1)
+    time.sleep(3)
+"""
+
+
+def test_a_step_that_takes_long_is_told_in_a_pipe() -> None:
+    done = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == "compile ...\n"
 
 
 def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ PROGRESS_HZ = 4
 TICK_S = 1.0  # a bar's clock moves at least so often, however long a step takes
 COUNTS = 52  # characters of a bar that are not its name
 LINE_S, OFTEN_S = 20.0, 1.0  # between two lines where no bar is; where all is told
+FIRST_S = 5.0  # after which a stage has a line where no bar is: an error before it is the only line
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"planning", "compile", "scores"})  # phases of which nothing is kept when the user interrupts
-READING = frozenset({"planning", "runs read", "runs looked at"})  # phases in which mistakes show, each as the only line
 UP = "\x1b[{}A\x1b[J"  # so many lines up, and nothing below
 MANY = 20  # runs: of fewer it is not said how many are stored
 
@@ -61,7 +61,8 @@ class Terminal:
     def __init__(self, unit: str = "run") -> None:
         self._unit = unit
         self._bar: Any = None
-        self._phase = ""
+        self._at = ("", 0, 0)  # the phase, what is done of it, and all of it
+        self._stage_s, self._stage_told = 0.0, False  # when the stage began; it has had a line
         self._level = LEVEL.get()
         self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI")) or bool(self._level)
         self._line_s, self._zero = OFTEN_S if self._level == "verbose" else LINE_S, time.monotonic()
@@ -113,42 +114,55 @@ class Terminal:
             self._bar.refresh()
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Move the bar of a phase; a new phase starts a new one, and without a bar a new stage says a line."""
-        now, stored = time.monotonic(), False
-        if new := what != self._phase:
-            self.close()
-            self._begun = (done, now)
-            stored = 0 < done < total >= MANY and self._unit == "run" and not self._worked  # else by this command
-            if stored:
-                self.say(f"{what}: {done:,} of {total:,} are stored")
-        self._worked |= done > self._begun[0]
-        stage = new and not stored and what not in READING and _stage(what) != _stage(self._phase)
-        self._phase = what
-        if what not in STAGES:
-            self._kept_of, self.kept = what, (done, total)
-        if self._quiet or done == total:
-            self.close()
-            if done < total and (stage or now - self._told >= self._line_s):
-                counts = f": {done:,} of {total:,}{self._left(done, total, now)}" if total > 1 else " ..."
-                self.say(f"{what}{counts}")
-            return
+        """Move the bar of a phase; a new phase starts a new one."""
         with self._lock:
-            columns = shutil.get_terminal_size().columns
-            if self._bar is None:
-                from tqdm import tqdm
+            now = time.monotonic()
+            if what != self._at[0]:
+                self.close()
+                if _stage(what) != _stage(self._at[0]):
+                    self._stage_s, self._stage_told = now, False
+                self._begun = (done, now)
+                if 0 < done < total >= MANY and self._unit == "run" and not self._worked:  # else by this command
+                    self._stage_told = True
+                    self.say(f"{what}: {done:,} of {total:,} are stored")
+            self._worked |= done > self._begun[0]
+            self._at = (what, done, total)
+            if what not in STAGES:
+                self._kept_of, self.kept = what, (done, total)
+            if self._quiet or done == total:
+                self.close()
+                self._tell(now)
+            else:
+                self._move(what, done, total)
 
-                name = what if len(what) <= (most := max(columns - COUNTS, COUNTS // 3)) else what[: most - 1] + "…"
-                self._bar = tqdm(total=total, initial=done, desc=name, unit=self._unit, mininterval=1 / PROGRESS_HZ,
-                                 leave=False, file=sys.stderr, ncols=columns, nrows=2)  # fmt: skip
-            self._bar.ncols = columns
-            self._bar.update(done - self._bar.n)
+    def _move(self, what: str, done: int, total: int) -> None:
+        """Move the bar, as wide as the terminal is now."""
+        columns = shutil.get_terminal_size().columns
+        if self._bar is None:
+            from tqdm import tqdm
+
+            name = what if len(what) <= (most := max(columns - COUNTS, COUNTS // 3)) else what[: most - 1] + "…"
+            self._bar = tqdm(total=total, initial=done, desc=name, unit=self._unit, mininterval=1 / PROGRESS_HZ,
+                             leave=False, file=sys.stderr, ncols=columns, nrows=2)  # fmt: skip
+        self._bar.ncols = columns
+        self._bar.update(done - self._bar.n)
+
+    def _tell(self, now: float) -> None:
+        """Print how far the phase is where that is due: early in a stage, and then now and then."""
+        what, done, total = self._at
+        early = not self._stage_told and now - self._stage_s >= FIRST_S
+        if done < total and (early or now - self._told >= self._line_s):
+            self._stage_told = True
+            self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}" if total > 1 else f"{what} ...")
 
     def _ticks(self) -> None:
-        """Move the clock of the bar while nothing else does."""
+        """Move the clock of the bar, or tell how far it is, while a step takes long."""
         while not self._over.wait(TICK_S):
             with self._lock:
                 if self._bar is not None:
                     self._bar.refresh()
+                elif self._quiet:
+                    self._tell(time.monotonic())
 
     def _left(self, done: int, total: int, now: float) -> str:
         """Estimate how long the rest of a phase takes, once some of it was done."""
@@ -165,7 +179,7 @@ class Terminal:
                 self._bar = None
 
     def __enter__(self) -> Self:
-        if not self._quiet:
+        if self._level != "quiet":
             threading.Thread(target=self._ticks, daemon=True).start()
         return self
 
@@ -189,9 +203,10 @@ class Machine(Terminal):
     def progress(self, what: str, done: int, total: int) -> None:
         """Print how far a phase is: {"stage", "done", "total", "left_s"}, the last one null while nothing tells it."""
         now = time.monotonic()
-        first = what != self._phase
+        first = what != self._at[0]
         if first:
-            self._phase, self._begun = what, (done, now)
+            self._begun = (done, now)
+        self._at = (what, done, done)  # nothing is left to tell in words
         if what not in STAGES:
             self._kept_of, self.kept = what, (done, total)
         if first or done == total or now - self._told >= 1 / PROGRESS_HZ:

@@ -6,6 +6,7 @@ code 0 where the case has it for sane. Either stays within limits of processor t
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import select
@@ -256,8 +257,10 @@ def _child(case: Case, folder: Path) -> NoReturn:
                 del os.environ[key]
         if case.env or case.around:
             _exec(case, folder)
+        from harness.cli import terminal
         from harness.cli.app import main
 
+        terminal.FIRST_S = math.inf  # a slow stage is no second line of an error
         main(args=list(case.argv), prog_name="bench")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
