@@ -24,8 +24,8 @@ MOST = 11  # the highest peaks, in the panels by instance, whose lines go from l
 TITLES = {"mean_ttft_s": "Mean TTFT of all requests", "p99_ttft_s": "P99 TTFT of the worst model"}
 CAPTION = (
     "{load} on one card, asked in staggered ramps. Simulated on an MI300X, a guess: kvcached's runs of vLLM 0.14"
-    " (88b6753) name no card. Its table is scaled to uncongested instances of these runs, and no other measured run checks"
-    " it. Processes take turns on the card."
+    " (88b6753) name no card. Its table is scaled to uncongested instances of these runs, and no other measured run"
+    " checks it. Processes take turns on the card."
 )
 NAMED = {"static": "memory split evenly (static)", "elastic": "memory on demand (elastic)"}
 SIMULATED = (0, (3, 1.5))  # dashes
