@@ -66,7 +66,7 @@ ARCHITECTURE = {
         "numpy pandas pyarrow scipy",
     ),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
-    "plots": Box("policy loop rows", "matplotlib numpy pandas pyarrow seaborn"),
+    "plots": Box("policy loop rows", "PIL matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(
         "policy loop rows engines.costs traces workloads mock report run study validate check plots",
         "click numpy pandas pyarrow tqdm",
