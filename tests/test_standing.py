@@ -12,8 +12,8 @@ import numpy as np
 from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
+from harness.engines.torch.core import Kv
 from harness.engines.torch.engine import Torch
-from harness.engines.torch.lanes import Kv
 from harness.engines.torch.processes import Bytes, Workers
 from harness.engines.wallclock import Live
 from harness.loop.recorder import Note, Recorder

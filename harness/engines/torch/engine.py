@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.engines.machine import Config, Refusal, laid_out
 from harness.engines.torch import nets
-from harness.engines.torch.lanes import Kv, Lane, Step, Turn, ended, formed
+from harness.engines.torch.core import Core, Kv
+from harness.engines.torch.lanes import Lane, Step, Turn, ended, formed
 from harness.engines.torch.moves import Moves, Transfer
 from harness.engines.torch.pages import Account, Arena, runs, whole
-from harness.engines.torch.processes import Bytes, Seat, Workers
+from harness.engines.torch.processes import Seat, Workers
 from harness.engines.torch.residents import WAYS, Residents
 from harness.engines.torch.view import Seen
 from harness.engines.torch.wire import Copied, Order, Part, Stepped
-from harness.engines.wallclock import Counts, Live, NoProfile, WallClock, machine_facts
+from harness.engines.wallclock import Counts, Live, NoProfile, machine_facts
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import (
@@ -37,9 +38,7 @@ from harness.policy.types import (
     Cluster,
     Fidelity,
     Gpu,
-    Gpus,
     Host,
-    Inst,
     Model,
     Option,
     UserError,
@@ -56,7 +55,7 @@ CHARGE_S = 0.01  # between two looks at why those who do not step wait
 LINKS = {"h2d": 0.1, "d2h": 0.1, "peer": 0.8, "disk": 0.01}  # GB/s; H100's 55, 55, 450 and 5.5 less the same part
 
 
-class Torch(WallClock):
+class Torch(Core):
     """Steps the networks of a run's models."""
 
     can = frozenset(
@@ -74,6 +73,8 @@ class Torch(WallClock):
     }  # fmt: skip
     fidelity: Fidelity = "emulated"
     wall_clock = exclusive = True
+    residents: Residents
+    moves: Moves
 
     def __init__(self, config: Config, options: Mapping[str, Option]) -> None:
         super().__init__(config)
@@ -118,11 +119,6 @@ class Torch(WallClock):
         self._numbers = 0
         self._charged_s = -math.inf
         self._cpu_s = self._passed_s = 0.0
-
-    @property
-    def places(self) -> list[Gpus]:
-        """Where instances may be."""
-        return [(device,) for device in range(self.config.gpus)]
 
     def _cluster(self) -> Cluster:
         c = self.config
@@ -278,13 +274,6 @@ class Torch(WallClock):
                 return "never", "there is no such model, GPU or way to load"
         return None
 
-    def nowhere(self, inst: Inst) -> Refusal | None:
-        """Why an instance cannot be where it is named, if so."""
-        if inst.model not in self.nets or isinstance(inst.place, Host) or inst.place not in self.places:
-            many = not isinstance(inst.place, Host) and len(inst.place) > 1
-            return "never", "tensor parallelism is not served" if many else f"no {inst.model} on {inst.place}"
-        return None
-
     def _run(self, order: Run) -> Refusal | None:
         if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
             return "never", "a slice is of a prefill, and has at least one layer"
@@ -315,52 +304,6 @@ class Torch(WallClock):
     def _in_flight(self, lane: Lane) -> bool:
         step = lane.step
         return step is not None and step.seat.step is step and step.turn is lane.turn
-
-    def here(self, one: Live, place: Gpus) -> bool:
-        """Tell whether a member's KV can be attended by its batch."""
-        kv = self.kv[one.rid]
-        return kv.home == place or (kv.attend and not isinstance(kv.home, Host))
-
-    def kv_bytes(self, one: Live) -> int:
-        """See WallClock."""
-        return self.kv[one.rid].bytes if one.rid in self.kv else 0
-
-    def hold(self, one: Live, tokens: int) -> bool:
-        """Hold blocks for so many tokens of a request; False where there is no room."""
-        kv = self.kv[one.rid]
-        more = kv.account.blocks_for(tokens) - len(kv.blocks)
-        if more > 0 and not kv.account.fits(more):
-            return False
-        kv.blocks += kv.account.take(max(0, more))
-        return True
-
-    def could_hold(self, one: Live) -> bool:
-        """Tell whether a prompt and a token would fit if nobody else were there."""
-        assert one.batch is not None
-        account = self.account(one.model, one.batch.inst.place)
-        most = account.arena.size - whole(self.nets[one.model].weight_bytes)
-        if account.limit_bytes is not None:
-            most = min(most, account.limit_bytes)
-        return account.blocks_for(one.ctx_tokens + 1) * account.pages.block_bytes <= most
-
-    def enter(self, one: Live) -> bool:
-        """Take the blocks of a prompt and a token, and leave the watermark; False where there is no room."""
-        assert one.batch is not None
-        place = one.batch.inst.place
-        account = self.account(one.model, place)
-        of = account.arena.size if account.limit_bytes is None else account.limit_bytes
-        beside = self.residents.claims.get(place[0], 0) if not isinstance(place, Host) else 0
-        alone = not account.used_bytes
-        if not account.fits(account.blocks_for(one.ctx_tokens + 1), 0 if alone else int(self.config.watermark * of)):
-            return False
-        if beside and account.need_bytes(account.blocks_for(one.ctx_tokens + 1)) + beside > account.arena.free_bytes:
-            return False
-        self.kv[one.rid] = Kv(account, place)
-        return self.hold(one, one.ctx_tokens + 1)
-
-    def account(self, model: str, place: Gpus | Host) -> Account:
-        """Return a model's account of KV."""
-        return self.accounts[model, place if isinstance(place, Host) else place[0]]
 
     def release(self, one: Live) -> None:
         """Take a request's KV, once the step or the copy that uses it is over; see WallClock."""
@@ -574,14 +517,6 @@ class Torch(WallClock):
         lane.turn = lane.order = None
         ran_s = 0.0 if turn.began_s is None else self.now_s - turn.began_s
         self.tell([TurnEnded(lane.batch, lane.phase, why, turn.steps, ran_s)])
-
-    def copy(self, link: str, parts: Iterable[Bytes], *, kv: bool = False, part: float = 1.0) -> int | None:
-        """Order a copy over a link, at a part of its rate; return its number, None where there is nothing to copy."""
-        return self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
-
-    def refuse(self, done: Done) -> None:
-        """Tell an end that every policy hears, or that nobody asked to be spared."""
-        self._told.append(done)
 
     def waits_for(self, one: Live) -> str:
         """See WallClock."""

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from harness.engines.torch.core import Core
 from harness.engines.torch.pages import Account
+from harness.engines.torch.processes import Seat
 from harness.engines.wallclock import Live
 from harness.policy.actions import Run
 from harness.policy.events import Event
-from harness.policy.types import Batch, Gpus, Host, Phase
-
-if TYPE_CHECKING:
-    from harness.engines.torch.engine import Torch
-    from harness.engines.torch.processes import Seat
-
-
-@dataclass(slots=True, eq=False)
-class Kv:
-    """A request's KV: where it lies, and of how many tokens."""
-
-    account: Account
-    home: Gpus | Host
-    blocks: list[int] = field(default_factory=list)
-    tokens: int = 0
-    attend: bool = False  # where it lies, for a batch elsewhere
-    swapped: bool = False  # to the host by the engine, which brings it back
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of its blocks."""
-        return len(self.blocks) * self.account.pages.block_bytes
+from harness.policy.types import Batch, Host, Phase
 
 
 @dataclass(slots=True)
@@ -82,7 +63,7 @@ class Lane:
     last: int = 0  # order of its last step among all
 
 
-def formed(engine: Torch, lane: Lane, order: Run) -> tuple[list[Row], list[Event]]:
+def formed(engine: Core, lane: Lane, order: Run) -> tuple[list[Row], list[Event]]:
     """Return the members that step together now, each with its tokens; and what happened to those who lack memory."""
     c, batch = engine.config, lane.batch
     place = batch.inst.place
@@ -103,7 +84,7 @@ def formed(engine: Torch, lane: Lane, order: Run) -> tuple[list[Row], list[Event
     return rows, events
 
 
-def _decodes(engine: Torch, members: list[Live], decodes: list[Live], events: list[Event]) -> list[Row]:
+def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[Row]:
     """Step each by a token; who finds no block takes those of the latest member, which starts anew or is swapped."""
     for one in decodes:
         while one.kv_tokens and not engine.hold(one, one.ctx_tokens):
@@ -120,7 +101,7 @@ def _decodes(engine: Torch, members: list[Live], decodes: list[Live], events: li
 
 
 def _prompts(
-    engine: Torch, members: list[Live], cap: int, budget: int, events: list[Event], *, whole: bool
+    engine: Core, members: list[Live], cap: int, budget: int, events: list[Event], *, whole: bool
 ) -> list[Row]:
     """Pieces of prompts up to a budget of tokens, or whole ones; the first that does not fit stops those behind."""
     rows, left = list[Row](), budget
@@ -142,7 +123,7 @@ def _prompts(
     return rows
 
 
-def ended(engine: Torch, lane: Lane) -> Literal["time", "steps", "empty", "stuck"] | None:
+def ended(engine: Core, lane: Lane) -> Literal["time", "steps", "empty", "stuck"] | None:
     """Why an idle lane's turn is over, if it is."""
     turn, inst = lane.turn, lane.batch.inst
     assert turn is not None

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from harness.engines.machine import Refusal
-from harness.engines.torch.lanes import Kv
+from harness.engines.torch.core import Core, Kv
 from harness.engines.torch.pages import Account
 from harness.engines.torch.processes import Bytes
 from harness.engines.wallclock import Live
 from harness.policy.actions import Move
 from harness.policy.events import Done
 from harness.policy.types import Batch, Gpus, Host
-
-if TYPE_CHECKING:
-    from harness.engines.torch.engine import Torch
 
 NOWHERE = Host(-1)  # KV that is discarded
 
@@ -45,7 +41,7 @@ class Moving:
 class Moves:
     """The moves of an engine that have not ended."""
 
-    def __init__(self, engine: Torch) -> None:
+    def __init__(self, engine: Core) -> None:
         self.engine = engine
         self.moving: dict[int, Transfer] = {}  # by request
         self.under_way: dict[int, Transfer] = {}  # by the number of their copies

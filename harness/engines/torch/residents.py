@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from harness.engines.machine import Refusal
+from harness.engines.torch.core import Core
 from harness.engines.torch.pages import runs, whole
 from harness.engines.torch.processes import Bytes, Seat
 from harness.policy.actions import Evict, Load
 from harness.policy.events import Done
 from harness.policy.types import Host, Inst
 from harness.policy.view import Weights
-
-if TYPE_CHECKING:
-    from harness.engines.torch.engine import Torch
 
 PART = 16 * 4096  # bytes: of a copy, the least that is overtaken
 
@@ -51,7 +49,7 @@ class Held:
 class Residents:
     """The instances of an engine that are in or under way, in order of Load."""
 
-    def __init__(self, engine: Torch) -> None:
+    def __init__(self, engine: Core) -> None:
         self.engine = engine
         self.held: dict[Inst, Held] = {}
         self.copies: dict[int, Inst] = {}  # under way, by number

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from harness.engines.torch.core import Core
 from harness.engines.wallclock import Counts, WallView
 from harness.policy.actions import Run
 from harness.policy.types import Batch, Host, Inst, Phase
 from harness.policy.view import BatchState, KvState, RequestState, Weights
 
-if TYPE_CHECKING:
-    from harness.engines.torch.engine import Torch
-
 
 class Seen(WallView):
     """The engine's state, read in place."""
 
-    def __init__(self, engine: Torch) -> None:
+    def __init__(self, engine: Core) -> None:
         super().__init__(engine)
         self._own = engine
 
