@@ -30,11 +30,16 @@ LOCKED := .venv/.lock-$(LOCK)
 READY := .venv/.package-$(LOCK)-$(HERE)
 CAP := $(shell command -v timeout || command -v gtimeout)
 
-# $(call quiet,name,command): its output only if it fails, and then the last 20 lines
+# $(call quiet,name,command,packages): installs. The output shows only if that fails, and then its last 20 lines; on a
+# terminal a line counts packages and seconds. It ends with this shell, also when that is interrupted.
 define quiet
-@mkdir -p .make; from=$$(date +%s); \
-if ($(2)) >.make/$(1).log 2>&1 </dev/null; then printf '%-12s %4d s\n' '$(1)' $$(($$(date +%s) - from)); \
-else tail -n 20 .make/$(1).log >&2; echo 'failed: $(1) (all of it: .make/$(1).log)' >&2; exit 1; fi
+@mkdir -p .make; log=.make/$(1).log; from=$$(date +%s); : >$$log; \
+[ -t 1 ] || printf '%-12s installing$(if $(3), $(3)) ...\n' '$(1)'; \
+(while [ -t 1 ] && kill -0 $$$$; do printf '\r\033[K%-12s %4d s  %s%.36s' '$(1)' $$(($$(date +%s) - from)) \
+"$(if $(3),$$(grep -c '^Collecting' $$log) of $(3)  )" "$$(grep '^[A-Z][a-z]*ing ' $$log | tail -n 1)"; sleep 1; done) 2>/dev/null & \
+tick=$$!; ($(2)) >$$log 2>&1 </dev/null; code=$$?; kill $$tick 2>/dev/null; [ ! -t 1 ] || printf '\r\033[K'; \
+[ $$code -eq 0 ] || { tail -n 20 $$log >&2; echo "failed: $(1) (all of it: $$log)" >&2; exit 1; }; \
+printf '%-12s %4d s\n' '$(1)' $$(($$(date +%s) - from))
 endef
 
 # $(call loud,name,command): its output as it comes
@@ -75,10 +80,10 @@ $(LOCKED):
 	{ echo 'error: no $(PYTHON) here; name a Python >= 3.11: make PYTHON=/path/to/python3' >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	{ echo "error: $(PYTHON) is $$($(PYTHON) --version 2>&1), 3.11 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 2; }
-	$(call quiet,environment,$(PYTHON) -m venv --clear .venv && $(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock && touch $@)
+	$(call quiet,environment,$(PYTHON) -m venv --clear .venv && $(PY) -m pip install --disable-pip-version-check --require-hashes -r requirements.lock && touch $@,$(shell grep -c '^[a-z].*==' requirements.lock) packages)
 
 $(READY): $(LOCKED)
-	$(call quiet,package,$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . && rm -f .venv/.package-* && touch $@)
+	$(call quiet,package,$(PY) -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e . && rm -f .venv/.package-* && touch $@)
 
 test: ## all tests
 	$(call stage,600,setup)
@@ -98,8 +103,8 @@ torch: $(TORCHED) ## torch, triton, cuda-bindings and transformers into .venv, b
 
 # Apart: torch's CUDA builds name a triton of their own, its CPU builds none; what is compiled here needs no GPU.
 $(TORCHED): | $(READY)
-	$(call quiet,torch,$(PY) -m pip install -q --disable-pip-version-check $(TORCH) && \
-	$(PY) -m pip install -q --disable-pip-version-check $(KERNELS) $(BESIDE) && \
+	$(call quiet,torch,$(PY) -m pip install --disable-pip-version-check $(TORCH) && \
+	$(PY) -m pip install --disable-pip-version-check $(KERNELS) $(BESIDE) && \
 	$(PY) -c '$(IMPORTS)' && rm -f .venv/.torch-* && touch $@)
 
 test-servers: servers-llamacpp servers-vllm servers-sglang ## tests with real servers on a CPU: llama.cpp, vLLM; SGLang's own parsers
@@ -112,13 +117,13 @@ servers-sglang: $(SGLANG)
 servers-%: | $(READY) ## .venv-NAME with a kind of server: llamacpp (0.2 GB), vllm (2.3 GB, minutes), sglang (0.9 GB over vllm)
 	$(if $(wildcard $(SERVERS)/$*.txt),,$(error no list of pins $(SERVERS)/$*.txt))
 	$(if $(wildcard $(call pinned,$*,$*)),,$(call quiet,$*,$(PYTHON) -m venv --clear .venv-$* && \
-	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(SERVERS)/$*.txt && \
+	.venv-$*/bin/python -m pip install --disable-pip-version-check --no-deps -r $(SERVERS)/$*.txt && \
 	sed -n 's/^# import /import /p' $(SERVERS)/$*.txt | .venv-$*/bin/python - && touch $(call pinned,$*,$*)))
 
 $(VLLM): | $(READY)
 	$(call quiet,vllm,$(PYTHON) -m venv --clear .venv-vllm && \
-	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check $(TORCH) && \
-	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(SERVERS)/vllm.txt && \
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check $(TORCH) && \
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check --no-deps -r $(SERVERS)/vllm.txt && \
 	.venv-vllm/bin/python -c 'import vllm' && touch $@)
 
 # It finds vLLM's packages by a .pth file, and has triton alone: vLLM would take to it.
@@ -126,7 +131,7 @@ $(SGLANG): $(VLLM) | $(READY)
 	$(call quiet,sglang,$(PYTHON) -m venv --clear .venv-sglang && \
 	site='import sysconfig; print(sysconfig.get_path("purelib"))' && \
 	.venv-vllm/bin/python -c "$$site" >"$$(.venv-sglang/bin/python -c "$$site")/vllm.pth" && \
-	.venv-sglang/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(SERVERS)/sglang.txt && \
+	.venv-sglang/bin/python -m pip install --disable-pip-version-check --no-deps -r $(SERVERS)/sglang.txt && \
 	.venv-sglang/bin/python -c 'import sglang.srt.multiplex.pdmux_context' && touch $@)
 
 gpu: ## what this machine's GPU does, in MINUTES (8): needs CUDA torch, no .venv; again goes on
@@ -155,9 +160,9 @@ gpu-servers: ## vLLM on this machine's GPU, into results/<gpu>/: calibrate, vali
 
 $(CARDED): | $(READY)
 	$(call quiet,vllm-gpu,$(PYTHON) -m venv --clear .venv-vllm && \
-	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check -r $(SERVERS)/vllm-gpu.txt && \
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check -r $(SERVERS)/vllm-gpu.txt && \
 	.venv-vllm/bin/python -c 'import vllm')
-	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation -r $(SERVERS)/kvcached.txt \
+	@.venv-vllm/bin/python -m pip install --disable-pip-version-check --no-build-isolation -r $(SERVERS)/kvcached.txt \
 	>.make/kvcached.log 2>&1 || echo 'kvcached is not built (.make/kvcached.log): what needs elastic KV is skipped'
 	@touch $@
 
@@ -196,7 +201,7 @@ docs: $(DOCUMENTED) ## docs/ as pages in .make/docs/, without network; what is g
 
 # Beside the lock, which whoever only runs the bench installs.
 $(DOCUMENTED): | $(READY)
-	$(call quiet,sphinx,$(PY) -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+	$(call quiet,sphinx,$(PY) -m pip install --disable-pip-version-check --no-deps --require-hashes \
 	-r requirements-docs.lock && rm -f .venv/.docs-* && touch $@)
 
 ci: ## what .ci/run runs

@@ -15,6 +15,7 @@ extensions = ["myst_parser"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]
 exclude_patterns = ["README.md"]
+smartquotes = False  # --option is no dash
 html_theme = "furo"
 html_title = f"{project} {release}"
 html_copy_source = False

@@ -12,7 +12,7 @@ __all__ = ["__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Look up what is not there at once: `import harness` alone stays instant."""
+    """Load a public name on first use, so that `import harness` stays instant."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -48,7 +48,7 @@ MOST_LISTED = 12  # keys
 
 
 class _Table:
-    """Marks (key, value) or (key, value, value, ...) pairs that a file holds as a table."""
+    """A mark of (key, value) or (key, value, value, ...) pairs that a file holds as a table."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema
@@ -122,9 +122,9 @@ def shown(value: Any) -> str:
         case date() | time():
             text = value.isoformat()
         case Mapping():
-            text = f"{{{', '.join(f'{_key(str(k))} = {shown(one)}' for k, one in value.items())}}}"
+            text = f"{{{', '.join(f'{_key(str(k))} = {shown(member)}' for k, member in value.items())}}}"
         case list() | tuple():
-            text = f"[{', '.join(shown(one) for one in value)}]"
+            text = f"[{', '.join(shown(item) for item in value)}]"
         case _:
             text = repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
@@ -169,7 +169,7 @@ def _plain(value: Any) -> Any:
     if not _is_class(kind):
         raise TypeError(f"{value!r} is no value of TOML")
     given = {name: getattr(value, name) for name in _hints(kind)}
-    return {_written(n): dict(_keyed(one)) if n in _paired(kind) else one for n, one in given.items()}
+    return {_written(n): dict(_keyed(member)) if n in _paired(kind) else member for n, member in given.items()}
 
 
 def _keyed(pairs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, Any]]:
@@ -182,7 +182,7 @@ def _keyed(pairs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, Any]]:
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
-    return {one.name: hints[one.name] for one in fields(kind) if one.init}
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
 
 
 def _written(name: str) -> str:
@@ -211,7 +211,7 @@ def _mapping(pairs: Any) -> Any:
 
 def _members(kind: Any) -> list[Any]:
     """Return the types of a union but None; [] for any other type."""
-    return [one for one in get_args(kind) if one is not NoneType] if get_origin(kind) in {Union, UnionType} else []
+    return [arg for arg in get_args(kind) if arg is not NoneType] if get_origin(kind) in {Union, UnionType} else []
 
 
 def _metadata(kind: Any) -> tuple[Any, ...]:
@@ -249,7 +249,7 @@ def _inside(kind: Any, step: int | str) -> Any:
     """Return the type of what a key or an index leads to."""
     bare = _bare(kind)
     if _is_class(bare):
-        return {_written(name): one for name, one in _hints(bare).items()}.get(str(step), Any)
+        return {_written(name): hint for name, hint in _hints(bare).items()}.get(str(step), Any)
     if _is_list(bare) and isinstance(step, int):
         items = _items(bare)
         return items[0] if ... in items else items[min(step, len(items) - 1)]
@@ -290,7 +290,7 @@ class _Place(NamedTuple):
 
 def _line(kind: Any, data: Any, errors: Sequence[ErrorDetails]) -> str:
     """Describe the mistake that explains most: an unknown key before a missing one; of a union the deepest."""
-    error = min(errors, key=lambda one: (one["type"] not in UNKNOWN, -len(one["loc"]), one["type"] != "finite_number"))
+    error = min(errors, key=lambda e: (e["type"] not in UNKNOWN, -len(e["loc"]), e["type"] != "finite_number"))
     what, loc = error["type"], list(error["loc"][1:])
     if what in UNKNOWN:
         table = _place(kind, data, loc[:-1])
@@ -317,10 +317,10 @@ def _place(kind: Any, data: Any, loc: Sequence[int | str]) -> _Place:
         if not (members := _members(_bare(at.kind))):
             at = at.inside(step)
             continue
-        fitting = [one for one in members if _fits(one, at.value)]
+        fitting = [member for member in members if _fits(member, at.value)]
         if not fitting:
             break
-        at = at._replace(kind=next((one for one in fitting if getattr(one, "__name__", "") == step), fitting[0]))
+        at = at._replace(kind=next((k for k in fitting if getattr(k, "__name__", "") == step), fitting[0]))
     return at
 
 
@@ -342,7 +342,7 @@ def _known(key: str, names: Sequence[str]) -> str:
 
 def _among(value: Any, choices: Any) -> str:
     """List the choices of a Literal, after the one that was meant if some is close."""
-    names = [str(one) for one in get_args(choices)]
+    names = [str(choice) for choice in get_args(choices)]
     return f"{meant(str(value), names)} ({', '.join(names)})"
 
 
@@ -353,14 +353,14 @@ def _wanted(what: str, at: _Place) -> str:
     if what.startswith(("greater_than", "less_than")):
         if at.value is not None and isinstance(at.value, int) and at.value > MOST_INT:
             return "below 2^63"
-        return _bounds([one for one in _metadata(at.kind) if one != Le(MOST_INT)])
-    if what == "too_short" and (least := next((one for one in _metadata(at.kind) if isinstance(one, MinLen)), None)):
+        return _bounds([bound for bound in _metadata(at.kind) if bound != Le(MOST_INT)])
+    if what == "too_short" and (least := next((m for m in _metadata(at.kind) if isinstance(m, MinLen)), None)):
         return f"a {'table' if _is_table(at.kind) else 'list'} of {least.min_length} or more"
     return _words(at.kind, at.key)
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    above, least, most = (next((getattr(one, name) for one in metadata if isinstance(one, bound)), None)
+    above, least, most = (next((getattr(limit, name) for limit in metadata if isinstance(limit, bound)), None)
                           for name, bound in (("gt", Gt), ("ge", Ge), ("le", Le)))  # fmt: skip
     low = f"({above:g}" if above is not None else f"[{least:g}" if least is not None else ""
     if most is not None:
@@ -373,7 +373,7 @@ def _words(kind: Any, key: str = "") -> str:
     if set(members := _members(bare := _bare(kind))) == {int, float}:
         return WORDS[float][0]
     if members:
-        *others, last = [_words(one, key) for one in members]
+        *others, last = [_words(member, key) for member in members]
         return f"{', '.join(others)} or {last}"
     if _is_table(bare):
         return "a table" if " " in key or not key else f"a table ([{key}])"

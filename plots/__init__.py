@@ -45,13 +45,13 @@ def of(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """
     from harness.policy.types import UserError
 
-    found, broken = dict[str, Any](), []
+    figures, broken = dict[str, Any](), []
     for name in names():
         try:
-            found[name] = find(name)
+            figures[name] = find(name)
         except UserError as error:
             broken.append(str(error))
-    return {name: figure for name, figure in found.items() if figure.draws(folder)}, broken
+    return {name: figure for name, figure in figures.items() if figure.draws(folder)}, broken
 
 
 def listing() -> list[tuple[str, str]]:

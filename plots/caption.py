@@ -1,7 +1,8 @@
-"""What a reader must know of a study: one caption for every layout, from its table and its facts alone."""
+"""Captions of studies, the same for every layout, from a study's table and facts alone."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from harness.rows.crossings import Standing
+
 Facts = Mapping[str, Any]  # of a study, as the footer of its table has them
 Panel = Mapping[str, Any]
 WORDS = 60  # of the caption of a picture
 CORRECTED = "Verdicts are corrected together (Holm)."
-POINTS = "Points: differences of attainment at three rates, where curves are flat."
 
 
 def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = "") -> str:
@@ -25,16 +27,17 @@ def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = 
     `spread` says what is drawn of several seeds.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
-    own = runs[~runs["label"].isin(facts["controls"])]
-    simulated = "simulated" in set(own["fidelity"])
+    shown = runs[~runs["label"].isin(facts["controls"])]
+    simulated = "simulated" in set(shown["fidelity"])
     parts = [
         f"After {facts['paper']}." if facts["paper"] else "",
-        " · ".join(filter(None, _setting(own, facts, spread))) + ".",
+        " · ".join(filter(None, _setting(shown, facts, spread))) + ".",
         *told,
-        "Hollow, without a line: the models do not fit, with some seed or all." * bool(own["infeasible"].notna().any()),
+        "Hollow, without a line: the models do not fit, with some seed or all."
+        * bool(shown["infeasible"].notna().any()),
         style.caps(table),
-        style.departs(own),
-        style.invalid(own),
+        style.departs(shown),
+        style.invalid(shown),
         left_out(facts["panels"]),
         style.unvetted(runs),
         *facts["notes"],
@@ -45,23 +48,31 @@ def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = 
 
 
 def brief(table: pa.Table, facts: Facts, *told: str) -> str:
-    """Write the setting of a picture, and of what else is told what fits, in order, in at most `WORDS` words.
+    """Write the setting, and as many of the other sentences as fit in `WORDS` words, in order.
 
     The setting: simulated or real, checked or not, GPUs, SLO and windows. The CSV beside the picture has all of
     `caption`.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
-    own = runs[~runs["label"].isin(facts["controls"])]
-    kinds = _each(own["fidelity"].unique()).capitalize()
+    shown = runs[~runs["label"].isin(facts["controls"])]
+    kinds = _each(shown["fidelity"].unique()).capitalize()
     setting = [
-        ", ".join(filter(None, [kinds, style.unchecked(own)])),
-        f"{span(own['gpus'].unique())} x {_each(own['gpu'].unique())}",
-        f"SLO {slos(own['slo'].unique())}",
-        windows(own, facts["panels"]),
+        ", ".join(filter(None, [kinds, style.unchecked(shown)])),
+        f"{span(shown['gpus'].unique())} x {_each(shown['gpu'].unique())}",
+        f"SLO {slos(shown['slo'].unique())}",
+        windows(shown, facts["panels"]),
         "preliminary (--full has more)" if facts.get("fuller") else "",
     ]
-    first = (" · ".join(filter(None, setting)) + ".", style.invalid(own), left_out(facts["panels"]))
+    first = (" · ".join(filter(None, setting)) + ".", style.invalid(shown), left_out(facts["panels"]))
     return within(WORDS, *first, *told)
+
+
+def flat(standings: Iterable[Standing]) -> str:
+    """Say what stands instead of a ratio where curves are flat, and at which rates if they are the same everywhere."""
+    rates = {tuple(x for x, _ in standing.differences) for standing in standings
+             if standing.differences and (standing.flat or standing.ratio is None)}  # fmt: skip
+    at = f"at {', '.join(f'{x:.3g}' for x in next(iter(rates)))} req/s" if len(rates) == 1 else "at three rates"
+    return f"Points: differences of attainment {at}, where curves are flat." * bool(rates)
 
 
 def within(words: int, *parts: str) -> str:
@@ -73,10 +84,10 @@ def within(words: int, *parts: str) -> str:
     return " ".join(kept)
 
 
-def windows(own: pd.DataFrame, panels: Sequence[Panel]) -> str:
+def windows(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
     """Say how many windows a point has, of how many seconds; halves of a real trace are one each."""
     whole = [panel for panel in panels if not panel.get("half")]
-    mine = own[own["condition"].isin([panel["condition"] for panel in whole])]
+    mine = runs[runs["condition"].isin([panel["condition"] for panel in whole])]
     if not len(mine):
         return "one window a half, no interval"
     counts = mine.groupby(["condition", "label"], observed=True)["seed"].nunique()
@@ -85,34 +96,34 @@ def windows(own: pd.DataFrame, panels: Sequence[Panel]) -> str:
     return f"{span(counts)} window{'s' * (int(counts.max()) > 1)}{of}"
 
 
-def _setting(own: pd.DataFrame, facts: Facts, spread: str) -> Iterator[str]:
+def _setting(runs: pd.DataFrame, facts: Facts, spread: str) -> Iterator[str]:
     """Yield the setting of the runs, in the order in which every caption has it."""
     panels, seeds = facts["panels"], facts["seeds"]
-    yield _each(_traces(own, panels))
+    yield _each(_traces(runs, panels))
     yield "models: " + _each(panel["models"] for panel in panels)
-    yield f"{span(own['gpus'].unique())} x {_each(own['gpu'].unique())}"
-    yield _machine(own, panels)
-    yield _each(own["fidelity"].unique())
-    yield style.unchecked(own)
-    yield f"SLO {slos(own['slo'].unique())}"
+    yield f"{span(runs['gpus'].unique())} x {_each(runs['gpu'].unique())}"
+    yield _machine(runs, panels)
+    yield _each(runs["fidelity"].unique())
+    yield style.unchecked(runs)
+    yield f"SLO {slos(runs['slo'].unique())}"
     yield f"{spread} of {seeds} seeds" if seeds > 1 else "one run, no interval"
     yield f"preliminary (--full: {facts['fuller']})" if facts.get("fuller") else ""
-    yield plans(own["plan_origin"].unique())
+    yield plans(runs["plan_origin"].unique())
 
 
-def _traces(own: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
+def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
     """Each trace with its tier, and how near a generated one comes."""
     fits = {key: " and ".join(sorted(rows["fit"].dropna().unique()))
-            for key, rows in own.groupby("condition", observed=True)}  # fmt: skip
+            for key, rows in runs.groupby("condition", observed=True)}  # fmt: skip
     for panel in panels:
         fit = fits.get(panel["condition"])
         yield f"{panel['trace']} ({panel['tier']}{f', fit {fit}' if fit else ''})"
 
 
-def _machine(own: pd.DataFrame, panels: Sequence[Panel]) -> str:
+def _machine(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
     """Name the machine of the runs whose setting is that of the first panel; the axes of other panels name theirs."""
     apart = {panel["condition"] for panel in panels if panel["own"] != panels[0]["own"]}
-    machines = own.loc[~own["condition"].isin(apart), "machine"].dropna().unique()
+    machines = runs.loc[~runs["condition"].isin(apart), "machine"].dropna().unique()
     return "memory and processes by condition" if len(machines) > 1 else _each(machines)
 
 
@@ -126,12 +137,30 @@ def span(values: Iterable[float]) -> str:
     return f"{every[0]:g}" if every[0] == every[-1] else f"{every[0]:g} to {every[-1]:g}"
 
 
+def definition(name: str) -> str:
+    """Return what a definition of attainment asks to be in time: "both" is "TTFT and TPOT"."""
+    return "TTFT and TPOT" if name == "both" else name.upper()
+
+
 def slos(rules: Iterable[str]) -> str:
-    """SLO rules in few words: the span of scales over what they scale; others as they are."""
+    """SLO rules in few words: the span of scales over what they scale, seconds as seconds.
+
+    P95 is that of a model served alone.
+    """
     of: dict[str, list[float]] = {}
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
         of.setdefault(base, []).append(scale)
-    return _each(f"{span(x or 1.0 for x in scales)} x {base}" if any(scales) else base for base, scales in of.items())
+    return _each(f"{span(x or 1.0 for x in scales)} x {_base(base)}" if any(scales) else _base(base)
+                 for base, scales in of.items())  # fmt: skip
+
+
+def _base(rule: str) -> str:
+    """Return what an SLO rule scales, or a rule without one scale, in words."""
+    if two := re.fullmatch(r"([\d.]+)/([\d.]+)x(.+)", rule):
+        return f"TTFT {two[1]} x, TPOT {two[2]} x {_base(two[3])}"
+    if seconds := re.fullmatch(r"absolute:ttft=([\d.]+),tpot=([\d.]+)", rule):
+        return f"TTFT {seconds[1]} s, TPOT {seconds[2]} s"
+    return f"{rule} alone" if re.fullmatch(r"P\d+", rule) else rule
 
 
 def scale_base(rule: str) -> tuple[float, str]:

@@ -36,19 +36,19 @@ def draw(frame: pd.DataFrame, note: str) -> Figure:
         *(Line2D([], [], linestyle="", marker=mark, markersize=3.5, color=color, label=MEANS[what])
           for what, (color, mark) in LOOKS.items()),
         Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", markerfacecolor="white",
-               label="held out"),
-        Line2D([], [], color="#000000", linewidth=0.6, label=f"equal, and ±{100 * (BAND - 1):.0f} %"),
+               label="left out of the fit"),
+        *style.alike_key(BAND),
     ]  # fmt: skip
     figure.legend(handles=key, loc="outside upper center", ncols=2, frameon=False)
     style.below(figure, note, 54 * across)
     return figure
 
 
-def _panel(axes: Axes, own: pd.DataFrame, model: str) -> None:
-    both = 1e3 * own[["measured_s", "fitted_s"]].to_numpy(np.float64)
+def _panel(axes: Axes, points: pd.DataFrame, model: str) -> None:
+    both = 1e3 * points[["measured_s", "fitted_s"]].to_numpy(np.float64)
     low, high = both.min() / 1.3, both.max() * 1.3
     style.alike(axes, low, high, BAND)
-    for (what, held), rows in own.groupby(["what", "held"]):
+    for (what, held), rows in points.groupby(["what", "held"]):
         color, mark = LOOKS[str(what)]
         axes.plot(1e3 * rows["measured_s"], 1e3 * rows["fitted_s"], mark, markersize=3.0, markeredgewidth=0.6,
                   color=color, markerfacecolor="white" if held else color)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What misses were made of: a bar a system (or a rate): seconds a miss by cause, and misses that each explains."""
+"""Causes of SLO misses: for each system (or rate) a bar of seconds a miss by cause, and the misses each explains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BAR_IN = 0.24
 
 
 class Look(NamedTuple):
-    """How a cause is drawn: told apart by colour, in grey by lightness and hatch."""
+    """Look of a cause: told apart by colour, in grey by lightness and hatch."""
 
     color: str
     hatch: str
@@ -49,10 +49,10 @@ def frame(rows: Iterable[Any]) -> pd.DataFrame:
     """
     return pd.DataFrame(
         [
-            {"label": one.label, "rate_scale": one.rate_scale, "offered_rps": one.offered_rps, "runs": one.runs,
-             "offered": one.offered, "missed": one.missed, "cause": cause, "seconds": one.seconds[cause],
-             "share": one.explained.get(cause, 0) / sum(one.explained.values())}
-            for one in rows if one.missed for cause in LOOKS
+            {"label": row.label, "rate_scale": row.rate_scale, "offered_rps": row.offered_rps, "runs": row.runs,
+             "offered": row.offered, "missed": row.missed, "cause": cause, "seconds": row.seconds[cause],
+             "share": row.explained.get(cause, 0) / sum(row.explained.values())}
+            for row in rows if row.missed for cause in LOOKS
         ]
     )  # fmt: skip
 
@@ -120,9 +120,9 @@ def _name(value: Any) -> str:
 def _bars(axis: Axes, points: pd.DataFrame, key: str, order: list[Any], column: str, unit: float) -> None:
     """Stack the causes of each bar from the left."""
     for y, name in enumerate(order):
-        own, at = points[points[key] == name].set_index("cause")[column], 0.0
+        bars, at = points[points[key] == name].set_index("cause")[column], 0.0
         for cause, look in LOOKS.items():
-            value = float(own[cause]) * unit
+            value = float(bars[cause]) * unit
             axis.barh(y, value, 0.7, left=at, color=look.color, hatch=look.hatch, edgecolor="white", linewidth=0.3)
             at += value
     axis.set_ylim(len(order) - 0.5, -0.5)

@@ -14,8 +14,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.textpath import TextPath
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
@@ -29,11 +31,20 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison"  # the name of its study
 LEVEL = 0.99  # the papers' target
-HEIGHT_IN = 4.6
+HEIGHT_IN = 4.75
 PERCENT, FLOOR = 100.0, 90.0  # attainment is drawn from here on
+LETTERS = "abcde"
+BAR_IN, BETWEEN_IN, FEWEST = 0.13, 0.45, 3  # a bar, what stands between panels, and seeds of which there is an interval
+EDGE, NEAR = 1.5, 0.003  # points that a line is wider than one on it; attainment by which these differ at most
+APART = 0.06  # of the width, between two panels of bars
+HALVES = ("first", "second")
+LETTER_IN = 0.05  # width of a letter of a name
+ALONG = 0.75  # share of the rates of either that they have in common
 THIN = 0.5  # width of the line of a half of a real trace
-ATTAINMENT = {"both": "TTFT and TPOT met", "ttft": "TTFT met", "tpot": "TPOT met"}
+ATTAINMENT = {"both": "requests with TTFT and TPOT in time", "ttft": "TTFT in time", "tpot": "TPOT in time"}
 LATENCY = {"ttft_p95_s": ("P95 TTFT (s)", 1.0), "tpot_p95_s": ("P95 TPOT (ms)", 1e3)}
+PANELS = (*((name, f"{title} (%)", PERCENT) for name, title in ATTAINMENT.items()),
+          *((name, title, unit) for name, (title, unit) in LATENCY.items()))  # fmt: skip
 COLUMNS = ["series", "label", "gpus", "rate_scale", "definition", "mean", "low", "high", "n", "infeasible"]
 
 
@@ -61,14 +72,14 @@ def points(table: pa.Table) -> pd.DataFrame:
 
 def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
     """Replace means over seeds by attainment of all windows together, as tables have it."""
-    for (label, gpus, fidelity), own in frame.groupby(["label", "gpus", "fidelity"], observed=True):
+    for (label, gpus, fidelity), group in frame.groupby(["label", "gpus", "fidelity"], observed=True):
         words = {"label": label, "gpus": gpus, "fidelity": fidelity}
         which = reduce(pc.and_, (pc.equal(_plain(table[name]), word) for name, word in words.items()))
         rows = table.filter(which)
         for definition in ATTAINMENT:
-            found = crossings.attained(rows, "rate_scale", str(label), definition)
-            for i, x in own.loc[own["definition"] == definition, "rate_scale"].items():
-                if (e := found.get(float(x))) is not None:
+            attained = crossings.attained(rows, "rate_scale", str(label), definition)
+            for i, x in group.loc[group["definition"] == definition, "rate_scale"].items():
+                if (e := attained.get(float(x))) is not None:
                     ends = (math.nan if end is None else end for end in (e.mean, e.low, e.high))
                     frame.loc[i, ["mean", "low", "high"]] = list(ends)
     return frame
@@ -80,8 +91,8 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
     """Split the table of a real trace by the half that seeds replay, each a case by itself; leave others whole."""
-    own = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
-    return list(own) or [table]
+    split = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
+    return list(split) or [table]
 
 
 def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()) -> Figure:
@@ -91,7 +102,7 @@ def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()
     of a real trace: a thin line each.
     """
     frames, unfit = [points(part) for part in parts(table, halves)], tidy.infeasible(table)
-    frames = [one[~one["label"].isin(unfit)] for one in frames]
+    frames = [part[~part["label"].isin(unfit)] for part in frames]
     frame = pd.concat(frames)
     if not len(frame):
         raise UserError("nothing to draw: every run of this sweep was skipped or does not fit (bench list tells why)")
@@ -100,28 +111,76 @@ def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()
     order = sorted(of, key=lambda series: (series.startswith(("ideal", "dedicated")), series))
     text, foot = style.foot(_caption(table, frame, unfit, note, len(halves)), 88)
 
+    if frame["rate_scale"].nunique() <= 1:
+        return _bars(frames, of, order, text, foot)
     figure = Figure(figsize=(style.COLUMN_IN, HEIGHT_IN))
-    top = 1 - (_legend(figure, of, order) + 0.2) / HEIGHT_IN
+    top = 1 - (_legend(figure, frame, of, order, thin=len(frames) > 1) + 0.2) / HEIGHT_IN
     bottom = (0.36 + foot) / HEIGHT_IN  # inches: the axis' words, then lines of the caption
     grid = figure.add_gridspec(3, 2, height_ratios=(1.3, 1, 1), left=0.11, right=0.975, top=top, bottom=bottom,
                                hspace=0.42, wspace=0.26)  # fmt: skip
     axes = [figure.add_subplot(grid[0, :]), *(figure.add_subplot(grid[i, j]) for i in (1, 2) for j in (0, 1))]
-    panels = [(name, f"{title} (%)", PERCENT) for name, title in ATTAINMENT.items()]
-    panels += [(name, title, unit) for name, (title, unit) in LATENCY.items()]
-    for axis, letter, (name, title, unit) in zip(axes, "abcde", panels, strict=True):
-        own = frame[frame["definition"] == name]
+    for axis, letter, (name, title, unit) in zip(axes, LETTERS, PANELS, strict=True):
+        rows = frame[frame["definition"] == name]
         axis.set_title(f"({letter}) {title}", loc="left", pad=4.5)  # clear of the triangles
         for part in frames:
             _curves(axis, part[part["definition"] == name], of, order, unit, thin=len(frames) > 1)
-        _rates(axis, sorted(frame["rate_scale"].unique()), len(order))
+        _rates(axis, sorted(frame["rate_scale"].unique()), _per(frame))
         if name in ATTAINMENT:
-            _percent(axis)
+            _percent(axis, rows)
         else:
-            _latency(axis, own["mean"].to_numpy(np.float64) * unit)
-    axes[0].set_title(f"dashed: {100 * LEVEL:g} %", loc="right", pad=4.5, fontsize=6, color="#404040")
+            _latency(axis, rows["mean"].to_numpy(np.float64) * unit)
     figure.text(0.55, bottom - 0.24 / HEIGHT_IN, _rate_label(frame), ha="center", va="center", fontsize=7)
     style.write_foot(figure, text)
     return figure
+
+
+def _bars(
+    frames: Sequence[pd.DataFrame], of: Mapping[str, style.Look], order: Sequence[str], text: str, foot: float
+) -> Figure:
+    """Draw a single rate: a bar for each series with its name and number, and an interval from `FEWEST` seeds on.
+
+    Halves of a real trace have a bar each.
+    """
+    halves = [f", {half} half" for half in HALVES] if len(frames) > 1 else [""]
+    bars = [(series, half) for series in order for half in halves]
+    names = [style.called(series) + half for series, half in bars]
+    frame = pd.concat([part.assign(bar=part["series"] + half) for half, part in zip(halves, frames, strict=True)])
+    rows, below = BAR_IN * len(bars), foot + 0.2
+    height = 3 * (rows + BETWEEN_IN) + below
+    figure = Figure(figsize=(style.COLUMN_IN, height))
+    left, right = 0.05 + LETTER_IN * max(map(len, names)) / style.COLUMN_IN, 0.94
+    half_wide = (right - left - APART) / 2
+    for k, (letter, (name, title, unit)) in enumerate(zip(LETTERS, PANELS, strict=True)):
+        line, column = divmod(k + 1, 2) if k else (0, 0)
+        bottom = height - (line + 1) * (rows + BETWEEN_IN) + BETWEEN_IN - 0.22
+        axis = figure.add_axes((left + column * (half_wide + APART), bottom / height,
+                                half_wide if k else right - left, rows / height))  # fmt: skip
+        numbers = frame[frame["definition"] == name].set_index("bar").reindex([series + half for series, half in bars])
+        _bar_panel(axis, numbers, [of[series] for series, _ in bars], name, unit)
+        style.name_rows(axis, names, fontsize=6)
+        axis.tick_params(labelleft=not column, labelsize=6)
+        axis.set_title(f"({letter}) {title}", loc="left", pad=3)
+    figure.text(0.01, (foot + 0.05) / height, _rate_label(frame), fontsize=6.5)
+    style.write_foot(figure, text)
+    return figure
+
+
+def _bar_panel(axis: Axes, rows: pd.DataFrame, looks: Sequence[style.Look], name: str, unit: float) -> None:
+    """Draw a bar for each of `rows` from 0 on, its interval, and its number at the end."""
+    mean, low, high, seeds = (rows[column].to_numpy(np.float64) for column in ("mean", "low", "high", "n"))
+    mean, low, high = unit * mean, unit * low, unit * high
+    sure = np.isfinite(mean) & np.isfinite(low) & (seeds >= FEWEST)
+    most = PERCENT if name in ATTAINMENT else max([*mean[np.isfinite(mean)], *high[sure], 1e-9])
+    for y, look in enumerate(looks):
+        finite = bool(np.isfinite(mean[y]))
+        number = f"{mean[y]:.3g}" if finite else "over 5 % never end" if np.isinf(mean[y]) else "none"
+        axis.barh(y, mean[y] if finite else 0.0, 0.7, color=look.color)
+        if sure[y]:
+            axis.plot([low[y], high[y]], [y, y], color="#202020", linewidth=0.8, zorder=3)
+        end = max(mean[y] if finite else 0.0, high[y] if sure[y] else 0.0)
+        axis.annotate(number, (min(end, most), y), (2, 0), textcoords="offset points", va="center", fontsize=5)
+    axis.set_xlim(0, 1.25 * most)
+    axis.xaxis.set_major_locator(FixedLocator([0, 50, 100]) if name in ATTAINMENT else MaxNLocator(3))
 
 
 def _curves(
@@ -133,34 +192,58 @@ def _curves(
     *,
     thin: bool,
 ) -> None:
-    """Draw a line with its band per series; at a single rate a dot with its interval, side by side.
+    """Draw a line with its band per series. What lies below an axis of attainment is cut.
 
-    What lies below an axis of attainment is cut.
+    A line that others lie on is wider than these, so that its edges show. A band of which nothing missed is left out:
+    it is a bound, not a spread.
     """
-    single = frame["rate_scale"].nunique() <= 1
+    under = _under(frame, order, share=unit == PERCENT)
     for depth, series in enumerate(reversed(order)):  # the first of the legend lies on top
-        own = frame[frame["series"] == series].sort_values("rate_scale")
+        rows = frame[frame["series"] == series].sort_values("rate_scale")
         look, z = of[series], 3 + 0.1 * depth
-        x = np.full(len(own), float(order.index(series))) if single else own["rate_scale"].to_numpy(np.float64)
-        y, low, high = (own[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
+        x = rows["rate_scale"].to_numpy(np.float64)
+        y, low, high = (rows[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
         finite = np.isfinite(y)
-        sure = finite & np.isfinite(low) & (not thin)
-        if single:
-            axis.vlines(x[sure], low[sure], high[sure], color=look.color, linewidth=1.0, zorder=z)
-        else:
-            axis.fill_between(x, low, high, where=sure, color=look.color, alpha=0.14, linewidth=0)
-            axis.plot(x, np.where(finite, y, np.nan), color=look.color, linestyle=look.line, zorder=z,
-                      linewidth=THIN if thin else None)  # fmt: skip
-        marks = look.marks() | ({"markersize": 0.5 * look.marks()["markersize"]} if thin else {})
+        sure = finite & np.isfinite(low) & (not thin) & ((unit != PERCENT) | (y < PERCENT))
+        wider = 0.0 if thin else EDGE * under[series]
+        axis.fill_between(x, low, high, where=sure, color=look.color, alpha=0.14, linewidth=0)
+        axis.plot(x, np.where(finite, y, np.nan), color=look.color, linestyle=look.line if not wider else "-", zorder=z,
+                  linewidth=THIN if thin else mpl.rcParams["lines.linewidth"] + wider)  # fmt: skip
+        marks = look.marks()
+        marks |= {"markersize": 0.5 * marks["markersize"] if thin else marks["markersize"] + wider}
         axis.plot(x[finite], y[finite], linestyle="", zorder=z, clip_on=unit == PERCENT, **marks)
         never = np.isinf(y)
         edge = axis.get_xaxis_transform()
         axis.plot(x[never], np.ones(never.sum()), "^", color=look.color, ms=3, clip_on=False, zorder=z, transform=edge)
 
 
-def _percent(axis: Axes) -> None:
+def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[str, int]:
+    """Count for each series how many of those drawn above it lie on it wherever both were run, which is most rates.
+
+    Values lie on each other within `NEAR` of attainment where they are a share, else within ten times that of them.
+    """
+    of = {series: frame[frame["series"] == series].set_index("rate_scale")["mean"] for series in order}
+
+    def near(a: str, b: str) -> bool:
+        both = pd.concat([of[a], of[b]], axis=1, join="inner").to_numpy(np.float64)
+        both = both[np.isfinite(both).all(axis=1)]
+        if len(both) < max(2, ALONG * np.isfinite(of[a]).sum(), ALONG * np.isfinite(of[b]).sum()):
+            return False
+        drawn = both[(both > FLOOR / PERCENT).any(axis=1)] if share else both
+        return bool((np.ptp(drawn, axis=1) <= (NEAR if share else 10 * NEAR * drawn.max(axis=1))).all())
+
+    return {series: sum(near(series, other) for other in order[:k]) for k, series in enumerate(order)}
+
+
+def _percent(axis: Axes, rows: pd.DataFrame) -> None:
+    """Scale attainment, mark the level, and name the series that lie below the axis."""
     axis.axhline(100 * LEVEL, color="#404040", linewidth=0.7, dashes=(4, 2), zorder=1.5)
     axis.set_ylim(FLOOR, 100 + 0.05 * (100 - FLOOR))
+    best = rows.groupby("series")["mean"].max()
+    if low := [style.called(str(series)) for series in best.index[best < FLOOR / PERCENT]]:
+        axis.text(0.015, 0.03, f"below {FLOOR:g} %: {', '.join(low)}", transform=axis.transAxes, fontsize=5.5,
+                  color="#404040", style="italic", zorder=9,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
 
 
 def _latency(axis: Axes, values: NDArray[np.float64]) -> None:
@@ -177,27 +260,28 @@ def _latency(axis: Axes, values: NDArray[np.float64]) -> None:
         axis.set_ylim(bottom=0.0)
 
 
-def _rates(axis: Axes, rates: Sequence[float], series: int) -> None:
+def _rates(axis: Axes, rates: Sequence[float], per: float) -> None:
+    """Scale the rates that were run, and label them in requests per second, of which rate scale 1 has `per`."""
     axis.spines[["top", "right"]].set_visible(False)
-    if len(rates) <= 1:
-        axis.set_xticks([])
-        axis.set_xlim(-0.6, series - 0.4)
-        return
     if rates[-1] >= 8 * rates[0] > 0:
         axis.set_xscale("log", base=2)
     axis.margins(x=0.03)
-    axis.xaxis.set_major_locator(FixedLocator(_apart(axis, rates)))
+    axis.xaxis.set_major_locator(FixedLocator(_apart(axis, rates, per)))
     axis.xaxis.set_minor_locator(FixedLocator(list(rates)))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _rate(x, per)))
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _apart(axis: Axes, rates: Sequence[float]) -> list[float]:
+def _rate(rate_scale: float, per: float) -> str:
+    return f"{rate_scale * per:.3g}"
+
+
+def _apart(axis: Axes, rates: Sequence[float], per: float) -> list[float]:
     """Rates to label: from the highest down, each that leaves a digit's room to the label at its right."""
     axis.get_xlim()  # or the transform would not know the data yet
     at = axis.get_xaxis_transform().transform([(rate, 0.0) for rate in rates])[:, 0] * 72 / axis.figure.dpi
     size = mpl.rcParams["xtick.labelsize"]
-    room = [TextPath((0, 0), f"{rate:g}0", size).get_extents().width for rate in rates]  # points, as `at`
+    room = [TextPath((0, 0), f"{_rate(rate, per)}0", size).get_extents().width for rate in rates]  # points, as `at`
     shown = [len(rates) - 1]
     for i in range(len(rates) - 2, -1, -1):
         if at[shown[-1]] - at[i] >= (room[shown[-1]] + room[i]) / 2:
@@ -205,33 +289,45 @@ def _apart(axis: Axes, rates: Sequence[float]) -> list[float]:
     return [rates[i] for i in reversed(shown)]
 
 
-def _rate_label(frame: pd.DataFrame) -> str:
-    """Name the scaling and tie the scale to requests per second."""
+def _per(frame: pd.DataFrame) -> float:
+    """Return the requests per second of rate scale 1; 1 where no run knows them."""
     offered = frame[(frame["definition"] == "offered_rps") & np.isfinite(frame["mean"])]
-    per = float((offered["mean"] / offered["rate_scale"]).median()) if len(offered) else np.nan
+    return float((offered["mean"] / offered["rate_scale"]).median()) if len(offered) else 1.0
+
+
+def _rate_label(frame: pd.DataFrame) -> str:
+    """Name the axis, tie it to rate scales, and name the scaling."""
+    rates, per = frame["rate_scale"].unique(), _per(frame)
     how = " and ".join(sorted(frame["scaling"].dropna().unique()))
-    rates = frame["rate_scale"].unique()
-    facts = [how] * bool(how) + [f"1 = {per:.3g} req/s"] * bool(np.isfinite(per))
-    return ("rate scale" if len(rates) > 1 else f"at rate scale {rates[0]:g}") + (
-        f" ({', '.join(facts)})" if facts else ""
-    )
+    by = f", scaled by {how}" * bool(how)
+    if len(rates) > 1:
+        return f"requests per second (rate scale 1 = {per:.3g}{by})"
+    return f"At {per * rates[0]:.3g} requests per second (rate scale {rates[0]:g}{by})."
 
 
-def _legend(figure: Figure, of: Mapping[str, style.Look], order: Sequence[str]) -> float:
+def _legend(
+    figure: Figure, frame: pd.DataFrame, of: Mapping[str, style.Look], order: Sequence[str], *, thin: bool
+) -> float:
     """Put the legend on top in as many columns as fit; returns its height in inches."""
-    handles = [style.handle(series, of[series]) for series in order]
+    handles: list[Line2D | Patch] = [style.handle(series, of[series]) for series in order]
+    handles.append(Line2D([], [], color="#404040", linewidth=0.7, dashes=(4, 2), label=f"{100 * LEVEL:g} %"))
+    if frame["low"].notna().any() and not thin:
+        handles.append(Patch(facecolor="#404040", alpha=0.2, linewidth=0, label="95 % interval"))
+    if np.isinf(frame.loc[frame["definition"].isin(LATENCY), "mean"]).any():
+        handles.append(Line2D([], [], color="#404040", marker="^", markersize=3, linestyle="none",
+                              label="over 5 % never end"))  # fmt: skip
     return style.legend(figure, handles, 4, handlelength=2.2, columnspacing=1.0, labelspacing=0.3)
 
 
 def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> str:
     tail = frame[frame["definition"].isin(LATENCY)]["mean"]
     notes = [f"Not drawn, for their models do not fit: {', '.join(unfit)}."] * bool(unfit)
-    notes += ["Triangles at the top edge: over 5 % never finished."] * bool(np.isinf(tail).any())
+    notes += ["Triangles at the top edge: over 5 % of requests never end."] * bool(np.isinf(tail).any())
     return " ".join(notes)
 
 
 def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, halves: int) -> str:
-    """Say in few words what is drawn."""
+    """Write the short caption below the figure."""
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     fewest, most = int(frame["n"].min()), int(frame["n"].max())
     count = f"{most} seed{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} seeds"
@@ -241,12 +337,15 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
         f"{about['gpus'].mode()[0]} x {' and '.join(sorted(about['gpu'].unique()))}",
         " and ".join(sorted(about["fidelity"].unique())),
         style.unchecked(about),
-        f"SLO {' and '.join(sorted(about['slo'].unique()))}",
+        f"SLO {caption.slos(about['slo'].unique())}",
         "two thin lines: halves, case studies" if halves else "one run, no interval" if most == 1 else
         f"{count}, 95 % intervals",
         plans(about["plan_origin"].dropna().unique()),
     ]  # fmt: skip
-    below = frame[frame["definition"].isin(ATTAINMENT)]["mean"].min() < FLOOR / PERCENT
+    below = (
+        frame["rate_scale"].nunique() > 1
+        and frame[frame["definition"].isin(ATTAINMENT)]["mean"].min() < FLOOR / PERCENT
+    )
     return caption.within(
         caption.WORDS, " · ".join(filter(None, setting)) + ".", style.invalid(about), _notes(frame, unfit),
         note, f"Below {FLOOR:g} % none is drawn." * bool(below), style.unvetted(about), style.caps(table),
@@ -255,12 +354,12 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
 
 
 def _machine(about: pd.DataFrame) -> str:
-    found = about["machine"].dropna().unique() if "machine" in about else ()
-    return f"Machine: {' and '.join(sorted(found))}." if len(found) else ""
+    machines = about["machine"].dropna().unique() if "machine" in about else ()
+    return f"Machine: {' and '.join(sorted(machines))}." if len(machines) else ""
 
 
 def told(table: pa.Table, note: str = "") -> str:
-    """Say all that a reader must know of the runs."""
+    """Write the full caption, which the CSV holds."""
     frame, unfit = points(table), tidy.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     notes = " ".join(part for part in (_notes(frame, unfit), style.caps(table), style.departs(about), note) if part)
@@ -277,7 +376,7 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
         raise UserError(f"{sweep}: no sweep here ({SWEEP} is missing); bench compare makes one")
     table = tidy.stored(path)
     halves: list[list[int]] = next((panel.get("halves", []) for panel in record.footer(path).get("panels", [])), [])
-    names = ("first", "second") if halves else ("",)
+    names = HALVES if halves else ("",)
     drawn = pd.concat([points(part)[COLUMNS].assign(half=half)
                        for half, part in zip(names, parts(table, halves), strict=True)])  # fmt: skip
     with style.theme():

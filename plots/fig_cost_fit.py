@@ -56,11 +56,11 @@ def _panel(axes: Axes, shown: pd.DataFrame, every: pd.DataFrame, title: str) -> 
     axes.plot(line, line, color="#000000", linewidth=0.6)
     fitted = shown[~shown["held"]]
     axes.plot(fitted["measured_s"], fitted["predicted_s"], ".", color="#b9b9b9", markersize=1.6, rasterized=True)
-    names = [Line2D([], [], marker=".", linestyle="", color="#b9b9b9", label="fitted")]
+    names = [Line2D([], [], marker=".", linestyle="", color="#b9b9b9", label="used in the fit")]
     for gpu in sorted(set(shown["gpu"])):
         held, rows = shown[shown["held"] & (shown["gpu"] == gpu)], every[every["held"] & (every["gpu"] == gpu)]
         off = (rows["predicted_s"] / rows["measured_s"] - 1).abs()
-        label = f"{gpu} held out: median {off.median():.1%}, P95 {off.quantile(0.95):.1%}"
+        label = f"{gpu}: median {off.median():.1%}, P95 {off.quantile(0.95):.1%}"
         look: dict[str, Any] = {"marker": MARKERS[gpu], "color": COLORS[gpu], "linestyle": ""}
         axes.plot(
             held["measured_s"],
@@ -74,7 +74,17 @@ def _panel(axes: Axes, shown: pd.DataFrame, every: pd.DataFrame, title: str) -> 
         names.append(Line2D([], [], **look, markersize=3.5, label=label))
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=title)
     axes.set(xlabel="measured (s)", ylabel="predicted (s)")
-    axes.legend(handles=names, loc="upper left", frameon=False, handletextpad=0.2, borderaxespad=0.2)
+    axes.legend(
+        handles=[*names, *style.alike_key(BAND)],
+        loc="upper left",
+        frameon=False,
+        handlelength=1.2,
+        title="GPUs: absolute error of rows left out of the fit",
+        title_fontsize=6.5,
+        alignment="left",
+        handletextpad=0.2,
+        borderaxespad=0.2,
+    )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -31,18 +31,18 @@ def draw(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
     key = [
         *(Line2D([], [], linestyle="", marker=mark, markersize=3.5, color=color, label=f"P{q}")
           for q, (color, mark) in QUANTILES.items()),
-        Line2D([], [], color="#000000", linewidth=0.6, label=f"equal, and ±{100 * (BAND - 1):.0f} %"),
-        Line2D([], [], color="#606060", linewidth=0.8, label="the servers' spread over repeats (±1 s.d.)"),
+        *style.alike_key(BAND),
+        Line2D([], [], color="#606060", linewidth=0.8, label="servers over repeats (±1 s.d.)"),
     ]  # fmt: skip
-    figure.legend(handles=key, loc="outside upper center", ncols=5, frameon=False)
+    figure.legend(handles=key, loc="outside upper center", ncols=6, frameon=False)
     style.below(figure, note, 165)
     return figure
 
 
-def _attainment(axes: Axes, own: pd.DataFrame) -> None:
+def _attainment(axes: Axes, points: pd.DataFrame) -> None:
     axes.plot([0, 100], [0, 100], color="#000000", linewidth=0.6)
-    x, y = 100 * own["servers"], 100 * own["simulator"]
-    axes.errorbar(x, y, xerr=100 * own["spread"].fillna(0), fmt="o", markersize=3, linewidth=0.8, color=style.GREEN)
+    x, y = 100 * points["servers"], 100 * points["simulator"]
+    axes.errorbar(x, y, xerr=100 * points["spread"].fillna(0), fmt="o", markersize=3, linewidth=0.8, color=style.GREEN)
     axes.set(xlim=(-3, 103), ylim=(-3, 103), xlabel="servers (%)", ylabel="simulator (%)", title="Attainment")
     axes.set_box_aspect(1)
 
@@ -50,10 +50,10 @@ def _attainment(axes: Axes, own: pd.DataFrame) -> None:
 def _latency(axes: Axes, frame: pd.DataFrame, metric: str, title: str) -> None:
     drawn = []
     for q, (color, mark) in QUANTILES.items():
-        own = frame[(frame["measure"] == f"{metric}_p{q}_s") & frame["error"].notna()]
-        x, y = 1e3 * own["servers"].to_numpy(np.float64), 1e3 * own["simulator"].to_numpy(np.float64)
+        rows = frame[(frame["measure"] == f"{metric}_p{q}_s") & frame["error"].notna()]
+        x, y = 1e3 * rows["servers"].to_numpy(np.float64), 1e3 * rows["simulator"].to_numpy(np.float64)
         spread = x * np.minimum(
-            own["spread"].fillna(0).to_numpy(np.float64), 0.95
+            rows["spread"].fillna(0).to_numpy(np.float64), 0.95
         )  # a bar to 0 has no end on this axis
         axes.errorbar(x, y, xerr=spread, fmt=mark, markersize=3, linewidth=0.8, color=color)
         drawn += [x, y]

@@ -1,4 +1,4 @@
-"""How a model's prefill and decode divide the SMs over time, from a recorded run.
+"""SMs of a model's prefill and decode over time, from a recorded run.
 
 bench run mine.toml --record && bench plot results/pdmux-3f9c01ab --figure split
 """
@@ -33,7 +33,7 @@ def read(run: Path) -> dict[str, Any]:
         raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
     known = record.footer(path)
     if "partitions" not in known:
-        raise UserError(f"{run}: no lane was told how many SMs it has")
+        raise UserError(f"{run}: no lane has a number of SMs")
     return known
 
 
@@ -73,14 +73,14 @@ def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
     axis.set_xlabel("seconds")
     axis.set_ylabel("SMs")
     figure.legend(loc="upper center", ncols=2, frameon=False, fontsize=6, handlelength=1.0)
-    said = f"{unchecked} · " if (unchecked := checked.note(spec["gpu"], spec["host"])) else ""
+    mark = f"{unchecked} · " if (unchecked := checked.note(spec["gpu"], spec["host"])) else ""
     more = f" {note}" if note else ""
     system = str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
     more += f"\n{late}" if (late := style.unvetted_of({system: spec["system"]})) else ""
     figure.text(
         0.01, 0.02,
         f"{system} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']}\n"
-        f"simulated · {said}seed {spec['seed']}. Ordered; in force from both phases' next boundary.{more}",
+        f"simulated · {mark}seed {spec['seed']}. Ordered; in force from both phases' next boundary.{more}",
         fontsize=4.6, color="#404040", va="bottom", linespacing=1.25,
     )  # fmt: skip
     return figure

@@ -11,6 +11,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
 
 from plots import style
 
@@ -19,40 +21,51 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST = 11  # the highest peaks, in the panels by instance, whose lines go from light to dark
-TITLES = {"mean_ttft_s": "Mean TTFT over all", "p99_ttft_s": "P99 TTFT of the worst instance"}
+TITLES = {"mean_ttft_s": "Mean TTFT of all requests", "p99_ttft_s": "P99 TTFT of the worst model"}
 CAPTION = (
-    "{said} on one card, asked in staggered ramps: memory split evenly (static) or shared on demand (elastic)."
-    " Solid: measured. Dashed: simulated, on an MI300X, a guess at the card of 192 GB that kvcached's runs of vLLM 0.14"
-    " (88b6753) do not name; its table is scaled to uncongested instances of their one set, of six Qwen2.5-7B, and no"
-    " other measured run checks it. The band is the interval of what a process holds. Processes take turns on the card."
+    "{load} on one card, asked in staggered ramps. Simulated on an MI300X, a guess: kvcached's runs of vLLM 0.14"
+    " (88b6753) name no card. Its table is scaled to uncongested instances of these runs, and no other measured run"
+    " checks it. Processes take turns on the card."
 )
+NAMED = {"static": "memory split evenly (static)", "elastic": "memory on demand (elastic)"}
+SIMULATED = (0, (3, 1.5))  # dashes
 
 
-def draw(frame: pd.DataFrame, said: str) -> Figure:
+def draw(frame: pd.DataFrame, load: str) -> Figure:
     """Draw the figure; call within `style.theme()`. `frame` is what `harness.validate.staggered.points` returns.
 
-    `said` is the load in words.
+    `load` is the load in words.
     """
     figure = Figure(figsize=(style.PAGE_IN, 4.4), layout="constrained")
     cells = figure.subplots(2, 2)
     for axes, (metric, title) in zip(cells[0], TITLES.items(), strict=True):
         _by_peak(axes, frame, metric)
-        axes.set(title=title, xlabel="peak (req/s a model)", ylabel="TTFT (s)", yscale="log")
+        axes.set(title=title, xlabel="highest rate of the ramp (req/s a model)", ylabel="TTFT (s)", yscale="log")
     peaks = sorted(frame["peak"].unique())[-MOST:]
     shown = f"peak {peaks[0]}" if len(peaks) == 1 else f"peaks {peaks[0]} to {peaks[-1]}"
     names = [name for name in ("static", "elastic") if name in set(frame["system"])]
     for axes, name in zip(cells[1], names, strict=False):
         _by_instance(axes, frame[(frame["system"] == name) & frame["peak"].isin(peaks)], peaks)
-        axes.set(title=f"Median TTFT, {name}, {shown}", xlabel="instance, by start", ylabel="TTFT (s)", yscale="log")
+        axes.set(
+            title=f"Median TTFT by model, {name}, {shown} req/s",
+            xlabel="model, in the order of their ramps",
+            ylabel="TTFT (s)",
+            yscale="log",
+        )
     for axes in cells[1][len(names) :]:
         axes.set_axis_off()
-    key = [
-        *(Line2D([], [], color=look.color, label=name) for name, look in _looks(frame).items()),
-        Line2D([], [], color="#404040", label="measured"),
-        Line2D([], [], color="#404040", linestyle=(0, (3, 1.5)), label="simulated"),
-    ]
-    figure.legend(handles=key, loc="outside upper center", ncols=len(key), frameon=False)
-    text = textwrap.fill(CAPTION.format(said=said), 170)
+    key: list[Line2D | Patch] = [
+        *(Line2D([], [], color=look.color, label=NAMED[name]) for name, look in _looks(frame).items()),
+        Line2D([], [], color="#404040", marker="o", markersize=2.5, label="measured"),
+        Line2D([], [], color="#404040", linestyle=SIMULATED, label="simulated"),
+        Patch(color="#404040", alpha=0.15, linewidth=0, label="simulated: what a process holds, least to most"),
+        *(Line2D([], [], color=_shade(peak, peaks), label=f"peak {peak} req/s")
+          for peak in dict.fromkeys((peaks[0], peaks[-1]))),
+    ]  # fmt: skip
+    figure.legend(handles=key, loc="outside upper center", ncols=4, frameon=False)
+    for axes in cells.flat:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    text = textwrap.fill(CAPTION.format(load=load), 170)
     figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
     return figure
 
@@ -63,27 +76,31 @@ def _looks(frame: pd.DataFrame) -> dict[str, style.Look]:
 
 def _by_peak(axes: Axes, frame: pd.DataFrame, metric: str) -> None:
     for name, look in _looks(frame).items():
-        own = frame[frame["system"] == name].groupby(["who", "peak"])[metric]
-        value = own.mean() if metric == "mean_ttft_s" else own.max()
+        group = frame[frame["system"] == name].groupby(["who", "peak"])[metric]
+        value = group.mean() if metric == "mean_ttft_s" else group.max()
         axes.plot(value["measured"], color=look.color, marker=look.marker, markersize=2.5)
-        axes.plot(value["ours"], color=look.color, linestyle=(0, (3, 1.5)))
+        axes.plot(value["ours"], color=look.color, linestyle=SIMULATED)
         ends = np.sort(np.stack([value["low"], value["high"]]), axis=0)
         axes.fill_between(value["low"].index, *ends, color=look.color, alpha=0.15, linewidth=0)
 
 
-def _by_instance(axes: Axes, own: pd.DataFrame, peaks: Sequence[int]) -> None:
-    shades = mpl.colormaps["viridis_r"]
-    for peak, rows in own.groupby("peak"):
-        shade = shades(0.1 + 0.9 * (int(str(peak)) - peaks[0]) / max(1, peaks[-1] - peaks[0]))
-        for who, dash in (("measured", "-"), ("ours", (0, (3, 1.5)))):
+def _by_instance(axes: Axes, points: pd.DataFrame, peaks: Sequence[int]) -> None:
+    for peak, rows in points.groupby("peak"):
+        shade = _shade(int(str(peak)), peaks)
+        for who, dash in (("measured", "-"), ("ours", SIMULATED)):
             line = rows[rows["who"] == who].set_index("instance")["median_ttft_s"]
             axes.plot(line, color=shade, linestyle=dash, linewidth=0.8)
 
 
-def render(frame: pd.DataFrame, stem: Path, command: str, said: str) -> list[Path]:
-    """Draw points of the load that is `said` to `stem`.pdf, .png and .csv; returns their paths.
+def _shade(peak: int, peaks: Sequence[int]) -> tuple[float, float, float, float]:
+    """Return the colour of a peak, from light to dark."""
+    return mpl.colormaps["viridis_r"](0.1 + 0.9 * (peak - peaks[0]) / max(1, peaks[-1] - peaks[0]))
+
+
+def render(frame: pd.DataFrame, stem: Path, command: str, load: str) -> list[Path]:
+    """Draw points of the load `load`, in words, to `stem`.pdf, .png and .csv; returns their paths.
 
     Raises UserError where the disk refuses.
     """
     with style.theme():
-        return style.save(draw(frame, said), stem, frame, command)
+        return style.save(draw(frame, load), stem, frame, command)

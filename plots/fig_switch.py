@@ -1,6 +1,6 @@
-"""What a switch of models takes by stage, from recorded runs of a system with its optimisations on and off.
+"""Seconds of a switch of models by stage, from recorded runs of a system with its optimisations on and off.
 
-python -m plots.fig_switch plots/out/switch results/aegaeon-3f9c01ab results/aegaeon-77aa01cd ...
+bench plot FOLDER --figure switch    # of the runs in a folder that bench run SPEC.toml --record -o FOLDER stored there
 
 A bar is the time between a turn and the next one of another model, meaned over the middle half of the switches, so that
 idle gaps do not count. Of it, the seconds of a load that do not depend on its size and those of the copy are the cost
@@ -9,8 +9,7 @@ table's, on idle links; the rest is KV and waiting. What the previous turn hid o
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,16 @@ from plots import fig_turns, style
 
 STAGES = ("engine start", "weights", "KV and waiting")
 COLORS = dict(zip(STAGES, (style.RED, style.BLUE, style.ORANGE), strict=True))
+
+
+def recorded(folder: Path) -> list[Path]:
+    """List the recorded runs in a folder that had turns."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and fig_turns.draws(path))
+
+
+def draws(folder: Path) -> bool:
+    """Tell whether a folder holds several recorded runs, to be compared."""
+    return len(recorded(folder)) > 1
 
 
 def points(runs: Iterable[Path]) -> pd.DataFrame:
@@ -42,7 +51,7 @@ def points(runs: Iterable[Path]) -> pd.DataFrame:
         row: dict[str, Any] = {"system": fig_turns.label(spec), "switches": len(every)}
         row |= {name: float(x.mean()) if len(seen) else 0.0 for name, x in zip((*STAGES, "hidden"), parts, strict=True)}
         rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).sort_values("system", kind="stable", ignore_index=True)
 
 
 def draw(shown: pd.DataFrame) -> Figure:
@@ -69,12 +78,10 @@ def draw(shown: pd.DataFrame) -> Figure:
     return figure
 
 
-def render(runs: Sequence[Path], stem: Path, command: str) -> list[Path]:
-    """Draw recorded runs to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
-    shown = points(runs)
+def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:
+    """Draw the recorded runs in a folder to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    shown = points(recorded(folder))
     with style.theme():
-        return style.save(draw(shown), stem, shown, command)
-
-
-if __name__ == "__main__":
-    render([Path(x) for x in sys.argv[2:]], Path(sys.argv[1]), "python -m plots.fig_switch " + " ".join(sys.argv[1:]))
+        figure = draw(shown)
+        figure.text(0.01, 0.0, note, fontsize=4.6, color="#404040", va="bottom")
+        return style.save(figure, stem, shown, command)

@@ -45,22 +45,22 @@ def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
 def points(frame: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame:
     """Return what is drawn, in points or as a ratio: first the machine as it is, then constants by falling swing."""
     unit = 1.0 if len(facts["rates"]) > 1 else 100.0
-    own = frame[frame["mean"].notna()].copy()
+    leads = frame[frame["mean"].notna()].copy()
     for name in ("mean", "low", "high"):
-        own[name] *= unit
-    base = float(own.loc[own["constant"] == "", "mean"].iloc[0])
+        leads[name] *= unit
+    base = float(leads.loc[leads["constant"] == "", "mean"].iloc[0])
     scale = np.log if len(facts["rates"]) > 1 else np.asarray
 
     def swing(means: pd.Series) -> float:
         ends = scale(np.array([min(base, means.min()), max(base, means.max())]))
         return float(ends[1] - ends[0])
 
-    swings = own.groupby("constant")["mean"].agg(swing)
+    swings = leads.groupby("constant")["mean"].agg(swing)
     order = sorted(swings.index, key=lambda name: (name != "", -swings[name]))
-    own["rank"] = own["constant"].map({name: k for k, name in enumerate(order)})
+    leads["rank"] = leads["constant"].map({name: k for k, name in enumerate(order)})
     columns = ["constant", "value", "setting", "mean", "low", "high", "n", "note"]
-    found: pd.DataFrame = own.sort_values("rank", kind="stable")[columns].reset_index(drop=True)
-    return found
+    ordered: pd.DataFrame = leads.sort_values("rank", kind="stable")[columns].reset_index(drop=True)
+    return ordered
 
 
 def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note: str = "") -> Figure:
@@ -68,9 +68,9 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
     shown, many = points(frame, facts), len(facts["rates"]) > 1
     if len(shown) < 2:
         raise UserError("nothing to draw: no constant was varied")
-    base, own = shown.iloc[0], shown.iloc[1:]
-    names = list(dict.fromkeys(own["constant"]))
-    text, foot = style.foot(style.caption(runs, [int(base["n"])], f"{_notes(own)} {note}".strip()), 92)
+    base, leads = shown.iloc[0], shown.iloc[1:]
+    names = list(dict.fromkeys(leads["constant"]))
+    text, foot = style.foot(style.caption(runs, [int(base["n"])], f"{_notes(leads)} {note}".strip()), 92)
     foot += 0.52
     height = HEAD_IN + BAR_IN * len(names) + foot
     figure = Figure(figsize=(style.COLUMN_IN, height))
@@ -81,19 +81,19 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
     axis.axvline(even, color="#202020", linewidth=0.8, linestyle=(0, (4, 2)))
     axis.axvline(base["mean"], color="#202020", linewidth=0.8)
     for k, name in enumerate(names):
-        rows = own[own["constant"] == name]
+        rows = leads[leads["constant"] == name]
         for j, row in enumerate(rows.itertuples()):
             _bar(axis, k + THICK * (j - (len(rows) - 1) / 2), row, float(base["mean"]), even)
     if many:
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axis.xaxis.set_minor_formatter(lambda x, _: f"{x:g}")
-    values = dict(zip(own["constant"], own["value"], strict=True))
+    values = dict(zip(leads["constant"], leads["value"], strict=True))
     style.name_rows(axis, [_label(name, values[name]) for name in names], fontsize=5.5)
     what = "ratio of rates at 99 %" if many else f"points of SLO attainment, rate scale {facts['rates'][0]:g}"
     axis.set_xlabel(f"{facts['first']} ahead of {facts['second']}\n({what})", fontsize=6.5)
-    keys = dict.fromkeys(own["setting"])
-    handles = [Line2D([], [], linewidth=4, color=_color(said), label=said) for said in keys]
+    keys = dict.fromkeys(leads["setting"])
+    handles = [Line2D([], [], linewidth=4, color=_color(key), label=key) for key in keys]
     handles += [Line2D([], [], color="#202020", linewidth=0.8, label="as it is"),
                 Line2D([], [], color="#202020", linewidth=0.8, linestyle=(0, (4, 2)), label="equal")]  # fmt: skip
     style.legend(figure, handles, 5, handlelength=1.4, columnspacing=1.0)
@@ -113,9 +113,9 @@ def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
     style.interval(axis, y, (low, high), "#404040", 0.6)
 
 
-def _notes(own: pd.DataFrame) -> str:
+def _notes(leads: pd.DataFrame) -> str:
     """Say what bars mean that are drawn otherwise, and what the lines are."""
-    why = [f"{row['constant']} {row['setting']}: {row['note']}" for row in own.to_dict("records") if row["note"]]
+    why = [f"{row['constant']} {row['setting']}: {row['note']}" for row in leads.to_dict("records") if row["note"]]
     hollow = f"Hollow: {', '.join(why)}." if why else ""
     return f"{hollow} Thin lines: intervals; outlined in black: the order turns.".strip()
 

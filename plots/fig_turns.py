@@ -44,20 +44,20 @@ def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
     """Return what is drawn: turns of a phase within the span, on the first GPUs that have any."""
-    own = turns[(turns["phase"] == phase) & (turns["end_s"] > 0) & (turns["start_s"] < SPAN_S)]
-    if not len(own):
+    rows = turns[(turns["phase"] == phase) & (turns["end_s"] > 0) & (turns["start_s"] < SPAN_S)]
+    if not len(rows):
         raise UserError(f"nothing to draw: no {phase} turn in the first {SPAN_S:g} s")
-    gpus = sorted(own["gpus"].unique(), key=lambda x: [int(part) for part in x.split("+")])[:GPUS]
-    found: pd.DataFrame = own[own["gpus"].isin(gpus)].sort_values(["gpus", "start_s"], ignore_index=True)
-    return found
+    gpus = sorted(rows["gpus"].unique(), key=lambda x: [int(part) for part in x.split("+")])[:GPUS]
+    shown: pd.DataFrame = rows[rows["gpus"].isin(gpus)].sort_values(["gpus", "start_s"], ignore_index=True)
+    return shown
 
 
 def gaps(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
     """Time between a turn and the next one of another model on the same GPUs: columns gpus, model (next), gap_s."""
-    own = turns[(turns["phase"] == phase) & (turns["end_s"] > 0)].sort_values(["gpus", "start_s"])
-    before = own.groupby("gpus")[["model", "end_s"]].shift()
-    other = before["model"].notna() & (before["model"] != own["model"])
-    return own[other].assign(gap_s=(own["start_s"] - before["end_s"])[other])[["gpus", "model", "gap_s"]]
+    rows = turns[(turns["phase"] == phase) & (turns["end_s"] > 0)].sort_values(["gpus", "start_s"])
+    before = rows.groupby("gpus")[["model", "end_s"]].shift()
+    other = before["model"].notna() & (before["model"] != rows["model"])
+    return rows[other].assign(gap_s=(rows["start_s"] - before["end_s"])[other])[["gpus", "model", "gap_s"]]
 
 
 def draw(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> Figure:
@@ -97,13 +97,14 @@ def label(spec: Mapping[str, Any]) -> str:
 def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> str:
     """Write the caption: the setting of the run, and counts and medians of the turns of all GPUs."""
     spec = facts["spec"]
-    said = f"{unchecked} · " if (unchecked := checked.note(spec["gpu"], spec["host"])) else ""
-    own, between = turns[turns["phase"] == "decode"], gaps(turns)
+    mark = f"{unchecked} · " if (unchecked := checked.note(spec["gpu"], spec["host"])) else ""
+    decodes, between = turns[turns["phase"] == "decode"], gaps(turns)
+    span_s = decodes["end_s"] - decodes["start_s"]
     return (
-        f"{label(spec)} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · {said}"
-        f"seed {spec['seed']}.\nDecode turns: {len(own)}, median {(own['end_s'] - own['start_s']).median():.2g} s; "
+        f"{label(spec)} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · {mark}"
+        f"seed {spec['seed']}.\nDecode turns: {len(decodes)}, median {span_s.median():.2g} s; "
         f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
-        "Numbers tell models of a kind apart; white: nobody runs, weights or KV are on their way."
+        "Numbers tell models of a kind apart; white: no model runs, weights or KV are on their way."
         + (f" {note}" if note else "")
         + (f"\n{late}" if (late := style.unvetted_of({label(spec): spec["system"]})) else "")
     )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from plots import style
 
@@ -51,11 +50,10 @@ def draw(frame: pd.DataFrame) -> Figure:
     key = [
         *(Line2D([], [], linestyle="", marker=mark, markersize=3.5, color=color, label=engine)
           for engine, (color, mark) in looks.items()),
-        Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", label="fitted on"),
+        Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", label="used in the fit"),
         Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", markerfacecolor="white",
                label="left out of the fit"),
-        Line2D([], [], color="#000000", linewidth=0.6, label="equal"),
-        Patch(color="#000000", alpha=0.1, linewidth=0, label=f"within ±{100 * (BAND - 1):.0f} %"),
+        *style.alike_key(BAND),
     ]  # fmt: skip
     if full:
         figure.legend(handles=key, loc="outside upper center", ncols=4, frameon=False)
@@ -65,13 +63,13 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, own: pd.DataFrame, metric: str, looks: Mapping[str, Look]) -> None:
+def _panel(axes: Axes, points: pd.DataFrame, metric: str, looks: Mapping[str, Look]) -> None:
     title, unit, factor = PANELS[metric]
-    both = factor * own[["measured", "ours"]].to_numpy(np.float64)
+    both = factor * points[["measured", "ours"]].to_numpy(np.float64)
     wider = max(1.3, (LEAST_SPAN * both.min() / both.max()) ** 0.5)
     low, high = both.min() / wider, both.max() * wider
     style.alike(axes, low, high, BAND)
-    for (engine, fitted), rows in own.groupby(["engine", "fitted"]):
+    for (engine, fitted), rows in points.groupby(["engine", "fitted"]):
         color, mark = looks[str(engine)]
         axes.plot(factor * rows["measured"], factor * rows["ours"], mark, markersize=2.6, markeredgewidth=0.5,
                   color=color, markerfacecolor=color if fitted else "white", alpha=0.8)  # fmt: skip

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
 from plots import style
@@ -20,11 +21,17 @@ from plots import style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS: Mapping[str, str] = {
-    "Weaver": style.SKY, "dedicated": style.GREY, "MuxServe": style.ORANGE, "MuxServe-Temporal": style.BROWN,
-    "hot model": style.RED, "cold model": style.BLUE,
+WEAVER, MUXSERVE = style.SYSTEMS["weaver"], style.SYSTEMS["muxserve"]
+LOOKS: Mapping[str, style.Look] = {  # by series; the two models are Weaver's
+    "Weaver": WEAVER, "dedicated": style.SYSTEMS["dedicated"], "MuxServe": MUXSERVE,
+    "MuxServe-Temporal": style.Look(style.tints(MUXSERVE.color)[0], "v", style.LINES[1]),
+    "hot model": style.Look(style.tints(WEAVER.color)[2], "o", style.LINES[0]),
+    "cold model": style.Look(style.tints(WEAVER.color)[0], "h", style.LINES[1]),
 }  # fmt: skip
-MARKS = dict(zip(COLORS, style.MARKERS, strict=False))
+NAMES: Mapping[str, str] = {  # as systems are called in other figures
+    "Weaver": "weaver", "MuxServe": "muxserve:weaver", "MuxServe-Temporal": "muxserve:temporal",
+    "hot model": "weaver, hot model", "cold model": "weaver, cold model",
+}  # fmt: skip
 PAPER: Mapping[str, Mapping[str, float]] = {  # 5.1: highest rates; 5.3: 175 ms, over 4.83, and 9.5 % less
     "highest": {"dedicated": 15.0, "Weaver": 22.0},
     "control": {"CPU": 175.0, "GPU": 175.0 / 4.83, "GPU, split": 175.0 / 4.83 * (1 - 0.095)},
@@ -35,12 +42,12 @@ TITLES: Mapping[str, tuple[str, str, str]] = {  # panel: title, x, y
     "muxserve": ("hot model (fig. 5a)", "requests/s of the hot model", "TPOT (ms)"),
     "share": ("15 requests/s (fig. 5b)", "offloaded (%)", "TPOT (ms)"),
     "highest": ("highest rate (figs. 4, 6)", "requests/s finished", ""),
-    "control": ("2 requests/s, L40S (fig. 7a)", "TPOT (ms)", ""),
+    "control": ("control, on L40S (fig. 7a)", "TPOT (ms)", ""),
 }
 CAPTION = (
     "Simulated: two llama-3.1-8b, lengths of Azure-Conv, cold model at 1 request/s, four A100-40G (the last panel: "
-    "L40S), vLLM 0.6; mean of {n} seeds, bands from the least to the most; lines end where requests pile up. Diamonds: "
-    "the paper, where its text has a number. Co-running is unmeasured: MuxServe's decodes have half of the SMs each."
+    "L40S), vLLM 0.6; mean of {n} seeds; lines end where requests pile up. "
+    "Co-running is unmeasured: MuxServe's decodes have half of the SMs each."
 )
 
 
@@ -49,40 +56,47 @@ def draw(points: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(style.PAGE_IN, 3.9), layout="constrained")
     axes = figure.subplots(2, 3).ravel()
     for axis, (panel, (title, x, y)) in zip(axes, TITLES.items(), strict=True):
-        own = points[points["panel"] == panel]
-        _bars(axis, own, PAPER[panel]) if panel in PAPER else _lines(axis, own, 100.0 if panel == "share" else 1.0)
+        rows = points[points["panel"] == panel]
+        _bars(axis, rows, PAPER[panel]) if panel in PAPER else _lines(axis, rows, 100.0 if panel == "share" else 1.0)
         axis.set(title=title, xlabel=x, ylabel=y)
-    handles = [Line2D([], [], color=color, marker=MARKS[name], label=name) for name, color in COLORS.items()]
-    handles.append(Line2D([], [], color="black", marker="D", linestyle="none", markerfacecolor="white", label="paper"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
+    handles: list[Line2D | Patch] = [style.handle(_named(name), look) for name, look in LOOKS.items()]
+    handles.append(Patch(color="#404040", alpha=0.2, linewidth=0, label="least to most of the seeds"))
+    handles.append(Line2D([], [], color="black", marker="D", linestyle="none", markerfacecolor="white",
+                          label="the paper's number"))  # fmt: skip
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
     style.below(figure, CAPTION.format(n=points["seed"].nunique()), 160)
     return figure
 
 
-def _lines(axis: Axes, own: pd.DataFrame, scale: float) -> None:
+def _named(series: str) -> str:
+    name, comma, rest = series.partition(", ")
+    return NAMES.get(name, name) + comma + rest
+
+
+def _lines(axis: Axes, points: pd.DataFrame, scale: float) -> None:
     """Draw a line for each series, the mean, on a band from its least to its greatest value."""
-    for name, rows in own.groupby("series", sort=False):
+    for name, rows in points.groupby("series", sort=False):
         by = rows.groupby("x")["value"]
         x, mean = scale * by.mean().index.to_numpy(), by.mean().to_numpy()
-        axis.fill_between(x, by.min(), by.max(), color=COLORS[str(name)], alpha=0.2, linewidth=0)
-        axis.plot(x, mean, color=COLORS[str(name)], marker=MARKS[str(name)])
+        axis.fill_between(x, by.min(), by.max(), color=LOOKS[str(name)].color, alpha=0.2, linewidth=0)
+        axis.plot(x, mean, linestyle=LOOKS[str(name)].line, **LOOKS[str(name)].marks())
     axis.set_ylim(bottom=0)
 
 
-def _bars(axis: Axes, own: pd.DataFrame, paper: Mapping[str, float]) -> None:
+def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
     """Draw a bar for each series, from the top down, with its number, and the paper's number as a mark."""
-    names = list(dict.fromkeys(own["series"]))
+    names = list(dict.fromkeys(points["series"]))
     for k, name in enumerate(names):
-        values = own[own["series"] == name]["value"]
-        color = next((c for of, c in COLORS.items() if name.split(",")[0] == of), style.SKY)
+        values = points[points["series"] == name]["value"]
+        color = LOOKS.get(name.split(",")[0], WEAVER).color
         axis.barh(k, values.mean(), color=color, height=0.7)
         at = max(values.mean(), paper.get(name, 0.0))
         axis.text(at, k, f"  {values.mean():.3g}", va="center", fontsize=6)
         if name in paper:
             axis.plot(paper[name], k, "D", color="black", markerfacecolor="white", markersize=4)
-    axis.set_yticks(range(len(names)), names)
+    axis.set_yticks(range(len(names)), [_named(name) for name in names])
     axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.set_xlim(0, 1.22 * max(own.groupby("series")["value"].mean().max(), *paper.values()))
+    axis.set_xlim(0, 1.22 * max(points.groupby("series")["value"].mean().max(), *paper.values()))
     axis.grid(visible=False, axis="y")
 
 

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.policy.types import UserError
 from harness.rows import crossings
 from plots import style
-from plots.caption import Facts, Panel, brief, caption
+from plots.caption import Facts, Panel, brief, caption, definition, slos
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
 
 PANEL_IN, GAP_IN = 1.0, 0.42  # height of a panel, and of what stands below it
+LEVEL, DROP = (0, (4, 2)), (0, (1, 1))  # dashes of the level, and at each answer
 NEAR = (0.955, 1.003)  # the attainment that is shown: where systems are told apart
 
 
@@ -34,11 +36,11 @@ def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
         frame = here.select(["definition", "over", "value", "label", "gpus", "infeasible"]).to_pandas()
         frame = frame[(frame["definition"] == definition) & (frame["over"] == "pooled") & frame["value"].notna()]
         place = {key: panel[key] for key in ("condition", "trace", "rate_rps", "slo")}
-        for (label, gpus), own in frame.groupby(["label", "gpus"], observed=True, sort=True):
+        for (label, gpus), group in frame.groupby(["label", "gpus"], observed=True, sort=True):
             at = crossings.fewest(here, str(label), "", definition, facts["level"])
-            value = own["value"]
+            value = group["value"]
             rows.append({**place, "label": str(label), "gpus": int(gpus), "mean": value.mean(), "low": value.min(),
-                         "high": value.max(), "n": len(own), "infeasible": bool(own["infeasible"].notna().any()),
+                         "high": value.max(), "n": len(group), "infeasible": bool(group["infeasible"].notna().any()),
                          "answer": at is not None and at.sign != ">" and at.mean == gpus})  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -53,24 +55,28 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     lines: dict[tuple[Any, ...], dict[str, Panel]] = {}
     for panel in facts["panels"]:
         lines.setdefault((panel["row"], panel["column"], panel["models"]), {})[_slo(panel)] = panel
-    slos = list(dict.fromkeys(map(_slo, facts["panels"])))
+    rules = list(dict.fromkeys(map(_slo, facts["panels"])))
     figure = Figure(figsize=(style.PAGE_IN, 1))
     handles = [style.handle(label, looks[label]) for label in series]
+    handles.append(Line2D([], [], color="#808080", linewidth=0.6, linestyle=LEVEL,
+                          label=f"{100 * facts['level']:g} %"))  # fmt: skip
+    handles.append(Line2D([], [], color="#404040", linewidth=0.9, linestyle=DROP,
+                          label=f"fewest GPUs for {100 * facts['level']:g} %"))  # fmt: skip
     top = style.legend(figure, handles, 6, handlelength=2.2, columnspacing=1.2) + 0.25
     text, below = style.foot(brief(table, facts, note, _spread(facts), *_shown(facts)), 165)
     height = top + len(lines) * (PANEL_IN + GAP_IN) + below + 0.1
     figure.set_size_inches(style.PAGE_IN, height)
-    grid = figure.add_gridspec(len(lines), len(slos), left=0.095, right=0.99, top=1 - top / height, wspace=0.08,
+    grid = figure.add_gridspec(len(lines), len(rules), left=0.095, right=0.99, top=1 - top / height, wspace=0.08,
                                bottom=(below + GAP_IN + 0.05) / height, hspace=GAP_IN / PANEL_IN)  # fmt: skip
     for i, panels in enumerate(lines.values()):
-        for j, slo in enumerate(slos):
+        for j, slo in enumerate(rules):
             axis = figure.add_subplot(grid[i, j])
             if slo not in panels:
                 axis.set_axis_off()
                 continue
             _panel(axis, panels[slo], frame[frame["condition"] == panels[slo]["condition"]], looks, facts["level"])
             if i == 0:
-                axis.set_title(f"SLO {slo}", pad=3, fontsize=6.5)
+                axis.set_title(f"SLO {slos([slo])}", pad=3, fontsize=6.5)
             if j:
                 axis.tick_params(labelleft=False)
             else:
@@ -87,21 +93,21 @@ def _slo(panel: Panel) -> str:
 
 def _ylabel(panel: Panel, facts: Facts) -> str:
     name = panel["trace"].partition("+")[0]
-    return f"{name}\n{panel['rate_rps']:.3g} req/s\n{facts['definitions'][0].upper()} met (%)"
+    return f"{name}\n{panel['rate_rps']:.3g} req/s\n{definition(facts['definitions'][0])} in time (%)"
 
 
 def _panel(axis: Axes, panel: Panel, frame: pd.DataFrame, looks: Mapping[str, style.Look], level: float) -> None:
     """Curves over the counts that were sampled; a dotted drop at each answer."""
-    axis.axhline(level, color="#808080", linewidth=0.6, linestyle=(0, (4, 2)))
+    axis.axhline(level, color="#808080", linewidth=0.6, linestyle=LEVEL)
     for label, look in looks.items():
-        own = frame[frame["label"] == label].sort_values("gpus")
-        ran = own["mean"].where(~own["infeasible"])
-        axis.plot(own["gpus"], ran, linestyle=look.line, color=look.color, linewidth=0.9)
-        for row in own.to_dict("records"):
+        curve = frame[frame["label"] == label].sort_values("gpus")
+        ran = curve["mean"].where(~curve["infeasible"])
+        axis.plot(curve["gpus"], ran, linestyle=look.line, color=look.color, linewidth=0.9)
+        for row in curve.to_dict("records"):
             axis.plot([row["gpus"]] * 2, [row["low"], row["high"]], color=look.color, linewidth=0.5, alpha=0.6)
             axis.plot([row["gpus"]], [row["mean"]], **look.marks(hollow=row["infeasible"]), linestyle="none")
-        for gpus in own.loc[own["answer"], "gpus"]:
-            axis.axvline(gpus, ymax=0.5, color=look.color, linewidth=0.9, linestyle=(0, (1, 1)), alpha=0.8)
+        for gpus in curve.loc[curve["answer"], "gpus"]:
+            axis.axvline(gpus, ymax=0.5, color=look.color, linewidth=0.9, linestyle=DROP, alpha=0.8)
     least, most = min(panel["xs"]), max(panel["xs"])
     axis.set_xscale("log", base=2)
     axis.set_xlim(least / 1.08, most * 1.08)
@@ -113,7 +119,7 @@ def _panel(axis: Axes, panel: Panel, frame: pd.DataFrame, looks: Mapping[str, st
 
 
 def told(table: pa.Table, facts: Facts, note: str = "") -> str:
-    """Say all that a reader must know of the runs."""
+    """Write the full caption, which the CSV holds."""
     return caption(table, facts, "mean, least and most", *_shown(facts), note=note)
 
 

@@ -6,7 +6,6 @@ A study's first page is what it found (overview.py); these curves are the pages 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from harness.rows import crossings, setting, tidy
 from harness.rows.statistics import Estimate
 from plots import overview, style
 from plots.caption import CORRECTED, Facts, Panel, asked, caption, seen
+from plots.caption import definition as met
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ Line = Mapping[int, Panel]  # by column: the panels that stand side by side
 
 
 class Drawn(NamedTuple):
-    """What every panel is drawn from."""
+    """Data that all panels share."""
 
     table: pa.Table
     facts: Facts
@@ -82,8 +82,8 @@ class Drawn(NamedTuple):
 
 def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
     """Return what is drawn: one row a (panel, system, x), with what the overview has of the panel's system."""
-    frame, found = curves(table, facts), overview.points(table, facts)
-    return frame.merge(found, how="left", on=["condition", "label"]) if len(found) and len(frame) else frame
+    frame, rows = curves(table, facts), overview.points(table, facts)
+    return frame.merge(rows, how="left", on=["condition", "label"]) if len(rows) and len(frame) else frame
 
 
 def curves(table: pa.Table, facts: Facts) -> pd.DataFrame:
@@ -126,7 +126,7 @@ def crossed(rows: pa.Table, panel: Panel, label: str, definition: str, level: fl
 def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
     """Return a panel, or both halves of its real trace, which are drawn in one."""
     same = ("row", "column", "trace", "axis", "models", "gpus", "slo_scale", "slo", "own")
-    halves = [one for one in panels if one.get("half") and all(one[key] == panel[key] for key in same)]
+    halves = [other for other in panels if other.get("half") and all(other[key] == panel[key] for key in same)]
     return halves if panel.get("half") else [panel]
 
 
@@ -136,7 +136,7 @@ def arranged(panels: Sequence[Panel]) -> list[Line]:
     Of the halves of a real trace the first stands for both.
     """
     lines: dict[tuple[Any, ...], dict[int, Panel]] = {}
-    for panel in (one for one in panels if together(one, panels)[0] == one):
+    for panel in (other for other in panels if together(other, panels)[0] == other):
         key = (panel["row"], panel["models"], panel["gpus"], panel["slo_scale"], panel["slo"])
         again = next(k for k in range(len(panels)) if panel["column"] not in lines.get((*key, k), {}))
         lines.setdefault((*key, again), {})[panel["column"]] = panel
@@ -157,22 +157,22 @@ def pages(table: pa.Table, facts: Facts, note: str = "") -> list[Figure]:
     for definition in facts["definitions"]:
         same = {panel["condition"] for panel in facts["panels"]
                 if overview.alike(table, panel, definition, facts["systems"])}  # fmt: skip
-        gone += [f"{definition.upper()} of {condition}" for condition in same]
+        gone += [f"{met(definition)} of {condition}" for condition in same]
         left = [panel for panel in facts["panels"]
-                if not {one["condition"] for one in together(panel, facts["panels"])} <= same]  # fmt: skip
+                if not {half["condition"] for half in together(panel, facts["panels"])} <= same]  # fmt: skip
         kept += [(definition, part) for part in _parted(left)]
     if not kept:
         return [draw(table, facts, note)]
     least = f"Attainment below {_floor(facts):g} % is not drawn." if _floor(facts) else ""
     whole = f"Left out, as everyone is at 100 %: {', '.join(sorted(gone))}." if gone else ""
-    found = [first] if first else []
+    figures = [first] if first else []
     for k, (definition, panels) in enumerate(kept):
         rows = table.filter(pc.is_in(table["condition"].cast(pa.string()), pa.array([p["condition"] for p in panels])))
         part = {**facts, "panels": panels, "definitions": [definition]}
         text = " ".join(filter(None, [told(table, facts, note), least, whole])) if k == 0 else ""
         if len(rows.filter(pc.is_null(rows["skipped"]))):
-            found.append(_drawn(rows, part, text, page=True))
-    return found or [draw(table, facts, note)]
+            figures.append(_drawn(rows, part, text, page=True))
+    return figures or [draw(table, facts, note)]
 
 
 def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
@@ -182,7 +182,7 @@ def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
         if page and count + len(line) > MOST:
             yield page
             page, count = [], 0
-        page += [one for panel in line.values() for one in together(panel, panels)]
+        page += [other for panel in line.values() for other in together(panel, panels)]
         count += len(line)
     if page:
         yield page
@@ -233,7 +233,7 @@ def _drawn(table: pa.Table, facts: Facts, text: str, *, page: bool = False) -> F
             else:
                 axes[j].set_axis_off()
             if i == 0:
-                axes[j].set_title(definition.upper(), pad=3, fontsize=6)
+                axes[j].set_title(met(definition), pad=3, fontsize=6)
             axes[j].tick_params(labelleft=not j)
         _label(axes, line, LETTERS[i % len(LETTERS)], facts["panels"][0])
     for k, title in enumerate(titles):
@@ -299,14 +299,14 @@ def _called(models: str) -> str:
 
 
 def _xlabel(panel: Panel, usual: Panel) -> str:
-    """Name the axis, what stands still, and in what the setting is not that of the figure's first panel."""
+    """Name the axis, the fixed fields, and the differences from the setting of the first panel."""
     facts = [f"{panel['count']} model{'s' * (panel['count'] > 1)}"] if panel["count"] else []
     facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
     facts += [f"{panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"] if panel["gpus"] else []
     facts += [f"SLO scale {panel['slo_scale']:g}"] if panel["slo_scale"] else []
     facts += [f"SLO {panel['slo']}"] if panel["slo"] != usual["slo"] else []
-    own, others = panel["own"], usual["own"]
-    facts += [_setting(key, own.get(key)) for key in USUAL if own.get(key) != others.get(key)]
+    settings, others = panel["own"], usual["own"]
+    facts += [_setting(key, settings.get(key)) for key in USUAL if settings.get(key) != others.get(key)]
     return f"{XLABEL[panel['axis']]} ({', '.join(facts)})"
 
 
@@ -325,16 +325,16 @@ def _legend(figure: Figure, drawn: Drawn, columns: int) -> float:
     """Put the legend on top; returns its height in inches."""
     facts, frame = drawn.facts, drawn.frame
     took: dict[str, set[int]] = {}
-    own: set[str] = set()
+    apart: set[str] = set()
     for panel in facts["panels"]:
         here = frame[frame["condition"] == panel["condition"]].groupby("label")["gpus"].unique()
         for label, counts in here.items():
             took.setdefault(str(label), set()).update(map(int, counts))
-        own |= tidy.own_gpus({str(label): set(counts) for label, counts in here.items()}, panel["gpus"])
+        apart |= tidy.own_gpus({str(label): set(counts) for label, counts in here.items()}, panel["gpus"])
     handles = []
     for label, look in drawn.looks.items():
-        name = re.sub(r"\+(?=\w+=)", " ", label).replace(":plusplus", "++")
-        name = tidy.with_gpus(name, took[label]) if label in own else name
+        name = style.called(label)
+        name = tidy.with_gpus(name, took[label]) if label in apart else name
         handles.append(style.handle(name, look, line=label not in facts["controls"], **_marks(look)))
     handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=CROSSES,
                           label=f"crosses {100 * facts['level']:g} %"))  # fmt: skip
@@ -353,11 +353,11 @@ def _marks(look: style.Look, *, hollow: bool = False, thin: bool = False) -> dic
 def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
     """Curves with their intervals and crossings; controls are markers alone."""
     facts, shown = drawn.facts, together(panel, drawn.facts["panels"])
-    frame = drawn.frame[drawn.frame["condition"].isin([one["condition"] for one in shown])]
+    frame = drawn.frame[drawn.frame["condition"].isin([part["condition"] for part in shown])]
     axis.axhline(100 * facts["level"], color="#808080", linewidth=0.5, zorder=1.5)
     places, floor = _places(frame, panel["axis"]), _floor(facts)
-    for one in shown:
-        _curves(axis, one, definition, drawn, places, thin=len(shown) > 1)
+    for part in shown:
+        _curves(axis, part, definition, drawn, places, thin=len(shown) > 1)
     axis.set_ylim(floor, 100)
     axis.spines[["top", "right"]].set_visible(False)
     axis.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100] if floor < 50 else [90, 95, 100]))
@@ -373,10 +373,10 @@ def _curves(
     facts, frame = drawn.facts, drawn.frame[drawn.frame["condition"] == panel["condition"]]
     rows, wide = crossings.of_panel(drawn.table, panel), 0.5 if thin else 0.9
     for depth, (label, look) in enumerate(reversed(list(drawn.looks.items()))):
-        own, z = frame[frame["label"] == label].sort_values("x"), 3 + 0.1 * depth
-        x = np.array([places[at] for at in own["shown_x"]], np.float64)
-        y, low, high = (100 * own[f"{definition}_{part}"].to_numpy(np.float64) for part in ("mean", "low", "high"))
-        hollow = own["infeasible"].to_numpy(bool)
+        curve, z = frame[frame["label"] == label].sort_values("x"), 3 + 0.1 * depth
+        x = np.array([places[at] for at in curve["shown_x"]], np.float64)
+        y, low, high = (100 * curve[f"{definition}_{part}"].to_numpy(np.float64) for part in ("mean", "low", "high"))
+        hollow = curve["infeasible"].to_numpy(bool)
         if label not in facts["controls"]:
             sure = np.isfinite(low) & ~hollow
             axis.fill_between(x, low, high, where=sure, color=look.color, alpha=0.15, linewidth=0)
@@ -451,15 +451,15 @@ def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
 
 
 def told(table: pa.Table, facts: Facts, note: str = "") -> str:
-    """Say all that a reader must know of the runs and of how rates were chosen."""
+    """Write the full caption, with the choice of rates, which the CSV holds."""
     halves = any(panel.get("half") for panel in facts["panels"])
-    own = [*seen(facts["panels"]), *asked(table, facts), *_rates(facts["panels"]), *_bounds(facts)]
-    own += ["Two thin lines: the halves of a real trace, case studies without interval."] * halves
-    return caption(table, facts, "mean and 95 % interval", *own, CORRECTED, note=note)
+    sentences = [*seen(facts["panels"]), *asked(table, facts), *_rates(facts["panels"]), *_bounds(facts)]
+    sentences += ["Two thin lines: the halves of a real trace, case studies without interval."] * halves
+    return caption(table, facts, "mean and 95 % interval", *sentences, CORRECTED, note=note)
 
 
 def _rates(panels: Sequence[Panel]) -> Iterator[str]:
-    """At which rate the panels stand that do not vary it."""
+    """Yield the fixed rates of the panels that vary something else."""
     given = [p for p in panels if p["rate_rps"] is not None and p["axis"] != "models"]
     for axis in dict.fromkeys(panel["axis"] for panel in given):
         rates = (f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
@@ -470,8 +470,8 @@ def _bounds(facts: Facts) -> Iterator[str]:
     """Say which bounds the markers without a line show."""
     names = facts["controls"]
     if names:
-        found = any(panel["rates_rps"] for panel in facts["panels"])
-        at = f"at the highest rate that {facts['systems'][0]} holds and at the end" if found else "at the ends"
+        varied = any(panel["rates_rps"] for panel in facts["panels"])
+        at = f"at the highest rate that {facts['systems'][0]} holds and at the end" if varied else "at the ends"
         copy = " and the A/A copy" * any(name.endswith(" (A/A)") for name in names)
         knows = "; static:oracle is static:rate whose plan knows the window" * ("static:oracle" in names)
         yield f"Markers without a line: bounds{copy}, {at}{knows}."

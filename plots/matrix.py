@@ -1,4 +1,4 @@
-"""Where one system holds a higher rate than another: a coloured table of conditions and pairs of systems."""
+"""Ratios of the rates that two systems hold: a coloured table of conditions and pairs of systems."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from harness.rows import crossings, estimate
 from harness.rows.crossings import STANDINGS, Standing
 from harness.rows.estimate import NONE, POINTS, RATIO
 from harness.rows.statistics import Estimate
-from plots import style
+from plots import style, verdicts
 from plots.caption import Facts
-from plots.steps import caption_of_ratios, points, ratios, told
+from plots.steps import caption_of_ratios, points, ratios, systems, told
 from plots.verdicts import FILLS, Fill
 
 if TYPE_CHECKING:
@@ -26,31 +26,45 @@ if TYPE_CHECKING:
 __all__ = ["FILLS", "draw", "points", "told"]  # what is drawn are the ratios that steps have
 
 Row = Mapping[str, Any]  # of `ratios`
-ROW_IN, HEAD_IN, NAMES = 0.34, 0.16, 0.2  # height of a row and of the pairs' names; share of the width for names
+ROW_IN, HEAD_IN, NAMES = (
+    0.34,
+    0.13,
+    0.2,
+)  # height of a row and of a line of the pairs' names; share of the width for names
+CASES = "single windows: least to most, no interval"
+NAMED = 14  # letters of a line of a pair's name
 LETTERS = 120.0  # of 1 point, to an inch
 
 
 def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     """Draw the table, two columns wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
-    own = ratios(table, facts)
-    if not own:
+    shown = ratios(table, facts)
+    if not shown:
         raise UserError("nothing to draw: no claim of this study is a ratio of two of its systems")
-    names, labels = (list(dict.fromkeys(row[key] for row in own)) for key in ("name", "ratio"))
-    text, foot = style.foot(caption_of_ratios(table, facts, note, own), 178)
+    names, labels = (list(dict.fromkeys(row[key] for row in shown)) for key in ("name", "ratio"))
+    text, foot = style.foot(caption_of_ratios(table, facts, note, shown), 178)
     foot += 0.06
     figure = Figure(figsize=(style.PAGE_IN, 1))
-    handles = _handles({row["standing"] for row in own})
-    head = style.legend(figure, handles, min(4, len(handles)), handlelength=1.8, columnspacing=1.6) + HEAD_IN
+    pairs = [systems(label, facts) for label in labels]
+    called = [
+        "\n".join([f"{style.called(first)} /", *textwrap.wrap(style.called(over), NAMED)]) for first, over in pairs
+    ]
+    firsts = {first for first, _ in pairs}
+    handles = _handles(
+        {row["standing"] for row in shown}, style.called(firsts.pop()) if len(firsts) == 1 else "the first"
+    )
+    head = style.legend(figure, handles, min(4, len(handles)), handlelength=1.8, columnspacing=1.6)
+    head += HEAD_IN * (1 + max(name.count("\n") for name in called))
     height = head + ROW_IN * len(names) + foot
     figure.set_size_inches(style.PAGE_IN, height)
     axis = figure.add_axes((NAMES, foot / height, 0.995 - NAMES, ROW_IN * len(names) / height))
-    for (label, name), rows in _cells(own).items():
+    for (label, name), rows in _cells(shown).items():
         cell = _cell if len(rows) == 1 else _range
         cell(axis, labels.index(label), names.index(name), rows, len(labels))
     axis.set_xlim(0, len(labels))
     axis.set_ylim(len(names), 0)
-    axis.set_xticks([k + 0.5 for k in range(len(labels))], labels,
-                    fontsize=_size(6.5, max(map(len, labels)), len(labels)))  # fmt: skip
+    letters = max(len(line) for name in called for line in name.split("\n"))
+    axis.set_xticks([k + 0.5 for k in range(len(labels))], called, fontsize=_size(6.5, letters, len(labels)))
     axis.set_yticks([k + 0.5 for k in range(len(names))], [textwrap.fill(name, 24) for name in names])
     axis.xaxis.tick_top()
     axis.tick_params(length=0)
@@ -60,29 +74,32 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     return figure
 
 
-def _handles(said: set[str]) -> list[Patch]:
+def _handles(shown: set[str], first: str) -> list[Patch]:
     return [
         Patch(facecolor=fill.color, hatch=fill.hatch, edgecolor="#909090", linewidth=0.4,
-              label="  ".join(STANDINGS[says]))
+              label=CASES if says == crossings.CASE else verdicts.words(says, first))
         for says, fill in FILLS.items()
-        if says in said
+        if says in shown
     ]  # fmt: skip
 
 
-def _cells(own: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+def _cells(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     """Group the rows by cell, a ratio and a condition: several are the cases of one."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in own:
-        found.setdefault((row["ratio"], row["name"]), []).append(row)
-    return found
+    by_cell: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        by_cell.setdefault((row["ratio"], row["name"]), []).append(row)
+    return by_cell
 
 
 def _range(axis: Axes, x: int, y: int, rows: Sequence[Row], columns: int) -> None:
     """Draw the range of several cases over how many of them are above 1."""
-    under = _filled(axis, x, y, FILLS[crossings.CASE])
+    alike = {row["standing"] for row in rows} == {crossings.NO_ROOM}
+    under = _filled(axis, x, y, FILLS[crossings.NO_ROOM if alike else crossings.CASE])
     c = crossings.cases([Standing(Estimate(row["mean"], None, None, 1, row["sign"]), row["standing"], "")
                          for row in rows if row["mean"] is not None])  # fmt: skip
-    text = NONE if c is None else estimate.span(c.least, c.most, RATIO)
+    noted = {row["note"] for row in rows}
+    text = estimate.span(c.least, c.most, RATIO) if c else noted.pop() if len(noted) == 1 else ""
+    text = text or NONE
     axis.text(x + 0.5, y + 0.36, text, ha="center", va="center", fontsize=_size(7, len(text), columns), bbox=under)
     if c is not None:
         axis.text(x + 0.5, y + 0.72, f"{c.above} of {c.of} above 1", ha="center", va="center", fontsize=5.2,
@@ -102,7 +119,7 @@ def _cell(axis: Axes, x: int, y: int, rows: Sequence[Row], columns: int) -> None
     text, bounds, size = textwrap.fill(row["note"], 20), "", 5.2
     if row["flat"] and row["gaps"]:  # a ratio says nothing
         text = ", ".join(estimate.text(gap.times(100), POINTS, spread=False) for _, gap in row["gaps"])
-        bounds = f"points at {', '.join(f'{x:.3g}' for x, _ in row['gaps'])}"
+        bounds = f"points at {', '.join(f'{x:.3g}' for x, _ in row['gaps'])} req/s"
         size = _size(7, len(text) + 4, columns)
     elif row["mean"] is not None:
         e = Estimate(row["mean"], row["low"], row["high"], row["n"], row["sign"])

@@ -1,4 +1,4 @@
-"""What a study found: where each system crosses the level under each condition, and who is ahead by how much."""
+"""Overview of a study: each system's crossing of the level under each condition, and who is ahead by how much."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.rows import crossings, tidy
 from harness.rows.crossings import Standing
 from harness.rows.statistics import Crossing, Estimate
 from plots import style, verdicts
-from plots.caption import CORRECTED, POINTS, Facts, Panel, brief
+from plots.caption import CORRECTED, Facts, Panel, brief, definition, flat
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MOST = 6  # panels of a picture
 ACROSS = 2  # panels in a line
 WHOLE = 0.9995  # of attainment: what prints as 100.0 %
-ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.24, 0.36  # heights of a system's row, and above and below a panel
+ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.32, 0.34  # heights of a system's row, and above and below a panel
 NAMES_IN, WORDS_IN, GAP_IN = 1.25, 1.12, 0.1  # widths of systems' names, of what stands beside a panel, and a gap
 HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
 PAPER = "#202020"
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclass
 class Row:
-    """What is drawn of one system in a cell."""
+    """Marks of one system in a cell."""
 
     label: str
     at: Crossing | None  # None: it was not run on fitted windows
@@ -77,12 +77,12 @@ def cells(facts: Facts) -> list[Cell]:
     for panel in facts["panels"]:
         if panel.get("half"):
             halves.setdefault((*_place(panel), panel["trace"]), {})[panel["half"]] = panel
-    found = []
+    every = []
     for panel in whole:
-        own = next((key for key in halves if key[:-1] == _place(panel) and _fitted(panel["trace"], key[-1])), None)
-        found.append(Cell((panel,), halves.pop(own) if own else {}, _definition(panel, facts)))
-    found += [Cell((), own, _definition(next(iter(own.values())), facts)) for own in halves.values()]
-    return sorted(found, key=lambda cell: (cell.any["row"], cell.any["column"]))
+        real = next((key for key in halves if key[:-1] == _place(panel) and _fitted(panel["trace"], key[-1])), None)
+        every.append(Cell((panel,), halves.pop(real) if real else {}, _definition(panel, facts)))
+    every += [Cell((), panels, _definition(next(iter(panels.values())), facts)) for panels in halves.values()]
+    return sorted(every, key=lambda cell: (cell.any["row"], cell.any["column"]))
 
 
 def _place(panel: Panel) -> tuple[Any, ...]:
@@ -96,8 +96,8 @@ def _fitted(trace: str, real: str) -> bool:
 
 
 def _definition(panel: Panel, facts: Facts) -> str:
-    own = (claim["definition"] for claim in _claims(panel, facts) if claim["definition"])
-    return str(next(own, facts["definitions"][0]))
+    definitions = (claim["definition"] for claim in _claims(panel, facts) if claim["definition"])
+    return str(next(definitions, facts["definitions"][0]))
 
 
 def _claims(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
@@ -111,8 +111,8 @@ def _claims(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
 def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str]) -> bool:
     """Tell whether every system prints as 100.0 % at every x of a panel, so that it tells nothing."""
     rows = crossings.of_panel(table, panel)
-    found = [e.mean for label in labels for e in crossings.attained(rows, panel["axis"], label, definition).values()]
-    return all(share >= WHOLE for share in found)
+    shares = [e.mean for label in labels for e in crossings.attained(rows, panel["axis"], label, definition).values()]
+    return all(share >= WHOLE for share in shares)
 
 
 def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
@@ -135,36 +135,36 @@ def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
 
 def rows(table: pa.Table, facts: Facts, shown: Sequence[Cell]) -> list[list[Row]]:
     """Return the systems' rows of each cell, their standings corrected together (Holm)."""
-    found = [_rows(table, facts, cell) for cell in shown]
-    judged = [row for own in found for row in own if row.standing is not None]
+    by_cell = [_rows(table, facts, cell) for cell in shown]
+    judged = [row for cell_rows in by_cell for row in cell_rows if row.standing is not None]
     standings = crossings.corrected([row.standing for row in judged if row.standing is not None])
     for row, standing in zip(judged, standings, strict=True):
         row.standing = standing
-    return found
+    return by_cell
 
 
 def _rows(table: pa.Table, facts: Facts, cell: Cell) -> list[Row]:
     level, first = facts["level"], facts["systems"][0]
     parts = [crossings.of_panel(table, panel) for panel in cell.panels]
     sides = {half: (crossings.of_panel(table, panel), panel) for half, panel in cell.halves.items()}
-    at, found = dict[str, Crossing](), list[Row]()
+    at, made = dict[str, Crossing](), list[Row]()
     for label in facts["systems"]:
         every = [*parts, *(part for part, _ in sides.values())]
         if not any(label in part["label"].unique().to_pylist() for part in every):
             continue
         gone = all((lost := tidy.unfit(part, label)) is not None and lost.every for part in every)
-        own = crossings.crossing(parts[0], cell.panels[0], label, cell.definition, level) if parts else None
+        crossing = crossings.crossing(parts[0], cell.panels[0], label, cell.definition, level) if parts else None
         halves = {half: c for half, (part, panel) in sides.items()
                   if (c := crossings.crossing(part, panel, label, cell.definition, level)) is not None}  # fmt: skip
-        row = Row(label, None if gone else own, {} if gone else halves, "does not fit" if gone else "")
+        row = Row(label, None if gone else crossing, {} if gone else halves, "does not fit" if gone else "")
         if parts and label != first and not gone and cell.panels[0]["axis"] != "gpus" and first in at:
             row.standing = crossings.side_by_side(parts[0], cell.panels[0], (first, label), cell.definition, level)
         if row.at is not None:
             at[label] = row.at
-        found.append(row)
-    for row in found:
+        made.append(row)
+    for row in made:
         row.paper = list(_papers(row.label, cell, at, facts))
-    return found
+    return made
 
 
 def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) -> Iterator[tuple[float, float]]:
@@ -194,8 +194,8 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) ->
 def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
     """Return what is drawn: one row a (condition, system), with crossings, ratios and differences in points."""
     shown = chosen(table, facts)
-    return pd.DataFrame([line for cell, own in zip(shown, rows(table, facts, shown), strict=True)
-                         for row in own for line in _lines(cell, row, facts["systems"][0])])  # fmt: skip
+    return pd.DataFrame([line for cell, cell_rows in zip(shown, rows(table, facts, shown), strict=True)
+                         for row in cell_rows for line in _lines(cell, row, facts["systems"][0])])  # fmt: skip
 
 
 def _lines(cell: Cell, row: Row, first: str) -> Iterator[dict[str, Any]]:
@@ -205,11 +205,11 @@ def _lines(cell: Cell, row: Row, first: str) -> Iterator[dict[str, Any]]:
         line: dict[str, Any] = {"condition": condition, "label": row.label, "crossing_of": cell.definition,
                                 "note": row.gone}  # fmt: skip
         line |= {f"crossing{name}": value for name, value in _named(c.at if c else None).items()}
-        found = row.standing if cell.panels and condition == cell.panels[0]["condition"] else None
-        if found is not None:
-            line |= {"over_it": first, "standing": found.says, "p": found.p, "flat": found.flat}
-            line |= {f"ratio{name}": value for name, value in _named(found.ratio).items()}
-            for k, (x, gap) in enumerate(found.differences, 1):
+        standing = row.standing if cell.panels and condition == cell.panels[0]["condition"] else None
+        if standing is not None:
+            line |= {"over_it": first, "standing": standing.says, "p": standing.p, "flat": standing.flat}
+            line |= {f"ratio{name}": value for name, value in _named(standing.ratio).items()}
+            for k, (x, gap) in enumerate(standing.differences, 1):
                 line |= {f"at_{k}": x}
                 line |= {f"points_{k}{name}": value for name, value in _named(gap.times(100)).items() if name != "_is"}
         yield line
@@ -227,56 +227,57 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
     shown = chosen(table, facts)
     if not shown:
         return None
-    found = rows(table, facts, shown)
+    by_cell = rows(table, facts, shown)
     looks = style.looks(facts["systems"])
     lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
-    most = [max(len(found[k]) for k in line) for line in lines]
+    most = [max(len(by_cell[k]) for k in line) for line in lines]
     figure = Figure(figsize=(style.PAGE_IN, 1))
-    text, foot = style.foot(_caption(table, facts, found, note), 178)
-    top = style.legend(figure, _handles(found), 4, fontsize=6, handlelength=1.6, columnspacing=1.4,
-                       labelspacing=0.3)  # fmt: skip
+    text, foot = style.foot(_caption(table, facts, by_cell, note), 178)
+    handles = _handles(by_cell, facts["systems"][0])
+    top = style.legend(figure, handles, 4, fontsize=6, handlelength=1.6, columnspacing=1.4, labelspacing=0.3)
     height = top + sum(HEAD_IN + ROW_IN * count + FOOT_IN for count in most) + foot + 0.02
     figure.set_size_inches(style.PAGE_IN, height)
     wide = (style.PAGE_IN - NAMES_IN) / ACROSS if len(shown) > 1 else style.PAGE_IN - NAMES_IN
     below = height - top
     for line, count in zip(lines, most, strict=True):
         below -= HEAD_IN + ROW_IN * count
-        names = list(dict.fromkeys(row.label for label in facts["systems"] for k in line for row in found[k]
+        names = list(dict.fromkeys(row.label for label in facts["systems"] for k in line for row in by_cell[k]
                                    if row.label == label))  # fmt: skip
         for j, k in enumerate(line):
             axis = figure.add_axes(((NAMES_IN + j * wide) / style.PAGE_IN, below / height,
                                     (wide - WORDS_IN - GAP_IN) / style.PAGE_IN, ROW_IN * count / height))  # fmt: skip
-            style.name_rows(axis, [_called(name) for name in names], fontsize=6)
+            style.name_rows(axis, [style.called(name) for name in names], fontsize=6)
             axis.tick_params(labelleft=not j, labelsize=6)
-            _panel(axis, shown[k], {row.label: row for row in found[k]}, names, looks)
+            _panel(axis, shown[k], {row.label: row for row in by_cell[k]}, names, looks)
             _title(axis, chr(ord("a") + k), shown[k], shown, facts)
         below -= FOOT_IN
     style.write_foot(figure, text)
     return figure
 
 
-def _called(label: str) -> str:
-    return re.sub(r"\+(?=\w+=)", " ", label).replace(":plusplus", "++")
-
-
 def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Facts) -> None:
-    panel, first = cell.any, _called(facts["systems"][0])
+    panel, first = cell.any, style.called(facts["systems"][0])
     name = f"({letter}) {_name(cell, facts)}"
     if sum(_name(other, facts) == _name(cell, facts) for other in shown) > 1 and panel["gpus"]:
         name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
-    wide = axis.get_position().width * style.PAGE_IN + (0.0 if _judged(cell) else WORDS_IN)
-    axis.set_title(name, loc="left", pad=3, fontsize=6.5 * min(1.0, 20.5 * wide / len(name)))
+    wide = axis.get_position().width * style.PAGE_IN + WORDS_IN
+    axis.set_title(name, loc="left", pad=10, fontsize=6.5 * min(1.0, 20.5 * wide / len(name)))
     if _judged(cell):
-        axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 3), va="bottom",
+        axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 2), va="bottom",
                       textcoords="offset points", fontsize=5.5, color="#404040")  # fmt: skip
     unit = UNITS[panel["axis"]]
-    axis.set_xlabel(f"{unit} at {100 * facts['level']:g} % {cell.definition.upper()}", fontsize=6, labelpad=1)
+    better = "lower" if panel["axis"] in {"slo_scale", "gpus"} else "higher"
+    met = f"{100 * facts['level']:g} % {definition(cell.definition)}"
+    axis.set_xlabel(f"{unit} at {met} ({better} is better)", fontsize=6, labelpad=1)
 
 
 def _name(cell: Cell, facts: Facts) -> str:
     panel = cell.any
     trace = facts["titles"][panel["column"]] if facts["titles"] else panel["trace"].partition("+")[0]
-    return f"{panel['name']} · {trace}" + ("" if cell.panels else ", each half")
+    name = f"{panel['name']} · {trace}" + ("" if cell.panels else ", each half")
+    if panel["axis"] != "slo_scale":
+        return name
+    return f"{name}, {panel['models']}" + (f" at {panel['rate_rps']:.3g} req/s" if panel["rate_rps"] else "")
 
 
 def _judged(cell: Cell) -> bool:
@@ -284,17 +285,17 @@ def _judged(cell: Cell) -> bool:
 
 
 def _panel(
-    axis: Axes, cell: Cell, own: Mapping[str, Row], names: Sequence[str], looks: Mapping[str, style.Look]
+    axis: Axes, cell: Cell, by_name: Mapping[str, Row], names: Sequence[str], looks: Mapping[str, style.Look]
 ) -> None:
     """Draw a row for each system: crossing and interval, the halves' crossings, the paper's mark, and the verdict."""
-    low, high = _ends(cell.any["axis"], own.values())
+    low, high = _ends(cell.any["axis"], by_name.values())
     _scale(axis, cell.any["axis"], low, high)
     for k, name in enumerate(names):
         if k % 2 == 0:
             axis.axhspan(k - 0.5, k + 0.5, color="#f6f6f6", linewidth=0, zorder=0)
-        if name not in own:
+        if name not in by_name:
             continue
-        row, look = own[name], looks[name]
+        row, look = by_name[name], looks[name]
         for start, end in row.paper:
             ends = [x for x in (start, end) if low <= x <= high]
             axis.plot(np.clip([start, end], low, high), [k, k], color=PAPER, linewidth=0.6, zorder=1.4)
@@ -327,9 +328,9 @@ def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[flo
     axis.plot([e.mean], [y], linestyle="none", zorder=3, **marks)
 
 
-def _ends(axis: str, own: Any) -> tuple[float, float]:
+def _ends(axis: str, shown: Any) -> tuple[float, float]:
     """Return the ends of a panel's axis, which hold all crossings, and intervals and papers' numbers near them."""
-    listed = list(own)
+    listed = list(shown)
     at = [c.at for row in listed for c in (row.at, *row.halves.values()) if c is not None]
     means = [e.mean for e in at if e.mean > 0] or [1.0]
     others = [x for e in at for x in (e.low, e.high) if x]
@@ -358,9 +359,9 @@ def _scale(axis: Axes, kind: str, low: float, high: float) -> None:
     axis.set_xlim(low, high)
 
 
-def _handles(found: Sequence[Sequence[Row]]) -> list[Line2D | Patch]:
+def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patch]:
     """Return the legend of the marks and verdicts that are drawn, and of nothing else."""
-    every = [row for own in found for row in own]
+    every = [row for cell_rows in by_cell for row in cell_rows]
     grey: dict[str, Any] = {"color": "#606060", "markersize": 3.6}
     handles: list[Line2D | Patch] = []
     if any(row.at for row in every):
@@ -369,20 +370,21 @@ def _handles(found: Sequence[Sequence[Row]]) -> list[Line2D | Patch]:
     bounds = [row.at.at.sign for row in every if row.at is not None]
     if any(sign != "=" for sign in bounds):
         handles.append(Line2D([], [], marker="o", markerfacecolor="white", linewidth=1.0,
-                              label="beyond what was run", **grey))  # fmt: skip
+                              label="a bound: beyond what was run", **grey))  # fmt: skip
     if any(row.halves for row in every):
         handles.append(Line2D([], [], marker="|", linestyle="none", markeredgewidth=0.9,
                               label="real trace: first half above, second below", **grey))  # fmt: skip
+    if any(c.at.sign != "=" for row in every for c in row.halves.values()):
+        handles.append(Line2D([], [], marker=5, linestyle="none", label="a half, beyond what was run", **grey))
     if any(row.paper for row in every):
         handles.append(Line2D([], [], color=PAPER, marker="D", markerfacecolor="white", markersize=3.2,
-                              linestyle="none", label="where the paper has it"))  # fmt: skip
-    handles += verdicts.handles({row.standing.says for row in every if row.standing is not None})
+                              linestyle="none", label="where the paper's number puts it"))  # fmt: skip
+    handles += verdicts.handles({row.standing.says for row in every if row.standing is not None}, style.called(first))
     return handles
 
 
-def _caption(table: pa.Table, facts: Facts, found: Sequence[Sequence[Row]], note: str) -> str:
-    every = [row.standing for own in found for row in own if row.standing is not None]
-    points = any(one.differences and (one.flat or one.ratio is None) for one in every)
+def _caption(table: pa.Table, facts: Facts, by_cell: Sequence[Sequence[Row]], note: str) -> str:
+    every = [row.standing for cell_rows in by_cell for row in cell_rows if row.standing is not None]
     cases = "Halves of a real trace are case studies, without interval or verdict."
     halves = any(panel.get("half") for panel in facts["panels"])
-    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, POINTS * points, *facts["notes"])
+    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, flat(every), *facts["notes"])

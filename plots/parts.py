@@ -1,4 +1,4 @@
-"""What a system loses without each of its parts: bars of points of attainment, a panel a trace and rate."""
+"""Attainment that a system loses without each of its parts: bars in points, a panel a trace and rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from harness.policy.types import UserError
 from harness.rows import crossings
 from plots import style
-from plots.caption import Facts, asked, brief, caption
+from plots.caption import Facts, asked, brief, caption, definition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,8 +47,8 @@ def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
 def _offered_rps(rows: pa.Table, x: float) -> float:
     """Return the mean of requests per second that the runs of a panel were offered at x."""
     frame = rows.select(["x", "over", "definition", "value"]).to_pandas()
-    own = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & (frame["x"] == x)]
-    return float(own["value"].mean())
+    offered = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & (frame["x"] == x)]
+    return float(offered["value"].mean())
 
 
 def _end(points: float | None) -> float:
@@ -63,8 +63,8 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
         raise UserError("nothing to draw: no part of a system was switched off")
     parts = list(dict.fromkeys(frame["part"]))
     places = list(frame.groupby(["condition", "x"], sort=False))
-    said = "Above each panel: what the whole system attains. Intervals are 95 %, paired."
-    text, foot = style.foot(brief(table, facts, note, said), 178)
+    above = "Above each panel: what the whole system attains. Intervals are 95 %, paired."
+    text, foot = style.foot(brief(table, facts, note, above), 178)
     lines = -(-len(places) // ACROSS)
     body = HEAD_IN + ROW_IN * len(parts)
     height = lines * body + 0.45 + foot
@@ -72,7 +72,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     ends = frame[["lost", "low", "high", "most"]].to_numpy(np.float64)
     low, high = np.nanmin(ends, initial=0.0), np.nanmax(ends, initial=1.0)
     wide = (style.PAGE_IN - NAMES_IN) / min(ACROSS, len(places))
-    for k, (_, own) in enumerate(places):
+    for k, (_, bars) in enumerate(places):
         line, column = divmod(k, ACROSS)
         bottom = height - 0.05 - (line + 1) * body
         axis = figure.add_axes(((NAMES_IN + column * wide) / style.PAGE_IN, bottom / height,
@@ -80,14 +80,14 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
         style.name_rows(axis, [textwrap.fill(part, 24) for part in parts], fontsize=6)
         axis.tick_params(labelleft=not column)
         axis.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
-        _panel(axis, own.set_index("part").reindex(parts))
-        at = own.iloc[0]
+        _panel(axis, bars.set_index("part").reindex(parts))
+        at = bars.iloc[0]
         axis.set_title(
             f"{at['trace'].partition('+')[0]}\n{at['offered_rps']:.3g} req/s, {at['whole']:.1f} %", fontsize=6
         )
     left = NAMES_IN / style.PAGE_IN
-    figure.text((1 + left) / 2, (foot + 0.12) / height, f"points of {facts['definitions'][0].upper()} attainment lost",
-                ha="center", fontsize=6.5)  # fmt: skip
+    lost = f"points of {definition(facts['definitions'][0])} attainment lost (right: the part helps)"
+    figure.text((1 + left) / 2, (foot + 0.12) / height, lost, ha="center", fontsize=6.5)
     style.legend(figure, [
         Patch(facecolor=LOST, edgecolor=LOST, label="lost without this part, all models"),
         Patch(facecolor="white", edgecolor=LOST, label="its interval covers 0"),
@@ -97,10 +97,10 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     return figure
 
 
-def _panel(axis: Axes, own: pd.DataFrame) -> None:
+def _panel(axis: Axes, bars: pd.DataFrame) -> None:
     """Draw a bar for each part with its interval, and the model that loses most as a diamond."""
     axis.axvline(0.0, color="#202020", linewidth=0.7)
-    for k, (lost, low, high, most) in enumerate(own[["lost", "low", "high", "most"]].to_numpy(np.float64).tolist()):
+    for k, (lost, low, high, most) in enumerate(bars[["lost", "low", "high", "most"]].to_numpy(np.float64).tolist()):
         if np.isnan(lost):
             continue
         told = bool(np.isfinite(low)) and not low <= 0 <= high
@@ -111,6 +111,6 @@ def _panel(axis: Axes, own: pd.DataFrame) -> None:
 
 
 def told(table: pa.Table, facts: Facts, note: str = "") -> str:
-    """Say all that a reader must know of the runs."""
+    """Write the full caption, which the CSV holds."""
     above = "Above each panel: what the whole system attains."
     return caption(table, facts, "mean and 95 % interval, paired,", above, *asked(table, facts), note=note)

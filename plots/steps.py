@@ -17,7 +17,7 @@ from harness.rows import crossings
 from harness.rows.crossings import Standing
 from harness.rows.statistics import Estimate
 from plots import style, verdicts
-from plots.caption import CORRECTED, POINTS, Facts, asked, brief, caption
+from plots.caption import CORRECTED, Facts, asked, brief, caption, definition, flat
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 # by where an assumption comes from; "": the start
 MARKERS: Mapping[str, str] = {"": "D", "paper states": "o", "released code": "s", "unknown": "^"}
+ORIGINS = {"paper states": "stated by the paper", "released code": "from the released code",
+           "unknown": "stated nowhere"}  # fmt: skip
 TOGETHER, ALONE, PAPER, EQUAL = style.BLUE, style.ORANGE, "#202020", "#909090"
-NAMED = 32  # letters of a line of a step's name
-ROW_IN, WORDS_IN = 0.3, 1.12  # height of a step, and width of what is said beside it
+NAMED = 28  # letters of a line of a step's name
+END = 2.6  # points of the marker of a step's other end
+HEAD_IN, FOOT_IN = 0.2, 0.56  # for the titles, and for the axes' words
+ROW_IN, WORDS_IN = 0.36, 1.12  # height of a step, and width of what is said beside it
 ASIDE = {"base": 0.0, "cumulative": -0.17, "alone": 0.17}  # of a marker from the middle of its step
 MARGIN, FAR = 1.15, 5.0  # factors: beside what is drawn; beyond the means, where wider intervals are cut
 
@@ -54,14 +58,14 @@ def ratios(table: pa.Table, facts: Facts) -> list[dict[str, Any]]:
     """Every ratio that the study claims, on each panel that it is about; `mean` is None where `note` says why."""
     names = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
     rows = []
-    for claim, panel, found in crossings.claimed(table, facts):
-        e = found.ratio
+    for claim, panel, standing in crossings.claimed(table, facts):
+        e = standing.ratio
         rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
                      "step": names.index(panel["name"]), "ratio": f"{claim['system']} / {claim['over']}",
                      "paper": claim["paper"], "other_end": panel.get("other_end", False),  # none in facts of before
                      "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts["seeds"],
-                     "sign": e.sign if e else "=", "standing": found.says, "p": found.p, "flat": found.flat,
-                     "gaps": found.differences, "note": found.note})  # fmt: skip
+                     "sign": e.sign if e else "=", "standing": standing.says, "p": standing.p, "flat": standing.flat,
+                     "gaps": standing.differences, "note": standing.note})  # fmt: skip
     return rows
 
 
@@ -70,50 +74,79 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     shown = ratios(table, facts)
     if all(row["mean"] is None for row in shown):
         raise UserError("nothing to draw: no condition has a ratio")
-    names = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
+    at, names = _rows(facts)
     labels = list(dict.fromkeys(row["ratio"] for row in shown))
     text, foot = style.foot(caption_of_ratios(table, facts, note, shown), 178)
-    foot += 0.46
+    foot += FOOT_IN
     figure = Figure(figsize=(style.PAGE_IN, 1))
+    firsts = {systems(label, facts)[0].partition("+")[0] for label in labels}
+    first = style.called(firsts.pop()) if len(firsts) == 1 else "the first"
     handles: list[Line2D | Patch] = [
-        *_handles(shown),
-        *verdicts.handles({row["standing"] for row in shown}),
+        *_handles(shown, names),
+        *verdicts.handles({row["standing"] for row in shown}, first),
     ]
-    height = style.legend(figure, handles, 7, handlelength=1.8, columnspacing=1.2) + 0.06 + ROW_IN * len(names) + foot
+    head = style.legend(figure, handles, 7, handlelength=1.8, columnspacing=1.2) + HEAD_IN
+    height = head + ROW_IN * len(names) + foot
     figure.set_size_inches(style.PAGE_IN, height)
     wide = 0.78 / len(labels)
     words = WORDS_IN / style.PAGE_IN
+    level = f"{100 * facts['level']:g} % {definition(facts['definitions'][0])}"
     for k, label in enumerate(labels):
         axis = figure.add_axes((0.22 + k * wide, foot / height, wide - words, ROW_IN * len(names) / height))
         style.name_rows(axis, [textwrap.fill(f"+ {name}" if i else name, NAMED) for i, name in enumerate(names)])
-        axis.tick_params(labelleft=not k)
-        _panel(axis, [row for row in shown if row["ratio"] == label])
-        axis.set_xlabel(f"{label}, ratio of rates")
+        axis.tick_params(axis="y", labelleft=not k, pad=6)  # clear of arrows
+        _panel(axis, [row | {"step": at[row["step"]]} for row in shown if row["ratio"] == label])
+        over = " / ".join(style.called(name.partition("+")[0]) for name in systems(label, facts))
+        axis.set_title(over, loc="left", pad=3)
+        axis.set_xlabel(f"ratio of rates at {level}\n(right of 1: {first} is ahead)", fontsize=6)
     style.write_foot(figure, text)
     return figure
 
 
-def _handles(shown: Sequence[Mapping[str, Any]]) -> list[Line2D]:
+def systems(ratio: str, facts: Facts) -> tuple[str, str]:
+    """Return the two systems of a ratio as they are at the start, with presets and fields."""
+    first, _, over = ratio.partition(" / ")
+    texts = facts.get("texts") or {}  # none in facts of before
+    return str(texts.get(first, first)), str(texts.get(over, over))
+
+
+def _rows(facts: Facts) -> tuple[list[int], list[str]]:
+    """Return the row of each step and the rows' names; the other end of a step has the step's own row."""
+    ends = {panel["name"] for panel in facts["panels"] if panel.get("other_end")}
+    steps = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
+    of = {name: base if name in ends and (base := name.partition("; ")[0]) in steps else name for name in steps}
+    names = [name for name in steps if of[name] == name]
+    return [names.index(of[name]) for name in steps], names
+
+
+def _handles(shown: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Line2D]:
     """Return the legend of what is drawn, and of nothing else."""
     origins = {row["origin"] for row in shown}
-    alone = [Line2D([], [], color=ALONE, marker="D", markerfacecolor="white", linestyle="none", label="this alone")]
-    paper = [Line2D([], [], color=PAPER, linestyle=(0, (4, 2)), linewidth=0.9, label="the paper")]
+    alone = [
+        Line2D([], [], color=ALONE, marker="D", markerfacecolor="white", linestyle="none", label="this step alone")
+    ]
+    paper = [Line2D([], [], color=PAPER, linestyle=(0, (4, 2)), linewidth=0.9, label="the paper's ratio")]
+    ends = dict.fromkeys(
+        row["name"].partition("; ")[2] for row in shown if row["other_end"] and row["name"] not in names
+    )
     return [
         Line2D([], [], color=TOGETHER, marker="D", label="all steps so far"),
         *alone * any(row["kind"] == "alone" for row in shown),
-        *(Line2D([], [], color="#606060", marker=MARKERS[x], linestyle="none", label=x)
+        *(Line2D([], [], color=TOGETHER, marker="D", markerfacecolor="white", markersize=END, linestyle="none",
+                 label=f"the same, {end}") for end in ends),
+        *(Line2D([], [], color="#606060", marker=MARKERS[x], linestyle="none", label=ORIGINS[x])
           for x in MARKERS if x and x in origins),
         *paper * any(row["paper"] is not None for row in shown),
         Line2D([], [], color=EQUAL, linewidth=0.9, label="equal"),
     ]  # fmt: skip
 
 
-def _panel(axis: Axes, own: Sequence[Mapping[str, Any]]) -> None:
+def _panel(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     """One ratio: the walk as steps, each change alone beside it, intervals as lines, and arrows where unbounded."""
-    stated = {x for row in own for x in (row["paper"] if isinstance(row["paper"], list) else [row["paper"]])}
+    stated = {x for row in rows for x in (row["paper"] if isinstance(row["paper"], list) else [row["paper"]])}
     papers = {x for x in stated if isinstance(x, int | float)}
-    means = [row["mean"] for row in own if row["mean"] is not None] + [1.0, *papers]
-    bounds = [x for row in own for x in (row["low"], row["high"]) if x]
+    means = [row["mean"] for row in rows if row["mean"] is not None] + [1.0, *papers]
+    bounds = [x for row in rows for x in (row["low"], row["high"]) if x]
     left = max(min([*means, *bounds]), min(means) / FAR) / MARGIN
     right = min(max([*means, *bounds]), max(means) * FAR) * MARGIN
     axis.set_xscale("log")
@@ -121,10 +154,10 @@ def _panel(axis: Axes, own: Sequence[Mapping[str, Any]]) -> None:
     axis.axvline(1.0, color=EQUAL, linewidth=0.9, zorder=0.5)
     for paper in papers:
         axis.axvline(paper, color=PAPER, linestyle=(0, (4, 2)), linewidth=0.9, zorder=0.5)
-    walk = [(row["mean"], _y(row)) for row in own
+    walk = [(row["mean"], _y(row)) for row in rows
             if row["kind"] != "alone" and not row["other_end"] and row["mean"] is not None]  # fmt: skip
     axis.step(*zip(*walk, strict=True), where="post", color=TOGETHER, linewidth=1.1, zorder=2)
-    for row in own:
+    for row in rows:
         alone = row["kind"] == "alone"
         y, color = _y(row), ALONE if alone else TOGETHER
         if not row["other_end"]:
@@ -132,8 +165,9 @@ def _panel(axis: Axes, own: Sequence[Mapping[str, Any]]) -> None:
         if row["mean"] is None:
             continue
         _interval(axis, y, row, (left, right), color)
-        axis.plot([row["mean"]], [y], marker=MARKERS[row["origin"]], color=color, zorder=3, markersize=4.0,
-                  markerfacecolor="white" if alone else color)  # fmt: skip
+        axis.plot([row["mean"]], [y], marker=MARKERS[row["origin"]], color=color, zorder=3,
+                  markersize=END if row["other_end"] else 4.0,
+                  markerfacecolor="white" if alone or row["other_end"] else color)  # fmt: skip
     axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -146,8 +180,8 @@ def _standing(row: Mapping[str, Any]) -> Standing:
 
 
 def _y(row: Mapping[str, Any]) -> float:
-    """Return the y at which a ratio is drawn: in its step, all steps so far above this one alone."""
-    return float(row["step"] + ASIDE.get(row["kind"], 0.0))
+    """Return the y at which a ratio is drawn: from the top the other end, all steps so far, and this step alone."""
+    return float(row["step"] + ASIDE.get(row["kind"], 0.0) - 0.2 * row["other_end"])
 
 
 def _interval(axis: Axes, y: float, row: Mapping[str, Any], within: tuple[float, float], color: str) -> None:
@@ -162,17 +196,32 @@ def _interval(axis: Axes, y: float, row: Mapping[str, Any], within: tuple[float,
 
 
 def told(table: pa.Table, facts: Facts, note: str = "") -> str:
-    """Say all that a reader must know of the runs, and how rates were chosen."""
+    """Write the full caption, with the choice of rates, which the CSV holds."""
     return caption(table, facts, "mean and 95 % interval", _what(facts), *asked(table, facts), CORRECTED, note=note)
 
 
 def caption_of_ratios(table: pa.Table, facts: Facts, note: str, shown: Sequence[Mapping[str, Any]]) -> str:
-    """Say in few words what is drawn."""
-    flat = POINTS * any(row["flat"] and row["gaps"] for row in shown)
+    """Write the short caption below the figure."""
+    points = flat(_standing(row) for row in shown)
     return brief(
-        table, facts, _what(facts), CORRECTED, note, flat, *facts["notes"], *asked(table, facts), "Intervals are 95 %."
+        table,
+        facts,
+        _what(facts),
+        CORRECTED,
+        note,
+        points,
+        _start(facts),
+        *facts["notes"],
+        *asked(table, facts),
+        "Intervals are 95 %.",
     )
 
 
+def _start(facts: Facts) -> str:
+    """Say which systems start with fields that steps change."""
+    varied = [style.called(text) for text in (facts.get("texts") or {}).values() if "+" in text]
+    return f"At the start: {', '.join(varied)}." * bool(varied and facts["layout"] == "steps")
+
+
 def _what(facts: Facts) -> str:
-    return f"Ratios of the rates at which {100 * facts['level']:g} % {facts['definitions'][0].upper()} is held."
+    return f"Ratios of the rates at which {100 * facts['level']:g} % {definition(facts['definitions'][0])} is held."

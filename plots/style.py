@@ -20,6 +20,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from PIL import Image
 
 from harness.loop import vetted
 from harness.rows import setting, tidy
@@ -41,7 +42,7 @@ Line = Literal["-"] | tuple[float, tuple[float, ...]]
 
 
 class Look(NamedTuple):
-    """How one system is drawn: told apart by colour, in grey by marker and dash."""
+    """Look of a system: told apart by colour, in grey by marker and dash."""
 
     color: str
     marker: str
@@ -82,35 +83,7 @@ SYSTEMS: Mapping[str, Look] = {
     "dedicated": Look("#707070", "d", _DASHED),  # controls are grey: they are no contestants
     "ideal": Look("#202020", "*", _DOTTED),
 }
-_SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#006d5b", "#5b3a1d", PINK, YELLOW)
-
-
-def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Give each label its look: by name for known systems, else by a hash of the name; no two alike in one figure.
-
-    Of a system's lines (`prism`, `prism:v1`, `prism+placement=fixed`, `prism (A/A)`) the first has its colour, others
-    have tints of it and then spare colours, chosen by a hash of the label, with markers and dashes of their own.
-    """
-    found: dict[str, Look] = {}
-    kin: dict[str, list[Look]] = {}  # by system
-    for label in sorted(
-        set(labels), key=lambda x: (x not in SYSTEMS, _system(x) not in SYSTEMS, x.endswith(" (A/A)"), x)
-    ):
-        system, start = _system(label), zlib.crc32(label.encode())
-        colors = [look.color for look in found.values()]
-        marker = _rest(MARKERS, (look.marker for look in found.values()), start)[0]
-        if system not in kin:
-            look = SYSTEMS.get(system) or Look(_rest(_SPARE, colors, start)[0], marker, _SOLID)
-        else:
-            own = [*_rest(tints(kin[system][0].color), (), start), *_rest(_SPARE, (), start)]
-            look = Look(_rest(own, colors, 0)[0], marker, _rest(LINES, (x.line for x in kin[system]), 0)[0])
-        found[label] = look
-        kin.setdefault(system, []).append(look)
-    return found
-
-
-def _system(label: str) -> str:
-    return re.split(r"[:+]| \(", label)[0]
+_SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#5b3a1d", PINK, YELLOW)
 
 
 def tints(color: str) -> list[str]:
@@ -119,6 +92,72 @@ def tints(color: str) -> list[str]:
     dark = colorsys.rgb_to_hls(red, green, blue)[1] < 0.25
     mixed = ((0.3, 1), (0.5, 1), (0.7, 1)) if dark else ((0.36, 0), (0.42, 1), (0.66, 0))  # share of black 0, white 1
     return [to_hex((red + w * (end - red), green + w * (end - green), blue + w * (end - blue))) for w, end in mixed]
+
+
+def _tinted(system: str, tint: int, marker: str, line: Line) -> Look:
+    return Look(tints(SYSTEMS[system].color)[tint], marker, line)
+
+
+PRESETS: Mapping[str, Look] = {  # what studies show beside a system: the same in every figure
+    "prism:osdi26": _tinted("prism", 0, "X", _DASHED),
+    "prism_released": _tinted("prism", 1, "p", _DOTTED),
+    "muxserve:plusplus": _tinted("muxserve", 0, "s", _SOLID),
+    "muxserve:plusplus+quotas=none": _tinted("muxserve", 1, "d", _SHORT),
+    "muxserve+quotas=none": _tinted("muxserve", 1, "d", _SHORT),
+    "static:equal": _tinted("static", 1, "P", _LONG),
+    "static:rate": _tinted("static", 2, "D", _SHORT),
+    "static:replicas": _tinted("static", 0, "s", _DASHED),
+    "elastic:replicas": _tinted("elastic", 1, "p", _LONG),
+    "alpaserve": Look("#006d5b", "^", _SOLID),
+    "aegaeon:prefill-first": _tinted("aegaeon", 2, "v", _SHORT),
+    "aegaeon:decode-first": _tinted("aegaeon", 1, "^", _MIXED),
+    "serverlessllm_released": _tinted("serverlessllm", 0, "P", _DASHED),
+    "serverlessllm_released:plus": _tinted("serverlessllm", 2, "X", _SHORT),
+    "pdmux:windserve": _tinted("pdmux", 2, "^", _DOTTED),
+    "pdmux:sglang": _tinted("pdmux", 1, "v", _LONG),
+    "pdmux:sglang-h200": _tinted("pdmux", 0, "D", _DASHED),
+}
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """Give each label its look: by name for what is known, else by a hash of the name; no two alike in one figure.
+
+    Of a system's other lines (`prism`, `prism:v1`, `prism+placement=fixed`, `prism (A/A)`) the first has its colour,
+    others have tints of it and then spare colours, chosen by a hash of the label, with markers and dashes of their own.
+    """
+    known = {**PRESETS, **SYSTEMS}
+    by_label: dict[str, Look] = {}
+    kin: dict[str, list[Look]] = {}  # by system
+
+    def order(label: str) -> tuple[bool, bool, bool, str]:
+        return label not in known, system_of(label) not in SYSTEMS, label.endswith(" (A/A)"), label
+
+    for label in sorted(set(labels), key=order):
+        system, start = system_of(label), zlib.crc32(label.encode())
+        colors = [look.color for look in by_label.values()]
+        marker = _rest(MARKERS, (look.marker for look in by_label.values()), start)[0]
+        if label in known and known[label].color not in colors:
+            look = known[label]
+        elif system not in kin:
+            look = SYSTEMS.get(system) or Look(_rest(_SPARE, colors, start)[0], marker, _SOLID)
+        else:
+            base = SYSTEMS.get(system, kin[system][0])
+            tinted = [*_rest(tints(base.color), (), start), *_rest(_SPARE, (), start)]
+            look = Look(_rest(tinted, colors, 0)[0], marker, _rest(LINES, (x.line for x in kin[system]), 0)[0])
+        by_label[label] = look
+        kin.setdefault(system, []).append(look)
+    return by_label
+
+
+def called(label: str) -> str:
+    """Return the name of a system in figures: `muxserve:plusplus+quotas=none` is "muxserve++ without quotas"."""
+    name = label.replace(":plusplus", "++").replace("+quotas=none", " without quotas")
+    return re.sub(r"\+(?=\w+=)", " ", name)
+
+
+def system_of(label: str) -> str:
+    """Return the system of a label, without preset, fields and what stands in brackets."""
+    return re.split(r"[:+]| \(", label)[0]
 
 
 def _rest(pool: Sequence[T], used: Iterable[T], start: int) -> list[T]:
@@ -174,8 +213,15 @@ TAILS = "Simulated tails are optimistic: steps vary by their noise alone, withou
 
 def unchecked(runs: pd.DataFrame) -> str:
     """Say so where no measured end-to-end run judges an engine on a GPU of simulated runs; empty where all were."""
-    own = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
-    return next((said for gpu, host in zip(own["gpu"], own["host"], strict=True) if (said := note(gpu, host))), "")
+    simulated = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
+    return next(
+        (
+            sentence
+            for gpu, host in zip(simulated["gpu"], simulated["host"], strict=True)
+            if (sentence := note(gpu, host))
+        ),
+        "",
+    )
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int, **more: Any) -> float:
@@ -192,7 +238,7 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int, **mo
 
 
 def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled: bool = False) -> str:
-    """Say what a reader must know: trace and tier, models, GPUs, fidelity, SLO, seeds, what the planners knew.
+    """Write the setting: trace and tier, models, GPUs, fidelity, SLO, seeds, and what planners see.
 
     `runs` holds the columns of tidy.RUN_SCHEMA of all that is drawn; `seeds` the number of runs of each point, of which
     means and intervals are shown unless they are pooled.
@@ -224,7 +270,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
 
 
 def departs(runs: pd.DataFrame) -> str:
-    """Say whose engine is not its paper's, and how."""
+    """Name the systems whose engine is not their paper's, and the difference."""
     if "departs" not in runs:
         return ""
     pairs = runs[["label", "departs"]].dropna().drop_duplicates().sort_values(["label", "departs"])
@@ -232,7 +278,7 @@ def departs(runs: pd.DataFrame) -> str:
 
 
 def invalid(runs: pd.DataFrame) -> str:
-    """Say of which systems runs on real servers measured something else, and why the first of them did."""
+    """Name the systems with invalid runs on real servers, and why the first run is invalid."""
     if "invalid" not in runs:
         return ""
     pairs = runs[["label", "invalid"]].dropna().drop_duplicates("label").sort_values("label")
@@ -240,7 +286,7 @@ def invalid(runs: pd.DataFrame) -> str:
 
 
 def unvetted(runs: pd.DataFrame) -> str:
-    """Say of which systems the file, as it is now, has not passed `bench check`."""
+    """Name the systems whose file, as it is now, has not passed `bench check`."""
     return unvetted_of(dict(zip(runs["label"], runs["system"], strict=True))) if "system" in runs else ""
 
 
@@ -264,7 +310,7 @@ def write_foot(figure: Figure, text: str, points: float = 5.0) -> None:
 
 def handle(label: str, look: Look, *, line: bool = True, **more: Any) -> Line2D:
     """Return a system's entry in a legend."""
-    return Line2D([], [], linestyle=look.line if line else "", label=label, **(look.marks() | more))
+    return Line2D([], [], linestyle=look.line if line else "", label=called(label), **(look.marks() | more))
 
 
 def name_rows(axis: Axes, names: Sequence[str], **more: Any) -> None:
@@ -295,19 +341,30 @@ def alike(axes: Axes, low: float, high: float, band: float) -> None:
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     axes.set_box_aspect(1)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0,) if high > 20 * low else (1.0, 2.0, 5.0)))
+        axis.set_major_locator(LogLocator(subs=log_ticks(low, high)))
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
         axis.set_minor_formatter(NullFormatter())
+
+
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Return the digits that have labels on a logarithm, so that there are three or so."""
+    return (1.0, 2.0, 5.0) if high <= 20 * low else (1.0, 3.0) if high <= 200 * low else (1.0,)
+
+
+def alike_key(band: float) -> list[Line2D | Patch]:
+    """Return what a legend says of `alike`: the line and the band."""
+    return [Line2D([], [], color="#000000", linewidth=0.6, label="equal"),
+            Patch(color="#000000", alpha=0.1, linewidth=0, label=f"within ±{100 * (band - 1):.0f} %")]  # fmt: skip
 
 
 def caps(table: pa.Table) -> str:
     """Say which caps of the engine bound more than 1 % of a system's steps, and how many at most."""
     bound = tidy.bound(table)
-    said = []
+    sentences = []
     for cap in dict.fromkeys(b.cap for b in bound):
         most = ", ".join(f"{b.label} up to {100 * b.most:.3g} %" for b in bound if b.cap == cap)
-        said.append(f"{cap} bound more than {100 * tidy.BINDS:g} % of steps: {most}.")
-    return " ".join(said)
+        sentences.append(f"The engine's {cap} was reached in more than {100 * tidy.BINDS:g} % of steps: {most}.")
+    return " ".join(sentences)
 
 
 def save(
@@ -325,6 +382,9 @@ def save(
         for page in pages:
             file.savefig(page)
     pages[0].savefig(png, format="png", metadata={"Software": None})
+    with Image.open(png) as image:  # a palette takes a third of the bytes
+        png = io.BytesIO()
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(png, "png", dpi=image.info["dpi"])
     lines = "".join(f"# {line}\n" for line in textwrap.wrap(told, 160))
     csv = f"# {command}\n{points.to_csv(index=False, lineterminator=chr(10))}{lines}"
     files = {"pdf": pdf.getvalue(), "png": png.getvalue(), "csv": csv.encode()}

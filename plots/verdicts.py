@@ -1,4 +1,4 @@
-"""Who is ahead, as figures show it: a colour, a sign, and the ratio or differences of attainment at three rates."""
+"""Verdicts in figures: a colour and a sign for who is ahead, and the ratio or differences of attainment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Fill(NamedTuple):
-    """How a cell is filled: told apart by colour, in grey by lightness and hatch."""
+    """Fill of a cell: told apart by colour, in grey by lightness and hatch."""
 
     color: str
     hatch: str
@@ -35,25 +35,31 @@ FILLS: Mapping[str, Fill] = {
 }
 
 
-def beside(axis: Axes, y: float, found: Standing, size: float = 5.2) -> None:
+def beside(axis: Axes, y: float, standing: Standing, size: float = 5.2) -> None:
     """Say at the right of an axis who is ahead, on its colour, and by how much."""
-    said = f"{STANDINGS[found.says][0]} {told(found)}".strip()
-    under = {"facecolor": FILLS[found.says].color, "edgecolor": "none", "pad": 0.9}
-    axis.text(1.04, y, said, transform=axis.get_yaxis_transform(), va="center", fontsize=size, bbox=under)
+    text = f"{STANDINGS[standing.says][0]} {told(standing)}".strip()
+    under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
+    axis.text(1.04, y, text, transform=axis.get_yaxis_transform(), va="center", fontsize=size, bbox=under)
 
 
-def told(found: Standing) -> str:
+def told(standing: Standing) -> str:
     """Say a standing in numbers: the ratio with its interval, or where it is flat the differences in points.
 
     Differences are those at three rates.
     """
-    if (found.flat or found.ratio is None) and found.differences:
-        gaps = (estimate.text(gap.times(100), POINTS, spread=False) for _, gap in found.differences)
+    if (standing.flat or standing.ratio is None) and standing.differences:
+        gaps = (estimate.text(gap.times(100), POINTS, spread=False) for _, gap in standing.differences)
         return f"{', '.join(gaps)} points"
-    return found.note if found.ratio is None else estimate.text(found.ratio, RATIO)
+    return standing.note if standing.ratio is None else estimate.text(standing.ratio, RATIO)
 
 
-def handles(said: Collection[str]) -> list[Patch]:
-    """Return the legend of the verdicts in `said`; a verdict without a sign needs none."""
-    return [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=" ".join(STANDINGS[says]))
-            for says, fill in FILLS.items() if says in said and STANDINGS[says][0]]  # fmt: skip
+def handles(says: Collection[str], first: str) -> list[Patch]:
+    """Return the legend of the verdicts in `says` on the system `first`; a verdict without a sign needs none."""
+    return [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=words(verdict, first))
+            for verdict, fill in FILLS.items() if verdict in says and STANDINGS[verdict][0]]  # fmt: skip
+
+
+def words(says: str, first: str) -> str:
+    """Return the sign of a verdict and what it means for the system `first`."""
+    sign, text = STANDINGS[says]
+    return f"{sign}  {first} {text}" if text.startswith(("ahead", "behind")) else f"{sign}  {text}".strip()

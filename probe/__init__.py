@@ -1,4 +1,4 @@
-"""What a GPU does, measured: `python3 -m probe` probes the card of this machine (`make gpu`).
+"""Measurements of a GPU: `python3 -m probe` probes the card of this machine (`make gpu`).
 
 Needs CUDA torch >= 2.11, triton, cuda-bindings >= 13 and numpy, in whatever versions, and no file but this folder's.
 `plan` says what is probed and what to expect; `conduct` hands the probes to child processes (`worker`) under time boxes

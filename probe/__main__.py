@@ -11,7 +11,7 @@ from probe.plan import PLAN
 
 
 def main(argv: list[str]) -> int:
-    """0: probed (what failed is in the table); 2: nothing to probe here, or a mistake in the arguments."""
+    """Return 0 once probed (failures are in the table), 2 for nothing to probe here or a mistake in the arguments."""
     if argv[:1] == ["worker"]:
         worker.main(argv[1], int(argv[2]))
         return 0
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: what was measured is kept; the same command goes on from there", file=sys.stderr)
+        print("interrupted: measurements are kept; the same command resumes there", file=sys.stderr)
         return 130
     print(report.write(folder, PLAN))
     return 0

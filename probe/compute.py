@@ -1,4 +1,4 @@
-"""Probes of what SMs do: device, splits, GEMMs, paged attention, prefill, whole steps."""
+"""Probes of SMs: device, splits, GEMMs, paged attention, prefill, whole steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEAR = 0.02  # relative error that bf16 results may have
 
 
 def device(box: Box) -> Iterator[Sample]:
-    """Attributes, granularity, and the two ceilings: bytes by a large copy, FLOPs by a large GEMM."""
+    """Read attributes and granularity; measure the two ceilings: bytes by a large copy, FLOPs by a large GEMM."""
     dev = driver.device()
     for name in ATTRIBUTES:
         if box.todo("attribute", name=name):
@@ -83,17 +83,17 @@ def splits(box: Box) -> Iterator[Sample]:
             "union": len(on_a | on_b), "create_s": (ended - halfway) / 2, "bytes": used,
         }  # fmt: skip
         yield sample("split", halfway - begun, "s", a.sms, facts, ask=n)
-        for one in (a, b):
-            driver.destroy_stream(one.stream.cuda_stream)
-            driver.destroy_green(one.green)
+        for part in (a, b):
+            driver.destroy_stream(part.stream.cuda_stream)
+            driver.destroy_green(part.green)
 
 
 def gemm(box: Box) -> Iterator[Sample]:
-    """Each GEMM of a layer and the head of three models: tokens x SMs, in graphs over weights larger than the cache."""
+    """Time each GEMM of a layer and the head of three models: tokens x SMs, over weights larger than the cache."""
     largest = max(n * k for dims in llama.DIMS.values() for n, k in dims.gemms().values())
     bank = rig.random(largest * 5 // 4)
 
-    def one(name: str, of: str, m: int, p: rig.Part, seconds: float) -> list[float]:
+    def times_s(name: str, of: str, m: int, p: rig.Part, seconds: float) -> list[float]:
         n, k = llama.DIMS[name].gemms()[of]
         count = min(rig.rotation(n * k * rig.BF16), bank.numel() // (n * k))
         w = [bank[i * n * k : (i + 1) * n * k].view(n, k).t() for i in range(count)]
@@ -109,7 +109,7 @@ def gemm(box: Box) -> Iterator[Sample]:
             p = rig.part(ask)
             try:
                 with sm_target(p.sms if target else 0):
-                    taken = one(name, of, m, p, 0.03)
+                    taken = times_s(name, of, m, p, 0.03)
             except (OSError, AttributeError) as error:  # another cuBLAS, or none that can be told
                 yield refused("gemm", error, **params)
                 return
@@ -151,7 +151,7 @@ def sm_target(count: int) -> Iterator[None]:
 
 
 def attention(box: Box) -> Iterator[Sample]:
-    """Paged decode attention of one layer: checked, rows x context x SMs, then splits, stages and page layouts."""
+    """Time paged decode attention of a layer, checked: rows x context x SMs, then splits, stages, page layouts."""
     if box.todo("attention_error"):
         small = llama.DIMS["8B"]._replace(layers=2)
         a = llama.attend(llama.pool(small, (5, 1000)), 5, 1000, rig.sms())
@@ -190,7 +190,7 @@ def one_attention(
     page: int = 0,
     block: int = 64,
 ) -> Iterator[Sample]:
-    """One point; layers rotate, so that no KV is in the cache."""
+    """Time one point; layers rotate, so that no KV is in the cache."""
     m = kv.m
     params: dict[str, Value] = {"of": m.name, "B": rows, "ctx": ctx, "heads": m.heads, "kv": m.kv, "d": m.d, "ask": ask}
     params |= {"splits": split, "stages": stages, "page": page}
@@ -206,7 +206,7 @@ def one_attention(
 
 
 def paged(box: Box, page: int) -> Iterator[Sample]:
-    """64 rows of 2,048 tokens of the 8B on driver pages of one size; a smaller page holds fewer tokens of a layer."""
+    """Time 64 rows of 2,048 tokens of the 8B on driver pages of one size: smaller pages hold fewer tokens."""
     m, rows, ctx = llama.DIMS["8B"], 64, 2048
     block = 64 if page >= 16 * rig.MIB else 16
     tokens = llama.page_tokens(m, page, block)
@@ -223,7 +223,7 @@ def paged(box: Box, page: int) -> Iterator[Sample]:
 
 
 def prefill(box: Box) -> Iterator[Sample]:
-    """Four layers of the 8B over tokens x SMs, the attention alone, and whether torch's kernels mask as they should."""
+    """Time four layers of the 8B over tokens x SMs, and the attention alone; check the masks of torch's kernels."""
     yield from masks(box)
     layers = 4
     model = llama.Model(llama.DIMS["8B"], layers=layers)
@@ -245,7 +245,7 @@ def prefill(box: Box) -> Iterator[Sample]:
 
 
 def causal(box: Box, model: llama.Model, tokens: int, ask: int, backend: str) -> Iterator[Sample]:
-    """Attention of one prompt in one layer."""
+    """Compute attention of one prompt in one layer."""
     m = model.m
     params: dict[str, Value] = {
         "of": m.name,
@@ -278,7 +278,7 @@ def refused(what: str, error: Exception, **params: Value) -> Sample:
 
 
 def masks(box: Box) -> Iterator[Sample]:
-    """Relative error of torch's causal attention with grouped heads against fp64, also where a prefix is cached."""
+    """Measure the error of torch's causal attention with grouped heads against fp64, also with a cached prefix."""
     m = llama.DIMS["8B"]
 
     def want(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -300,7 +300,7 @@ def masks(box: Box) -> Iterator[Sample]:
 
 
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention by torch over packed sequences (FA2), causal, one sequence."""
+    """Compute causal attention by torch over packed sequences (FA2), of one sequence."""
     from torch.nn.attention import varlen as module
 
     edges = [torch.tensor([0, len(x)], dtype=torch.int32, device=x.device) for x in (q, k)]
@@ -310,7 +310,7 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def step(box: Box) -> Iterator[Sample]:
-    """One decode step of a whole model in a graph: its wall time, its launch, its capture, its small kernels."""
+    """Time a decode step of a whole model in a graph: wall time, launch, capture, small kernels."""
     for name, rows, ctx in (("8B", 1, 2048), ("8B", 64, 2048), ("1B", 1, 2048), ("1B", 64, 2048), ("3B", 1, 2048)):
         m = llama.DIMS[name]
         if not box.todo("step", of=name, B=rows, ctx=ctx):
@@ -332,14 +332,14 @@ def step(box: Box) -> Iterator[Sample]:
         del decode, model, graph
     for name, rows in product(("8B", "1B"), (1, 64, 256, 2048, 8192)):
         if box.todo("small", of=name, m=rows):
-            one, p = llama.Model(llama.DIMS[name], layers=1), rig.whole()
-            f = one.prefill(rows)
+            layer, p = llama.Model(llama.DIMS[name], layers=1), rig.whole()
+            f = layer.prefill(rows)
             taken = rig.timed(p, lambda _: f.small(), 8, 0.03)
             yield sample("small", taken, "s", p.sms, of=name, m=rows)
 
 
 def launches(p: rig.Part, graph: torch.cuda.CUDAGraph) -> list[float]:
-    """Host seconds of one replay's call, the device idle."""
+    """Return the host seconds of one replay's call, the device idle."""
     out = []
     with torch.cuda.stream(p.stream):
         for _ in range(30):

@@ -1,4 +1,4 @@
-"""The parent: hands probes to workers under deadlines and writes what comes, one synced line a measurement.
+"""The parent process: it hands probes to workers under deadlines and writes one synced line a measurement.
 
 It knows no torch and touches no GPU, so a probe that faults, hangs or raises costs that probe alone. A second call on
 the same folder goes on: measurements that were made are not repeated, what faulted or hung is left out unless asked.
@@ -36,7 +36,7 @@ def aloud(line: str) -> None:
 
 
 class NoGpuError(Exception):
-    """Nothing here to probe; says why and the way out in one line."""
+    """No GPU to probe: one line with the reason and the way out."""
 
 
 class Late(Exception):
@@ -44,7 +44,7 @@ class Late(Exception):
 
 
 class Gone(Exception):
-    """A child is no more."""
+    """A child has ended."""
 
 
 class Child:
@@ -89,15 +89,15 @@ class Child:
         return message
 
     def last_words(self) -> str:
-        """Exit code and the last line of the child's own output."""
+        """Return the exit code and the last line of the child's own output."""
         try:
             code = self._process.wait(GONE_S)
         except subprocess.TimeoutExpired:
             return "it closed its pipe and did not end"
         self._log.seek(0)
-        said = self._log.read().decode(errors="replace").strip().splitlines()
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
         end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return f"{end}: {said[-1][:200]}" if said else end
+        return f"{end}: {lines[-1][:200]}" if lines else end
 
     def close(self, *, kill: bool = False) -> bool:
         """End the child; False where it does not die."""
@@ -177,7 +177,7 @@ def conduct(
     say: Callable[[str], None] = aloud,
     clock: Callable[[], float] = time.monotonic,
 ) -> Path:
-    """Run what of the plan is left, within `minutes`, into `out`/<GPU name>, and return that folder.
+    """Run the rest of the plan, within `minutes`, into `out`/<GPU name>, and return that folder.
 
     `again`: probes to do once more although they faulted, hung or finished; `only`: leave out all others. Raises
     NoGpuError where a worker cannot open the device.
@@ -251,7 +251,7 @@ def _turn(
     *,
     fresh: bool,
 ) -> tuple[Child | None, Line]:
-    """One probe in `child`, or in one of its own: the worker that is left, and the line of the probe's end."""
+    """Run a probe in `child`, or in a process of its own; return the worker that is left, and the line of the end."""
     if child is not None and probe.alone:
         child.close()
         child = None

@@ -93,7 +93,7 @@ def granularity(ordinal: int = 0) -> int:
 
 
 def reserve(size: int, align: int) -> int:
-    """Addresses without memory behind them; align: a power of two."""
+    """Reserve addresses without memory behind them; `align` is a power of two."""
     return int(ok(drv.cuMemAddressReserve(size, align, 0, 0), "cuMemAddressReserve"))
 
 
@@ -103,7 +103,7 @@ def unreserve(at: int, size: int) -> None:
 
 
 def create(size: int, ordinal: int = 0) -> Any:
-    """Memory without an address: a handle that lives until `release` and its last mapping's end."""
+    """Create memory without an address: a handle that lives until `release` and its last mapping's end."""
     return ok(drv.cuMemCreate(size, _property(ordinal), 0), "cuMemCreate")
 
 
@@ -113,7 +113,7 @@ def release(handle: Any) -> None:
 
 
 def map_at(at: int, size: int, handle: Any, offset: int = 0) -> None:
-    """Put a handle at an address; nobody may touch it before `allow`."""
+    """Map a handle at an address; no kernel may touch it before `allow`."""
     ok(drv.cuMemMap(at, size, offset, handle, 0), "cuMemMap")
 
 
@@ -159,7 +159,7 @@ def to_host(dst: int, src: int, size: int, stream: int) -> None:
 
 
 def copy_batch(dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], stream: int) -> None:
-    """Many copies in one call; sources are read in the stream's order (any other may read KV before it is written)."""
+    """Do many copies in one call; sources are read in the stream's order (else KV may be read before it is written)."""
     attr = drv.CUmemcpyAttributes()
     attr.srcAccessOrder = drv.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
     to, of = ([drv.CUdeviceptr(a) for a in addresses] for addresses in (dsts, srcs))

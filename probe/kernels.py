@@ -1,4 +1,4 @@
-"""Triton kernels of the probes: paged decode attention, the small kernels of a step, gathers, and what looks at SMs.
+"""Triton kernels of the probes: paged decode attention, the small kernels of a step, gathers, probes of SMs.
 
 bf16 data, fp32 sums. Offsets into KV are int64: a pool is larger than 2^31 numbers. Integer arguments that vary come in
 tensors, and strides are multiples of 16: Triton compiles anew when an integer crosses a line of its own.
@@ -17,7 +17,7 @@ UNIT = 128  # bf16 in the 256 bytes that a block table counts in
 
 
 def jit(kernel: Callable[..., None]) -> Any:
-    """`triton.jit` with a type; the kernel is launched as `kernel[grid](...)`."""
+    """Apply `triton.jit` with a type; the kernel is launched as `kernel[grid](...)`."""
     return triton.jit(kernel)
 
 
@@ -26,7 +26,7 @@ def decode(
     q, kv, table, ctx, acc, ml, table_stride, layer, v_off, scale,
     G: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, S: tl.constexpr, GP: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one token a sequence over a part of its paged KV; grid (sequences, KV heads, splits).
+    """Attend from one token a sequence to a part of its paged KV; grid (sequences, KV heads, splits).
 
     q (B, HKV * G, D); `table` int32 (B, blocks): where K of the first layer of each block of BS tokens lies, in 256 B;
     `layer`, `v_off`: numbers to the layer's K, and on to its V; ctx int32 (B,): tokens, 0 for a padded row;
@@ -83,7 +83,7 @@ def merge(acc, ml, out, G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, GP: t
 
 @jit
 def add_norm(x, add, weight, out, H: tl.constexpr, BLOCK: tl.constexpr):
-    """x += add, out = RMS norm of x times weight; a row a program; x, add, out (rows, H)."""
+    """Set x += add, out = RMS norm of x times weight; a row a program; x, add, out (rows, H)."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     ok = i < H
@@ -133,7 +133,7 @@ def rope_write(
 
 @jit
 def silu_mul(both, out, F: tl.constexpr, BLOCK: tl.constexpr):
-    """out = silu(gate) * up; both (rows, 2 F), gate first; grid (rows, blocks of F)."""
+    """Set out = silu(gate) * up; both (rows, 2 F), gate first; grid (rows, blocks of F)."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     ok = i < F
@@ -144,7 +144,7 @@ def silu_mul(both, out, F: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def gather(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
-    """Pieces of N int64 words at `offset` (in words) of src, one after another to dst; grid (pieces, N / BLOCK)."""
+    """Copy pieces of N int64 words at `offset` (in words) of src to dst, packed; grid (pieces, N / BLOCK)."""
     p = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.load(offset + p)
@@ -153,7 +153,7 @@ def gather(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def scatter(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
-    """`gather` backwards."""
+    """Copy packed pieces back: `gather` reversed."""
     p = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.load(offset + p)
@@ -185,7 +185,7 @@ def peek(base, offset, out):
 
 @jit
 def volley(mine, other, rounds, cap, bad, SERVES: tl.constexpr):
-    """Two of these, on disjoint partitions, hand a number to and fro by polling; `bad` counts rounds that gave up.
+    """Hand a number to and fro by polling, with a twin on a disjoint partition; `bad` counts rounds that gave up.
 
     mine, other: int32 flags that only rise. rounds, cap: int32 tensors; after `cap` looks a wait gives up, and so do
     all later ones.

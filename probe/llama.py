@@ -51,7 +51,7 @@ class Dims(NamedTuple):
         }
 
     def weight_bytes(self) -> int:
-        """Bytes of `weights`."""
+        """Return the bytes of `weights`."""
         return rig.BF16 * sum(prod(shape) for _, shape in _plan(self))
 
 
@@ -98,7 +98,7 @@ class Kv:
         return self.tokens * self.m.token
 
     def table(self, rows: int, ctx: int, block: int, seed: int = 0) -> Tensor:
-        """Block table of `rows` sequences of `ctx` tokens on shuffled pages; int32, in units of 256 bytes."""
+        """Return a block table of `rows` sequences of `ctx` tokens on shuffled pages; int32, in units of 256 bytes."""
         each = -(-ctx // self.tokens)
         if rows * each * self.stride > self.data.numel():
             raise ValueError(
@@ -120,12 +120,12 @@ class Kv:
 
 
 def page_tokens(m: Dims, page: int, block: int) -> int:
-    """Tokens of a page: whole blocks."""
+    """Return the tokens of a page: whole blocks."""
     return page // m.kv_bytes // block * block
 
 
 def pool(m: Dims, *needs: tuple[int, int], page: int = 0, block: int = 64) -> Kv:
-    """KV in plain memory, enough for any one of `needs`: (sequences, tokens of each)."""
+    """Allocate KV in plain memory, enough for any one of `needs`: (sequences, tokens of each)."""
     page = page or rig.LARGE
     each = page_tokens(m, page, block)
     count = max(rows * -(-ctx // each) for rows, ctx in needs)
@@ -156,7 +156,7 @@ class Attend:
     stages: int
 
     def run(self, layer: int) -> None:
-        """q to out in one layer."""
+        """Compute out from q in one layer."""
         m, rows = self.kv.m, self.q.shape[0]
         group, padded = m.heads // m.kv, 16
         kernels.decode[(rows, m.kv, self.splits)](
@@ -198,7 +198,7 @@ def reference(a: Attend, layer: int) -> Tensor:
 
 @cache
 def rotary(d: int, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine tables."""
+    """Return the cosine and sine tables."""
     turn = 500000.0 ** (-torch.arange(0, d, 2, device=rig.DEVICE) / d)
     angle = torch.arange(positions, device=rig.DEVICE)[:, None] * turn
     return angle.cos().contiguous(), angle.sin().contiguous()
@@ -217,16 +217,16 @@ class Model:
                 w.fill_(1.0)
 
     def decode(self, kv: Kv, rows: int, ctx: int, on_sms: int) -> Decode:
-        """Buffers of a decode step."""
+        """Return the buffers of a decode step."""
         return Decode(self, attend(kv, rows, ctx, on_sms))
 
     def prefill(self, tokens: int, backend: str = "flash") -> Prefill:
-        """Buffers of one prompt's prefill."""
+        """Return the buffers of one prompt's prefill."""
         return Prefill(self, tokens, backend)
 
 
 class Layers:
-    """What decode and prefill share: the static activations of `rows` tokens and all kernels but attention's."""
+    """The common part of decode and prefill: static activations of `rows` tokens, all kernels but attention's."""
 
     def __init__(self, model: Model, rows: int) -> None:
         m, self.model, self.rows = model.m, model, rows
@@ -241,12 +241,12 @@ class Layers:
         self.block = triton.next_power_of_2(m.hidden)
 
     def norm(self, add: Tensor, weight: Tensor) -> None:
-        """x += add, y = norm of x."""
+        """Set x += add and y = norm of x."""
         m = self.model.m
         kernels.add_norm[(self.rows,)](self.x, add, weight, self.y, H=m.hidden, BLOCK=self.block, num_warps=8)
 
     def rope(self, position: Tensor, slot: Tensor, k: Tensor, v: Tensor, layer: int, v_off: int) -> None:
-        """q, and K and V to their place."""
+        """Rotate q and K; write K and V to their place."""
         m = self.model.m
         cosine, sine = rotary(m.d, 1 << 14)
         kernels.rope_write[(self.rows, m.heads + m.kv)](
@@ -254,20 +254,20 @@ class Layers:
         )
 
     def activate(self) -> None:
-        """act = silu(gate) * up."""
+        """Set act = silu(gate) * up."""
         m = self.model.m
         kernels.silu_mul[(self.rows, -(-m.ffn // 1024))](self.both, self.act, F=m.ffn, BLOCK=1024, num_warps=4)
 
     def project(self, name: str, x: Tensor, out: Tensor) -> None:
-        """out = x @ weight^T."""
+        """Compute out = x @ weight^T."""
         torch.mm(x, self.model.w[name].t(), out=out)
 
     def attention(self, layer: int) -> Tensor:
-        """qkv to attention's output, (rows, heads * d)."""
+        """Compute attention's output, (rows, heads * d), from qkv."""
         raise NotImplementedError
 
     def body(self) -> None:
-        """Token ids to the last layer's output."""
+        """Compute the last layer's output from token ids."""
         m, w = self.model.m, self.model.w
         torch.index_select(w["embedding"], 0, self.ids, out=self.x)
         self.out.zero_()
@@ -307,7 +307,7 @@ class Decode(Layers):
         return self.a.out.view(self.rows, -1)
 
     def small(self) -> None:
-        """Two norms, rope and KV write, activation."""
+        """Run two norms, rope and KV write, activation."""
         self.norm(self.out, self.model.w["0.norm1"])
         self._rope(0)
         self.norm(self.out, self.model.w["0.norm2"])
@@ -334,21 +334,21 @@ class Prefill(Layers):
         self.logits = torch.empty(1, m.vocab, dtype=torch.bfloat16, device=rig.DEVICE)
 
     def attend(self) -> Tensor:
-        """Causal attention of the prompt over itself."""
+        """Compute causal attention of the prompt over itself."""
         q, k, v = (x.unsqueeze(0).transpose(1, 2) for x in (self.q, self.k, self.v))
         with sdpa_kernel(self.backend):
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2).reshape(self.rows, -1)
 
     def attention(self, layer: int) -> Tensor:
-        """Rope, the page write, attention."""
+        """Run rope, the page write and attention."""
         del layer
         self.rope(self.position, self.slot, self.k, self.v, 0, 0)
         self.rope(self.position, self.slot, self.pages, self.pages, 0, self.rows * self.model.m.token)
         return self.attend()
 
     def small(self) -> None:
-        """Two norms, rope and KV write, activation."""
+        """Run two norms, rope and KV write, activation."""
         self.norm(self.out, self.model.w["0.norm1"])
         self.rope(self.position, self.slot, self.k, self.v, 0, 0)
         self.norm(self.out, self.model.w["0.norm2"])

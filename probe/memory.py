@@ -1,4 +1,4 @@
-"""Probes of where data lies: driver pages, pinning and copies, eviction, KV swap, unmapping beside others' kernels."""
+"""Probes of memory: driver pages, pinning and copies, eviction, KV swap, unmapping beside others' kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RAM = 0.6  # of the host's memory that may be locked
 
 
 def clocked(call: Callable[[], Any]) -> float:
-    """Host seconds of a call."""
+    """Return the host seconds of a call."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
@@ -33,7 +33,7 @@ def clocked(call: Callable[[], Any]) -> float:
 
 
 def vmm(box: Box) -> Iterator[Sample]:
-    """Host seconds of each call on pages, by size; then the calls whose rules differ between drivers."""
+    """Time each call on pages, by size; then the calls whose rules differ between drivers."""
     if box.todo("reserve", size=64 * GIB):
         spans: list[int] = []
         taken = [clocked(lambda: spans.append(driver.reserve(64 * GIB, 2 * MIB))) for _ in range(20)]
@@ -68,12 +68,12 @@ def vmm(box: Box) -> Iterator[Sample]:
         driver.unreserve(base, count * size)
     if box.todo("map_offset"):
         base, handle = driver.reserve(32 * MIB, 32 * MIB), driver.create(32 * MIB)
-        one = refusable("map_offset", lambda: driver.map_at(base, 16 * MIB, handle, 16 * MIB))
-        if not (one.facts or {}).get("refused"):
+        refusal = refusable("map_offset", lambda: driver.map_at(base, 16 * MIB, handle, 16 * MIB))
+        if not (refusal.facts or {}).get("refused"):
             driver.unmap(base, 16 * MIB)
         driver.release(handle)
         driver.unreserve(base, 32 * MIB)
-        yield one
+        yield refusal
     if box.todo("thread"):
         yield sample("thread", beside_a_thread(), "1")
 
@@ -89,7 +89,7 @@ def refusable(what: str, call: Callable[[], None], **params: Any) -> Sample:
 
 
 def beside_a_thread() -> float:
-    """Speed of this thread's Python while another maps and unmaps, of 1: near 1 if the calls let go of the lock."""
+    """Return the speed of this thread's Python while another maps, of 1: near 1 if the calls release the lock."""
 
     def count(until: Callable[[], bool]) -> float:
         begun, n = time.perf_counter(), 0
@@ -135,7 +135,7 @@ class Locked:
             self.pieces.append((memory, at))
 
     def chunks(self, nbytes: int, size: int = CHUNK) -> list[tuple[int, int, int]]:
-        """(host address, offset, bytes) of each chunk of a blob that lies in the pieces from the first on."""
+        """Yield (host address, offset, bytes) of each chunk of a blob that lies in the pieces from the first on."""
         self.grow(-(-nbytes // GIB))
         out, first = [], 0
         while first < nbytes:
@@ -159,7 +159,7 @@ LOCKED = Locked()
 
 
 def upload(dst: int, nbytes: int, stream: Any, size: int = CHUNK) -> None:
-    """Locked memory to the device, in chunks."""
+    """Copy locked memory to the device, in chunks."""
     for host, offset, n in LOCKED.chunks(nbytes, size):
         driver.to_device(dst + offset, host, n, stream.cuda_stream)
 
@@ -171,7 +171,7 @@ def download(src: int, nbytes: int, stream: Any, size: int = CHUNK) -> None:
 
 
 def rounds(stream: Any, work: Callable[[], None], n: int = 3) -> list[float]:
-    """Device seconds of each of n rounds on a stream."""
+    """Return the device seconds of each of n rounds on a stream."""
     out = []
     for _ in range(n):
         a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -184,7 +184,7 @@ def rounds(stream: Any, work: Callable[[], None], n: int = 3) -> list[float]:
 
 
 def copies(box: Box) -> Iterator[Sample]:
-    """Pinning two ways; copies by chunk, each way alone, both at once, and under a decode."""
+    """Time pinning by two methods, and copies by chunk: each way alone, both at once, and under a decode."""
     size = 8 * GIB
     if box.todo("pin", method="register"):
         begun = time.perf_counter()
@@ -220,7 +220,7 @@ def copies(box: Box) -> Iterator[Sample]:
 
 
 def finished(work: Callable[[], None], stream: Any) -> float:
-    """Host seconds of work on a stream, to its end."""
+    """Return the host seconds of work on a stream, to its end."""
     begun = time.perf_counter()
     work()
     stream.synchronize()
@@ -228,7 +228,7 @@ def finished(work: Callable[[], None], stream: Any) -> float:
 
 
 def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float]:
-    """Seconds of a GiB up while a GiB goes down."""
+    """Return the seconds of a GiB up while a GiB goes down."""
     out = []
     for _ in range(3):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
@@ -246,7 +246,7 @@ def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float
 
 
 def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
-    """Decode steps of the 3B alone and beside copies each way."""
+    """Time decode steps of the 3B alone and beside copies each way."""
     m, ctx = llama.DIMS["3B"], 1024
     model, p = llama.Model(m), rig.whole()
     decode = model.decode(llama.pool(m, (rows, ctx)), rows, ctx, p.sms)
@@ -309,7 +309,7 @@ def evict(box: Box) -> Iterator[Sample]:
         nbytes = count * page
         held: list[Any] = []
         out_s = clocked(lambda: held.extend(pages.take(i) for i in range(count)))
-        for i, handle in enumerate(held):  # somebody else's data, so that a restore must bring all back
+        for i, handle in enumerate(held):  # other data, so that a restore must bring all back
             other.put(i, handle)
         other.open(0, count)
         rig.noise(rig.at(other.base, nbytes), 1.0, turn + 7)
@@ -439,7 +439,7 @@ def unmap(box: Box) -> Iterator[Sample]:
 
 
 def hole(box: Box) -> Iterator[Sample]:
-    """Read where nothing is mapped: the error that the device gives. This process is done for afterwards."""
+    """Read where nothing is mapped, for the error that the device gives. It breaks this process."""
     del box
     pages = rig.Pages(2)
     pages.put(0, driver.create(pages.page))
@@ -448,10 +448,10 @@ def hole(box: Box) -> Iterator[Sample]:
     out = torch.zeros(1, dtype=torch.int64, device=rig.DEVICE)
     for words, what in ((0, "mapped"), (pages.page // 8, "hole")):
         offset = torch.tensor([words], device=rig.DEVICE)
-        said = ""
+        message = ""
         try:
             kernels.peek[(1,)](base, offset, out)
             torch.cuda.synchronize()
         except RuntimeError as error:
-            said = str(error).split("\n")[0][:120]
-        yield sample("error", float(bool(said)), "1", facts={"said": said}, read=what)
+            message = str(error).split("\n")[0][:120]
+        yield sample("error", float(bool(message)), "1", facts={"said": message}, read=what)

@@ -1,4 +1,4 @@
-"""The probes, in order: what can neither fault nor hang first, the others at the end, each in a process of its own."""
+"""The probes, in order: those that may fault or hang come last, each in a process of its own."""
 
 from __future__ import annotations
 

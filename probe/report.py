@@ -1,4 +1,4 @@
-"""From raw.jsonl to a README with the table "expected - measured", and to figures where matplotlib is at hand."""
+"""The report of raw.jsonl: a README with the table "expected - measured", and figures where matplotlib is at hand."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Book:
         self.samples = [line for line in samples if "what" in line]
 
     def all(self, what: str, **params: Any) -> list[Line]:
-        """Those of a kind whose parameters are these."""
-        found: dict[str, Line] = {}
+        """Return the samples of a kind with these parameters."""
+        latest: dict[str, Line] = {}
         for line in self.samples:
             if line["what"] == what and all(line["params"].get(k) == v for k, v in params.items()):
-                found[json.dumps(line["params"], sort_keys=True)] = line
-        return list(found.values())
+                latest[json.dumps(line["params"], sort_keys=True)] = line
+        return list(latest.values())
 
     def one(self, what: str, **params: Any) -> Line | None:
         """Return the only or first sample that `all` gives, or None."""
@@ -53,12 +53,12 @@ def read(folder: Path) -> Book:
 
 
 def rate(line: Line, of: str = "bytes") -> float:
-    """Bytes or FLOPs a second at the median."""
+    """Return the bytes or FLOPs a second at the median."""
     return float(line["facts"][of] / line["p50"])
 
 
 def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """One value, or the least and the largest; nothing of nothing."""
+    """Format one value, or the least and the largest; "" for none."""
     if not values:
         return ""
     low, high = form(min(values)), form(max(values))
@@ -66,23 +66,23 @@ def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
 
 
 def us(seconds: float) -> str:
-    """Microseconds, in three digits."""
+    """Format seconds as microseconds, in three digits."""
     return f"{1e6 * seconds:.3g} us"
 
 
 Found = Iterator[tuple[str, str]]  # what, measured
 
 
-def _median(found: Sequence[Line], form: Callable[[float], str]) -> str:
-    return spread([line["p50"] for line in found], form)
+def _median(samples: Sequence[Line], form: Callable[[float], str]) -> str:
+    return spread([line["p50"] for line in samples], form)
 
 
-def _fact(found: Sequence[Line], name: str, form: Callable[[float], str]) -> str:
-    return spread([line["facts"][name] for line in found], form)
+def _fact(samples: Sequence[Line], name: str, form: Callable[[float], str]) -> str:
+    return spread([line["facts"][name] for line in samples], form)
 
 
-def _rate(found: Sequence[Line], form: str, of: str = "bytes", unit: float = 1e12) -> str:
-    return spread([rate(line, of) / unit for line in found], form.format)
+def _rate(samples: Sequence[Line], form: str, of: str = "bytes", unit: float = 1e12) -> str:
+    return spread([rate(line, of) / unit for line in samples], form.format)
 
 
 def _asks(book: Book, what: str) -> list[int]:
@@ -99,10 +99,10 @@ def _device(book: Book) -> Found:
 
 
 def _splits(book: Book) -> Found:
-    found = book.all("split")
-    yield "asked: got + rest", ", ".join(f"{s['params']['ask']}: {s['sms']} + {s['facts']['rest']}" for s in found)
-    yield "SMs seen by both", _fact(found, "shared", "{:.0f}".format)
-    yield "a context and its stream", _fact(found, "create_s", lambda s: f"{1e3 * s:.2g} ms")
+    splits = book.all("split")
+    yield "asked: got + rest", ", ".join(f"{s['params']['ask']}: {s['sms']} + {s['facts']['rest']}" for s in splits)
+    yield "SMs seen by both", _fact(splits, "shared", "{:.0f}".format)
+    yield "a context and its stream", _fact(splits, "create_s", lambda s: f"{1e3 * s:.2g} ms")
 
 
 def _vmm(book: Book) -> Found:
@@ -175,15 +175,15 @@ def _copies(book: Book) -> Found:
 def _evict(book: Book) -> Found:
     yield "out, all", _median(book.all("evict", part=1.0), "{:.3f} s".format)
     yield "back, all", _median(book.all("restore", part=1.0), "{:.3f} s".format)
-    if found := book.all("restore_equal"):
-        yield "same bits", "yes" if all(line["min"] == 1 for line in found) else "NO"
+    if comparisons := book.all("restore_equal"):
+        yield "same bits", "yes" if all(line["min"] == 1 for line in comparisons) else "NO"
 
 
 def _swap(book: Book) -> Found:
     for method in ("gather", "batch", "pages"):
         yield f"{method}, 2,048 tokens", _rate(book.all("swap", method=method, tokens=2048), "{:.1f} GB/s", unit=1e9)
-    if found := book.all("swap_equal"):
-        yield "same bits", "yes" if all(line["min"] == 1 for line in found) else "NO"
+    if comparisons := book.all("swap_equal"):
+        yield "same bits", "yes" if all(line["min"] == 1 for line in comparisons) else "NO"
 
 
 def _host(book: Book) -> Found:
@@ -220,8 +220,8 @@ SECTIONS: dict[str, Callable[[Book], Found]] = {
 
 
 def rows(book: Book) -> list[Row]:
-    """Return the findings of each probe in words; what was not measured has no row."""
-    return [Row(probe, what, said) for probe, section in SECTIONS.items() for what, said in section(book) if said]
+    """Return the findings of each probe in words; a probe without measurements has no row."""
+    return [Row(probe, what, text) for probe, section in SECTIONS.items() for what, text in section(book) if text]
 
 
 def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
@@ -237,12 +237,12 @@ def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
 
 
 def table(folder: Path, plan: Plan) -> list[str]:
-    """Markdown: what was expected of each probe, what came, and how it ended."""
+    """Return a Markdown table of each probe: its end, the expected and the measured."""
     known = list(lines(folder / RAW))
-    found = rows(Book(known))
+    findings = rows(Book(known))
     out = ["| probe | ended | expected | measured |", "|---|---|---|---|"]
     for probe in plan.probes:
-        here = [f"{row.what}: {row.measured}" for row in found if row.probe == probe.name]
+        here = [f"{row.what}: {row.measured}" for row in findings if row.probe == probe.name]
         last = [line for line in known if line["probe"] == probe.name and "state" in line][-1:]
         how = ended(known, probe.name) or (
             "cut off" if any(line["probe"] == probe.name for line in known) else "not run"
@@ -254,7 +254,7 @@ def table(folder: Path, plan: Plan) -> list[str]:
 
 
 def write(folder: Path, plan: Plan) -> str:
-    """README.md and figures of a folder; returns the table as plain text."""
+    """Write README.md and figures of a folder; return the table as plain text."""
     calls = json.loads((folder / HOST).read_text(encoding="utf-8"))["calls"]
     host, drawn = calls[-1], figures(folder)
     packages = ", ".join(f"{name} {version}" for name, version in host.get("packages", {}).items())
@@ -273,7 +273,7 @@ def write(folder: Path, plan: Plan) -> str:
 
 
 def figures(folder: Path) -> list[Path]:
-    """Decode and prefill over the SMs, the interference matrix, costs of driver pages; none without matplotlib."""
+    """Draw decode and prefill over SMs, the interference matrix, costs of driver pages; none without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return []
     from matplotlib.figure import Figure
@@ -298,9 +298,9 @@ def figures(folder: Path) -> list[Path]:
     if modes:
         figure = Figure(figsize=(5 * len(modes), 4.5))
         for ax, mode in zip(figure.subplots(1, len(modes), squeeze=False)[0], modes, strict=True):
-            found = matrix(book, mode)
-            acts = list(dict.fromkeys([*found, *(other for beside in found.values() for other in beside)]))
-            grid = [[found.get(v, {}).get(o, float("nan")) for o in acts] for v in acts]
+            factors = matrix(book, mode)
+            acts = list(dict.fromkeys([*factors, *(other for beside in factors.values() for other in beside)]))
+            grid = [[factors.get(v, {}).get(o, float("nan")) for o in acts] for v in acts]
             ax.imshow(grid, vmin=1, vmax=3, cmap="Reds")
             for y, row in enumerate(grid):
                 for x, value in enumerate(row):
@@ -314,8 +314,8 @@ def figures(folder: Path) -> list[Path]:
     if any(costs.values()):
         figure = Figure(figsize=(6, 4))
         ax = figure.subplots()
-        for what, found_at in costs.items():
-            ax.plot([x for x, _ in found_at], [1e6 * y for _, y in found_at], marker="o", label=what)
+        for what, series in costs.items():
+            ax.plot([x for x, _ in series], [1e6 * y for _, y in series], marker="o", label=what)
         ax.set(xscale="log", yscale="log", xlabel="page, MiB", ylabel="us a call")
         ax.legend(frameon=False, fontsize="small")
         keep(figure, "vmm")
@@ -323,11 +323,11 @@ def figures(folder: Path) -> list[Path]:
 
 
 def shares(book: Book) -> dict[str, list[tuple[int, float]]]:
-    """Time over SMs, of that on all: the 8B's GEMMs and attention of a decode, and its prefill."""
+    """Return seconds over SMs, of those on all: the 8B's GEMMs and attention of a decode, and its prefill."""
     out: dict[str, list[tuple[int, float]]] = {}
 
-    def add(label: str, found: Sequence[Line]) -> None:
-        points = sorted((line["sms"], line["p50"]) for line in found)
+    def add(label: str, samples: Sequence[Line]) -> None:
+        points = sorted((line["sms"], line["p50"]) for line in samples)
         if len(points) > 1:
             out[label] = [(n, s / points[-1][1]) for n, s in points]
 

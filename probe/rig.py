@@ -1,4 +1,4 @@
-"""What the probes share: the machine's facts, partitions, graphs, clocks.
+"""The common base of probes: the machine's facts, partitions, graphs, clocks.
 
 Data is random (zeros draw less power and time too well); buffers rotate over more than the L2 cache.
 """
@@ -39,7 +39,7 @@ def short(name: str) -> str:
 
 
 def hello() -> dict[str, Any]:
-    """Facts of the machine; raises where torch sees no device."""
+    """Return the facts of the machine; raises where torch sees no device."""
     if not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} sees no CUDA device")
     torch.cuda.init()
@@ -70,7 +70,7 @@ def hello() -> dict[str, Any]:
 
 
 def tidy() -> None:
-    """Between two probes: raises where the context is broken."""
+    """Clean up between two probes; raises where the context is broken."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -78,25 +78,25 @@ def tidy() -> None:
 
 @cache
 def sms() -> int:
-    """SMs of the card."""
+    """Return the SMs of the card."""
     return int(torch.cuda.get_device_properties(0).multi_processor_count)
 
 
 @cache
 def l2_bytes() -> int:
-    """Its L2 cache."""
+    """Return the bytes of the card's L2 cache."""
     return int(torch.cuda.get_device_properties(0).L2_cache_size)
 
 
 def free_bytes() -> int:
-    """Device memory that a probe may take, a GiB kept back."""
+    """Return the device memory that a probe may take, a GiB kept back."""
     gc.collect()
     torch.cuda.empty_cache()
     return driver.memory()[0] - GIB
 
 
 def random(numbers: int, scale: float = 0.02, seed: int = 0) -> Tensor:
-    """bf16 numbers on the device."""
+    """Draw bf16 numbers on the device."""
     return noise(torch.empty(numbers, dtype=torch.bfloat16, device=DEVICE), scale, seed)
 
 
@@ -128,7 +128,7 @@ class Part(NamedTuple):
 
 @cache
 def whole(priority: int = 0, lane: int = 0) -> Part:
-    """All SMs; `lane` tells streams of the same priority apart."""
+    """Return the part of all SMs; `lane` tells streams of the same priority apart."""
     del lane
     return Part(sms(), torch.cuda.Stream(priority=priority))
 
@@ -143,18 +143,18 @@ def on(resource: Any) -> Part:
 
 @cache
 def pair(n: int) -> tuple[Part, Part]:
-    """About n SMs and the rest, disjoint, from one split: the rest may lack thread-block clusters."""
+    """Return about n SMs and the rest, disjoint, from one split: the rest may lack thread-block clusters."""
     group, rest = driver.split(driver.all_sms(driver.device()), n)
     return on(group), on(rest)
 
 
 def part(n: int) -> Part:
-    """About n SMs, or all."""
+    """Return a part of about n SMs, or of all."""
     return whole() if n >= sms() else pair(n)[0]
 
 
 def shares(counts: Sequence[int]) -> list[int]:
-    """Those SM counts that are a true part of this card, and the whole card first."""
+    """Return the SM counts below the card's, and the whole card first."""
     return [sms(), *sorted((n for n in counts if n < sms()), reverse=True)]
 
 
@@ -188,7 +188,7 @@ def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
 
 
 def replays(p: Part, graph: Any, n: int) -> list[float]:
-    """Seconds of n replays, back to back."""
+    """Return the seconds of n replays, back to back."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
     with torch.cuda.stream(p.stream):
         marks[0].record()
@@ -200,7 +200,7 @@ def replays(p: Part, graph: Any, n: int) -> list[float]:
 
 
 def timed(p: Part, work: Callable[[int], object], calls: int = 1, seconds: float = 0.1) -> list[float]:
-    """Seconds of one call, from replays of a graph of `calls`; the first replays, cold, are left out."""
+    """Return the seconds of one call, from replays of a graph of `calls`; the first replays, cold, are left out."""
     graph = graph_of(p, work, calls)
     probe = min(replays(p, graph, 3))
     n = int(min(50, max(5, seconds / max(probe, 1e-6))))

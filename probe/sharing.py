@@ -34,7 +34,7 @@ class Lane:
 
 
 def duel(lanes: list[Lane], seconds: float) -> list[list[float]]:
-    """Seconds between the ends of a lane's units while all lanes run, for each lane."""
+    """Return the seconds between the ends of a lane's units while all lanes run, for each lane."""
     marks: list[list[Any]] = [[] for _ in lanes]
     pending: list[deque[Any]] = [deque() for _ in lanes]
     host: list[list[float]] = [[] for _ in lanes]
@@ -107,7 +107,7 @@ class Side:
         return Lane(replay, part.stream, part.sms)
 
     def _churn(self) -> None:
-        """Four pages out and in again, as a balloon does."""
+        """Unmap four pages and map them again, as a balloon does."""
         for i in range(1, 5):
             self.pages.put(i, self.pages.take(i))
         self.pages.open(1, 4)
@@ -158,7 +158,7 @@ def interfere(box: Box) -> Iterator[Sample]:
 
 
 def host(box: Box) -> Iterator[Sample]:
-    """One Python thread that drives 1 to 8 models: host seconds a step, and how often it looks at each."""
+    """Drive 1 to 8 models by one Python thread: host seconds a step, and the period of its looks at each."""
     m, rows, steps = llama.DIMS["1B"]._replace(layers=4), 8, 200
     blob = rig.random(m.weight_bytes() // rig.BF16)
     kv = llama.pool(m, (rows, 256))
@@ -202,7 +202,7 @@ def host(box: Box) -> Iterator[Sample]:
 
 
 def places() -> dict[str, tuple[rig.Part, rig.Part]]:
-    """Two streams on the whole card, and two partitions."""
+    """Return two streams on the whole card, and two partitions."""
     return {"plain": (rig.whole(0, 1), rig.whole(0, 2)), "split": rig.pair(64 if rig.sms() > 72 else 16)}
 
 
@@ -212,7 +212,7 @@ def hand(x: torch.Tensor) -> None:
 
 
 def events(box: Box) -> Iterator[Sample]:
-    """Device seconds of an edge between two streams: in one graph, and by events that the host records."""
+    """Time an edge between two streams: in one graph, and by events that the host records (device seconds)."""
     a, b = (torch.zeros(1, dtype=torch.int32, device=rig.DEVICE) for _ in range(2))
     hand(a)
     torch.cuda.synchronize()
@@ -220,7 +220,7 @@ def events(box: Box) -> Iterator[Sample]:
         n = HAND // 4
 
         def chain(cross: bool, left: rig.Part = left, right: rig.Part = right) -> None:
-            """n pairs of kernels, each after the other, across the streams or all on one."""
+            """Launch n pairs of kernels, each after the other, across the streams or all on one."""
             for _ in range(n):
                 with torch.cuda.stream(left.stream):
                     hand(a)
@@ -255,7 +255,7 @@ def events(box: Box) -> Iterator[Sample]:
 
 
 def memops(box: Box) -> Iterator[Sample]:
-    """Device seconds of a hand-over by words that streams write and wait for; all is enqueued behind a gate first."""
+    """Time a hand-over by words that streams write and wait for (device seconds); all is enqueued behind a gate."""
     words = torch.zeros(3 * 64, dtype=torch.int32, device=rig.DEVICE)  # apart by 256 bytes
     gate, ping, pong = (words.data_ptr() + 256 * i for i in range(3))
     opener, n = torch.cuda.Stream(), 200
@@ -285,7 +285,7 @@ def memops(box: Box) -> Iterator[Sample]:
 
 
 def polling(box: Box) -> Iterator[Sample]:
-    """Device seconds of a hand-over by two kernels that watch each other's word, each on its partition."""
+    """Time a hand-over by two kernels that poll each other's word, each on its partition (device seconds)."""
 
     def word(value: int) -> torch.Tensor:
         return torch.full((64,), value, dtype=torch.int32, device=rig.DEVICE)

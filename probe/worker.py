@@ -1,4 +1,4 @@
-"""The child: runs the probes that it is told on stdin, one after another, and sends what they measure up a pipe.
+"""The child process: it runs the probes named on stdin, one after another, and sends samples up a pipe.
 
 A probe is a generator of samples; between two of them its time box is looked at. What ends badly ends this process at
 worst: all that was sent is kept by the parent.
@@ -53,7 +53,7 @@ def key(what: str, params: Mapping[str, Any]) -> Key:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Linear between order statistics, as numpy's default."""
+    """Return a quantile, linear between order statistics, as numpy's default."""
     at = q * (len(ordered) - 1)
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
@@ -61,26 +61,26 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def _digits(value: float) -> float:
-    """Six digits are more than any clock here has."""
+    """Round to six digits, more than any clock here has."""
     return float(f"{value:.6g}")
 
 
-def record(probe: str, one: Sample) -> dict[str, Any]:
+def record(probe: str, s: Sample) -> dict[str, Any]:
     """Return a sample as a line of raw.jsonl, still without its time."""
-    v = sorted(one.values)
-    out: dict[str, Any] = {"probe": probe, "what": one.what, "params": dict(one.params), "unit": one.unit, "n": len(v)}
-    out |= {"min": _digits(v[0]), "p50": _digits(quantile(v, 0.5)), "p95": _digits(quantile(v, 0.95)), "sms": one.sms}
-    return out | ({"facts": dict(one.facts)} if one.facts else {})
+    v = sorted(s.values)
+    out: dict[str, Any] = {"probe": probe, "what": s.what, "params": dict(s.params), "unit": s.unit, "n": len(v)}
+    out |= {"min": _digits(v[0]), "p50": _digits(quantile(v, 0.5)), "p95": _digits(quantile(v, 0.95)), "sms": s.sms}
+    return out | ({"facts": dict(s.facts)} if s.facts else {})
 
 
 class Box:
-    """What a probe knows of its turn: the seconds left, and which measurements an earlier call already made."""
+    """A probe's time box: the seconds left, and the measurements that an earlier call made."""
 
     def __init__(self, seconds: float, done: Iterable[Key] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._end, self._done = clock, clock() + seconds, frozenset(done)
 
     def left_s(self) -> float:
-        """Seconds until the probe is to stop; negative once it should have."""
+        """Return the seconds until the probe is to stop; negative once it should have."""
         return self._end - self._clock()
 
     def todo(self, what: str, **params: Value) -> bool:
@@ -95,12 +95,12 @@ def play(probe: str, run: Run, box: Box, send: Callable[[dict[str, Any]], None])
     """Send the probe's samples; returns its end: `done`, `boxed`, or `raise` with why."""
     try:
         samples = run(box)
-        for one in samples:
-            send(record(probe, one))
+        for sample in samples:
+            send(record(probe, sample))
             if box.left_s() <= 0:
                 samples.close()  # type: ignore[attr-defined]  # a generator
                 return {"probe": probe, "state": "boxed", "why": "its time was over"}
-    except Exception as error:  # whatever it is, it is a finding
+    except Exception as error:  # any exception is a finding
         return {"probe": probe, "state": "raise", "why": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
     return {"probe": probe, "state": "done"}
 
@@ -112,7 +112,7 @@ def find(module: str, name: str, box: Box) -> Iterator[Sample]:
 
 
 def die_with_parent() -> None:
-    """Linux: a worker that hangs in the driver does not outlive its parent."""
+    """Have Linux end this worker with its parent, even if it hangs in the driver."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 

@@ -188,7 +188,7 @@ class Aegaeon:
 
     leaves_idle: ClassVar[str] = (
         "a new group goes to the end of the queue of the least loaded prefill instance, which takes one group after "
-        "the other; GPUs that decode prefill nothing (SOSP 2025, Alg. 1; artifact 1c3b110, prefill_dispatcher.py)"
+        "the other. GPUs that decode prefill nothing (SOSP 2025, Alg. 1; artifact 1c3b110, prefill_dispatcher.py)"
     )
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "released": {"load": "requests", "refill": True, "estimate": "released"},
@@ -417,7 +417,7 @@ class Aegaeon:
         yield from self.next(x, view)
 
     def next(self, x: Instance, view: View) -> Iterator[Action]:
-        """Whose turn it is, and the switch to it."""
+        """Choose the model of the next turn, and switch to it."""
         if self.order == "decode" and not x.works:
             x.owed = len(x.groups)
         if x.groups and (self.order == "prefill" or x.owed or not x.works):

@@ -129,8 +129,8 @@ class AlpaServe:
         if not cuts:
             work = {m: busy(self.cluster, m, tuple(range(model.tp))) * model.tp for m, model in models.items()}
             cuts = [instances(self.cluster, work)]
-        found = [(self.select(cut), cut) for cut in cuts]
-        (_, S), cut = max(found, key=lambda one: one[0][0])
+        scored = [(self.select(cut), cut) for cut in cuts]
+        (_, S), cut = max(scored, key=lambda pair: pair[0][0])
         return cut, S
 
     def select(self, groups: list[Gpus]) -> tuple[float, Selection]:

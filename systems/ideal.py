@@ -1,4 +1,4 @@
-"""The upper bound: every model resident, memory without end, and nobody in anybody's way.
+"""The upper bound: every model resident, unlimited memory, and no interference.
 
 Not a strategy: an engine that leaves out what sharing costs (options `memory=unlimited`, `sharing=none`, which only the
 simulator offers). What it misses, no way of sharing these GPUs can win.

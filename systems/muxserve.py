@@ -64,7 +64,7 @@ Lacks = Mapping[str, float]  # requests a second that are not served
 
 
 class Llm(NamedTuple):
-    """What is known of a model before the start; bytes per GPU."""
+    """A model as the placement sees it before the start; bytes per GPU."""
 
     name: str
     tp: int
@@ -153,13 +153,13 @@ def meshes(cluster: Cluster, degrees: Iterable[int]) -> Iterator[list[Gpus]]:
     nodes = sorted({gpu.node for gpu in cluster.gpus})
     for cut in partitions(len(cluster.gpus), sorted({1, *degrees}, reverse=True)):
         left = [[g for g, gpu in enumerate(cluster.gpus) if gpu.node == node] for node in nodes]
-        found = []
+        partition = []
         for size in cut:
             node = next((node for node in left if len(node) >= size), [])
-            found.append(tuple(node[:size]))
+            partition.append(tuple(node[:size]))
             del node[:size]
-        if all(found):
-            yield found
+        if all(partition):
+            yield partition
 
 
 def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> tuple[float, float, dict[str, Gpus]]:
@@ -187,8 +187,8 @@ def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> t
                 if left < 0 or any(sum(x.share for x in [*here[g], m]) > MOST_SHARES for g in at):
                     continue
                 loss = max(lost(g, [m]) - lost(g) for g in at)
-                one = loss, max(load(g) for g in at), -left, at
-                best = min(best or one, one)
+                option = loss, max(load(g) for g in at), -left, at
+                best = min(best or option, option)
         if best is None:
             return float("inf"), float("inf"), {}
         homes[m.name] = best[-1]
@@ -211,7 +211,7 @@ def place(cluster: Cluster, llms: Sequence[Llm], elastic: bool = False, *, prefi
     tried = (
         greedy(estimator, order, cut) for cut in meshes(cluster, [m.tp for m in llms]) for order in (popular, heavy)
     )
-    *_, homes = min(tried, key=lambda one: one[:2])
+    *_, homes = min(tried, key=lambda placed: placed[:2])
     if not homes and not any(m.share for m in llms):
         homes = searched(cluster, {m.name: m.kv * (m.l_p + m.l_o) for m in llms}, elastic) or {}
     if homes:
@@ -275,7 +275,7 @@ class MuxServe:
 
     @property
     def apart(self) -> bool:
-        """Whether prompts have GPUs of their own: a lone GPU has no second half."""
+        """True if prompts have GPUs of their own: a lone GPU has no second half."""
         return self.prefill == "apart" and len(self.cluster.gpus) > 1
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
@@ -301,7 +301,7 @@ class MuxServe:
                 yield from self.retry(view)
 
     def start(self) -> Iterable[Action]:
-        """Weights in place for ever, lanes open, requests on their way, the first quotas."""
+        """Load all weights, open lanes, route requests, and set the first quotas."""
         self.llms.update({m: self.llm(m) for m in self.cluster.models})
         n = len(self.cluster.gpus) // (1 + self.apart)
         shared, elastic = replace(self.cluster, gpus=self.cluster.gpus[:n]), self.kv == "elastic"
@@ -423,7 +423,7 @@ class MuxServe:
         yield from self.next(self.home[m], view)
 
     def retry(self, view: View) -> Iterable[Action]:
-        """Memory came free, for whomever: those that lacked it try again."""
+        """Retry the models that lacked memory, now that some is free."""
         if self.starved:
             self.starved.clear()
             yield from self.next(tuple(self.Q), view)

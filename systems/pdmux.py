@@ -158,7 +158,7 @@ class Tenant:
 
     @property
     def closed(self) -> bool:
-        """Whether its lane for prompts is closed."""
+        """True if its lane for prompts is closed."""
         return "prefill" not in self.told
 
     def close(self) -> Iterator[Run]:
@@ -374,9 +374,9 @@ def decode_counts(gpu: Gpu) -> list[int]:
 
 def neighbours(places: Mapping[str, Gpus]) -> list[list[str]]:
     """Group the models that share GPUs, directly or through others."""
-    found: list[tuple[set[int], list[str]]] = []
+    groups: list[tuple[set[int], list[str]]] = []
     for name, place in places.items():
-        mine = [one for one in found if one[0] & set(place)]
-        found = [one for one in found if not one[0] & set(place)]
-        found.append((set(place).union(*(gpus for gpus, _ in mine)), [*(m for _, ms in mine for m in ms), name]))
-    return [names for _, names in found]
+        mine = [group for group in groups if group[0] & set(place)]
+        groups = [group for group in groups if not group[0] & set(place)]
+        groups.append((set(place).union(*(gpus for gpus, _ in mine)), [*(m for _, ms in mine for m in ms), name]))
+    return [names for _, names in groups]

@@ -119,7 +119,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """What Prism knows of a model."""
+    """State of a model in Prism."""
 
     name: str
     model: Model
@@ -271,15 +271,15 @@ class Prism:
 
     def worst(self, models: Sequence[Tenant], at: Mapping[str, Gpus]) -> tuple[float, float, int]:
         """Return the largest KVPR of a placement, the variance of its estimate, and its GPU."""
-        found = []
+        ratios = []
         for g, gpu in enumerate(self.cluster.gpus):
             here = [m for m in models if g in at.get(m.name, ())]
             shared_kv = max(gpu.mem_bytes - sum(m.w for m in here), 1) / GIB
-            found.append((sum(m.d for m in here) / shared_kv, sum(m.var for m in here) / shared_kv**2, g))
-        return max(found)
+            ratios.append((sum(m.d for m in here) / shared_kv, sum(m.var for m in here) / shared_kv**2, g))
+        return max(ratios)
 
     def begin(self, now_s: float) -> Iterator[Action]:
-        """Everybody for whom there is a place is in at the start."""
+        """Load every model that has a place at the start."""
         self.start_s = now_s
         models = list(self.models.values())
         for m in models:
@@ -318,7 +318,7 @@ class Prism:
             self.out[m.name] = None
 
     def load_all(self, view: View) -> Iterator[Action]:
-        """Whoever is out and wanted tries to come back."""
+        """Load the models that are out and have requests."""
         for name in list(self.out):
             if name in self.out:
                 yield from self.load(self.models[name], view)
@@ -347,19 +347,19 @@ class Prism:
             yield from self.bring(m, best[1])
 
     def victims(self, m: Tenant, g: int, need: int, now_s: float, *, hurry: bool = True) -> list[Tenant] | None:
-        """Whom to evict so that a model that is out (`hurry`), or one that moves, has room on g; None: it cannot be."""
+        """Choose models to evict for one that is out (`hurry`) or moves to GPU g; None if there is no room."""
         here = [v for v in self.at(g) if v.home and self.copies[v.name, v.home] == "in"]
         long = sorted((v for v in here if self.spare(v, now_s)), key=lambda v: -v.model.ttft_slo_s)
         rest = sorted((v for v in here if v.idle and v not in long), key=lambda v: v.since_s)
         busy = sorted((v for v in here if not v.idle), key=lambda v: v.live)
         starves = m.home is None and m.queue and now_s - m.queue[0].r.arrival_s > self.idle_s
-        found, lacks = [], need - self.shared_kv(g, soon=True)
+        evicted, lacks = [], need - self.shared_kv(g, soon=True)
         for v in [*long, *(rest if hurry else []), *(busy if starves else [])]:
             if lacks <= 0 or self.evict == "never" or not (hurry or self.evict == "pressure"):
                 break
-            found.append(v)
+            evicted.append(v)
             lacks -= v.w
-        return found if lacks <= 0 else None
+        return evicted if lacks <= 0 else None
 
     def spare(self, m: Tenant, now_s: float) -> bool:
         """Idle for long enough to go."""
@@ -392,7 +392,7 @@ class Prism:
             yield from self.migrate(homes, at, view) if self.moves == "copy" else self.change(homes, at, view)
 
     def migrate(self, homes: Sequence[Tenant], at: dict[str, Gpus], view: View) -> Iterator[Action]:
-        """Move whoever is placed elsewhere, where there is room for a second copy, or will be without long idle models.
+        """Move models to their new places, if there is room for a second copy or eviction of idle models makes it.
 
         Each move by itself must lower the largest KVPR by more than tau and the noise: other moves of the placement
         may have to wait for room, and Alg. 1 shuffles models of like rates at each interval.
@@ -484,7 +484,7 @@ class Prism:
         return [Wake(view.now_s, f"gpu {m.home[0]}")] if self.room(m, 1) else ()
 
     def finished(self, rid: int, view: View) -> Iterable[Action]:
-        """Memory came free, and perhaps a whole model."""
+        """Note that a request finished; wake the GPUs and models that wait for its memory."""
         m = self.inside.pop(rid)
         m.filling -= self.prefilling.pop(rid, 0)
         m.live -= 1
@@ -522,15 +522,15 @@ class Prism:
                 continue
             if self.order == "moore-hodgson":
                 need = (r.prompt_tokens + 1) * m.model.kv_token_bytes
-                own = m.name if self.kv == "paged" else ""  # else all models draw on what is free
+                owner = m.name if self.kv == "paged" else ""  # else all models draw on what is free
                 for i in m.home:
-                    if (own, i) not in free:
-                        free[own, i] = view.kv(own, i).room_bytes if own else view.free_bytes(i)
-                    free[own, i] -= need
-                short = min([free[own, i] for i in m.home]) < m.model.page_bytes
-                if short and (m.live if own else any(x.live for x in here)):
+                    if (owner, i) not in free:
+                        free[owner, i] = view.kv(owner, i).room_bytes if owner else view.free_bytes(i)
+                    free[owner, i] -= need
+                short = min([free[owner, i] for i in m.home]) < m.model.page_bytes
+                if short and (m.live if owner else any(x.live for x in here)):
                     self.short.add(g)
-                    if own:
+                    if owner:
                         open_.remove(m)
                         continue
                     idle = [v for v in here if self.spare(v, view.now_s)]

@@ -60,7 +60,7 @@ Entry = tuple[float, int, Request]  # by priority, then id
 
 @dataclass(slots=True)
 class Tenant:
-    """What is known of a model."""
+    """State of a model in Prism's release."""
 
     name: str
     model: Model
@@ -139,7 +139,7 @@ class PrismReleased:
     # ------------------------------------------------------------ ticks
 
     def tick(self, view: View) -> Iterator[Action]:
-        """Evict who was idle for long, load who is wanted, move one model."""
+        """Evict models idle for long, load those with requests, and move one."""
         for m in self.models.values():
             made = [view.batch(Batch(Inst(m.name, place))) for place in m.places]
             m.made.append((view.now_s, sum(s.prefilled_tokens + s.seq_steps for s in made)))
@@ -239,7 +239,7 @@ class PrismReleased:
             self.out[m.name] = None
 
     def load_all(self, view: View) -> Iterator[Action]:
-        """Whoever is out and wanted tries to come back."""
+        """Load the models that are out and have requests."""
         for name in list(self.out):
             if name in self.out:
                 yield from self.load(self.models[name], view)
@@ -267,20 +267,20 @@ class PrismReleased:
             yield from self.bring(m, best[1])
 
     def victims(self, m: Tenant, g: int, now_s: float) -> list[Tenant] | None:
-        """Whom to evict so that a model has a worker and room on GPU g; None: it cannot be."""
+        """Choose models to evict so that a model has a worker and room on GPU g; None if there is none."""
         if sum(g in place for _, place in self.copies) >= self.workers:
             return None
         here = [v for v in self.active() if v.home and g in v.home]
         long = sorted((v for v in here if self.spare(v, now_s)), key=lambda v: -v.model.ttft_slo_s)
         busy = sorted((v for v in here if v.live or v.queue), key=lambda v: v.live)
         starves = m.home is None and m.queue and now_s - m.queue[0][2].arrival_s > self.idle_s
-        found, lacks = [], need(m) - self.free(g, soon=True)
+        evicted, lacks = [], need(m) - self.free(g, soon=True)
         for v in [*long, *(busy if starves else [])]:
             if lacks <= 0:
                 break
-            found.append(v)
+            evicted.append(v)
             lacks -= footprint(v.model, elastic=True)
-        return found if lacks <= 0 else None
+        return evicted if lacks <= 0 else None
 
     # ------------------------------------------------------------ who is let in
 

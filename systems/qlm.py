@@ -62,7 +62,7 @@ WHOLE = 2.0**-20  # seconds
 
 
 class Rates(NamedTuple):
-    """What profile and forecast say of a model; symbols above."""
+    """Profile and forecast of a model; symbols above."""
 
     B: int
     O: float
@@ -101,7 +101,7 @@ class Group:
 
 
 class After(NamedTuple):
-    """Where a queue stands after some of its groups, as the estimator sees it."""
+    """Estimated state of a queue after some of its groups."""
 
     at_s: float
     model: str | None
@@ -292,8 +292,8 @@ class Qlm:
         elif self.relaxed([q.groups for q in self.queues], now_s) > self.v or not all(q.groups for q in self.queues):
             orders = self.edf(now_s)
             self.v = self.relaxed(orders, now_s)
-            if self.solver == "milp" and free > 1 and (found := self.solved(self.v, now_s)) is not None:
-                orders, self.v = found, self.relaxed(found, now_s)
+            if self.solver == "milp" and free > 1 and (solved := self.solved(self.v, now_s)) is not None:
+                orders, self.v = solved, self.relaxed(solved, now_s)
             for q, order in zip(self.queues, orders, strict=True):
                 q.groups = order
                 for g in order:
@@ -416,10 +416,10 @@ def joined(some: Ways, more: Ways) -> Ways:
     )
 
 
-def gathered(found: Iterable[tuple[frozenset[int], Way]]) -> Ways:
+def gathered(pairs: Iterable[tuple[frozenset[int], Way]]) -> Ways:
     """Ways by the jobs that they do, less those that no further machine makes the best."""
     by_jobs: dict[frozenset[int], list[Way]] = {}
-    for jobs, way in found:
+    for jobs, way in pairs:
         by_jobs.setdefault(jobs, []).append(way)
     return {jobs: unbeaten(ways) for jobs, ways in by_jobs.items()}
 

@@ -125,7 +125,7 @@ class ServerlessLlm:
         fit = [x for x in self.all if x.fits(m)]
         job: Job | None = None
         if self.place == "startup":
-            _, x, job = min((self.startup_s(x, m, now_s) for x in fit), key=lambda found: found[0])
+            _, x, job = min((self.startup_s(x, m, now_s) for x in fit), key=lambda choice: choice[0])
         else:
             same = [(x, j) for x in fit for j in x.jobs if j.model == m and len(j.rids) < self.most]
             x, job = same[0] if same else (min(fit, key=lambda x: len(x.jobs)), None)

@@ -1,4 +1,4 @@
-"""ServerlessLLM as Aegaeon's artifact simulates it: whole requests, least recently used worker; its + interrupts.
+"""ServerlessLLM in Aegaeon's artifact: whole requests, least recently used worker; its + interrupts.
 
 Xiang et al., "Aegaeon: Effective GPU Pooling for Concurrent LLM Serving on the Market", SOSP 2025; its artifact
 MachineLearningSystem/25SOSP-Aegaeon 1c3b110, aegaeon/sim: `SeLLMPolicy` (`V02Policy`) here, `SeLLMPlusPolicy` as preset
@@ -204,10 +204,10 @@ class ServerlessLlmReleased:
 
     def room(self, m: str, cut: list[list[Entry]]) -> list[Entry]:
         """Return the first batch of a model with room, or a new one at the end."""
-        found = next((b for b in cut if b[0].request.model == m and len(b) < self.most), None)
-        if found is None:
-            cut.append(found := [])
-        return found
+        batch = next((b for b in cut if b[0].request.model == m and len(b) < self.most), None)
+        if batch is None:
+            cut.append(batch := [])
+        return batch
 
     def join(
         self, m: str, fit: Sequence[Worker], batches: Mapping[Worker, list[list[Entry]]]

@@ -93,7 +93,7 @@ class Static:
             weight = [r[m] * models[m].kv_token_bytes for m in tenants]
         else:
             weight = [1.0] * len(tenants)
-        one = [float(one_request(models[m])) for m in tenants]
-        floor = [each * min(self.floor, F_g / sum(one)) for each in one]
+        longest = [float(one_request(models[m])) for m in tenants]
+        floor = [each * min(self.floor, F_g / sum(longest)) for each in longest]
         for m, K_m in zip(tenants, shares(F_g, floor, weight), strict=True):
             yield Limit(m, g, int(K_m))

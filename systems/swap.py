@@ -125,10 +125,10 @@ class Swap:
         """KV memory that a server reserves on each of its GPUs: for `slots` requests, or one where that is too much."""
         model = self.cluster.models[m]
         free = self.cluster.gpus[0].mem_bytes - model.weight_bytes
-        found = next((kv for n in (self.slots or 1, 1) if (kv := n * one_request(model)) <= free), None)
-        if found is None:
+        reserved = next((kv for n in (self.slots or 1, 1) if (kv := n * one_request(model)) <= free), None)
+        if reserved is None:
             raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s) of {free / GIB:.1f} GiB beside")
-        return found
+        return reserved
 
     def routers(self) -> Iterator[dict[str, Sequence[Gpus]]]:
         """Yield for each router its models and where they may be served.
@@ -143,13 +143,13 @@ class Swap:
         weight = {m: self.rate(m) if self.spread == "rate" else float(models[m].weight_bytes) for m in models}
         places = instances(cluster, weight, homes=True)
         held = dict.fromkeys(places, 0.0)
-        found: dict[Gpus, dict[str, Sequence[Gpus]]] = {at: {} for at in places}
+        by_group: dict[Gpus, dict[str, Sequence[Gpus]]] = {at: {} for at in places}
         for m in sorted(models, key=lambda m: -weight[m]):
             fit = [cluster.homes[m]] if cluster.homes else [at for at in places if len(at) >= models[m].tp]
-            at = min(fit, key=lambda at: (len(at), held[at], len(found[at])))
+            at = min(fit, key=lambda at: (len(at), held[at], len(by_group[at])))
             held[at] += weight[m]
-            found[at][m] = [at[: models[m].tp]]
-        yield from found.values()
+            by_group[at][m] = [at[: models[m].tp]]
+        yield from by_group.values()
 
     # ------------------------------------------------------------ what happens
 

@@ -94,7 +94,7 @@ class Weaver:
 
     @property
     def polls(self) -> bool:
-        """Whether receivers look for offloaded attention behind each kernel."""
+        """True if receivers look for offloaded attention behind each kernel."""
         return self.ratio > 0 and self.control == "gpu"
 
     def on(self, event: Event, view: View) -> Iterable[Action]:

@@ -14,7 +14,7 @@ F8 = NDArray[np.float64]
 
 
 def rates(at: float, rng: np.random.Generator, points: int = 7) -> F8:
-    """Rates a quarter octave apart around a crossing, which lies anywhere between the middle ones."""
+    """Return rates a quarter octave apart around a crossing, which lies anywhere between the middle ones."""
     return np.asarray(at * 2.0 ** ((np.arange(points) - points // 2 + rng.uniform(-0.5, 0.5)) / 4))
 
 
@@ -39,8 +39,8 @@ def worlds(
     shared = _bursts(most * common, most, blocks, rng)
     out = []
     for x, want in zip(each, wanted, strict=True):
-        own = _bursts(most * (1 - common), most, blocks, rng)
-        block, mark, size = (np.concatenate(pair) for pair in zip(shared, own, strict=True))
+        separate = _bursts(most * (1 - common), most, blocks, rng)
+        block, mark, size = (np.concatenate(pair) for pair in zip(shared, separate, strict=True))
         missed = np.array([np.bincount(block[mark < w], size[mark < w], blocks) for w in want])
         steps = rng.poisson(np.diff(x, prepend=0.0)[:, None] * block_s, (len(x), blocks))
         offered = np.cumsum(steps, axis=0).astype(np.float64)  # a higher rate offers the same requests and more
@@ -49,7 +49,7 @@ def worlds(
 
 
 def _bursts(mean: float, most: float, blocks: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], F8, F8]:
-    """Block, mark (below `most`, evenly) and size of each burst."""
+    """Return block, mark (below `most`, evenly) and size of each burst."""
     count = rng.poisson(mean, blocks)
     n = int(count.sum())
     return np.repeat(np.arange(blocks), count), rng.random(n) * most, rng.geometric(1 / BURST, n).astype(np.float64)

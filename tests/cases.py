@@ -48,13 +48,13 @@ def cases(names: str | Sequence[str], values: Iterable[Any]) -> Callable[[Test],
 
 
 def _labelled(names: Sequence[str], values: Iterable[Any]) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """Each case's name, if it has one, and its arguments."""
+    """Yield each case's name, if it has one, and its arguments."""
     for label, value in values.items() if isinstance(values, Mapping) else ((None, value) for value in values):
         yield label, dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
 
 
 def _anew(fixtures: dict[str, Any], number: int, stack: ExitStack) -> dict[str, Any]:
-    """Fixtures that a case has for itself."""
+    """Return fixtures that a case has for itself."""
     anew: dict[str, Any] = {}
     if (folder := fixtures.get("tmp_path")) is not None:
         anew["tmp_path"] = Path(folder) / f"case-{number}"

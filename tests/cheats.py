@@ -1,7 +1,7 @@
 """Policies that serve the shortest request first, by its true length: each reaches for it in another way.
 
 No policy may know the length of an answer to come. `bench check` must name every one of these, by what stands in its
-file; test_cheats.py says what each gets in a run that nothing guards, and which no law about decisions would see.
+file. test_cheats.py tells the gain of each in an unguarded run, and those that no law about decisions would see.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How well the client keeps its times, and at what cost, before `bench mock`: a part of `make bench`.
+"""The client's punctuality and its cost before `bench mock`: a part of `make bench`.
 
 16 tokens a request, 50 ms to the first, 10 ms between. Lag: write - intended. TTFT overhead: from the client's write to
 its first chunk, less what the mock says that it took from reading the request to handing the first token to its socket.
-With AIPerf and GuideLLM in environments of their own (AIPERF, GUIDELLM: the paths of their commands) rows of them on
-the same mock; their lag is at the mock, against the ideal grid laid through the least late request.
+AIPERF and GUIDELLM, where set, are the paths of AIPerf's and GuideLLM's commands: they have rows on the same mock.
+Their lag is at the mock, against the ideal grid laid through the least late request.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ class Row(NamedTuple):
 
 @contextmanager
 def mock() -> Iterator[tuple[str, int]]:
-    """A mock's URL and process; argument 1 names one that already runs, with argument 2 its process."""
+    """Yield a mock's URL and process; argument 1 names one that already runs, with argument 2 its process."""
     if len(sys.argv) > 2:
         yield sys.argv[1], int(sys.argv[2])
         return
     words = ["--models", "m", "--ttft-ms", "50", "--itl-ms", "10", "--port", "0", "--with-parent"]
-    with subprocess.Popen([sys.executable, "-m", "harness", "mock", *words], stdout=subprocess.PIPE, text=True) as one:
-        assert one.stdout is not None
+    with subprocess.Popen([sys.executable, "-m", "harness", "mock", *words], stdout=subprocess.PIPE, text=True) as tool:
+        assert tool.stdout is not None
         try:
-            yield one.stdout.readline().split()[-1], one.pid
+            yield tool.stdout.readline().split()[-1], tool.pid
         finally:
-            one.terminate()
+            tool.terminate()
 
 
 def told(url: str) -> dict[str, Any]:
-    """What the mock saw, by column."""
+    """Return the mock's rows by column."""
     with urlopen(f"{url}/mock/stats") as answer:
         return json.loads(answer.read())["rows"]  # type: ignore[no-any-return]
 
@@ -88,14 +88,14 @@ def reset(url: str) -> None:
 
 
 def jobs(at_s: NDArray[np.float64]) -> Jobs:
-    """Equal requests at these times."""
+    """Return equal requests at these times."""
     n, inf = len(at_s), np.full(len(at_s), np.inf)
     return Jobs(("m",), at_s, np.zeros(n, np.int32), np.full(n, PROMPT_TOKENS, np.int32),
                 np.full(n, TOKENS, np.int32), inf, inf)  # fmt: skip
 
 
 def run(url: str, pid: int, at_s: NDArray[np.float64]) -> tuple[Log, float, NDArray[np.float64]]:
-    """A run of our client: its log, the load of others, and the TTFT overhead of each request."""
+    """Run our client; return its log, the load of others, and the TTFT overhead of each request in ms."""
     work = jobs(at_s)
     reset(url)
     with Client(work, seed=0, timeout_s=30.0, style=Style()) as client:
@@ -104,7 +104,7 @@ def run(url: str, pid: int, at_s: NDArray[np.float64]) -> tuple[Log, float, NDAr
         client.begin(time.monotonic_ns() + 1_000_000_000, False)
         ended = 0
         while ended < len(work):
-            ended += sum(one.kind in {"done", "failed"} for one in client.poll(60.0))
+            ended += sum(event.kind in {"done", "failed"} for event in client.poll(60.0))
         other = load.cores()
         log = client.log()
     rows = told(url)
@@ -114,19 +114,19 @@ def run(url: str, pid: int, at_s: NDArray[np.float64]) -> tuple[Log, float, NDAr
 
 
 def ours(url: str, pid: int, rate: float) -> Row:
-    """A constant rate."""
+    """Measure a constant rate."""
     log, other, overhead_ms = run(url, pid, np.arange(int(rate * SECONDS)) / rate)
-    one = verdict(log, other)
+    judged = verdict(log, other)
     lost = str(int(((log.state != DONE) | (log.tokens != TOKENS)).sum()))
     if why := Counter(filter(None, log.error)).most_common(1):
         lost = f"{lost} ({why[0][1]}: {why[0][0]})"
-    return Row("this client", one.offered_per_s, one.achieved_per_s, (log.write_ns - log.due_ns) / 1e6, overhead_ms,
-               log.cpu_s / log.wall_s, log.peak_bytes / 1e6, other,
-               f"{lost} lost; {one.chunks_per_read:.3f} chunks a read; {one.text}")  # fmt: skip
+    return Row("this client", judged.offered_per_s, judged.achieved_per_s, (log.write_ns - log.due_ns) / 1e6,
+               overhead_ms, log.cpu_s / log.wall_s, log.peak_bytes / 1e6, other,
+               f"{lost} lost; {judged.chunks_per_read:.3f} chunks a read; {judged.text}")  # fmt: skip
 
 
 def bursts(url: str, pid: int) -> Row:
-    """Bursts of equal stamps over 100 other requests a second."""
+    """Measure bursts of equal stamps over 100 other requests a second."""
     at_s = np.arange(BURSTS) * 0.25
     rest_s = np.cumsum(np.random.default_rng(0).exponential(0.01, int(100 * BURSTS * 0.25)))
     all_s = np.concatenate([np.repeat(at_s, BURST), rest_s])
@@ -135,15 +135,15 @@ def bursts(url: str, pid: int) -> Row:
     lag_ms = (log.write_ns - log.due_ns) / 1e6
     last_ms = lag_ms[np.argsort(order)[: BURST * BURSTS]].reshape(BURSTS, BURST).max(1)
     share = float((last_ms <= 1e3 * BURST_S).mean())
-    one = verdict(log, other)
-    return Row("... bursts", one.offered_per_s, one.achieved_per_s, lag_ms, overhead_ms, log.cpu_s / log.wall_s,
+    judged = verdict(log, other)
+    return Row("... bursts", judged.offered_per_s, judged.achieved_per_s, lag_ms, overhead_ms, log.cpu_s / log.wall_s,
                log.peak_bytes / 1e6, other,
                f"{share:.0%} of {BURSTS} bursts of {BURST} out within {1e3 * BURST_S:g} ms; last of a burst "
                f"P50 {np.median(last_ms):.2f} ms, P95 {np.quantile(last_ms, 0.95):.2f} ms")  # fmt: skip
 
 
 def other_client(name: str, command: str, url: str, pid: int, rate: float) -> Row:
-    """Another client at a constant rate, judged by what the mock saw."""
+    """Measure another client at a constant rate, judged by what the mock saw."""
     n = int(rate * SECONDS)
     reset(url)
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +167,7 @@ def other_client(name: str, command: str, url: str, pid: int, rate: float) -> Ro
 
 
 def aiperf(url: str, rate: float, n: int, folder: Path) -> list[str]:
-    """What AIPerf 0.13 is told."""
+    """Return AIPerf 0.13's arguments."""
     return [
         "profile", "-m", "m", "--url", url, "--endpoint-type", "completions", "--streaming",
         "--request-rate", f"{rate:g}", "--arrival-pattern", "constant", "--request-count", f"{n}",
@@ -178,9 +178,9 @@ def aiperf(url: str, rate: float, n: int, folder: Path) -> list[str]:
 
 
 def guidellm(url: str, rate: float, n: int, folder: Path) -> list[str]:
-    """What GuideLLM 0.8 is told; its own prompts need a tokenizer that writes text."""
+    """Return GuideLLM 0.8's arguments; its own prompts need a tokenizer that writes text."""
     words = np.random.default_rng(0).integers(1, 1000, (n, PROMPT_TOKENS)).tolist()
-    rows = [{"prompt": " ".join(f"w{k}" for k in one), "output_tokens_count": TOKENS} for one in words]
+    rows = [{"prompt": " ".join(f"w{k}" for k in prompt), "output_tokens_count": TOKENS} for prompt in words]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return [
         "run", "--backend", f"kind=openai_http,target={url},model=m,request_format=/v1/completions",
@@ -195,24 +195,24 @@ OTHERS: Mapping[str, Callable[[str, float, int, Path], list[str]]] = {"AIPerf": 
 
 
 def watched(tool: subprocess.Popen[bytes], limit_s: float) -> tuple[float, int]:
-    """Processor seconds of a tool and its children, and the most memory that they held together, until it ends."""
+    """Return a tool's processor seconds, its children's too, and the most memory of all at once, until it ends."""
     since_s, spent_s, peak = time.monotonic(), dict[int, float](), 0
     while tool.poll() is None:
         held = 0
         with suppress(psutil.NoSuchProcess):
-            for one in (psutil.Process(tool.pid), *psutil.Process(tool.pid).children(recursive=True)):
+            for process in (psutil.Process(tool.pid), *psutil.Process(tool.pid).children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
-                    held += one.memory_info().rss
-                    spent_s[one.pid] = sum(one.cpu_times()[:2])
+                    held += process.memory_info().rss
+                    spent_s[process.pid] = sum(process.cpu_times()[:2])
                     if time.monotonic() - since_s > limit_s:
-                        one.kill()
+                        process.kill()
         peak = max(peak, held)
         time.sleep(0.2)
     return sum(spent_s.values()), peak
 
 
 def tokenizer(folder: Path) -> None:
-    """A tokenizer of one word a token, which needs no download."""
+    """Return a tokenizer of one word a token, which needs no download."""
     vocab = {"<unk>": 0, **{f"w{i}": i for i in range(1, 1000)}}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}
     none = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
@@ -229,7 +229,7 @@ def tokenizer(folder: Path) -> None:
 
 
 def main() -> None:
-    """The table."""
+    """Print the table."""
     print(f"the load client before bench mock: {TOKENS} tokens a request, {SECONDS:g} s a row")
     print(HEAD)
     with mock() as (url, pid):

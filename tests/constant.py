@@ -25,7 +25,7 @@ from harness.policy.view import KvState, View, Weights
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What is set by +FIELD=VALUE."""
+    """Settings by +FIELD=VALUE."""
 
     step_s: float = number(0.02, 0.0001, 10)
     limited: bool = True
@@ -85,7 +85,7 @@ class Constant(WallClock):
             self.now_s = next_s
             if self.flight and next_s == ends_s:
                 (begun_s, _, batch, members), self.flight = self.flight, None
-                self.stepped(batch, [one for one in members if one.rid in self.live and one.batch == batch], begun_s)
+                self.stepped(batch, [req for req in members if req.rid in self.live and req.batch == batch], begun_s)
 
     def step(self) -> bool:
         """See WallClock: begin a step, unless one is under way."""
@@ -93,55 +93,55 @@ class Constant(WallClock):
             batch = self.lanes[0]
             self.lanes.rotate(-1)
             asking = list(self.batches.get(batch, ())) if batch.inst in self.loaded else ()
-            members = [one for one in asking if self.takes(one)]
+            members = [req for req in asking if self.takes(req)]
             if members:
                 self.charge(members)
                 self.flight = self.now_s, self.now_s + self.fields.step_s, batch, members
                 return True
         return False
 
-    def takes(self, one: Live) -> bool:
-        """Whether a request holds its KV, from now on if it did not; one that never can has failed."""
-        model = self.cluster.models[one.model]
-        need = -(-(one.prompt_tokens + one.output_tokens) * model.kv_token_bytes // model.page_bytes) * model.page_bytes
-        limit, every = self.limits.get(one.model), self.cluster.gpus[0].mem_bytes - self.weight_bytes()
-        if self.fields.limited and one.rid not in self.held:
+    def takes(self, req: Live) -> bool:
+        """Return whether a request holds its KV, from now on if it did not; fail one that never can."""
+        model = self.cluster.models[req.model]
+        need = -(-(req.prompt_tokens + req.output_tokens) * model.kv_token_bytes // model.page_bytes) * model.page_bytes
+        limit, every = self.limits.get(req.model), self.cluster.gpus[0].mem_bytes - self.weight_bytes()
+        if self.fields.limited and req.rid not in self.held:
             if need > (every if limit is None else limit):
-                self.tell([self.end(one, "failed")])
+                self.tell([self.end(req, "failed")])
                 return False
-            if need > self.room_bytes(one.model):
+            if need > self.room_bytes(req.model):
                 return False
-        self.held[one.rid] = need
+        self.held[req.rid] = need
         return True
 
     def weight_bytes(self) -> int:
-        """Of what is loaded."""
+        """Return the bytes of the loaded weights."""
         return sum(self.cluster.models[inst.model].weight_bytes for inst in self.loaded)
 
     def free_bytes(self) -> int:
-        """What neither weights nor KV take."""
+        """Return the bytes that neither weights nor KV take."""
         return max(0, self.cluster.gpus[0].mem_bytes - self.weight_bytes() - sum(self.held.values()))
 
     def room_bytes(self, model: str) -> int:
-        """How much more KV a model may take."""
+        """Return the bytes of KV that a model may still take."""
         free, limit = self.free_bytes(), self.limits.get(model)
         return free if limit is None else max(0, min(free, limit - self.used_bytes(model)))
 
-    def kv_bytes(self, one: Live) -> int:
+    def kv_bytes(self, req: Live) -> int:
         """See WallClock."""
-        return self.held.get(one.rid, 0)
+        return self.held.get(req.rid, 0)
 
-    def release(self, one: Live) -> None:
+    def release(self, req: Live) -> None:
         """See WallClock."""
-        if self.held.pop(one.rid, 0):
+        if self.held.pop(req.rid, 0):
             self.freed()
-        one.kv_tokens = 0
+        req.kv_tokens = 0
 
-    def waits_for(self, one: Live) -> str:
+    def waits_for(self, req: Live) -> str:
         """See WallClock."""
-        if one.batch is None or one.batch.inst not in self.loaded:
+        if req.batch is None or req.batch.inst not in self.loaded:
             return "load"
-        return "queue" if one.rid in self.held else "kv"
+        return "queue" if req.rid in self.held else "kv"
 
     def act(self, action: Action) -> Refusal | None:
         """See WallClock."""
@@ -169,12 +169,12 @@ class Constant(WallClock):
         return None
 
     def is_here(self, inst: Inst) -> bool:
-        """Whether there is such a model and such a place."""
+        """Return whether there is such a model and such a place."""
         return inst.model in self.cluster.models and inst.place == (0,)
 
 
 class Seen(WallView):
-    """What policies see of it."""
+    """The state as policies see it."""
 
     def __init__(self, engine: Constant) -> None:
         super().__init__(engine)
@@ -203,5 +203,5 @@ class Seen(WallView):
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine, fields: Fields) -> Constant:
-    """The engine of this file; see harness/loop/engine.py."""
+    """Return the engine of this file; see harness/loop/engine.py."""
     return Constant(config, machine, fields)

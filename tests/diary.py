@@ -1,7 +1,7 @@
 """An engine for tests: the simulator with the manners of a wall clock, writing down what happens to it.
 
-DIARY names the file, a line for each "made", "ready", "begin" and "closed" with the process; DIARY_HOST what it was
-measured on; DIARY_END what ends the run when it begins: error, interrupt (Ctrl-C) or terminate (SIGTERM).
+DIARY names the file, a line for each "made", "ready", "begin" and "closed" with the process. DIARY_HOST is the machine
+that it was measured on. DIARY_END ends the run when it begins: error, interrupt (Ctrl-C) or terminate (SIGTERM).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Diary(Sim):
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Diary:
     note("made")
-    found = Diary(config, options, machine)
-    found.can -= {"Limit"}
-    found.measured_on = {"host": os.environ.get("DIARY_HOST", "here"), "cpu": "of a test"}
-    return found
+    engine = Diary(config, options, machine)
+    engine.can -= {"Limit"}
+    engine.measured_on = {"host": os.environ.get("DIARY_HOST", "here"), "cpu": "of a test"}
+    return engine

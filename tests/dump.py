@@ -1,7 +1,7 @@
-"""Run worlds and print a digest of every record: `python -m tests.dump FIRST LAST [SEED OLD NEW]...`.
+"""Worlds run, and a digest of every record printed: `python -m tests.dump FIRST LAST [SEED OLD NEW]...`.
 
 Each triple is a kernel of its own, with OLD replaced by NEW in its source, to see whether the oracle notices that it is
-wrong: from SEED, then from FIRST on, the first seed on which the two differ is printed instead, or none.
+wrong. From SEED, then from FIRST on, the first seed on which the two differ is printed instead, or none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.worlds import drive, world  # with them comes the kernel
 def mutate(old: str, new: str) -> None:
     """Put a changed kernel in the place of the one before. Raises ValueError when the text to replace is not there.
 
-    Its modules are made anew from their files, in the order in which they import each other, so that all of them call
-    what was changed and nothing is left of an earlier change.
+    Its modules are made anew from their files, in the order of their imports: all of them call what was changed, and
+    nothing is left of an earlier change.
     """
     names = [name for name in sys.modules if name.startswith("harness.engines.sim.kernel")]
     files = {name: Path(str(sys.modules[name].__file__)) for name in names}
@@ -37,7 +37,7 @@ def mutate(old: str, new: str) -> None:
 
 
 def digest(seed: int) -> str:
-    """The bytes of all request records of one world."""
+    """Return the bytes of all request records of one world."""
     sim, _ = drive(world(seed), 30.0)
     R = sim.S.requests
     columns = b"".join(np.ascontiguousarray(R[name]).tobytes() for name in R.dtype.names or ())

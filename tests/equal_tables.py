@@ -1,9 +1,9 @@
-"""Compare the stored tables of two trees of results by their numbers, not their bytes.
+"""Comparison of the stored tables of two trees of results by their numbers, not their bytes.
 
     python tests/equal_tables.py REF_DIR NEW_DIR [--only fig7,pdmux] [--rename ablate-prism=prism-ablations]
 
-Tables of one study are taken together, wherever they lie below it, and rows are matched by what was run and measured,
-not by names of panels, runs or folders. Equal are floats to 1e-9, words to the letter, undefined values to each other.
+Tables of one study are taken together, wherever they lie below it. Rows are matched by what was run and measured, not
+by names of panels, runs or folders. Equal are floats to 1e-9, words to the letter, undefined values to each other.
 Left out are hashes, paths and seconds of computing. The exit status is 1 where something differs, lacks or is too much.
 """
 
@@ -80,7 +80,7 @@ class Rows(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What came out of comparing a study."""
+    """Differences of a study's rows."""
 
     compared: int
     differences: tuple[str, ...]
@@ -94,7 +94,7 @@ NONE = Report(0, ("there is none",))
 
 
 def tables(root: Path, kind: Kind, name: Callable[[Path], str]) -> dict[str, list[Path]]:
-    """The tables of every study below a folder, by what `name` makes of their paths there."""
+    """Return the tables of every study below a folder, by what `name` makes of their paths there."""
     by: dict[str, list[Path]] = {}
     for path in sorted(root.rglob(kind.files)):
         by.setdefault(re.sub(r"-[0-9a-f]{8}$", "", name(path.relative_to(root))), []).append(path)
@@ -102,17 +102,17 @@ def tables(root: Path, kind: Kind, name: Callable[[Path], str]) -> dict[str, lis
 
 
 def top(path: Path) -> str:
-    """The study of a table by where it is asked for: `fig7/any-0e71a64b/attainment.parquet` is of fig7."""
+    """Return the study of a table by where it is asked for: `fig7/any-0e71a64b/attainment.parquet` is of fig7."""
     return path.parts[0].split(".")[0] if len(path.parts) == 1 else path.parts[0]
 
 
 def folder(path: Path) -> str:
-    """The study of a table by its own folder: `out/fig7-0e71a64b/attainment.parquet` is of fig7."""
+    """Return the study of a table by its own folder: `out/fig7-0e71a64b/attainment.parquet` is of fig7."""
     return path.parent.name or top(path)
 
 
 def read(path: Path) -> Rows:
-    """The rows of a file; numbers of a CSV as numbers, an empty cell as none."""
+    """Return the rows of a file; numbers of a CSV as numbers, an empty cell as none."""
     if path.suffix == ".parquet":
         table = pq.read_table(path)
         return Rows(frozenset(table.column_names), tuple(table.to_pylist()))
@@ -123,7 +123,7 @@ def read(path: Path) -> Rows:
 
 
 def number(text: str) -> float | str | None:
-    """A cell of a CSV."""
+    """Return a cell of a CSV."""
     try:
         return float(text)
     except ValueError:
@@ -131,14 +131,14 @@ def number(text: str) -> float | str | None:
 
 
 def pooled(tables: Iterable[Rows]) -> Rows:
-    """Several tables as one."""
+    """Return several tables as one."""
     every = list(tables)
     rows = tuple(clipped(row) for t in every for row in t.rows)
     return Rows(frozenset.intersection(*(t.columns for t in every)), rows)
 
 
 def clipped(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row whose interval ends at 0 if it is of a rate, an SLO scale or a count: at 62c6af9 it could reach below."""
+    """Return a row with its interval cut at 0 if of a rate, an SLO scale or a count: at 62c6af9 it could go below."""
     low, of_rate = row.get("low"), row.get("what") in CLIPPED or ("first" in row and row.get("over") is None)
     return {**row, "low": 0.0} if of_rate and isinstance(low, float) and low < 0.0 else row
 
@@ -147,7 +147,7 @@ def clipped(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def compare(kind: Kind, ref: Rows, new: Rows) -> Report:
-    """Compare the rows of a study; what the two are is in the words of the report."""
+    """Compare the rows of a study; the report's words tell reference from new."""
     both = ref.columns & new.columns
     keys, values = [c for c in kind.key if c in both], [c for c in kind.values if c in both]
     alone = [c for c in kind.key if c in ref.columns ^ new.columns]
@@ -169,9 +169,9 @@ def compare(kind: Kind, ref: Rows, new: Rows) -> Report:
             *(f"too much: {named(keys, key)}" for key in theirs if key not in ours and key not in beyond),
             *(
                 f"{named(keys, key)}: {text}"
-                for key, said in ours.items()
+                for key, rows in ours.items()
                 if key in theirs
-                for text in differences(values, said, theirs[key])
+                for text in differences(values, rows, theirs[key])
             ),
         ),
         tuple(notes),
@@ -179,7 +179,7 @@ def compare(kind: Kind, ref: Rows, new: Rows) -> Report:
 
 
 def grouped(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], values: Sequence[str]) -> dict[Key, list[Values]]:
-    """What rows say, once each, by what they are about: a run that stands in several panels says the same in all."""
+    """Group the distinct values of rows by their keys: a run in several panels has the same values in all."""
     by: dict[Key, list[Values]] = {}
     for row in rows:
         have = by.setdefault(tuple(word(row[c]) for c in keys), [])
@@ -190,33 +190,33 @@ def grouped(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], values: Sequ
 
 
 def differences(names: Sequence[str], ref: Sequence[Values], new: Sequence[Values]) -> Iterator[str]:
-    """How two lists differ of what is said about the same; the order within them does not count."""
-    ours = [one for one in ref if not any(all(map(equal, one, other)) for other in new)]
-    theirs = [one for one in new if not any(all(map(equal, one, other)) for other in ref)]
+    """List the differences of two lists of values under one key; their order does not count."""
+    ours = [row for row in ref if not any(all(map(equal, row, other)) for other in new)]
+    theirs = [row for row in new if not any(all(map(equal, row, other)) for other in ref)]
     if len(ours) == len(theirs) == 1:
         pairs = zip(names, ours[0], theirs[0], strict=True)
         yield ", ".join(f"{name} {a!r} is {b!r}" for name, a, b in pairs if not equal(a, b))
         return
-    yield from (f"{dict(zip(names, one, strict=True))} is gone" for one in ours)
-    yield from (f"{dict(zip(names, one, strict=True))} is new" for one in theirs)
+    yield from (f"{dict(zip(names, row, strict=True))} is gone" for row in ours)
+    yield from (f"{dict(zip(names, row, strict=True))} is new" for row in theirs)
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two cells say the same."""
+    """Return whether two cells are equal."""
     if isinstance(a, float | int) and isinstance(b, float | int):
         return (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=RELATIVE, abs_tol=1e-15)
     return bool(a == b)
 
 
 def word(cell: Any) -> str:
-    """A cell of a key; numbers by ten digits, whatever their type."""
+    """Return a cell of a key; numbers by ten digits, whatever their type."""
     if isinstance(cell, bool) or not isinstance(cell, float | int):
         return "" if cell is None else str(cell)
     return f"{cell:.10g}"
 
 
 def named(keys: Sequence[str], key: Key) -> str:
-    """A row by what it is about."""
+    """Return a row by what it is about."""
     return " ".join(f"{name}={cell}" for name, cell in zip(keys, key, strict=True) if cell)
 
 
@@ -236,7 +236,7 @@ def reports(
 
 
 def main(args: Sequence[str]) -> int:
-    """Print what differs; returns the exit status."""
+    """Print what differs; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ref", type=Path)
     parser.add_argument("new", type=Path)

@@ -89,5 +89,5 @@ class Mocked:
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:
-    """The engine of this file."""
+    """Return the engine of this file."""
     return Servers(config, Mocked(config))

@@ -55,7 +55,7 @@ class Server:
         return HTTPConnection(*self.address)
 
     def ask(self, path: str, body: object = None, **headers: str) -> tuple[int, bytes]:
-        """One request on a connection of its own."""
+        """Send one request on a connection of its own."""
         with self.sent(path, body, **headers) as answer:
             return answer.status, answer.read()
 
@@ -69,14 +69,14 @@ class Server:
             connection.close()
 
     def stats(self, until: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
-        """Its counts, asked again until they are as they must become; the test's timeout is the limit."""
+        """Ask for its counts until they are as they must become; the test's timeout is the limit."""
         connection = self.connect()
         while True:
             send(connection, "/mock/stats")
-            found: dict[str, Any] = json.loads(connection.getresponse().read())
-            if until(found):
+            counts: dict[str, Any] = json.loads(connection.getresponse().read())
+            if until(counts):
                 connection.close()
-                return found
+                return counts
 
 
 def send(connection: HTTPConnection, path: str, body: object = None, **headers: str) -> None:
@@ -102,7 +102,7 @@ def serving(*names: str, ports: bool = False, settings: Settings | None = None, 
 
 
 def events(body: bytes) -> list[Any]:
-    """The events of a stream, each as JSON, without the [DONE] that must end it."""
+    """Return the events of a stream, each as JSON, without the [DONE] that must end it."""
     parts = body.decode().split("\n\n")
     assert parts[-2:] == ["data: [DONE]", ""]
     return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
@@ -112,18 +112,18 @@ ASK = {"model": "a", "prompt": [1, 2, 3], "max_tokens": 4}
 
 
 def raw(server: Server, data: bytes) -> bytes:
-    """All that the server says to these bytes, until it closes."""
-    with socket.create_connection(server.address) as one:
-        one.sendall(data)
-        one.shutdown(socket.SHUT_WR)
-        return b"".join(iter(lambda: one.recv(65536), b""))
+    """Return all that the server says to these bytes, until it closes."""
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def answered(server: Server, data: bytes, count: int = 1) -> list[bytes]:
-    """What the server answers to these bytes on a connection that stays open: so many bodies, or until it closes."""
-    with socket.create_connection(server.address) as one:
-        one.sendall(data)
-        bodies, kept = [], Kept(one)
+    """Return so many bodies that the server answers to these bytes on an open connection, or all until it closes."""
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(data)
+        bodies, kept = [], Kept(connection)
         for _ in range(count):
             answer = HTTPResponse(kept)  # type: ignore[arg-type]  # all that it asks of a socket
             answer.begin()
@@ -136,7 +136,7 @@ class Kept:
     """A socket whose bytes one answer after the other reads from the same buffer."""
 
     class File(io.BufferedReader):
-        """Stays open when an answer has been read."""
+        """A file that stays open when an answer has been read."""
 
         def close(self) -> None:
             pass
@@ -144,8 +144,8 @@ class Kept:
         def end(self) -> None:
             super().close()
 
-    def __init__(self, one: socket.socket) -> None:
-        self.file = self.File(socket.SocketIO(one, "r"))
+    def __init__(self, connection: socket.socket) -> None:
+        self.file = self.File(socket.SocketIO(connection, "r"))
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return self.file

@@ -160,7 +160,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class Part:
-    """What a link has still to move of a transfer."""
+    """The rest of a transfer on a link."""
 
     of: Transfer
     left: float
@@ -198,7 +198,7 @@ def scramble(h: int) -> int:
 
 
 def noise(sigma: float, seed: int, model: int, tag: int, slot: int, kind: int, index: int) -> float:
-    """A step's factor, of mean 1 and standard deviation sigma: four uniform numbers summed."""
+    """Return a step's factor, of mean 1 and standard deviation sigma: four uniform numbers summed."""
     h = 0x9E3779B9
     for v in (seed, model, tag * 2 + slot, kind, index):
         h = scramble(h ^ v & 0xFFFFFFFF)
@@ -208,13 +208,13 @@ def noise(sigma: float, seed: int, model: int, tag: int, slot: int, kind: int, i
 
 
 def line(x: Sequence[int], y: Sequence[float], at: int) -> float:
-    """A table's value: 0 at 0, linear between its points and beyond the last two."""
+    """Return a table's value: 0 at 0, linear between its points and beyond the last two."""
     i = min(max(sum(v <= at for v in x) - 1, 0), len(x) - 2)
     return y[i] + (at - x[i]) * (y[i + 1] - y[i]) / (x[i + 1] - x[i]) if at else 0.0
 
 
 class Price(NamedTuple):
-    """What a step takes, as the fields of `Step` of these names have it."""
+    """The parts of a step's price, as the fields of `Step` of these names have them."""
 
     step: float
     demand: tuple[float, float]
@@ -227,9 +227,9 @@ def price(
     t: Tables, row: int, here: tuple[int, float], far: Mapping[Inst, tuple[int, float, float]], p: int, n: int,
     area: float, out: int, op_s: float | None, poll_s: float, polls: int | None,
 ) -> Price:  # fmt: skip
-    """A step of decodes (members, context) here, and elsewhere with their seconds on links (formulas: coef.py)."""
+    """Price decodes (members, context) here, and elsewhere with their seconds on links (formulas: coef.py)."""
     k, grid = dict(zip(t.cost.dtype.names or (), t.cost[row].item(), strict=True)), t.grid.tolist()
-    L, B = k["layers"], here[0] + sum(one[0] for one in far.values())
+    L, B = k["layers"], here[0] + sum(lender[0] for lender in far.values())
 
     def attention(B: int, C: float) -> float:
         return max(k["att0"] + k["att1"] * B, k["dec0"] + k["dec1"] * B + k["dec2"] * C) if B else 0.0
@@ -255,7 +255,7 @@ def price(
 
 
 def max_min(steps: Sequence[Step]) -> list[float]:
-    """Rates: all rise together; a step stops at its own top or when a resource of one of its GPUs is full."""
+    """Return rates that rise together; a step stops at its own top or when a resource of one of its GPUs is full."""
     rates: dict[int, float] = {}
     while len(rates) < len(steps):
         stop = {i: s.top for i, s in enumerate(steps) if i not in rates}
@@ -270,39 +270,39 @@ def max_min(steps: Sequence[Step]) -> list[float]:
 
 
 def disturbed(steps: Sequence[Step], rates: Sequence[float], factor: float) -> list[float]:
-    """Rates of steps that each take `factor` times as long wherever another has a GPU of theirs as well."""
+    """Return rates of steps that each take `factor` times as long wherever another has a GPU of theirs as well."""
     beside = [any(x is not s and set(x.place) & set(s.place) for x in steps) for s in steps]
     return [rate / factor if other else rate for rate, other in zip(rates, beside, strict=True)]
 
 
 def turns(steps: Sequence[Step], quantum_s: float) -> list[float]:
-    """Rates: the processes of a GPU go round; within a process all rise together."""
+    """Return rates where the processes of a GPU go round; within a process all rise together."""
     rates = dict[int, float]()
     for process, part in slices(steps, quantum_s).items():
-        own = [s for s in steps if s.process == process]
-        rates |= {id(s): part * rate for s, rate in zip(own, max_min(own), strict=True)}
+        group = [s for s in steps if s.process == process]
+        rates |= {id(s): part * rate for s, rate in zip(group, max_min(group), strict=True)}
     return [rates[id(s)] for s in steps]
 
 
 def slices(steps: Sequence[Step], quantum_s: float) -> dict[tuple[Inst, int], float]:
-    """The part of a round that each process has: its longest step, of the GPU with the longest round."""
+    """Return the part of a round that each process has: its longest step, of the GPU with the longest round."""
     longest = {s.process: max(x.turn_s for x in steps if x.process == s.process) for s in steps}
-    found = dict[tuple[Inst, int], float]()
+    parts = dict[tuple[Inst, int], float]()
     for process, turn_s in longest.items():
-        own = [s for s in steps if s.process == process]
-        beside = [{s.process for s in steps if gpu in s.place} for gpu in own[0].place]
+        group = [s for s in steps if s.process == process]
+        beside = [{s.process for s in steps if gpu in s.place} for gpu in group[0].place]
         rounds = [sum(max(longest[x], quantum_s) for x in every) for every in beside if len(every) > 1]
-        found[process] = turn_s / max(rounds) if rounds else 1.0
-    return found
+        parts[process] = turn_s / max(rounds) if rounds else 1.0
+    return parts
 
 
 def late(s: Step, slack_s: float) -> float:
-    """Seconds beyond `slack_s` to wait for a step's kernel, at a time drawn from the step: the mean."""
+    """Return seconds beyond `slack_s` to wait for a step's kernel, at a time drawn from the step: the mean."""
     return sum(many * max(0.0, x / s.top - slack_s) ** 2 for x, many in s.kernels) / (2 * s.turn_s)
 
 
 def lend(steps: Sequence[Step], rates: Sequence[float]) -> list[float]:
-    """Rates that are left where steps attend to KV on others' GPUs: they wait for a kernel, then take the time."""
+    """Return rates left where steps attend to KV on others' GPUs: they wait for a kernel, then take the time."""
     given = list[float]()
     for s, rate in zip(steps, rates, strict=True):
         others = [x for x in steps if x is not s]
@@ -312,24 +312,24 @@ def lend(steps: Sequence[Step], rates: Sequence[float]) -> list[float]:
     for gpu in {g for s in steps for i in s.lent for g in on(i)}:
         parts_of = [sum(part for i, (part, _) in s.lent.items() if gpu in on(i)) for s in steps]
         asked = {k: part * given[k] for k, part in enumerate(parts_of) if part > 0}
-        own, left = any(gpu in s.place for s in steps), 1.0
-        while modest := [k for k, part in asked.items() if part <= left / (len(asked) + own)]:
+        present, left = any(gpu in s.place for s in steps), 1.0
+        while modest := [k for k, part in asked.items() if part <= left / (len(asked) + present)]:
             left -= sum(asked.pop(k) for k in modest)
         for k, s in enumerate(steps):
             if gpu in s.place:
                 parts[k] = min(parts[k], left / (len(asked) + 1))
             if k in asked:
-                parts[k] = min(parts[k], left / (len(asked) + own) / asked[k])
+                parts[k] = min(parts[k], left / (len(asked) + present) / asked[k])
     return [part * rate for part, rate in zip(parts, given, strict=True)]
 
 
 def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:
-    """Whether KV on some GPUs can be attended from others: as many, and none of them."""
+    """Return whether KV on some GPUs can be attended from others: as many, and none of them."""
     return isinstance(to, tuple) and len(to) == len(mine) and set(to).isdisjoint(mine)
 
 
 class Oracle:
-    """Runs a script of actions, without a policy, over a workload."""
+    """The simulation of a script of actions, without a policy, over a workload."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -453,7 +453,7 @@ class Oracle:
                     s.end = self.now + (s.work - s.progress) / rate
 
     def form_all(self) -> None:
-        """One round: memory, then each idle lane in turn; fresh if there is to be another."""
+        """Go one round: memory, then each idle lane in turn; fresh if there is to be another."""
         self.fresh, news = False, len(self.news)
         self.serve_grants()
         for lane in self.by_age():
@@ -487,7 +487,7 @@ class Oracle:
         self.now = until if until < math.inf else self.now
 
     def forget_stops(self) -> None:
-        """Where nobody is left who was stopped for memory."""
+        """Forget batches of which nobody who was stopped for memory is left."""
         self.kv_stops &= {r.batch for r in self.live if r.batch and r.where == "waiting"}
 
     def by_age(self) -> list[Lane]:
@@ -507,7 +507,7 @@ class Oracle:
                     self.empty_leaving()
 
     def empty_leaving(self) -> None:
-        """Weights go whose last step or member has gone."""
+        """Let weights go whose last step or member has gone."""
         for inst, state in list(self.weights.items()):
             steps = any(lane[0].inst == inst for lane in self.steps)
             members = any(r.batch and r.batch.inst == inst for r in self.live)
@@ -530,7 +530,7 @@ class Oracle:
         self.news.append(TurnEnded(lane[0], turn.order.phase, why, turn.steps, ran_s))
 
     def close(self, lane: Lane) -> None:
-        """A lane steps no more; a turn goes with it, untold."""
+        """Close a lane: it steps no more; a turn goes with it, untold."""
         self.lanes[lane] = None
         self.turns.pop(lane, None)
         if lane[1] == 0:
@@ -538,7 +538,7 @@ class Oracle:
         self.park(lane[0])
 
     def park(self, batch: Batch) -> None:
-        """Where no lane decodes, or is about to, members with KV are parked."""
+        """Park members with KV where no lane decodes, or is about to."""
         orders = [self.lanes.get((batch, 0)), self.lanes.get((batch, 1))]
         open_ = any(order and order.phase != "prefill" for order in orders)
         if not open_ and not any(self.steps[x].decodes for x in ((batch, 0), (batch, 1)) if x in self.steps):
@@ -546,7 +546,7 @@ class Oracle:
                 r.where = "parked"
 
     def over(self, lane: Lane) -> Literal["empty", "stuck"] | None:
-        """Whether a turn in whose lane nothing steps is over: no member to step, or nothing under way for any."""
+        """Return whether a turn in whose lane nothing steps is over: nobody to step, or nothing under way for any."""
         batch, phase = lane[0], self.turns[lane].order.phase
         prompts = [r for r in self.at(batch, "waiting") if not r.swapped]
         moving = self.at(batch, "moving")
@@ -572,7 +572,7 @@ class Oracle:
     # memory
 
     def sizes(self, inst: Inst) -> ModelSetup:
-        """A model's numbers on as many GPUs as its place has; a host's are those of the model's usual number."""
+        """Return a model's numbers on as many GPUs as its place has; a host's are those of its usual number."""
         m = self.setup.models[inst.model]
         return m.cut.get(len(on(inst)), m)
 
@@ -582,8 +582,8 @@ class Oracle:
         return max(0, m.granule_bytes * -(-blocks * (1024 + m.frag) // (1024 * m.granule_blocks)) - reserve)
 
     def blocks(self, account: Inst) -> int:
-        own = sum((r.blocks - r.shared) * (r.home == account) + r.blocks * (r.to == account) for r in self.live)
-        return own + sum(n for key, n in self.there.items() if key[0] == account and key not in self.line)
+        held = sum((r.blocks - r.shared) * (r.home == account) + r.blocks * (r.to == account) for r in self.live)
+        return held + sum(n for key, n in self.there.items() if key[0] == account and key not in self.line)
 
     def free(self, gpu: int) -> int:
         there = [i for i, state in self.weights.items() if state != "waiting" and gpu in on(i)]
@@ -592,7 +592,7 @@ class Oracle:
         return self.setup.gpu_bytes[gpu] - weights - sum(self.held(a, self.blocks(a)) for a in accounts)
 
     def more(self, account: Inst, n: int) -> int:
-        """Bytes that n more blocks take."""
+        """Return bytes that n more blocks take."""
         have = self.blocks(account)
         return self.held(account, have + n) - self.held(account, have)
 
@@ -603,11 +603,11 @@ class Oracle:
         return sum(self.asked(g) for g in self.grants if gpu in on(g.inst))
 
     def limit(self, account: Inst) -> float:
-        found = [self.limits.get((account.model, g)) for g in on(account)]
-        return min((x for x in found if x is not None), default=math.inf)
+        limits = [self.limits.get((account.model, g)) for g in on(account)]
+        return min((x for x in limits if x is not None), default=math.inf)
 
     def fits(self, account: Inst, n: int, *, growth: bool = False) -> bool:
-        """Whether n more blocks fit; memory that is waited for is closed to prompts, not to growth."""
+        """Return whether n more blocks fit; memory that is waited for is closed to prompts, not to growth."""
         return self.setup.memory == "unlimited" or (
             self.held(account, self.blocks(account) + n) <= self.limit(account)
             and all(self.more(account, n) + (0 if growth else self.promised(g)) <= self.free(g) for g in on(account))
@@ -616,7 +616,7 @@ class Oracle:
     # the prefix cache
 
     def hits(self, r: Req, account: Inst, *, held: bool = False) -> int:
-        """Blocks of a prompt that are there, from the first on, or those of them that somebody holds."""
+        """Return blocks of a prompt that are there, from the first on, or those of them that somebody holds."""
         n = 0
         for key in ((account, i) for i in r.ids):
             if held and key in self.line:
@@ -627,11 +627,11 @@ class Oracle:
         return n
 
     def holds(self, r: Req) -> list[Kept]:
-        """What a request has of what others can find."""
+        """Return a request's share of the blocks that others can find."""
         return [(r.home, i) for i in r.ids[: math.ceil(r.shared / self.per)]] if r.home and r.shared else []
 
     def beside(self, account: Inst) -> int:
-        """Bytes that an account would take with what nobody holds beside what somebody does."""
+        """Return bytes that an account would take with what nobody holds beside what somebody does."""
         return self.held(account, self.blocks(account) + sum(self.there[key] for key in self.line if key[0] == account))
 
     def shed(self, account: Inst) -> None:
@@ -653,7 +653,7 @@ class Oracle:
         self.there.pop(key, None)
 
     def publish(self, r: Req, tokens: int) -> None:
-        """Others can find the blocks that a step fills, up to so many tokens; never one of which there is another."""
+        """Let others find the blocks that a step fills, up to so many tokens; never one of which there is another."""
         while r.home and r.shared < min(tokens // self.setup.block_tokens, len(r.ids) * self.per):
             key = r.home, r.ids[r.shared // self.per]
             if self.there.get(key, 0) != r.shared % self.per:
@@ -662,7 +662,7 @@ class Oracle:
             r.shared += 1
 
     def part(self, r: Req) -> None:
-        """A request lets go of its blocks; as long as the weights are in they stay until their room is needed."""
+        """Let go of a request's blocks; as long as the weights are in they stay until their room is needed."""
         if r.home and on(r.home):
             self.shed(r.home)
             stays = self.per and self.weights.get(r.home) in ("in", "draining", "leaving")
@@ -679,7 +679,7 @@ class Oracle:
         r.shared = 0
 
     def never(self, account: Inst, n: int) -> bool:
-        """Whether the account could not hold n blocks even alone."""
+        """Return whether the account could not hold n blocks even alone."""
         room = min(self.setup.gpu_bytes[g] for g in on(account)) - self.sizes(account).footprint_bytes
         return self.setup.memory == "real" and self.held(account, n) > min(room, self.limit(account))
 
@@ -690,13 +690,13 @@ class Oracle:
         return math.floor(self.setup.watermark * (total // m.block_bytes)) if self.blocks(account) else 0
 
     def under_way(self, r: Req) -> str:
-        """What a request's KV does: it waits for memory elsewhere, is between two places, or neither."""
+        """Return the state of a request's KV: it waits for memory elsewhere, is between two places, or neither."""
         if any(g.req is r for g in self.grants):
             return "waiting"
         return "moving" if r.to is not None else "none"
 
     def serve_grants(self) -> None:
-        """In order on each GPU: one that waits blocks those behind it."""
+        """Serve grants in order on each GPU: one that waits blocks those behind it."""
         blocked: set[int] = set()
         for g in list(self.grants):
             room = all(self.asked(g) <= self.free(x) for x in on(g.inst)) or self.setup.memory == "unlimited"
@@ -729,7 +729,7 @@ class Oracle:
                 self.next_piece(link)
 
     def urgency(self, part: Part) -> int:
-        """KV goes before weights, and weights that an open lane with members waits for before others."""
+        """Return a transfer's urgency: KV before weights, those for an open lane with members before others."""
         weights = part.of.weights
         open_ = {lane[0] for lane, order in self.lanes.items() if order and lane[0].inst == weights}
         return 0 if weights is None else 1 if any(r.batch in open_ for r in self.live) else 2
@@ -751,12 +751,12 @@ class Oracle:
             self.next_piece(link)
 
     def elsewhere(self, members: Iterable[Req]) -> list[Inst]:
-        """The accounts of members that are not their batch's."""
+        """Return the accounts of members that are not their batch's."""
         far = {r.home for r in members if r.batch and r.home != r.batch.inst}
         return [account for account in self.attended if account in far]
 
     def link_s(self, g: int, h: int) -> float:
-        """Seconds a byte from one GPU to another."""
+        """Return seconds a byte from one GPU to another."""
         return 1 / self.setup.links[f"p2p{g}"]
 
     def carry(self, r: Req, to: Inst, done: Callable[[str | None], None], attend: bool = False) -> None:
@@ -781,7 +781,7 @@ class Oracle:
     # requests
 
     def next_admit(self) -> int:
-        """A place in the order of Admit, taken when it is said."""
+        """Return a place in the order of Admit, taken when it is said."""
         self.admits += 1
         return self.admits
 
@@ -798,7 +798,7 @@ class Oracle:
         self.settle(r)
 
     def rest(self, r: Req) -> None:
-        """Its KV has come, or will not: what was asked of it meanwhile happens now."""
+        """Let a request rest: its KV has come, or will not; what was asked of it meanwhile happens now."""
         r.where = ""
         self.settle(r)
         self.catch_up(r)
@@ -840,7 +840,7 @@ class Oracle:
         self.empty_leaving()  # the next lane that is formed has the memory
 
     def token(self, r: Req) -> bool:
-        """One token more; True when it was the last."""
+        """Make one token more; return whether it was the last."""
         r.made += 1
         r.token_s.append(self.now)
         r.token_waits.append(dict(r.waits))
@@ -928,7 +928,7 @@ class Oracle:
             self.start(lane, order, decodes, pieces, bound)
 
     def rest_of(self, lane: Lane) -> list[tuple[Req, int]]:
-        """The pieces of a step between two slices whose requests have not left it."""
+        """Return the pieces of a step between two slices whose requests have not left it."""
         step = self.halted.get(lane)
         return [(r, c) for r, c in step.pieces if r.halted is step] if step else []
 
@@ -939,7 +939,7 @@ class Oracle:
             self.ended[r.batch, 0] += 1
 
     def slice_of(self, batch: Batch) -> int:
-        """Layers of a slice of a batch's prefill; 0: it runs whole."""
+        """Return layers of a slice of a batch's prefill; 0: it runs whole."""
         order = self.lanes[batch, 0]
         layers = (order.slice_layers if order else None) or 0
         return layers if layers < self.sizes(batch.inst).layers else 0
@@ -947,11 +947,11 @@ class Oracle:
     def walk(
         self, batch: Batch, room: int, budget: int, *, whole: bool, new: bool = True, ahead: bool = True
     ) -> list[tuple[Req, int]]:
-        """Prefill pieces, in order of Admit: at most `room` of them and `budget` tokens; notes which of both cut."""
+        """Return prefill pieces in order of Admit, at most `room` and `budget` tokens; note which of both cut."""
         waiting, pieces = self.at(batch, "waiting"), list[tuple[Req, int]]()
         stop = any(r.swapped for r in waiting)  # the engine's own victims come first
         for r in waiting if not stop else []:
-            need, found = math.ceil((r.length + 1) / self.setup.block_tokens), 0
+            need, hits = math.ceil((r.length + 1) / self.setup.block_tokens), 0
             if ahead and self.ended[batch, 0] < r.joins:  # this step was scheduled before it came
                 break
             if len(pieces) >= room or budget <= 0:
@@ -968,14 +968,14 @@ class Oracle:
                 break
             if r.blocks == 0:
                 self.shed(batch.inst)
-                found = self.hits(r, batch.inst)
-            known = r.prefilled or self.setup.block_tokens * min(found, (r.length - 1) // self.setup.block_tokens)
+                hits = self.hits(r, batch.inst)
+            known = r.prefilled or self.setup.block_tokens * min(hits, (r.length - 1) // self.setup.block_tokens)
             size = r.length - known
             self.full |= {"chunk"} if size > budget and (pieces or not whole) else set()
             if whole and pieces and size > budget:
                 break
             if r.blocks == 0:
-                r.blocks, r.home, r.prefilled, r.shared = need, batch.inst, known, found
+                r.blocks, r.home, r.prefilled, r.shared = need, batch.inst, known, hits
                 r.found = known if r.found < 0 and self.per else r.found
                 self.line = [key for key in self.line if key not in self.holds(r)]
             if not self.slice_of(batch):
@@ -986,7 +986,7 @@ class Oracle:
         return pieces
 
     def grow(self, batch: Batch) -> bool | None:
-        """Blocks for the next decode step, preempting where none is free: whether any was; None: still swapping out."""
+        """Take blocks for the next decode step, preempting where none is free: whether any was; None: swapping out."""
         lost, stuck, grown = False, False, list[Req]()
         for account in [batch.inst, *self.elsewhere(self.at(batch, "running"))]:
             short, preempted, stuck = self.room_for(batch, account)
@@ -1006,11 +1006,11 @@ class Oracle:
         return lost
 
     def gone(self, account: Inst) -> int:
-        """Blocks of the engine's victims that are on their way out."""
+        """Return blocks of the engine's victims that are on their way out."""
         return sum(r.blocks - r.shared for r in self.live if r.swapped and r.where == "moving" and r.home == account)
 
     def room_for(self, batch: Batch, account: Inst) -> tuple[list[Req], bool, bool]:
-        """Who is short of a block in an account, whether anybody lost theirs, and whether the step has to wait."""
+        """Return who lacks a block in an account, whether anybody lost theirs, and whether the step has to wait."""
         lost = False
         while True:
             here = [r for r in self.at(batch, "running") if r.home == account]
@@ -1062,7 +1062,7 @@ class Oracle:
         k, homes = t.cost[row], {a: [r for r in decodes if r.home == a] for a in self.elsewhere(decodes)}
 
         def priced(each: float | None, polls: int | None = None) -> Price:
-            """With the context that there is, or as much a member."""
+            """Price it with the context that there is, or as much a member."""
             near = [r for r in decodes if r.home == inst]
 
             def size(rs: list[Req]) -> tuple[int, float]:
@@ -1180,7 +1180,7 @@ class Oracle:
                     if len(ends) == len(whole):  # never for some of it is worse than gone
                         done("never" if "never" in ends else next((x for x in ends if x), None))
 
-                def one(asked: int) -> Callable[[Req], None]:
+                def mover(asked: int) -> Callable[[Req], None]:
                     def move(r: Req) -> None:
                         self.move(r, to, asked, end, attend)
 
@@ -1190,7 +1190,7 @@ class Oracle:
                 if attend and whole and isinstance(to, tuple):
                     self.attend_at(Inst(batch.inst.model, to))
                 for r in whole:
-                    self.after_step(r, one(self.issue()), end)
+                    self.after_step(r, mover(self.issue()), end)
                 if not whole:
                     done("gone", "no KV to move")
             case Run(batch, phase, steps=0):
@@ -1270,7 +1270,7 @@ class Oracle:
             self.ask(Grant(self.issue(), inst, None, start, fail))
 
     def after_step(self, r: Req, effect: Callable[[Req], None], failed: Refuse) -> None:
-        """Now, or at the end of the step that the request is in."""
+        """Do it now, or at the end of the step that the request is in."""
         if r.step or r.where == "moving":
             kind = "admit" if effect.__name__ == "admit" else "other"
             if kind == "other" and kind in r.later:
@@ -1285,7 +1285,7 @@ class Oracle:
             failed("never" if r.where == "future" else "gone", "request is not here")
 
     def issue(self) -> int:
-        """A place in the order of issue, kept while a request's step is awaited."""
+        """Return a place in the order of issue, kept while a request's step is awaited."""
         self.asks += 1
         return self.asks
 
@@ -1293,7 +1293,7 @@ class Oracle:
         self.grants = sorted([*self.grants, grant], key=lambda g: g.asked)
 
     def attend_at(self, account: Inst) -> None:
-        """Whose batch can reach it, attends from now on to what is moved there for it."""
+        """Let batches that can reach an instance attend from now on to what is moved there for them."""
         if account not in self.attended:
             self.attended.append(account)
 

@@ -22,7 +22,7 @@ class Asked(NamedTuple):
 
 
 def event(text: str = "", usage: int | None = None, **more: Any) -> bytes:
-    """A chunk of a completion; without text, and with usage alone where that is said."""
+    """Return a chunk of a completion; without text, and with usage alone where that is said."""
     chunk: dict[str, Any] = {"choices": [{"index": 0, "text": text, "finish_reason": None}], **more}
     if usage is not None:
         chunk |= {"usage": {"prompt_tokens": 3, "completion_tokens": usage}}
@@ -30,7 +30,7 @@ def event(text: str = "", usage: int | None = None, **more: Any) -> bytes:
 
 
 def usage_only(tokens: int) -> bytes:
-    """The chunk that vLLM sends last."""
+    """Return the chunk that vLLM sends last."""
     return b"data: " + json.dumps({"choices": [], "usage": {"completion_tokens": tokens}}).encode() + b"\n\n"
 
 
@@ -39,22 +39,22 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 
 
 def chunked(*parts: bytes) -> list[bytes]:
-    """A stream in chunked transfer coding, a piece a part."""
+    """Return a stream in chunked transfer coding, a piece a part."""
     return [HEAD, *(b"%x\r\n%b\r\n" % (len(part), part) for part in parts), b"0\r\n\r\n"]
 
 
 def tokens(n: int) -> list[bytes]:
-    """An ordinary answer of n tokens with its usage."""
+    """Return an ordinary answer of n tokens with its usage."""
     return chunked(*(event("a") for _ in range(n)), usage_only(n), DONE)
 
 
-def error(status: int, said: str) -> list[bytes]:
-    """An HTTP error."""
-    return [b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(said), said.encode())]
+def error(status: int, body: str) -> list[bytes]:
+    """Return an HTTP error."""
+    return [b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body.encode())]
 
 
 class Scripted:
-    """Answers each request with the pieces that `answer` says for it."""
+    """A server that answers each request with the pieces that `answer` says for it."""
 
     def __init__(self, answer: Callable[[Asked], Pieces]) -> None:
         self._answer = answer
@@ -92,7 +92,7 @@ class Scripted:
 
 @contextmanager
 def scripted(answer: Callable[[Asked], Pieces]) -> Iterator[Scripted]:
-    """A scripted server on a port of its own."""
+    """Run a scripted server on a port of its own."""
     server, loop, ready = Scripted(answer), asyncio.new_event_loop(), threading.Event()
 
     async def main() -> None:

@@ -1,7 +1,7 @@
 """Speed, side by side in one run: `make bench`. Machines are noisy; compare the ratios, quote the medians.
 
 Simulated requests per CPU-second on one core, by the code path of every run: chunking and pages on, token times off,
-decision log off, step noise on, Parquet writer included; start-up and compiling stated apart.
+decision log off, step noise on, Parquet writer included. Start-up and compiling are stated apart.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SLO_S = (0.2, 0.05)  # TTFT, TPOT: about 5 x P95 of the set's 8B
 
 
 def jobs(models: tuple[str, ...], n: int, rate: float, prompt: int = 600, output: int = 300) -> Jobs:
-    """Poisson arrivals of equal requests over models at random."""
+    """Return Poisson arrivals of equal requests over models at random."""
     rng = np.random.default_rng(7)
     slo = (np.full(n, x) for x in SLO_S)
     return Jobs(models, np.cumsum(rng.exponential(1 / rate, n)), rng.integers(0, len(models), n).astype(np.int32),
@@ -68,7 +68,7 @@ def jobs(models: tuple[str, ...], n: int, rate: float, prompt: int = 600, output
 
 
 def run(system: str, config: Config, work: Jobs, folder: Path) -> tuple[float, float, Sim, Outcome]:
-    """CPU seconds of the simulation and of the writer, the engine, and what the policy took."""
+    """Return CPU seconds of the simulation and of the writer, the engine, and what the policy took."""
     engine = Sim(config)
     policy = find(system)(engine.cluster)
     engine = Sim(config, policy.options)
@@ -81,7 +81,7 @@ def run(system: str, config: Config, work: Jobs, folder: Path) -> tuple[float, f
 
 
 def child(name: str, n: int) -> None:
-    """One case in a process of its own; prints requests per CPU-second, seconds, peak memory, and the policy's part."""
+    """Run a case in a process of its own; print requests per CPU-second, seconds, peak memory, the policy's part."""
     case = CASES[name]
     served = tuple(
         Served(m.name, m.shape._replace(max_tokens=2048), m.tp, *SLO_S) for m in model_set(case.models).members
@@ -102,7 +102,7 @@ def child(name: str, n: int) -> None:
 
 
 def main() -> None:
-    """The table."""
+    """Print the table."""
     print("requests per CPU-second, one core, writer included (median of 3)")
     print(
         f"{'case':24} {'requests':>10} {'req/CPU-s':>12} {'sim s':>7} {'policy s':>9} {'calls/req':>10} "
@@ -148,7 +148,7 @@ def main() -> None:
 
 
 def wall(words: list[str]) -> float:
-    """Wall seconds of a command line; a comparison starts from nothing stored."""
+    """Return wall seconds of a command line; a comparison starts from nothing stored."""
     with tempfile.TemporaryDirectory() as folder:
         extra = ["-o", folder, "--no-plot"] if words[0] == "compare" else []
         t = time.perf_counter()

@@ -50,7 +50,7 @@ class World:
         heapq.heappush(self.agenda, (ns, self.count, do))
 
     def sleep(self, timeout_s: float) -> None:
-        """Until the next thing happens, or the time is over."""
+        """Sleep until the next thing happens, or the time is over."""
         until_ns = self.now_ns + timeout_s * 1e9
         if not self.agenda:
             assert timeout_s < float("inf"), "it would wait for ever"
@@ -92,7 +92,7 @@ class Sender:
             self.world.at(at_ns, partial(self.arrive, rid, at_ns))
 
     def arrive(self, rid: int, at_ns: int) -> None:
-        """A request's time has come."""
+        """Let a request's time come."""
         to = self.routes.get(self.jobs.models[self.jobs.model.item(rid)])
         self.told.append(Told("arrived", rid, at_ns, int(to is not None)))
         if to is not None:
@@ -116,14 +116,14 @@ class Sender:
         self.leave(rid, to, self.world.now_ns)
 
     def leave(self, rid: int, to: Server, due_ns: int) -> None:
-        """It is written a moment later, and answered."""
+        """Send it a moment later, and have it answered."""
         self.book.step(rid, CONNECTING)
         self.book.due_ns[rid] = due_ns
         self.sent.append((rid, to))
         self.world.at(due_ns + LAG_NS, lambda: self.write(rid, to))
 
     def write(self, rid: int, to: Server) -> None:
-        """The server has it, if there is one."""
+        """Let the server have it, if there is one."""
         if to.url in self.down:
             self.end(rid, FAILED, "failed", "connection refused")
             return
@@ -138,7 +138,7 @@ class Sender:
         self.world.at(first_ns + max(0, n - 2) * STEP_NS, lambda: self.end(rid, DONE, "done"))
 
     def chunk(self, rid: int, to: Server, tokens: int) -> None:
-        """Tokens come, two in the first chunk."""
+        """Send tokens, two in the first chunk."""
         if self.book.state[rid] not in {SENT, STREAMING}:
             return
         if to.url in self.down:
@@ -151,7 +151,7 @@ class Sender:
         self.book.chunks(rid, self.world.now_ns, [tokens])
 
     def end(self, rid: int, state: int, kind: Any, why: str = "") -> None:
-        """It is over."""
+        """End it."""
         if self.book.state[rid] in {DONE, FAILED, DROPPED}:
             return
         self.book.step(rid, state)
@@ -265,12 +265,12 @@ class Script:
         self.heard: list[tuple[float, Event]] = []
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """What the test says."""
+        """Answer as the test says."""
         self.heard.append((view.now_s, event))
         return tuple(self.answers(event, view))
 
     def told(self, kind: type) -> list[Any]:
-        """Events of a kind."""
+        """Return events of a kind."""
         return [event for _, event in self.heard if isinstance(event, kind)]
 
 
@@ -296,7 +296,7 @@ class Stage:
         return self.sender
 
     def attend(self, up: Up, work: Any, what: Any) -> None:
-        """A start or a stop takes its time."""
+        """Take a start's or a stop's time."""
         assert up.process is not None
 
         def over() -> None:
@@ -329,7 +329,7 @@ class Stage:
 
 
 def jobs(*requests: tuple[float, str, int]) -> Jobs:
-    """Requests: arrival, model, output tokens."""
+    """Return jobs from requests: arrival, model, output tokens."""
     arrival_s, models, outputs = zip(*requests, strict=True)
     none = np.full(len(requests), np.inf)
     model = np.array(["abc".index(m) for m in models], np.int32)
@@ -338,17 +338,17 @@ def jobs(*requests: tuple[float, str, int]) -> Jobs:
 
 
 def batch(model: str) -> Batch:
-    """Where a model is served."""
+    """Return the batch in which a model is served."""
     return Batch(Inst(model, (0,)))
 
 
 def waits(row: Mapping[str, Any]) -> dict[str, float]:
-    """Milliseconds by cause, where there are any."""
+    """Return milliseconds by cause, where there are any."""
     return {wait: round(row[f"{wait}_ns"] / MS, 3) for wait in record.WAITS if row[f"{wait}_ns"]}
 
 
 def routed(*models: str) -> Callable[[Event, View], Iterable[Action]]:
-    """Models that are up from the start, and need no policy from there on."""
+    """Route models that are up from the start, and need no policy from there on."""
 
     def answers(event: Event, _: View) -> Iterable[Action]:
         if event == Woke("start"):

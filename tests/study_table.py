@@ -17,7 +17,7 @@ TRACE = "hyperbolic-like"
 
 
 def panel(key: str, row: int, axis: str, **facts: Any) -> dict[str, Any]:
-    """Facts of a panel as `grid.facts` has them."""
+    """Return facts of a panel as `grid.facts` has them."""
     usual = {"kind": "", "origin": "", "source": "", "column": 0, "tier": "synthetic", "note": "", "models": "heavy8",
              "own": {}, "given": True, "plan": "trace", "half": "", "halves": [],
              "count": 8, "gpus": 2, "gpu": "h100", "host": "vllm",
@@ -31,7 +31,7 @@ PANELS = [
     panel("SLOs", 1, "slo_scale", slo_scale=None, rate_rps=6.0, at=5.0),
     panel("counts", 2, "gpus", gpus=None, rate_rps=1.5, xs=(2.0, 3.0, 4.0, 5.0)),
 ]
-AT = {one["condition"]: {"condition": one["condition"]} for one in PANELS}
+AT = {entry["condition"]: {"condition": entry["condition"]} for entry in PANELS}
 CLAIMS = [
     Claim("ratio", "prism", "static", on={"axis": "rate_scale", "trace": "hyper"}, paper=2.3),
     Claim("ratio", "prism", "static", on=AT["rates"], paper=4.0),
@@ -47,7 +47,7 @@ CLAIMS = [
 def about(
     panels: Sequence[Mapping[str, Any]] = PANELS, claims: Sequence[Claim] = CLAIMS, **facts: Any
 ) -> dict[str, Any]:
-    """Facts of a study as its table's metadata has them."""
+    """Return facts of a study as its table's metadata has them."""
     usual = {
         "study": "fig7", "layout": "lines", "paper": "A paper, figure 7", "level": 0.99, "slo": "P95",
         "definitions": ["ttft", "tpot"], "titles": [], "systems": ["prism", "static"],
@@ -55,17 +55,17 @@ def about(
         "controls": ["dedicated", "ideal", "prism (A/A)"], "seeds": 3, "sample": asdict(Sample()), "fuller": "",
         "notes": ["hyperbolic-like: windows cut to 600 of 7200 s."], "judges": [], "runs": {}, "key": "x",
     }  # fmt: skip
-    stored = {"panels": list(panels), "claims": [asdict(one) for one in claims], "values": [None] * len(claims)}
+    stored = {"panels": list(panels), "claims": [asdict(claim) for claim in claims], "values": [None] * len(claims)}
     return usual | stored | facts
 
 
 def met(x: float, knee: float, slope: float = 4.0) -> float:
-    """Attainment at a rate of a system that crosses 99 % at the knee; its misses grow by this power of the rate."""
+    """Return attainment at a rate of a system that crosses 99 % at the knee; misses grow by this power of the rate."""
     return 1.0 - min(0.5, 0.01 * math.pow(x / knee, slope))
 
 
 def cells() -> Iterator[dict[str, Any]]:
-    """Made-up scores: prism crosses 99 % at 4 x the rate of static, from SLO scale 2 on 4 GPUs; static never."""
+    """Return made-up scores: prism crosses 99 % at 4 x static's rate, from SLO scale 2 on 4 GPUs; static never."""
     for label, knee, infeasible in (("prism", 10.0, None), ("static", 2.5, "no room")):
         for seed in range(3):
             for x in (1.0, 2.0, 4.0, 8.0, 16.0):
@@ -88,7 +88,7 @@ def cells() -> Iterator[dict[str, Any]]:
 
 
 def blocks(name: str, value: float | None, base: Mapping[str, Any], count: int = 4) -> dict[str, Any]:
-    """What a run missed and was offered, in so many blocks alike; nothing of what is no attainment."""
+    """Return missed and offered requests of a run in so many equal blocks; nothing of what is no attainment."""
     if name not in DEFINITIONS or value is None or base.get("infeasible") or base["over"] not in {"pooled", "model"}:
         return {}
     each = base["n"] / count
@@ -96,7 +96,7 @@ def blocks(name: str, value: float | None, base: Mapping[str, Any], count: int =
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows of a study's table, as `table.table_of` makes them; `ttft` is a point's attainment.
+    """Return rows of a study's table, as `table.table_of` makes them; `ttft` is a point's attainment.
 
     Windows have 900 requests in four blocks, which miss alike.
     """

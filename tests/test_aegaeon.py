@@ -35,7 +35,7 @@ from workloads.models import shape
 
 
 def test_the_artifacts_worked_quota() -> None:
-    """d = 0.1, t = 0.025, so n = 4 for each of three batches; c = 3: alpha = 3 / (4 x 4) + 0.75 = 0.9375, q = 4."""
+    """d = 0.1, t = 0.025, so n = 4 for each of three batches. With c = 3 alpha = 3 / (4 x 4) + 0.75 = 0.9375, q = 4."""
     assert quotas([4.0] * 3, 3.0) == pytest.approx([4.0] * 3)
 
 
@@ -65,7 +65,7 @@ def test_quotas_are_what_they_are_for(n: list[float], c: float, qmax_s: float) -
 
 
 def active(models: int, rate_rps: float, service_s: float) -> float:
-    """Theorem 3.1 of Aegaeon, SOSP 2025: models with a request in service, each of so many a second that take so long.
+    """Return active models (with a request in service) by Theorem 3.1 of Aegaeon, SOSP 2025.
 
     As many GPUs are busy under scaling by request, which is why it stops at two or three models a GPU.
     """
@@ -149,7 +149,7 @@ class Still:
 def cluster(
     gpus: int = 4, models: str = "abcd", tp: Mapping[str, int] | None = None, node_gpus: int = 8, tokens: int = 1000
 ) -> Cluster:
-    """Room for so many tokens beside any model's weights, and for two models."""
+    """Return a cluster with room for so many tokens beside any model's weights, and for two models."""
     return Cluster(
         tuple(Gpu("flat", k // node_gpus, 1000 + tokens, 100, ()) for k in range(gpus)),
         {m: Model(1, (tp or {}).get(m, 1), 1000, 1, 1, 400, 1.0, 0.1) for m in models},
@@ -198,8 +198,8 @@ def test_groups_fill_up_then_the_least_loaded_instance_gets_the_next() -> None:
     policy = Aegaeon(cluster(6), group=3)  # instances 0 and 1 prefill
     for rid, (model, prompt) in enumerate([("a", 900), ("a", 10), ("b", 10), ("a", 10), ("a", 10), ("c", 10)]):
         arrive(policy, rid, model, prompt)
-    found = [[(g.batch.inst.model, list(g.rids)) for g in x.groups] for x in policy.all[:2]]
-    assert found == [[("a", [0, 1, 3]), ("c", [5])], [("b", [2]), ("a", [4])]]
+    groups = [[(g.batch.inst.model, list(g.rids)) for g in x.groups] for x in policy.all[:2]]
+    assert groups == [[("a", [0, 1, 3]), ("c", [5])], [("b", [2]), ("a", [4])]]
     assert policy.busy(policy.all[0], "d") == pytest.approx(LOAD_S + 0.93)  # a's weights are on their way already
     assert policy.busy(policy.all[1], "d") == pytest.approx(LOAD_S + 0.02)  # was less when 4 came, more when 5 did
 
@@ -295,8 +295,8 @@ def test_a_switch_is_one_answer_in_the_papers_order() -> None:
     works(policy, x, [("a", 1, 100), ("b", 1, 100)])
     x.models, x.job, x.round, x.home = ["a"], x.works[0], deque([x.works[1]]), {a: None}
     x.works[1].q, x.works[1].t = 0.5, STEP_S
-    said = tell(policy, TurnEnded(a, "decode", "time", 10, 0.2), a.inst)
-    assert said == [
+    actions = tell(policy, TurnEnded(a, "decode", "time", 10, 0.2), a.inst)
+    assert actions == [
         Move(a, Host()),
         Evict(a.inst, drain=False),
         Load(b.inst),
@@ -309,13 +309,13 @@ def test_what_comes_next_is_prefetched_where_it_fits() -> None:
     policy = Aegaeon(cluster(2, tokens=3000))
     x = policy.all[1]
     works(policy, x, [("a", 1, 100), ("b", 1, 100)])
-    said = [type(a).__name__ for a in policy.next(x, Still())]  # type: ignore[arg-type]
-    assert said == ["Load", "Move", "Run", "Load"]  # the last one ahead of its time
+    kinds = [type(a).__name__ for a in policy.next(x, Still())]  # type: ignore[arg-type]
+    assert kinds == ["Load", "Move", "Run", "Load"]  # the last one ahead of its time
     batches = [w.batch for w in x.works]
     for batch in batches:
         event = TurnEnded(batch, "decode", "time", 10, 0.2)
-        said = [type(a).__name__ for a in tell(policy, event, *(b.inst for b in batches))]
-        assert said == ["Move", "Move", "Run"]  # both are in: nothing is loaded any more
+        kinds = [type(a).__name__ for a in tell(policy, event, *(b.inst for b in batches))]
+        assert kinds == ["Move", "Move", "Run"]  # both are in: nothing is loaded any more
     assert set(x.models) == {"a", "b"}
     without = Aegaeon(cluster(2, tokens=3000), prefetch=False)
     works(without, without.all[1], [("a", 1, 100), ("b", 1, 100)])
@@ -324,7 +324,7 @@ def test_what_comes_next_is_prefetched_where_it_fits() -> None:
 
 
 def begin(policy: Aegaeon, x: Instance) -> None:
-    """Its first turn."""
+    """Begin its first turn."""
     list(policy.next(x, Still()))  # type: ignore[arg-type]
 
 
@@ -338,8 +338,8 @@ def test_without_synchronisation_stages_wait_for_each_other() -> None:
     assert tell(policy, TurnEnded(a, "decode", "time", 10, 0.2), a.inst) == [Move(a, Host())]
     assert tell(policy, Done(Move(a, Host()))) == [Evict(a.inst, drain=False), Load(b.inst)]
     assert tell(policy, Done(Load(b.inst))) == [Move(b, (1,))]
-    said = tell(policy, Done(Move(b, (1,))))
-    assert [type(s).__name__ for s in said] == ["Run"]
+    actions = tell(policy, Done(Move(b, (1,))))
+    assert [type(s).__name__ for s in actions] == ["Run"]
 
 
 def test_weights_whose_load_failed_are_asked_for_again() -> None:
@@ -362,9 +362,9 @@ def test_the_prefill_first_baseline_interrupts_a_turn() -> None:
     x.job.rids = {9: None} if x.job else {}  # type: ignore[union-attr]
     assert Run(Batch(Inst("a", (0,))), "decode", steps=0) in arrive(policy, 7, "b")
     x.works[0].q = 3.0
-    said = tell(policy, TurnEnded(Batch(Inst("a", (0,))), "decode", "steps", 10, 1.0))
+    actions = tell(policy, TurnEnded(Batch(Inst("a", (0,))), "decode", "steps", 10, 1.0))
     assert isinstance(x.job, Group)
-    assert said[-1] == Run(Batch(Inst("b", (0,)), 1), "prefill", steps=8, seqs=1)
+    assert actions[-1] == Run(Batch(Inst("b", (0,)), 1), "prefill", steps=8, seqs=1)
     assert [(w.batch.inst.model, w.q) for w in x.round] == [("a", 2.0)]  # what is left of its turn
 
 
@@ -387,7 +387,7 @@ SHAPE = shape("llama-3.2-1b")._replace(max_tokens=2048)
 
 
 def config(models: int = 2, gpus: int = 2, mem_gib: float | None = None, **more: Any) -> Config:
-    """Small models without noise or host costs on H100s, or on what is left of them."""
+    """Return a config of small models without noise or host costs on H100s, or on what is left of them."""
     served = tuple(Served(f"m{k}", SHAPE, ttft_slo_s=10.0, tpot_slo_s=0.1) for k in range(models))
     plan = {s.name: Plan(1.0, 200.0, 60.0, "test") for s in served}
     fraction = 0.9 if mem_gib is None else mem_gib * 2**30 / 85520809984
@@ -400,7 +400,7 @@ def priced(models: int) -> sim.Machine:
 
 
 def jobs(rows: list[tuple[float, int, int, int]], models: int) -> Jobs:
-    """Rows of (arrival, model, prompt, output)."""
+    """Return jobs from rows of (arrival, model, prompt, output)."""
     a, m, p, o = (np.array(column) for column in zip(*sorted(rows), strict=True))
     slo = np.full(len(rows), 10.0)
     names = tuple(f"m{k}" for k in range(models))
@@ -418,7 +418,7 @@ class Guard(Recorder):
 
 
 def look(engine: Sim) -> None:
-    """No lane steps without its weights; who decodes has its KV there; blocks are held by those who have them."""
+    """Check that no lane steps without its weights, who decodes has its KV there, and holders hold their blocks."""
     S = engine.S
     held: dict[int, int] = {}
     for r in range(int(S.s["arrived"])):

@@ -1,4 +1,4 @@
-"""What requests take alone is the price of their steps, one after another."""
+"""Latencies of requests alone: the prices of their steps, one after another."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_alone_is_the_sum_of_its_steps(chunk_tokens: int) -> None:
     models, prompts, outputs = np.array([0, 1, 1, 0]), np.array([100, 5000, 2048, 1]), np.array([10, 1, 400, 2])
     prefill_s, decode_s = alone_s(tables, models, prompts, outputs, chunk_tokens)
     for i, (k, prompt, output) in enumerate(zip(models.tolist(), prompts.tolist(), outputs.tolist(), strict=True)):
-        one, done, seconds = row(tables, k), 0, 0.0
+        cost_row, done, seconds = row(tables, k), 0, 0.0
         while done < prompt:
             piece = min(chunk_tokens or prompt, prompt - done)
             area = piece * (done + piece / 2)
-            seconds += step_s(one, p=piece, n=1, area=area, out=int(done + piece == prompt))
+            seconds += step_s(cost_row, p=piece, n=1, area=area, out=int(done + piece == prompt))
             done += piece
         assert prefill_s[i] == pytest.approx(seconds)
-        steps = [step_s(one, B=1, C=prompt + j) for j in range(1, output)]
+        steps = [step_s(cost_row, B=1, C=prompt + j) for j in range(1, output)]
         assert decode_s[i] == pytest.approx(sum(steps), rel=1e-4, abs=1e-12)
 
 

@@ -27,7 +27,7 @@ Told = list[tuple[float, Event]]
 
 
 def woven(rows: Sequence[tuple[float, int, int]], script: Sequence[tuple[float, Action]], **over: Any) -> World:
-    """Requests (arrival, model, output) of one token each, hot on GPU 0 and cold on GPU 1.
+    """Return a world of requests (arrival, model, output) of one token each, hot on GPU 0 and cold on GPU 1.
 
     A prompt takes 1/8 s, a decode 1/8 s of attention a sequence in two layers, and nothing else.
     """
@@ -48,8 +48,8 @@ def woven(rows: Sequence[tuple[float, int, int]], script: Sequence[tuple[float, 
         (Served("hot", SHAPE), Served("cold", SHAPE)), gpus=2, block_tokens=4, chunk_tokens=0, mem_fraction=1.0
     )
     arrival_s, model, output = (np.array(x) for x in zip(*rows, strict=True))
-    never, ones = np.full(len(rows), math.inf), np.ones(len(rows), np.int32)
-    jobs = Jobs(("hot", "cold"), arrival_s, model.astype(np.int32), ones, output.astype(np.int32), never, never)
+    never, prompt = np.full(len(rows), math.inf), np.ones(len(rows), np.int32)
+    jobs = Jobs(("hot", "cold"), arrival_s, model.astype(np.int32), prompt, output.astype(np.int32), never, never)
     start: list[tuple[float, Action]] = [
         (NEVER, a) for b in (HOT, COLD) for a in (Load(b.inst), Admit(b.inst.model, b), Run(b))
     ]

@@ -28,7 +28,7 @@ def bench(*args: object) -> Result:
 
 
 def mistake(result: Result, *says: object) -> None:
-    """One line on stderr, exit code 2."""
+    """Check for one line on stderr, and exit code 2."""
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
@@ -243,7 +243,7 @@ def limited(size: int, *args: object) -> subprocess.CompletedProcess[str]:
 def test_a_full_disk_is_one_line_and_nothing_half_written(workers: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert bench(*COMPARE, "-o", tmp_path / "other").exit_code == 0  # so that the compiler has nothing left to write
-    done = limited(2000, *COMPARE, "-o", out, "--workers", workers)
+    done = limited(2000, *COMPARE, "-o", out, "--workers", workers, "--quiet")
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"error: {out}/dedicated-")
@@ -372,7 +372,7 @@ def test_what_a_policy_prints_is_no_result(tmp_path: Path) -> None:
     path, plain = tmp_path / "mine.py", tmp_path / "plain.py"
     plain.write_text(HEARD)
     path.write_text(HEARD.replace("def on(self, event, view):", "def on(self, event, view):\n        print('hello')"))
-    results = [bench(*COMPARE, "--systems", f"static,{one}", "-o", tmp_path / "out", "--csv") for one in (plain, path)]
+    results = [bench(*COMPARE, "--systems", f"static,{src}", "-o", tmp_path / "out", "--csv") for src in (plain, path)]
     assert [result.exit_code for result in results] == [0, 0]
     assert results[1].stdout == results[0].stdout.replace("plain", "mine")
     assert set(results[1].stderr.splitlines()) == {"hello"}

@@ -142,9 +142,9 @@ def whole(**changed: Any) -> str:
 
 
 def without(section: str, key: str) -> str:
-    own = dict(whole_table.file()[section])
-    del own[key]
-    return whole(**{section: own})
+    fields = dict(whole_table.file()[section])
+    del fields[key]
+    return whole(**{section: fields})
 
 
 def steps(**changed: Any) -> str:

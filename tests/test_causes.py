@@ -48,11 +48,11 @@ CUT = {"tokens": [0.5, 0.6], "state": "unfinished", "ttft_load": 0.5, "compute":
 
 
 def cause(definition: str, request: dict[str, Any]) -> str:
-    found = rows(request)
-    score = DEFINITIONS[definition].score(found, SLO)
+    requests = rows(request)
+    score = DEFINITIONS[definition].score(requests, SLO)
     assert score is not None
     assert score[0] < 1
-    shares = causes.shares(found, SLO, definition, score)
+    shares = causes.shares(requests, SLO, definition, score)
     assert sum(shares.values()) == 1
     return max(shares, key=lambda wait: shares[wait])
 
@@ -100,8 +100,8 @@ def test_parts_that_are_swapped_are_noticed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_its_longest_gap_is_told_of_a_request() -> None:
-    said = "\n".join(explain.request(table(THINLY), 0, SLO))
-    (line,) = (line for line in said.splitlines() if "its longest gap between two tokens, 0.54 s: " in line)
+    text = "\n".join(explain.request(table(THINLY), 0, SLO))
+    (line,) = (line for line in text.splitlines() if "its longest gap between two tokens, 0.54 s: " in line)
     assert " 0.45 s (83 %), " in line
     assert "longest gap" not in "\n".join(explain.request(table(STALLED), 0, SLO))  # not known
     assert "longest gap" not in "\n".join(explain.request(table(THINLY), 0, {"a": (1.0, 0.6)}))
@@ -120,10 +120,10 @@ def test_a_miss_by_its_whole_decode_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_stored_parts_that_are_swapped_are_noticed() -> None:
-    found = rows(LATE_FIRST)
+    requests = rows(LATE_FIRST)
     swapped = rows({**LATE_FIRST, "ttft_kv": 0.0, "kv": 2.5})
-    assert found.waits_s.tolist() == swapped.waits_s.tolist()
-    assert causes.main(found, SLO, "ttft") != causes.main(swapped, SLO, "ttft")
+    assert requests.waits_s.tolist() == swapped.waits_s.tolist()
+    assert causes.main(requests, SLO, "ttft") != causes.main(swapped, SLO, "ttft")
 
 
 def test_a_miss_without_excess_is_slow_alone() -> None:
@@ -132,16 +132,16 @@ def test_a_miss_without_excess_is_slow_alone() -> None:
 
 
 def test_excess_is_what_it_takes_beyond_alone() -> None:
-    found = causes.excess_s(rows(BATCHED | {"ttft_host": 0.01}))
-    named = {(part, wait): found[0, part, k] for part in (0, 1) for k, wait in enumerate(record.WAITS)}
+    excess_s = causes.excess_s(rows(BATCHED | {"ttft_host": 0.01}))
+    named = {(part, wait): excess_s[0, part, k] for part in (0, 1) for k, wait in enumerate(record.WAITS)}
     above = {key: round(x, 9) for key, x in named.items() if x > 1e-12}
     assert above == {(0, "load"): 0.8, (1, "compute"): 1.1, (1, "contention"): 0.6}
 
 
 def test_of_an_earlier_schema_the_whole_life_stands_for_either_part() -> None:
-    found = rows(LATE_FIRST)
-    old = type(found)(**{name: getattr(found, name) for name in found.__slots__} | {
-        "ttft_waits_s": np.full_like(found.waits_s, math.nan)})  # fmt: skip
+    requests = rows(LATE_FIRST)
+    old = type(requests)(**{name: getattr(requests, name) for name in requests.__slots__} | {
+        "ttft_waits_s": np.full_like(requests.waits_s, math.nan)})  # fmt: skip
     np.testing.assert_array_equal(causes.excess_s(old)[:, 0], causes.excess_s(old)[:, 1])
     assert causes.parts_missed(old, limits(old, SLO), "both").tolist() == [[True, False, False]]
 

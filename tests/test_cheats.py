@@ -19,7 +19,7 @@ BEHAVE = {"gc", "object.__getattribute__", "bound method", "globals of a method"
 
 
 def served(name: str, folder: Path) -> list[int]:
-    """When each request is admitted under a policy that nothing guards."""
+    """Return the second at which each request is admitted under a policy that nothing guards."""
     case = cases()["overload"]
     policy, engine = subject(system.find(str(cheat(name, folder))), None, "overload", case).assemble()
     replay(policy, engine, case.jobs, end_s=500.0)

@@ -111,8 +111,8 @@ def broken(name: str, folder: Path) -> Path:
 
 @cases("name", [*BROKEN])
 def test_the_broken_law_is_named(name: str, tmp_path: Path) -> None:
-    found = {failure.law for failure in check(str(broken(name, tmp_path)), twice="deterministic" in BROKEN[name][0])}
-    assert found == set(BROKEN[name][0].split())
+    laws = {failure.law for failure in check(str(broken(name, tmp_path)), twice="deterministic" in BROKEN[name][0])}
+    assert laws == set(BROKEN[name][0].split())
 
 
 @pytest.mark.slow
@@ -352,7 +352,7 @@ def test_what_a_system_may_not_import_or_call() -> None:
         ("def f(x: 'open(0)'): pass", "a type that is computed"),
         ("async def f(): pass", "uses async"),
     ):
-        assert what in [said for _, said in impure(source)]
+        assert what in [reason for _, reason in impure(source)]
         assert {line for line, _ in impure(source)} <= {1, 2}
 
 
@@ -383,7 +383,7 @@ class A:
 
 
 class Leaks(Sim):
-    """Keeps a block of what a request had."""
+    """An engine that keeps a block of what a request had."""
 
     def poll(self, until_s: float) -> Event | None:
         event = super().poll(until_s)
@@ -393,7 +393,7 @@ class Leaks(Sim):
 
 
 class Overfills(Sim):
-    """Takes a GPU for larger than it is."""
+    """An engine that takes a GPU for larger than it is."""
 
     def do(self, action: Action) -> None:
         super().do(action)
@@ -402,7 +402,7 @@ class Overfills(Sim):
 
 
 class Repeats(Sim):
-    """Tells the end of every request twice."""
+    """An engine that tells the end of every request twice."""
 
     last: Event | None = None
 
@@ -427,8 +427,8 @@ class Repeats(Sim):
 )
 def test_a_wrong_engine_is_found_too(engine: type[Sim], law: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "find", lambda _: engine)
-    found = check(str(HERE / "sound" / "on_demand.py"), only=law, case="simultaneous")
-    assert says in found[0].message
+    failures = check(str(HERE / "sound" / "on_demand.py"), only=law, case="simultaneous")
+    assert says in failures[0].message
 
 
 @cases(
@@ -445,7 +445,7 @@ def test_a_wrong_loop_is_found_too(again: Any, says: str, monkeypatch: pytest.Mo
 
 
 def tried(name: str, system: str = "chunked") -> Trial:
-    return run(next(one for one in subjects(system, case=name).values() if one.preset is None))
+    return run(next(subject for subject in subjects(system, case=name).values() if subject.preset is None))
 
 
 def last_s(trial: Trial) -> float:
@@ -468,8 +468,8 @@ def test_cases_are_as_hard_as_they_say() -> None:
 
 
 def test_cases_are_drawn_anew_for_another_seed_and_alike_for_the_same() -> None:
-    one, same, other = (workloads.cases(seed)["calm"].jobs.arrival_s for seed in (0, 0, 1))
-    assert one.tolist() == same.tolist() != other.tolist()
+    first, same, other = (workloads.cases(seed)["calm"].jobs.arrival_s for seed in (0, 0, 1))
+    assert first.tolist() == same.tolist() != other.tolist()
 
 
 @cases("share", [0.0, 0.3, 0.9, 1.0])

@@ -69,7 +69,7 @@ def make(config, options, machine):
 
 
 def column(name: str, change: str) -> str:
-    """A method `rows` that changes one column; `x` is its list."""
+    """Return a method `rows` that changes one column; `x` is its list."""
     return f'''
     def rows(self):
         for batch in super().rows():

@@ -22,12 +22,12 @@ from tests.study_table import AT, about, panel, table
 
 
 def gain(paper: Any = 3.0, bound: Any = "", **fields: Any) -> Claim:
-    """A claim of a ratio, which has a direction."""
+    """Return a claim of a ratio, which has a direction."""
     return Claim("ratio", "prism", "static", paper=paper, bound=bound, **fields)
 
 
 def plain(paper: Any = 100.0, bound: Any = "") -> Claim:
-    """A claim of a quantity without one."""
+    """Return a claim of a quantity without one."""
     return Claim("measure", "weaver", paper=paper, bound=bound)
 
 
@@ -111,9 +111,9 @@ RULE = [
 ]  # fmt: skip
 
 
-@cases(("claim", "found", "says"), RULE)
-def test_the_rule_with_worked_numbers(claim: Claim, found: Estimate | None, says: str) -> None:
-    assert judged(claim, found) == says
+@cases(("claim", "estimate", "says"), RULE)
+def test_the_rule_with_worked_numbers(claim: Claim, estimate: Estimate | None, says: str) -> None:
+    assert judged(claim, estimate) == says
     assert says in SAYS
 
 
@@ -123,9 +123,9 @@ def test_every_class_but_that_of_seeds_has_a_number() -> None:
 
 @cases("paper", ["reached", "never", "met", "missed"])
 def test_a_claim_of_every_run_is_judged_seed_by_seed(paper: str) -> None:
-    said = [judged_seeds(paper, n, 3) for n in range(4)]
+    says = [judged_seeds(paper, n, 3) for n in range(4)]
     turn = 1 if paper in {"reached", "met"} else -1
-    assert said == ["contradicted", "open", "open", "direction"][::turn]
+    assert says == ["contradicted", "open", "open", "direction"][::turn]
     assert judged_seeds(paper, 0, 0) == "not run"
 
 
@@ -152,18 +152,18 @@ def test_a_statement_has_the_class_that_all_of_its_parts_have(parts: Sequence[st
 
 def test_one_of_several_contradicts_and_readings_have_to_agree() -> None:
     """About a and c, or b and c: what c contradicts is contradicted, what a alone does is open."""
-    a, b = (frozenset({("a or b", one)}) for one in "ab")
+    a, b = (frozenset({("a or b", choice)}) for choice in "ab")
     both = frozenset[tuple[str, str]]()
 
-    def said(*words: str) -> str:
+    def verdict_of(*words: str) -> str:
         return of_statement(list(zip(words, (a, b, both), strict=True)))
 
-    assert said("size", "size", "direction") == "direction"
-    assert said("size", "contradicted", "size") == "open"
-    assert said("contradicted", "contradicted", "size") == "contradicted"
-    assert said("size", "direction", "contradicted") == "contradicted"
-    assert said("direction", "open", "size") == "open"
-    assert said("contradicted", "direction", "not run") == "not run"
+    assert verdict_of("size", "size", "direction") == "direction"
+    assert verdict_of("size", "contradicted", "size") == "open"
+    assert verdict_of("contradicted", "contradicted", "size") == "contradicted"
+    assert verdict_of("size", "direction", "contradicted") == "contradicted"
+    assert verdict_of("direction", "open", "size") == "open"
+    assert verdict_of("contradicted", "direction", "not run") == "not run"
     there = a | {("where", "x")}, a | {("where", "y")}  # workloads that the paper leaves open
     assert of_statement([("size", there[0]), ("contradicted", there[1])]) == "open"
     assert of_statement([]) == "not run"
@@ -185,11 +185,11 @@ def test_a_single_run_of_a_paper_is_compared_with_a_prediction_interval() -> Non
 
 @given(st.floats(1.1, 20), st.floats(0.05, 20), st.floats(1, 3), st.floats(1, 3))
 def test_size_is_within_direction_and_never_contradicted(paper: float, mean: float, down: float, up: float) -> None:
-    found = here(mean, mean / down, mean * up)
-    number, word = judged(gain(paper), found), judged(gain("ahead"), found)
+    estimate = here(mean, mean / down, mean * up)
+    number, word = judged(gain(paper), estimate), judged(gain("ahead"), estimate)
     assert (number == "size") <= (word == "direction")
     assert (number == "contradicted") == (word == "contradicted")
-    turned = Estimate(1 / found.mean, 1 / (mean * up), 1 / (mean / down), 8)
+    turned = Estimate(1 / estimate.mean, 1 / (mean * up), 1 / (mean / down), 8)
     assert (word == "direction") == (judged(gain("behind"), turned) == "direction")
 
 
@@ -233,16 +233,16 @@ def test_over_the_best_is_over_whichever_it_is() -> None:
 
 
 def test_a_flat_curve_has_an_order_and_no_size() -> None:
-    def said(words: str, claim: Claim, ratio: Estimate | None = None, flat: bool = True) -> str:
+    def verdict_of(words: str, claim: Claim, ratio: Estimate | None = None, flat: bool = True) -> str:
         return judged_order(claim, Standing(ratio, words, "", flat=flat))
 
-    assert said("ahead", gain()) == said("ahead, by less than 25 %", gain()) == "direction"
-    assert said("behind", gain()) == "contradicted"
-    assert {said(words, gain()) for words in ("turns", "equal within 25 %", "not decided")} == {"open"}
-    assert (said("behind", gain(0.6)), said("ahead", gain("behind"))) == ("direction", "contradicted")
-    assert (said("equal within 25 %", gain("equal")), said("ahead", gain("equal"))) == ("size", "open")
-    assert said("behind", gain(input="a constant")) == "input"
-    assert said("behind", gain(), here(3.0, 2.6, 3.4), flat=False) == "direction"  # beside a flat one: no size
+    assert verdict_of("ahead", gain()) == verdict_of("ahead, by less than 25 %", gain()) == "direction"
+    assert verdict_of("behind", gain()) == "contradicted"
+    assert {verdict_of(words, gain()) for words in ("turns", "equal within 25 %", "not decided")} == {"open"}
+    assert (verdict_of("behind", gain(0.6)), verdict_of("ahead", gain("behind"))) == ("direction", "contradicted")
+    assert (verdict_of("equal within 25 %", gain("equal")), verdict_of("ahead", gain("equal"))) == ("size", "open")
+    assert verdict_of("behind", gain(input="a constant")) == "input"
+    assert verdict_of("behind", gain(), here(3.0, 2.6, 3.4), flat=False) == "direction"  # beside a flat one: no size
 
 
 # ------------------------------------------------------------------ a made-up table
@@ -251,7 +251,7 @@ SEEDS = 8
 
 
 def attained(label: str, knee: float, xs: Sequence[float], condition: str, rises: bool = False) -> list[dict[str, Any]]:
-    """Misses that grow as x^3, 1 % at the knee; a little more in odd seeds and less in even ones."""
+    """Return misses that grow as x^3, 1 % at the knee; a little more in odd seeds and less in even ones."""
     rows = []
     for x in xs:
         share = min(1.0, 0.01 * ((knee / x) if rises else (x / knee)) ** 3)
@@ -297,13 +297,13 @@ def test_each_system_over_each_other_is_judged_and_evidence_stands_beside() -> N
         "ratio", "prism:osdi26 or prism", "static:rate and qlm", on=AT["rates"], paper="ahead",
         also=({"over": "best static"}, {"system": "prism"}, {"condition": "elsewhere"}),
     )  # fmt: skip
-    found = verdicts(claim, rated())
-    assert [(v.claim.system, v.claim.over, v.says, v.claim.evidence) for v in found] == [
+    results = verdicts(claim, rated())
+    assert [(v.claim.system, v.claim.over, v.says, v.claim.evidence) for v in results] == [
         ("prism:osdi26", "static:rate", "direction", False), ("prism:osdi26", "qlm", "contradicted", False),
         ("prism", "static:rate", "direction", False), ("prism", "qlm", "contradicted", False),
         ("prism:osdi26", "best static", "direction", True), ("prism", "best static", "direction", True),
     ]  # fmt: skip
-    judged = [(v.says, v.reading) for v in found if not v.claim.evidence]
+    judged = [(v.says, v.reading) for v in results if not v.claim.evidence]
     assert of_statement(judged) == "contradicted"  # by qlm, of either
     assert of_statement([(says, of) for says, of in judged if says == "direction"]) == "direction"
 
@@ -342,73 +342,73 @@ def test_a_level_is_met_at_an_x_by_every_seed() -> None:
 
 def test_every_static_is_one_that_never_reaches() -> None:
     rows = [row for name in ("static:rate", "static:equal") for row in attained(name, 3.0, (5.0, 9.0), "rates")]
-    found = verdicts(Claim("crossing", "best static", on=AT["rates"], paper="never"), rows)
-    assert [(v.claim.system, v.text, v.says) for v in found] == [
+    results = verdicts(Claim("crossing", "best static", on=AT["rates"], paper="never"), rows)
+    assert [(v.claim.system, v.text, v.says) for v in results] == [
         ("static:rate", "reached by 0 of 8 seeds", "direction"),
         ("static:equal", "reached by 0 of 8 seeds", "direction"),
     ]  # fmt: skip
 
 
 def test_a_half_of_a_real_trace_decides_nothing() -> None:
-    one = panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES, half="first")
+    first_half = panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES, half="first")
     for paper in (4.0, "ahead"):
         claim = Claim("ratio", "prism", "static:rate", on=AT["rates"], paper=paper)
-        (v,) = claims.verdicts(table(rated()), about([one], [claim], systems=list(KNEES), texts=NAMES))
+        (v,) = claims.verdicts(table(rated()), about([first_half], [claim], systems=list(KNEES), texts=NAMES))
         assert (v.says, v.note) == ("open", claims.CASE)
     never = Claim("crossing", "prism", on=AT["rates"], paper="reached")
-    (v,) = claims.verdicts(table(rated()), about([one], [never], systems=list(KNEES), texts=NAMES))
+    (v,) = claims.verdicts(table(rated()), about([first_half], [never], systems=list(KNEES), texts=NAMES))
     assert v.says == "open"
 
 
 def test_nobody_is_compared_with_a_system_that_finds_no_room() -> None:
     gone = {"infeasible": "no room", "ttft": 0.0}
-    one = [row | (gone if row["label"] == "static:rate" else {}) for row in rated()]
+    rows = [row | (gone if row["label"] == "static:rate" else {}) for row in rated()]
     both = [row | (gone if row["label"].startswith("static") else {}) for row in rated()]
     alone = Claim("ratio", "prism", "static:rate", on=AT["rates"], paper=4.0)
     best = Claim("ratio", "prism", "best static", on=AT["rates"], paper=8 / 3)
-    assert [v[2:6] for v in verdicts(alone, one)] == [(None, "-", "does not fit", "-")]
-    assert [v.says for v in verdicts(best, one)] == ["size"]  # the best is among those that fit
+    assert [v[2:6] for v in verdicts(alone, rows)] == [(None, "-", "does not fit", "-")]
+    assert [v.says for v in verdicts(best, rows)] == ["size"]  # the best is among those that fit
     (none,) = verdicts(best, both)
     assert (none.says, none.note) == ("does not fit", "static:rate: no room; static:equal: no room")
     untested = Claim("ratio", "prism", "static:rate", on=AT["rates"], paper=2.3, comparable=False, why="no rate")
-    assert [v.says for v in verdicts(untested, one)] == ["not comparable"]
+    assert [v.says for v in verdicts(untested, rows)] == ["not comparable"]
 
 
 def test_a_count_lies_between_those_of_its_seeds() -> None:
     xs = (2.0, 3.0, 4.0, 5.0)
-    one = panel("counts", 0, "gpus", gpus=None, xs=xs)
+    counts = panel("counts", 0, "gpus", gpus=None, xs=xs)
     held = {"prism": [3, 3, 4], "static:rate": [5, 5, 5]}
     rows = [
         {"condition": "counts", "x": x, "label": name, "seed": seed, "ttft": float(x >= least), "gpus": int(x)}
         for name, counts in held.items() for seed, least in enumerate(counts) for x in xs
     ]  # fmt: skip
 
-    def found(claim: Claim) -> Verdict:
-        (v,) = claims.verdicts(table(rows), about([one], [claim], systems=list(KNEES), texts=NAMES))
+    def verdict(claim: Claim) -> Verdict:
+        (v,) = claims.verdicts(table(rows), about([counts], [claim], systems=list(KNEES), texts=NAMES))
         return v
 
-    count = found(Claim("fewest", "prism", paper=4))
+    count = verdict(Claim("fewest", "prism", paper=4))
     assert count.here is not None
     assert (count.here.low, count.here.mean, count.here.high) == (3.0, 4.0, 4.0)
-    saved = found(Claim("fewest", "static:rate", "prism", paper="ahead"))
+    saved = verdict(Claim("fewest", "static:rate", "prism", paper="ahead"))
     assert saved.here is not None
     assert (saved.here.low, saved.says) == (1.25, "direction")
     assert saved.here.high == pytest.approx(5 / 3)
-    assert found(Claim("fewest", "static:rate", "prism", paper=2.0, bound="at least")).says == "direction"
+    assert verdict(Claim("fewest", "static:rate", "prism", paper=2.0, bound="at least")).says == "direction"
 
 
 def test_a_value_is_the_studys_own() -> None:
     claim = Claim("value", "prism", shape="llama-3.1-8b", paper=0.5, bound="up to")
-    (found,) = claims.verdicts(table(rated()), about(claims=[claim], values=[0.74]))
-    assert (found.panel, found.text, found.says) == (None, "0.74 s", "contradicted")
+    (verdict,) = claims.verdicts(table(rated()), about(claims=[claim], values=[0.74]))
+    assert (verdict.panel, verdict.text, verdict.says) == (None, "0.74 s", "contradicted")
     assert claims.claim_text(claim, about()) == "activation of llama-3.1-8b, TP 1"
     assert claims.paper_text(claim) == "up to 0.5 s"
 
 
 def test_what_nobody_measures_has_its_reason() -> None:
     claim = Claim("measure", "prism", paper=3.3, comparable=False, why="no rate", subject="attainment")
-    (found,) = claims.verdicts(table(rated()), about(claims=[claim]))
-    assert (found.here, found.text, found.says) == (None, "-", "not comparable")
+    (verdict,) = claims.verdicts(table(rated()), about(claims=[claim]))
+    assert (verdict.here, verdict.text, verdict.says) == (None, "-", "not comparable")
 
 
 def test_a_system_that_was_not_run_has_no_verdict_but_of_its_own_panel() -> None:
@@ -421,7 +421,7 @@ def test_a_system_that_was_not_run_has_no_verdict_but_of_its_own_panel() -> None
 
 
 def shares(label: str, by_model: dict[str, Sequence[float]], x: float = 2.0) -> list[dict[str, Any]]:
-    """Attainment by model (pooled: ""), a number a seed."""
+    """Return attainment by model (pooled: ""), a number a seed."""
     return [
         {"condition": "t", "x": x, "label": label, "seed": seed, "ttft": share, "over": "model" if model else "pooled",
          "model": model or None}
@@ -440,8 +440,8 @@ def test_a_loss_is_paired_by_seed_and_names_the_model_that_loses_most() -> None:
     assert loss.pooled.mean == pytest.approx(0.1)
     assert loss.pooled.low == pytest.approx(0.1)  # both seeds differ by the same: no spread
     assert loss.most.mean == pytest.approx(0.5)
-    (found,) = claims.verdicts(rows, facts)
-    assert (found.panel, found.text, found.says) == (None, "50.0 points (y)", "size")
+    (verdict,) = claims.verdicts(rows, facts)
+    assert (verdict.panel, verdict.text, verdict.says) == (None, "50.0 points (y)", "size")
     assert (claims.claim_text(claim, facts), claims.paper_text(claim)) == (
         "b, the model that gains most", "at least 40 points",
     )  # fmt: skip
@@ -457,11 +457,11 @@ def walk(kind: str, row: int) -> dict[str, Any]:
 def test_a_cumulative_study_is_held_against_the_paper_at_its_ends_alone() -> None:
     panels = [walk("base", 0), walk("cumulative", 1), walk("cumulative", 2), walk("alone", 3), walk("alone", 4)]
     rates = [row for row in rated() if row["label"] in {"prism", "static:rate"}]
-    rows = table([row | {"condition": one["condition"]} for one in panels for row in rates])
+    rows = table([row | {"condition": entry["condition"]} for entry in panels for row in rates])
     names = {"systems": list(KNEES), "texts": NAMES}
     claim = Claim("ratio", "prism", "static:rate", paper=4.0)
-    found = claims.verdicts(rows, about(panels, [claim], layout="steps", **names))
-    assert [v.says for v in found] == ["size", "ahead", "size", "ahead", "ahead"]
-    assert [v.rule == "-" for v in found] == [False, True, False, True, True]
+    results = claims.verdicts(rows, about(panels, [claim], layout="steps", **names))
+    assert [v.says for v in results] == ["size", "ahead", "size", "ahead", "ahead"]
+    assert [v.rule == "-" for v in results] == [False, True, False, True, True]
     unstated = claims.verdicts(rows, about(panels, [Claim("ratio", "static:rate", "prism")], layout="matrix", **names))
     assert {(v.says, v.here and round(v.here.mean, 6)) for v in unstated} == {("behind", 0.25)}

@@ -53,7 +53,7 @@ def ok(*args: object) -> str:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of `COMPARE`."""
+    """Return results of `COMPARE`."""
     folder = tmp_path_factory.mktemp("results")
     ok(*COMPARE, "-o", folder)
     return folder
@@ -85,9 +85,9 @@ def test_all_is_every_system_that_is_not_listed() -> None:
 
 def test_scaling_none_needs_no_search_and_has_one_rate(tmp_path: Path) -> None:
     common = ("compare", "--systems", "dedicated", *MODELS, "--scaling", "none", "--no-plot", "-o", tmp_path)
-    said = ok(*common, "--seeds", "1")
-    assert "at rate scale 1 by none" in said
-    assert "next: bench plot" in said or "next: bench explain" in said
+    output = ok(*common, "--seeds", "1")
+    assert "at rate scale 1 by none" in output
+    assert "next: bench plot" in output or "next: bench explain" in output
     result = bench(*common, "--rate-scale", "1,2")
     assert result.exit_code == 2
     assert 'rate_scale is 2: scaling "none" takes the trace as it is, at 1' in result.stderr
@@ -98,10 +98,10 @@ def test_a_closed_loop_on_the_command_line(tmp_path: Path) -> None:
     name = "closed+clients=2+requests=8+prompt=64+output=8+think_s=0.1"
     args = ("compare", "--systems", "dedicated,static", "--models", "llama-3.2-1b*2", "--trace", name, "--seeds", "1",
             "--rate-scale", "1,2", "--no-plot", "-o", tmp_path)  # fmt: skip
-    said = ok(*args)
-    assert "2 clients a model, 8 requests, 0.1 s between them" in said
-    assert "by clients" in said
-    assert "unchecked end to end" not in said  # the default host on h100
+    output = ok(*args)
+    assert "2 clients a model, 8 requests, 0.1 s between them" in output
+    assert "by clients" in output
+    assert "unchecked end to end" not in output  # the default host on h100
     assert "unchecked end to end" in ok(*args, "--gpu", "a100-80g")
 
 
@@ -202,9 +202,9 @@ def test_studies_are_listed_and_a_dry_run_runs_nothing(tmp_path: Path) -> None:
     listed = {line.split()[0]: line for line in ok("study").splitlines()}
     assert {"study", *studies.names()} == set(listed)
     assert "Prism, arXiv 2505.04021, figure 12" in listed["fig12"]
-    said = ok("study", "fig12", "--dry-run", "--only", "equal rates; hyperbolic", "--seeds", "2", "-o", tmp_path)
-    assert {line.split(" / ")[0] for line in said.splitlines() if " / " in line} == {"hyperbolic", "equal rates"}
-    assert re.search(r"^\d+ runs, about \d+ s on one core", said, re.MULTILINE)
+    output = ok("study", "fig12", "--dry-run", "--only", "equal rates; hyperbolic", "--seeds", "2", "-o", tmp_path)
+    assert {line.split(" / ")[0] for line in output.splitlines() if " / " in line} == {"hyperbolic", "equal rates"}
+    assert re.search(r"^\d+ runs, about \d+ s on one core", output, re.MULTILINE)
     assert not list(tmp_path.iterdir())
     for args, says in (
         (("fig77",), 'no study "fig77"; did you mean fig7?'),
@@ -277,22 +277,22 @@ def test_one_screen_says_all_that_a_reader_must_know(out: Path) -> None:
 
 def test_a_second_run_redoes_nothing_and_says_the_same(out: Path) -> None:
     before, stamps = files(out), {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    one, two = bench(*COMPARE, "-o", out), bench(*COMPARE, "-o", out)
-    assert one.stdout == two.stdout
-    assert one.stderr == two.stderr == ""
+    first, second = bench(*COMPARE, "-o", out), bench(*COMPARE, "-o", out)
+    assert first.stdout == second.stdout
+    assert first.stderr == second.stderr == ""
     assert files(out) == before
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == stamps
 
 
 def test_the_next_command_works(out: Path, tmp_path: Path) -> None:
-    """Why somebody misses; or, where nobody does, the same question at twice the rate."""
+    """Explain whose request misses; where none does, ask the same question at twice the rate."""
     missed = ok(*COMPARE, "--slo", "absolute:ttft=0.001,tpot=1", "-o", out)  # no first token comes so soon
     words = shlex.split(missed.splitlines()[-1].removeprefix("next: "))
     assert words[:2] == ["bench", "explain"]
     assert ok(*words[1:])
-    one = ("compare", "--systems", "dedicated", *MODELS, "--rate-scale=1", "--seeds", "1", "--no-plot")
-    words = shlex.split(ok(*one, "-o", tmp_path).splitlines()[-1].removeprefix("next: "))
-    asked = [word for word in one if word != "--rate-scale=1"]
+    command = ("compare", "--systems", "dedicated", *MODELS, "--rate-scale=1", "--seeds", "1", "--no-plot")
+    words = shlex.split(ok(*command, "-o", tmp_path).splitlines()[-1].removeprefix("next: "))
+    asked = [word for word in command if word != "--rate-scale=1"]
     assert words == ["bench", *asked, "-o", str(tmp_path), "--rate-scale", "2"]
     assert "at rate scale 2 " in ok(*words[1:])
 
@@ -314,9 +314,9 @@ def test_machines_get_the_same_numbers(out: Path) -> None:
 
 
 def test_controls_are_an_independent_copy_and_the_bounds(tmp_path: Path) -> None:
-    found = json.loads(ok("compare", "--systems", "static", *MODELS, "--seeds", "2", "--rate-scale", "1", "--no-plot",
+    answer = json.loads(ok("compare", "--systems", "static", *MODELS, "--seeds", "2", "--rate-scale", "1", "--no-plot",
                           "--controls", "--json", "-o", tmp_path))  # fmt: skip
-    rows = {row["system"]: row for row in found["systems"]}
+    rows = {row["system"]: row for row in answer["systems"]}
     assert list(rows) == ["static", "dedicated", "ideal", "static:oracle", f"static{AA}"]
     assert [row["control"] for row in rows.values()] == [False, True, True, True, True]
     seeds = {record.meta(path)["spec"]["seed"] for path in tmp_path.glob("static-*")}
@@ -339,14 +339,14 @@ def test_a_system_without_room_says_what_it_lacks_and_the_way_out_works(tmp_path
     lines = ok(*full).splitlines()
     (row,) = (line for line in lines if line.startswith("elastic "))
     ways = r"\(fits with --set (mem_fraction=0\.9\d) or --gpus 3\)"
-    found = re.fullmatch(rf"elastic  does not fit: 0\.\d GiB short on each GPU: .+ {ways}", row)
-    assert found, row
+    match = re.fullmatch(rf"elastic  does not fit: 0\.\d GiB short on each GPU: .+ {ways}", row)
+    assert match, row
     assert not any("the rate of" in line or "points more" in line for line in lines)
     words = shlex.split(lines[-1].removeprefix("next: "))
-    assert words[-2:] == ["--set", found[1]]
+    assert words[-2:] == ["--set", match[1]]
     again = ok(*words[1:])
     assert "does not fit" not in again
-    assert f"{found[1].partition('=')[2]} of a GPU's memory for the engine" in again.splitlines()[1]
+    assert f"{match[1].partition('=')[2]} of a GPU's memory for the engine" in again.splitlines()[1]
 
 
 def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
@@ -468,17 +468,17 @@ RULES = ("absolute:ttft=0.5,tpot=0.03", "8xP95", "3xsolo", "classes:classes.toml
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """One results folder, where one run of static is judged by every rule; of each, the table and its `next:`."""
-    folder, found = tmp_path_factory.mktemp("crowd"), {}
+    """Judge one run of static by every rule in one folder; return each rule's table and its `next:`."""
+    folder, tables = tmp_path_factory.mktemp("crowd"), {}
     (folder / "classes.toml").write_text(CLASSES)
     for rule in RULES:
-        said = ok(*CROWD, "--slo", rule.replace("classes:", f"classes:{folder}/"), "-o", folder / "out").splitlines()
-        found[rule] = (folder / "out" / Path(said[-2]).name, said[-1].removeprefix("next: "))
-    return found
+        lines = ok(*CROWD, "--slo", rule.replace("classes:", f"classes:{folder}/"), "-o", folder / "out").splitlines()
+        tables[rule] = (folder / "out" / Path(lines[-2]).name, lines[-1].removeprefix("next: "))
+    return tables
 
 
 def attained(sweep: Path, label: str) -> tuple[Path, float]:
-    """The run of a label in a sweep of one point, and its attainment by the rule's definition."""
+    """Return the run of a label in a sweep of one point, and its attainment by the rule's definition."""
     rows = pq.read_table(sweep / record.SWEEP).to_pylist()
     definition = "e2e" if "solo" in rows[0]["slo"] else "both"
     (row,) = (r for r in rows if (r["label"], r["definition"], r["over"]) == (label, definition, "pooled"))
@@ -503,7 +503,7 @@ def test_explain_misses_what_the_table_misses(rule: str, label: str, crowd: dict
 
 def test_explain_names_every_judge_where_none_is_asked_for(crowd: dict[str, tuple[Path, str]]) -> None:
     (folder,) = {attained(sweep, "static")[0] for sweep, _ in crowd.values()}
-    newest = max(crowd.values(), key=lambda one: (one[0] / record.SWEEP).stat().st_mtime_ns)[0]
+    newest = max(crowd.values(), key=lambda entry: (entry[0] / record.SWEEP).stat().st_mtime_ns)[0]
     rules = {sweep: json.loads(pq.read_metadata(sweep / record.SWEEP).metadata[b"judges"])[0]["rule"]
              for sweep, _ in crowd.values()}  # fmt: skip
     _, first, *others = ok("explain", folder, "--misses", "--all").partition("\nmodel ")[0].splitlines()
@@ -525,10 +525,10 @@ def test_seconds_of_a_spec_judge_its_run_in_explain_too(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text('system = "static"\ntrace = "sample"\nmodels = "llama-3.2-1b*2"\n'
                     '[slo_s]\n"llama-3.2-1b/1" = [1e-9, 1.0]\n"llama-3.2-1b/2" = [60.0, 60.0]\n')  # fmt: skip
-    said = ok("run", path, "-o", tmp_path / "out").splitlines()
-    share = float(re.search(r"attainment ([\d.]+) %", said[0])[1])  # type: ignore[index]
+    lines = ok("run", path, "-o", tmp_path / "out").splitlines()
+    share = float(re.search(r"attainment ([\d.]+) %", lines[0])[1])  # type: ignore[index]
     assert 0 < share < 100
-    text = ok(*shlex.split(said[-1].removeprefix("next: "))[1:])
+    text = ok(*shlex.split(lines[-1].removeprefix("next: "))[1:])
     assert f"({100 - share:.1f} %, both)" in text
 
 
@@ -600,17 +600,22 @@ def test_every_command_can_be_made_quiet_or_verbose(name: str) -> None:
     assert {"-q", "-v"} <= {flag for param in load(name).params for flag in param.opts}
 
 
+@cases("name", ["claims", "compare", "sensitivity", "study", "tune"])
+def test_progress_of_a_long_command_can_be_json(name: str) -> None:
+    assert "--json-progress" in {flag for param in load(name).params for flag in param.opts}
+
+
 def test_verbose_tells_when_and_quiet_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    said = {}
+    printed = {}
     for level in ("", "quiet", "verbose"):
         token = terminal.LEVEL.set(level)
         try:
             terminal.Terminal().say("compiling")
         finally:
             terminal.LEVEL.reset(token)
-        said[level] = capsys.readouterr().err
-    assert (said[""], said["quiet"]) == ("compiling\n", "")
-    assert re.fullmatch(r" +\d+\.\d s  compiling\n", said["verbose"])
+        printed[level] = capsys.readouterr().err
+    assert (printed[""], printed["quiet"]) == ("compiling\n", "")
+    assert re.fullmatch(r" +\d+\.\d s  compiling\n", printed["verbose"])
 
 
 def test_the_exit_codes_have_a_page_and_stand_in_the_help() -> None:
@@ -624,13 +629,13 @@ def test_the_exit_codes_have_a_page_and_stand_in_the_help() -> None:
 
 
 def test_trace_stats_and_make(tmp_path: Path) -> None:
-    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
-    for path in (one, two):
+    first, second = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    for path in (first, second):
         ok("trace", "make", "sample", "--seed", "5", "-o", path)
-    assert one.read_bytes() == two.read_bytes()
-    facts = json.loads(ok("trace", "stats", one, "--json"))
+    assert first.read_bytes() == second.read_bytes()
+    facts = json.loads(ok("trace", "stats", first, "--json"))
     assert (facts["requests"], facts["models"], facts["tier"]) == (200, 8, "synthetic")
-    assert "iat_cv" in ok("trace", "stats", one)
+    assert "iat_cv" in ok("trace", "stats", first)
 
 
 def test_trace_convert_reads_a_released_format(tmp_path: Path) -> None:
@@ -651,7 +656,7 @@ def test_trace_convert_makes_what_compare_takes(tmp_path: Path) -> None:
     source, path = tmp_path / "log.csv", tmp_path / "mine.parquet"
     rows = [f"{i * 500},m{i % 2},{10 + i},{20 + i}" for i in range(40)]
     source.write_text("t,who,n_in,n_out\n" + "\n".join(rows) + "\n")
-    columns = [f"{ours}={own}" for ours, own in (("arrival_s", "t"), ("model", "who"), ("prompt_tokens", "n_in"),
+    columns = [f"{ours}={theirs}" for ours, theirs in (("arrival_s", "t"), ("model", "who"), ("prompt_tokens", "n_in"),
                                                  ("output_tokens", "n_out"))]  # fmt: skip
     named = [word for column in columns for word in ("--column", column)]
     assert ok("trace", "convert", source, "-o", path, *named, "--time-unit", "ms").startswith("40 requests in 20 s")

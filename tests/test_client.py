@@ -44,30 +44,30 @@ def jobs(
 
 @contextmanager
 def client(work: Jobs, style: Style = PLAIN, timeout_s: float = NEVER_S, kernel_timer: bool = True) -> Iterator[Client]:
-    one = Client(work, seed=1, timeout_s=timeout_s, style=style, kernel_timer=kernel_timer)
-    one.start()
+    sender = Client(work, seed=1, timeout_s=timeout_s, style=style, kernel_timer=kernel_timer)
+    sender.start()
     try:
-        yield one
+        yield sender
     finally:
-        one.close()
+        sender.close()
 
 
-def until(one: Client, ends: int) -> list[Told]:
-    """All that is told until so many requests have ended."""
+def until(sender: Client, ends: int) -> list[Told]:
+    """Return all that is told until so many requests have ended."""
     told: list[Told] = []
     while sum(t.kind in {"done", "failed", "dropped"} for t in told) < ends:
-        some = one.poll(NEVER_S)
+        some = sender.poll(NEVER_S)
         assert some, told
         told += some
     return told
 
 
 def replayed(work: Jobs, url: str, style: Style = PLAIN, timeout_s: float = NEVER_S) -> tuple[list[Told], Log]:
-    with client(work, style, timeout_s) as one:
-        one.route("m", Server(url, "name"))
-        one.begin(time.monotonic_ns(), True)
-        told = until(one, len(work))
-        return told, one.log()
+    with client(work, style, timeout_s) as sender:
+        sender.route("m", Server(url, "name"))
+        sender.begin(time.monotonic_ns(), True)
+        told = until(sender, len(work))
+        return told, sender.log()
 
 
 def states(log: Log) -> list[str]:
@@ -88,10 +88,10 @@ def test_a_prompt_has_its_length_and_its_seed() -> None:
     assert len({prompt[:8] for prompt in prompts}) == 5
     assert prompts == sorted(tuple(asked.body["prompt"]) for asked in second)
     assert sorted(asked.headers["x-request-id"] for asked in first) == list("01234")
-    one = first[0]
-    assert one.path == "/v1/completions"
-    del one.body["prompt"]
-    assert one.body == {
+    request = first[0]
+    assert request.path == "/v1/completions"
+    del request.body["prompt"]
+    assert request.body == {
         "model": "name", "max_tokens": 3, "min_tokens": 3, "ignore_eos": True, "temperature": 0, "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip
@@ -154,23 +154,23 @@ def test_none_waits_for_another_to_end() -> None:
         came.append(asked)
         return [HANG]
 
-    with scripted(answer) as server, client(jobs([0.0] * n)) as one:
-        one.route("m", Server(server.url, "m"))
-        one.begin(time.monotonic_ns(), False)
+    with scripted(answer) as server, client(jobs([0.0] * n)) as sender:
+        sender.route("m", Server(server.url, "m"))
+        sender.begin(time.monotonic_ns(), False)
         while len(came) < n:
-            one.poll(0.01)
-        log = one.log()
+            sender.poll(0.01)
+        log = sender.log()
     assert states(log) == ["sent"] * n
     assert (log.write_ns > 0).all()
     assert (log.done_ns == -1).all()
 
 
 def test_a_late_request_leaves_at_once_and_its_lag_is_kept() -> None:
-    with scripted(lambda _: tokens(1)) as server, client(jobs([-2.0, 0.0])) as one:
-        one.route("m", Server(server.url, "m"))
-        one.begin(time.monotonic_ns(), False)
-        until(one, 2)
-        log = one.log()
+    with scripted(lambda _: tokens(1)) as server, client(jobs([-2.0, 0.0])) as sender:
+        sender.route("m", Server(server.url, "m"))
+        sender.begin(time.monotonic_ns(), False)
+        until(sender, 2)
+        log = sender.log()
     assert log.write_ns[0] - log.intended_ns[0] >= 2_000_000_000
     assert log.intended_ns[1] - log.intended_ns[0] == 2_000_000_000
 
@@ -185,12 +185,12 @@ def test_connections_are_used_again() -> None:
 
 
 def test_the_timer_of_the_loop_says_that_it_is_not_the_kernels() -> None:
-    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0, 0.01]), kernel_timer=False) as one:
-        assert not one.precise
-        one.route("m", Server(server.url, "m"))
-        one.begin(time.monotonic_ns(), False)
-        until(one, 2)
-        log = one.log()
+    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0, 0.01]), kernel_timer=False) as sender:
+        assert not sender.precise
+        sender.route("m", Server(server.url, "m"))
+        sender.begin(time.monotonic_ns(), False)
+        until(sender, 2)
+        log = sender.log()
     assert (states(log), log.precise) == (["done"] * 2, False)
     assert (log.write_ns >= log.intended_ns).all()
 
@@ -199,56 +199,56 @@ def test_the_timer_of_the_loop_says_that_it_is_not_the_kernels() -> None:
 
 
 def test_what_has_no_route_is_held_until_it_is_sent() -> None:
-    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0, 0.0, 0.0])) as one:
-        one.begin(time.monotonic_ns(), True)
+    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0, 0.0, 0.0])) as sender:
+        sender.begin(time.monotonic_ns(), True)
         told: list[Told] = []
         while len(told) < 3:
-            told += one.poll(NEVER_S)
+            told += sender.poll(NEVER_S)
         assert [(t.kind, t.rid) for t in told] == [("arrived", 0), ("arrived", 1), ("arrived", 2)]
         asked_ns = time.monotonic_ns()
-        one.send(1, Server(server.url, "m"))
-        one.cancel(2)
-        until(one, 2)
-        log = one.log()
+        sender.send(1, Server(server.url, "m"))
+        sender.cancel(2)
+        until(sender, 2)
+        log = sender.log()
     assert states(log) == ["waiting", "done", "dropped"]
     assert log.due_ns[1] >= asked_ns > log.intended_ns[1]
     assert (log.due_ns[0], log.write_ns[0]) == (-1, -1)
 
 
 def test_a_route_may_be_taken_back() -> None:
-    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as one:
-        one.route("m", Server(server.url, "m"))
-        one.route("m", None)
-        one.begin(time.monotonic_ns(), True)
-        assert [t.kind for t in one.poll(NEVER_S)] == ["arrived"]
-        assert states(one.log()) == ["waiting"]
+    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as sender:
+        sender.route("m", Server(server.url, "m"))
+        sender.route("m", None)
+        sender.begin(time.monotonic_ns(), True)
+        assert [t.kind for t in sender.poll(NEVER_S)] == ["arrived"]
+        assert states(sender.log()) == ["waiting"]
 
 
 def test_a_cancelled_request_ends_dropped_and_its_connection_closes() -> None:
-    with scripted(lambda _: [HEAD, *chunked(event("a"))[1:2], HANG]) as server, client(jobs([0.0])) as one:
-        one.route("m", Server(server.url, "m"))
-        one.begin(time.monotonic_ns(), False)
+    with scripted(lambda _: [HEAD, *chunked(event("a"))[1:2], HANG]) as server, client(jobs([0.0])) as sender:
+        sender.route("m", Server(server.url, "m"))
+        sender.begin(time.monotonic_ns(), False)
         told: list[Told] = []
         while "first" not in {t.kind for t in told}:
-            told += one.poll(NEVER_S)
-        one.cancel(0)
-        one.cancel(0)
-        assert [(t.kind, t.tokens) for t in until(one, 1)] == [("dropped", 1)]
-        log = one.log()
+            told += sender.poll(NEVER_S)
+        sender.cancel(0)
+        sender.cancel(0)
+        assert [(t.kind, t.tokens) for t in until(sender, 1)] == [("dropped", 1)]
+        log = sender.log()
     assert (states(log), log.tokens.tolist(), log.done_ns.tolist()) == (["dropped"], [1], [-1])
 
 
 def test_a_further_try_replaces_the_one_before() -> None:
     answers: Iterator[Pieces] = iter([[*chunked(event("a"), event("b"))[:-1], CLOSE], tokens(3)])
-    with scripted(lambda _: next(answers)) as server, client(jobs([0.0])) as one:
+    with scripted(lambda _: next(answers)) as server, client(jobs([0.0])) as sender:
         to = Server(server.url, "m")
-        one.route("m", to)
-        one.begin(time.monotonic_ns(), False)
-        assert [t.kind for t in until(one, 1)] == ["written", "first", "failed"]
-        one.send(0, to)
-        assert [t.kind for t in until(one, 1)] == ["written", "first", "done"]
-        one.send(0, to)  # it is done: nothing happens
-        log = one.log()
+        sender.route("m", to)
+        sender.begin(time.monotonic_ns(), False)
+        assert [t.kind for t in until(sender, 1)] == ["written", "first", "failed"]
+        sender.send(0, to)
+        assert [t.kind for t in until(sender, 1)] == ["written", "first", "done"]
+        sender.send(0, to)  # it is done: nothing happens
+        log = sender.log()
     assert (states(log), log.tokens.tolist(), log.tries.tolist(), log.error) == (["done"], [3], [2], [""])
     assert log.write_ns[0] >= log.due_ns[0] > log.intended_ns[0]
 
@@ -267,10 +267,10 @@ def test_an_heir_comes_after_the_end_before_it_whatever_it_was() -> None:
 
 
 def unused() -> str:
-    """The URL of a port on which nobody listens."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{one.getsockname()[1]}"
+    """Return the URL of a port on which nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 FAULTS: dict[str, tuple[Pieces, int, str]] = {  # what the server does, the HTTP status, the reason
@@ -323,14 +323,14 @@ def test_states_add_up_under_all_faults_at_once() -> None:
     n = 30 * len(kinds)
     work = jobs([0.0005 * k for k in range(n)])
     work.output_tokens[:] = np.arange(n) % len(kinds) + 1
-    with scripted(lambda asked: kinds[asked.body["max_tokens"] - 1]) as server, client(work) as one:
-        one.route("m", Server(server.url, "m"))
-        one.begin(time.monotonic_ns(), True)
-        told = until(one, n - 30)
+    with scripted(lambda asked: kinds[asked.body["max_tokens"] - 1]) as server, client(work) as sender:
+        sender.route("m", Server(server.url, "m"))
+        sender.begin(time.monotonic_ns(), True)
+        told = until(sender, n - 30)
         for rid in range(len(kinds) - 1, n, len(kinds)):
-            one.cancel(rid)
-        told += until(one, 30)
-        log = one.log()
+            sender.cancel(rid)
+        told += until(sender, 30)
+        log = sender.log()
     assert Counter(states(log)) == {"done": 30, "failed": n - 60, "dropped": 30}
     ends = {t.rid: t.kind for t in told if t.kind in {"done", "failed", "dropped"}}
     assert ends == dict(enumerate(states(log)))
@@ -350,17 +350,17 @@ def test_a_key_is_sent_and_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert log.error == ["HTTP 401: bad key Bearer ***"]
     assert "sk-secret" not in repr((told, log, style))
     monkeypatch.delenv("BENCH_TEST_KEY")
-    one = Client(jobs([0.0]), seed=1, timeout_s=1.0, style=style)
+    sender = Client(jobs([0.0]), seed=1, timeout_s=1.0, style=style)
     with pytest.raises(UserError, match="BENCH_TEST_KEY holds no key"):
-        one.start()
-    one.close()
+        sender.start()
+    sender.close()
 
 
 # ---------------------------------------------------------------- the process
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends, or has."""
+    """Return whether a process ends, or has."""
     try:
         psutil.Process(pid).wait(30)
     except psutil.NoSuchProcess:
@@ -387,37 +387,37 @@ def test_the_client_runs_in_real_time_where_it_may() -> None:
         "print(may)"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
-    with client(jobs([0.0])) as one:
-        in_real_time = getattr(os, "sched_getscheduler", int)(one.pid) == getattr(os, "SCHED_FIFO", None)
+    with client(jobs([0.0])) as sender:
+        in_real_time = getattr(os, "sched_getscheduler", int)(sender.pid) == getattr(os, "SCHED_FIFO", None)
     assert str(in_real_time) == ran.stdout.strip()
 
 
 def test_close_leaves_no_process_and_may_be_repeated() -> None:
-    with client(jobs([0.0])) as one:
-        pid = one.pid
+    with client(jobs([0.0])) as sender:
+        pid = sender.pid
         assert pid in {child.pid for child in psutil.Process().children()}
-        one.close()
-        one.close()
+        sender.close()
+        sender.close()
         assert pid not in {child.pid for child in psutil.Process().children()}
         with pytest.raises(UserError, match="closed"):
-            one.begin(0, True)
+            sender.begin(0, True)
 
 
 def test_a_killed_process_is_said() -> None:
-    with client(jobs([0.0])) as one:
-        os.kill(one.pid, signal.SIGTERM)
+    with client(jobs([0.0])) as sender:
+        os.kill(sender.pid, signal.SIGTERM)
         with pytest.raises(UserError, match="client's process ended with code -15"):
-            one.poll(NEVER_S)
-        one.close()
+            sender.poll(NEVER_S)
+        sender.close()
 
 
 def test_ctrl_c_leaves_the_log_to_the_parent() -> None:
-    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as one:
-        os.kill(one.pid, signal.SIGINT)
-        one.route("m", Server(server.url, "m"))
-        one.begin(time.monotonic_ns(), False)
-        until(one, 1)
-        assert states(one.log()) == ["done"]
+    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as sender:
+        os.kill(sender.pid, signal.SIGINT)
+        sender.route("m", Server(server.url, "m"))
+        sender.begin(time.monotonic_ns(), False)
+        until(sender, 1)
+        assert states(sender.log()) == ["done"]
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -438,11 +438,11 @@ def test_it_ends_with_its_parent(by: signal.Signals) -> None:
 
 
 def test_an_arrival_tells_whether_it_left_by_a_route_and_a_route_that_it_is_in_force() -> None:
-    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as one:
-        one.begin(time.monotonic_ns(), True)
-        assert [(t.kind, t.rid, t.tokens) for t in one.poll(NEVER_S)] == [("arrived", 0, 0)]
-        one.route("m", Server(server.url, "m"))
-        assert [(t.kind, t.rid) for t in one.poll(NEVER_S)] == [("routed", -1)]
+    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as sender:
+        sender.begin(time.monotonic_ns(), True)
+        assert [(t.kind, t.rid, t.tokens) for t in sender.poll(NEVER_S)] == [("arrived", 0, 0)]
+        sender.route("m", Server(server.url, "m"))
+        assert [(t.kind, t.rid) for t in sender.poll(NEVER_S)] == [("routed", -1)]
     with scripted(lambda _: tokens(1)) as server:
         told, _ = replayed(jobs([0.0, 0.0]), server.url)
     assert [t.tokens for t in told if t.kind == "arrived"] == [1, 1]

@@ -23,7 +23,7 @@ def fed(pieces: list[bytes], counts: bool = False) -> tuple[Response, list[int]]
 
 
 def reads_whole(pieces: list[bytes]) -> bool:
-    """Whether pieces of the stream make all of its answer."""
+    """Return whether pieces of the stream make all of its answer."""
     response, made = fed(pieces)
     status = (response.status, response.error, response.ended, response.complete, response.reusable)
     return made == [1, 1, 1] and status == (200, "", True, True, True) and response.usage_tokens == 3

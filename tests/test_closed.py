@@ -39,11 +39,11 @@ TRIP_S = Sim(CONFIG)._host.api_in_s + Sim(CONFIG)._host.api_out_s
 
 
 def jobs(clients: int, requests: int, prompt: Any = 300, output: Any = 40, think_s: float = 0.0) -> Jobs:
-    """A loop of `clients` that all start at 0."""
+    """Return a loop of `clients` that all start at 0."""
     after = np.maximum(np.arange(requests) - clients, -1).astype(np.int32)
-    one, never = np.ones(requests, np.int32), np.full(requests, math.inf)
+    unit, never = np.ones(requests, np.int32), np.full(requests, math.inf)
     return Jobs(
-        ("m",), np.where(after < 0, 0.0, math.inf), 0 * one, prompt * one, output * one, never, never,
+        ("m",), np.where(after < 0, 0.0, math.inf), 0 * unit, prompt * unit, output * unit, never, never,
         after=after, think_s=np.full(requests, think_s),
     )  # fmt: skip
 
@@ -140,9 +140,9 @@ def test_a_closed_loop_by_name() -> None:
     assert str(p) == "closed+models=1+clients=4+requests=10+think_s=0.5"
     assert (p.prompt, p.output, p.sent) == (1024, 256, 10)
     assert p.span_s == 3 * (0.5 + 256 * synthetic.NOMINAL_TPOT_S)
-    found = synthetic.draw(str(p), 1)
-    assert [round(x / p.nominal_s) for x in found.arrival_s] == [0] * 4 + [1] * 4 + [2] * 2
-    assert set(found.prompt_tokens.tolist()) == {1024}
+    drawn = synthetic.draw(str(p), 1)
+    assert [round(x / p.nominal_s) for x in drawn.arrival_s] == [0] * 4 + [1] * 4 + [2] * 2
+    assert set(drawn.prompt_tokens.tolist()) == {1024}
     laws = [synthetic.draw("closed+lengths=sharegpt+max_tokens=4096", seed).prompt_tokens for seed in (1, 1, 2)]
     assert np.array_equal(laws[0], laws[1])
     assert not np.array_equal(laws[0], laws[2])

@@ -17,17 +17,17 @@ DENSE = "crowd"  # the case with most models a GPU, and most decisions
 
 
 def covering(name: str) -> dict[str, Subject]:
-    """A system's subjects for the fast tests: its default in every case, each variant in a third of the cases.
+    """Return a system's subjects for the fast tests: its default in every case, each variant in a third of them.
 
     Variants are its presets and other settings. Each case sees a third of them; all pairs are left to the slow tests.
     """
     every = subjects(name)
-    variants = list(dict.fromkeys((one.preset, one.fields) for one in every.values()))
+    variants = list(dict.fromkeys((subject.preset, subject.fields) for subject in every.values()))
     names = list(cases())
     return {
-        f"{name}/{key}": one
-        for key, one in every.items()
-        if not (k := variants.index((one.preset, one.fields))) or (k + names.index(one.name)) % 3 == 0
+        f"{name}/{key}": subject
+        for key, subject in every.items()
+        if not (k := variants.index((subject.preset, subject.fields))) or (k + names.index(subject.name)) % 3 == 0
     }
 
 
@@ -51,18 +51,18 @@ def test_two_processes_agree() -> None:
     names = system.names()
     with tempfile.TemporaryFile() as out:
         with other_process(names, quick=True, case=DENSE, out=out) as other:
-            here = {name: {key: prints(run(one)) for key, one in subjects(name, case=DENSE).items()} for name in names}
+            here = {name: {key: prints(run(s)) for key, s in subjects(name, case=DENSE).items()} for name in names}
         assert other.returncode == 0
         out.seek(0)
         there = json.load(out)
-    assert {name: found for name in names if (found := list(deterministic(here[name], there[name])))} == {}
+    assert {name: differing for name in names if (differing := list(deterministic(here[name], there[name])))} == {}
 
 
 def test_the_subjects_cover_every_setting_and_every_case() -> None:
     for name in system.names():
         tried, every = covering(name).values(), subjects(name).values()
-        assert {(one.preset, one.fields) for one in tried} == {(one.preset, one.fields) for one in every}
-        assert {one.name for one in tried if one.preset is None and not one.fields} == set(cases())
+        assert {(s.preset, s.fields) for s in tried} == {(s.preset, s.fields) for s in every}
+        assert {subject.name for subject in tried if subject.preset is None and not subject.fields} == set(cases())
 
 
 @pytest.mark.slow

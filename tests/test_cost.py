@@ -40,7 +40,7 @@ hosts = st.sampled_from(("none", "vllm-graph"))
 
 @cache
 def tables(kind: str, host: str = "none") -> Tables:
-    """The tables of all rows; made once, and not before a test asks for them."""
+    """Return the tables of all rows; made once, and not before a test asks for them."""
     return coefficients.tables(ROWS, kind, host)
 
 
@@ -100,8 +100,8 @@ def test_a_prefill_is_no_faster_than_its_bytes_and_flops(kind: str, row: int, to
 @given(kinds, st.sampled_from(["8B", "13B", "70B"]), st.integers(1, 256), st.integers(1, 2048))
 def test_tensor_parallelism_makes_a_large_model_faster(kind: str, name: str, B: int, ctx: int) -> None:
     t = tables(kind)
-    one, two, four = (ROWS.index((SHAPES[name], tp)) for tp in (1, 2, 4))
-    steps = [profile.step_s(profile.row(t, row), B=B, C=B * ctx) for row in (one, two, four)]
+    tp1, tp2, tp4 = (ROWS.index((SHAPES[name], tp)) for tp in (1, 2, 4))
+    steps = [profile.step_s(profile.row(t, row), B=B, C=B * ctx) for row in (tp1, tp2, tp4)]
     assert steps[1] < steps[0]
     assert steps[1] > steps[0] / 2 * 0.85  # at best by half, but for smaller GEMMs' luck with tiles
     if kind != "l40s":  # all-reduces over PCIe
@@ -237,7 +237,7 @@ def test_only_saturating_decodes_double_each_other() -> None:
 def table_profile(
     t: Tables, sizes: Mapping[tuple[str, int], int], kind: str = "h100", shape: Shape = LLAMA_8B
 ) -> TableProfile:
-    """What policies may ask of tables whose rows are one model at the degrees of `sizes`."""
+    """Return a profile of tables whose rows are one model at the degrees of `sizes`."""
     rows = {key: profile.row(t, i) for i, key in enumerate(sizes)}
     return TableProfile(
         rows, quantities.gpu(kind), quantities.ladder(kind), sizes, {"m": shape}, quantities.quantities(kind)
@@ -261,11 +261,11 @@ def test_a_profile_is_the_table() -> None:
     t = coefficients.tables([(LLAMA_8B, 1), (LLAMA_8B, 2)], "h100", "vllm-graph")
     sizes = {("m", 1): 16 * 10**9, ("m", 2): 8 * 10**9}
     p = table_profile(t, sizes)
-    one, two = Inst("m", (0,)), Inst("m", (0, 1))
-    assert p.step_s(one, 8, 8192) == profile.step_s(profile.row(t, 0), B=8, C=8192)
-    assert p.prefill_s(two, 700) == prefill_s(t, 1, 700)
-    assert p.prefill_s(one, 700, sms=132) == p.prefill_s(one, 700)
-    assert p.step_s(one, 8, 8192, sms=64) > p.step_s(one, 8, 8192)
+    narrow, wide = Inst("m", (0,)), Inst("m", (0, 1))
+    assert p.step_s(narrow, 8, 8192) == profile.step_s(profile.row(t, 0), B=8, C=8192)
+    assert p.prefill_s(wide, 700) == prefill_s(t, 1, 700)
+    assert p.prefill_s(narrow, 700, sms=132) == p.prefill_s(narrow, 700)
+    assert p.step_s(narrow, 8, 8192, sms=64) > p.step_s(narrow, 8, 8192)
     assert p.move_s(10**9, 0, 1) == 1e9 / 340e9
     assert p.move_s(10**9, 0, 8) == 1e9 / 35e9
     assert p.move_s(10**9, 0, Host()) == 1e9 / 54e9
@@ -309,13 +309,13 @@ def test_the_kernels_of_an_8b_at_one_token() -> None:
 
 def test_attention_alone_grows_with_its_context_and_on_fewer_sms() -> None:
     p = table_profile(coefficients.tables([(LLAMA_8B, 1), (LLAMA_8B, 2)], "h100", "none"), {("m", 1): 1, ("m", 2): 1})
-    one, two = Inst("m", (0,)), Inst("m", (0, 1))
-    at = [p.attend_s(one, 64, 64 * ctx) for ctx in (256, 1024, 4096, 16_384)]
+    narrow, wide = Inst("m", (0,)), Inst("m", (0, 1))
+    at = [p.attend_s(narrow, 64, 64 * ctx) for ctx in (256, 1024, 4096, 16_384)]
     assert at == sorted(at)
     # far out it streams: 4 KiB a token and layer over 64 sequences of 16,384 tokens, near the card's HBM
     assert 0.6 < 64 * 16_384 * 4096 / quantities.gpu("h100").hbm / at[-1] <= 1.0
-    assert 0.45 < p.attend_s(two, 64, 64 * 4096) / at[2] < 0.7
-    parts = [p.attend_s(one, 64, 64 * 4096, sms) for sms in (16, 64, 132)]
+    assert 0.45 < p.attend_s(wide, 64, 64 * 4096) / at[2] < 0.7
+    parts = [p.attend_s(narrow, 64, 64 * 4096, sms) for sms in (16, 64, 132)]
     assert parts == sorted(parts, reverse=True)
     assert parts[-1] == pytest.approx(at[2])
     assert parts[0] > 2 * at[2]
@@ -326,13 +326,13 @@ def test_attention_alone_grows_with_its_context_and_on_fewer_sms() -> None:
 
 @cases(("kind", "host"), product(KINDS, quantities.hosts()))
 def test_every_quantity_says_where_it_comes_from(kind: str, host: str) -> None:
-    said = quantities.sources(ROWS, kind, host)
-    assert all(s.source and s.formula and s.error for s in said)
+    sources = quantities.sources(ROWS, kind, host)
+    assert all(s.source and s.formula and s.error for s in sources)
     assert 0 <= quantities.noise(kind, host) < 0.2
-    measured = {s.quantity.split(".")[1] for s in said if "held out" in s.error and "." in s.quantity}
+    measured = {s.quantity.split(".")[1] for s in sources if "held out" in s.error and "." in s.quantity}
     assert kind not in MEASURED or measured >= {"gemm", "prefill", "decode"}
     if kind in UNMEASURED:
-        assert any(s.error == "roofline, error unknown" for s in said)
+        assert any(s.error == "roofline, error unknown" for s in sources)
 
 
 def test_users_mistakes_are_one_line() -> None:
@@ -390,12 +390,12 @@ def test_a_gpu_is_a_file_that_states_what_differs(tmp_path: Path, monkeypatch: p
         new, old = quantities.gpu("b200-180g"), quantities.gpu("h200")
         assert (new.kind, new.sms, new.hbm, new.flops) == ("b200", 148, 8e12, 2.25e15)
         assert (new.h2d, new.nvlink, new.disk, new.host_bytes) == (old.h2d, old.nvlink, old.disk, old.host_bytes)
-        said = {one.quantity: one for one in quantities.sources(ROWS, "b200", "none")}
-        assert said["b200.h2d"].source == f"as h200: {quantities.quantities('h200')['spec']['h2d']['source']}"
-        assert said["b200.hbm"].source == "data sheet"
-        assert said["b200.gemm"].source == "roofline: coefficients of h200 at this card's own peaks, unmeasured"
-        assert said["b200.gemm"].error == "roofline, error unknown"  # that of another chip is none of this one
-        assert said["b200.small"].source == "a guess"
+        sources = {source.quantity: source for source in quantities.sources(ROWS, "b200", "none")}
+        assert sources["b200.h2d"].source == f"as h200: {quantities.quantities('h200')['spec']['h2d']['source']}"
+        assert sources["b200.hbm"].source == "data sheet"
+        assert sources["b200.gemm"].source == "roofline: coefficients of h200 at this card's own peaks, unmeasured"
+        assert sources["b200.gemm"].error == "roofline, error unknown"  # that of another chip is none of this one
+        assert sources["b200.small"].source == "a guess"
         rows = [(LLAMA_8B, 1)]
         b200, h200 = (profile.row(coefficients.tables(rows, kind, "none"), 0) for kind in ("b200", "h200"))
         assert profile.step_s(b200, B=64, C=64_000) < profile.step_s(h200, B=64, C=64_000)

@@ -59,16 +59,16 @@ def test_blocks_add_up_to_what_was_missed_and_offered(n: int, models: int, windo
 def test_windows_stand_side_by_side_at_the_x_that_all_have() -> None:
     made = rows({"a": knee(10.0)}, seeds=2).to_pylist()
     gone = [row for row in made if not (row["seed"] == 1 and row["x"] == 4.0)]
-    (found,) = tidy.windows(pa.Table.from_pylist(gone, schema=rows({}).schema), "a", "ttft").values()
-    assert {seed: sorted(curve) for seed, curve in found.items()} == {0: [*RATES], 1: [1.0, 2.0, 8.0, 16.0]}
-    both, first = tidy.together(found, {0, 1}), tidy.together(found, {0})
+    (curves,) = tidy.windows(pa.Table.from_pylist(gone, schema=rows({}).schema), "a", "ttft").values()
+    assert {seed: sorted(curve) for seed, curve in curves.items()} == {0: [*RATES], 1: [1.0, 2.0, 8.0, 16.0]}
+    both, first = tidy.together(curves, {0, 1}), tidy.together(curves, {0})
     assert both is not None
     assert first is not None
     assert both.rates_rps.tolist() == [1.0, 2.0, 8.0, 16.0]
     assert both.offered.tolist() == [[225.0] * 8] * 4  # two windows of four blocks
     assert both.missed.sum(axis=1) == pytest.approx([1800 * (1.0 - met(x, 10.0)) for x in both.rates_rps])
     assert first.rates_rps.tolist() == [*RATES]
-    assert tidy.together(found, {7}) is None
+    assert tidy.together(curves, {7}) is None
 
 
 def test_a_window_that_is_shorter_at_higher_rates_is_one_block() -> None:
@@ -85,9 +85,9 @@ def test_a_window_that_is_shorter_at_higher_rates_is_one_block() -> None:
 
 def test_a_run_of_a_table_without_blocks_is_a_block() -> None:
     old = rows({"a": knee(10.0)}, seeds=2).drop_columns(["missed", "offered"])
-    (found,) = tidy.windows(old, "a", "ttft").values()
-    assert found[0][16.0].offered.tolist() == [900.0]
-    assert found[0][16.0].missed.tolist() == pytest.approx([900 * 0.01 * 1.6**4])
+    (curves,) = tidy.windows(old, "a", "ttft").values()
+    assert curves[0][16.0].offered.tolist() == [900.0]
+    assert curves[0][16.0].missed.tolist() == pytest.approx([900 * 0.01 * 1.6**4])
     c = crossings.crossing(old, PANEL, "a", "ttft", LEVEL)
     assert c is not None
     assert (c.at.mean, c.at.low, c.at.n) == pytest.approx((20.0, None, 2))  # too few for an interval
@@ -104,14 +104,14 @@ def test_half_of_a_real_trace_is_one_case_however_many_blocks_it_has() -> None:
     ])  # fmt: skip
     twelve = [row | blocks(row["definition"], row["value"], row, 12) for row in many.to_pylist()]
     drawn = pa.Table.from_pylist(twelve, schema=many.schema)
-    found = {}
+    standings = {}
     for half in ("", "second"):
-        one = PANEL | {"half": half}
-        found[half] = side_by_side(of_panel(drawn, one), one, ("ours", "theirs"), "ttft", LEVEL)
-    whole, case = found[""].ratio, found["second"].ratio
+        shown = PANEL | {"half": half}
+        standings[half] = side_by_side(of_panel(drawn, shown), shown, ("ours", "theirs"), "ttft", LEVEL)
+    whole, case = standings[""].ratio, standings["second"].ratio
     assert whole is not None
     assert case is not None
-    assert (found[""].says, found["second"].says) == ("ahead", CASE)
+    assert (standings[""].says, standings["second"].says) == ("ahead", CASE)
     assert whole.mean == pytest.approx(case.mean)
     assert whole.low is not None
     assert (case.low, case.high) == (None, None)
@@ -121,14 +121,14 @@ def test_cases_are_told_by_their_ends_and_sides() -> None:
     def case(mean: float, sign: Any = "=") -> Standing:
         return Standing(Estimate(mean, None, None, 1, sign), CASE, "")
 
-    found = [case(1.1), case(0.9), case(3.0), case(0.5, "<"), case(1.05, "<"), Standing(None, CASE, "both hold")]
-    c = of_cases(found)
+    standings = [case(1.1), case(0.9), case(3.0), case(0.5, "<"), case(1.05, "<"), Standing(None, CASE, "both hold")]
+    c = of_cases(standings)
     assert c is not None
     assert (c.least.mean, c.most.mean, c.of) == (0.5, 3.0, 5)
     assert (c.above, c.near, c.below) == (2, 2, 2)  # below 1.05 is on no side of 1
     words = ("ahead", "ahead, by less than 25 %", "equal within 25 %", "behind", "turns")
     assert [c.agree(says) for says in words] == [2, 2, 2, 2, 0]
-    assert of_cases(found[-1:]) is None
+    assert of_cases(standings[-1:]) is None
 
 
 def test_counts_add_the_windows_of_a_rate() -> None:
@@ -145,28 +145,28 @@ def test_of_an_x_that_eases_the_inverse_stands() -> None:
     c = crossings.counts(made, "slo_scale", "a", "ttft")
     assert c is not None
     assert c.rates_rps.tolist() == [0.2, 0.5, 1.0]
-    found = crossings.crossing(made, {"axis": "slo_scale"}, "a", "ttft", LEVEL)
-    assert found is not None
-    assert (found.at.mean, found.fails) == pytest.approx((2.0, 1.0))
-    assert found.at.low is not None
-    assert found.at.high is not None
-    assert found.at.low < 2.0 < found.at.high
+    crossing = crossings.crossing(made, {"axis": "slo_scale"}, "a", "ttft", LEVEL)
+    assert crossing is not None
+    assert (crossing.at.mean, crossing.fails) == pytest.approx((2.0, 1.0))
+    assert crossing.at.low is not None
+    assert crossing.at.high is not None
+    assert crossing.at.low < 2.0 < crossing.at.high
     assert sorted(crossings.attained(made, "slo_scale", "a", "ttft")) == [1.0, 2.0, 5.0]
 
 
 def test_the_fewest_gpus_are_a_number_that_was_run() -> None:
     made = rows({"a": lambda x: 1.0 if x >= 4 else 0.5}, (2.0, 3.0, 4.0, 5.0))
-    found = crossings.crossing(made, {"axis": "gpus"}, "a", "ttft", LEVEL)
-    assert found is not None
-    assert (found.at, found.fails) == (Estimate(4.0, None, None, 12), 3.0)
+    crossing = crossings.crossing(made, {"axis": "gpus"}, "a", "ttft", LEVEL)
+    assert crossing is not None
+    assert (crossing.at, crossing.fails) == (Estimate(4.0, None, None, 12), 3.0)
 
 
 @cases(("axis", "at"), [("rate_scale", Estimate(1.0, None, None, 1, "<")), ("gpus", Estimate(16.0, None, None, 1, ">")),
                         ("slo_scale", Estimate(16.0, None, None, 1, ">"))])  # fmt: skip
 def test_without_room_the_easiest_x_is_not_enough(axis: str, at: Estimate) -> None:
-    found = crossings.crossing(rows({"a": knee(10.0)}, infeasible="no room"), {"axis": axis}, "a", "ttft", LEVEL)
-    assert found is not None
-    assert (found.at, found.fails) == (at, at.mean)
+    crossing = crossings.crossing(rows({"a": knee(10.0)}, infeasible="no room"), {"axis": axis}, "a", "ttft", LEVEL)
+    assert crossing is not None
+    assert (crossing.at, crossing.fails) == (at, at.mean)
 
 
 def test_attainment_is_that_of_all_windows_together() -> None:
@@ -208,23 +208,23 @@ STANDS: list[tuple[Curve, Curve, str, bool]] = [
 
 @cases(("ours", "theirs", "says", "flat"), STANDS)
 def test_who_is_ahead(ours: Curve, theirs: Curve, says: str, flat: bool) -> None:
-    found = side_by_side(rows({"a": ours, "b": theirs}), PANEL, ("a", "b"), "ttft", LEVEL)
-    assert (found.says, found.flat) == (says, flat)
-    assert [x for x, _ in found.differences] == [2.0, 8.0, 32.0]  # in requests per second
-    assert (found.p < FALSE) == says.startswith(("ahead", "behind", "turns"))
+    standing = side_by_side(rows({"a": ours, "b": theirs}), PANEL, ("a", "b"), "ttft", LEVEL)
+    assert (standing.says, standing.flat) == (says, flat)
+    assert [x for x, _ in standing.differences] == [2.0, 8.0, 32.0]  # in requests per second
+    assert (standing.p < FALSE) == says.startswith(("ahead", "behind", "turns"))
     turned = side_by_side(rows({"a": ours, "b": theirs}), PANEL, ("b", "a"), "ttft", LEVEL)
     assert turned.says == {"ahead": "behind", "behind": "ahead"}.get(says, says)
 
 
 def test_along_slo_scales_less_is_ahead() -> None:
-    one = panel("p", 0, "slo_scale", xs=(1.0, 2.0, 5.0))
+    shown = panel("p", 0, "slo_scale", xs=(1.0, 2.0, 5.0))
     made = rows({"a": lambda x: met(1.5, x), "b": lambda x: met(3.0, x)}, (1.0, 2.0, 5.0))
-    found = side_by_side(made, one, ("a", "b"), "ttft", LEVEL)
-    assert found.ratio is not None
-    assert found.ratio.mean == pytest.approx(0.5)
-    assert found.says == "ahead"
-    assert [x for x, _ in found.differences] == [1.0, 2.0, 5.0]  # as shown
-    assert found.differences[0][1].mean == pytest.approx(met(1.5, 1.0) - met(3.0, 1.0))
+    standing = side_by_side(made, shown, ("a", "b"), "ttft", LEVEL)
+    assert standing.ratio is not None
+    assert standing.ratio.mean == pytest.approx(0.5)
+    assert standing.says == "ahead"
+    assert [x for x, _ in standing.differences] == [1.0, 2.0, 5.0]  # as shown
+    assert standing.differences[0][1].mean == pytest.approx(met(1.5, 1.0) - met(3.0, 1.0))
 
 
 DIFFERENCES: list[tuple[list[float], str]] = [
@@ -259,19 +259,19 @@ def test_of_one_difference_alone_chance_had_three_tries() -> None:
 
 def test_verdicts_of_one_table_are_corrected_together() -> None:
     """Holm: 0.01 x 3, 0.03 x 2, then no less than what was before; what has no side is left alone."""
-    said = [("ahead", 0.01), ("behind", 0.04), ("ahead, by less than 25 %", 0.03), ("equal within 25 %", 1.0)]
-    found = corrected([Standing(None, says, "", p) for says, p in said])
-    assert [one.p for one in found] == pytest.approx([0.03, 0.06, 0.06, 1.0])
-    assert [one.says for one in found] == ["ahead", UNDECIDED, "equal within 25 %", "equal within 25 %"]
+    given = [("ahead", 0.01), ("behind", 0.04), ("ahead, by less than 25 %", 0.03), ("equal within 25 %", 1.0)]
+    standings = corrected([Standing(None, says, "", p) for says, p in given])
+    assert [standing.p for standing in standings] == pytest.approx([0.03, 0.06, 0.06, 1.0])
+    assert [standing.says for standing in standings] == ["ahead", UNDECIDED, "equal within 25 %", "equal within 25 %"]
     assert corrected([]) == []
 
 
 def test_a_verdict_that_stands_twice_is_corrected_as_one() -> None:
     """Conditions that share their runs share their verdict; two verdicts of equal probability are two."""
-    one = Standing(Estimate(1.5, 1.01, 2.0, 60), "ahead", "", 0.03)
-    other = one._replace(ratio=Estimate(1.6, 1.01, 2.5, 60))
-    assert [found.says for found in corrected([one, one, one])] == ["ahead"] * 3
-    assert [found.p for found in corrected([one, one, other])] == pytest.approx([0.06] * 3)
+    first = Standing(Estimate(1.5, 1.01, 2.0, 60), "ahead", "", 0.03)
+    other = first._replace(ratio=Estimate(1.6, 1.01, 2.5, 60))
+    assert [standing.says for standing in corrected([first, first, first])] == ["ahead"] * 3
+    assert [standing.p for standing in corrected([first, first, other])] == pytest.approx([0.06] * 3)
 
 
 def test_a_side_that_chance_may_give_leaves_what_stands_without_it() -> None:
@@ -280,8 +280,8 @@ def test_a_side_that_chance_may_give_leaves_what_stands_without_it() -> None:
     flat = Standing(None, "behind", "", 0.2, True, differences=((0.8, near), (3.2, near), (12.8, far)))
     steep = Standing(Estimate(0.9, 0.8, 0.99, 60), "behind, by less than 25 %", "", 0.2)
     open_ = flat._replace(differences=((0.8, near), (3.2, far), (12.8, far)))
-    assert [one.says for one in corrected([flat, steep, open_])] == ["equal within 25 %"] * 2 + [UNDECIDED]
-    assert [one.says for one in corrected([flat._replace(p=1e-6)])] == ["behind"]
+    assert [standing.says for standing in corrected([flat, steep, open_])] == ["equal within 25 %"] * 2 + [UNDECIDED]
+    assert [standing.says for standing in corrected([flat._replace(p=1e-6)])] == ["behind"]
 
 
 # ------------------------------------------------------------------ models

@@ -34,7 +34,7 @@ def log(arrival_s: list[float], chains: list[list[int]] | None = None) -> pa.Tab
     n = len(arrival_s)
     columns: dict[str, Any] = {
         "request_id": np.arange(n), "arrival_s": np.array(arrival_s, float), "model": ["one"] * n,
-        "prompt_tokens": np.arange(1, n + 1) if chains is None else [max(1, 4 * len(one)) for one in chains],
+        "prompt_tokens": np.arange(1, n + 1) if chains is None else [max(1, 4 * len(chain)) for chain in chains],
         "output_tokens": np.ones(n, int),
     }  # fmt: skip
     if chains is not None:
@@ -84,14 +84,14 @@ def test_shares_are_those_of_the_fitted_streams() -> None:
 def test_every_request_is_dealt_once_and_no_unit_is_split(number: int, models: int, n: int) -> None:
     draw = np.random.default_rng(number)
     rows = log(np.cumsum(draw.gamma(0.3, 1, n)).tolist())
-    found = deal(rows, models, number)
+    dealt_rows = deal(rows, models, number)
     for column in ("request_id", "arrival_s", "prompt_tokens", "output_tokens"):
-        assert found[column].equals(rows[column])
-    unit, model = found["session_id"].to_numpy(), model_of(found)
+        assert dealt_rows[column].equals(rows[column])
+    unit, model = dealt_rows["session_id"].to_numpy(), model_of(dealt_rows)
     assert np.array_equal(unit, units(rows))
     assert len(set(zip(unit.tolist(), model.tolist(), strict=True))) == unit.max() + 1
-    assert found.equals(deal(rows, models, number))
-    assert found.schema.metadata == deal(rows, models, number).schema.metadata
+    assert dealt_rows.equals(deal(rows, models, number))
+    assert dealt_rows.schema.metadata == deal(rows, models, number).schema.metadata
 
 
 def test_another_deal_is_another() -> None:
@@ -175,12 +175,12 @@ def test_rows_without_a_stamp_are_left_out_and_counted(tmp_path: Path) -> None:
 def test_logs_are_the_published_ones(traces_dir: Path, name: str, golden: tuple[float, ...]) -> None:
     """Requests, longest, seconds, and means of prompt and output as published, or measured on the published file."""
     assert traces_dir
-    found = trace(name)
-    assert (len(found), found.longest_tokens) == golden[:2]
-    assert found.span_s == pytest.approx(golden[2], abs=6e-4)
-    assert found.prompt_tokens.mean() == pytest.approx(golden[3], rel=0.005)
-    assert found.output_tokens.mean() == pytest.approx(golden[4], rel=0.005)
-    assert found.name == name
+    published = trace(name)
+    assert (len(published), published.longest_tokens) == golden[:2]
+    assert published.span_s == pytest.approx(golden[2], abs=6e-4)
+    assert published.prompt_tokens.mean() == pytest.approx(golden[3], rel=0.005)
+    assert published.output_tokens.mean() == pytest.approx(golden[4], rel=0.005)
+    assert published.name == name
 
 
 # ---------------------------------------------------------------- the real logs, dealt
@@ -200,13 +200,13 @@ def dealt(traces_dir: Path) -> dict[str, Trace]:
     ],
 )  # fmt: skip
 def test_the_logs_are_dealt_by_their_shares(dealt: dict[str, Trace], name: str, count: int, largest: int) -> None:
-    whole, found = trace(name), dealt[name]
-    assert (found.name, found.tier, found.ordered, len(found)) == (f"{name}+models=8", "composed", True, len(whole))
-    assert np.array_equal(found.arrival_s, whole.arrival_s)
-    assert found.span_s == whole.span_s
-    got = np.bincount(found.model, minlength=8)
-    assert np.abs(got - popularity(8) * len(found)).max() <= largest
-    assert found.sha256 == trace(f"{name}+models=8").sha256 != trace(f"{name}+models=8+deal=1").sha256
+    whole, mixed = trace(name), dealt[name]
+    assert (mixed.name, mixed.tier, mixed.ordered, len(mixed)) == (f"{name}+models=8", "composed", True, len(whole))
+    assert np.array_equal(mixed.arrival_s, whole.arrival_s)
+    assert mixed.span_s == whole.span_s
+    got = np.bincount(mixed.model, minlength=8)
+    assert np.abs(got - popularity(8) * len(mixed)).max() <= largest
+    assert mixed.sha256 == trace(f"{name}+models=8").sha256 != trace(f"{name}+models=8+deal=1").sha256
     path = present(name)
     assert path is not None
     reader = {"azure": "azure", "fineserve": "fineserve", "mooncake": "mooncake"}[name.partition("-")[0]]
@@ -223,11 +223,11 @@ def test_conversations_find_their_blocks_wherever_they_are_dealt(dealt: dict[str
 
 def test_what_is_beyond_a_bound_is_counted(traces_dir: Path) -> None:
     assert traces_dir
-    found = trace("mooncake-conversation+models=8+max_tokens=8192")
-    assert found.longest_tokens <= 8192
-    assert len(found) == 6461
-    assert found.left_out == "5,570 of 12,031 requests beyond 8,192 tokens"
-    assert f"{found.left_out} left out" in found.note
+    kept = trace("mooncake-conversation+models=8+max_tokens=8192")
+    assert kept.longest_tokens <= 8192
+    assert len(kept) == 6461
+    assert kept.left_out == "5,570 of 12,031 requests beyond 8,192 tokens"
+    assert f"{kept.left_out} left out" in kept.note
     assert trace("mooncake-conversation+models=8").left_out == ""
 
 

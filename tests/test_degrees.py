@@ -33,7 +33,7 @@ PROMPT, OUTPUT = 100, 40
 
 
 def config() -> Config:
-    """One 8B model on three H100, of degree 1 unless a place says otherwise."""
+    """Return one 8B model on three H100, of degree 1 unless a place says otherwise."""
     return Config((Served("m", LLAMA, degrees=(1, 2)),), gpus=3, process_bytes=0, token_times=True)
 
 
@@ -65,20 +65,20 @@ class Both:
 
 def test_bytes_by_degree() -> None:
     assert {tp: shapes.weight_bytes(LLAMA, tp) for tp in WEIGHTS} == WEIGHTS
-    one = cluster(config()).models["m"]
-    assert (one.tp, one.degrees, one.at(1)) == (1, (1, 2), one)
+    model = cluster(config()).models["m"]
+    assert (model.tp, model.degrees, model.at(1)) == (1, (1, 2), model)
     for tp in (1, 2):
-        at = one.at(tp)
+        at = model.at(tp)
         assert (at.tp, at.weight_bytes, at.kv_token_bytes, at.page_bytes) == (
             tp,
             WEIGHTS[tp],
             TOKEN[tp],
             16 * TOKEN[tp],
         )
-        assert at.at(1) == one
-        assert at[5:] == one[5:]  # what no degree changes
-    with pytest.raises(ValueError, match=r"degree 4 is none of \(1, 2\)"):
-        one.at(4)
+        assert at.at(1) == model
+        assert at[5:] == model[5:]  # what no degree changes
+    with pytest.raises(ValueError, match=r"degree 4 is not one of \(1, 2\)"):
+        model.at(4)
 
 
 def test_heads_a_node_and_the_run_bound_the_degrees() -> None:
@@ -91,12 +91,12 @@ def test_heads_a_node_and_the_run_bound_the_degrees() -> None:
 
 
 def test_a_process_at_another_degree_than_the_sets() -> None:
-    own, wide = process.Parts(10, 100), process.Parts(7, 130)
+    usual, wide = process.Parts(10, 100), process.Parts(7, 130)
     for layout, want in (("model", 7 + 30), ("pair", 2 * (7 + 30)), ("kept", 7 + 30), ("gpu", 0)):
-        assert process.process_bytes(wide, own, [own, process.Parts(9, 140)], layout) == want  # type: ignore[arg-type]
-        back = process.process_bytes(own, wide, [wide], layout)  # type: ignore[arg-type]
+        assert process.process_bytes(wide, usual, [usual, process.Parts(9, 140)], layout) == want  # type: ignore[arg-type]
+        back = process.process_bytes(usual, wide, [wide], layout)  # type: ignore[arg-type]
         assert back == {"model": 10, "pair": 20, "kept": 10, "gpu": 3}[layout]  # less outside gives nothing back
-    held = process.memory(1000, 0.5, [(own, 1), (wide, 2)], 2)
+    held = process.memory(1000, 0.5, [(usual, 1), (wide, 2)], 2)
     assert held.process_bytes == (10, 7)
 
 
@@ -204,7 +204,7 @@ def test_other_degrees_change_no_row_of_the_own_one() -> None:
 
 
 def start(sim: Sim, work: Jobs, phase: str = "mixed") -> None:
-    """Both instances in, a lane of each open, requests by turns."""
+    """Load both instances, open a lane of each and admit requests by turns."""
     for batch in (ONE, TWO):
         sim.do(Load(batch.inst))
         sim.do(Run(batch, phase))  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def start(sim: Sim, work: Jobs, phase: str = "mixed") -> None:
 
 
 def until(sim: Sim, end_s: float) -> list[tuple[float, Event]]:
-    """What is told by then; arrivals are admitted by turns."""
+    """Return what is told by then; admit arrivals by turns."""
     told = []
     while (event := sim.poll(end_s)) is not None:
         told.append((sim.view().now_s, event))

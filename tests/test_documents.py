@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from harness.cli import reference
 from harness.cli.app import COMMANDS, load, main
 from harness.cli.options import WORDS
+from tests import tasks
 from tests.cases import cases
 from tests.test_repo import ROOT, files, text
 
@@ -38,7 +39,7 @@ DRY = {"compare", "study", "run"}  # commands with --dry-run, which is taken but
 
 
 class Result(NamedTuple):
-    """How a command ended."""
+    """A command's end."""
 
     code: int
     told: str
@@ -59,20 +60,20 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def commands(code: str) -> list[str]:
-    """The commands of a block, a line each."""
+    """Return the commands of a block, a line each."""
     lines = (line.strip() for line in code.replace("\\\n", " ").splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def documents() -> list[Path]:
-    """Those with blocks, but for what is generated and what is past."""
+    """List the documents with blocks, but for what is generated and what is past."""
     past = {ROOT / "CHANGELOG.md", ROOT / "docs/decisions.md"}
-    found = [path for path in files() if path.suffix == ".md" and path not in past]
-    return [path for path in found if FENCE.search(text(path))]
+    paths = [path for path in files() if path.suffix == ".md" and path not in past]
+    return [path for path in paths if FENCE.search(text(path))]
 
 
 def reason(command: str) -> str | None:
-    """Why a command is not run; None where it is."""
+    """Return the reason for not running a command; None where it is run."""
     if OWN.search(command):
         return "is about results that its reader has"
     return next((why for start, why in LISTED.items() if command.startswith(start)), None)
@@ -106,12 +107,23 @@ def test_a_command_that_bench_does_not_read_is_noticed(command: str) -> None:
         parse(command)
 
 
+def test_the_tasks_of_a_newcomer_are_in_the_documents() -> None:
+    scripts = {name: tasks.script(task) for name, task in tasks.TASKS.items()}
+    assert scripts["figure-7"].split("#")[0].split() == ["make", "reproduce-fig7"]
+    begins = ["cat >log.csv", "bench trace convert", "cat >mine.toml", "cat >slo.toml", "bench compare"]
+    places = [scripts["own-log"].index(begin) for begin in begins]
+    assert places == sorted(places)
+    assert "+models=8" not in scripts["own-log"]  # needs files that a newcomer has not
+    told = [" ".join(line.split()[:2]) for line in scripts["new-system"].splitlines()]
+    assert told == ["bench new", "bench check", "bench compare"]
+
+
 def run(command: str) -> Result:
     """Run a command as a shell would: on the sample as it is, else dry where it can be."""
     words = [
-        one
+        path
         for word in shlex.split(command, comments=True)
-        for one in (sorted(glob(word)) or [word])  # noqa: PTH207 - as a shell does
+        for path in (sorted(glob(word)) or [word])  # noqa: PTH207 - as a shell does
     ]
     if words[0] == "make":
         done = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -28,7 +28,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
 
 
 def machine(n: int, kv_gib: float, *, gpus: int = 1, rates: tuple[float, ...] = ()) -> Config:
-    """GPUs that hold `n` 8B models between them, and so much KV memory each."""
+    """Return GPUs that hold `n` 8B models between them, and so much KV memory each."""
     models = tuple(Served(f"m{k}", SHAPE, 1, 0.5, 0.1) for k in range(n))
     plan = {m.name: Plan(rates[k] if rates else 1.0, 300, 200, "test") for k, m in enumerate(models)}
     fraction = (-(-n // gpus) * WEIGHTS + kv_gib * GIB) / quantities.gpu("h100").mem_bytes
@@ -36,7 +36,7 @@ def machine(n: int, kv_gib: float, *, gpus: int = 1, rates: tuple[float, ...] = 
 
 
 def poisson(config: Config, seed: int, rate_rps: float, span_s: float) -> Jobs:
-    """Poisson arrivals for all models alike."""
+    """Return Poisson arrivals for all models alike."""
     rng = np.random.default_rng(seed)
     arrival_s = np.sort(rng.uniform(0.0, span_s, int(rate_rps * span_s)))
     return jobs(config, arrival_s, rng.integers(0, len(config.models), len(arrival_s)), rng)
@@ -52,7 +52,7 @@ def jobs(config: Config, arrival_s: Any, model: Any, rng: np.random.Generator) -
 
 
 def ran(name: str, config: Config, load: Jobs, **fields: Any) -> tuple[pa.Table, Sim]:
-    """A system's rows, and the engine on which it ran."""
+    """Return a system's rows, and the engine on which it ran."""
     make = system.find(name)
     engine = Sim(config, make(Sim(config, {"kv": "elastic"}).cluster, **fields).options)
     replay(make(engine.cluster, **fields), engine, load)
@@ -105,8 +105,8 @@ def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> 
 def test_a_busy_model_never_sleeps() -> None:
     # one request that decodes for longer than idle_s
     config = replace(machine(1, 8.0), noise=0.0)
-    one = jobs(config, [0.0], [0], np.random.default_rng(1))
-    one = replace(one, output_tokens=np.array([1000], np.int32))
-    rows, engine = ran("elastic", config, one, idle_s=2.0, check_s=1.0)
+    load = jobs(config, [0.0], [0], np.random.default_rng(1))
+    load = replace(load, output_tokens=np.array([1000], np.int32))
+    rows, engine = ran("elastic", config, load, idle_s=2.0, check_s=1.0)
     assert rows["done_ns"].to_pylist()[0] > 5e9
     assert engine.stats()["evicts"] == 0

@@ -34,7 +34,7 @@ def test_child():
 
 
 def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
-    """Exit code and output of pytest with this tree's conftest on test files, where SIGINT is ignored."""
+    """Run pytest with this tree's conftest on test files, where SIGINT is ignored; return exit code and output."""
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")} | {"PYTHONPATH": str(ROOT)}
@@ -52,17 +52,17 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_test_that_ends_its_worker_ends_the_run_by_name(how: str, tmp_path: Path) -> None:
-    code, said = run(tmp_path, "-n2", "--dist=loadfile", "--timeout=2", bad=ENDS[how], other="def test_x(): pass\n")
-    assert (code, "FAILED test_bad.py::test_bad" in said) == (1, True), said
-    assert ("test_bad.py" in said.partition("node down")[0]) == ("hangs" in how), said  # where it was
+    code, output = run(tmp_path, "-n2", "--dist=loadfile", "--timeout=2", bad=ENDS[how], other="def test_x(): pass\n")
+    assert (code, "FAILED test_bad.py::test_bad" in output) == (1, True), output
+    assert ("test_bad.py" in output.partition("node down")[0]) == ("hangs" in how), output  # where it was
 
 
 def test_other_workers_are_not_waited_for(tmp_path: Path) -> None:
-    code, said = run(tmp_path, "-n2", "--dist=loadfile", bad=ENDS["killed"], long=LONG)
-    assert (code, "FAILED test_bad.py::test_bad" in said) == (1, True), said
+    code, output = run(tmp_path, "-n2", "--dist=loadfile", bad=ENDS["killed"], long=LONG)
+    assert (code, "FAILED test_bad.py::test_bad" in output) == (1, True), output
 
 
 def test_what_tests_start_ends_by_ctrl_c_where_it_was_ignored(tmp_path: Path) -> None:
     for workers in ("-n0", "-n1"):
-        code, said = run(tmp_path, workers, child=ALIVE)
-        assert code == 0, said
+        code, output = run(tmp_path, workers, child=ALIVE)
+        assert code == 0, output

@@ -34,7 +34,7 @@ HEAVY = ("numba", "torch")
 
 
 def imported(code: str) -> str:
-    """Which of the heavy libraries a fresh interpreter has imported after `code`."""
+    """Return those of the heavy libraries that a fresh interpreter has imported after `code`."""
     tail = f"\nimport sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     command = [sys.executable, "-c", code + tail]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
@@ -152,7 +152,7 @@ def diary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lines(diary: Path) -> list[str]:
-    """What it says, without processes and without the engines that were made and no more."""
+    """Return its lines, without processes and without the engines that were made and no more."""
     return [line.split()[0] for line in diary.read_text().splitlines() if not line.startswith("made")]
 
 

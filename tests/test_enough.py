@@ -38,7 +38,7 @@ class World:
         self.runs = 0
 
     def bursts(self, seed: int, whose: str, most: float) -> tuple[np.ndarray, ...]:
-        """Block, mark and size of the bursts of a seed: most of them are all systems', some a system's own."""
+        """Return block, mark and size of a seed's bursts: most of them are all systems', some a system's own."""
         if (seed, whose) not in self.drawn:
             share = 0.3 if whose else 0.7
             n = self.rng.poisson(share * most * self.blocks)
@@ -48,7 +48,7 @@ class World:
         return self.drawn[seed, whose]
 
     def run(self, system: str, seed: int, x: float) -> Block:
-        """A window at a rate."""
+        """Run a window at a rate."""
         self.runs += 1
         most = 0.5 * 2 * GIVEN[-1] * BLOCK_S / BURST
         want = min(0.5, (1 - LEVEL) * (x / self.at[system]) ** self.slope) * x * BLOCK_S / BURST
@@ -60,28 +60,28 @@ class World:
 
 
 def searched(world: World, system: str) -> Windows:
-    """Rates by bisection, as `measure` asks for them."""
-    found: Windows = {}
+    """Search rates by bisection, as `measure` asks for them."""
+    windows: Windows = {}
     for _ in count():
-        seen = {seed: {x: {"ttft": block.met} for x, block in curve.items()} for seed, curve in found.items()}
+        seen = {seed: {x: {"ttft": block.met} for x, block in curve.items()} for seed, curve in windows.items()}
         ask = following(SAMPLE, Range(LEVEL, GIVEN, GIVEN[0] / 8, seeds=SEEDS), {system: seen})
         if not ask.xs:
-            return found
+            return windows
         for x in ask.xs[system]:
             for seed in range(SEEDS):
-                found.setdefault(seed, {})[x] = world.run(system, seed, x)
+                windows.setdefault(seed, {})[x] = world.run(system, seed, x)
     raise AssertionError
 
 
 def experiment(world: World, budget: float, panel: crossings.Panel) -> tuple[Standing, float]:
-    """Two systems told apart, or the budget is spent; returns their standing and the ratio of what they offer."""
+    """Tell two systems apart or spend the budget; return their standing and the ratio of what they offer."""
     curves, spent = {name: searched(world, name) for name in world.at}, 0.0
     first, second = world.at
     pair = first, second
     while True:
         left = enough.unsettled(curves, panel, [pair], LEVEL, 0.1)
         more = enough.more(curves, panel, left, SEEDS, LEVEL, GIVEN[0] / 8) if left else []
-        cost = sum(one.requests for one in more)
+        cost = sum(run.requests for run in more)
         if not more or spent + cost > budget:
             break
         spent += cost
@@ -98,19 +98,19 @@ PANEL = {"axis": "rate_rps", "xs": GIVEN, "unit_rps": 1.0}
 
 
 def stopped(reps: int, least: float, wrong: float) -> None:
-    """Intervals of ratios cover and equals are rarely told apart, though experiments stop once they say something."""
+    """Check that intervals of ratios cover and equals are rarely told apart, though experiments stop on a verdict."""
     rng = np.random.default_rng(5)
     covered, told, pairs = list[bool](), 0, 0
     for slope in (3.0, 6.0):
         for ours, theirs in ((3.0, 3.0), (4.5, 3.0), (3.0, 3.3)):
             for _ in range(reps):
-                found, _ = experiment(World({"ours": ours, "theirs": theirs}, slope, rng), 300_000, PANEL)
-                if found.ratio is None or found.flat:
+                standing, _ = experiment(World({"ours": ours, "theirs": theirs}, slope, rng), 300_000, PANEL)
+                if standing.ratio is None or standing.flat:
                     continue
-                low, high = found.ratio.low or 0.0, math.inf if found.ratio.high is None else found.ratio.high
+                low, high = standing.ratio.low or 0.0, math.inf if standing.ratio.high is None else standing.ratio.high
                 covered.append(low <= ours / theirs <= high)
                 if ours == theirs:
-                    pairs, told = pairs + 1, told + (found.says.startswith(("ahead", "behind")))
+                    pairs, told = pairs + 1, told + (standing.says.startswith(("ahead", "behind")))
     assert np.mean(covered) >= least, f"{np.mean(covered):.3f} of {len(covered)} ratios are covered"
     assert told / pairs <= wrong, f"{told} of {pairs} equal systems are told apart"
 
@@ -131,7 +131,7 @@ def standing(mean: float, low: float | None, high: float | None, p: float = 0.00
 
 
 @cases(
-    ("found", "verdicts", "enough_"),
+    ("standing", "verdicts", "enough_"),
     [
         (standing(1.5, 1.3, 1.7), 1, True),  # its sign is known
         (standing(1.5, 1.01, 2.2, 0.04), 1, True),
@@ -142,8 +142,8 @@ def standing(mean: float, low: float | None, high: float | None, p: float = 0.00
         (standing(1.0, None, None, 1.0), 1, False),
     ],
 )
-def test_enough_is_a_sign_an_equality_or_a_narrow_interval(found: Standing, verdicts: int, enough_: bool) -> None:
-    assert enough.settled(found, 0.1, verdicts) == enough_
+def test_enough_is_a_sign_an_equality_or_a_narrow_interval(standing: Standing, verdicts: int, enough_: bool) -> None:
+    assert enough.settled(standing, 0.1, verdicts) == enough_
 
 
 def test_flat_curves_are_enough_by_their_differences() -> None:
@@ -153,14 +153,14 @@ def test_flat_curves_are_enough_by_their_differences() -> None:
 
 
 def asked(more: list[enough.More]) -> dict[str, tuple[set[int], set[float]]]:
-    """The seeds and the x that are asked for, by system."""
-    found: dict[str, tuple[set[int], set[float]]] = {}
+    """Return the seeds and the x that are asked for, by system."""
+    wanted: dict[str, tuple[set[int], set[float]]] = {}
     for name, seed, x, _ in more:
-        seeds, xs = found.setdefault(name, (set(), set()))
+        seeds, xs = wanted.setdefault(name, (set(), set()))
         seeds.add(seed)
         xs.add(x)
-    assert len(more) == sum(len(seeds) * len(xs) for seeds, xs in found.values())
-    return found
+    assert len(more) == sum(len(seeds) * len(xs) for seeds, xs in wanted.values())
+    return wanted
 
 
 def test_more_seeds_keep_pairs_paired() -> None:
@@ -169,7 +169,7 @@ def test_more_seeds_keep_pairs_paired() -> None:
     curves = {name: searched(world, name) for name in world.at}
     curves["a"] |= dict.fromkeys(range(5, 10), curves["a"][0])
     left = {"a": True, "b": False}
-    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(one.seed < 10 for one in more):
+    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(run.seed < 10 for run in more):
         for name, seed, x, _ in more:  # what an interval lacks comes first
             curves[name][seed][x] = world.run(name, seed % 5, x)
     runs = asked(more)
@@ -178,7 +178,7 @@ def test_more_seeds_keep_pairs_paired() -> None:
     assert set(GIVEN) <= xs["a"] <= set(curves["a"][0])
     assert {x for x in curves["b"][0] if 2.5 < x < 6.0} <= xs["b"] <= set(curves["b"][0])
     offered = {name: sum(curves[name][0][x].offered.sum() for x in xs[name]) for name in xs}
-    assert sum(one.requests for one in more) == pytest.approx(5 * offered["a"] + 10 * offered["b"])
+    assert sum(run.requests for run in more) == pytest.approx(5 * offered["a"] + 10 * offered["b"])
 
 
 def test_more_seeds_never_lose_the_ends_of_an_interval() -> None:
@@ -194,14 +194,14 @@ def test_every_seed_gets_the_same_x() -> None:
     """A rate that some seeds lack is run by them too, once it counts: only rates that all have are pooled."""
     world = World({"a": 3.0}, 4.0, np.random.default_rng(1))
     curves, left = {"a": searched(world, "a")}, {"a": True}
-    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(one.seed < 5 for one in more):
+    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(run.seed < 5 for run in more):
         for name, seed, x, _ in more:
             curves[name][seed][x] = world.run(name, seed, x)
-    lacking = max(one.x for one in more if one.x not in GIVEN)
+    lacking = max(run.x for run in more if run.x not in GIVEN)
     del curves["a"][3][lacking]
-    assert lacking not in {one.x for one in enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)}
+    assert lacking not in {run.x for run in enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)}
     del curves["a"][3][GIVEN[0]]
-    assert ("a", 3, GIVEN[0]) in {one[:3] for one in enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)}
+    assert ("a", 3, GIVEN[0]) in {run[:3] for run in enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)}
 
 
 @cases(
@@ -222,11 +222,11 @@ def test_an_interval_that_lacks_an_x_asks_for_it_by_all_seeds(
     curves: dict[str, Windows] = {"a": dict.fromkeys(range(3), of)}
     given = tuple(crossings.turned(k) for k in xs) if axis == "slo_scale" else xs
     more = enough.more(curves, {"axis": axis, "xs": given, "unit_rps": 1.0}, {"a": False}, 3, LEVEL, 0.1)
-    seeds, found = asked(more)["a"]
+    seeds, asked_xs = asked(more)["a"]
     if x is None:
-        assert found <= set(xs)
+        assert asked_xs <= set(xs)
     else:
-        assert sorted(found) == [pytest.approx(x, rel=0.25)]
+        assert sorted(asked_xs) == [pytest.approx(x, rel=0.25)]
         assert seeds == {0, 1, 2}
 
 

@@ -29,7 +29,7 @@ def lines() -> list[Line]:
 
 
 def store(root: Path, study: str, rows: list[Line], beside: tuple[str, ...] = ("panel", "x")) -> Path:
-    """A study's table as it is stored; beside the tidy columns some of its own."""
+    """Store a study's table; beside the tidy columns it has some of its own."""
     kinds = {"panel": pa.string(), "condition": pa.string(), "x": pa.float64()}
     plain = pa.schema([(name, kinds[name]) for name in beside] + list(record.plain(tidy.TABLE_SCHEMA)))
     path = root / study / f"{study}-{'0' * 8}" / record.SWEEP
@@ -39,7 +39,7 @@ def store(root: Path, study: str, rows: list[Line], beside: tuple[str, ...] = ("
 
 
 def claims(root: Path, **changed: Any) -> Path:
-    """A study's claims as a CSV of estimates."""
+    """Write a study's claims as a CSV of estimates."""
     root.mkdir(exist_ok=True)
     row = {"what": "ratio", "condition": "rate", "system": "a", "over": "b", "definition": "ttft", "value": 1.39,
            "low": "", "high": 2.29, "n": 5, "sign": "<", "verdict": "open"} | changed  # fmt: skip

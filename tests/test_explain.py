@@ -38,7 +38,7 @@ NAMES = ("static", "prism", "qlm", "aegaeon", "muxserve")
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of `COMPARE`."""
+    """Return results of `COMPARE`."""
     folder = tmp_path_factory.mktemp("results")
     ok(*COMPARE, "-o", folder)
     return folder
@@ -50,7 +50,7 @@ def sweep(out: Path) -> Path:
 
 
 def run_of(out: Path, system: str) -> Path:
-    """The run of a system at the higher rate."""
+    """Return the run of a system at the higher rate."""
     return max(out.glob(f"{system}-*"), key=lambda run: record.meta(run)["spec"]["rate_scale"])
 
 
@@ -59,7 +59,7 @@ Traced = Callable[[str], tuple[Path, pa.Table, Trace]]
 
 @pytest.fixture(scope="module")
 def traced(out: Path) -> Traced:
-    """The run of a system, its rows and what happened in it."""
+    """Return the run of a system, its rows and what happened in it."""
 
     @cache
     def of(system: str) -> tuple[Path, pa.Table, Trace]:
@@ -87,9 +87,9 @@ def test_the_parts_of_every_request_sum_to_its_latency(system: str, traced: Trac
         assert sum(sum(part.ns.values()) for part in parts) == latency_ns
         assert [part.start_ns for part in parts] == [row["arrival_ns"], *(part.end_ns for part in parts[:-1])]
         assert all(sum(part.ns.values()) == part.end_ns - part.start_ns > 0 for part in parts)
-        found = by_cause(part.ns for part in parts)
+        by_wait = by_cause(part.ns for part in parts)
         for wait in record.WAITS:  # each was rounded by itself, once a part
-            assert found.get(wait, 0) == pytest.approx(row[f"{wait}_ns"], abs=4 + 2 * len(parts)), (row["id"], wait)
+            assert by_wait.get(wait, 0) == pytest.approx(row[f"{wait}_ns"], abs=4 + 2 * len(parts)), (row["id"], wait)
         made_ns = retrace.first_ns(trace, row["id"])
         assert (made_ns is None) == (row["first_ns"] is None)
         until_ns = row["arrival_ns"] + latency_ns if made_ns is None else made_ns
@@ -106,10 +106,10 @@ def test_the_parts_of_every_request_sum_to_its_latency(system: str, traced: Trac
 def test_one_request_alone_is_traced_as_among_all(system: str, traced: Traced) -> None:
     run, stored, whole = traced(system)
     rid = stored.num_rows // 2
-    row, own = stored.slice(rid, 1).to_pylist()[0], retrace.by_request(whole)[rid]
+    row, stretches = stored.slice(rid, 1).to_pylist()[0], retrace.by_request(whole)[rid]
     alone = retrace.retrace(run, stored, look_at=rid)
-    assert {one.request for one in alone.stretches} == {rid}
-    seen = [[part._replace(facts={}, ns={}) for part in retrace.parts(row, x)] for x in (alone.stretches, own)]
+    assert {stretch.request for stretch in alone.stretches} == {rid}
+    seen = [[part._replace(facts={}, ns={}) for part in retrace.parts(row, x)] for x in (alone.stretches, stretches)]
     assert seen[0] == seen[1]
 
 
@@ -117,9 +117,9 @@ def test_explain_shows_a_request_in_order_of_time(out: Path) -> None:
     run = run_of(out, "qlm")
     rows = record.read(run).to_pylist()
     row = max(rows, key=lambda q: (q["state"] == "done") * q["load_ns"])
-    said = ok("explain", run, "--request", row["id"], "--all").splitlines()
-    lines = [line for line in said if re.match(r" +\d+\.\d{4} s  ", line)]
-    order = lines[: next(i for i, line in enumerate(said) if "by cause" in line) - said.index(lines[0])]
+    printed = ok("explain", run, "--request", row["id"], "--all").splitlines()
+    lines = [line for line in printed if re.match(r" +\d+\.\d{4} s  ", line)]
+    order = lines[: next(i for i, line in enumerate(printed) if "by cause" in line) - printed.index(lines[0])]
     starts = [float(line.split()[0]) for line in order]
     assert starts == sorted(starts)
     words = [line.split()[2] for line in order]
@@ -128,7 +128,7 @@ def test_explain_shows_a_request_in_order_of_time(out: Path) -> None:
     assert {"load", "prefill", "decode", "host"} <= set(words)
     took = sum(float(line.split()[3]) for line in order if re.search(r" s    \w+ +[\d.]+ s", line))
     assert took == pytest.approx((row["done_ns"] - row["arrival_ns"]) / 1e9, abs=1e-3)
-    ttft = next(line for line in said if line.startswith("  its TTFT: "))
+    ttft = next(line for line in printed if line.startswith("  its TTFT: "))
     parts = [float(x) for x in re.findall(r"([\d.e+-]+) s \(", ttft)]
     assert sum(parts) == pytest.approx((row["first_ns"] - row["arrival_ns"]) / 1e9, rel=2e-3)
     assert parts == sorted(parts, reverse=True)
@@ -138,20 +138,20 @@ def test_explain_shows_a_request_in_order_of_time(out: Path) -> None:
 
 
 def test_parts_of_a_kind_are_folded_and_counted() -> None:
-    one, two = Inst("m", (0,)), Inst("m", (1,))
-    kinds = [("host", None), ("queue", one), ("prefill", one), ("queue", one), ("prefill", one), ("queue", one),
-             ("decode", one), ("queue", one), ("decode", one), ("queue", one), ("decode", one), ("transfer", two),
-             ("decode", two)]  # fmt: skip
+    inst, other = Inst("m", (0,)), Inst("m", (1,))
+    kinds = [("host", None), ("queue", inst), ("prefill", inst), ("queue", inst), ("prefill", inst), ("queue", inst),
+             ("decode", inst), ("queue", inst), ("decode", inst), ("queue", inst), ("decode", inst),
+             ("transfer", other), ("decode", other)]  # fmt: skip
     names = {"prefill": "compute", "decode": "contention"}
     parts = [Part(doing, 10 * i, 10 * i + 10, {names.get(doing, doing): 10}, 0, inst)
              for i, (doing, inst) in enumerate(kinds)]  # fmt: skip
-    found = folded(parts)
-    assert [(x.doing, x.gaps) for x in found] == [
+    shown = folded(parts)
+    assert [(x.doing, x.gaps) for x in shown] == [
         ("host", 0), ("queue", 0), ("prefill", 1), ("queue", 0), ("decode", 2), ("transfer", 0), ("decode", 0)
     ]  # fmt: skip
-    assert found[4].ns == {"contention": 30, "queue": 20}
-    assert [x.end_ns for x in found[:-1]] == [x.start_ns for x in found[1:]]
-    assert sum(sum(x.ns.values()) for x in found) == 10 * len(kinds)
+    assert shown[4].ns == {"contention": 30, "queue": 20}
+    assert [x.end_ns for x in shown[:-1]] == [x.start_ns for x in shown[1:]]
+    assert sum(sum(x.ns.values()) for x in shown) == 10 * len(kinds)
 
 
 @cases(
@@ -181,42 +181,42 @@ def test_a_run_that_cannot_be_made_again_is_explained_by_its_sums_alone(
 
 
 def test_misses_of_a_comparison_sum_to_their_latencies(sweep: Path, tmp_path: Path) -> None:
-    answer, *said = ok("explain", sweep, "--misses", "--all", "-o", tmp_path / "f.pdf").splitlines()
+    answer, *lines = ok("explain", sweep, "--misses", "--all", "-o", tmp_path / "f.pdf").splitlines()
     assert re.match(r"\S+ misses [\d.]+ %.*; \S+ misses [\d.]+ %, mostly ", answer)
-    assert said[0].startswith(f"{sweep} · SLO 5xP95 (both) · misses at rate scale ")
+    assert lines[0].startswith(f"{sweep} · SLO 5xP95 (both) · misses at rate scale ")
     table = pq.read_table(sweep / record.SWEEP).to_pylist()
     points = pd.read_csv(tmp_path / "f.csv", comment="#")
     missing = 0
     for label in SYSTEMS.split(","):
-        line = next(line.split() for line in said if line.startswith(f"{label} "))
-        rate = float(re.search(r"rate scale ([\d.]+)", said[0])[1])  # type: ignore[index]
-        (one,) = (r for r in table if (r["label"], r["rate_scale"], r["definition"], r["over"])
+        line = next(line.split() for line in lines if line.startswith(f"{label} "))
+        rate = float(re.search(r"rate scale ([\d.]+)", lines[0])[1])  # type: ignore[index]
+        (point,) = (r for r in table if (r["label"], r["rate_scale"], r["definition"], r["over"])
                   == (label, rate, "both", "pooled"))  # fmt: skip
         missed, offered = (int(x.replace(",", "")) for x in line[2:4])
-        assert (offered, missed) == (one["n"], round((1 - one["value"]) * one["n"]))
+        assert (offered, missed) == (point["n"], round((1 - point["value"]) * point["n"]))
         if missed:
             missing += 1
-            rows = record.read(sweep.parent / one["run"]).to_pylist()
-            own = points[points["label"] == label]
-            assert own["share"].sum() == pytest.approx(1)
-            assert float(line[5]) == pytest.approx(own["seconds"].sum(), rel=6e-3)
-            assert own["seconds"].sum() <= max(sum(q[f"{x}_ns"] for x in record.WAITS) for q in rows) / 1e9
+            rows = record.read(sweep.parent / point["run"]).to_pylist()
+            shares = points[points["label"] == label]
+            assert shares["share"].sum() == pytest.approx(1)
+            assert float(line[5]) == pytest.approx(shares["seconds"].sum(), rel=6e-3)
+            assert shares["seconds"].sum() <= max(sum(q[f"{x}_ns"] for x in record.WAITS) for q in rows) / 1e9
     assert missing > 1
     assert {path.name for path in tmp_path.iterdir()} == {"f.pdf", "f.png", "f.csv"}
     assert (tmp_path / "f.csv").read_text().startswith(f"# bench explain {sweep} --misses\n")
 
 
 def test_misses_of_one_system_go_by_rate_and_agree_with_its_run(sweep: Path, out: Path, tmp_path: Path) -> None:
-    said = ok("explain", sweep, "--misses", "--all", "--system", "qlm", "-o", tmp_path / "f").splitlines()[1:]
-    assert "misses of qlm at each rate" in said[0]
-    assert [line.split()[0] for line in said[2:4]] == ["2", "4"]
+    lines = ok("explain", sweep, "--misses", "--all", "--system", "qlm", "-o", tmp_path / "f").splitlines()[1:]
+    assert "misses of qlm at each rate" in lines[0]
+    assert [line.split()[0] for line in lines[2:4]] == ["2", "4"]
     alone = ok("explain", run_of(out, "qlm"), "--misses").splitlines()
     missed, offered = (int(x) for x in re.match(r"(\d+) of (\d+) requests", alone[0]).groups())  # type: ignore[union-attr]
-    assert [int(x.replace(",", "")) for x in said[3].split()[2:4]] == [missed, offered]
+    assert [int(x.replace(",", "")) for x in lines[3].split()[2:4]] == [missed, offered]
     whole = float(re.search(r"all misses together took ([\d.]+) s", "\n".join(alone))[1])  # type: ignore[index]
     points = pd.read_csv(tmp_path / "f.csv", comment="#")
-    own = points[points["rate_scale"] == 4]
-    assert own["seconds"].sum() * missed == pytest.approx(whole, abs=0.06)
+    shares = points[points["rate_scale"] == 4]
+    assert shares["seconds"].sum() * missed == pytest.approx(whole, abs=0.06)
 
 
 def test_bars_of_causes_are_told_apart_in_grey() -> None:
@@ -243,10 +243,10 @@ def test_a_timeline_is_a_trace_that_perfetto_opens(system: str, traced: Traced, 
     path = tmp_path / "t.json.gz"
     about = {"run": run.name}
     path.write_bytes(trace_event.document(trace_event.events(trace, stored), about, path))
-    found = json.loads(gzip.decompress(path.read_bytes()))
-    assert found["displayTimeUnit"] == "ms"
-    assert found["otherData"] == about
-    events = found["traceEvents"]
+    timeline = json.loads(gzip.decompress(path.read_bytes()))
+    assert timeline["displayTimeUnit"] == "ms"
+    assert timeline["otherData"] == about
+    events = timeline["traceEvents"]
     named, rest = [e for e in events if e["ph"] == "M"], [e for e in events if e["ph"] != "M"]
     assert events == [*named, *rest]
     stamps = [e["ts"] for e in rest]
@@ -274,7 +274,7 @@ def test_a_timeline_is_a_trace_that_perfetto_opens(system: str, traced: Traced, 
 
 
 def _slices(events: list[dict[str, Any]]) -> None:
-    """Slices of a track follow each other."""
+    """Check that slices of a track follow each other."""
     until: dict[tuple[int, int], float] = defaultdict(lambda: -math.inf)
     for event in events:
         if event["ph"] == "X":
@@ -285,7 +285,7 @@ def _slices(events: list[dict[str, Any]]) -> None:
 
 
 def _nested(events: list[dict[str, Any]]) -> None:
-    """Each `b` has its `e`, the innermost first, and what an id says nests."""
+    """Check that each `b` has its `e`, the innermost first, and that the slices of an id nest."""
     opened: dict[tuple[str, str], list[str]] = defaultdict(list)
     for event in events:
         if event["ph"] == "b":
@@ -296,7 +296,7 @@ def _nested(events: list[dict[str, Any]]) -> None:
 
 
 def _counters(events: list[dict[str, Any]], trace: Trace) -> None:
-    """Memory is never negative, nor above the GPU; nor are there more SMs than it has, a lane."""
+    """Check that memory is never negative, nor above the GPU, and SMs no more than it has, a lane."""
     shown = Counter(e["name"] for e in events if e["ph"] == "C")
     assert shown["memory GiB"]
     for event in (e for e in events if e["ph"] == "C"):
@@ -312,9 +312,9 @@ def _counters(events: list[dict[str, Any]], trace: Trace) -> None:
 
 def test_partitions_are_counters_and_turns_are_tracks(out: Path, tmp_path: Path) -> None:
     path, before = tmp_path / "t.json", files(out)
-    said = ok("timeline", run_of(out, "muxserve"), "-o", path)
+    output = ok("timeline", run_of(out, "muxserve"), "-o", path)
     assert files(out) == before
-    assert said.startswith(f"{path}: ")
+    assert output.startswith(f"{path}: ")
     events = json.loads(path.read_text())["traceEvents"]
     names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
     assert {name.split()[-1] for name in names} == {"decode", "prompts", "turns"}

@@ -37,7 +37,7 @@ def test_a_field_states_its_domain_and_state_is_no_field() -> None:
         "most": Domain(4, least=1, most=8),
         "fast": Domain(True),
     }
-    assert [name for name, one in domains(Mine).items() if one.stated] == ["order", "tau", "most"]
+    assert [name for name, domain in domains(Mine).items() if domain.stated] == ["order", "tau", "most"]
     made = Mine(None)
     assert (made.order, made.tau, made.most) == ("edf", 0.5, 4)
 
@@ -51,12 +51,12 @@ def test_defaults_and_presets_lie_in_their_domains(name: str) -> None:
     make = system.find(name)
     takes = domains(make)
     for preset in ({}, *make.presets.values()):
-        for what, value in {**{n: one.default for n, one in takes.items()}, **preset}.items():
-            one = takes[what]
-            assert type(value) is type(one.default)
-            assert not one.choices or value in one.choices
-            assert isinstance(value, str) or one.least <= value <= one.most
-            assert one.stated or type(value) is bool, f"{name}: field {what} states neither choices nor a range"
+        for what, value in {**{n: domain.default for n, domain in takes.items()}, **preset}.items():
+            domain = takes[what]
+            assert type(value) is type(domain.default)
+            assert not domain.choices or value in domain.choices
+            assert isinstance(value, str) or domain.least <= value <= domain.most
+            assert domain.stated or type(value) is bool, f"{name}: field {what} states neither choices nor a range"
 
 
 # ------------------------------------------------------------------ NAME[:PRESET][+FIELD=VALUE...]

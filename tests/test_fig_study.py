@@ -21,7 +21,7 @@ from tests.test_plots import GRID, PLAIN, lightness, rows, xs
 
 
 def measured(*runs: dict[str, Any]) -> pa.Table:
-    """Made-up rows of a study, as `table.table_of` makes them."""
+    """Return made-up rows of a study, as `table.table_of` makes them."""
     first = [("condition", pa.string()), ("x", pa.float64())]
     word = tidy.TABLE_SCHEMA.field("run").type
     base = {"trace": "hyperbolic-like", "tier": "synthetic"}
@@ -30,7 +30,7 @@ def measured(*runs: dict[str, Any]) -> pa.Table:
 
 
 def panel(condition: str, **facts: Any) -> dict[str, Any]:
-    """Facts of a panel, as `grid.facts` has them."""
+    """Return facts of a panel, as `grid.facts` has them."""
     usual = {"condition": condition, "name": condition, "kind": "", "origin": "", "row": 0, "column": 0,
              "axis": "rate_scale", "trace": "hyperbolic-like", "tier": "synthetic", "models": "heavy8", "own": {},
              "plan": "trace", "half": "", "halves": [],
@@ -40,7 +40,7 @@ def panel(condition: str, **facts: Any) -> dict[str, Any]:
 
 
 def about(layout: str, *panels: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    """Facts of a study, as its table's footer has them."""
+    """Return facts of a study, as its table's footer has them."""
     usual = {"study": "mine", "layout": layout, "paper": "A paper, figure 7", "level": 0.99, "definitions": ["ttft"],
              "systems": ["prism", "static"], "controls": [], "seeds": 3, "titles": [], "claims": [], "notes": [],
              "sample": {"rule": "fixed", "each": "system"}, "fuller": "", "runs": {},
@@ -61,12 +61,12 @@ def claim(what: str, system: str, over: str, **more: Any) -> dict[str, Any]:
 
 
 def written(figure: Figure) -> str:
-    """All words of a figure that belong to no panel."""
+    """Return all words of a figure that belong to no panel."""
     return " ".join(" ".join(text.get_text() for text in figure.texts).split())
 
 
 def cells() -> Iterator[dict[str, Any]]:
-    """Made-up scores: prism crosses 99 % at 4 x the rate of static, from SLO scale 2 and 4 GPUs; static neither."""
+    """Return made-up scores: prism crosses 99 % at 4 x static's rate, from SLO scale 2 and 4 GPUs; static neither."""
 
     def cell(condition: str, x: float, label: str, seed: int, ttft: float, **more: Any) -> dict[str, Any]:
         shares = {"ttft": ttft, "tpot": 1.0, "both": ttft, "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
@@ -113,14 +113,14 @@ def drawn_lines(table: pa.Table = CURVES, facts: Mapping[str, Any] = ABOUT) -> F
 
 def test_a_study_is_drawn_by_its_layout_and_equal_tables_are_equal_bytes(tmp_path: Path) -> None:
     shuffled = CURVES.take(pa.array(np.random.default_rng(0).permutation(len(CURVES))))
-    one = fig_study.render(stored(tmp_path / "a", CURVES, ABOUT), tmp_path / "a" / "fig7", "bench plot x")
+    first = fig_study.render(stored(tmp_path / "a", CURVES, ABOUT), tmp_path / "a" / "fig7", "bench plot x")
     mpl.rcParams["font.size"] = 30  # another's settings change nothing
-    two = fig_study.render(stored(tmp_path / "b", shuffled, ABOUT), tmp_path / "b" / "fig7", "bench plot x")
+    second = fig_study.render(stored(tmp_path / "b", shuffled, ABOUT), tmp_path / "b" / "fig7", "bench plot x")
     mpl.rcdefaults()
-    assert [path.name for path in one] == ["fig7.pdf", "fig7.png", "fig7.csv"]
-    for a, b in zip(one, two, strict=True):
+    assert [path.name for path in first] == ["fig7.pdf", "fig7.png", "fig7.csv"]
+    for a, b in zip(first, second, strict=True):
         assert a.read_bytes() == b.read_bytes(), a.name
-    csv = one[2].read_text().splitlines()
+    csv = first[2].read_text().splitlines()
     assert csv[0] == "# bench plot x"
     assert {"loads", "evicts", "migrations", "ttft_mean", "ttft_low", "infeasible"} <= set(csv[1].split(","))
     assert list(plots.of(tmp_path / "a")[0]) == ["study"]
@@ -143,9 +143,9 @@ def test_curves_say_what_they_show() -> None:
         | windows cut to 600 of 7200 s | Hollow | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5)
         | Markers without a line: bounds and the A/A copy, at the ends.
         | At least 2,700 requests a point, over its seeds."""
-    said = written(drawn_lines())
+    text = written(drawn_lines())
     for fact in map(str.strip, facts.split("|")):
-        assert " ".join(fact.split()) in said, fact
+        assert " ".join(fact.split()) in text, fact
     axes = drawn_lines().axes
     assert [axis.get_ylabel() for axis in axes[::2]] == [f"models: heavy8\n({x}) SLO met (%)" for x in "abc"]
     assert len(axes) == 6  # 3 conditions x (1 trace x 2 definitions)
@@ -154,20 +154,20 @@ def test_curves_say_what_they_show() -> None:
 def test_a_caption_says_how_rates_were_chosen_and_what_of_the_setting_differs() -> None:
     given = panel("rates", rates_rps=[1.0, 8.0], own={"pool_bytes": 72_241_349_919, "assign": "shuffled"})
     bisected = {"rule": "bisect", "each": "system"}
-    said = written(drawn_lines(facts=ABOUT | {"panels": [given, *ABOUT["panels"][1:]], "sample": bisected,
+    text = written(drawn_lines(facts=ABOUT | {"panels": [given, *ABOUT["panels"][1:]], "sample": bisected,
                                               "controls": [], "fuller": "12 seeds"}))  # fmt: skip
-    assert "Rates: 1, 8 req/s, then by bisection of each system's crossing." in said
-    assert "streams as released, processes inside 0.90)" in said
-    assert "preliminary (--full: 12 seeds)" in said
-    assert "Markers without a line" not in said
+    assert "Rates: 1, 8 req/s, then by bisection of each system's crossing." in text
+    assert "streams as released, processes inside 0.90)" in text
+    assert "preliminary (--full: 12 seeds)" in text
+    assert "Markers without a line" not in text
     again = drawn_lines(facts=ABOUT | {"panels": [*ABOUT["panels"][1:], given]})
     assert "SLO scale 5, streams shuffled, 67.28 GiB a GPU for weights and KV)" in written(again)
 
 
 def test_slo_rules_in_few_words() -> None:
-    assert caption.slos(["20xP95", "5xP95", "1.25xP95"]) == "1.25 to 20 x P95"
+    assert caption.slos(["20xP95", "5xP95", "1.25xP95"]) == "1.25 to 20 x P95 alone"
     assert caption.slos(["5/2xP95", "30/2xP95", "absolute:ttft=2,tpot=0.1"]) == (
-        "5/2xP95, 30/2xP95, absolute:ttft=2,tpot=0.1"
+        "TTFT 5 x, TPOT 2 x P95 alone, TTFT 30 x, TPOT 2 x P95 alone, TTFT 2 s, TPOT 0.1 s"
     )
 
 
@@ -175,7 +175,9 @@ def test_curves_say_which_caps_of_the_engine_bound() -> None:
     static = [row for row in CURVES.to_pylist() if row["label"] == "static" and row["definition"] == "loads"]
     bound = [row | {"definition": "cap_bound", "value": 0.02 * row["x"]} for row in static]
     told = pa.concat_tables([CURVES, pa.Table.from_pylist(bound, schema=CURVES.schema)]).unify_dictionaries()
-    assert "batch_cap bound more than 1 % of steps: static up to 32 %." in written(drawn_lines(told))
+    assert "The engine's batch_cap was reached in more than 1 % of steps: static up to 32 %." in written(
+        drawn_lines(told)
+    )
 
 
 def test_crossings_are_dashed_and_what_does_not_fit_is_hollow() -> None:
@@ -196,9 +198,9 @@ def test_a_system_with_its_own_gpus_is_never_drawn_above_another_count() -> None
     assert names == ["prism", "static", "dedicated (8 GPUs)", "ideal", "prism (A/A)", "crosses 99 %"]
     axis = figure.axes[4]
     shown = dict(zip(axis.get_xticks(), (x.get_text() for x in axis.get_xticklabels()), strict=True))
-    own = [line for line in axis.lines if line.get_marker() == style.SYSTEMS["dedicated"].marker]
-    (place,) = {x for line in own for x in xs(line)}
-    assert all(line.get_transform() == axis.transData for line in own)  # at its place, not beside it
+    markers = [line for line in axis.lines if line.get_marker() == style.SYSTEMS["dedicated"].marker]
+    (place,) = {x for line in markers for x in xs(line)}
+    assert all(line.get_transform() == axis.transData for line in markers)  # at its place, not beside it
     assert place > 5  # beyond those asked for
     assert shown[place] == "8"
     assert [text.get_text() for text in axis.texts] == ["//"]
@@ -207,21 +209,21 @@ def test_a_system_with_its_own_gpus_is_never_drawn_above_another_count() -> None
 
 def test_panels_that_differ_in_a_field_stand_below_each_other() -> None:
     twins = [panel("a", column=1), panel("b", slo="P99"), panel("c"), panel("d", own={"plan": "window"})]
-    arranged = [{column: one["condition"] for column, one in line.items()} for line in lines.arranged(twins)]
+    arranged = [{column: entry["condition"] for column, entry in line.items()} for line in lines.arranged(twins)]
     assert arranged == [{1: "a", 0: "c"}, {0: "b"}, {0: "d"}]
 
 
 def test_what_planners_saw_is_told_of_both_halves() -> None:
     held_out = {"trace": "hyperbolic", "models": "heavy8", "axis": "rate_scale", "plan": "held-out"}
-    said = " ".join(caption.seen([held_out | {"seen": [[539, 132, 3], [619, 118, 0]]}]))
-    assert "heavy8 on hyperbolic: 539 132 3 or 619 118 0." in said
-    assert said.endswith("Where planners saw 0 requests, a prior of one decides.")
+    text = " ".join(caption.seen([held_out | {"seen": [[539, 132, 3], [619, 118, 0]]}]))
+    assert "heavy8 on hyperbolic: 539 132 3 or 619 118 0." in text
+    assert text.endswith("Where planners saw 0 requests, a prior of one decides.")
     assert "prior" not in " ".join(caption.seen([held_out | {"seen": [[5, 1]]}]))
     assert not list(caption.seen([held_out | {"plan": "trace", "seen": [[5, 1]]}]))
 
 
 def ratio_rows(condition: str, prism: float, static: float, **more: Any) -> Iterator[dict[str, Any]]:
-    """Runs of which two systems cross 99 % at these rates."""
+    """Yield runs of which two systems cross 99 % at these rates."""
     for label, knee in (("prism", prism), ("static", static)):
         for x in (1.0, 2.0, 4.0, 8.0, 16.0):
             for seed in range(3):
@@ -275,8 +277,8 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
         figure = matrix.draw(table, facts)
     (axis,) = figure.axes
     assert "Verdicts are corrected together (Holm)." in written(figure)
-    said = [text.get_text() for text in axis.texts]
-    assert said[:1] + said[2:] == ["+ 4.00x", "static does not fit", "= 0.0, 0.0, 0.0", "points at 1, 4, 16"]
+    texts = [text.get_text() for text in axis.texts]
+    assert texts[:1] + texts[2:] == ["+ 4.00x", "static does not fit", "= 0.0, 0.0, 0.0", "points at 1, 4, 16 req/s"]
     filled = [patch.get_facecolor() for patch in axis.patches]
     assert len(set(filled)) == 3  # what has no room leaves nobody ahead
     with pytest.raises(UserError, match="no claim of this study is a ratio"):
@@ -324,8 +326,8 @@ def test_a_fleet_drops_a_line_at_the_fewest_gpus_that_hold() -> None:
     dotted = [[xs(line)[0] for line in axis.lines if list(np.asarray(line.get_ydata(), float)) == [0, 0.5]]
               for axis in figure.axes]  # fmt: skip
     assert dotted == [[4.0], [2.0]]
-    assert [axis.get_title() for axis in figure.axes] == ["SLO 5xP95", "SLO 10xP95"]
-    assert figure.axes[0].get_ylabel() == "hyperbolic-like\n6 req/s\nTTFT met (%)"
+    assert [axis.get_title() for axis in figure.axes] == ["SLO 5 x P95 alone", "SLO 10 x P95 alone"]
+    assert figure.axes[0].get_ylabel() == "hyperbolic-like\n6 req/s\nTTFT in time (%)"
     assert "mean, least and most of 3 seeds" in written(figure)
     assert "SLO 5 to 10 x P95" in written(figure)
 

@@ -39,22 +39,22 @@ START = {"host0": 1e-3, "host1": 5e-5}
 
 
 def batches(host: quantities.HostProfile, sizes: Sequence[int] = (1, 4, 16, 64)) -> list[Case]:
-    """Batches as a host profile would have made them."""
+    """Return batches as a host profile would have made them."""
     bare = [
         Case("made.csv", k, Setting("vllm-0.6", "h100", "llama-3.1-8b", 1, Batch(size, 128, 64)), None, {}, False,
              {"Batch Size": str(size), "Length": "128"})
         for k, size in enumerate(sizes)
     ]  # fmt: skip
-    return [c._replace(measured=own) for c, own in zip(bare, ours(bare, host), strict=True)]
+    return [c._replace(measured=metrics) for c, metrics in zip(bare, ours(bare, host), strict=True)]
 
 
 def test_a_fit_finds_the_constants_that_made_its_rows_and_leaves_groups_out() -> None:
-    found = batches(TRUE)
+    synthetic = batches(TRUE)
     fit = whole_requests(BASE, START)
-    got = fit(found)
+    got = fit(synthetic)
     assert got.host0 == pytest.approx(TRUE.host0, rel=0.02)
     assert got.host1 == pytest.approx(TRUE.host1, rel=0.02)
-    alike = [c._replace(setting=c.setting._replace(model=m)) for c in found for m in ("llama-3.1-8b", "mistral-7b")]
+    alike = [c._replace(setting=c.setting._replace(model=m)) for c in synthetic for m in ("llama-3.1-8b", "mistral-7b")]
     assert {g for c in alike for g in groups(c)} == {
         "llama-3.1-8b",
         "mistral-7b",
@@ -63,34 +63,34 @@ def test_a_fit_finds_the_constants_that_made_its_rows_and_leaves_groups_out() ->
 
 
 def test_rows_are_predicted_by_fits_without_them() -> None:
-    found = batches(TRUE)
+    synthetic = batches(TRUE)
     seen: list[set[int]] = []
 
     def fit(some: Sequence[Case]) -> quantities.HostProfile:
         seen.append({c.row for c in some})
         return TRUE
 
-    sizes = [c._replace(setting=c.setting._replace(model=f"{c.row}")) for c in found]
+    sizes = [c._replace(setting=c.setting._replace(model=f"{c.row}")) for c in synthetic]
     assert [groups(c)[0] for c in sizes] == ["0", "1", "2", "3"]
-    rows, predicted = left_out(found[1:], fit)
+    rows, predicted = left_out(synthetic[1:], fit)
     # the model is all there is, then one size after the other
     assert seen == [set(), {2, 3}, {1, 3}, {1, 2}]
     assert [c.row for c in rows] == [1, 2, 3, 1, 2, 3]
     assert errors(rows, predicted)["throughput"] == {"median": 0.0, "p95": 0.0, "bias": 0.0, "n": 6}
-    slower = [{k: v / 1.25 for k, v in own.items()} for own in predicted]
+    slower = [{k: v / 1.25 for k, v in metrics.items()} for metrics in predicted]
     assert errors(rows, slower)["throughput"] == {"median": 0.2, "p95": 0.2, "bias": -0.2, "n": 6}
 
 
 def test_a_profile_keeps_its_errors_and_names_its_rows() -> None:
-    found = batches(TRUE, (1, 4))
-    short = found[0]._replace(setting=found[0].setting._replace(load=Batch(200, 4000, 4000)))
-    host, table = profile([*found, short], lambda _: TRUE, "made", "-", ("Batch Size",))
+    synthetic = batches(TRUE, (1, 4))
+    short = synthetic[0]._replace(setting=synthetic[0].setting._replace(load=Batch(200, 4000, 4000)))
+    host, table = profile([*synthetic, short], lambda _: TRUE, "made", "-", ("Batch Size",))
     assert host == TRUE
     assert table["source"] == "made; 2 rows of 3"
     assert table["rows"] == [{"file": "made.csv", "Batch Size": [1, 4]}]
     assert table["held"] == {"median": 0.0, "p95": 0.0, "n": 4}
     assert set(table["held_parts"]) == {"throughput fit", "throughput held"}
-    assert whole(found[0]) == "throughput"
+    assert whole(synthetic[0]) == "throughput"
 
 
 def loop(clients: int, engine: str = "vllm-0.12") -> Setting:
@@ -121,8 +121,8 @@ def test_tables_hold_of_the_rows_that_they_are_made_of_and_of_no_others(chosen: 
 
 def test_the_profiles_name_the_rows_that_they_were_fitted_on(measured_dir: Path) -> None:
     """Conditions that change which rows are usable want a new fit."""
-    found = [c for c in cases(measured_dir) if c.setting.load is not None]
-    assert [c.fitted for c in found] == [usable(c.setting) for c in found]
+    batch_cases = [c for c in cases(measured_dir) if c.setting.load is not None]
+    assert [c.fitted for c in batch_cases] == [usable(c.setting) for c in batch_cases]
 
 
 def test_what_went_into_a_fit_has_one_hash() -> None:
@@ -132,14 +132,14 @@ def test_what_went_into_a_fit_has_one_hash() -> None:
     capped = made._replace(setting=made.setting._replace(flags=(("batch_cap", 2),)))
     slower = made._replace(measured={"throughput": 1.0})
     assert inputs([made]) == inputs([made])
-    assert len({inputs([one]) for one in (made, longer, capped, slower)}) == 4
+    assert len({inputs([case]) for case in (made, longer, capped, slower)}) == 4
 
 
 def test_the_table_carries_the_hash_of_what_it_was_fitted_with(measured_dir: Path) -> None:
     """Other rows, other conditions of ours or another table of kernels want `make fit-hosts`."""
-    said = tomllib.loads((quantities.TABLES / "hosts.toml").read_text("utf-8"))["fitted_with"]
-    assert said["inputs"] == inputs(cases(measured_dir))
-    assert said["card"] == fit_card.inputs(fit_card.measured_ramps(measured_dir))
+    fitted_with = tomllib.loads((quantities.TABLES / "hosts.toml").read_text("utf-8"))["fitted_with"]
+    assert fitted_with["inputs"] == inputs(cases(measured_dir))
+    assert fitted_with["card"] == fit_card.inputs(fit_card.measured_ramps(measured_dir))
 
 
 @pytest.mark.slow

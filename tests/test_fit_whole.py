@@ -1,4 +1,4 @@
-"""What was measured from outside becomes a table: rows that a known table makes give that table back."""
+"""Tables fitted to outside measurements: rows that a known table makes give that table back."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Known:
     times: float
 
     def seconds(self, m: int) -> float:
-        """Of a step of m tokens without context."""
+        """Return the seconds of a step of m tokens without context."""
         return self.times * (2e-3 + 5e-4 * min(m, 8) + 2e-4 * max(0, min(m, 128) - 8) + 1e-4 * max(0, m - 128))
 
     def step_s(self, seqs: int, ctx: float, prompt: int = 0) -> float:
-        """Of any step."""
+        """Return the seconds of any step."""
         line = SEQ_S * (seqs + (prompt > 0)) + CTX_S * ctx + AREA_S * prompt**2 / 2
         return self.seconds(seqs + prompt) + self.times * line
 
@@ -115,16 +115,16 @@ def test_servers_side_by_side_tell_their_share(share: float, factor: float) -> N
     measured = [
         Beside(k, alone_s * (1 + factor * (max(1, k * share) - 1)), alone_s) for k in (2, 4) for alone_s in (0.1, 2.0)
     ]
-    found = fit_whole.co_run(measured, "by hand")
-    assert (found["share"], found["factor"]) == pytest.approx((share, factor), rel=0.01)
-    assert found["fit"]["p95"] < 0.01
+    fitted = fit_whole.co_run(measured, "by hand")
+    assert (fitted["share"], fitted["factor"]) == pytest.approx((share, factor), rel=0.01)
+    assert fitted["fit"]["p95"] < 0.01
 
 
 def test_what_servers_do_side_by_side_has_an_error() -> None:
-    found = fit_whole.co_run([Beside(2, 1.8, 1.0), Beside(2, 2.2, 1.0)], "by hand")
-    assert 1.8 < 2 * found["share"] < 2.2
-    assert found["fit"]["n"] == 2
-    assert found["fit"]["median"] == pytest.approx(0.1, abs=0.02)
+    fitted = fit_whole.co_run([Beside(2, 1.8, 1.0), Beside(2, 2.2, 1.0)], "by hand")
+    assert 1.8 < 2 * fitted["share"] < 2.2
+    assert fitted["fit"]["n"] == 2
+    assert fitted["fit"]["median"] == pytest.approx(0.1, abs=0.02)
 
 
 def test_a_journals_lines_become_a_table() -> None:

@@ -41,14 +41,14 @@ def mute(path): sys.exit(2)
 def code(path): sys.exit(3)
 def good(path): raise UserError(f"{path}: no")
 
-found = {}
+faults = {}
 for fault in (traceback, silent, hang, busy, memory, half, blame, lines, mute, code, good):
     new.write = fault
     judge.WALL_S = 2.0 if fault is hang else 120.0
     case = Case("planted/x", ("new", "mine.py"), "mine.py", accept=False)
     (end,) = judge.ends([case], Path(sys.argv[1]) / fault.__name__)
-    found[fault.__name__] = end.bad
-print(json.dumps(found))
+    faults[fault.__name__] = end.bad
+print(json.dumps(faults))
 """
 
 SAYS = {
@@ -61,11 +61,11 @@ SAYS = {
 def test_the_judge_sees_a_fault_that_is_planted(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PLANTED, str(tmp_path)], capture_output=True, text=True, check=True,
                           cwd=ROOT)  # fmt: skip
-    found = json.loads(done.stdout)
-    assert found.keys() == SAYS.keys()
+    faults = json.loads(done.stdout)
+    assert faults.keys() == SAYS.keys()
     for fault, says in SAYS.items():
-        assert says in found[fault], (fault, found)
-        assert bool(found[fault]) is bool(says), (fault, found)
+        assert says in faults[fault], (fault, faults)
+        assert bool(faults[fault]) is bool(says), (fault, faults)
 
 
 def test_a_sample_of_bad_input_ends_well() -> None:

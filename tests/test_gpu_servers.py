@@ -22,7 +22,7 @@ case "$1" in *name*) echo "NVIDIA H200";; *) echo 0; esac
 
 
 def make(path: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """What make says, without doing it where `-n` is among the arguments."""
+    """Run make; only print what it would do where `-n` is among the arguments."""
     env = {**os.environ, "PATH": path}
     return subprocess.run(
         ["make", *more, "gpu-servers"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
@@ -31,7 +31,7 @@ def make(path: str, *more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def card(tmp_path: Path) -> str:
-    """A PATH on which nvidia-smi finds a card."""
+    """Return a PATH on which nvidia-smi finds a card."""
     (tmp_path / "nvidia-smi").write_text(SMI)
     (tmp_path / "nvidia-smi").chmod(0o755)
     return f"{tmp_path}:{os.environ['PATH']}"
@@ -54,9 +54,9 @@ def test_every_command_is_one_that_our_command_line_takes(card: str) -> None:
     assert [words[0] for words in asked] == ["calibrate", "validate", "study"]
     for name, *words in asked:
         command = load(name)
-        found = command.make_context(name, list(words)).params
-        assert found["engine"] == "vllm"
-        assert str(found["out"]).startswith("results/nvidia-h200")
+        params = command.make_context(name, list(words)).params
+        assert params["engine"] == "vllm"
+        assert str(params["out"]).startswith("results/nvidia-h200")
     assert "--gpu h200" in run.stdout
     assert f"--table {Path('results/nvidia-h200/vllm-h200.toml')}" in run.stdout
 
@@ -75,17 +75,17 @@ def test_a_study_on_servers_is_its_conditions_and_systems_that_they_can_run(
     monkeypatch.setattr(host, "DEVICES", tmp_path)
     whole = study("fig7")
     here, notes = part(whole, "vllm", None, 1)
-    assert {gpus for one in here.condition for gpus in counts(here, one)} == {1}
+    assert {gpus for condition in here.condition for gpus in counts(here, condition)} == {1}
     assert (here.spec["engine"], here.base_engine) == ("vllm", "sim")
     assert {"static:rate", "static:equal"} <= set(here.systems)
     assert all(
         any(f"skipped: {name} on vllm: no " in note for note in notes)
         for name in set(whole.systems) - set(here.systems)
     )
-    wide = [f'skipped: condition "{one.name}" needs 2 GPUs, there are 1' for one in whole.condition
-            if min(counts(whole, one)) > 1]  # fmt: skip
+    wide = [f'skipped: condition "{c.name}" needs 2 GPUs, there are 1' for c in whole.condition
+            if min(counts(whole, c)) > 1]  # fmt: skip
     assert wide == [note for note in notes if "condition" in note]
     with pytest.raises(UserError, match="aegaeon: no condition runs on 1 GPUs"):
         part(study("aegaeon"), "vllm", None, 1)
     two, _ = part(whole, "vllm", None, 2)
-    assert {gpus for one in two.condition for gpus in counts(two, one)} == {1, 2}
+    assert {gpus for condition in two.condition for gpus in counts(two, condition)} == {1, 2}

@@ -34,8 +34,8 @@ def test_the_cache_lies_with_the_sources_and_earlier_ones_go(tmp_path: Path, mon
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     copied(tmp_path)
     (tmp_path / "__pycache__" / "kernel-0123").mkdir(parents=True)
-    found = jit.cache_dir(tmp_path)
-    assert found == tmp_path / "__pycache__" / f"kernel-{jit.fingerprint(tmp_path)}"
+    folder = jit.cache_dir(tmp_path)
+    assert folder == tmp_path / "__pycache__" / f"kernel-{jit.fingerprint(tmp_path)}"
     assert not (tmp_path / "__pycache__" / "kernel-0123").exists()
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(found))
-    assert jit.cache_dir(tmp_path) == found
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+    assert jit.cache_dir(tmp_path) == folder

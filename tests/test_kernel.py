@@ -61,17 +61,17 @@ def same(a: float, b: float, tol: float = 1e-9) -> bool:
 
 
 def heard(event: Event, kind: type) -> bool:
-    """Whether an event is of a kind; of ends, those of loads, evictions and moves."""
+    """Return whether an event is of a kind; of ends, those of loads, evictions and moves."""
     return isinstance(event, kind) and (not isinstance(event, Done) or isinstance(event.action, Load | Evict | Move))
 
 
 def bare(event: Event) -> Event:
-    """An event without the words in which a refusal gives its reason."""
+    """Return an event without the words in which a refusal gives its reason."""
     return replace(event, why="") if isinstance(event, Done) else event
 
 
 def alike(a: tuple[float, Event], b: tuple[float, Event]) -> bool:
-    """Whether two events are one and the same, told at one time."""
+    """Return whether two events are one and the same, told at one time."""
     (t, e), (u, f) = a, b
     if isinstance(e, TurnEnded) and isinstance(f, TurnEnded) and same(e.ran_s, f.ran_s):
         e = replace(e, ran_s=f.ran_s)
@@ -79,13 +79,13 @@ def alike(a: tuple[float, Event], b: tuple[float, Event]) -> bool:
 
 
 def differences(seed: int) -> list[str]:
-    """Where kernel and oracle disagree on one random world."""
+    """List the differences of kernel and oracle on one random world."""
     w = world(seed)
     return [f"{seed}: {d}" for d in apart(w if seed >= TURNED else replace(w, end_s=END_S))]
 
 
 class Watched(Oracle):
-    """Keeps what waits for memory, and what is on its way, when each action of the script is done."""
+    """An oracle that keeps what waits for memory, and what is on its way, when each action of the script is done."""
 
     def __init__(self, w: World) -> None:
         super().__init__(w.setup())
@@ -102,7 +102,7 @@ class Watched(Oracle):
 
 
 def sight(w: World, sim: Sim) -> Sight:
-    """The same as a policy sees it."""
+    """Return the state as a policy sees it."""
     view = sim.view()
     loads = {inst for g in range(w.config.gpus) for inst in view.insts(g) if view.weights(inst) == "waiting"}
     there = [r for r in range(len(w.jobs)) if sim.came(r)]
@@ -111,50 +111,50 @@ def sight(w: World, sim: Sim) -> Sight:
 
 
 def apart(w: World) -> list[str]:
-    """Where kernel and oracle disagree on a world."""
+    """List the differences of kernel and oracle on a world."""
     oracle, sights = Watched(w), list[Sight]()
     want = oracle.run(w.jobs, w.script, w.end_s, w.answer())
     sim, told = drive(w, look=lambda sim: sights.append(sight(w, sim)))
-    found = []
+    lines = []
     if sights != oracle.sights:
         k = next((k for k, (a, b) in enumerate(zip(sights, oracle.sights, strict=False)) if a != b), -1)
-        found.append(f"sight {k}: {sights[k:][:1]}, not {oracle.sights[k:][:1]}")
+        lines.append(f"sight {k}: {sights[k:][:1]}, not {oracle.sights[k:][:1]}")
     for kind in (Prefilled, Finished, Preempted, TurnEnded, Done, Freed):
         ours, theirs = ([(max(t, 0.0), bare(e)) for t, e in of if heard(e, kind)] for of in (told, want.told))
         for of in (ours, theirs):  # of requests that end at one instant, the order has no meaning
             of.sort(key=lambda x: repr(getattr(x[1], "rid", x[1] if isinstance(x[1], Done) else 0)))
         if not all(map(alike, ours, theirs)) or len(ours) != len(theirs):
             k = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if not alike(a, b)), -1)
-            found.append(f"{kind.__name__} {k}: {ours[k:][:1]}, not {theirs[k:][:1]}")
+            lines.append(f"{kind.__name__} {k}: {ours[k:][:1]}, not {theirs[k:][:1]}")
     for q, r in zip(want.requests, sim.S.requests, strict=True):
         got = STATE.get(int(r["state"]), "unfinished")
         if (got, int(r["made"]), int(r["preemptions"])) != (q.state, q.made, q.preemptions):
             want_ = f"{q.state}, {q.made} made, {q.preemptions} times preempted"
-            found.append(f"request {q.id} is {got}, {r['made']} made, {r['preemptions']} times preempted; not {want_}")
+            lines.append(f"request {q.id} is {got}, {r['made']} made, {r['preemptions']} times preempted; not {want_}")
         if int(r["found"]) != q.found:
-            found.append(f"request {q.id} found {r['found']} tokens, not {q.found}")
+            lines.append(f"request {q.id} found {r['found']} tokens, not {q.found}")
         for name, at in (("admit", q.admit_s), ("first", q.first_s), ("done", q.done_s)):
             if not same(float(r[name]), at):
-                found.append(f"request {q.id} {name} at {r[name]}, not {at}")
-        found += [
+                lines.append(f"request {q.id} {name} at {r[name]}, not {at}")
+        lines += [
             f"request {q.id} waited {r[cause]} for {cause}, not {q.waits[cause]}"
             for cause in CAUSES
             if not same(float(r[cause]), q.waits[cause])
         ]
-        found += [
+        lines += [
             f"request {q.id} waited {r[f'ttft_{cause}']} for {cause} until its first token, not {q.ttft_waits[cause]}"
             for cause in CAUSES
             if not same(float(r[f"ttft_{cause}"]), q.ttft_waits[cause])
         ]
     if w.config.token_times:
-        found += gaps_apart(sim, want.requests)
+        lines += gaps_apart(sim, want.requests)
     steps = {"all": int(sim.S.batches["steps"].sum())} | {cap: int(sim.S.s[f"by_{cap}"]) for cap in CAPS}
-    found += [f"{n} steps {cap}, not {want.steps[cap]}" for cap, n in steps.items() if n != want.steps[cap]]
-    return found
+    lines += [f"{n} steps {cap}, not {want.steps[cap]}" for cap, n in steps.items() if n != want.steps[cap]]
+    return lines
 
 
 def gaps_apart(sim: Sim, want: Sequence[Req]) -> Iterator[str]:
-    """Where what a request waited for in its longest gap is not that gap, or not what the oracle has."""
+    """List requests whose waits in their longest gap are not that gap, or not what the oracle has."""
     try:
         rows = [row for batch in sim.rows() for row in batch.to_pylist()]
     except IndexError as error:  # the log of a wrong kernel
@@ -208,7 +208,7 @@ def test_closed_loops_are_the_oracles() -> None:
 
 
 def plain(*args: str) -> str:
-    """The same code as Python."""
+    """Run the same code as Python."""
     env = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     return subprocess.run(
         [sys.executable, "-m", "tests.dump", *args], env=env, check=True, capture_output=True, text=True, timeout=280
@@ -216,14 +216,14 @@ def plain(*args: str) -> str:
 
 
 def escaped(first: int, last: int, changes: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
-    """The changes of the kernel, each on its own, that the oracle notices on none of these worlds.
+    """Return the changes of the kernel that the oracle notices on none of these worlds, each tried on its own.
 
     A change begins with the number of the world to be tried first, one that is known to show it. One process tries all
     changes: to start it takes longer than to notice one.
     """
     texts = [text for k, old, new in changes for text in (str(first + k), old, new)]
-    found = plain(str(first), str(last), *texts).split()
-    return [change for change, seed in zip(changes, found, strict=True) if seed == "none"]
+    seeds = plain(str(first), str(last), *texts).split()
+    return [change for change, seed in zip(changes, seeds, strict=True) if seed == "none"]
 
 
 @pytest.mark.slow
@@ -503,8 +503,8 @@ def test_tokens_pages_waits_and_link_bytes_are_conserved(seed: int) -> None:
     assert discards or not ended.all() or S.batches["seq_steps"].sum() >= decoded
 
 
-def one(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) -> World:
-    """One-token requests whose prefill takes `prompt_s`, on one GPU; each model alone would use all of it."""
+def prefill_queue(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) -> World:
+    """Return one-token requests whose prefill takes `prompt_s`, on one GPU; each model alone would use all of it."""
     cost = np.zeros(models, COST)
     cost["pre0"], cost["flops"], cost["hbm"], cost["fl_tok"] = prompt_s, 1.0, 1.0, 10.0
     grid = np.array([1, 2])
@@ -516,10 +516,10 @@ def one(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) 
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1 << 50)
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     rng = np.random.default_rng(5)
-    ones, never = np.ones(n, np.int32), np.full(n, math.inf)
+    tokens, never = np.ones(n, np.int32), np.full(n, math.inf)
     jobs = Jobs(
         tuple(m.name for m in served), np.cumsum(rng.exponential(1 / rate, n)),
-        rng.integers(0, models, n).astype(np.int32), ones, ones, never, never
+        rng.integers(0, models, n).astype(np.int32), tokens, tokens, never, never
     )  # fmt: skip
     script: list[tuple[float, Action]] = []
     for m in served:
@@ -539,7 +539,7 @@ def latency(w: World) -> np.ndarray:
 
 def test_one_server_with_fixed_service_waits_as_m_d_1() -> None:
     S, rho, n = 0.5, 0.8, 100_000
-    w = one(S, rho / S, n)
+    w = prefill_queue(S, rho / S, n)
     got = latency(w)
     free, want = 0.0, np.empty(n)
     for k, a in enumerate(w.jobs.arrival_s.tolist()):  # Lindley
@@ -552,7 +552,7 @@ def test_one_server_with_fixed_service_waits_as_m_d_1() -> None:
 def test_models_that_share_a_gpu_share_it_equally() -> None:
     """Many models, each one request at a time and compute-bound: M/G/1 processor sharing, mean S / (1 - rho)."""
     S, rho, n, models = 0.5, 0.5, 20_000, 60
-    got = latency(one(S, rho / S, n, models=models))
+    got = latency(prefill_queue(S, rho / S, n, models=models))
     assert got.mean() == pytest.approx(S / (1 - rho), rel=0.08)
 
 
@@ -569,7 +569,7 @@ def test_processes_take_turns_by_step_of_at_least_a_quantum(
     layout: str, quantum_s: float, ends_s: tuple[float, float]
 ) -> None:
     """Steps of .25 and .5 s begin together; one of .5 s comes when nobody else is left."""
-    w = one(0.25, 1.0, 3, models=2)
+    w = prefill_queue(0.25, 1.0, 3, models=2)
     w.machine.tables.cost["pre0"] = 0.25, 0.5
     jobs = replace(w.jobs, arrival_s=np.array([0.0, 0.0, 5.0]), model=np.array([0, 1, 1], np.int32))
     options = {"sharing": "turns", "process": layout}
@@ -582,7 +582,7 @@ def test_processes_take_turns_by_step_of_at_least_a_quantum(
 
 
 def test_a_run_that_says_how_a_gpu_is_shared_says_it_for_all_but_who_leaves_it_out() -> None:
-    w = one(0.5, 1.0, 2, models=2)
+    w = prefill_queue(0.5, 1.0, 2, models=2)
     w = replace(w, jobs=replace(w.jobs, arrival_s=np.zeros(2), model=np.arange(2, dtype=np.int32)))
     w = replace(w, machine=w.machine._replace(quantum_s=2.0))
 
@@ -597,7 +597,7 @@ def test_a_run_that_says_how_a_gpu_is_shared_says_it_for_all_but_who_leaves_it_o
 @cases("part", [0.25, 0.5, 1.0])
 def test_a_lane_slows_and_is_slowed_on_a_gpu_that_is_not_its_instances(part: float) -> None:
     """Two lanes on GPUs of their own, of which the first demands a part of the other's compute as well."""
-    w = one(0.5, 1.0, 2, models=2)
+    w = prefill_queue(0.5, 1.0, 2, models=2)
     sim = Sim(replace(w.config, gpus=2), {}, w.machine)
     for m, g in (("m0", 0), ("m1", 1)):
         b = Batch(Inst(m, (g,)))
@@ -624,7 +624,7 @@ def test_a_lane_slows_and_is_slowed_on_a_gpu_that_is_not_its_instances(part: flo
 
 
 def test_littles_law() -> None:
-    w = one(0.5, 1.2, 20_000)
+    w = prefill_queue(0.5, 1.2, 20_000)
     got, a = latency(w), w.jobs.arrival_s
     span = float((a + got).max())
     stamps = np.concatenate([np.stack([a, np.ones_like(a)], 1), np.stack([a + got, -np.ones_like(a)], 1)])
@@ -680,7 +680,7 @@ def test_slices_of_all_layers_are_none(seed: int) -> None:
 
 
 def clock(models: int = 2, *, prompt: int = 1, output: int = 1000, n: int = 1, gpus: int = 1) -> World:
-    """Prefills of 1/8 s a request, decode steps of 1/4 s whatever their size, loads of 1 s; n requests a model at 0."""
+    """Return a world: prefills of 1/8 s a request, decode steps of 1/4 s, loads of 1 s; n requests a model at 0."""
     cost = np.zeros(models, COST)
     cost["pre0"], cost["dec0"], cost["flops"], cost["hbm"] = 0.125, 0.25, 1.0, 1.0
     zero = np.zeros((models, 2))
@@ -704,7 +704,7 @@ def clock(models: int = 2, *, prompt: int = 1, output: int = 1000, n: int = 1, g
 
 
 def turns(w: World, rota: Sequence[Sequence[Action]], end_s: float) -> list[tuple[float, TurnEnded]]:
-    """The turns that end, each followed at once by the next of a list; the first starts at 0."""
+    """Return the turns that end, each followed at once by the next of a list; the first starts at 0."""
     w = replace(w, script=[*w.script, *((NEVER, a) for a in rota[0])], rota=rota)
     sim, told = drive(w, end_s)
     want = Oracle(w.setup()).run(w.jobs, w.script, end_s, w.answer())
@@ -722,9 +722,9 @@ def test_two_batches_take_turns_of_whole_steps_without_a_gap() -> None:
     decodes: list[list[Action]] = [[Run(M0, "decode", for_s=0.6)], [Run(M1, "decode", for_s=0.5)]]
     rota = [*both, *decodes * 3]
     w = clock()
-    found = turns(w, rota, 2.9)
+    ends = turns(w, rota, 2.9)
     # a turn of 0.6 s takes three steps of 1/4 s: the first boundary at or after it; one of 0.5 s takes two
-    assert [(t, e.batch, e.why, e.steps, e.ran_s) for t, e in found] == [
+    assert [(t, e.batch, e.why, e.steps, e.ran_s) for t, e in ends] == [
         (0.125, M0, "steps", 1, 0.125), (0.25, M1, "steps", 1, 0.125), (1.0, M0, "time", 3, 0.75),
         (1.5, M1, "time", 2, 0.5), (2.25, M0, "time", 3, 0.75), (2.75, M1, "time", 2, 0.5),
     ]  # fmt: skip
@@ -735,7 +735,7 @@ def test_two_batches_take_turns_of_whole_steps_without_a_gap() -> None:
 
 
 def prefill(*script: tuple[float, Action], n: int = 1, **order: Any) -> tuple[Sim, Result]:
-    """A lane for prompts, whose steps of 1/8 s a prompt have two layers at half the speed on 50 of 100 SMs."""
+    """Return a lane for prompts, whose steps of 1/8 s a prompt have two layers at half the speed on 50 of 100 SMs."""
     w = clock(1, prompt=4, output=1, n=n)
     tables = w.machine.tables._replace(pre_rate=np.array([[0.5, 1.0]]))
     first = (NEVER, Run(M0, "prefill", **order))
@@ -825,19 +825,19 @@ def test_only_a_prefill_runs_in_slices(order: Run) -> None:
 
 
 def test_a_turn_of_as_many_steps() -> None:
-    found = turns(clock(1), [[Run(M0, "prefill", steps=1)], [Run(M0, "decode", steps=7)], [Run(M0, steps=2)]], 5.0)
-    assert [(t, e.phase, e.why, e.steps) for t, e in found[:3]] == [
+    ends = turns(clock(1), [[Run(M0, "prefill", steps=1)], [Run(M0, "decode", steps=7)], [Run(M0, steps=2)]], 5.0)
+    assert [(t, e.phase, e.why, e.steps) for t, e in ends[:3]] == [
         (0.125, "prefill", "steps", 1), (0.125 + 7 / 4, "decode", "steps", 7), (0.125 + 9 / 4, "mixed", "steps", 2),
     ]  # fmt: skip
 
 
 def test_prompts_one_a_turn_in_round_robin() -> None:
     rota: list[list[Action]] = [[Run(b, "prefill", steps=1, seqs=1)] for b in (M0, M1)]
-    found = turns(clock(n=3), rota, 0.8)
-    assert [(t, e.batch, e.why) for t, e in found[:6]] == [
+    ends = turns(clock(n=3), rota, 0.8)
+    assert [(t, e.batch, e.why) for t, e in ends[:6]] == [
         ((k + 1) / 8, (M0, M1)[k % 2], "steps") for k in range(6)
     ]  # fmt: skip
-    assert [(t, e.why, e.steps, e.ran_s) for t, e in found[6:]] == [(0.75, "empty", 0, 0.0)] * 3
+    assert [(t, e.why, e.steps, e.ran_s) for t, e in ends[6:]] == [(0.75, "empty", 0, 0.0)] * 3
 
 
 def test_weights_that_come_late_cost_no_quota() -> None:
@@ -850,10 +850,10 @@ def test_weights_that_come_late_cost_no_quota() -> None:
 
 def test_a_turn_ends_empty_or_stuck_when_nothing_can_step() -> None:
     w = clock(output=2)
-    found = turns(w, [[Run(M0, for_s=9.0)], [Run(M0, "decode", for_s=9.0)]], 5.0)
+    ends = turns(w, [[Run(M0, for_s=9.0)], [Run(M0, "decode", for_s=9.0)]], 5.0)
     # one prefill, one decode step, and then nobody is left; a turn for nobody ends at once
-    assert found[0] == (0.375, TurnEnded(M0, "mixed", "empty", 2, 0.375))
-    assert found[1] == (0.375, TurnEnded(M0, "decode", "empty", 0, 0.0))
+    assert ends[0] == (0.375, TurnEnded(M0, "mixed", "empty", 2, 0.375))
+    assert ends[1] == (0.375, TurnEnded(M0, "decode", "empty", 0, 0.0))
     out = replace(w, script=[x for x in w.script if not isinstance(x[1], Load)])
     assert turns(out, [[Run(M0, for_s=9.0)]], 5.0)[0] == (0.0, TurnEnded(M0, "mixed", "stuck", 0, 0.0))
     away = [*w.script, (NEVER, Run(M0, "prefill")), (1.0, Move(0, Host())), (2.0, Run(M0, "decode", steps=3))]
@@ -900,7 +900,7 @@ def test_the_order_in_force_is_none_after_the_turn() -> None:
 
 
 def link(script: list[tuple[float, Action]], pieces: int = 8) -> list[tuple[float, Action]]:
-    """Loads of three models of 1 s on one link, in 8 pieces; when each load or move is done, in both simulators."""
+    """Load three models of 1 s on one link, in 8 pieces; return when each load or move is done, in both simulators."""
     w = clock(3)
     size = weight_bytes(SHAPE)
     spec = w.machine.spec._replace(h2d=float(size), d2h=float(size))
@@ -917,16 +917,16 @@ def link(script: list[tuple[float, Action]], pieces: int = 8) -> list[tuple[floa
             sim.do(a)
     sim.take(w.jobs)
     sim.begin(frozenset({Load, Move}), oracle=False)
-    found, view = list[tuple[float, Action]](), sim.view()
+    done, view = list[tuple[float, Action]](), sim.view()
     for t, a in [*((t, a) for t, a in w.script if t > NEVER), (9.0, Drop(0))]:
         while (event := sim.poll(t)) is not None:
             assert isinstance(event, Done)
             assert event.failed is None
-            found.append((view.now_s, event.action))
+            done.append((view.now_s, event.action))
         sim.do(a)
-    assert [a for _, a in found] == [a for _, a in want]
-    assert [t for t, _ in found] == pytest.approx([t for t, _ in want], abs=1e-12)
-    return found
+    assert [a for _, a in done] == [a for _, a in want]
+    assert [t for t, _ in done] == pytest.approx([t for t, _ in want], abs=1e-12)
+    return done
 
 
 M2 = Batch(Inst("m2", (0,)))
@@ -947,16 +947,16 @@ def test_weights_that_somebody_waits_for_overtake_a_prefetch() -> None:
 def test_kv_overtakes_weights() -> None:
     kv_s = 16 * kv_token_bytes(SHAPE) / weight_bytes(SHAPE)  # a block
     out: list[tuple[float, Action]] = [(NEVER, Run(M0, "prefill")), (0.5, Move(0, Host())), (1.0, Load(M1.inst))]
-    found = link([*out, (1.3, Move(0, (0,)))])
-    assert [a for _, a in found] == [Move(0, Host()), Move(0, (0,)), Load(M1.inst)]
-    assert [t for t, _ in found] == pytest.approx([0.5 + kv_s, 1.375 + kv_s, 2.0 + kv_s], abs=1e-12)
+    done = link([*out, (1.3, Move(0, (0,)))])
+    assert [a for _, a in done] == [Move(0, Host()), Move(0, (0,)), Load(M1.inst)]
+    assert [t for t, _ in done] == pytest.approx([0.5 + kv_s, 1.375 + kv_s, 2.0 + kv_s], abs=1e-12)
 
 
 # ---------------------------------------------------------------- books
 
 
 def books(sim: Sim) -> None:
-    """Every block belongs to a request at rest or to an end of a move, and every byte to an account or to weights."""
+    """Check that each block belongs to a request at rest or a move's end, each byte to an account or weights."""
     S = sim.S
     owned = np.zeros(len(S.insts), np.int64)
     for r in S.requests[: int(S.s["arrived"])]:
@@ -1013,7 +1013,7 @@ def books(sim: Sim) -> None:
 
 
 def cache_books(sim: Sim) -> np.ndarray:
-    """The blocks of entries that requests hold, by account; the others are in line, each once, oldest first."""
+    """Check the blocks of entries that requests hold, by account; the others are in line, each once, oldest first."""
     S, per, held = sim.S, int(sim.S.s["id_blocks"]), np.zeros(len(sim.S.insts), np.int64)
     refs = np.zeros(len(S.entries), np.int64)
     for r in S.requests[S.requests["shared"] > 0]:
@@ -1026,8 +1026,8 @@ def cache_books(sim: Sim) -> np.ndarray:
     for i, inst in enumerate(S.insts):
         if inst["entries"] < 0:
             continue
-        own = slice(int(inst["entries"]), int(inst["entries"]) + sim._ids[inst["model"]])
-        held[i] = S.entries["blocks"][own][refs[own] > 0].sum()
+        span = slice(int(inst["entries"]), int(inst["entries"]) + sim._ids[inst["model"]])
+        held[i] = S.entries["blocks"][span][refs[span] > 0].sum()
         x, before, total = int(inst["oldest"]), -1, 0
         while x >= 0:
             entry = S.entries[x]
@@ -1127,9 +1127,9 @@ def small(
     rows: Sequence[tuple[float, int, int, int]], script: Sequence[tuple[float, Action]], *, blocks: int = 1000,
     gpus: int = 1, models: int = 1, options: Mapping[str, Option] | None = None, **config: Any,
 ) -> World:  # fmt: skip
-    """Rows of (arrival, model, prompt, output); blocks of 4 tokens, of which links (but from the host) move 4 a second.
+    """Return a world of rows (arrival, model, prompt, output); links, but the host's, move 4 blocks a second.
 
-    Each GPU has room for all weights and `blocks` blocks; an elastic page is two blocks. Costs are the clock's.
+    Each GPU has room for all weights and `blocks` blocks of 4 tokens, two to an elastic page. Costs are the clock's.
     """
     w, block = clock(models, gpus=gpus), 4 * kv_token_bytes(SHAPE)
     settings = {"block_tokens": 4, "watermark": 0.0, "process_bytes": 0, "buffer_bytes": block // SHAPE.layers}
@@ -1150,7 +1150,7 @@ def small(
 
 
 def agreed(w: World) -> tuple[np.ndarray, list[tuple[float, Action, bool]]]:
-    """Requests, and which actions were done when, and whether they could be; kernel and oracle agree on it all."""
+    """Return requests, and which actions were done when, and whether they could be; kernel and oracle agree."""
     assert apart(w) == []
     sim, told = drive(w)
     return sim.S.requests, [(t, e.action, e.failed is None) for t, e in told if isinstance(e, Done)]
@@ -1294,7 +1294,7 @@ def test_the_older_lane_takes_the_last_block_at_a_boundary_of_both() -> None:
 
 
 def waited(script: Sequence[tuple[float, Action]], **more: Any) -> tuple[float, float]:
-    """Seconds for which a request that arrives at 0 and is admitted at 2 was held back, and waited for weights."""
+    """Return the seconds that a request of 0, admitted at 2, was held back, and those that it waited for weights."""
     every = sorted([*script, (2.0, Run(M0)), (2.0, Admit(0, M0))], key=lambda x: x[0])
     R, _ = agreed(small([(0.0, 0, 1, 1)], every, **more))
     assert R["admission"][0] + R["load"][0] + R["compute"][0] + R["queue"][0] == R["done"][0]
@@ -1314,13 +1314,13 @@ def test_who_is_in_no_batch_waits_for_weights_while_they_are_in_nowhere() -> Non
 
 
 def test_weights_that_wait_for_memory_are_out_and_those_that_drain_are_in() -> None:
-    one = clock(2).machine.spec._replace(mem_bytes=weight_bytes(SHAPE) + 9 * 4 * kv_token_bytes(SHAPE))
+    spec = clock(2).machine.spec._replace(mem_bytes=weight_bytes(SHAPE) + 9 * 4 * kv_token_bytes(SHAPE))
     # the second model waits for the place of the first, whose only request takes until 1.125
     rows = [(0.0, 0, 1, 5), (0.25, 1, 1, 1), (0.25, 0, 1, 1)]
     leaves: list[tuple[float, Action]] = [(0.0, Admit(0, M0)), (0.5, Evict(M0.inst)), (0.5, Load(M1.inst))]
     script = [*SERVE[:1], (NEVER, Run(M0)), *leaves, (3.0, Run(M1)), (3.0, Admit(1, M1))]
     w = small(rows, script, models=2)
-    R, done = agreed(replace(w, machine=w.machine._replace(spec=one), end_s=4.0))
+    R, done = agreed(replace(w, machine=w.machine._replace(spec=spec), end_s=4.0))
     assert done == [(1.125, Evict(M0.inst), True), (2.125, Load(M1.inst), True)]
     assert (R["load"][1], R["admission"][1]) == (2.125 - 0.25, 3.0 - 2.125)
     assert (R["load"][2], R["admission"][2]) == (4.0 - 1.125, 1.125 - 0.25)  # in until its last member goes
@@ -1337,7 +1337,7 @@ def test_a_group_of_gpus_has_the_weights_when_all_of_them_do() -> None:
 def bound(
     rows: Sequence[tuple[float, int, int, int]], script: Sequence[tuple[float, Action]], **config: Any
 ) -> dict[str, int]:
-    """Steps of a world, and those that a cap of the engine bound; kernel and oracle agree on them."""
+    """Return steps of a world, and those that a cap of the engine bound; kernel and oracle agree on them."""
     w = small(rows, script, **config)
     assert apart(w) == []
     sim, _ = drive(w)

@@ -71,7 +71,7 @@ SOLO_POINTS = {  # four runs without bases, what the requests of each take alone
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a comparison that nobody disturbed."""
+    """Return the files of a comparison that nobody disturbed."""
     return go_on(tmp_path_factory.mktemp("whole"))
 
 
@@ -122,7 +122,7 @@ def test_killed_at_a_write_or_rename(
 
 @pytest.fixture(scope="module")
 def whole_solo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a comparison under a rule by request that nobody disturbed."""
+    """Return the files of a comparison under a rule by request that nobody disturbed."""
     files = go_on(tmp_path_factory.mktemp("solo"), "4xsolo")
     assert sum(Path(name).name == record.SOLO for name in files) == 4
     return files
@@ -177,17 +177,17 @@ def test_interrupted_sweeps_end_their_workers_and_keep_what_is_done(tmp_path: Pa
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: to all of them
         process.communicate(timeout=60)
-    found = {name: data for name, data in files(out).items() if ".part" not in name}
-    assert found.items() <= whole.items()
+    kept = {name: data for name, data in files(out).items() if ".part" not in name}
+    assert kept.items() <= whole.items()
     assert go_on(out) == whole
 
 
 def test_two_sweeps_at_once_do_no_harm(tmp_path: Path, whole: dict[str, bytes]) -> None:
     out, path = tmp_path / "out", script(tmp_path, AT_TIME)
-    with child(path, out, 1) as one, child(path, out, 1) as two:
-        one.communicate()
-        two.communicate()
-    assert (one.returncode, two.returncode) == (0, 0)
+    with child(path, out, 1) as first, child(path, out, 1) as second:
+        first.communicate()
+        second.communicate()
+    assert (first.returncode, second.returncode) == (0, 0)
     assert files(out) == whole
 
 

@@ -1,4 +1,4 @@
-"""Who may import whom: the architecture as one table, from the bottom to the top.
+"""The architecture as one table of allowed imports, from the bottom to the top.
 
 The checker reads the sources, so lazy imports and imports for types count too.
 """
@@ -24,7 +24,7 @@ GPU = "cuda cupy pycuda pynvml torch triton"
 
 
 class Box(NamedTuple):
-    """What the modules of a folder may import: of ours the boxes named, of others the top-level names."""
+    """Allowed imports of a folder's modules: of ours the boxes named, of others the top-level names."""
 
     ours: str = ""
     others: str = ""
@@ -81,13 +81,13 @@ DEVICE |= {f"harness.engines.torch.{name}" for name in ("device", "model", "work
 
 
 def modules() -> dict[str, Path]:
-    """Every module of ours by dotted name."""
-    found = {}
+    """Return every module of ours by dotted name."""
+    paths = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 MODULES = modules()
@@ -100,7 +100,7 @@ OF_SERVERS = {
 
 
 def box(module: str) -> str | None:
-    """The box that a dotted name lies in; None for what is not ours, and for the face of the package."""
+    """Return the box that a dotted name lies in; None for what is not ours, and for the face of the package."""
     name = module.removeprefix("harness.")
     if name in OF_SERVERS:
         return "engines.servers"
@@ -117,7 +117,7 @@ class Import(NamedTuple):
 
 
 def imports(module: str, source: str) -> Iterator[Import]:
-    """Imported names in full; `from harness.rows import record` is `harness.rows.record`."""
+    """Yield imported names in full; `from harness.rows import record` is `harness.rows.record`."""
 
     def walk(node: ast.AST, eager: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -137,34 +137,34 @@ def imports(module: str, source: str) -> Iterator[Import]:
 
 
 def breaches(module: str, source: str) -> list[str]:
-    """Every breach of the table in one module, as `line: what`."""
-    own = box(module)
-    if own is None:
+    """Return every breach of the table in one module, as `line: what`."""
+    home = box(module)
+    if home is None:
         return [] if module in {"harness", "harness.__main__"} else [f"{module} is in no box of the architecture"]
-    rule, found = ARCHITECTURE[own], []
-    for one in imports(module, source):
-        top = one.name.split(".", 1)[0]
+    rule, lines = ARCHITECTURE[home], []
+    for arrow in imports(module, source):
+        top = arrow.name.split(".", 1)[0]
         if top in PACKAGES or not top:
-            to = box(one.name)
-            if to is None or (to != own and to not in rule.ours.split()):
-                found.append(f"{one.line}: {own} cannot import {one.name}")
-            elif one.eager and module not in DEVICE and any(f"{one.name}.".startswith(f"{d}.") for d in DEVICE):
-                found.append(f"{one.line}: {one.name} must be imported where it is used")
+            to = box(arrow.name)
+            if to is None or (to != home and to not in rule.ours.split()):
+                lines.append(f"{arrow.line}: {home} cannot import {arrow.name}")
+            elif arrow.eager and module not in DEVICE and any(f"{arrow.name}.".startswith(f"{d}.") for d in DEVICE):
+                lines.append(f"{arrow.line}: {arrow.name} must be imported where it is used")
         elif top not in sys.stdlib_module_names and top not in rule.others.split():
-            found.append(f"{one.line}: {own} cannot import {one.name}")
-        elif one.eager and module not in DEVICE and top in GPU.split():
-            found.append(f"{one.line}: {one.name} must be imported where it is used")
-        elif one.eager and own == "cli" and top not in {"click", *sys.stdlib_module_names}:
-            found.append(f"{one.line}: {module} imports {one.name} at its start")
-    if own == "systems":
-        found += [f"{line}: {what}" for line, what in impure(source)]
-    elif module.startswith("harness.") and own not in NAMING:
-        found += named(source)
-    return found
+            lines.append(f"{arrow.line}: {home} cannot import {arrow.name}")
+        elif arrow.eager and module not in DEVICE and top in GPU.split():
+            lines.append(f"{arrow.line}: {arrow.name} must be imported where it is used")
+        elif arrow.eager and home == "cli" and top not in {"click", *sys.stdlib_module_names}:
+            lines.append(f"{arrow.line}: {module} imports {arrow.name} at its start")
+    if home == "systems":
+        lines += [f"{line}: {what}" for line, what in impure(source)]
+    elif module.startswith("harness.") and home not in NAMING:
+        lines += named(source)
+    return lines
 
 
 def named(source: str) -> list[str]:
-    """Strings that are a system's name, and nothing else: "elastic" is also KV memory, "swap" a way to preempt."""
+    """Yield strings that are a system's name and nothing else: "elastic" is also KV memory, "swap" a preemption."""
     names = {path.stem for path in (ROOT / "systems").glob("*.py")} - {"__init__", "elastic", "swap"}
     return [
         f'{node.lineno}: names the system "{node.value}"'
@@ -186,12 +186,12 @@ def test_arrows_point_down_and_are_few() -> None:
 
 
 def test_every_arrow_is_there() -> None:
-    have = {(box(m), box(one.name)) for m, path in MODULES.items() for one in imports(m, path.read_text("utf-8"))}
+    have = {(box(m), box(arrow.name)) for m, path in MODULES.items() for arrow in imports(m, path.read_text("utf-8"))}
     assert [(a, b) for a, rule in ARCHITECTURE.items() for b in rule.ours.split() if (a, b) not in have] == []
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Modules that import each other, if some do."""
+    """Return modules that import each other, if some do."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -200,7 +200,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def within(name: str) -> str | None:
-    """The module that a dotted name is, or lies in."""
+    """Return the module that a dotted name is, or lies in."""
     while name and name not in MODULES:
         name = name.rpartition(".")[0]
     return name or None
@@ -209,7 +209,7 @@ def within(name: str) -> str | None:
 def test_no_modules_import_each_other() -> None:
     graph: dict[str, set[str]] = {}
     for module, path in MODULES.items():
-        to = {within(one.name) for one in imports(module, path.read_text("utf-8"))}
+        to = {within(arrow.name) for arrow in imports(module, path.read_text("utf-8"))}
         graph[module] = {name for name in to if name not in {None, module}}
     graph["harness"] = set()  # the package's face, which imports lazily
     assert circle(graph) == []
@@ -221,16 +221,16 @@ CHAINS = {"run": 5, "study": 5, "validate": 5, "report": 5}
 
 
 def inside(folder: str) -> dict[str, set[str]]:
-    """The modules of a folder, and which of it each imports."""
-    own = {module for module in MODULES if box(module) == folder}
-    found = {
-        module: {within(one.name) for one in imports(module, MODULES[module].read_text("utf-8"))} for module in own
+    """Return the modules of a folder, and which of it each imports."""
+    ours = {module for module in MODULES if box(module) == folder}
+    uses = {
+        module: {within(arrow.name) for arrow in imports(module, MODULES[module].read_text("utf-8"))} for module in ours
     }
-    return {module: {name for name in to if name in own and name != module} for module, to in found.items()}
+    return {module: {name for name in to if name in ours and name != module} for module, to in uses.items()}
 
 
 def chain(graph: dict[str, set[str]]) -> list[str]:
-    """The longest chain of imports in a graph without circles, from the module that imports most."""
+    """Return the longest chain of imports in a graph without circles, from the module that imports most."""
     longest: dict[str, list[str]] = {}
     for module in TopologicalSorter(graph).static_order():
         longest[module] = [module, *max((longest[to] for to in sorted(graph.get(module, ()))), key=len, default=[])]
@@ -255,15 +255,15 @@ def test_engines_in_front_of_servers_are_known_by_their_imports() -> None:
 
 
 def test_engines_do_not_build_on_each_other() -> None:
-    own = {
+    packages = {
         "sim": "harness.engines.sim",
         **{name: f"harness.engines.{name}" for name in engine.names() if name != "sim"},
     }
     for module, path in MODULES.items():
         if box(module) in {"engines", "engines.sim", "engines.costs"}:
-            for one in imports(module, path.read_text("utf-8")):
-                into = [name for name, package in own.items() if f"{one.name}.".startswith(f"{package}.")]
-                assert not into or module.startswith(own[into[0]]), f"{module}:{one.line} imports {one.name}"
+            for arrow in imports(module, path.read_text("utf-8")):
+                into = [name for name, package in packages.items() if f"{arrow.name}.".startswith(f"{package}.")]
+                assert not into or module.startswith(packages[into[0]]), f"{module}:{arrow.line} imports {arrow.name}"
 
 
 PLANTED = [

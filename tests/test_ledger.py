@@ -190,7 +190,7 @@ def bench(*args: object) -> Result:
 
 @pytest.fixture
 def lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weaver's claims of `WEAVER`, and a trace of lengths."""
+    """Return Weaver's claims of `WEAVER`, and a trace of lengths."""
     (tmp_path / "claims.toml").write_text(WEAVER)
     monkeypatch.setattr(weaving, "CLAIMS", tmp_path / "claims.toml")
     path = tmp_path / weaving.LENGTHS
@@ -216,7 +216,7 @@ def test_a_study_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)  # a study's runs are in a folder of its name
     held = ledger.of_study("mine.toml", tmp_path / "out", 1, Silent())
     reached, never, ratio, full = held.statements
-    assert {one.paper for one in held.statements} == {"A test, figure 1"}
+    assert {statement.paper for statement in held.statements} == {"A test, figure 1"}
     (line,) = reached.lines
     assert (line.what, reached.number, line.here) == (
         "chunked, rate for 99 % TTFT",
@@ -230,7 +230,7 @@ def test_a_study_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (never.verdict, never.why) == ("contradicted", "")
     assert (ratio.says, ratio.section, ratio.number) == ("ours holds 7 times the rate", "2, figure 1", "7x")
     assert (ratio.verdict, ratio.why) == ("not comparable", "no rate | is stated")
-    assert [(one.what, one.evidence) for one in ratio.lines] == [
+    assert [(line.what, line.evidence) for line in ratio.lines] == [
         ("static / chunked, rate at 99 % TTFT", False), ("chunked / static, rate at 99 % TTFT", True),
     ]  # fmt: skip
     (absent,) = full.lines
@@ -304,13 +304,13 @@ def test_a_statement_of_several_studies_is_one() -> None:
     beside = Statement("P, figure 7", "", "another wording", "2x", (LINE._replace(says="contradicted", evidence=True),),
                        "sufficient: quotas.", "shared")  # fmt: skip
     for order in ((mine, beside), (beside, mine)):
-        (one,) = merged(order)
-        assert (one.says, one.verdict, len(one.lines)) == ("it holds 2x", "direction", 2)
-        assert one.why.startswith("sufficient: ~line")
-        assert one.why.endswith("break. sufficient: quotas")
-    assert [one.stands for one in merged([beside])] == [False]
+        (statement,) = merged(order)
+        assert (statement.says, statement.verdict, len(statement.lines)) == ("it holds 2x", "direction", 2)
+        assert statement.why.startswith("sufficient: ~line")
+        assert statement.why.endswith("break. sufficient: quotas")
+    assert [s.stands for s in merged([beside])] == [False]
     both = merged([mine, mine._replace(lines=(LINE._replace(says="contradicted"),), number="3x")])
-    assert [(one.verdict, one.number) for one in both] == [("contradicted", "2x; 3x")]
+    assert [(s.verdict, s.number) for s in both] == [("contradicted", "2x; 3x")]
     assert len(merged([ROW, ROW])) == 2  # without a name each is its own
 
 
@@ -359,7 +359,7 @@ def test_statements_of_the_studies_are_told_once_and_causes_are_sufficient() -> 
     heads = [claim for claim in judged if claim.says]
     assert len({(claim.says, claim.name) for claim in heads}) == len({claim.name or claim.says for claim in heads})
     names = {claim.name for claim in judged if claim.name}
-    assert all(claim.says or claim.name in {one.name for one in heads} for claim in judged)
+    assert all(claim.says or claim.name in {head.name for head in heads} for claim in judged)
     assert {claim.name for claim in every if claim.evidence} <= names
     assert all(claim.section for claim in heads)
     assert not any(re.search(r"\b(the|its) cause\b", claim.why) for claim in every)
@@ -370,21 +370,21 @@ def test_statements_of_the_studies_are_told_once_and_causes_are_sufficient() -> 
             and claim.what == "ratio"] == []  # fmt: skip
 
 
-def sourced(monkeypatch: pytest.MonkeyPatch, said: Mapping[str, Source | UserError]) -> None:
+def sourced(monkeypatch: pytest.MonkeyPatch, sources: Mapping[str, Source | UserError]) -> None:
     """Let the sources be these."""
 
-    def answer(one: Source | UserError, *_: object) -> Source:
-        if isinstance(one, UserError):
-            raise one
-        return one
+    def answer(source: Source | UserError, *_: object) -> Source:
+        if isinstance(source, UserError):
+            raise source
+        return source
 
-    monkeypatch.setattr(ledger, "sources", lambda: {name: partial(answer, one) for name, one in said.items()})
+    monkeypatch.setattr(ledger, "sources", lambda: {name: partial(answer, source) for name, source in sources.items()})
 
 
 def test_a_source_that_cannot_run_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sourced(monkeypatch, {"broken": UserError("no trace"), "fine": Source((ROW,), {"mine": "its policy raised"})})
-    found = ledger.ledger(None, tmp_path)
-    assert found == Ledger((ROW,), {"broken": "no trace", "fine, mine": "its policy raised"})
+    book = ledger.ledger(None, tmp_path)
+    assert book == Ledger((ROW,), {"broken": "no trace", "fine, mine": "its policy raised"})
     assert ledger.ledger(["fine", "fine"], tmp_path).statements == (ROW,)
 
 
@@ -421,7 +421,7 @@ def test_check_fails_where_a_class_rests_on_too_little(tmp_path: Path, monkeypat
     result = bench("claims", "--check")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        "rests on too little: P, figure 1: it holds 2x: static / chunked direction: 9 misses of 10"
+        "too little evidence: P, figure 1: it holds 2x: static / chunked direction: 9 misses of 10"
     )
 
 
@@ -447,8 +447,8 @@ def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:
         spec = record.meta(path.parent)["spec"]
         if spec["system"] == "chunked" and spec["seed"] < 2:  # without the A/A copy
             rows = pq.read_table(path).to_pandas()
-            own = rows[(rows["arrival_ns"] >= 0) & (rows["arrival_ns"] < spec["window_s"] * 1e9)]
-            ttft_s = (own["first_ns"].astype(float) - own["arrival_ns"]) / 1e9  # NaN where none came
+            window = rows[(rows["arrival_ns"] >= 0) & (rows["arrival_ns"] < spec["window_s"] * 1e9)]
+            ttft_s = (window["first_ns"].astype(float) - window["arrival_ns"]) / 1e9  # NaN where none came
             held.setdefault(spec["seed"], []).append(float((ttft_s <= 2.0).mean()))
     assert all(len(shares) == 2 for shares in held.values())
     some = [max(shares) >= 0.99 for shares in held.values()]
@@ -457,7 +457,7 @@ def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:
     assert never.says == ("contradicted" if all(some) else "open" if any(some) else "direction")
 
     parts = load.study("prism-ablations")
-    (claim,) = (one for one in parts.claim if one.shape == "llama-3.1-8b")
+    (claim,) = (stated for stated in parts.claim if stated.shape == "llama-3.1-8b")
     weights = 16_060_522_496  # 8.03 billion parameters of 2 bytes
     over_pcie_s, over_nvlink_s = weights / 8 / 54e9, weights * 7 / 8 / 340e9  # eight links side by side, then gathered
     seconds = 0.7 + max(over_pcie_s, over_nvlink_s)
@@ -476,6 +476,6 @@ def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:
 
 def test_claims_that_only_full_runs_are_told_apart() -> None:
     fig7 = load.study("fig7")
-    extra = {one.name for one in fig7.condition if one.extra}
-    left = [one for one in fig7.claim if one.on.get("condition") in extra]
+    extra = {condition.name for condition in fig7.condition if condition.extra}
+    left = [claim for claim in fig7.claim if claim.on.get("condition") in extra]
     assert len(left) == len(fig7.claim) - len(fig7.of(full=False).claim) > 0

@@ -42,7 +42,7 @@ def test_every_system_and_preset_has_a_cell_for_every_engine(rows: list[matrix.R
 
 
 def refusal(row: matrix.Row, where: str) -> str:
-    """What `replay` says of a system on an engine that cannot serve it."""
+    """Return the refusal of a system by `replay` on an engine that cannot serve it."""
     spec = Spec(row.system, preset=row.preset, trace="sample", gpus=8)
     policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy
     made = Setup(replace(spec, engine=where)).make_engine(policy.options)
@@ -80,11 +80,11 @@ def test_a_new_engine_appears_and_what_it_has_is_simulated_no_more(
     after = "\n".join(matrix.lines(list(matrix.rows()))).splitlines()
     assert re.split(r"\s{2,}", after[0]) == [*re.split(r"\s{2,}", before[0])[:-1], "mine", "simulated only"]
 
-    def cells(said: list[str], start: str) -> list[str]:
-        return [cell.strip() for cell in next(line for line in said if line.startswith(start)).split("  ") if cell]
+    def cells(lines: list[str], start: str) -> list[str]:
+        return [cell.strip() for cell in next(line for line in lines if line.startswith(start)).split("  ") if cell]
 
-    def only(said: list[str]) -> set[str]:
-        return set(cells(said, "aegaeon ")[-1].split(", "))
+    def only(lines: list[str]) -> set[str]:
+        return set(cells(lines, "aegaeon ")[-1].split(", "))
 
     assert cells(after, "swap ")[-1] == "yes"  # nothing of it is simulated only
     assert "turns" in only(after)
@@ -111,9 +111,9 @@ def test_a_broken_file_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.Mo
     engines, systems = files("engine", ENGINES), files("system", SYSTEMS)
     monkeypatch.setattr(engine, "names", lambda: (engines[0], "sim", engines[1]))
     monkeypatch.setattr(system, "names", lambda: [*systems[:2], "static", systems[2]])
-    said = CliRunner().invoke(main, ["list", "--all"])
-    assert said.exit_code == 0, said.output
-    _, head, static, _, *broken, _, _ = said.output.splitlines()
+    result = CliRunner().invoke(main, ["list", "--all"])
+    assert result.exit_code == 0, result.output
+    _, head, static, _, *broken, _, _ = result.output.splitlines()
     assert (head.split()[:3], static.split()[0]) == (["system", "presets", "sim"], "static")
     assert broken == [
         f"broken: {engines[0]}:2: KeyError ('m9')",
@@ -145,12 +145,12 @@ def test_the_page_is_what_its_systems_and_engines_declare(monkeypatch: pytest.Mo
 
 
 def test_bench_list_prints_the_page(rows: list[matrix.Row]) -> None:
-    said = CliRunner().invoke(main, ["list", "--matrix", "--markdown"])
-    assert (said.exit_code, said.output) == (0, matrix.page(rows))
+    result = CliRunner().invoke(main, ["list", "--matrix", "--markdown"])
+    assert (result.exit_code, result.output) == (0, matrix.page(rows))
 
 
 @cases("args", [("--markdown",), ("--matrix", "traces")])
 def test_a_form_of_nothing_is_a_mistake(args: tuple[str, ...]) -> None:
-    said = CliRunner().invoke(main, ["list", *args])
-    assert said.exit_code == 2
-    assert "--matrix" in said.output
+    result = CliRunner().invoke(main, ["list", *args])
+    assert result.exit_code == 2
+    assert "--matrix" in result.output

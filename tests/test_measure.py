@@ -43,7 +43,7 @@ class Heard:
 
 
 def study(folder: Path, text: str) -> Study:
-    """A study from a file."""
+    """Return a study from a file."""
     (path := folder / "mine.toml").write_text(text)
     return load.study(str(path))
 
@@ -54,8 +54,8 @@ def told(measured: Measured, *, every: bool = False) -> list[str]:
 
 
 def runs_of(measured: Measured, name: str) -> set[str]:
-    """The runs of a condition, but for bounds."""
-    keys = {one["condition"] for one in measured.about["panels"] if one["name"] == name}
+    """Return the runs of a condition, but for bounds."""
+    keys = {panel["condition"] for panel in measured.about["panels"] if panel["name"] == name}
     rows = measured.table.select(["condition", "run", "label"]).to_pylist()
     return {row["run"] for row in rows if row["condition"] in keys and row["label"] in measured.about["systems"]}
 
@@ -109,13 +109,13 @@ paper = 2.3
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """The lines, run once."""
+    """Return the study of lines, run once."""
     folder = tmp_path_factory.mktemp("lines")
     return measure(study(folder, LINES), folder / "out", workers=1)
 
 
 def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
-    panels = {one["condition"]: one for one in shown.about["panels"]}
+    panels = {panel["condition"]: panel for panel in shown.about["panels"]}
     assert list(panels) == ["rates", "scales", "counts"]
     assert "Windows cut to 50 of 60 s." in shown.about["notes"]
     assert set(tidy.CAPS) <= set(shown.table["definition"].to_pylist())  # for the caption
@@ -126,7 +126,7 @@ def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
     rows = crossings.of_panel(shown.table, panels["counts"]).to_pylist()
     hollow = {(x["x"], x["infeasible"] is not None) for x in rows if x["label"] == "static"}
     assert hollow == {(1.0, True), (2.0, False)}  # 75 GiB of weights
-    by_condition = [one["condition"] for one in shown.table.select(["condition"]).to_pylist()]
+    by_condition = [row["condition"] for row in shown.table.select(["condition"]).to_pylist()]
     assert by_condition == sorted(by_condition)
 
 
@@ -152,7 +152,7 @@ def test_explain_judges_a_studys_run_as_its_panels_do(shown: Measured) -> None:
     rows = [r for r in shown.table.to_pylist() if (r["label"], r["condition"]) == ("static", "scales")]
     (run,) = {r["run"] for r in rows}  # one for every SLO scale
     folder = shown.folder.parent / run
-    judges = {one.under.rule: one for one in slo.rulings(folder)[0]}
+    judges = {ruling.under.rule: ruling for ruling in slo.rulings(folder)[0]}
     assert set(judges) >= {"1xP95", "2xP95"}
     spec, table = from_dict(record.meta(folder)["spec"]), record.read(folder)
     scored = [r for r in rows if r["definition"] in {"ttft", "tpot"} and r["over"] == "pooled"]
@@ -242,31 +242,31 @@ why = "the models do not fit"
 
 
 def test_a_study_over_the_number_of_models(tmp_path: Path) -> None:
-    found = measure(study(tmp_path, SIZES), tmp_path / "out", workers=1)
-    panels = {panel["condition"]: panel for panel in found.about["panels"]}
+    measured = measure(study(tmp_path, SIZES), tmp_path / "out", workers=1)
+    panels = {panel["condition"]: panel for panel in measured.about["panels"]}
     first, second, third, _ = panels
-    assert [(one["row"], one["column"]) for one in panels.values()] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(panel["row"], panel["column"]) for panel in panels.values()] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert "aegaeon+models" not in first  # sets along x share a panel
     assert (panels[first]["axis"], panels[first]["count"], panels[first]["gpus"]) == ("models", None, 2)
     assert panels[first]["rate_rps"] == pytest.approx(0.4)  # of each model: as the generator means it
-    rows = found.table.to_pandas()
+    rows = measured.table.to_pandas()
     xs = rows.groupby(["condition", "label"], observed=True)["x"].unique().map(sorted).to_dict()
     assert xs[first, "chunked"] == [3.0, 10.0]
     assert xs[third, "static"] == [2.0, 4.0]
     assert xs[first, "ideal"] == xs[first, "chunked"]  # controls stand at the ends
-    here = crossings.crossing(crossings.of_panel(found.table, panels[second]), panels[second], "static", "qos", 0.9)
+    here = crossings.crossing(crossings.of_panel(measured.table, panels[second]), panels[second], "static", "qos", 0.9)
     assert here is not None
     assert replace(here.at, mean=round(here.at.mean, 9)) == Estimate(3.0, None, None, 1)
     assert (here.fails, here.dip) == (10.0, 0.0)  # ten do not fit: three hold, not between
-    (verdict,) = claims.verdicts(found.table, found.about)
+    (verdict,) = claims.verdicts(measured.table, measured.about)
     assert verdict.panel is not None
     assert (verdict.panel["condition"], verdict.says) == (second, "open")
-    said = told(found, every=True)
-    assert any(line.startswith("sizes: models at which each system holds 90 %") for line in said)
-    assert any("static, models for 90 % QOS" in line and "4-9" in line for line in said)
-    processes = [{spec_of(found, run)["process"] for run in runs_of(found, name)} for name in ("sizes", "rates")]
+    lines = told(measured, every=True)
+    assert any(line.startswith("sizes: models at which each system holds 90 %") for line in lines)
+    assert any("static, models for 90 % QOS" in line and "4-9" in line for line in lines)
+    processes = [{spec_of(measured, run)["process"] for run in runs_of(measured, name)} for name in ("sizes", "rates")]
     assert processes == [{"own"}, {"model"}]
-    assert any(f"(SLO 1x, 2 GPUs, {setting.machine(panels[third]['own'])})" in line for line in said)
+    assert any(f"(SLO 1x, 2 GPUs, {setting.machine(panels[third]['own'])})" in line for line in lines)
     runs = [run for run in record.runs(tmp_path / "out") if record.meta(run)["infeasible"] is None]
     kept = [record.read(run)["token_ns"] for run in runs]
     assert all(len(tokens) and not tokens.null_count for tokens in kept)
@@ -306,11 +306,11 @@ paper = [0.5, 2.0]
 
 
 def test_a_small_fleet(tmp_path: Path) -> None:
-    found = measure(study(tmp_path, FLEET), tmp_path / "out", workers=1)
+    measured = measure(study(tmp_path, FLEET), tmp_path / "out", workers=1)
     at: dict[tuple[str, str], Estimate] = {}
-    for panel in found.about["panels"]:
-        rows = crossings.of_panel(found.table, panel)
-        for name in found.about["systems"]:
+    for panel in measured.about["panels"]:
+        rows = crossings.of_panel(measured.table, panel)
+        for name in measured.about["systems"]:
             count = crossings.fewest(rows, name, "", "ttft", 0.99)
             assert count is not None
             assert count.mean >= 2  # five of 15 GiB do not fit one GPU
@@ -321,17 +321,17 @@ def test_a_small_fleet(tmp_path: Path) -> None:
         taken = tidy.curves(rows, "dedicated", "ttft", "x")
         assert {x for curve in taken.values() for x in curve} == {5.0}  # a GPU a model, whatever is asked
     assert at["absolute:ttft=5,tpot=1", "static"].mean <= at["5xP95", "static"].mean
-    one, two = claims.verdicts(found.table, found.about)
-    assert one.here is not None
-    assert one.here.mean == at["5xP95", "static"].mean
-    assert one.says == rule.judged(one.claim, one.here)
-    assert two.here is not None
-    assert 1 / 3 <= two.here.mean <= 3
-    said = told(found, every=True)
-    assert any(line.startswith("sample: GPUs at which each system reaches 99 % (sample") for line in said)
-    assert any(line.startswith("static / chunked, GPUs for 99 % TTFT") for line in said)
+    first, second = claims.verdicts(measured.table, measured.about)
+    assert first.here is not None
+    assert first.here.mean == at["5xP95", "static"].mean
+    assert first.says == rule.judged(first.claim, first.here)
+    assert second.here is not None
+    assert 1 / 3 <= second.here.mean <= 3
+    lines = told(measured, every=True)
+    assert any(line.startswith("sample: GPUs at which each system reaches 99 % (sample") for line in lines)
+    assert any(line.startswith("static / chunked, GPUs for 99 % TTFT") for line in lines)
     heard = Heard()
-    assert measure(found.study, tmp_path / "out", workers=1, teller=heard).table.equals(found.table)
+    assert measure(measured.study, tmp_path / "out", workers=1, teller=heard).table.equals(measured.table)
     assert not heard.ran
 
 
@@ -368,17 +368,17 @@ paper = [0.0, 0.8]
 
 
 def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
-    found = measure(study(tmp_path, PARTS), tmp_path / "out", workers=1)
-    difference, value = claims.claims_of(found.about)
-    losses = list(claims.losses(found.table, found.about, difference))
+    measured = measure(study(tmp_path, PARTS), tmp_path / "out", workers=1)
+    difference, value = claims.claims_of(measured.about)
+    losses = list(claims.losses(measured.table, measured.about, difference))
     assert [loss.x for loss in losses] == [1.0, 2.0]
     for loss in losses:
         assert loss.pooled.n == 2
         assert loss.most.mean >= loss.pooled.mean - 1e-12  # what loses most loses no less than all together
-    said = told(found, every=True)
-    assert any(line.startswith("sizes by rate ") for line in said)
-    assert "the paper, of sizes by rate: it helps" in said
-    (line,) = (line for line in said if line.startswith("activation of llama-3.1-8b, TP 1"))
+    lines = told(measured, every=True)
+    assert any(line.startswith("sizes by rate ") for line in lines)
+    assert "the paper, of sizes by rate: it helps" in lines
+    (line,) = (line for line in lines if line.startswith("activation of llama-3.1-8b, TP 1"))
     assert " 0.74 s size " in line  # 0.7 s, and 15 GiB over eight PCIe links, gathered over NVLink
     assert value.shape == "llama-3.1-8b"
 
@@ -386,14 +386,42 @@ def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
 def test_workers_and_a_kill_change_no_byte(tmp_path: Path) -> None:
     asked = study(tmp_path, LINES).only(["scales", "counts"])
     asked = replace(asked, condition=tuple(
-        replace(one, spec={**one.spec, "rate_scale": 1.0}) for one in asked.condition))  # fmt: skip
-    one = measure(asked, tmp_path / "one", workers=1)
+        replace(condition, spec={**condition.spec, "rate_scale": 1.0}) for condition in asked.condition))  # fmt: skip
+    straight = measure(asked, tmp_path / "one", workers=1)
     with pytest.raises(KeyboardInterrupt):
         measure(asked, tmp_path / "two", workers=1, teller=Heard(most=3))
     assert not list((tmp_path / "two").glob("mine-*"))
-    two = measure(asked, tmp_path / "two", workers=2)
+    resumed = measure(asked, tmp_path / "two", workers=2)
     assert files(tmp_path / "one") == files(tmp_path / "two")
-    assert (one.folder.name, one.table) == (two.folder.name, two.table)
+    assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
+
+
+SPARSE = """
+systems = ["chunked", "static"]
+definitions = ["ttft"]
+slo = "P95"
+requests = 100
+sample = { rule = "fixed" }
+quick = { seeds = 2, points = 2, window_s = 20.0, replayed_s = 20.0, budget = 2000 }
+spec = { trace = "sample", host = "vllm-graph" }
+
+[[condition]]
+name = "rates"
+at_rps = [0.002, 0.1]
+spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 1.0 }
+"""
+
+
+def test_a_rate_at_which_nothing_was_offered_decides_nothing_and_is_asked_for_once(tmp_path: Path) -> None:
+    heard = Heard()
+    measured = measure(study(tmp_path, SPARSE), tmp_path / "out", workers=1, teller=heard)
+    rows = measured.table.select(["label", "x", "seed", "definition", "n"]).to_pylist()
+    offered = {(row["x"], row["seed"]): row["n"] for row in rows
+               if row["label"] == "static" and row["definition"] == "ttft"}  # fmt: skip
+    low = min(x for x, _ in offered)
+    assert {n for (x, _), n in offered.items() if x == low} == {0}
+    assert max(offered.values()) > 0
+    assert told(measured)
 
 
 @cases("at", [HELD, 1.0])

@@ -115,30 +115,30 @@ def test_a_known_factor_is_found_and_stored_runs_are_not_made_again(
     tmp_path: Path, capped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0")
-    found = measure(asked, tmp_path / "out", workers=1)
-    ours = beside(found)
+    measured = measure(asked, tmp_path / "out", workers=1)
+    ours = beside(measured)
     assert ours.here is not None
     assert ours.here.mean == pytest.approx(3.0, rel=0.1)
     assert ours.says == "ahead"
-    assert rate(found, "ours").mean == pytest.approx(6.0, rel=0.1)
-    assert rate(found, "theirs").mean == pytest.approx(2.0, rel=0.1)
-    assert ours.here.mean == pytest.approx(rate(found, "ours").mean / rate(found, "theirs").mean)
-    said = told(found)
-    assert said[1] == "condition theirs"
-    assert said[2] == f"alone + {ours.text.partition(' ')[0]}"
+    assert rate(measured, "ours").mean == pytest.approx(6.0, rel=0.1)
+    assert rate(measured, "theirs").mean == pytest.approx(2.0, rel=0.1)
+    assert ours.here.mean == pytest.approx(rate(measured, "ours").mean / rate(measured, "theirs").mean)
+    lines = told(measured)
+    assert lines[1] == "condition theirs"
+    assert lines[2] == f"alone + {ours.text.partition(' ')[0]}"
     turned = beside(measure(pair(tmp_path, f"{capped}+most_rps=2.0", f"{capped}+most_rps=6.0"), tmp_path / "out"))
     assert turned.here is not None
     assert turned.here.mean == pytest.approx(1 / ours.here.mean)
     assert turned.says == "behind"
     monkeypatch.setattr(sweep, "execute", None)
     again = measure(asked, tmp_path / "out", workers=1)
-    assert again.folder == found.folder
-    assert again.table.equals(found.table)
+    assert again.folder == measured.folder
+    assert again.table.equals(measured.table)
 
 
 def test_a_search_goes_a_quarter_below_the_lowest_rate_and_no_further(tmp_path: Path, capped: Path) -> None:
-    found = measure(pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.6"), tmp_path / "out")
-    below = rate(found, "theirs")
+    measured = measure(pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.6"), tmp_path / "out")
+    below = rate(measured, "theirs")
     assert below.mean == pytest.approx(0.6, rel=0.25)  # of 200 requests, or two misses
     assert below.sign == "="
     bound = beside(measure(pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.1"), tmp_path / "out"))
@@ -165,9 +165,9 @@ def test_what_has_no_room_is_said(tmp_path: Path) -> None:
         asked = pair(tmp_path, ours, theirs).only(models=("nemo-12b*4",))  # 91 GiB of weights on one GPU
         return measure(asked, tmp_path / "out", workers=1)
 
-    found = measured("dedicated", "static")
-    assert (beside(found).here, beside(found).says, beside(found).text) == (None, "no room", "theirs does not fit")
-    assert "ours / theirs: theirs does not fit under alone." in told(found)
+    tight = measured("dedicated", "static")
+    assert (beside(tight).here, beside(tight).says, beside(tight).text) == (None, "no room", "theirs does not fit")
+    assert "ours / theirs: theirs does not fit under alone." in told(tight)
     assert beside(measured("static", "dedicated"))[3:5] == ("ours does not fit", "no room")
     assert beside(measured("static", "static:equal"))[3:5] == ("ours does not fit, theirs does not fit", "no room")
 
@@ -176,9 +176,9 @@ def test_conditions_side_by_side(tmp_path: Path, capped: Path) -> None:
     """Beyond the paper's 2 in an open field; under another condition ours has no room."""
     rest = '\n[[condition]]\nname = "narrow"\nsystems = { ours = "static" }\nspec = { models = "nemo-12b*4" }\n'
     asked = pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0", rest, "paper = 2.0")
-    found = measure(asked, tmp_path / "out", workers=1)
-    assert "ours / theirs, 2 in the paper: as much under 1 of 2, not excluded under 0." in told(found)
-    assert [v.says for v in claims.verdicts(found.table, found.about)] == ["direction", "does not fit"]
+    measured = measure(asked, tmp_path / "out", workers=1)
+    assert "ours / theirs, 2 in the paper: as much under 1 of 2, not excluded under 0." in told(measured)
+    assert [v.says for v in claims.verdicts(measured.table, measured.about)] == ["direction", "does not fit"]
 
 
 STEPS = """
@@ -201,10 +201,10 @@ def test_a_walk_from_the_fair_default(tmp_path: Path, capped: Path) -> None:
     for key, value in {"ours": f"{capped}+most_rps=6.0", "theirs": f"{capped}+most_rps=2.0", "capped": str(capped),
                        "paper": "paper = 2.0"}.items():  # fmt: skip
         text = text.replace(f"{{{key}}}", value)
-    found = measure(study(tmp_path, text), tmp_path / "out", workers=1)
-    said = told(found)
-    assert "ours / theirs, 2 in the paper: as much under 3 of 5, not excluded under 0." in said
-    stated = [v for v in claims.verdicts(found.table, found.about) if v.rule != "-"]
+    measured = measure(study(tmp_path, text), tmp_path / "out", workers=1)
+    lines = told(measured)
+    assert "ours / theirs, 2 in the paper: as much under 3 of 5, not excluded under 0." in lines
+    stated = [v for v in claims.verdicts(measured.table, measured.about) if v.rule != "-"]
     assert [v.panel and v.panel["kind"] for v in stated] == ["base", "cumulative"]
 
 

@@ -26,7 +26,7 @@ ByModel = Mapping[str, tuple[float, float]]
 
 
 def table(*requests: dict[str, Any]) -> pa.Table:
-    """Rows from a few facts each, in seconds: arrival, first, done, made, tokens; the rest has defaults."""
+    """Return rows from a few facts each, in seconds: arrival, first, done, made, tokens; the rest has defaults."""
     lines = []
     for i, r in enumerate(requests):
         arrival, done = r.get("arrival", 0.0), r.get("done")
@@ -85,17 +85,17 @@ def met(name: str, r: Rows, slo: attainment.Slo) -> Any:
 
 def test_latencies_by_hand() -> None:
     """16 tokens, first after 50 ms, then one each 10 ms; arrival at 2 s."""
-    one = rows({"arrival": 2.0, "first": 2.05, "done": 2.2, "made": 16})
-    assert one.ttft_s == pytest.approx([0.05])
-    assert attainment.tpot_s(one) == pytest.approx([0.010])
-    assert one.e2e_s == pytest.approx([0.2])
-    assert attainment.norm_s(one) == pytest.approx([0.0125])
+    request = rows({"arrival": 2.0, "first": 2.05, "done": 2.2, "made": 16})
+    assert request.ttft_s == pytest.approx([0.05])
+    assert attainment.tpot_s(request) == pytest.approx([0.010])
+    assert request.e2e_s == pytest.approx([0.2])
+    assert attainment.norm_s(request) == pytest.approx([0.0125])
 
 
 def test_tokens_of_the_first_chunk_take_no_gap() -> None:
     """5 tokens in the first chunk, 10 after it in 1 s: TPOT 0.1 s, not 1/14."""
-    one = rows({"first": 1.0, "done": 2.0, "made": 15, "first_tokens": 5})
-    assert attainment.tpot_s(one) == pytest.approx([0.1])
+    request = rows({"first": 1.0, "done": 2.0, "made": 15, "first_tokens": 5})
+    assert attainment.tpot_s(request) == pytest.approx([0.1])
 
 
 def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
@@ -157,7 +157,7 @@ def test_tokens_are_pooled_or_counted_by_request() -> None:
     shares = {name: attainment.share(np.array(met(name, r, slo)), DEFINITIONS[name].weights(r)) for name in DEFINITIONS}
     assert shares["token"] == pytest.approx(5 / 20)
     assert shares["token_mean"] == pytest.approx(13 / 27)
-    alike = [name for name, one in DEFINITIONS.items() if one.weights(r).tolist() == [1, 1, 1]]
+    alike = [name for name, definition in DEFINITIONS.items() if definition.weights(r).tolist() == [1, 1, 1]]
     assert alike == [name for name in DEFINITIONS if name != "token"]
 
 
@@ -189,10 +189,10 @@ def test_limits_are_by_model() -> None:
 
 def test_limits_may_be_by_request() -> None:
     r = rows({"first": 1.0, "done": 3.0, "made": 3}, {"first": 1.0, "done": 3.0, "made": 3})
-    own = attainment.Limits(np.array([1.0, 0.9]), np.array([0.5, 1.0]))
-    assert met("ttft", r, own) == [1, 0]
-    assert met("tpot", r, own) == [0, 1]
-    assert met("e2e", r, own) == [0, 0]
+    limits = attainment.Limits(np.array([1.0, 0.9]), np.array([0.5, 1.0]))
+    assert met("ttft", r, limits) == [1, 0]
+    assert met("tpot", r, limits) == [0, 1]
+    assert met("e2e", r, limits) == [0, 0]
     t = tidy.scores([replace(run("r"), slo_s=attainment.Limits(np.array([0.0, 1.0, 9.0]), np.full(3, 1.0)))])
     assert value(t, "both") == 1.0  # of the two in the window
 
@@ -258,10 +258,10 @@ SCALED = {name for name, entry in DEFINITIONS.items() if entry.judges}  # others
 def test_order_of_rows_changes_nothing(requests: list[dict[str, Any]], slo: attainment.Slo, seed: Any) -> None:
     order = list(range(len(requests)))
     seed.shuffle(order)
-    one, two = scores(rows(*requests), slo), scores(rows(*(requests[i] for i in order)), slo)
-    assert one.keys() == two.keys()
-    for name in one:
-        assert [one[name][i] for i in order] == list(two[name])
+    first, second = scores(rows(*requests), slo), scores(rows(*(requests[i] for i in order)), slo)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert [first[name][i] for i in order] == list(second[name])
     a, b = tidy.measures(rows(*requests), slo, 60.0), tidy.measures(rows(*(requests[i] for i in order)), slo, 60.0)
     assert a == pytest.approx(b, nan_ok=True)
 
@@ -272,10 +272,10 @@ def test_twice_as_slow_against_twice_the_limits_is_the_same(requests: list[dict[
     twice = {name: (2 * a, 2 * b) for name, (a, b) in slo.items()}
     fast_scores, slow_scores = scores(rows(*requests), slo), scores(rows(*slow), twice)
     assert {name: fast_scores[name] for name in SCALED} == {name: slow_scores[name] for name in SCALED}
-    one, two = tidy.measures(rows(*requests), slo, 60.0), tidy.measures(rows(*slow), twice, 120.0)
-    for name in one:
+    first, second = tidy.measures(rows(*requests), slo, 60.0), tidy.measures(rows(*slow), twice, 120.0)
+    for name in first:
         factor = 2 if name.endswith("_s") else 0.5 if name.endswith(("_rps", "_tps")) else 1
-        assert two[name] == pytest.approx(factor * one[name], nan_ok=True)
+        assert second[name] == pytest.approx(factor * first[name], nan_ok=True)
 
 
 @given(requests=REQUESTS, slo=SLO, extra=REQUEST)
@@ -283,9 +283,9 @@ def test_a_request_that_never_finishes_never_helps(
     requests: list[dict[str, Any]], slo: attainment.Slo, extra: dict[str, Any]
 ) -> None:
     more = [*requests, {**extra, "state": "unfinished"}]
-    one, two = scores(rows(*requests), slo), scores(rows(*more), slo)
-    for name in one:
-        assert np.mean(two[name]) <= np.mean(one[name])
+    first, second = scores(rows(*requests), slo), scores(rows(*more), slo)
+    for name in first:
+        assert np.mean(second[name]) <= np.mean(first[name])
     a, b = (tidy.measures(rows(*x), slo, 60.0) for x in (requests, more))
     assert b["goodput_rps"] <= a["goodput_rps"]
     assert not b["e2e_p99_s"] < a["e2e_p99_s"]
@@ -316,7 +316,7 @@ def test_a_part_that_is_not_judged_changes_nothing(
 
 
 def released_qos(stamps: Sequence[float], ttft: float, tpot: float) -> float:
-    """The rule of Aegaeon's artifact (plots/plot_e2e.py), token by token."""
+    """Judge token by token as Aegaeon's artifact does (plots/plot_e2e.py)."""
     good = start = reached = 0.0
     target = ttft
     for t in stamps:
@@ -332,10 +332,10 @@ def paper_share(stamps: Sequence[float], ttft: float, tpot: float) -> float:
 
 @given(requests=REQUESTS, slo=SLO)
 def test_token_definitions_agree_with_the_rules_token_by_token(requests: list[dict[str, Any]], slo: ByModel) -> None:
-    found = scores(rows(*requests), slo)
+    scored = scores(rows(*requests), slo)
     for name, rule in (("token", paper_share), ("token_mean", paper_share), ("qos", released_qos)):
         one_by_one = [(r["state"] == "done") * rule(r["tokens"], *slo[r["model"]]) for r in requests]
-        assert found[name] == pytest.approx(one_by_one)
+        assert scored[name] == pytest.approx(one_by_one)
 
 
 @given(requests=REQUESTS, slo=SLO)
@@ -379,8 +379,8 @@ def run(name: str, seed: int = 0, **more: Any) -> tidy.Run:
 def value(t: pa.Table, definition: str, over: str = "pooled", model: str | None = None) -> float | None:
     lines = [x for x in t.to_pylist() if (x["definition"], x["over"], x["model"]) == (definition, over, model)]
     assert len(lines) == 1, (definition, over, model, lines)
-    found: float | None = lines[0]["value"]
-    return found
+    number: float | None = lines[0]["value"]
+    return number
 
 
 def test_the_table_of_one_run_by_hand() -> None:
@@ -402,10 +402,10 @@ def test_the_table_of_one_run_by_hand() -> None:
 
 
 def test_table_order_is_that_of_the_specs(tmp_path: Path) -> None:
-    one = tidy.scores([run("r-a", 1), run("r-b", 0)])
-    assert one.equals(tidy.scores([run("r-b", 0), run("r-a", 1)]))
-    assert one.column("seed").unique().to_pylist() == [0, 1]
-    for name, t in (("one", one), ("two", tidy.scores([run("r-b", 0), run("r-a", 1)]))):
+    ordered = tidy.scores([run("r-a", 1), run("r-b", 0)])
+    assert ordered.equals(tidy.scores([run("r-b", 0), run("r-a", 1)]))
+    assert ordered.column("seed").unique().to_pylist() == [0, 1]
+    for name, t in (("one", ordered), ("two", tidy.scores([run("r-b", 0), run("r-a", 1)]))):
         write_table(tmp_path / name, t, {})
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
@@ -445,9 +445,9 @@ def test_a_cap_binds_in_more_than_a_hundredth_of_the_steps_in_the_mean_over_seed
         return replace(base, name=f"r-{rate}-{seed}", meta={**base.meta, **meta})
 
     runs = [at(1.0, 0.0, 0.01, 0), at(2.0, 0.005, 0.01, 0), at(2.0, 0.025, 0.01, 1), at(4.0, 0.5, 0.0, 0)]
-    (found,) = tidy.bound(tidy.scores(runs))
-    assert found._replace(share=0.0) == tidy.Bound("batch_cap", "static", 0.2, 0.0, 0.5)
-    assert found.share == pytest.approx(0.015)
+    (bound,) = tidy.bound(tidy.scores(runs))
+    assert bound._replace(share=0.0) == tidy.Bound("batch_cap", "static", 0.2, 0.0, 0.5)
+    assert bound.share == pytest.approx(0.015)
     assert tidy.bound(tidy.scores(runs[:1])) == []
 
 

@@ -41,43 +41,43 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_health_models_and_ports(server: Server) -> None:
     assert server.ask("/health") == (200, b"")
     status, body = server.ask("/v1/models")
-    found = json.loads(body)
-    assert (status, found["object"]) == (200, "list")
-    assert [(one["id"], one["object"], one["max_model_len"]) for one in found["data"]] == [
+    answer = json.loads(body)
+    assert (status, answer["object"]) == (200, "list")
+    assert [(model["id"], model["object"], model["max_model_len"]) for model in answer["data"]] == [
         ("a", "model", 1000),
         ("b", "model", 1000),
     ]
     with serving("a", "b", "c", ports=True) as several:
         assert list(several.urls.values()) == ["a", "b", "c"]
         assert len(set(several.urls)) == 3
-        assert [one["id"] for one in json.loads(several.ask("/v1/models")[1])["data"]] == ["a"]
+        assert [model["id"] for model in json.loads(several.ask("/v1/models")[1])["data"]] == ["a"]
         assert several.ask("/v1/completions", {**ASK, "model": "b"})[0] == 404
         assert several.ask("/v1/completions", {"prompt": "x"})[0] == 200  # the only model there is
 
 
 def test_a_completion(server: Server) -> None:
     status, body = server.ask("/v1/completions", ASK)
-    found = json.loads(body)
-    assert (status, found["object"], found["model"]) == (200, "text_completion", "a")
+    answer = json.loads(body)
+    assert (status, answer["object"], answer["model"]) == (200, "text_completion", "a")
     choice = {"index": 0, "text": " 1 2 3 4", "logprobs": None, "finish_reason": "length"}
-    assert found["choices"] == [choice]
-    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert answer["choices"] == [choice]
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
 
 def test_a_streamed_completion_is_a_chunk_a_token(server: Server) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     with server.sent("/v1/completions", {**ASK, **options}) as answer:
         assert answer.getheader("content-type") == "text/event-stream; charset=utf-8"
-        found = events(answer.read())
-    assert [one["choices"][0]["text"] for one in found[:-1]] == [" 1", " 2", " 3", " 4"]
-    assert [one["choices"][0]["finish_reason"] for one in found[:-1]] == [None, None, None, "length"]
-    assert (found[-1]["choices"], found[-1]["usage"]["completion_tokens"]) == ([], 4)
-    assert len({one["id"] for one in found}) == 1
+        chunks = events(answer.read())
+    assert [chunk["choices"][0]["text"] for chunk in chunks[:-1]] == [" 1", " 2", " 3", " 4"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] == [None, None, None, "length"]
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 4)
+    assert len({chunk["id"] for chunk in chunks}) == 1
     plain = events(server.ask("/v1/completions", {**ASK, "stream": True})[1])
-    assert [one["choices"][0]["text"] for one in plain] == [" 1", " 2", " 3", " 4"]
+    assert [chunk["choices"][0]["text"] for chunk in plain] == [" 1", " 2", " 3", " 4"]
     options["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     counted = events(server.ask("/v1/completions", {**ASK, **options})[1])
-    assert [one["usage"]["completion_tokens"] for one in counted] == [1, 2, 3, 4, 4]
+    assert [chunk["usage"]["completion_tokens"] for chunk in counted] == [1, 2, 3, 4, 4]
 
 
 def test_a_chat(server: Server) -> None:
@@ -87,17 +87,17 @@ def test_a_chat(server: Server) -> None:
         "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": parts}],
     }
     body["max_completion_tokens"] = 2
-    found = json.loads(server.ask("/v1/chat/completions", body)[1])
-    assert found["object"] == "chat.completion"
-    assert found["choices"][0]["message"] == {"role": "assistant", "content": " 1 2"}
-    assert found["usage"]["prompt_tokens"] == 1 + 2
+    answer = json.loads(server.ask("/v1/chat/completions", body)[1])
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": " 1 2"}
+    assert answer["usage"]["prompt_tokens"] == 1 + 2
     chunks = events(server.ask("/v1/chat/completions", {**body, "stream": True})[1])
-    assert [one["choices"][0]["delta"] for one in chunks] == [
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
         {"role": "assistant", "content": ""},
         {"content": " 1"},
         {"content": " 2"},
     ]
-    assert {one["object"] for one in chunks} == {"chat.completion.chunk"}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
@@ -105,7 +105,7 @@ def test_the_end_of_a_stream_as_llama_cpp_has_it() -> None:
     with serving("a", settings=Settings(flavour="llama.cpp")) as server:
         assert server.ask("/health") == (200, b'{"status":"ok"}')
         *tokens, last = events(server.ask("/v1/completions", {**ASK, "stream": True})[1])
-        assert [one["choices"][0]["finish_reason"] for one in tokens] == [None] * 4
+        assert [chunk["choices"][0]["finish_reason"] for chunk in tokens] == [None] * 4
         assert (last["choices"][0]["text"], last["choices"][0]["finish_reason"]) == ("", "length")
         assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
         assert (last["timings"]["prompt_n"], last["timings"]["predicted_n"]) == (3, 4)
@@ -125,12 +125,12 @@ def test_the_end_of_a_stream_as_llama_cpp_has_it() -> None:
     [("abcdefgh", [2]), ([5] * 7, [7]), (["abcdefgh", "x"], [2, 1]), ([[1, 2], [3]], [2, 1])],
 )
 def test_prompts_are_texts_token_ids_or_lists_of_them(server: Server, prompt: object, tokens: list[int]) -> None:
-    found = json.loads(server.ask("/v1/completions", {**ASK, "prompt": prompt})[1])
-    assert found["usage"]["prompt_tokens"] == sum(tokens)
-    assert [choice["index"] for choice in found["choices"]] == list(range(len(tokens)))
+    answer = json.loads(server.ask("/v1/completions", {**ASK, "prompt": prompt})[1])
+    assert answer["usage"]["prompt_tokens"] == sum(tokens)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(tokens)))
     chunks = events(server.ask("/v1/completions", {**ASK, "prompt": prompt, "n": 2, "stream": True})[1])
     for k in range(2 * len(tokens)):
-        mine = [one["choices"][0]["text"] for one in chunks if one["choices"][0]["index"] == k]
+        mine = [chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"][0]["index"] == k]
         assert mine == [" 1", " 2", " 3", " 4"]
 
 
@@ -144,8 +144,8 @@ def test_how_long_an_answer_is() -> None:
             ({"max_tokens": 30, "ignore_eos": True}, 30, "length"),
             ({"max_tokens": 999, "ignore_eos": True}, 999, "length"),
         ):
-            found = json.loads(server.ask("/v1/completions", {"prompt": [1], **extra})[1])
-            assert (found["usage"]["completion_tokens"], found["choices"][0]["finish_reason"]) == (made, why)
+            answer = json.loads(server.ask("/v1/completions", {"prompt": [1], **extra})[1])
+            assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (made, why)
         chat = {"messages": [{"role": "user", "content": "x" * 40}], "ignore_eos": True}
         assert json.loads(server.ask("/v1/chat/completions", chat)[1])["usage"]["completion_tokens"] == 990
 
@@ -185,8 +185,8 @@ BAD: list[tuple[int, str | None, object]] = [
 @cases(("status", "param", "body"), BAD)
 def test_what_is_wrong_is_said_in_openais_form(server: Server, status: int, param: str | None, body: object) -> None:
     server.ask("/mock/reset")
-    got, said = server.ask("/v1/completions", body)
-    error = json.loads(said)["error"]
+    got, reply = server.ask("/v1/completions", body)
+    error = json.loads(reply)["error"]
     assert (got, error["param"], error["type"]) == (status, param, "invalid_request_error")
     assert error["message"]
     assert server.stats()["ends"] == {str(status): 1}
@@ -197,8 +197,8 @@ def test_what_is_wrong_is_said_in_openais_form(server: Server, status: int, para
     [None, [], "x", [1], [{"content": "x"}], [{"role": "user", "content": 1}], [{"role": "u", "content": [1]}]],
 )
 def test_what_is_wrong_with_messages(server: Server, messages: object) -> None:
-    status, said = server.ask("/v1/chat/completions", {"model": "a", "messages": messages})
-    assert (status, json.loads(said)["error"]["param"]) == (400, "messages")
+    status, reply = server.ask("/v1/chat/completions", {"model": "a", "messages": messages})
+    assert (status, json.loads(reply)["error"]["param"]) == (400, "messages")
 
 
 def test_paths_and_methods(server: Server) -> None:
@@ -245,15 +245,15 @@ def test_faults_by_header(server: Server) -> None:
 def test_a_hang_says_nothing_while_others_are_served(server: Server) -> None:
     hung = server.connect()
     send(hung, "/v1/completions", ASK, x_mock="hang")
-    assert server.stats(lambda found: found["in_flight"] == 1)["requests"] == 1
+    assert server.stats(lambda counts: counts["in_flight"] == 1)["requests"] == 1
     assert server.ask("/v1/completions", ASK)[0] == 200
     assert hung.sock is not None
     hung.sock.setblocking(False)
     with pytest.raises(BlockingIOError):
         hung.sock.recv(1)
     hung.close()
-    found = server.stats(lambda found: found["in_flight"] == 0)
-    assert found["ends"] == {"200": 1, "hang": 1}
+    counts = server.stats(lambda counts: counts["in_flight"] == 0)
+    assert counts["ends"] == {"200": 1, "hang": 1}
 
 
 def test_shares_of_faults_are_drawn_by_the_number_of_the_request() -> None:
@@ -272,10 +272,10 @@ def test_a_client_that_leaves_is_cancelled() -> None:
         server.ask("/sleep")
         connection = server.connect()
         send(connection, "/v1/completions", {**ASK, "stream": True})
-        server.stats(lambda found: found["in_flight"] == 1)
+        server.stats(lambda counts: counts["in_flight"] == 1)
         connection.close()
-        found = server.stats(lambda found: found["in_flight"] == 0)
-        assert (found["ends"], found["tokens"]) == ({"cancelled": 1}, 0)
+        counts = server.stats(lambda counts: counts["in_flight"] == 0)
+        assert (counts["ends"], counts["tokens"]) == ({"cancelled": 1}, 0)
 
 
 def test_sleeping_models_hold_requests_until_they_wake(server: Server) -> None:
@@ -285,7 +285,7 @@ def test_sleeping_models_hold_requests_until_they_wake(server: Server) -> None:
     assert json.loads(server.ask("/is_sleeping")[1]) == {"is_sleeping": False}  # not all of them
     held = server.connect()
     send(held, "/v1/completions", ASK)
-    server.stats(lambda found: found["in_flight"] == 1)
+    server.stats(lambda counts: counts["in_flight"] == 1)
     assert server.ask("/v1/completions", {**ASK, "model": "b"})[0] == 200
     assert server.ask("/wake_up?model=a") == (200, b"")
     assert json.loads(held.getresponse().read())["usage"]["completion_tokens"] == 4
@@ -294,7 +294,7 @@ def test_sleeping_models_hold_requests_until_they_wake(server: Server) -> None:
     assert json.loads(server.ask("/is_sleeping")[1]) == {"is_sleeping": True}
     aborted = server.connect()
     send(aborted, "/v1/completions", ASK)
-    server.stats(lambda found: found["in_flight"] == 1)
+    server.stats(lambda counts: counts["in_flight"] == 1)
     aborted.close()
     assert server.ask("/wake_up") == (200, b"")
 
@@ -307,8 +307,8 @@ def test_sleep_ends_answers_with_abort() -> None:
         assert server.ask("/sleep")[0] == 200
         (last,) = events(answer.read().lstrip())
         assert (last["choices"][0]["text"], last["choices"][0]["finish_reason"]) == ("", "abort")
-    found = server.stats()
-    assert (found["ends"], found["tokens"]) == ({"200": 1}, 1)
+    counts = server.stats()
+    assert (counts["ends"], counts["tokens"]) == ({"200": 1}, 1)
     server.close()
 
 
@@ -326,7 +326,7 @@ def test_beyond_the_queue_requests_are_refused() -> None:
         held = [server.connect() for _ in range(2)]
         for connection in held:
             send(connection, "/v1/completions", ASK)
-        server.stats(lambda found: found["in_flight"] == 2)
+        server.stats(lambda counts: counts["in_flight"] == 2)
         assert server.ask("/v1/completions", ASK)[0] == 429
         assert server.ask("/v1/completions", {**ASK, "model": "b", "n": 3})[0] == 429  # three at once
         server.ask("/wake_up")
@@ -340,15 +340,15 @@ def test_stamps_and_counts(server: Server) -> None:
     before_ns = time.monotonic_ns()
     for stamped in ({"x_mock_stamps": "1"}, {}):
         body = {**ASK, "stream": True, **({} if stamped else {"mock_stamps": True})}
-        chunks = [one["mock"] for one in events(server.ask("/v1/completions", body, x_request_id="r1", **stamped)[1])]
-        sent = [one["sent_ns"] for one in chunks]
-        assert [list(one) for one in chunks] == [["sent_ns", "read_ns"], *[["sent_ns"]] * 3]
+        chunks = [item["mock"] for item in events(server.ask("/v1/completions", body, x_request_id="r1", **stamped)[1])]
+        sent = [chunk["sent_ns"] for chunk in chunks]
+        assert [list(chunk) for chunk in chunks] == [["sent_ns", "read_ns"], *[["sent_ns"]] * 3]
         assert before_ns < chunks[0]["read_ns"] <= sent[0]
         assert sent == sorted(sent)
         assert sent[-1] < time.monotonic_ns()
     assert "mock" not in events(server.ask("/v1/completions", {**ASK, "stream": True})[1])[0]
-    found = server.stats()
-    assert {k: v for k, v in found.items() if k != "rows"} == {
+    counts = server.stats()
+    assert {k: v for k, v in counts.items() if k != "rows"} == {
         "requests": 3,
         "in_flight": 0,
         "in_flight_max": 1,
@@ -356,7 +356,7 @@ def test_stamps_and_counts(server: Server) -> None:
         "models": {"a": 3},
         "ends": {"200": 3},
     }
-    rows = found["rows"]
+    rows = counts["rows"]
     assert (rows["number"], rows["id"], rows["tokens"]) == ([0, 1, 2], ["r1", "r1", ""], [4, 4, 4])
     assert rows["first_ns"][1] == sent[0]
     for read, first, end in zip(rows["read_ns"], rows["first_ns"], rows["end_ns"], strict=True):
@@ -370,7 +370,7 @@ def test_many_clients_get_every_token(server: Server) -> None:
     for k, connection in enumerate(connections):
         send(connection, "/v1/completions", {**ASK, "max_tokens": 1 + k, "stream": True})
     for k, connection in enumerate(connections):
-        texts = [one["choices"][0]["text"] for one in events(connection.getresponse().read())]
+        texts = [chunk["choices"][0]["text"] for chunk in events(connection.getresponse().read())]
         assert texts == [f" {i + 1}" for i in range(1 + k)]
         connection.close()
     assert server.stats()["tokens"] == sum(range(1, 101))
@@ -379,7 +379,7 @@ def test_many_clients_get_every_token(server: Server) -> None:
 def test_nothing_is_left_for_the_collector() -> None:
     def left() -> Counter[str]:
         kinds = (Connection, Exchange, Sequence, HttpRequestParser)
-        return Counter(type(one).__name__ for one in gc.get_objects() if type(one) in kinds)  # asks no object itself
+        return Counter(type(x).__name__ for x in gc.get_objects() if type(x) in kinds)  # asks no object itself
 
     gc.collect()
     before = left()
@@ -394,7 +394,7 @@ def test_nothing_is_left_for_the_collector() -> None:
                         fault == "hang" or connection.getresponse().read()
                     connection.close()
             raw(server, b"nonsense")
-            server.stats(lambda found: found["in_flight"] == 0)
+            server.stats(lambda counts: counts["in_flight"] == 0)
         assert left() == before
     finally:
         gc.enable()
@@ -461,12 +461,12 @@ def test_it_ends_with_its_parent() -> None:
     )
     assert parent.stdout is not None
     port = port_of(parent.stdout.readline())
-    with socket.create_connection(("127.0.0.1", port)) as one:
-        one.sendall(b"GET /health HTTP/1.1\r\n\r\n")
-        assert one.recv(65536)
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        assert connection.recv(65536)
         parent.kill()
         parent.communicate()
-        assert one.recv(1) == b""  # the mock is gone
+        assert connection.recv(1) == b""  # the mock is gone
 
 
 def test_fixed_latency_starts_without_numpy() -> None:

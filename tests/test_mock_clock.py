@@ -57,7 +57,7 @@ class World:
         self.models[0].wake(at_ns, lambda t: self.orders.append(("woken", t)))
 
     def of(self, index: int) -> list[int]:
-        return [at for one, at in self.told if one == index]
+        return [at for request, at in self.told if request == index]
 
     def _told(self, sequence: Sequence, at_ns: int) -> None:
         self.told.append((sequence.index, at_ns))
@@ -72,7 +72,7 @@ def step_s(seqs: int, context: int) -> float:
 
 
 def stepping(batch_cap: int = 256, models: int = 1, **served: Any) -> World:
-    """Models on one GPU: a prompt takes a nanosecond a token; a step 1000 a sequence, and one a context token."""
+    """Return models on one GPU: a prompt takes 1 ns a token; a step 1000 ns a sequence, and 1 ns a context token."""
     gpus: list[Gpu] = []
 
     def lane(agenda: Agenda) -> Pacing:
@@ -172,13 +172,13 @@ def test_stamps_follow_the_cost_table() -> None:
 
 
 def test_the_cost_table_prices_sleep_and_wake() -> None:
-    eight, one = (
+    eight, small = (
         Table([(name, shape(name), 1)], "h100", "vllm-0.15", None).served()[0]
         for name in ("llama-3.1-8b", "llama-3.2-1b")
     )
     for level in (1, 2):
-        assert eight.wake_ns[level] > one.wake_ns[level] > 0
-    assert eight.sleep_ns[1] > one.sleep_ns[1] > eight.sleep_ns[2] == 0
+        assert eight.wake_ns[level] > small.wake_ns[level] > 0
+    assert eight.sleep_ns[1] > small.sleep_ns[1] > eight.sleep_ns[2] == 0
     assert (eight.wake_ns[0], eight.sleep_ns[0], eight.max_tokens) == (0, 0, 131072)
 
 
@@ -223,11 +223,11 @@ def test_sleep_and_wake_take_the_time_of_their_level(level: int, slept: int, wok
 
 def test_abort_ends_what_runs_at_once() -> None:
     world = stepping(**TIMES)
-    one, two = (world.ask(0, prompt=100, output=9) for _ in range(2))
+    first, second = (world.ask(0, prompt=100, output=9) for _ in range(2))
     world.sleep(150)
     world.wake(10_000)
     world.agenda.advance(10**9)
-    assert (one.finish, one.made, two.finish, two.made) == ("abort", 1, "abort", 0)
+    assert (first.finish, first.made, second.finish, second.made) == ("abort", 1, "abort", 0)
     assert world.told == [(0, 100), (0, 150), (1, 150)]
     assert world.models[0].waiting == 0
 

@@ -29,13 +29,13 @@ from tests.mocks import ASK, Server, answered, events, post, raw, send
     ],
 )
 def test_what_is_no_request_is_refused(server: Server, data: bytes, status: int) -> None:
-    with socket.create_connection(server.address) as one:
-        one.sendall(data)
-        answer = HTTPResponse(one)
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(data)
+        answer = HTTPResponse(connection)
         answer.begin()
         error = json.loads(answer.read())["error"]
         assert (answer.status, answer.getheader("connection"), bool(error["message"])) == (status, "close", True)
-        assert one.recv(1) == b""  # it says no more
+        assert connection.recv(1) == b""  # it says no more
     assert server.ask("/health")[0] == 200
 
 
@@ -48,10 +48,10 @@ def test_half_a_request_leaves_nothing(server: Server) -> None:
 
 def test_a_request_may_come_byte_by_byte_or_in_chunks(server: Server) -> None:
     body = json.dumps(ASK).encode()
-    with socket.create_connection(server.address) as one:
+    with socket.create_connection(server.address) as connection:
         for byte in post(body):
-            one.send(bytes([byte]))
-        answer = HTTPResponse(one)
+            connection.send(bytes([byte]))
+        answer = HTTPResponse(connection)
         answer.begin()
         assert json.loads(answer.read())["usage"]["completion_tokens"] == 4
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -92,16 +92,16 @@ def test_connections_are_kept_unless_one_asks_to_close(server: Server) -> None:
     connection.close()
     for stream in (False, True):
         asked = post(json.dumps({**ASK, "stream": stream}).encode(), head="connection: close\r\n")
-        with socket.create_connection(server.address) as one:
-            one.sendall(asked)
-            assert b"connection: close\r\n" in b"".join(iter(lambda: one.recv(65536), b""))
+        with socket.create_connection(server.address) as sock:
+            sock.sendall(asked)
+            assert b"connection: close\r\n" in b"".join(iter(lambda: sock.recv(65536), b""))
 
 
 def test_a_client_of_http_1_0_gets_a_stream_without_chunks(server: Server) -> None:
     asked = post(json.dumps({**ASK, "stream": True}).encode()).replace(b"HTTP/1.1", b"HTTP/1.0")
-    with socket.create_connection(server.address) as one:
-        one.sendall(asked)
-        head, _, body = b"".join(iter(lambda: one.recv(65536), b"")).partition(b"\r\n\r\n")
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(asked)
+        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
     assert b"chunked" not in head
     assert len(events(body)) == 4
 
@@ -109,10 +109,10 @@ def test_a_client_of_http_1_0_gets_a_stream_without_chunks(server: Server) -> No
 def test_a_client_that_waits_for_100_gets_it(server: Server) -> None:
     body = json.dumps(ASK).encode()
     whole = post(body, head="expect: 100-continue\r\n")
-    with socket.create_connection(server.address) as one:
-        one.sendall(whole[: -len(body)])
-        assert one.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        one.sendall(body)
-        answer = HTTPResponse(one)
+    with socket.create_connection(server.address) as connection:
+        connection.sendall(whole[: -len(body)])
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        answer = HTTPResponse(connection)
         answer.begin()
         assert json.loads(answer.read())["usage"]["completion_tokens"] == 4

@@ -62,7 +62,7 @@ def cluster(
     node_gpus: int = 8,
     max_tokens: int = 200,
 ) -> Cluster:
-    """Models of 1,000 bytes a token and mean requests of 60 + 40 tokens, so 100,000 bytes."""
+    """Return models of 1,000 bytes a token and mean requests of 60 + 40 tokens, so 100,000 bytes."""
     weights = weight if isinstance(weight, Mapping) else dict.fromkeys(rates, weight)
     models = {m: Model(1, (tp or {}).get(m, 1), weights[m], KB, 10 * KB, max_tokens, 1.0, 1.0) for m in rates}
     plan = {m: Plan(rate, 60.0, 40.0, "test") for m, rate in rates.items()}
@@ -71,13 +71,13 @@ def cluster(
 
 
 def told(policy: MuxServe, event: Event, view: Seen | None = None) -> list[Action]:
-    """The answer to an event."""
+    """Return the answer to an event."""
     answer: Iterable[Action] = policy.on(event, view or Seen())  # type: ignore[arg-type]
     return list(answer)
 
 
 def started(world: Cluster, **fields: Any) -> tuple[MuxServe, list[Action]]:
-    """A policy after its start, and what it said."""
+    """Start a policy; return it, and what it answered."""
     policy = MuxServe(world, **{"kv": "paged", "quotas": "sequences"} | fields)
     return policy, told(policy, Woke("start"))
 
@@ -90,20 +90,20 @@ def batch(policy: MuxServe, m: str) -> Batch:
 
 
 def test_first_quotas_go_by_rate_times_token_bytes() -> None:
-    policy, said = started(cluster({"a": 5.0, "b": 3.0, "c": 2.0}, mem=10_000 * KB))
+    policy, actions = started(cluster({"a": 5.0, "b": 3.0, "c": 2.0}, mem=10_000 * KB))
     assert policy.Q == {0: {"a": 5_000_000, "b": 3_000_000, "c": 2_000_000}}
-    runs = [x for x in said if isinstance(x, Run)]
+    runs = [x for x in actions if isinstance(x, Run)]
     assert runs == [Run(batch(policy, m), seqs=n) for m, n in (("a", 50), ("b", 30), ("c", 20))]
-    assert [type(x) for x in said if not isinstance(x, Run)] == [Load, Admit] * 3 + [Wake]
-    assert said[-1] == Wake(8.0, "adapt")
+    assert [type(x) for x in actions if not isinstance(x, Run)] == [Load, Admit] * 3 + [Wake]
+    assert actions[-1] == Wake(8.0, "adapt")
 
 
 def test_quotas_in_bytes_are_limits_and_hold_one_longest_request() -> None:
-    policy, said = started(cluster({"a": 9.0, "b": 0.1}, mem=1_000 * KB), quotas="bytes")
+    policy, actions = started(cluster({"a": 9.0, "b": 0.1}, mem=1_000 * KB), quotas="bytes")
     floor = 200 * KB + 10 * KB
     assert {0: {"a": 1_000 * KB - floor, "b": floor}} == policy.Q
-    assert [x for x in said if isinstance(x, Limit)] == [Limit("a", 0, 790 * KB), Limit("b", 0, floor)]
-    assert [x for x in said if isinstance(x, Run)] == [Run(batch(policy, m)) for m in "ab"]
+    assert [x for x in actions if isinstance(x, Limit)] == [Limit("a", 0, 790 * KB), Limit("b", 0, floor)]
+    assert [x for x in actions if isinstance(x, Run)] == [Run(batch(policy, m)) for m in "ab"]
 
 
 def test_elastic_memory_counts_kept_pages_and_fragments() -> None:
@@ -125,9 +125,9 @@ def test_one_adaptation_by_hand() -> None:
     """The needy grow by a tenth of 45; b can spare int(28.5 - 15) = 13 sequences, c 19: they give 13 : 19."""
     policy, _ = started(cluster({"a": 5.0, "b": 3.0, "c": 2.0}, mem=10_000 * KB))
     view = Seen(8.0, {"a": look(100, 45, 60, 45), "b": look(100, 15, 15, 15)})
-    said = told(policy, Woke("adapt"), view)
+    acts = told(policy, Woke("adapt"), view)
     assert policy.Q == {0: {"a": 5_400_000, "b": 2_837_500, "c": 1_762_500}}
-    assert said == [Run(batch(policy, m), seqs=n) for m, n in (("a", 54), ("b", 28), ("c", 17))] + [Wake(16.0, "adapt")]
+    assert acts == [Run(batch(policy, m), seqs=n) for m, n in (("a", 54), ("b", 28), ("c", 17))] + [Wake(16.0, "adapt")]
 
 
 def test_adaptation_reads_differences_not_totals() -> None:
@@ -160,8 +160,8 @@ def test_a_donor_keeps_its_floor() -> None:
 
 
 def test_quotas_may_stay() -> None:
-    _, said = started(cluster({"a": 1.0}), adapt_s=0.0)
-    assert not [x for x in said if isinstance(x, Wake)]
+    _, actions = started(cluster({"a": 1.0}), adapt_s=0.0)
+    assert not [x for x in actions if isinstance(x, Wake)]
 
 
 names = st.sampled_from("abcdef")
@@ -243,7 +243,7 @@ def test_degrees_get_their_own_meshes_or_share_the_larger() -> None:
 
 
 def cost(world: Cluster, unit: list[Llm], homes: Mapping[str, int]) -> float:
-    """Requests unserved by a placement; infinite where weights and one longest request each do not fit."""
+    """Return requests unserved by a placement; infinite where weights and one longest request each do not fit."""
     estimator, total = Estimator(world), 0.0
     for g, gpu in enumerate(world.gpus):
         here = [m for m in unit if homes[m.name] == g]
@@ -254,7 +254,7 @@ def cost(world: Cluster, unit: list[Llm], homes: Mapping[str, int]) -> float:
 
 
 def toy(rates: Mapping[str, float]) -> tuple[Cluster, list[Llm], dict[tuple[int, ...], float]]:
-    """Models on two GPUs with 3 MB each, and what each placement costs."""
+    """Return models on two GPUs with 3 MB each, and what each placement costs."""
     world = cluster(rates, gpus=2, mem=3_000 * KB, weight=300 * KB)
     unit = llms(world)
     every = product((0, 1), repeat=len(unit))
@@ -265,17 +265,17 @@ def toy(rates: Mapping[str, float]) -> tuple[Cluster, list[Llm], dict[tuple[int,
 def test_toy_placement_is_the_best_of_all(rates: tuple[float, ...]) -> None:
     """Too much for two GPUs: all 16 placements, by the same estimator."""
     world, unit, every = toy(dict(zip("abcd", rates, strict=True)))
-    found = {m: at[0] for m, at in place(world, unit).items()}
+    places = {m: at[0] for m, at in place(world, unit).items()}
     assert min(every.values()) > 0  # else any would do
-    assert cost(world, unit, found) == pytest.approx(min(every.values()))
+    assert cost(world, unit, places) == pytest.approx(min(every.values()))
     assert max(every.values()) > 1.5 * min(every.values())
 
 
 def test_greedy_is_not_always_best() -> None:
     """As greedy goes: with a warmer third model it leaves 13 % more unserved than the best placement does."""
     world, unit, every = toy({"a": 14.0, "b": 12.0, "c": 6.0, "d": 1.0})
-    found = {m: at[0] for m, at in place(world, unit).items()}
-    assert cost(world, unit, found) / min(every.values()) == pytest.approx(1.129, abs=1e-3)
+    places = {m: at[0] for m, at in place(world, unit).items()}
+    assert cost(world, unit, places) / min(every.values()) == pytest.approx(1.129, abs=1e-3)
 
 
 @given(
@@ -322,17 +322,17 @@ def test_infeasible() -> None:
 
 def test_shares() -> None:
     """30 % of 100 SMs serve 0.1 / s; prefill has 80 %, as a 7B."""
-    policy, said = started(cluster({"a": 0.1}), lanes="shares")
-    assert Run(batch(policy, "a"), "decode", seqs=110, sms=30) in said
+    policy, actions = started(cluster({"a": 0.1}), lanes="shares")
+    assert Run(batch(policy, "a"), "decode", seqs=110, sms=30) in actions
     view = Seen(0.0, {"a": EMPTY._replace(waiting=1, prefill_tokens=60)})
     assert told(policy, arrived("a"), view) == [Run(batch(policy, "a"), "prefill", steps=1, seqs=110, sms=80)]
 
 
 def test_places_in_list_order_whatever_the_names() -> None:
     names = ["x", "a", "q", "b"]
-    one = cluster(dict.fromkeys(names, 1.0), gpus=2, weight=100 * KB)
-    two = cluster(dict.fromkeys("abcd", 1.0), gpus=2, weight=100 * KB)
-    assert list(place(one, llms(one)).values()) == list(place(two, llms(two)).values())
+    first = cluster(dict.fromkeys(names, 1.0), gpus=2, weight=100 * KB)
+    second = cluster(dict.fromkeys("abcd", 1.0), gpus=2, weight=100 * KB)
+    assert list(place(first, llms(first)).values()) == list(place(second, llms(second)).values())
 
 
 # ---------------------------------------------------------------- prefill round robin
@@ -355,8 +355,8 @@ def ended(policy: MuxServe, m: str, why: Any = "steps") -> TurnEnded:
 
 
 def test_round_robin() -> None:
-    policy, said = started(cluster({"a": 1.0, "b": 1.0, "c": 1.0}), lanes="turns")
-    assert [x.phase for x in said if isinstance(x, Run)] == ["decode"] * 3
+    policy, actions = started(cluster({"a": 1.0, "b": 1.0, "c": 1.0}), lanes="turns")
+    assert [x.phase for x in actions if isinstance(x, Run)] == ["decode"] * 3
     assert told(policy, arrived("b"), waits("b")) == turn(policy, "b")
     assert told(policy, arrived("a"), waits("a", "b")) == []  # one at a time
     assert told(policy, ended(policy, "b"), waits("a", "b", "c")) == turn(policy, "c")
@@ -382,8 +382,8 @@ def test_a_full_quota_admits_no_prompt() -> None:
     policy, _ = started(cluster({"a": 1.0}, mem=1_000 * KB), lanes="turns")
     full = EMPTY._replace(waiting=1, prefill_tokens=60, decoding=10)
     assert told(policy, arrived("a"), Seen(1.0, {"a": full})) == []
-    said = told(policy, Finished(1, batch(policy, "a"), "done"), Seen(1.0, {"a": full._replace(decoding=9)}))
-    assert said == [Run(batch(policy, "a"), "prefill", steps=1, seqs=1)]
+    actions = told(policy, Finished(1, batch(policy, "a"), "done"), Seen(1.0, {"a": full._replace(decoding=9)}))
+    assert actions == [Run(batch(policy, "a"), "prefill", steps=1, seqs=1)]
 
 
 def test_groups_take_turns_on_all_their_gpus() -> None:
@@ -398,7 +398,7 @@ def test_groups_take_turns_on_all_their_gpus() -> None:
 
 
 def two_by_two(**fields: Any) -> tuple[MuxServe, list[Action]]:
-    """Two models over two GPUs each, which engines also serve on one, on four GPUs."""
+    """Return two models over two GPUs each, which engines also serve on one, on four GPUs."""
     world = cluster({"a": 1.0, "hot": 9.0}, gpus=4, weight=100 * KB, tp={"a": 2, "hot": 2})
     sizes = (Sizes(1, 200 * KB, 2 * KB, 10 * KB), Sizes(2, 100 * KB, KB, 10 * KB))
     models = {m: model._replace(sizes=sizes) for m, model in world.models.items()}
@@ -406,12 +406,12 @@ def two_by_two(**fields: Any) -> tuple[MuxServe, list[Action]]:
 
 
 def test_each_model_prefills_on_a_gpu_of_its_own_and_decodes_where_all_do() -> None:
-    policy, said = two_by_two(**MuxServe.presets["weaver"])
+    policy, actions = two_by_two(**MuxServe.presets["weaver"])
     assert policy.home == {"a": (0, 1), "hot": (0, 1)}
-    there = {a.batch.inst.model: a.batch for a in said if isinstance(a, Run) and a.phase == "prefill"}
+    there = {a.batch.inst.model: a.batch for a in actions if isinstance(a, Run) and a.phase == "prefill"}
     assert {m: at.inst.place for m, at in there.items()} == {"a": (2,), "hot": (3,)}
-    assert {a.who: a.batch for a in said if isinstance(a, Admit)} == there
-    here = [a for a in said if isinstance(a, Run) and a.phase == "mixed"]
+    assert {a.who: a.batch for a in actions if isinstance(a, Admit)} == there
+    here = [a for a in actions if isinstance(a, Run) and a.phase == "mixed"]
     assert [(a.batch.inst, a.sms) for a in here] == [(Inst("a", (0, 1)), 50), (Inst("hot", (0, 1)), 50)]
     hot = batch(policy, "hot")
     assert told(policy, Prefilled(7, there["hot"])) == [Admit(7, hot), Move(7, (0, 1))]
@@ -441,8 +441,8 @@ def test_prefills_elsewhere_take_no_time_of_a_mesh() -> None:
 @cases("name", ["calm", "pressure", "overload"])
 def test_nothing_is_evicted_moved_or_dropped(name: str) -> None:
     trial = run(subject(MuxServe, "plusplus", name, workloads.cases()[name]))
-    said = {type(a) for d in trial.decisions for a in d.actions}
-    assert said <= {Load, Admit, Run, Wake}
+    kinds = {type(a) for d in trial.decisions for a in d.actions}
+    assert kinds <= {Load, Admit, Run, Wake}
     assert trial.error is None
     assert all(row["state"] == "done" for row in trial.rows) or name == "pressure"
     assert {d.event for d in trial.decisions} <= {Woke("start"), Woke("adapt")}

@@ -26,7 +26,7 @@ TOKEN, STEP = 1 / 64, 1 / 4  # s a token of GEMM, s of decode attention a step
 
 
 def tables(**cost: float) -> Tables:
-    """One row: gemm(m) = m/64, decode attention 1/4 a step; demands none unless given."""
+    """Return one row: gemm(m) = m/64, decode attention 1/4 a step; demands none unless given."""
     row = np.zeros(1, COST)
     row["flops"] = row["hbm"] = 1.0
     row["att0"] = STEP
@@ -47,7 +47,7 @@ def tables(**cost: float) -> Tables:
 
 
 def setup(*, blocks: int = 1000, cost: dict[str, float] | None = None, **over: Any) -> Setup:
-    """A GPU of 8 bytes of weights a model and `blocks` blocks of 1 byte; 4 tokens a block, no watermark."""
+    """Return a GPU of 8 bytes of weights a model and `blocks` blocks of 1 byte; 4 tokens a block, no watermark."""
     defaults: dict[str, Any] = {
         "tables": tables(**(cost or {})),
         "models": {m: ModelSetup(0, footprint_bytes=8, block_bytes=1, granule_bytes=1) for m in "ab"},
@@ -61,7 +61,7 @@ def setup(*, blocks: int = 1000, cost: dict[str, float] | None = None, **over: A
 
 
 def jobs(*rows: tuple[float, str, int, int]) -> Jobs:
-    """Rows of (arrival, model, prompt, output)."""
+    """Return jobs from rows of (arrival, model, prompt, output)."""
     models = tuple(sorted({r[1] for r in rows}))
     slo = np.full(len(rows), math.inf)
     return Jobs(
@@ -76,7 +76,7 @@ def jobs(*rows: tuple[float, str, int, int]) -> Jobs:
 
 
 def resident(*insts: Inst, **order: Any) -> list[tuple[float, Action]]:
-    """Each model loaded, routed to its batch 0 and open before the clock starts."""
+    """Return the orders that load, route and open each model before the clock starts."""
     return [(NEVER, x) for i in insts for x in (Load(i), Admit(i.model, Batch(i)), Run(Batch(i), **order))]
 
 
@@ -89,7 +89,7 @@ def events(result: Result, *kinds: type[Event]) -> list[tuple[float, Event]]:
 
 
 def check(result: Result, work: Jobs) -> None:
-    """The parts of every request sum to its latency, and its tokens are all there."""
+    """Check that the parts of every request sum to its latency, and its tokens are all there."""
     for r in result.requests:
         if r.state != "unfinished":
             assert sum(r.waits.values()) == pytest.approx(r.done_s - work.arrival_s[r.id], abs=1e-9)
@@ -124,12 +124,12 @@ def test_unrouted_arrivals_are_told_and_held() -> None:
 
 
 def test_a_prompt_waits_for_the_step_that_is_scheduled_ahead() -> None:
-    one, step = 0.125, 17 / 64  # a prefill of 8 tokens, a decode step of one
-    first = one + 1.5 * step  # within the second decode step
+    prefill, step = 0.125, 17 / 64  # a prefill of 8 tokens, a decode step of one
+    first = prefill + 1.5 * step  # within the second decode step
     work = jobs((0.0, "a", 8, 6), (first, "a", 8, 1))
     for ahead, steps in ((0, 2), (1, 3)):
         out = Oracle(setup(lookahead=ahead)).run(work, resident(A))
-        assert out.requests[1].first_s == one + steps * step + one  # whole prompts: the decodes wait
+        assert out.requests[1].first_s == prefill + steps * step + prefill  # whole prompts: the decodes wait
         assert waits(out.requests[1])["queue"] == pytest.approx((steps - 1.5) * step)
     # Nothing else was there to be scheduled: it joins at once.
     for at in (0.0, 0.06):
@@ -190,16 +190,16 @@ def test_pages_run_out_and_the_latest_recomputes() -> None:
     # 4 blocks of 4 tokens; both take 2 at admission (7 + 1 = 8 tokens), decode at l = 8, then need a third at l = 9
     work = jobs((0.0, "a", 7, 4), (0.0, "a", 7, 4))
     out = Oracle(setup(blocks=4)).run(work, resident(A))
-    start, both, one = 14 / 64, 18 / 64, 17 / 64
+    start, both, single = 14 / 64, 18 / 64, 17 / 64
     first, second = out.requests
-    assert first.token_s == [start, start + both, start + both + one, start + both + 2 * one]
+    assert first.token_s == [start, start + both, start + both + single, start + both + 2 * single]
     preempted = start + both
     assert events(out, Preempted) == [(preempted, Preempted(1, Batch(A)))]
     # at 0's end, 7 + 2 tokens are recomputed, which gives the third; then one step
     again = first.done_s + 9 / 64
-    assert second.token_s == [start, start + both, again, again + one]
+    assert second.token_s == [start, start + both, again, again + single]
     # its walk did not stop for memory at the instant of preemption; it did at the next boundary
-    assert waits(second) == {"compute": start + both + 9 / 64 + one, "queue": one, "kv": one}
+    assert waits(second) == {"compute": start + both + 9 / 64 + single, "queue": single, "kv": single}
     assert (second.preemptions, second.first_s) == (1, start)
     assert len(events(out, Prefilled)) == 3
     check(out, work)
@@ -241,14 +241,14 @@ def test_swap() -> None:
     work = jobs((0.0, "a", 7, 4), (0.0, "a", 7, 4))
     links = {"d2h0": 4.0, "h2d0": 8.0}  # two blocks out: 1/2 s; back: 1/4 s
     out = Oracle(setup(blocks=4, preempt="swap", links=links)).run(work, resident(A))
-    start, both, one = 14 / 64, 18 / 64, 17 / 64
+    start, both, single = 14 / 64, 18 / 64, 17 / 64
     first, second = out.requests
     # at 32/64 the second's blocks go out; the lane lacks a block until they are out
-    assert first.token_s == [start, start + both, start + both + 0.5 + one, start + both + 0.5 + 2 * one]
+    assert first.token_s == [start, start + both, start + both + 0.5 + single, start + both + 0.5 + 2 * single]
     back = first.done_s + 0.25
-    assert second.token_s == [start, start + both, back + one, back + 2 * one]
-    assert waits(second) == {"compute": start + both + 2 * one, "transfer": 0.75, "kv": 2 * one}
-    assert waits(first) == {"compute": start + both + 2 * one, "kv": 0.5}
+    assert second.token_s == [start, start + both, back + single, back + 2 * single]
+    assert waits(second) == {"compute": start + both + 2 * single, "transfer": 0.75, "kv": 2 * single}
+    assert waits(first) == {"compute": start + both + 2 * single, "kv": 0.5}
     check(out, work)
 
 
@@ -314,8 +314,8 @@ def test_lanes_of_a_process_share_its_turn() -> None:
     script = [*resident(A, B, phase="prefill"), (NEVER, Run(Batch(A), "decode"))]
     work = jobs((0.0, "a", 4, 3), (0.0, "b", 22, 1), (4 / 64, "a", 8, 1))
     # a's prompt of 4 beside b's of 22: rounds of 26/64. At 26/64 b's is done, and a's next steps are alone
-    one = Oracle(setup(sharing="turns")).run(work, script).requests
-    assert [r.first_s for r in one] == pytest.approx([26 / 64, 26 / 64, 34 / 64])
+    requests = Oracle(setup(sharing="turns")).run(work, script).requests
+    assert [r.first_s for r in requests] == pytest.approx([26 / 64, 26 / 64, 34 / 64])
     two = Oracle(setup(sharing="turns", pairs=True)).run(work, script).requests
     assert two[2].first_s == pytest.approx((26 + 8 + 17) / 64)  # its prompt of 8 and a step of 17 go round
 

@@ -1,4 +1,4 @@
-"""What a study found, on one page: its panels, rows, words and marks, from hand-made tables."""
+"""A study's findings on one page: its panels, rows, words and marks, from hand-made tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCKS, OFFERED = 20, 500.0
 
 
 def measured(*runs: dict[str, Any]) -> pa.Table:
-    """Rows of runs whose misses are stored in blocks, which miss alike."""
+    """Return rows of runs whose misses are stored in blocks, which miss alike."""
     first = [("condition", pa.string()), ("x", pa.float64())]
     made = rows(*({"trace": "hyperbolic-like", "tier": "synthetic", **run} for run in runs))
     for row in made:
@@ -34,7 +34,7 @@ def measured(*runs: dict[str, Any]) -> pa.Table:
 
 
 def steep(x: float, knee: float) -> float:
-    """Attainment that crosses 99 % at the knee, misses growing with the cube of the rate."""
+    """Return attainment that crosses 99 % at the knee, misses growing with the cube of the rate."""
     return max(0.0, 1.0 - 0.01 * (x / knee) ** 3)
 
 
@@ -69,22 +69,22 @@ def drawn(table: pa.Table = TABLE, facts: Mapping[str, Any] = FACTS, note: str =
     return figure
 
 
-def said(figure: Figure) -> list[str]:
+def texts(figure: Figure) -> list[str]:
     return [text.get_text() for axis in figure.axes for text in axis.texts]
 
 
 def test_halves_of_a_real_trace_stand_beside_the_trace_that_was_fitted_to_it() -> None:
     (cell,) = overview.cells(FACTS)
-    assert [one["condition"] for one in cell.panels] == ["open"]
+    assert [entry["condition"] for entry in cell.panels] == ["open"]
     assert list(cell.halves) == ["first", "second"]
     arena = pair("open", trace="arena-like")
-    found = overview.cells(FACTS | {"panels": [arena, *HALVES]})
-    assert [(len(one.panels), len(one.halves)) for one in found] == [(1, 0), (0, 2)]
+    cells = overview.cells(FACTS | {"panels": [arena, *HALVES]})
+    assert [(len(c.panels), len(c.halves)) for c in cells] == [(1, 0), (0, 2)]
 
 
 def test_a_row_has_its_crossing_the_halves_and_the_papers_mark() -> None:
-    (own,) = overview.rows(TABLE, FACTS, overview.chosen(TABLE, FACTS))
-    prism, static = own
+    (rows,) = overview.rows(TABLE, FACTS, overview.chosen(TABLE, FACTS))
+    prism, static = rows
     assert prism.at is not None
     assert static.at is not None
     assert (prism.at.at.mean, static.at.at.mean) == pytest.approx((8.0, 2.0), rel=0.02)
@@ -99,19 +99,19 @@ def test_a_papers_ratio_to_the_best_static_stands_at_the_one_that_crosses_highes
     facts = about("lines", FITTED, systems=["prism", "static", "static:rate"],
                   claims=[claim("ratio", "gone or prism", "best static and static", paper=[2.0, 4.0])])  # fmt: skip
     table = measured(*curve("open", {"prism": 8.0, "static": 2.0, "static:rate": 3.0}))
-    (own,) = overview.rows(table, facts, overview.chosen(table, facts))
+    (rows,) = overview.rows(table, facts, overview.chosen(table, facts))
     span = pytest.approx((2.0, 4.0), rel=0.02)
-    assert {row.label: row.paper for row in own} == {"prism": [], "static": [span], "static:rate": [span]}
+    assert {row.label: row.paper for row in rows} == {"prism": [], "static": [span], "static:rate": [span]}
 
 
 def test_beside_a_row_stands_who_is_ahead_and_halves_have_neither_interval_nor_verdict() -> None:
     figure = drawn()
-    assert [text for text in said(figure) if text.startswith("+ ")] == [
+    assert [text for text in texts(figure) if text.startswith("+ ")] == [
         f"+ {verdicts.told(row.standing)}" for row in overview.rows(TABLE, FACTS, overview.cells(FACTS))[0]
         if row.standing is not None
     ]  # fmt: skip
     alone = FACTS | {"panels": HALVES}
-    assert not [text for text in said(drawn(TABLE, alone)) if "x" in text]
+    assert not [text for text in texts(drawn(TABLE, alone)) if "x" in text]
     legend = [text.get_text() for text in drawn(TABLE, alone).legends[0].get_texts()]
     assert legend == ["real trace: first half above, second below"]
 
@@ -122,7 +122,7 @@ def test_a_flat_cell_shows_three_differences_instead_of_a_ratio() -> None:
         return {"condition": "open", "x": x, "label": label, "seed": seed, "values": {"ttft": 1.0 - lost}}
 
     table = measured(*(run(label, x, seed) for label in ("prism", "static") for x in XS for seed in range(3)))
-    (words,) = [text for text in said(drawn(table, about("lines", FITTED))) if text.endswith("points")]
+    (words,) = [text for text in texts(drawn(table, about("lines", FITTED))) if text.endswith("points")]
     assert words.count(",") == 2
     assert "x" not in words
 
@@ -182,10 +182,10 @@ def test_captions_have_at_most_sixty_words_and_what_must_be_said(note: str) -> N
 
 
 def test_what_a_study_notes_stands_in_its_captions() -> None:
-    said = {"notes": ["A share of SMs is unmeasured."]}
+    notes = {"notes": ["A share of SMs is unmeasured."]}
     ratios = about("steps", pair("open") | {"kind": "base"}, claims=[claim("ratio", "prism", "static")])
     with style.theme():
-        figures = [overview.draw(TABLE, FACTS | said), matrix.draw(TABLE, ratios | said | {"layout": "matrix"})]
+        figures = [overview.draw(TABLE, FACTS | notes), matrix.draw(TABLE, ratios | notes | {"layout": "matrix"})]
     for figure in figures:
         assert figure is not None
         assert "A share of SMs is unmeasured." in " ".join(" ".join(text.get_text() for text in figure.texts).split())
@@ -198,9 +198,9 @@ def test_what_a_caption_leaves_out_stands_in_the_csv(tmp_path: Path) -> None:
     assert pdf.read_bytes().count(b"/Type /Page\n") + pdf.read_bytes().count(b"/Type /Page ") == 2
     assert png.stat().st_size > 0
     frame = lines.points(TABLE, FACTS)
-    own = frame[(frame["condition"] == "open") & (frame["label"] == "static")].iloc[0]
-    assert (own["standing"], own["over_it"]) == ("ahead", "prism")
-    assert own["ratio_low"] < own["ratio"] == pytest.approx(4.0, rel=0.05)
+    row = frame[(frame["condition"] == "open") & (frame["label"] == "static")].iloc[0]
+    assert (row["standing"], row["over_it"]) == ("ahead", "prism")
+    assert row["ratio_low"] < row["ratio"] == pytest.approx(4.0, rel=0.05)
 
 
 def test_words_that_do_not_fit_are_left_out_in_order() -> None:

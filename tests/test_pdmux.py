@@ -55,13 +55,13 @@ class Seen:
 
 
 def made(models: int = 1, gpu: Gpu = H100, itl_s: float = 0.05, **fields: Any) -> PDMux:
-    """The system on one GPU; models of 32 layers."""
-    one = Model(32, 1, 1 << 30, 1 << 17, 1 << 21, 4096, 1.0, itl_s)
-    return PDMux(Cluster((gpu,), {f"m{k}": one for k in range(models)}, {}, Linear()), **fields)
+    """Return the system on one GPU; models of 32 layers."""
+    model = Model(32, 1, 1 << 30, 1 << 17, 1 << 21, 4096, 1.0, itl_s)
+    return PDMux(Cluster((gpu,), {f"m{k}": model for k in range(models)}, {}, Linear()), **fields)
 
 
 def begun(models: int = 1, **fields: Any) -> PDMux:
-    """The same after its start."""
+    """Return the same system after its start."""
     policy = made(models, **fields)
     list(policy.on(Woke("start"), Seen()))  # type: ignore[arg-type]
     return policy
@@ -72,7 +72,7 @@ def state(waiting: int = 0, decoding: int = 0, prefill_tokens: int = 0, ctx_toke
 
 
 def arrive(policy: PDMux, view: Seen, rid: int = 0, model: str = "m0", prompt: int = 2048) -> Mapping[Any, Run]:
-    """The orders that an arrival brings, by lane."""
+    """Return the orders that an arrival brings, by lane."""
     event = Arrived(Request(rid, model, 0.0, prompt, 1.0, 0.05))
     return by_lane(policy.on(event, view))  # type: ignore[arg-type]
 
@@ -101,10 +101,10 @@ def test_the_table_for_an_h200() -> None:
 
 def test_the_division_that_a_decode_batch_chooses() -> None:
     table, h200 = made(rule="table"), made(rule="h200")
-    found = {b: table.division(b, H100) for b in (1, 11, 12, 17, 18, 24, 30, 35, 36, 1000)}
-    assert [s_d for _, s_d in found.values()] == [20, 20, 28, 28, 36, 44, 52, 52, 60, 60]  # clamp(6 b // 36, 1, 6)
-    found = {b: h200.division(b, H100) for b in (1, 4, 5, 9, 10, 14, 15, 19, 20, 24, 25, 300)}
-    assert [s_d for _, s_d in found.values()] == [20, 20, 28, 28, 36, 36, 52, 52, 68, 68, 76, 76]
+    divisions = {b: table.division(b, H100) for b in (1, 11, 12, 17, 18, 24, 30, 35, 36, 1000)}
+    assert [s_d for _, s_d in divisions.values()] == [20, 20, 28, 28, 36, 44, 52, 52, 60, 60]  # clamp(6 b // 36, 1, 6)
+    divisions = {b: h200.division(b, H100) for b in (1, 4, 5, 9, 10, 14, 15, 19, 20, 24, 25, 300)}
+    assert [s_d for _, s_d in divisions.values()] == [20, 20, 28, 28, 36, 36, 52, 52, 68, 68, 76, 76]
 
 
 def test_layers_of_a_slice() -> None:
@@ -171,15 +171,15 @@ def test_the_predictor_finds_the_coefficients_of_what_has_its_form() -> None:
 
 @cases(("gpu", "name"), [("h100", "llama-3.1-8b"), ("h200", "codellama-34b"), ("a100-80g", "llama-3.1-8b")])
 def test_the_predictor_is_within_what_the_paper_says_of_its_own(gpu: str, name: str) -> None:
-    found = cluster(Config((Served("m", shape(name)),), gpu=gpu, gpus=1))
-    predict, inst = PDMux(found).tenants["m"].predict, Inst("m", (0,))
+    node = cluster(Config((Served("m", shape(name)),), gpu=gpu, gpus=1))
+    predict, inst = PDMux(node).tenants["m"].predict, Inst("m", (0,))
     assert predict is not None
     decode = [
-        predict.decode_s(b, b * c, s) / found.profile.step_s(inst, b, b * c, s) - 1
-        for s in decode_counts(found.gpus[0]) for b in (2, 20, 100, 200) for c in (300, 1000, 3000)
+        predict.decode_s(b, b * c, s) / node.profile.step_s(inst, b, b * c, s) - 1
+        for s in decode_counts(node.gpus[0]) for b in (2, 20, 100, 200) for c in (300, 1000, 3000)
     ]  # fmt: skip
     prefill = [
-        predict.prefill_s(n, s) / found.profile.prefill_s(inst, n, s) - 1
+        predict.prefill_s(n, s) / node.profile.prefill_s(inst, n, s) - 1
         for s in predict.prefill for n in (700, 1500, 3000, 6000, 12000, 30000)
     ]  # fmt: skip
     assert np.mean(np.abs(decode)) < 0.09
@@ -231,7 +231,7 @@ MAIN, FAST = Batch(Inst("m0", (0,))), Batch(Inst("m0", (0,)), 1)
 
 
 def flying(prompt: int = 100_000, ttft_slo_s: float = 10.0, **fields: Any) -> tuple[PDMux, Seen]:
-    """One prompt in flight since 0, beside nobody: 20 us a token, on 128 of 132 SMs as the predictor has it."""
+    """Return one prompt in flight since 0, beside nobody: 20 us a token, on 128 of 132 SMs as predicted."""
     policy, view = begun(preempt=True, itl_s=0.05, **fields), Seen()
     view.batches["m0"] = state(waiting=1, prefill_tokens=prompt)
     list(policy.on(Arrived(Request(0, "m0", 0.0, prompt, ttft_slo_s, 0.05)), view))  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def flying(prompt: int = 100_000, ttft_slo_s: float = 10.0, **fields: Any) -> tu
 
 
 def come(policy: PDMux, view: Seen, now_s: float, ttft_slo_s: float, rid: int = 1) -> list[Action]:
-    """What a prompt of 1,000 tokens brings."""
+    """Return the orders that a prompt of 1,000 tokens brings."""
     view.now_s = now_s
     event = Arrived(Request(rid, "m0", now_s, 1000, ttft_slo_s, 0.05))
     return list(policy.on(event, view))  # type: ignore[arg-type]
@@ -313,22 +313,22 @@ def priced(gpu: str, name: str) -> tuple[tuple[Served, ...], Machine]:
 
 
 def stream(n: int, rate_rps: float, prompt: tuple[int, int], output: tuple[int, int], *, alone: bool = False) -> Jobs:
-    """Poisson arrivals of lengths from a range; `alone`: each comes when the one before it has ended."""
+    """Return Poisson arrivals of lengths from a range; `alone`: each comes when the one before it has ended."""
     draw = np.random.default_rng(5)
     arrival_s = np.cumsum(draw.exponential(1 / rate_rps, n))
     prompts, outputs = (draw.integers(low, high, n).astype(np.int32) for low, high in (prompt, output))
     slo_s = np.full(n, 10.0), np.full(n, 0.06)
-    one = Jobs(("m",), arrival_s, np.zeros(n, np.int32), prompts, outputs, *slo_s)
+    jobs = Jobs(("m",), arrival_s, np.zeros(n, np.int32), prompts, outputs, *slo_s)
     if not alone:
-        return one
+        return jobs
     times_s = np.where(np.arange(n) == 0, 0.0, np.inf)
-    return replace(one, arrival_s=times_s, after=np.arange(n, dtype=np.int32) - 1, think_s=np.zeros(n))
+    return replace(jobs, arrival_s=times_s, after=np.arange(n, dtype=np.int32) - 1, think_s=np.zeros(n))
 
 
 def served(
     make: Any, jobs: Jobs, gpu: str = "h200", name: str = "codellama-34b", **fields: Any
 ) -> tuple[Sim, Recorder]:
-    """A system serves a stream; its decisions are kept."""
+    """Serve a stream by a system; keep its decisions."""
     models, machine_ = priced(gpu, name)
     engine = Sim(Config(models, gpu=gpu, token_times=True), {}, machine_)
     log = Recorder()
@@ -337,7 +337,7 @@ def served(
 
 
 def gaps_s(engine: Sim) -> Any:
-    """Times between tokens of all requests, in ascending order."""
+    """Return times between tokens of all requests, in ascending order."""
     rows = [row for part in engine.rows() for row in part.to_pylist()]
     return np.sort(np.concatenate([np.diff(row["token_ns"]) / 1e9 for row in rows if row["made_tokens"] > 1]))
 
@@ -437,11 +437,11 @@ def test_preemption_brings_short_prompts_their_first_tokens_sooner() -> None:
     short = draw.random(n) < 0.5
     prompts = np.where(short, draw.integers(50, 400, n), draw.integers(4000, 7500, n)).astype(np.int32)
     jobs = replace(stream(n, 0.8, (1, 2), (20, 200)), prompt_tokens=prompts, ttft_slo_s=np.where(short, 0.5, 10.0))
-    found = [served(PDMux, jobs, preempt=on)[0].S.requests for on in (False, True)]
-    late = [np.mean((rows["first"] - rows["arrival"])[short] > 0.5) for rows in found]
+    tables = [served(PDMux, jobs, preempt=on)[0].S.requests for on in (False, True)]
+    late = [np.mean((rows["first"] - rows["arrival"])[short] > 0.5) for rows in tables]
     assert late[1] < 0.7 * late[0]
-    assert (found[1]["state"] == found[0]["state"]).all()
-    assert found[1]["made"].sum() == found[0]["made"].sum()
+    assert (tables[1]["state"] == tables[0]["state"]).all()
+    assert tables[1]["made"].sum() == tables[0]["made"].sum()
 
 
 @cases("rule", ["predict", "table", "h200"])

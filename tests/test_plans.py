@@ -1,4 +1,4 @@
-"""What planners know is no part of what is replayed; who gets which stream; one placement for all."""
+"""Plans: no part of what is replayed informs them; who gets which stream; one placement for all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODELS = "llama-3.2-1b*4"
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Spec:
-    """Four streams on disk, which are replayed, not drawn anew: what a generator makes, without its name."""
+    """Return a spec of four streams on disk, replayed, not drawn anew: a generator's rows, without its name."""
     table = synthetic.table("hyperbolic-like+models=4", 3)
     meta = {key: value for key, value in table.schema.metadata.items() if key != b"maker"}
     path = tmp_path / "mine.parquet"
@@ -43,10 +43,10 @@ def counts(spec: Spec) -> list[int]:
 
 
 def told(spec: Spec) -> list[int]:
-    """Requests that a plan stands for."""
+    """Return requests that a plan stands for."""
     spec = resolve(spec)
     seen_s = {"held-out": 300.0, "window": 300.0, "trace": 600.0, "prefix": 60.0}[spec.plan]
-    return [round(one.rate_rps * seen_s / spec.rate_scale) for one in Setup(spec).config.plan.values()]
+    return [round(planned.rate_rps * seen_s / spec.rate_scale) for planned in Setup(spec).config.plan.values()]
 
 
 def test_the_folds_are_the_trace_and_a_plan_is_of_the_other_one(spec: Spec) -> None:
@@ -97,9 +97,9 @@ def test_a_synthetic_trace_is_planned_from_what_another_seed_draws() -> None:
     assert window_fold(trace, 0, "held-out") is None
     other = synthetic.draw(name, PLAN_SEED + 3)
     assert requests_seen(trace, models, "held-out", seed=3) == np.bincount(other.model, minlength=4).tolist()
-    own = build(trace, models, seed=3, scaling="none", warmup_s=0.0)
+    window = build(trace, models, seed=3, scaling="none", warmup_s=0.0)
     seen = plan(trace, models, origin="window", seed=3).values()
-    assert [round(one.rate_rps * 600.0) for one in seen] == np.bincount(own.model, minlength=4).tolist()
+    assert [round(planned.rate_rps * 600.0) for planned in seen] == np.bincount(window.model, minlength=4).tolist()
 
 
 @pytest.mark.parametrize("span_s", [1800.0, 3600.0])
@@ -114,7 +114,7 @@ def test_a_long_window_of_a_fitted_trace_has_a_warm_up_and_a_plan_from_another_s
     assert (~counted).sum() == pytest.approx(0.05 * counted.sum(), rel=0.2)
     other = synthetic.draw(spec.trace, PLAN_SEED + 3)
     assert not np.isin(other.arrival_s, synthetic.draw(spec.trace, 3).arrival_s).any()
-    rates = [one.rate_rps * span_s / 2 for one in Setup(spec).config.plan.values()]
+    rates = [planned.rate_rps * span_s / 2 for planned in Setup(spec).config.plan.values()]
     assert rates == pytest.approx(np.bincount(other.model).tolist())
 
 
@@ -124,18 +124,18 @@ def test_a_model_without_requests_in_the_plan_gets_the_prior_of_one(spec: Spec) 
     late = trace.arrival_s >= 300.0
     rare = replace(trace, model=np.where((trace.model == 3) & ~late, 0, trace.model).astype(np.int32))
     assert requests_seen(rare, models, "held-out", seed=0)[3] == 0
-    found = plan(rare, models, 2.0, "held-out", 0)
-    assert found[models.names[3]].rate_rps == pytest.approx(2.0 / 300.0)
+    planned = plan(rare, models, 2.0, "held-out", 0)
+    assert planned[models.names[3]].rate_rps == pytest.approx(2.0 / 300.0)
     early = np.flatnonzero(~late)
-    assert found[models.names[3]].prompt_tokens == pytest.approx(trace.prompt_tokens[early].mean())
+    assert planned[models.names[3]].prompt_tokens == pytest.approx(trace.prompt_tokens[early].mean())
 
 
 def test_shuffled_streams_are_a_permutation_that_the_seed_draws_for_all_systems(spec: Spec) -> None:
     spec = replace(spec, plan="trace")
     released = counts(spec)
     shuffled = [counts(replace(spec, assign="shuffled", seed=seed)) for seed in range(6)]
-    assert all(sorted(one) == sorted(released) for one in shuffled)
-    assert len({tuple(one) for one in shuffled}) > 2
+    assert all(sorted(streams) == sorted(released) for streams in shuffled)
+    assert len({tuple(streams) for streams in shuffled}) > 2
     for system in ("elastic", "ideal"):
         assert counts(replace(spec, system=system, assign="shuffled", seed=4)) == shuffled[4]
     plans = told(replace(spec, assign="shuffled", seed=4))
@@ -167,9 +167,9 @@ def loads(spec: Spec) -> dict[str, tuple[int, ...]]:
     policy, engine = setup.policy, setup.engine
     engine.ready()
     answer = policy.on(Woke("start"), engine.view())
-    found = {a.inst.model: a.inst.place for a in answer if isinstance(a, Load) and isinstance(a.inst.place, tuple)}
+    places = {a.inst.model: a.inst.place for a in answer if isinstance(a, Load) and isinstance(a.inst.place, tuple)}
     engine.close()
-    return found
+    return places
 
 
 @cases("system", ["static", "static:equal", "elastic", "chunked", "ideal"])
@@ -178,9 +178,9 @@ def test_a_placement_given_is_where_models_are(system: str, spec: Spec, tmp_path
     given = {m: (k % 2,) for k, m in enumerate(load_models(MODELS).names)}
     file.write_text("".join(f'"{m}" = {list(at)}\n' for m, at in given.items()))
     name, _, preset = system.partition(":")
-    found = resolve(replace(spec, system=name, preset=preset or None, placement=str(file)))
-    assert dict(found.homes) == given
-    assert loads(found) == given
+    config = resolve(replace(spec, system=name, preset=preset or None, placement=str(file)))
+    assert dict(config.homes) == given
+    assert loads(config) == given
 
 
 def test_a_placement_is_that_with_which_a_system_starts(spec: Spec) -> None:
@@ -266,7 +266,7 @@ def test_a_pool_is_for_weights_and_kv_alone(spec: Spec) -> None:
     inside, beside = Setup(resolve(spec)).cluster, Setup(resolve(replace(spec, pool_bytes=pool))).cluster
     assert [gpu.mem_bytes for gpu in beside.gpus] == [pool, pool]
     weights = {m.weight_bytes for m in beside.models.values()}
-    assert all(1 <= one / (1.235e9 * 2) < 1.01 for one in weights)  # 1.24 billion parameters in bf16, nothing else
+    assert all(1 <= size / (1.235e9 * 2) < 1.01 for size in weights)  # 1.24 billion parameters in bf16, nothing else
     assert min(m.weight_bytes for m in inside.models.values()) > max(weights)
     with pytest.raises(UserError, match="pool_bytes is"):
         resolve(replace(spec, pool_bytes=100 * GIB))

@@ -15,7 +15,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 import plots
 from harness.cli.app import main
@@ -29,12 +31,12 @@ PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f
 
 
 def sweep(*runs: dict[str, Any]) -> pa.Table:
-    """Made-up rows of attainment.parquet: a run is a few columns and its pooled values by definition."""
+    """Return made-up rows of attainment.parquet: a run is a few columns and its pooled values by definition."""
     return pa.Table.from_pylist(rows(*runs), schema=PLAIN).cast(tidy.TABLE_SCHEMA)
 
 
 def rows(*runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of runs of 900 requests in four blocks, which miss alike."""
+    """Return rows of runs of 900 requests in four blocks, which miss alike."""
     lines: list[dict[str, Any]] = []
     for run in runs:
         about = {"run": "r", "label": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "seed": 0,
@@ -137,11 +139,11 @@ def test_equal_points_are_equal_bytes(tmp_path: Path) -> None:
     made = folder(tmp_path / "sweep", GRID)
     shuffled = GRID.take(pa.array(np.random.default_rng(0).permutation(len(GRID))))
     again = folder(tmp_path / "again", shuffled)
-    one = fig_compare.render(made, tmp_path / "out" / "compare-3f9c", "bench plot x")
+    first = fig_compare.render(made, tmp_path / "out" / "compare-3f9c", "bench plot x")
     mpl.rcParams["font.size"] = 30  # another's settings change nothing
-    two = fig_compare.render(again, tmp_path / "two" / "compare-3f9c", "bench plot x")
-    assert [p.name for p in one] == ["compare-3f9c.pdf", "compare-3f9c.png", "compare-3f9c.csv"]
-    for a, b in zip(one, two, strict=True):
+    second = fig_compare.render(again, tmp_path / "two" / "compare-3f9c", "bench plot x")
+    assert [p.name for p in first] == ["compare-3f9c.pdf", "compare-3f9c.png", "compare-3f9c.csv"]
+    for a, b in zip(first, second, strict=True):
         assert a.read_bytes() == b.read_bytes(), a.name
     assert mpl.rcParams["font.size"] == 30
     mpl.rcdefaults()
@@ -168,31 +170,33 @@ def words(table: pa.Table) -> str:
     with style.theme():
         figure = fig_compare.draw(table, "2 runs are stale.")
         texts = [t.get_text() for t in figure.texts] + [t.get_text() for x in figure.legends for t in x.get_texts()]
+        texts += [t.get_text() for axis in figure.axes for t in axis.get_yticklabels()]
     return " ".join(" ".join(texts).split())
 
 
 def test_a_figure_says_what_it_shows() -> None:
-    said = words(GRID)
-    facts = """t (replayed) | heavy8 | 2 x h100 | simulated | SLO 5xP95 | 1 to 3 seeds | plans know the trace | rotate
-        | 1.5 req/s | dedicated (8 GPUs) | Not drawn | never finished | 2 runs are stale"""
+    text = words(GRID)
+    facts = """t (replayed) | heavy8 | 2 x h100 | simulated | SLO 5 x P95 alone | 1 to 3 seeds | plans know the trace
+        | requests per second (rate scale 1 = 1.5, scaled by rotate) | dedicated (8 GPUs) | Not drawn | never end
+        | 95 % interval | 2 runs are stale"""
     for fact in map(str.strip, facts.split("|")):
-        assert fact in said, fact
-    one = words(sweep({"values": values(1.0)}))
-    assert "one run, no interval" in one
-    assert "Hollow" not in one
-    assert "bound" not in one
+        assert fact in text, fact
+    single = words(sweep({"values": values(1.0)}))
+    assert "one run, no interval" in single
+    assert "Hollow" not in single
+    assert "bound" not in single
 
 
 def test_a_figure_says_which_caps_of_the_engine_bound() -> None:
     shares = ((1.0, 0.0), (2.0, 0.02), (4.0, 0.25))
-    said = words(sweep(*({"rate_scale": x, "values": values(1.0, rate=x) | {"cap_bound": y}} for x, y in shares)))
-    assert "batch_cap bound more than 1 % of steps: static up to 25 %." in said
+    text = words(sweep(*({"rate_scale": x, "values": values(1.0, rate=x) | {"cap_bound": y}} for x, y in shares)))
+    assert "The engine's batch_cap was reached in more than 1 % of steps: static up to 25 %." in text
 
 
 def test_fidelities_never_mix_silently() -> None:
-    said = words(sweep({"values": values(1.0)}, {"label": "prism", "fidelity": "emulated", "values": values(0.5)}))
-    assert "static (simulated)" in said
-    assert "prism (emulated)" in said
+    text = words(sweep({"values": values(1.0)}, {"label": "prism", "fidelity": "emulated", "values": values(0.5)}))
+    assert "static (simulated)" in text
+    assert "prism (emulated)" in text
 
 
 def xs(line: Line2D) -> list[float]:
@@ -221,13 +225,49 @@ def test_rate_labels_never_touch(rates: list[float]) -> None:
         for axis in figure.axes:
             boxes = [label.get_window_extent() for label in axis.get_xticklabels()]
             assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
-            assert axis.get_xticklabels()[-1].get_text() == f"{rates[-1]:g}"
+            assert axis.get_xticklabels()[-1].get_text() == f"{rates[-1] * 1.5:.3g}"
 
 
 @cases("table", [sweep({"values": values(1.0)}), sweep({"values": values(0.0, math.inf)}), sweep(
     {"values": values(0.5)}, {"rate_scale": 2.0, "values": values(math.nan)})])  # fmt: skip
 def test_small_sweeps_are_drawn(tmp_path: Path, table: pa.Table) -> None:
     assert len(fig_compare.render(folder(tmp_path / "s", table), tmp_path / "f", "x")) == 3
+
+
+def bars(seeds: int) -> list[Axes]:
+    runs = [{"label": label, "seed": seed, "values": values(both - seed / 100, ttft_s)}
+            for label, both, ttft_s in (("prism", 0.8, 0.2), ("muxserve:plusplus", 0.5, math.inf))
+            for seed in range(seeds)]  # fmt: skip
+    with style.theme():
+        return fig_compare.draw(sweep(*runs)).axes
+
+
+def test_a_single_rate_has_bars_with_names_and_numbers_from_0_on() -> None:
+    first, *_, ttft, _ = bars(1)
+    assert [label.get_text() for label in first.get_yticklabels()] == ["muxserve++", "prism"]
+    assert [bar.get_width() for bar in first.patches if isinstance(bar, Rectangle)] == pytest.approx([50.0, 80.0])
+    assert [text.get_text() for text in first.texts] == ["50", "80"]
+    assert [text.get_text() for text in ttft.texts] == ["over 5 % never end", "0.2"]
+    assert first.get_xlim()[0] == 0
+
+
+@cases("seeds", [1, 2, 3, 4])
+def test_a_bar_has_an_interval_from_three_seeds_on(seeds: int) -> None:
+    assert [len(axis.lines) for axis in bars(seeds)[:3]] == [2 * (seeds >= 3)] * 3
+
+
+def test_lines_that_lie_on_each_other_are_nested_and_what_is_below_the_axis_is_named() -> None:
+    runs = [{"label": label, "rate_scale": x, "seed": seed, "values": values(both - x / 100, rate=x)}
+            for label, both in (("elastic", 1.0), ("prism", 1.0), ("static", 0.97), ("qlm", 0.5))
+            for x in (1.0, 2.0, 4.0) for seed in range(3)]  # fmt: skip
+    with style.theme():
+        figure = fig_compare.draw(sweep(*runs))
+    looks = {look.color: label for label, look in style.SYSTEMS.items()}
+    wide = {looks[color]: line.get_linewidth() for line in figure.axes[0].lines
+            if (color := str(line.get_color())) in looks and line.get_linestyle() != "None"}  # fmt: skip
+    assert wide["prism"] == wide["elastic"] + fig_compare.EDGE  # elastic lies on it
+    assert wide["static"] == wide["elastic"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["below 90 %: qlm"]
 
 
 def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
@@ -240,7 +280,7 @@ def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ looks
 
-VARIANTS = ["prism_released", "prism:v1", "prism+placement=fixed", "aegaeon:decode-first", "mine+k=2"]
+VARIANTS = ["prism_released", "prism:v1", "prism+placement=fixed", "aegaeon:decode-first", "static:rate", "mine+k=2"]
 LABELS = st.lists(st.sampled_from([*style.SYSTEMS, *VARIANTS, "mine", "yours", "a", "b", "c"]), max_size=12)
 
 
@@ -249,14 +289,14 @@ def test_no_two_systems_look_alike_in_a_figure(labels: list[str]) -> None:
     looks = style.looks(labels)
     assert looks == style.looks(reversed(labels))
     assert len({look.color for look in looks.values()}) == len(looks)
-    assert len({look.marker for look in looks.values()}) == len(looks)
+    assert len({(look.marker, look.line) for look in looks.values()}) == len(looks)
     for label, look in looks.items():
-        if label in style.SYSTEMS:
-            assert look == style.SYSTEMS[label]  # the same in every figure
+        if label in {**style.PRESETS, **style.SYSTEMS}:
+            assert look == {**style.PRESETS, **style.SYSTEMS}[label]  # the same in every figure
 
 
 def lightness(color: str) -> float:
-    """CIE L* of an sRGB colour, 0 to 100: what is left of it in grey."""
+    """Return CIE L* of an sRGB colour, 0 to 100: what is left of it in grey."""
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in mpl.colors.to_rgb(color)]
     y = float(np.dot([0.2126, 0.7152, 0.0722], linear))
     return 116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y
@@ -273,6 +313,17 @@ def test_lines_of_one_system_differ_by_lightness_as_seen_by_everyone(system: str
     assert len({looks[label].line for label in kin}) == 4
     alone = style.looks([f"{system}:v1"])[f"{system}:v1"]
     assert alone == style.SYSTEMS[system]  # without the plain system
+
+
+@cases("beside", [[], ["static:equal"], [*style.SYSTEMS], ["static", "static:equal", "static:mine", "b"]])
+def test_a_preset_of_the_studies_looks_alike_in_every_figure(beside: list[str]) -> None:
+    assert style.looks([*beside, "static:rate"])["static:rate"] == style.PRESETS["static:rate"]
+
+
+def test_a_system_has_one_name_in_figures() -> None:
+    assert style.called("muxserve:plusplus+quotas=none") == "muxserve++ without quotas"
+    assert style.called("chunked+tau=256") == "chunked tau=256"
+    assert style.called("static:rate (4 GPUs)") == "static:rate (4 GPUs)"
 
 
 def test_known_systems_differ_in_colour_and_in_grey() -> None:

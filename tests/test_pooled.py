@@ -36,7 +36,7 @@ BLOCKS = int(5 * 1800 / BLOCK_S)  # five windows of half an hour
 
 
 def even(rates: list[float], missed: list[float], blocks: int = 40, offered: float = 1000.0) -> Counts:
-    """Misses spread evenly over blocks."""
+    """Return misses spread evenly over blocks."""
     each = np.repeat(np.array(missed)[:, None] / blocks, blocks, axis=1)
     return Counts(np.array(rates), each, np.full_like(each, offered / blocks))
 
@@ -49,9 +49,9 @@ def test_the_crossing_is_where_the_pooled_share_of_misses_passes_the_level() -> 
 
 def test_windows_are_pooled_not_averaged() -> None:
     """A window with 10 misses of 100, one with none of 1,900: 0.5 % in all, where the mean of windows says 5 %."""
-    one = Counts(np.array([1.0, 2.0]), np.array([[10.0, 0.0], [20.0, 20.0]]), np.array([[100.0, 1900.0]] * 2))
-    assert shares(one).share.tolist() == [0.005, 0.02]
-    assert crossing(one, LEVEL).mean == pytest.approx(math.sqrt(2.0))
+    counts = Counts(np.array([1.0, 2.0]), np.array([[10.0, 0.0], [20.0, 20.0]]), np.array([[100.0, 1900.0]] * 2))
+    assert shares(counts).share.tolist() == [0.005, 0.02]
+    assert crossing(counts, LEVEL).mean == pytest.approx(math.sqrt(2.0))
 
 
 @cases(
@@ -66,44 +66,44 @@ def test_windows_are_pooled_not_averaged() -> None:
 def test_a_crossing_beyond_the_rates_is_a_bound(
     missed: list[float], offered: float, sign: str, low: float | None, high: float | None
 ) -> None:
-    found = crossing(even([2.0, 8.0], missed, offered=offered), LEVEL)
-    assert found.sign == sign
-    assert found.mean == pytest.approx({"<": 2.0, ">": 8.0}[sign])
-    assert found.low == pytest.approx(low)
-    assert (found.high is None) == (high is None)
-    assert high is None or 1.999 <= (found.high or 0.0) <= high
+    estimate = crossing(even([2.0, 8.0], missed, offered=offered), LEVEL)
+    assert estimate.sign == sign
+    assert estimate.mean == pytest.approx({"<": 2.0, ">": 8.0}[sign])
+    assert estimate.low == pytest.approx(low)
+    assert (estimate.high is None) == (high is None)
+    assert high is None or 1.999 <= (estimate.high or 0.0) <= high
 
 
 def test_limits_of_a_share_are_those_of_a_count_of_episodes() -> None:
     """Ten misses, one in each of ten blocks of many: exact Poisson limits of 10 are 4.80 and 18.39 (Garwood)."""
     missed = np.zeros((1, 2000))
     missed[0, :10] = 1.0
-    found = shares(Counts(np.array([1.0]), missed, np.full((1, 2000), 5.0)))
-    assert found.low[0] * 10_000 == pytest.approx(4.80, abs=0.05)
-    assert found.high[0] * 10_000 == pytest.approx(18.39, abs=0.1)
+    limits = shares(Counts(np.array([1.0]), missed, np.full((1, 2000), 5.0)))
+    assert limits.low[0] * 10_000 == pytest.approx(4.80, abs=0.05)
+    assert limits.high[0] * 10_000 == pytest.approx(18.39, abs=0.1)
     missed[0, :10] = 8.0  # bursts of eight say as much as ten misses
     bursts = shares(Counts(np.array([1.0]), missed, np.full((1, 2000), 5.0)))
-    assert bursts.low[0] / bursts.share[0] == pytest.approx(found.low[0] / found.share[0], rel=0.03)
+    assert bursts.low[0] / bursts.share[0] == pytest.approx(limits.low[0] / limits.share[0], rel=0.03)
 
 
 def test_where_nothing_was_missed_the_upper_limit_is_that_of_no_episode() -> None:
     """Of 0 the upper limit is 3.69 episodes, each as large as elsewhere."""
     missed = np.zeros((2, 2000))
     missed[1, :10] = 8.0
-    found = shares(Counts(np.array([1.0, 2.0]), missed, np.full((2, 2000), 5.0)))
-    assert found.low[0] == 0.0
-    assert found.high[0] * 10_000 == pytest.approx(3.69 * 8.0, rel=0.02)
+    limits = shares(Counts(np.array([1.0, 2.0]), missed, np.full((2, 2000), 5.0)))
+    assert limits.low[0] == 0.0
+    assert limits.high[0] * 10_000 == pytest.approx(3.69 * 8.0, rel=0.02)
 
 
 def test_a_slope_is_that_of_logarithms() -> None:
-    found = slope(even([1.0, 2.0, 4.0, 8.0], [1.0, 4.0, 16.0, 64.0]), LEVEL)
-    assert found is not None
-    assert found.mean == pytest.approx(2.0)
+    estimate = slope(even([1.0, 2.0, 4.0, 8.0], [1.0, 4.0, 16.0, 64.0]), LEVEL)
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(2.0)
     assert slope(even([1.0, 2.0], [1.0, 2.0]), LEVEL) is None
 
 
 def test_a_difference_is_paired_by_block() -> None:
-    """Where both miss in the same blocks, what differs is as certain as 40 misses are; where they take turns, less."""
+    """Pairs that miss in the same blocks differ as certainly as 40 misses do; those that take turns, less."""
     n = 40
     hits = np.tile([4.0, 0.0], n // 2)
     offered = np.full((1, n), 100.0)
@@ -142,9 +142,9 @@ def test_where_nothing_was_missed_equals_need_many_requests() -> None:
     ],
 )
 def test_a_ratio_has_one_word(ends: tuple[float, float | None, float | None], words: str) -> None:
-    found = verdict(Estimate(*ends, 40))
-    assert found.words == words
-    assert (found.p < 0.05) == words.startswith(("ahead", "behind"))
+    judged = verdict(Estimate(*ends, 40))
+    assert judged.words == words
+    assert (judged.p < 0.05) == words.startswith(("ahead", "behind"))
 
 
 @cases(("ends", "word"), [((0.0, -0.004, 0.004), "equal"), ((0.01, 0.002, 0.02), "ahead"), ((0.0, -0.01, 0.01), ""),
@@ -189,12 +189,12 @@ def test_the_worst_model_is_another_at_each_rate() -> None:
 @given(st.integers(0, 999), st.integers(1, 4))
 def test_the_mean_of_equal_models_is_one_of_them(seed: int, models: int) -> None:
     """They miss together: as many models tell no more than one."""
-    (one,) = worlds((3.0,), 3.0, BLOCKS, np.random.default_rng(seed))
-    every = mean([one] * models)
-    assert shares(every).share == pytest.approx(shares(one).share)
-    assert crossing(every, LEVEL).mean == pytest.approx(crossing(one, LEVEL).mean)
-    spread = (every.missed - one.missed * models).ravel()
-    assert spread == pytest.approx(np.zeros_like(spread), abs=1e-9 * one.offered.max())
+    (counts,) = worlds((3.0,), 3.0, BLOCKS, np.random.default_rng(seed))
+    every = mean([counts] * models)
+    assert shares(every).share == pytest.approx(shares(counts).share)
+    assert crossing(every, LEVEL).mean == pytest.approx(crossing(counts, LEVEL).mean)
+    spread = (every.missed - counts.missed * models).ravel()
+    assert spread == pytest.approx(np.zeros_like(spread), abs=1e-9 * counts.offered.max())
 
 
 @given(st.integers(0, 999), st.lists(st.floats(1.0, 9.0), min_size=1, max_size=4))
@@ -203,7 +203,7 @@ def test_the_share_of_the_mean_is_the_mean_of_shares(seed: int, sizes: list[floa
     offered = [rng.poisson(50 * size, (3, 12)).astype(np.float64) + 1.0 for size in sizes]
     rates = np.array([1.0, 2.0, 4.0])
     models = [Counts(rates, np.minimum(rng.poisson(2.0, (3, 12)), n).astype(np.float64), n) for n in offered]
-    each = np.array([shares(one).share for one in models])
+    each = np.array([shares(model).share for model in models])
     assert shares(mean(models)).share == pytest.approx(each.mean(axis=0))
     assert shares(worst(models)).share == pytest.approx(each.max(axis=0))
 
@@ -211,9 +211,9 @@ def test_the_share_of_the_mean_is_the_mean_of_shares(seed: int, sizes: list[floa
 @cases("blocks", [1, 4, 5])
 def test_few_blocks_give_no_interval(blocks: int) -> None:
     c = even([1.0, 2.0, 4.0, 8.0], [1.0, 8.0, 64.0, 512.0], blocks=blocks)
-    found = [crossing(c, LEVEL), ratio(c, c, LEVEL), difference(c, c, 2.0), slope(c, LEVEL)]
-    assert {one is not None and one.low is not None for one in found} == {blocks == 5}
-    assert {one is not None and one.high is not None for one in found} == {blocks == 5}
+    estimates = [crossing(c, LEVEL), ratio(c, c, LEVEL), difference(c, c, 2.0), slope(c, LEVEL)]
+    assert {estimate is not None and estimate.low is not None for estimate in estimates} == {blocks == 5}
+    assert {estimate is not None and estimate.high is not None for estimate in estimates} == {blocks == 5}
 
 
 @given(st.integers(0, 999), st.sampled_from(SIZES), st.sampled_from(SLOPES))
@@ -229,21 +229,21 @@ def test_turned_around_a_ratio_is_its_inverse(seed: int, at: float, steep: float
 @given(st.integers(0, 999), st.sampled_from(SIZES), st.sampled_from(SLOPES))
 def test_an_estimate_lies_in_its_interval(seed: int, at: float, steep: float) -> None:
     ours, theirs = worlds((at, at), steep, BLOCKS, np.random.default_rng(seed))
-    for found in (crossing(ours, LEVEL), ratio(ours, theirs, LEVEL)):
-        assert (found.low or 0.0) <= found.mean <= (found.high or math.inf)
+    for estimate in (crossing(ours, LEVEL), ratio(ours, theirs, LEVEL)):
+        assert (estimate.low or 0.0) <= estimate.mean <= (estimate.high or math.inf)
 
 
 class Tally:
-    """How often intervals cover, and what estimates are off by."""
+    """Coverage of intervals, and errors of estimates."""
 
     def __init__(self) -> None:
         self.covered: list[bool] = []
         self.logs: list[float] = []
 
-    def add(self, found: Estimate, truth: float) -> None:
-        self.covered.append((found.low or 0.0) <= truth <= (math.inf if found.high is None else found.high))
-        if found.sign == "=":
-            self.logs.append(math.log(found.mean / truth))
+    def add(self, estimate: Estimate, truth: float) -> None:
+        self.covered.append((estimate.low or 0.0) <= truth <= (math.inf if estimate.high is None else estimate.high))
+        if estimate.sign == "=":
+            self.logs.append(math.log(estimate.mean / truth))
 
     @property
     def coverage(self) -> float:
@@ -255,7 +255,7 @@ class Tally:
 
 
 def calibrated(reps: int, least: float, off: float, off_flat: float, wrong: float) -> None:
-    """Intervals of crossings and ratios cover, estimates are unbiased, and equals are rarely told apart."""
+    """Check that intervals of crossings and ratios cover, estimates are unbiased, and equals are rarely told apart."""
     rng = np.random.default_rng(11)
     told = pairs = 0
     for at in SIZES:
@@ -285,7 +285,7 @@ def test_intervals_cover_closely() -> None:
 
 
 def alone(curve: dict[float, float]) -> float:
-    """Where one window crosses the level, linear between its rates: the last or first one where it does not."""
+    """Return the crossing of one window, linear between its rates: the last or first rate where it has none."""
     points = statistics.fitted(curve)
     for a, b in pairwise(points):
         if a.fitted >= LEVEL > b.fitted:
@@ -294,11 +294,11 @@ def alone(curve: dict[float, float]) -> float:
 
 
 def test_crossings_by_seed_do_not_cover() -> None:
-    """What stood before: means over five windows of five minutes, each with a crossing of its own."""
-    rng, found = np.random.default_rng(3), Tally()
+    """The earlier rule: means over five windows of five minutes, each with a crossing of its own."""
+    rng, tally = np.random.default_rng(3), Tally()
     for _ in range(60):
         (world,) = worlds((1.0,), 1.5, 5, rng, block_s=300.0)
         attained = 1.0 - world.missed / np.maximum(world.offered, 1.0)
         curves = [dict(zip(world.rates_rps.tolist(), attained[:, k].tolist(), strict=True)) for k in range(5)]
-        found.add(statistics.interval([alone(curve) for curve in curves]), 1.0)
-    assert found.coverage < 0.92 or abs(found.bias) > 0.05
+        tally.add(statistics.interval([alone(curve) for curve in curves]), 1.0)
+    assert tally.coverage < 0.92 or abs(tally.bias) > 0.05

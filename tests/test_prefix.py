@@ -37,56 +37,56 @@ MOONCAKE = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_t
 
 
 def of(prefix: Prefix | None, row: int) -> list[int]:
-    """The ids of one request."""
+    """Return the ids of one request."""
     assert prefix is not None
     return [int(i) for i in prefix.ids[prefix.offsets[row] : prefix.offsets[row + 1]]]
 
 
 def talks(rows: Rows, seed: int = 0) -> Rows:
-    """Rows whose prompts begin as that of an earlier row of their stream does, for as long as a draw says."""
+    """Return rows whose prompts begin as that of an earlier row of their stream does, for as long as a draw says."""
     draw = np.random.default_rng(seed)
     chains: dict[int, list[list[int]]] = {}
     fresh = iter(range(10**6))
     every = []
     for tokens, model in zip(rows.prompt_tokens.tolist(), rows.model.tolist(), strict=True):
-        own = chains.setdefault(model, [[]])
-        like = own[draw.integers(len(own))]
+        earlier = chains.setdefault(model, [[]])
+        like = earlier[draw.integers(len(earlier))]
         kept = like[: draw.integers(len(like) + 1)][: tokens // BLOCK]
         every.append(kept + [next(fresh) for _ in range(tokens // BLOCK - len(kept))])
-        own.append(every[-1])
+        earlier.append(every[-1])
     offsets = np.cumsum([0, *map(len, every)])
-    return replace(rows, prefix=Prefix(BLOCK, offsets, numbered(np.array([i for one in every for i in one], np.int64))))
+    return replace(rows, prefix=Prefix(BLOCK, offsets, numbered(np.array([i for ids in every for i in ids], np.int64))))
 
 
 def lru_tokens(prefix: Prefix, prompt_tokens: NDArray[Any], output_tokens: NDArray[Any], blocks: int) -> list[int]:
-    """Tokens of each prompt that a prefix cache of `blocks` blocks of 16 tokens finds, one request after the other.
+    """Return the tokens of each prompt that a prefix cache of `blocks` blocks of 16 tokens finds, one by one.
 
     As vLLM does it (v1/core/kv_cache_manager.py, block_pool.py, single_type_kv_cache_manager.py at 003df29 and
-    002f349): hits are leading full blocks, of all tokens but the last; the other blocks are the first of a free queue,
-    and lose what they held; at its end a request's blocks go to the queue's end, its last block first. A block that is
+    002f349): hits are leading full blocks, of all tokens but the last. The other blocks are the first of a free queue,
+    and lose what they held. At its end a request's blocks go to the queue's end, its last block first. A block that is
     computed though another holds the same takes its name. Blocks are named by (id of the trace's block, place in it).
     """
     free: OrderedDict[Any, None] = OrderedDict((("empty", n), None) for n in range(blocks))
     names = iter(range(10**9))
     each = prefix.block_tokens // 16
-    found = []
+    hit_tokens = []
     for r, (prompt, output) in enumerate(zip(prompt_tokens.tolist(), output_tokens.tolist(), strict=True)):
-        own: list[Any] = [(i, part) for i in of(prefix, r) for part in range(each)]
+        chain: list[Any] = [(i, part) for i in of(prefix, r) for part in range(each)]
         hits = 0
-        while hits < min(len(own), (prompt - 1) // 16) and own[hits] in free:
+        while hits < min(len(chain), (prompt - 1) // 16) and chain[hits] in free:
             hits += 1
-        for name in own[:hits]:
+        for name in chain[:hits]:
             del free[name]
-        own += [("private", next(names)) for _ in range(-(-(prompt + output - 1) // 16) - len(own))]
-        for name in own[hits:]:
+        chain += [("private", next(names)) for _ in range(-(-(prompt + output - 1) // 16) - len(chain))]
+        for name in chain[hits:]:
             if name in free:  # its old copy keeps its place, without a name
                 free = OrderedDict((("stale", next(names)) if old == name else old, None) for old in free)
-        for _ in own[hits:]:
+        for _ in chain[hits:]:
             free.popitem(last=False)
-        free.update(dict.fromkeys(reversed(own)))
+        free.update(dict.fromkeys(reversed(chain)))
         assert len(free) == blocks
-        found.append(16 * hits)
-    return found
+        hit_tokens.append(16 * hits)
+    return hit_tokens
 
 
 # ---------------------------------------------------------------- the cache by itself
@@ -119,9 +119,9 @@ def test_a_cache_that_loses_nothing_finds_what_one_without_limit_finds(n: int, s
     wide = rows.prefix._replace(block_tokens=16 * BLOCK)
     prompt = rows.prompt_tokens * 16
     most = seen_tokens(wide, prompt)
-    found = [lru_tokens(wide, prompt, rows.output_tokens, 16 * size) for size in (400, 3000)]
-    assert found[1] == (np.minimum(most, prompt - 1) // 16 * 16).tolist()
-    assert (np.array(found[0]) <= most).all()
+    hit_tokens = [lru_tokens(wide, prompt, rows.output_tokens, 16 * size) for size in (400, 3000)]
+    assert hit_tokens[1] == (np.minimum(most, prompt - 1) // 16 * 16).tolist()
+    assert (np.array(hit_tokens[0]) <= most).all()
 
 
 # ---------------------------------------------------------------- how a trace tells them
@@ -146,17 +146,17 @@ def test_ids_are_of_whole_blocks_and_survive_being_written(tmp_path: Path) -> No
     rows = converted(source)
     assert schema.metadata(rows)["block_tokens"] == 512
     schema.write(rows, tmp_path / "a.parquet")
-    for found in (of_table(rows, "a"), trace(str(tmp_path / "a.parquet"))):
-        assert found.prefix is not None
-        assert [len(of(found.prefix, r)) for r in range(4)] == [2, 3, 2, 0]  # the last of 1,100 and of 511 is not full
-        first, second, third = (of(found.prefix, r) for r in range(3))
+    for loaded in (of_table(rows, "a"), trace(str(tmp_path / "a.parquet"))):
+        assert loaded.prefix is not None
+        assert [len(of(loaded.prefix, r)) for r in range(4)] == [2, 3, 2, 0]  # the last of 1,100 and of 511 is not full
+        first, second, third = (of(loaded.prefix, r) for r in range(3))
         assert first == second[:2]
         assert third[0] == first[0]
         assert third[1] not in second
-        assert seen_tokens(found.prefix, found.prompt_tokens).tolist() == [0, 1024, 512, 0]
+        assert seen_tokens(loaded.prefix, loaded.prompt_tokens).tolist() == [0, 1024, 512, 0]
     plain = of_table(convert(source, MOONCAKE, time_unit="ms", model="m"), "a")
     assert plain.prefix is None
-    assert plain.sha256 != found.sha256
+    assert plain.sha256 != loaded.sha256
 
 
 def test_ids_are_of_one_stream(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_ids_are_of_one_stream(tmp_path: Path) -> None:
     other = schema.table(
         {name: rows[name] for name in rows.column_names} | {"model": ["a", "b", "a"]}, schema.metadata(rows)
     )
-    found = of_table(other, "a").prefix
-    assert of(found, 0) == of(found, 2) != of(found, 1)
+    prefix = of_table(other, "a").prefix
+    assert of(prefix, 0) == of(prefix, 2) != of(prefix, 1)
 
 
 @cases(
@@ -217,12 +217,12 @@ shared = st.builds(talks, requests, st.integers(0, 99))
 
 
 def rows_of(jobs: Jobs) -> NDArray[Any]:
-    """The trace's row of each job: prompts number them."""
+    """Return the trace's row of each job: prompts number them."""
     return jobs.prompt_tokens - 1
 
 
 def seen(rows: Rows | Jobs) -> NDArray[np.int64]:
-    """Tokens that each prompt finds in a cache without limit."""
+    """Return tokens that each prompt finds in a cache without limit."""
     assert rows.prefix is not None
     return seen_tokens(rows.prefix, rows.prompt_tokens)
 
@@ -270,11 +270,11 @@ def test_models_that_use_one_stream_share_nothing() -> None:
     assert not mine & other
     late = rows.arrival_s + 30.0 >= SPAN_S  # of the second model these come first, and are of the lap before
     row = rows_of(jobs)[jobs.model == 1]
-    found = seen(jobs)[jobs.model == 1]
+    tokens = seen(jobs)[jobs.model == 1]
     assert np.array_equal(
-        found[late[row]], seen_tokens(picked(rows.prefix, np.flatnonzero(late)), rows.prompt_tokens[late])
+        tokens[late[row]], seen_tokens(picked(rows.prefix, np.flatnonzero(late)), rows.prompt_tokens[late])
     )
-    assert np.array_equal(found[~late[row]], seen(rows)[row][~late[row]])
+    assert np.array_equal(tokens[~late[row]], seen(rows)[row][~late[row]])
 
 
 def test_the_first_requests_keep_their_blocks() -> None:
@@ -337,9 +337,9 @@ def test_nothing_stands_in_for_mooncakes(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_mooncakes_synthetic_trace(traces_dir: Path) -> None:
     assert traces_dir
-    found = trace("mooncake-synthetic")
-    s = stats(found)
-    assert (found.tier, s["requests"], s["block_tokens"]) == ("synthetic", 3993, 512)
+    synthetic = trace("mooncake-synthetic")
+    s = stats(synthetic)
+    assert (synthetic.tier, s["requests"], s["block_tokens"]) == ("synthetic", 3993, 512)
     assert s["hit_share"] == pytest.approx(0.6504, abs=5e-5)
 
 
@@ -350,9 +350,9 @@ def test_a_cache_of_50_gib_under_mooncakes_conversations(conversation: Trace) ->
     assert prefix is not None
     blocks = 50 * GIB // (16 * kv_token_bytes(shape("llama-3.1-8b")))
     assert blocks == 25_600
-    found = np.array(lru_tokens(prefix, prompt, conversation.output_tokens, blocks))
-    assert (found <= seen_tokens(prefix, prompt)).all()
-    assert int(found.sum()) == 6_362_656  # of 144,793,823: it holds 34 prompts, or what comes in 10 s
+    hit_tokens = np.array(lru_tokens(prefix, prompt, conversation.output_tokens, blocks))
+    assert (hit_tokens <= seen_tokens(prefix, prompt)).all()
+    assert int(hit_tokens.sum()) == 6_362_656  # of 144,793,823: it holds 34 prompts, or what comes in 10 s
 
 
 # ---------------------------------------------------------------- requests of any length

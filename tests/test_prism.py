@@ -33,7 +33,7 @@ from workloads.models import shape
 
 
 def adrs() -> list[tuple[int, list[Demand]]]:
-    """The 50 cases of UCB-ADRS/ADRS-Leaderboard, problems/prism/evaluator.py: GPUs of 80 GB, and two models each."""
+    """Return the 50 cases of UCB-ADRS/ADRS-Leaderboard, problems/prism/evaluator.py: 80 GB GPUs, two models each."""
     draw = np.random.RandomState(42)
     cases = []
     for _ in range(50):
@@ -47,7 +47,7 @@ def adrs() -> list[tuple[int, list[Demand]]]:
 
 
 def worst(gpus: int, models: Sequence[Demand], at: dict[str, tuple[int, ...]], C: float = 80.0) -> float:
-    """The largest KVPR of a placement."""
+    """Return the largest KVPR of a placement."""
     left, load = [C] * gpus, [0.0] * gpus
     for m in models:
         for g in at[m.name]:
@@ -58,13 +58,13 @@ def worst(gpus: int, models: Sequence[Demand], at: dict[str, tuple[int, ...]], C
 
 @cases(("argmin", "mean"), [("before", 0.047866), ("after", 0.046864)])
 def test_alg1_reproduces_the_published_cases(argmin: str, mean: float) -> None:
-    found = [worst(g, models, alg1(models, [80.0] * g, [0] * g, argmin=argmin)) for g, models in adrs()]
-    assert round(float(np.mean(found)), 6) == mean
+    pressures = [worst(g, models, alg1(models, [80.0] * g, [0] * g, argmin=argmin)) for g, models in adrs()]
+    assert round(float(np.mean(pressures)), 6) == mean
 
 
 def test_round_robin_on_the_published_cases() -> None:
-    found = [worst(g, models, {m.name: (k % g,) for k, m in enumerate(models)}) for g, models in adrs()]
-    assert round(float(np.mean(found)), 6) == 0.061838
+    pressures = [worst(g, models, {m.name: (k % g,) for k, m in enumerate(models)}) for g, models in adrs()]
+    assert round(float(np.mean(pressures)), 6) == 0.061838
 
 
 @given(
@@ -148,7 +148,7 @@ FOOT = 2.35 * GIB + GIB // 2 + 5 * 64 * (1 << 20)
 
 
 def world(models: int, room: float, gpus: int = 1, rates: Sequence[float] | None = None, ttft_s: float = 1.0) -> Config:
-    """GPUs with memory for `room` idle 1B models each."""
+    """Return GPUs with memory for `room` idle 1B models each."""
     plan = {f"m{k}": Plan((rates or [1.0] * models)[k], 100, 50, "test") for k in range(models)}
     served = tuple(Served(f"m{k}", SHAPE, 1, ttft_s, 0.1) for k in range(models))
     fraction = room * FOOT / quantities.gpu("h100").mem_bytes
@@ -156,7 +156,7 @@ def world(models: int, room: float, gpus: int = 1, rates: Sequence[float] | None
 
 
 def work(config: Config, rows: Sequence[tuple[float, int]], prompt: int = 100, output: int = 20) -> Jobs:
-    """Requests (arrival, model)."""
+    """Return jobs from requests (arrival, model)."""
     at, model = (np.array(x) for x in zip(*rows, strict=True))
     n = len(rows)
     full = np.full(n, 1)
@@ -171,7 +171,7 @@ def work(config: Config, rows: Sequence[tuple[float, int]], prompt: int = 100, o
 def run(
     config: Config, jobs: Jobs, make: Any = Prism, **fields: object
 ) -> tuple[list[tuple[float, Event, Action]], Sim]:
-    """Every action with its time and cause, and the engine; fields that are tuned stand as before, unless given."""
+    """Return every action with its time and cause, and the engine; tuned fields stand as before, unless given."""
     fields = {**getattr(make, "untuned", {}), **fields}
     policy = make(Sim(config, {"kv": "elastic"}).cluster, **fields)
     engine = Sim(config, policy.options)
@@ -181,8 +181,8 @@ def run(
     return [(d.now_s, d.event, a) for d in log.decisions for a in d.actions], engine
 
 
-def of(kind: type[Action], said: list[tuple[float, Event, Action]]) -> list[tuple[float, Action]]:
-    return [(t, a) for t, event, a in said if isinstance(a, kind) and event != Woke("start")]
+def of(kind: type[Action], log: list[tuple[float, Event, Action]]) -> list[tuple[float, Action]]:
+    return [(t, a) for t, event, a in log if isinstance(a, kind) and event != Woke("start")]
 
 
 def states(engine: Sim) -> list[str]:
@@ -191,11 +191,11 @@ def states(engine: Sim) -> list[str]:
 
 def test_a_model_without_room_waits_outside_and_takes_the_place_of_an_idle_one() -> None:
     config = world(3, 2.6, rates=[3.0, 2.0, 1.0])  # of three models two are in; one request of m2 comes at 60 s
-    said, engine = run(config, work(config, [(0.0, 0), (50.0, 1), (60.0, 2), (61.0, 1)]))
-    at_s, evict = of(Evict, said)[0]
+    log, engine = run(config, work(config, [(0.0, 0), (50.0, 1), (60.0, 2), (61.0, 1)]))
+    at_s, evict = of(Evict, log)[0]
     assert evict == Evict(Inst("m0", (0,)))  # idle for a minute; m1 only for ten seconds
     assert at_s == pytest.approx(60.0, abs=0.02)  # the API's 15.6 ms later
-    assert next(a for _, a in of(Load, said)) == Load(Inst("m2", (0,)), "parallel")
+    assert next(a for _, a in of(Load, log)) == Load(Inst("m2", (0,)), "parallel")
     assert states(engine) == ["done"] * 4
 
 
@@ -211,14 +211,14 @@ def test_who_wants_a_model_that_is_out_waits_for_its_weights_and_not_for_the_pol
 
 def test_nobody_is_evicted_while_there_is_room() -> None:
     config = world(2, 3.0)
-    said, _ = run(config, work(config, [(0.0, 0), (200.0, 1)]))
-    assert of(Evict, said) == []
+    log, _ = run(config, work(config, [(0.0, 0), (200.0, 1)]))
+    assert of(Evict, log) == []
 
 
 def test_evict_never_keeps_everybody() -> None:
     config = world(3, 2.6)
-    said, engine = run(config, work(config, [(0.0, 0), (100.0, 1), (150.0, 0)]), evict="never")
-    assert of(Evict, said) == []
+    log, engine = run(config, work(config, [(0.0, 0), (100.0, 1), (150.0, 0)]), evict="never")
+    assert of(Evict, log) == []
     assert states(engine) == ["done"] * 3
 
 
@@ -226,11 +226,11 @@ def test_evict_never_keeps_everybody() -> None:
 def test_fixed_limits_leave_the_placement_as_it_is(models: str) -> None:
     # on blocks instead of pages Alg. 1 counted no kept pages, and placed heavy8 otherwise: two things changed at once
     spec = Spec("prism", trace="arena-like", models=models)
-    said = []
+    answers = []
     for fields in ((), (("elastic", False),)):
         setup = Setup(resolve(replace(spec, fields=fields)))
-        said.append(list(setup.policy.on(Woke("start"), setup.engine.view())))
-    on, off = said
+        answers.append(list(setup.policy.on(Woke("start"), setup.engine.view())))
+    on, off = answers
     assert [a for a in off if isinstance(a, Load)] == [a for a in on if isinstance(a, Load)] != []
     assert not any(isinstance(a, Limit) for a in on)
     assert {a.model for a in off if isinstance(a, Limit)} == {a.inst.model for a in off if isinstance(a, Load)}
@@ -240,8 +240,8 @@ def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
     # the forecast says that m0 and m1 are equal and m2 silent; but m2 has all the traffic that shares GPU 0 with m0
     config = world(3, 3.0, gpus=2, rates=[2.0, 2.0, 0.01])
     rows = [(0.05 * k, k % 2 * 2) for k in range(4000)]  # m0 and m2, ten a second each; m1 none
-    said, engine = run(config, work(config, rows), window_s=20.0)
-    loads, evicts = of(Load, said), of(Evict, said)
+    log, engine = run(config, work(config, rows), window_s=20.0)
+    loads, evicts = of(Load, log), of(Evict, log)
     assert len(loads) == len(evicts) == 1
     (t0, load), (t1, evict) = loads[0], evicts[0]
     assert isinstance(load, Load)
@@ -255,7 +255,7 @@ def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
 
 
 def crowd(room: float = 3.2) -> tuple[Config, Jobs]:
-    """Two GPUs of three models each, full or with room for more; two of the first have most of the traffic."""
+    """Return two GPUs of three models each, full or with room for more; two of the first have most of the traffic."""
     config = world(6, room, gpus=2, rates=[3.0, 2.9, 2.8, 2.7, 2.6, 2.5])
     start = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]
     list(start.begin(0.0))
@@ -265,16 +265,16 @@ def crowd(room: float = 3.2) -> tuple[Config, Jobs]:
     return config, work(config, sorted(rows))
 
 
-def moved(said: list[tuple[float, Event, Action]]) -> list[Action]:
-    """Loads and evictions, those of the start left out."""
-    return [a for _, event, a in said if isinstance(a, Evict | Load) and event != Woke("start")]
+def moved(log: list[tuple[float, Event, Action]]) -> list[Action]:
+    """Return loads and evictions, those of the start left out."""
+    return [a for _, event, a in log if isinstance(a, Evict | Load) and event != Woke("start")]
 
 
 def test_two_models_change_places_with_second_copies() -> None:
     config, jobs = crowd(room=5.2)
-    said, engine = run(config, jobs, moves="exchange", window_s=20.0)
-    loads = [a for a in moved(said)[:2] if isinstance(a, Load)]
-    evicts = [a for a in moved(said)[2:4] if isinstance(a, Evict)]  # once the copies are in
+    log, engine = run(config, jobs, moves="exchange", window_s=20.0)
+    loads = [a for a in moved(log)[:2] if isinstance(a, Load)]
+    evicts = [a for a in moved(log)[2:4] if isinstance(a, Evict)]  # once the copies are in
     assert {a.inst.model for a in loads} == {a.inst.model for a in evicts}
     assert [a.inst.place for a in sorted(loads, key=str)] == [a.inst.place for a in sorted(evicts, key=str)][::-1]
     rows = [row for batch in engine.rows() for row in batch.to_pylist()]
@@ -287,8 +287,8 @@ def test_without_room_for_second_copies_nothing_moves_before_a_request_has_waite
         assert moved(run(config, jobs, moves=moves, window_s=20.0)[0]) == []
     jobs.output_tokens[:] = 1200  # more KV memory than there is
     assert moved(run(config, jobs, moves="copy", window_s=20.0)[0]) == []
-    said, engine = run(config, jobs, moves="exchange", window_s=20.0)
-    first, second, third, last = moved(said)[:4]
+    log, engine = run(config, jobs, moves="exchange", window_s=20.0)
+    first, second, third, last = moved(log)[:4]
     assert isinstance(first, Evict)
     assert isinstance(second, Evict)  # both leave before anybody comes
     assert {third, last} == {
@@ -300,8 +300,8 @@ def test_without_room_for_second_copies_nothing_moves_before_a_request_has_waite
 def test_deactivate_evicts_before_it_loads() -> None:
     config = world(3, 3.0, gpus=2, rates=[2.0, 2.0, 0.01])
     rows = [(0.05 * k, k % 2 * 2) for k in range(4000)]
-    said, engine = run(config, work(config, rows), window_s=20.0, moves="deactivate")
-    evict, load = [a for *_, a in said if isinstance(a, Evict | Load)][3:5]
+    log, engine = run(config, work(config, rows), window_s=20.0, moves="deactivate")
+    evict, load = [a for *_, a in log if isinstance(a, Evict | Load)][3:5]
     assert isinstance(evict, Evict)
     assert isinstance(load, Load)
     assert load.inst.model == evict.inst.model
@@ -310,7 +310,7 @@ def test_deactivate_evicts_before_it_loads() -> None:
 
 
 def idle() -> tuple[Config, Jobs]:
-    """Two GPUs full of three models each; one has all the traffic, so that a move must evict an idle model."""
+    """Return two GPUs full of three models each; one has all the traffic, so that a move must evict an idle model."""
     config = world(6, 3.2, gpus=2, rates=[3.0, 2.9, 2.8, 2.7, 2.6, 2.5])
     start = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]
     list(start.begin(0.0))
@@ -325,16 +325,16 @@ def test_evict_out_evicts_for_no_move_but_for_a_model_that_is_out() -> None:
     assert len(evicted["pressure"]) > 0
     assert evicted["out"] == []
     small = world(3, 2.6, rates=[3.0, 2.0, 1.0])  # of three models two are in
-    said, _ = run(small, work(small, [(0.0, 0), (50.0, 1), (60.0, 2), (61.0, 1)]), evict="out")
-    assert [a for _, a in of(Evict, said)] == [Evict(Inst("m0", (0,)))]
+    log, _ = run(small, work(small, [(0.0, 0), (50.0, 1), (60.0, 2), (61.0, 1)]), evict="out")
+    assert [a for _, a in of(Evict, log)] == [Evict(Inst("m0", (0,)))]
 
 
 def test_a_given_home_is_where_a_model_starts_stays_and_comes_back() -> None:
     homes = {"m0": (0,), "m1": (0,), "m2": (1,)}
     config = replace(world(3, 3.0, gpus=2, rates=[2.0, 2.0, 0.01]), homes=homes)
-    said, _ = run(config, work(config, [(0.05 * k, k % 2) for k in range(4000)]), window_s=20.0)
-    assert {a.inst.model: a.inst.place for _, _, a in said if isinstance(a, Load)} == homes
-    assert of(Load, said) == []
+    log, _ = run(config, work(config, [(0.05 * k, k % 2) for k in range(4000)]), window_s=20.0)
+    assert {a.inst.model: a.inst.place for _, _, a in log if isinstance(a, Load)} == homes
+    assert of(Load, log) == []
     policy = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]
     list(policy.begin(0.0))
     for action in policy.leave(policy.models["m0"]):
@@ -352,9 +352,9 @@ def test_late_requests_go_last_or_again_or_away() -> None:
     config = world(1, 3.0, ttft_s=0.4)
     jobs = work(config, [(0.0, 0)] * 200, prompt=1000, output=2)
     for dropped, state in {"late": {"done"}, "requeue": {"done"}, "drop": {"done", "dropped"}}.items():
-        said, engine = run(config, jobs, dropped=dropped)
+        log, engine = run(config, jobs, dropped=dropped)
         assert set(states(engine)) == state
-        assert bool(of(Drop, said)) == (dropped == "drop")
+        assert bool(of(Drop, log)) == (dropped == "drop")
 
 
 def test_earliest_deadline_goes_first() -> None:
@@ -365,8 +365,8 @@ def test_earliest_deadline_goes_first() -> None:
     )
     jobs = work(config, [(0.0, k % 2) for k in range(8)], prompt=1000)
     jobs = replace(jobs, ttft_slo_s=np.where(jobs.model == 0, 10.0, 1.0))
-    said, _ = run(config, jobs, heads=64)
-    let_in = of(Admit, said)
+    log, _ = run(config, jobs, heads=64)
+    let_in = of(Admit, log)
     first = [a.who for t, a in let_in if isinstance(a, Admit) and t == let_in[0][0]]
     assert first == [1, 3, 0, 2]  # two prompts fill an engine's step of 2,048 tokens
     plain, _ = run(config, jobs, order="fcfs")

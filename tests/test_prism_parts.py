@@ -28,7 +28,7 @@ WEIGHTS = 15.0 * GIB + GIB // 2 + 5 * 128 * (1 << 20)  # of an 8B, with its proc
 
 
 def served(n: int, kv_gib: float, *, gpus: int = 1, ttft_s: Sequence[float] = (), rates: Sequence[float]) -> Config:
-    """GPUs that hold `n` 8B models between them, and so much KV memory each."""
+    """Return GPUs that hold `n` 8B models between them, and so much KV memory each."""
     models = tuple(Served(f"m{k}", SHAPE, 1, ttft_s[k] if ttft_s else 0.5, 0.1) for k in range(n))
     mem = -(-n // gpus) * WEIGHTS + kv_gib * GIB
     plan = {m.name: Plan(rate, 300, 200, "test") for m, rate in zip(models, rates, strict=True)}
@@ -38,7 +38,7 @@ def served(n: int, kv_gib: float, *, gpus: int = 1, ttft_s: Sequence[float] = ()
 
 
 def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int, int]]) -> Jobs:
-    """Poisson streams: (model, from, to, requests a second, prompt tokens, output tokens)."""
+    """Return Poisson streams: (model, from, to, requests a second, prompt tokens, output tokens)."""
     rng = np.random.default_rng(11)
     rows = []
     for m, begin, end, rate, prompt, output in parts:
@@ -54,7 +54,7 @@ def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int
 
 
 def outcome(config: Config, jobs: Jobs, **fields: object) -> tuple[np.ndarray, np.ndarray, Sim]:
-    """Whether each request met its TTFT, when it was done, and the engine; tuned fields stand as before."""
+    """Return whether each request met its TTFT, its end, and the engine; tuned fields stand as before."""
     fields = {**Prism.untuned, **fields}
     policy = Prism(Sim(config, {"kv": "elastic"}).cluster, **fields)  # type: ignore[arg-type]
     engine = Sim(config, policy.options)
@@ -66,7 +66,7 @@ def outcome(config: Config, jobs: Jobs, **fields: object) -> tuple[np.ndarray, n
 
 @cache
 def surge() -> tuple[Config, Jobs]:
-    """Figure 8: after 20 s model 1 falls silent and model 2 surges."""
+    """Return the load of figure 8: after 20 s model 1 falls silent and model 2 surges."""
     config = served(2, 6.0, rates=[6.0, 1.0])
     return config, arrivals(config, [(0, 0, 20, 6.0, 300, 200), (1, 0, 20, 1.0, 300, 200), (1, 20, 60, 12.0, 300, 400)])
 
@@ -151,7 +151,7 @@ def test_with_parts_switched_off_a_server_that_starts_and_stops_lacks_nothing(
 
 @cache
 def taking_turns(system: str) -> tuple[dict[str, float], float, float]:
-    """Eight models of 1B to 8B at a moderate load: P95 of TTFT by model, the share within its SLO, and migrations.
+    """Serve eight models of 1B to 8B at a moderate load; return P95 TTFTs, the share within its SLO, and migrations.
 
     P95 in multiples of the model's SLO; on two GPUs whose engines take turns.
     """

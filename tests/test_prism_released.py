@@ -23,31 +23,31 @@ def test_a_long_prompt_goes_before_one_that_came_a_little_earlier() -> None:
     config = world(1, 3.0)
     jobs = work(config, [(0.0, 0)] * 20 + [(0.001, 0)] * 10, prompt=100)
     jobs.prompt_tokens[20:] = 1500  # 0.73 s less, not 0.2 s
-    said, _ = run(config, jobs, PrismReleased)
-    let_in = [a.who for _, a in of(Admit, said) if isinstance(a, Admit)]
+    log, _ = run(config, jobs, PrismReleased)
+    let_in = [a.who for _, a in of(Admit, log) if isinstance(a, Admit)]
     assert let_in == [*range(11), *range(20, 30), *range(11, 20)]  # the first eleven were alone
 
 
 def test_no_more_than_eleven_prompts_wait_in_an_engine() -> None:
     config = world(2, 4.0)
-    said, engine = run(config, work(config, [(0.0, k % 2) for k in range(60)], prompt=1000), PrismReleased)
-    first_s = of(Admit, said)[0][0]
-    at_once = [a.who for t, a in of(Admit, said) if isinstance(a, Admit) and t == first_s]
+    log, engine = run(config, work(config, [(0.0, k % 2) for k in range(60)], prompt=1000), PrismReleased)
+    first_s = of(Admit, log)[0][0]
+    at_once = [a.who for t, a in of(Admit, log) if isinstance(a, Admit) and t == first_s]
     assert sorted(at_once) == list(range(22))  # of each model 10 and one more
     assert states(engine) == ["done"] * 60
 
 
 def test_an_idle_model_goes_at_the_tick_after_50_s_though_nobody_wants_its_memory() -> None:
     config = world(2, 4.0)
-    said, _ = run(config, work(config, [(0.0, 0), (12.0, 1), (200.0, 1)]), PrismReleased)
-    gone = {a.inst.model: t for t, a in reversed(of(Evict, said)) if isinstance(a, Evict)}  # the first of each
+    log, _ = run(config, work(config, [(0.0, 0), (12.0, 1), (200.0, 1)]), PrismReleased)
+    gone = {a.inst.model: t for t, a in reversed(of(Evict, log)) if isinstance(a, Evict)}  # the first of each
     assert gone == {"m0": 55.0, "m1": 65.0}  # done within 5 s: at the first tick 50 s later
 
 
 def test_a_model_that_is_out_waits_for_the_tick() -> None:
     config = world(2, 4.0)
-    said, engine = run(config, work(config, [(0.0, 0), (61.0, 0)]), PrismReleased)
-    assert [(t, a) for t, a in of(Load, said)] == [(65.0, Load(Inst("m0", (0,)), "pool"))]
+    log, engine = run(config, work(config, [(0.0, 0), (61.0, 0)]), PrismReleased)
+    assert [(t, a) for t, a in of(Load, log)] == [(65.0, Load(Inst("m0", (0,)), "pool"))]
     here_s = 61.0 + quantities.host("vllm-0.15", "h100").api_in_s
     (_, row) = [row for batch in engine.rows() for row in batch.to_pylist()]
     load_s = engine.cluster.profile.load_s(Inst("m0", (0,)), "pool")
@@ -55,7 +55,7 @@ def test_a_model_that_is_out_waits_for_the_tick() -> None:
 
 
 def placed(room: float, workers: int = 4) -> PrismReleased:
-    """Models m0 and m1 on GPU 0 and m2 on GPU 1, with 30, 2 and 1 requests."""
+    """Return models m0 and m1 on GPU 0 and m2 on GPU 1, with 30, 2 and 1 requests."""
     policy = PrismReleased(Sim(world(3, room, gpus=2), {"kv": "elastic"}).cluster, workers=workers)
     for name, g, requests in (("m0", 0, 30), ("m1", 0, 2), ("m2", 1, 1)):
         m = policy.models[name]

@@ -42,7 +42,7 @@ def subject(**changed: Any) -> Subject:
 
 
 def stamped(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
-    """A log of servers whose steps take what KNOWN says: all prompts of a round at once, then steps of all streams."""
+    """Log servers whose steps take what KNOWN says: all prompts of a round at once, then steps of all streams."""
     n, slow = len(sizes), max(1.0, SHARE * len(insts))
     prompt, output = np.array(sizes).T
     write_ns, at = np.empty(n, np.int64), 10**9
@@ -57,9 +57,9 @@ def stamped(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], 
             for rid in batch:
                 chunks[rid].append(at + round(1e9 * now_s))
         at += 10**10
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in chunks])])
+    offsets = np.concatenate([[0], np.cumsum([len(stamps) for stamps in chunks])])
     none = np.full(n, -1, np.int64)
-    every = np.array([ns for one in chunks for ns in one], np.int64)
+    every = np.array([ns for stamps in chunks for ns in stamps], np.int64)
     return Log(
         none, none, write_ns, none, none, none, np.full(n, 200, np.int16), np.full(n, DONE, np.int8), [""] * n,
         np.ones(n, np.int32), output, none, offsets, every, np.ones(len(every), np.int32), np.zeros(len(every), bool),
@@ -87,8 +87,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def profiled(folder: Path, **changed: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    said = list[str]()
-    return probe.profile(subject(**changed), folder, said.append).lines, said
+    notes = list[str]()
+    return probe.profile(subject(**changed), folder, notes.append).lines, notes
 
 
 def test_what_is_measured_of_a_known_table_gives_it_back(tmp_path: Path) -> None:
@@ -108,29 +108,29 @@ def test_what_is_measured_of_a_known_table_gives_it_back(tmp_path: Path) -> None
 def test_a_second_call_measures_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken, real = list[Probe](), Rig._take
 
-    def take(self: Rig, one: Probe) -> Any:
+    def take(self: Rig, step: Probe) -> Any:
         if len(taken) == 7:
             raise KeyboardInterrupt
-        taken.append(one)
-        return real(self, one)
+        taken.append(step)
+        return real(self, step)
 
     monkeypatch.setattr(Rig, "_take", take)
     with pytest.raises(KeyboardInterrupt):
         profiled(tmp_path)
 
-    def on(self: Rig, one: Probe) -> Any:
-        taken.append(one)
-        return real(self, one)
+    def on(self: Rig, step: Probe) -> Any:
+        taken.append(step)
+        return real(self, step)
 
     monkeypatch.setattr(Rig, "_take", on)
-    lines, said = profiled(tmp_path)
-    steps = [one.key for one in taken if one.what not in {"start", "stop"}]  # of servers that run there is none
+    lines, notes = profiled(tmp_path)
+    steps = [step.key for step in taken if step.what not in {"start", "stop"}]  # of servers that run there is none
     assert len(steps) == len(set(steps)) == len(lines) == len(probe.plan(subject())) - 2 * probe.ROUNDS
-    assert said[0].startswith("5 of ")
+    assert notes[0].startswith("5 of ")
     before = (tmp_path / RAW).read_bytes()
     taken.clear()
     assert profiled(tmp_path)[0] == lines
-    assert {one.what for one in taken} == {"start", "stop"}
+    assert {step.what for step in taken} == {"start", "stop"}
     assert (tmp_path / RAW).read_bytes() == before
 
 
@@ -163,12 +163,12 @@ def test_a_cell_that_shows_nothing_is_left_out_and_the_table_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden(monkeypatch, lambda servers, seqs: (servers, seqs) == (4, 1))
-    said = list[str]()
-    lines, gaps = probe.profile(subject(), tmp_path, said.append)
-    assert [(one.probe.what, one.probe.params["servers"], one.why) for one in gaps] == [
+    notes = list[str]()
+    lines, gaps = probe.profile(subject(), tmp_path, notes.append)
+    assert [(gap.probe.what, gap.probe.params["servers"], gap.why) for gap in gaps] == [
         ("beside", 4, "nothing came")
     ] * probe.ROUNDS
-    assert sum("left out: nothing came" in line for line in said) == probe.ROUNDS
+    assert sum("left out: nothing came" in line for line in notes) == probe.ROUNDS
     spec = dict.fromkeys(quantities.GpuSpec._fields[2:], (1.0, "by hand"))
     file, _ = fit_whole.table(lines, fit_whole.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
     assert file["co_run"]["share"] == pytest.approx(SHARE, rel=0.05)
@@ -180,7 +180,7 @@ def test_a_cell_that_shows_nothing_is_left_out_and_the_table_stands(
     monkeypatch.undo()  # a second call measures what was left out
     monkeypatch.setattr(Rig, "_log", stamped)
     monkeypatch.setattr(probe, "OtherLoad", Quiet())
-    more, none = probe.profile(subject(), tmp_path, said.append)
+    more, none = probe.profile(subject(), tmp_path, notes.append)
     assert (len(more) - len(lines), none) == (probe.ROUNDS, [])
 
 
@@ -188,7 +188,7 @@ def test_a_cell_that_one_round_has_is_no_loss(tmp_path: Path, monkeypatch: pytes
     turns = iter([True] * probe.TRIES)
     hidden(monkeypatch, lambda servers, seqs: (servers, seqs) == (1, 2) and next(turns, False))
     lines, gaps = probe.profile(subject(), tmp_path, list[str]().append)
-    assert [one.probe.params["round"] for one in gaps] == [1]
+    assert [gap.probe.params["round"] for gap in gaps] == [1]
     assert "other rounds have it" in calibrate.lacking(lines, gaps)[0]
 
 
@@ -208,10 +208,10 @@ def test_without_any_of_a_kind_there_is_no_table(
     monkeypatch.setattr(probe, "BESIDE", (2,))
     real = Rig._take
 
-    def take(self: Rig, one: Probe) -> Any:
-        if one.what == "beside" and hides(2, 1):
+    def take(self: Rig, step: Probe) -> Any:
+        if step.what == "beside" and hides(2, 1):
             raise probe.Unseen("nothing came")
-        return real(self, one)
+        return real(self, step)
 
     monkeypatch.setattr(Rig, "_take", take)
     lines, gaps = probe.profile(subject(), tmp_path, list[str]().append)
@@ -248,12 +248,12 @@ def test_another_machine_is_refused(tmp_path: Path) -> None:
 def test_the_plan_stays_within_what_servers_take() -> None:
     for slots, most in ((1, 64), (4, 1000), (64, 8191)):
         probes = probe.plan(subject(slots=slots, most=most))
-        assert len({one.key for one in probes}) == len(probes)
-        numbers = [{name: value for name, value in one.params.items() if isinstance(value, int)} for one in probes]
+        assert len({step.key for step in probes}) == len(probes)
+        numbers = [{name: value for name, value in step.params.items() if isinstance(value, int)} for step in probes]
         assert max(at.get("tokens", 0) for at in numbers) == most
         assert all(at.get("ctx", 0) + probe.STEPS <= most + 1 for at in numbers)
         assert max(at.get("seqs", 0) for at in numbers) <= slots
-        assert any(one.params.get("held") for one in probes)
+        assert any(step.params.get("held") for step in probes)
 
 
 # ------------------------------------------------------------------ against a server
@@ -261,7 +261,7 @@ def test_the_plan_stays_within_what_servers_take() -> None:
 
 @pytest.fixture
 def mock() -> Iterator[str]:
-    """The URL of a mock that serves two of a model, each on a GPU of its own."""
+    """Yield the URL of a mock that serves two of a model, each on a GPU of its own."""
     command = [
         sys.executable,
         "-m",
@@ -290,9 +290,9 @@ def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, mon
     monkeypatch.setattr(probe, "SEQS", (1, 2))
     monkeypatch.setattr(probe, "REPEATS", 2)
     monkeypatch.setattr(fit_whole, "KNOTS", (1,))
-    said = list[str]()
-    found = calibrate.calibrate(f"attach+urls={mock}", ["llama-tiny"], tmp_path, said.append, batch_cap=2)
-    machine = quantities.machine(str(found.table))
+    notes = list[str]()
+    calibrated = calibrate.calibrate(f"attach+urls={mock}", ["llama-tiny"], tmp_path, notes.append, batch_cap=2)
+    machine = quantities.machine(str(calibrated.table))
     assert machine is not None
     assert machine.kind == "attach-h100"
     assert machine.settings["batch_cap"] == 2
@@ -303,14 +303,14 @@ def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, mon
         if line["what"] == "decode":
             at = line["params"]
             assert at["seqs"] * (at["ctx"] + 1) <= line["facts"]["ctx_tokens"] <= at["seqs"] * (at["ctx"] + probe.STEPS)
-    assert len(found.points) == sum(line["what"] in {"prefill", "decode"} for line in lines)
-    assert any(note.startswith("a step asks for") for note in found.notes)
+    assert len(calibrated.points) == sum(line["what"] in {"prefill", "decode"} for line in lines)
+    assert any(note.startswith("a step asks for") for note in calibrated.notes)
 
 
 def test_a_server_that_obeys_is_put_to_sleep_and_woken(tmp_path: Path) -> None:
     ports = list[int]()
 
-    def own(inst: Inst, log: Path) -> Seat:
+    def mock_seat(inst: Inst, log: Path) -> Seat:
         ports.append(free_port())
         words = f"mock --models m --ttft-ms 1 --sleep-ms 30 --wake-ms 50 --with-parent --port {ports[-1]}"
         command = [sys.executable, "-m", "harness", *words.split()]
@@ -319,7 +319,7 @@ def test_a_server_that_obeys_is_put_to_sleep_and_woken(tmp_path: Path) -> None:
         return Seat(Server(url, "m"), process)
 
     nap = Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1))
-    with Rig(subject(seat=own, sleeps={"sleep": nap}), tmp_path) as rig:
+    with Rig(subject(seat=mock_seat, sleeps={"sleep": nap}), tmp_path) as rig:
         taken = {what: rig.measured(Probe(what, {"shape": "m", "way": "sleep"})) for what in ("sleep", "wake")}
     assert len(ports) == 1  # one server takes all orders
     for what, least_s in (("sleep", 0.030), ("wake", 0.050)):

@@ -1,4 +1,4 @@
-"""What an engine's process holds beside weights: against logged KV pools, and laws of its parts."""
+"""Memory of an engine's process beside weights: against logged KV pools, and laws of its parts."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_logged_kv_pools(measured_dir: Path) -> None:
 
 def test_worked_numbers() -> None:
     """Llama-2-7B, 2,048 tokens, 256 sequences: 256 x 32,000 x 38 B of the sampler beside 16 MiB of hidden states."""
-    found = process.parts(shape("llama-2-7b"), 1, 2048, 256, graphs=True)
-    assert found.inside == process.LIBRARIES + 2048 * 2 * 4096 + 256 * 32000 * 38
-    assert found.outside == process.CONTEXT + 32 * 16 * MIB
+    parts = process.parts(shape("llama-2-7b"), 1, 2048, 256, graphs=True)
+    assert parts.inside == process.LIBRARIES + 2048 * 2 * 4096 + 256 * 32000 * 38
+    assert parts.outside == process.CONTEXT + 32 * 16 * MIB
     wide = process.parts(shape("llama-2-7b"), 1, 8192, 256, graphs=False)
     assert wide.inside == process.LIBRARIES + 8192 * 2 * (4096 + 4096 + 3 * 11008)  # the FFN is wider than the sampler
     assert wide.outside == process.CONTEXT
@@ -93,7 +93,7 @@ def test_nothing_beyond_the_card(
     held = process.memory(card, fraction, processes, gpus, layout)
     assert 0 <= held.gpu_bytes <= int(card * fraction)
     assert len(held.process_bytes) == len(processes)
-    inside, outside = [one.inside for one, _ in processes], [one.outside for one, _ in processes]
+    inside, outside = [parts.inside for parts, _ in processes], [parts.outside for parts, _ in processes]
     if layout == "kept":
         assert held.process_bytes == tuple(inside)
         assert held.gpu_bytes == min(int(card * fraction), card - sum(outside))
@@ -113,8 +113,8 @@ def test_layouts_in_order(processes: list[tuple[Parts, int]], gpus: int) -> None
     assert pair.gpu_bytes <= model.gpu_bytes
     if gpus > max(tp for _, tp in processes):
         assert kept.gpu_bytes <= model.gpu_bytes + GIB
-    one = max(range(len(processes)), key=lambda k: processes[k][0].inside)
-    assert gpu.gpu_bytes >= kept.gpu_bytes - kept.process_bytes[one]  # the largest model finds as much or more
+    largest = max(range(len(processes)), key=lambda k: processes[k][0].inside)
+    assert gpu.gpu_bytes >= kept.gpu_bytes - kept.process_bytes[largest]  # the largest model finds as much or more
 
 
 def test_policy_and_engine_count_the_same_bytes() -> None:
@@ -125,10 +125,10 @@ def test_policy_and_engine_count_the_same_bytes() -> None:
         engine._inst_row(Inst("n", (1,)))
         assert int(engine.S.insts["footprint"][-1]) == engine.cluster.models["n"].weight_bytes
         assert {gpu.mem_bytes for gpu in engine.cluster.gpus} == set(engine.S.gpus["cap"][:2].tolist())
-    one = Sim(config, {"process": "gpu"}).cluster
-    assert one.models["n"].weight_bytes == weight_bytes(shape("mistral-7b"))
+    shared = Sim(config, {"process": "gpu"}).cluster
+    assert shared.models["n"].weight_bytes == weight_bytes(shape("mistral-7b"))
     every = Sim(replace(config, process="model"), {"process": "gpu"}).cluster
-    assert every.models["n"].weight_bytes > one.models["n"].weight_bytes
+    assert every.models["n"].weight_bytes > shared.models["n"].weight_bytes
 
 
 def test_given_bytes_replace_the_formula() -> None:
@@ -157,13 +157,13 @@ def test_a_model_that_fits_no_gpu_is_the_users_mistake() -> None:
 
 def test_links_are_the_cards_unless_given() -> None:
     config = Config((Served("m", shape("llama-3.1-8b")),))
-    own, slow = sim.cluster(config).profile, sim.cluster(replace(config, pcie_gbps=10.0)).profile
+    usual, slow = sim.cluster(config).profile, sim.cluster(replace(config, pcie_gbps=10.0)).profile
     size = weight_bytes(shape("llama-3.1-8b"))
     inst = Inst("m", (0,))
-    assert slow.load_s(inst, "host") - own.load_s(inst, "host") == pytest.approx(
+    assert slow.load_s(inst, "host") - usual.load_s(inst, "host") == pytest.approx(
         size / 10e9 - size / quantities.gpu("h100").h2d
     )
-    assert slow.move_s(GIB, 0, 1) == own.move_s(GIB, 0, 1)
+    assert slow.move_s(GIB, 0, 1) == usual.move_s(GIB, 0, 1)
     fast = sim.cluster(replace(config, gpus=16, nvlink_gbps=900.0, net_gbps=50.0, disk_gbps=6.0)).profile
     assert fast.move_s(9 * 10**9, 0, 1) == pytest.approx(0.01)
     assert fast.move_s(10**9, 0, 8) == pytest.approx(0.02)
@@ -185,9 +185,9 @@ def test_processes_and_links_are_part_of_a_run() -> None:
     ]  # fmt: skip
     assert len({replace(base, **change).hash8 for change in ({}, *changes)}) == 7
     wrong: list[dict[str, Any]] = [{"process": "none"}, {"process_bytes": -1}, {"pcie_gbps": 0.0}]
-    for one in wrong:
-        with pytest.raises(UserError, match=next(iter(one))):
-            replace(base, **one)
+    for change in wrong:
+        with pytest.raises(UserError, match=next(iter(change))):
+            replace(base, **change)
 
 
 @cases(
@@ -209,8 +209,8 @@ def test_a_run_says_where_its_engine_is_not_the_papers(
     rows = tidy.scores([score.scorable("one", folder, slo_target(spec, "absolute:ttft=1,tpot=1", tmp_path))])
     assert set(rows["departs"].to_pylist()) == {departs}
     assert departures(rows) == ([f"not as published: one, {departs}"] if departs else [])
-    said = style.departs(rows.to_pandas())
-    assert said == (f"Not as published: one ({departs})." if departs else "")
+    text = style.departs(rows.to_pandas())
+    assert text == (f"Not as published: one ({departs})." if departs else "")
     assert ("processes take turns on a GPU" in set(rows["machine"].to_pylist())) == (sharing == "turns")
 
 
@@ -221,13 +221,13 @@ def test_a_study_names_them(tmp_path: Path) -> None:
         text.replace("[spec]\n", '[spec]\nprocess = "model"\npcie_gbps = 25.0\n')
     )
     named = study(str(path))
-    specs = [named.spec_of(one, "aegaeon") for one in named.condition[:5]]  # others say their own link
+    specs = [named.spec_of(condition, "aegaeon") for condition in named.condition[:5]]  # others say their own link
     assert {(spec.process, spec.pcie_gbps, spec.process_bytes) for spec in specs} == {("model", 25.0, None)}
     path.write_text(
         text.replace("[spec]\n", '[spec]\nsharing = "turns"\n').replace('process = "model"', 'sharing = "fluid"')
     )
     shared = study(str(path))
-    assert [shared.spec_of(one, "aegaeon").sharing for one in shared.condition[:5]] == 4 * ["turns"] + ["fluid"]
+    assert [shared.spec_of(c, "aegaeon").sharing for c in shared.condition[:5]] == 4 * ["turns"] + ["fluid"]
     path.write_text(text.replace('process = "model"', 'sharing = "slow"'))
     with pytest.raises(UserError, match=r'mine.toml: condition "one process a model": spec: sharing is "slow"'):
         study(str(path))

@@ -72,7 +72,7 @@ def cluster(
     node_gpus: int = 8,
     profile: NoProfile | None = None,
 ) -> Cluster:
-    """GPUs with room for B requests of 100 + 100 tokens beside any model's weights."""
+    """Return GPUs with room for B requests of 100 + 100 tokens beside any model's weights."""
     return Cluster(
         tuple(Gpu("flat", k // node_gpus, 1000 + 200 * B, 100, ()) for k in range(gpus)),
         {m: Model(1, (tp or {}).get(m, 1), 1000, 1, 1, 1000, 1.0, 1.0) for m in models},
@@ -84,7 +84,7 @@ def cluster(
 def policy(
     gpus: int, groups: list[list[tuple[str, int, float]]], profile: NoProfile | None = None, **fields: Any
 ) -> Qlm:
-    """A policy whose queues hold groups of (model, requests, seconds to the deadline); a is in on every instance."""
+    """Return a policy with groups of (model, requests, seconds to the deadline) queued; a is in on every instance."""
     q = Qlm(cluster(gpus, profile=profile), **fields)
     rid = iter(range(10_000))
     for queue, held in zip(q.queues, groups, strict=True):
@@ -125,13 +125,13 @@ def test_completions_count_swaps_and_drains() -> None:
 
 
 def value(q: Qlm, orders: list[list[Group]]) -> float:
-    """Sum of penalties + M v of an order for each queue."""
+    """Return the sum of penalties + M v of an order for each queue."""
     ends = [q.after(queue, groups, 0.0) for queue, groups in zip(q.queues, orders, strict=True)]
     return sum(end.sum_s for end in ends) + M * max(0.0, *(end.late_s for end in ends))
 
 
 def every(q: Qlm) -> Iterator[list[list[Group]]]:
-    """All ways to order all groups in all queues."""
+    """Yield all ways to order all groups in all queues."""
     groups = [g for queue in q.queues for g in queue.groups]
     for where in product(range(len(q.queues)), repeat=len(groups)):
         split = [[g for g, k in zip(groups, where, strict=True) if k == j] for j in range(len(q.queues))]
@@ -148,11 +148,11 @@ def drawn(seed: int, n: int, queues: int, profile: NoProfile | None = None) -> Q
 def test_program_is_brute_force(seed: int) -> None:
     q = drawn(seed, 2 + seed % 4, 2)
     edf = q.edf(0.0)
-    found = q.solved(q.relaxed(edf, 0.0), 0.0)
-    assert found is not None
-    assert sorted(g.id for order in found for g in order) == list(range(1, q.formed + 1))
+    solution = q.solved(q.relaxed(edf, 0.0), 0.0)
+    assert solution is not None
+    assert sorted(g.id for order in solution for g in order) == list(range(1, q.formed + 1))
     least = min(value(q, orders) for orders in every(q))
-    assert value(q, found) == least
+    assert value(q, solution) == least
 
 
 @cases("seed", range(12))
@@ -171,13 +171,13 @@ def test_last_bits_of_costs_decide_nothing(seed: int) -> None:
 @cases("seed", range(6))
 def test_program_is_the_papers_in_its_own_variables(seed: int) -> None:
     q = drawn(100 + seed, 3, 2)
-    found = q.solved(q.relaxed(q.edf(0.0), 0.0), 0.0)
-    assert found is not None
-    assert value(q, found) == pytest.approx(slots(q), rel=1e-4, abs=1e-3)
+    solution = q.solved(q.relaxed(q.edf(0.0), 0.0), 0.0)
+    assert solution is not None
+    assert value(q, solution) == pytest.approx(slots(q), rel=1e-4, abs=1e-3)
 
 
 def slots(q: Qlm) -> float:
-    """The least value by x[g,q,slot]: slots filled from the front, bits where models enter and leave, completions."""
+    """Return the least value by x[g,q,slot]: slots filled from the front, bits where models change, completions."""
     groups = [g for queue in q.queues for g in queue.groups]
     G, Q = len(groups), len(q.queues)
     models = sorted({g.model for g in groups} | {"a"})
@@ -217,24 +217,24 @@ def slots(q: Qlm) -> float:
     for line, (coefficients, *_) in zip(A, rows, strict=True):
         line[list(coefficients)] = list(coefficients.values())
     whole = np.arange(len(cost)) < nx
-    found = optimize.milp(
+    solution = optimize.milp(
         cost,
         integrality=whole.astype(np.int64),
         bounds=optimize.Bounds(0.0, np.where(whole, 1.0, np.inf)),
         constraints=optimize.LinearConstraint(A, low, high),
         options={"mip_rel_gap": 1e-6},
     ).x
-    assert found is not None
-    return float(sum(found[p:v]) - G * big + M * found[v])
+    assert solution is not None
+    return float(sum(solution[p:v]) - G * big + M * solution[v])
 
 
 def test_one_model_with_loose_slos_edf_is_as_good() -> None:
     q = policy(2, [[("a", 4, 900.0 + k) for k in range(5)], []], rwt="mean")
     edf = q.edf(0.0)
-    found = q.solved(q.relaxed(edf, 0.0), 0.0)
-    assert found is not None
-    assert value(q, edf) == pytest.approx(value(q, found), rel=1e-3)
-    assert q.relaxed(found, 0.0) == 0.0
+    solution = q.solved(q.relaxed(edf, 0.0), 0.0)
+    assert solution is not None
+    assert value(q, edf) == pytest.approx(value(q, solution), rel=1e-3)
+    assert q.relaxed(solution, 0.0) == 0.0
 
 
 def test_too_many_groups_are_left_to_edf() -> None:
@@ -247,12 +247,12 @@ def test_too_many_groups_are_left_to_edf() -> None:
 def test_partition_does_every_job_once() -> None:
     full, left, right = (frozenset(x) for x in ((1, 2), (1,), (2,)))
     none: frozenset[int] = frozenset()
-    one = [(none, 0.0, 0.0), (left, 1.0, 1.0), (full, 3.0, 1.0), (full, 2.0, 9.0)]
-    two = [(none, 0.0, 0.0), (right, 1.5, 4.0)]
-    assert partition([one, two], 1.0) == (2, 0)  # 3 + 1, not 2 + 9 nor 2.5 + 4
-    assert partition([one, two], 0.125) == (1, 1)  # 2.5 + .5, not 2 + 1.125
-    assert partition([one[:1], two], 1.0) == (0, 1)
-    assert partition([one[1:2], [(full, 1.0, 1.0)]], 1.0) is None
+    first = [(none, 0.0, 0.0), (left, 1.0, 1.0), (full, 3.0, 1.0), (full, 2.0, 9.0)]
+    second = [(none, 0.0, 0.0), (right, 1.5, 4.0)]
+    assert partition([first, second], 1.0) == (2, 0)  # 3 + 1, not 2 + 9 nor 2.5 + 4
+    assert partition([first, second], 0.125) == (1, 1)  # 2.5 + .5, not 2 + 1.125
+    assert partition([first[:1], second], 1.0) == (0, 1)
+    assert partition([first[1:2], [(full, 1.0, 1.0)]], 1.0) is None
 
 
 def test_instances_share_gpus_by_degree_and_work() -> None:

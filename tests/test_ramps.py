@@ -20,9 +20,9 @@ def test_models_are_alike_and_staggered(peak: int) -> None:
     assert len(drawn.arrival_s) == 6 * peak**2
     assert (np.diff(drawn.arrival_s) >= 0).all()
     for k in range(6):
-        own = drawn.arrival_s[drawn.model == k]
-        assert own == pytest.approx(ramp(peak) + k * (peak // 4 + 2 * peak))
-        in_second = np.bincount(np.floor(own - own[0] + 1e-9).astype(int))
+        times_s = drawn.arrival_s[drawn.model == k]
+        assert times_s == pytest.approx(ramp(peak) + k * (peak // 4 + 2 * peak))
+        in_second = np.bincount(np.floor(times_s - times_s[0] + 1e-9).astype(int))
         assert in_second.tolist() == [*range(1, peak + 1), *range(peak - 1, 0, -1)]
 
 
@@ -40,9 +40,9 @@ def test_outputs_have_the_mean_and_end_at_the_cap() -> None:
 
 
 def test_a_seed_moves_outputs_and_nothing_else() -> None:
-    one, other = ramps(9, 3, 256, 1024, 943.0), ramps(9, 3, 256, 1024, 943.0, seed=1)
-    assert one.arrival_s.tolist() == other.arrival_s.tolist()
-    assert one.model.tolist() == other.model.tolist()
-    assert one.output_tokens.tolist() != other.output_tokens.tolist()
-    assert sorted(one.output_tokens) == sorted(other.output_tokens)
-    assert ramps(9, 3, 256, 1024, 943.0).output_tokens.tolist() == one.output_tokens.tolist()
+    first, other = ramps(9, 3, 256, 1024, 943.0), ramps(9, 3, 256, 1024, 943.0, seed=1)
+    assert first.arrival_s.tolist() == other.arrival_s.tolist()
+    assert first.model.tolist() == other.model.tolist()
+    assert first.output_tokens.tolist() != other.output_tokens.tolist()
+    assert sorted(first.output_tokens) == sorted(other.output_tokens)
+    assert ramps(9, 3, 256, 1024, 943.0).output_tokens.tolist() == first.output_tokens.tolist()

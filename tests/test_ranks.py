@@ -1,4 +1,4 @@
-"""How predictions are judged: on runs made up so that the answer is known."""
+"""Ranks of predictions: judged on runs made up so that the answer is known."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def runs(
     wobble: Sequence[float] = WOBBLE,
     apart: float = 0.0,
 ) -> pd.DataFrame:
-    """A line a run. Systems wobble together over repeats; `apart`: in opposite ways."""
+    """Return a frame of a line a run: systems wobble together over repeats; `apart`: in opposite ways."""
     lines = []
     for side, values in ((SERVERS, servers), (SIMULATOR, simulator)):
         for k, (label, value) in enumerate(values.items()):
             for seed, off in zip(SEEDS, wobble, strict=True):
-                own = off + apart * off * (-1) ** k if side == SERVERS else off
+                offset = off + apart * off * (-1) ** k if side == SERVERS else off
                 bad = side == SERVERS and (label, seed) in invalid
-                lines.append((condition, label, seed, side, measure, value + own, bad))
+                lines.append((condition, label, seed, side, measure, value + offset, bad))
     return pd.DataFrame(lines, columns=["condition", "label", "seed", "side", "measure", "value", "invalid"])
 
 
@@ -44,12 +44,12 @@ def only(frame: pd.DataFrame) -> ranks.Pair:
 
 def test_a_known_order_is_found_again() -> None:
     frame = runs({"a": 0.5, "b": 0.9, "c": 0.7}, {"a": 0.4, "b": 0.85, "c": 0.8})
-    found = {(pair.first, pair.second): pair for pair in ranks.pairs(frame, "both")}
-    assert set(found) == {("b", "a"), ("c", "a"), ("b", "c")}
-    assert {pair.verdict for pair in found.values()} == {"alike"}
-    assert found["b", "a"].servers.mean == pytest.approx(0.4)
-    assert found["b", "a"].simulator.mean == pytest.approx(0.45)
-    assert [key for key, pair in found.items() if pair.far] == [("b", "a"), ("c", "a")]
+    by_pair = {(pair.first, pair.second): pair for pair in ranks.pairs(frame, "both")}
+    assert set(by_pair) == {("b", "a"), ("c", "a"), ("b", "c")}
+    assert {pair.verdict for pair in by_pair.values()} == {"alike"}
+    assert by_pair["b", "a"].servers.mean == pytest.approx(0.4)
+    assert by_pair["b", "a"].simulator.mean == pytest.approx(0.45)
+    assert [key for key, pair in by_pair.items() if pair.far] == [("b", "a"), ("c", "a")]
 
 
 @cases(("a", "b", "verdict"), [(0.6, 0.5, "wrong"), (0.5, 0.6, "alike"), (0.5, 0.5, "no difference")])
@@ -82,8 +82,8 @@ def test_a_system_that_ran_on_one_side_alone_is_in_no_pair() -> None:
 
 def test_conditions_are_apart() -> None:
     both = [runs({"a": 0.5, "b": 0.8}, {"a": 0.4, "b": 0.9}, condition=c) for c in ("2 models", "4 models")]
-    found = ranks.pairs(pd.concat(both), "both")
-    assert [(pair.condition, pair.first) for pair in found] == [("2 models", "b"), ("4 models", "b")]
+    pairs = ranks.pairs(pd.concat(both), "both")
+    assert [(pair.condition, pair.first) for pair in pairs] == [("2 models", "b"), ("4 models", "b")]
 
 
 def test_errors_are_relative_and_stand_beside_the_servers_spread() -> None:

@@ -1,4 +1,4 @@
-"""How long runs on an engine in real time take is known before they begin, and told while they go."""
+"""Forecasts of runs on an engine in real time: told before they begin, and while they go."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ POOR = """
 
 @pytest.fixture
 def real(tmp_path: Path) -> Spec:
-    """A spec on such an engine."""
+    """Return a spec on such an engine."""
     (path := tmp_path / "real.py").write_text(REAL)
     return Spec("static", engine=str(path), trace="sample", models="llama-3.2-1b*2", slo="", noise=0.0, warmup_s=5.0,
                 window_s=20.0)  # fmt: skip
@@ -68,9 +68,9 @@ def test_only_runs_in_real_time_have_a_span(real: Spec) -> None:
     assert realtime.span(ready, 8.0) == Span(5.0, 20.0, 8.0)
     assert realtime.span(resolve(replace(real, drain_s=3.0)), 8.0) == Span(5.0, 20.0, 3.0)
     loop = resolve(replace(real, trace="closed+clients=2", window_s=None, warmup_s=None))
-    found = realtime.span(loop)
-    assert found is not None
-    assert (found.window_s, found.most_s) == (math.inf, math.inf)
+    span = realtime.span(loop)
+    assert span is not None
+    assert (span.window_s, span.most_s) == (math.inf, math.inf)
 
 
 def test_what_an_engine_lacks_takes_no_time(real: Spec, tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_what_an_engine_lacks_takes_no_time(real: Spec, tmp_path: Path) -> None:
 
 
 def test_a_rule_in_seconds_tells_the_drain_and_one_by_base_runs_their_time(real: Spec, tmp_path: Path) -> None:
-    one = ahead(real, "absolute:ttft=1,tpot=0.1", tmp_path)
-    assert (one.drain_s or 0.0) > 10 * 1.0
-    assert one.bases == []
+    forecast = ahead(real, "absolute:ttft=1,tpot=0.1", tmp_path)
+    assert (forecast.drain_s or 0.0) > 10 * 1.0
+    assert forecast.bases == []
     two = ahead(real, "5xP95", tmp_path)
     assert (two.drain_s, len(two.bases)) == (None, 5)
     assert ahead(replace(real, engine="sim"), "5xP95", tmp_path).bases == []
@@ -108,12 +108,12 @@ def test_a_sweep_in_real_time_tells_each_run(real: Spec, tmp_path: Path) -> None
 def test_a_dry_run_knows_real_windows(real: Spec, tmp_path: Path) -> None:
     common = ("compare", "--systems", "static,chunked", "--engine", real.engine, "--models", real.models, "--trace",
               "sample", "--seeds", "2", "--set", "window_s=60", "--dry-run", "-o", tmp_path / "out")  # fmt: skip
-    said = ok(*common, "--rate-scale", "1", "--set", "drain_s=60", "--slo", "absolute:ttft=1,tpot=0.1").splitlines()
-    assert said[-1].startswith("4 runs x (60 s of warm-up + 60 s + up to 60 s of drain): 8 to 12 min of real time")
-    assert [line.split()[-4:] for line in said[1:3]] == [["4", "to", "6", "min"]] * 2
-    said = ok(*common).splitlines()
-    assert said[-1].startswith("up to 56 runs x (60 s of warm-up + 60 s + drain): at least 112 min of real time if all")
-    assert said[-2].startswith("SLO 5xP95: 5 base runs unless they are stored, 5 runs x (")
+    told = ok(*common, "--rate-scale", "1", "--set", "drain_s=60", "--slo", "absolute:ttft=1,tpot=0.1").splitlines()
+    assert told[-1].startswith("4 runs x (60 s of warm-up + 60 s + up to 60 s of drain): 8 to 12 min of real time")
+    assert [line.split()[-4:] for line in told[1:3]] == [["4", "to", "6", "min"]] * 2
+    told = ok(*common).splitlines()
+    assert told[-1].startswith("up to 56 runs x (60 s of warm-up + 60 s + drain): at least 112 min of real time if all")
+    assert told[-2].startswith("SLO 5xP95: 5 base runs unless they are stored, 5 runs x (")
     assert not (tmp_path / "out").exists()
 
 
@@ -122,8 +122,8 @@ def test_a_dry_run_of_a_spec_knows_its_windows(real: Spec, tmp_path: Path) -> No
         f'system = "static"\ntrace = "sample"\nmodels = "{real.models}"\nengine = "{real.engine}"\nwindow_s = 20.0\n'
         'warmup_s = 5.0\ndrain_s = 15.0\nslo = "absolute:ttft=1,tpot=0.1"\n'
     )
-    said = bench("run", path, "--dry-run").stdout.splitlines()[-1]
-    assert said == "1 run x (5 s of warm-up + 20 s + up to 15 s of drain): 25 to 40 s, beside starts of servers"
+    line = bench("run", path, "--dry-run").stdout.splitlines()[-1]
+    assert line == "1 run x (5 s of warm-up + 20 s + up to 15 s of drain): 25 to 40 s, beside starts of servers"
 
 
 def test_without_a_terminal_a_line_tells_now_and_then_how_far_it_is(

@@ -35,7 +35,7 @@ name = "rates"
 
 
 class Opened:
-    """Which runs' rows were opened."""
+    """Runs whose rows were opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths: set[Path] = set()
@@ -46,6 +46,7 @@ class Opened:
             held(path, rows=rows)
 
         monkeypatch.setattr(sealed, "intact", intact)
+        record._facts.cache_clear()  # else what this process has read already would not be opened again
 
 
 class Case:
@@ -176,7 +177,7 @@ def test_a_source_that_changes_meanwhile_is_not_vouched_for(case: Case, monkeypa
 def test_a_trace_that_comes_takes_the_place_of_its_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACES_DIR", str(tmp_path / "none"))
     assert receipt._trace_file("arena-chat") is None
-    (name,) = [one["path"] for one in load.manifest()["arena-chat"]["from"]][:1]
+    (name,) = [source["path"] for source in load.manifest()["arena-chat"]["from"]][:1]
     there = tmp_path / "none" / name
     there.parent.mkdir(parents=True)
     there.touch()
@@ -219,9 +220,9 @@ def test_a_table_is_read_once_as_long_as_it_lives() -> None:
         read.append(name)
         return len(table)
 
-    one, other = pa.table({"a": [1]}), pa.table({"a": [1]})
-    assert [work(one, "x"), work(one, "x"), work(one, "y"), work(other, "x")] == [1, 1, 1, 1]
+    first, other = pa.table({"a": [1]}), pa.table({"a": [1]})
+    assert [work(first, "x"), work(first, "x"), work(first, "y"), work(other, "x")] == [1, 1, 1, 1]
     assert read == ["x", "y", "x"]
-    del one
+    del first
     again = pa.table({"a": [1, 2]})  # may stand where the first one stood
     assert work(again, "x") == 2

@@ -33,7 +33,7 @@ META = {
 def batch(
     n: int, start: int = 0, words: tuple[str, ...] = ("b", "a", "unused"), tokens: bool = False
 ) -> pa.RecordBatch:
-    """`n` made-up rows from id `start` on; ids alone decide the values."""
+    """Return `n` made-up rows from id `start` on; ids alone decide the values."""
     at = np.arange(start, start + n)
     arrival = at * 1_000_003 - 60_000_000_000
 
@@ -289,12 +289,12 @@ def test_load_gives_tidy_frames(tmp_path: Path) -> None:
     record.write(tmp_path / "qlm-00", [], {"spec": {"system": "qlm", "seed": 3}, "skipped": "no torch"})
     (tmp_path / "chat-00").mkdir()
     record.write_table(tmp_path / "chat-00" / record.SWEEP, pa.table({"run": ["prism-00", "prism-00"]}), {})
-    one = harness.load(tmp_path / "prism-00")
-    assert list(one.runs["run"]) == ["prism-00"]
-    assert one.runs["s_loads"].item() == 4.0
-    assert one.runs["n_done"].item() == 8
-    assert one.runs["p_fields.tau"].item() == 0.1
-    rows = one.requests
+    loaded = harness.load(tmp_path / "prism-00")
+    assert list(loaded.runs["run"]) == ["prism-00"]
+    assert loaded.runs["s_loads"].item() == 4.0
+    assert loaded.runs["n_done"].item() == 8
+    assert loaded.runs["p_fields.tau"].item() == 0.1
+    rows = loaded.requests
     assert rows["arrival_s"].iloc[1] == pytest.approx(1_000_003e-9 - 60)
     assert np.isnan(rows["done_s"].iloc[0])
     assert list(rows["token_s"].iloc[1]) == [5e-9, 6e-9, 8e-9]
@@ -315,7 +315,7 @@ OLD = {"held": 1, "host": 2, "load": 3, "kv": 4, "move": 5, "turn": 6, "solo": 7
 
 
 def of_schema_1(folder: Path, **spec: str) -> Path:
-    """A run as releases before 2 wrote it: other names of waits, no parts, no word of a schema."""
+    """Write a run as releases before 2 wrote it: other names of waits, no parts, no word of a schema."""
     table = pa.Table.from_batches([batch(10)])
     kept = {name: table[name] for name in table.column_names if not name.startswith(("ttft_", "alone_"))}
     for wait in record.WAITS:

@@ -74,11 +74,11 @@ def test_what_a_line_names_is_there() -> None:
         if field.unit == "row":
             assert re.match(r"of (\w+)", field.meaning)[1] in PAGES, field  # type: ignore[index]
         for other in re.findall(r"`(\w+)`", field.meaning):
-            assert other in {one.name for _, one in FIELDS}, field
+            assert other in {f.name for _, f in FIELDS}, field
         if field.unit == "code":
             codes = re.findall(r"\b[A-Z][A-Z_]+\b", field.meaning)
             assert codes, field
-            assert all(any(one.startswith(code) for one in vars(state)) for code in codes), field
+            assert all(any(name.startswith(code) for name in vars(state)) for code in codes), field
 
 
 def test_engines_share_what_becomes_a_row() -> None:
@@ -91,7 +91,7 @@ def test_engines_share_what_becomes_a_row() -> None:
 
 
 def read(source: str) -> Iterator[tuple[str, str]]:
-    """The (record, field) that functions of the kernel read; what is only written, or counted up, is not read."""
+    """Return the (record, field) that functions of the kernel read, not those that are only written or counted up."""
     for function in (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)):
         known: dict[str, str] = {}
 
@@ -120,7 +120,7 @@ def read(source: str) -> Iterator[tuple[str, str]]:
 
 
 def named(source: str) -> Iterator[str]:
-    """Fields that the engine reads from its arrays, by name."""
+    """Yield fields that the engine reads from its arrays, by name."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Constant):
             yield str(node.slice.value)
@@ -140,14 +140,14 @@ def test_readers_are_told_from_writers() -> None:
 
 def test_every_field_is_read() -> None:
     sources = sorted(Path(kernel.__file__).parent.glob("*.py"))
-    found = {pair for path in sources for pair in read(path.read_text())}
+    reads = {pair for path in sources for pair in read(path.read_text())}
     known = {(name, field.name) for name, field in FIELDS}
-    assert found <= known
+    assert reads <= known
     by_name = {name for module in (engine, rows) for name in named(Path(str(module.__file__)).read_text())}
     addresses = {*state.TABLES, *state.NUMBERS, *(n for _, lengths in state.NUMBERS.values() for n in lengths.split())}
     assert {
         (name, field)
-        for name, field in known - found
+        for name, field in known - reads
         if field not in by_name
         and not (name == "WORLD" and field in addresses)
         and not (name in {"REQUEST", "LOG"} and field in (rows.FIELDS.names or ()))  # `rows` reads them all, by cause

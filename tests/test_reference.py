@@ -32,9 +32,9 @@ def pages() -> dict[str, str]:
 
 
 def options(command: click.Command) -> Iterator[str]:
-    for one in command.params:
-        shown = isinstance(one, click.Option) and not one.hidden
-        yield from one.opts if shown else ()
+    for param in command.params:
+        shown = isinstance(param, click.Option) and not param.hidden
+        yield from param.opts if shown else ()
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             yield from options(inner)
@@ -51,9 +51,9 @@ def test_every_option_of_every_command_is_told(pages: dict[str, str]) -> None:
     ("systems.md", system.names()),
     ("definitions.md", [*DEFINITIONS]),
     ("models.md", [*sets(), *shapes()]),
-    ("files.md", [one.name for kind in (Condition, Claim, Member) for one in fields(kind)]),
-    ("files.md", [one.name for one in fields(Spec) if one.name not in reference.OF_RUNS]),
-    ("files.md", [one.name for one in fields(Study) if one.name not in {"name", "base_engine"}]),
+    ("files.md", [field.name for kind in (Condition, Claim, Member) for field in fields(kind)]),
+    ("files.md", [field.name for field in fields(Spec) if field.name not in reference.OF_RUNS]),
+    ("files.md", [field.name for field in fields(Study) if field.name not in {"name", "base_engine"}]),
 ])  # fmt: skip
 def test_every_name_is_told(pages: dict[str, str], page: str, names: list[str]) -> None:
     assert names
@@ -119,6 +119,6 @@ def test_no_explanation_is_of_a_key_that_has_a_comment_or_is_gone() -> None:
         Machine,
     )
     by_name = {kind.__name__: kind for kind in classes}
-    for name, said in reference.SAID.items():
+    for name, texts in reference.SAID.items():
         notes = {key.removesuffix("_"): text for key, text in reference.comments(by_name[name]).items()}
-        assert [key for key in said if notes.get(key) != ""] == [], name
+        assert [key for key in texts if notes.get(key) != ""] == [], name

@@ -27,7 +27,7 @@ from harness.policy.events import Arrived, Done, Event, Finished, TurnEnded, Wok
 from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported
 from harness.policy.view import View
 from tests.cases import cases
-from tests.test_kernel import one
+from tests.test_kernel import prefill_queue
 from tests.worlds import SHAPE
 
 A = Batch(Inst("m0", (0,)))
@@ -35,7 +35,7 @@ A = Batch(Inst("m0", (0,)))
 
 @dataclass
 class Policy:
-    """Answers events by a function; keeps what it heard."""
+    """A policy that answers events by a function, and keeps what it heard."""
 
     answer: Callable[[Event, View], Iterable[Action]]
     hears: frozenset[type] = frozenset({Woke, Arrived, Finished})
@@ -49,13 +49,13 @@ class Policy:
 
 
 def engine(arrivals: list[float], *, service_s: float = 1.0) -> tuple[Sim, Jobs]:
-    """One model of one-token requests, each taking `service_s`."""
-    w = one(service_s, 1.0, len(arrivals))
+    """Return one model of one-token requests, each taking `service_s`."""
+    w = prefill_queue(service_s, 1.0, len(arrivals))
     return w.sim(), replace(w.jobs, arrival_s=np.array(arrivals))
 
 
 def serve(event: Event, _: View) -> Iterable[Action]:
-    """Everything to one batch, request by request."""
+    """Admit everything to one batch, request by request."""
     if event == Woke("start"):
         yield Load(A.inst)
         yield Run(A)
@@ -160,7 +160,7 @@ def test_a_load_that_nothing_can_make_room_for_fails_wherever_the_run_ends(end_s
         if isinstance(event, Arrived) and event.request.id == 0:
             yield Load(Inst("m1", (0,)))
 
-    w = one(1.0, 1.0, 2, models=2)
+    w = prefill_queue(1.0, 1.0, 2, models=2)
     full = w.machine._replace(spec=w.machine.spec._replace(mem_bytes=weight_bytes(SHAPE) + 4096))
     jobs = replace(w.jobs, arrival_s=np.array([0.0, 1.0]), model=np.array([0, 1], np.int32))
     policy, sim = Policy(greedy), replace(w, machine=full).sim()
@@ -185,7 +185,7 @@ def test_an_answer_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def forever() -> Iterable[Action]:
-    """A loop that survives every Exception, but not its time limit."""
+    """Loop for ever: survive every Exception, but not the time limit."""
     while True:
         with suppress(Exception):
             math.sqrt(2.0)
@@ -353,15 +353,15 @@ class Told:
 
 def test_the_time_limit_does_not_strike_within_the_garbage_collector() -> None:
     # what is raised in one of its callbacks is dropped: the policy would go on, and a warning stand on the screen
-    found = []
+    collecting = []
 
     def callback(_phase: str, _info: dict[str, int]) -> None:
-        found.append(_collecting(sys._getframe()))
+        collecting.append(_collecting(sys._getframe()))
 
     gc.callbacks.append(callback)
     try:
         gc.collect()
     finally:
         gc.callbacks.remove(callback)
-    assert found == [True, True]  # as it starts and as it stops
+    assert collecting == [True, True]  # as it starts and as it stops
     assert not _collecting(sys._getframe())

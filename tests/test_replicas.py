@@ -25,12 +25,12 @@ HOT = (8.0, 2.0, 1.0, 1.0)  # requests per second of four 8B models
 
 
 def cluster(gpus: int, rates: tuple[float, ...] = HOT, kv_gib: float = 40.0) -> Cluster:
-    """GPUs that hold two 8B models each, and KV memory for much."""
+    """Return GPUs that hold two 8B models each, and KV memory for much."""
     return Sim(machine(len(rates), kv_gib, gpus=gpus, rates=rates)).cluster
 
 
 def loads(known: Cluster, places: dict[str, list[Gpus]]) -> list[float]:
-    """Busy seconds a second of each GPU, as parts of what all do."""
+    """Return busy seconds a second of each GPU, as parts of what all do."""
     each = {m: busy(known, m, at[0]) / len(at) for m, at in places.items()}
     whole = sum(busy(known, m, at[0]) for m, at in places.items())
     return [sum(each[m] for m, at in places.items() for place in at if g in place) / whole
@@ -42,9 +42,9 @@ def test_the_hot_model_gets_copies_until_gpus_are_alike() -> None:
     known = cluster(3)
     homes = {"m0": (0,), "m1": (1,), "m2": (1,), "m3": (2,)}
     assert loads(known, {m: [at] for m, at in homes.items()}) == pytest.approx([8 / 12, 3 / 12, 1 / 12])
-    found = copies(known, homes)
-    assert found == {"m0": [(0,), (2,)], "m1": [(1,)], "m2": [(1,)], "m3": [(2,), (1,), (0,)]}
-    assert loads(known, found) == pytest.approx([(4 + 1 / 3) / 12, (3 + 1 / 3) / 12, (4 + 1 / 3) / 12])
+    placed = copies(known, homes)
+    assert placed == {"m0": [(0,), (2,)], "m1": [(1,)], "m2": [(1,)], "m3": [(2,), (1,), (0,)]}
+    assert loads(known, placed) == pytest.approx([(4 + 1 / 3) / 12, (3 + 1 / 3) / 12, (4 + 1 / 3) / 12])
 
 
 @cases(("gpus", "rates"), [(1, HOT), (2, (3.0, 3.0)), (2, (0.0, 0.0, 0.0))])
@@ -96,7 +96,7 @@ def alpaserve(gpus: int, rates: tuple[float, ...] = HOT, **fields: Any) -> AlpaS
 
 
 def score(W: Workload, S: Selection) -> float:
-    """A selection's score, one request after the other: the release's simulate_requests, of one batch."""
+    """Return a selection's score, one request after the other: the release's simulate_requests, of one batch."""
     clock, good, spent = [0.0] * len(S), 0, 0.0
     for t, m in zip(W.arrival_s, W.model, strict=True):
         homes = [g for g, here in enumerate(S) if m in here]
@@ -130,7 +130,7 @@ def test_the_workload_has_the_rates_of_the_forecast() -> None:
 
 
 def best_of_all(policy: AlpaServe, groups: Sequence[Gpus]) -> float:
-    """The best score of any selection with room."""
+    """Return the best score of any selection with room."""
     W, n = policy.workload(list(groups)), len(policy.cluster.models)
     every = [tuple(m for m in range(n) if bits >> m & 1) for bits in range(2**n)]
     fits = [[here for here in every if sum(policy.need(m, len(group)) for m in here)
@@ -141,9 +141,9 @@ def best_of_all(policy: AlpaServe, groups: Sequence[Gpus]) -> float:
 @cases("rates", [HOT, (20.0, 20.0, 1.0, 1.0), (40.0, 10.0, 5.0, 1.0)])
 def test_algorithm_1_comes_close_to_the_best_of_all_selections(rates: tuple[float, ...]) -> None:
     policy = alpaserve(2, rates, samples=400)
-    found, S = policy.select([(0,), (1,)])
-    assert found == pytest.approx(policy.workload([(0,), (1,)]).scores([S])[0])
-    assert found >= best_of_all(policy, [(0,), (1,)]) - 0.01
+    score, S = policy.select([(0,), (1,)])
+    assert score == pytest.approx(policy.workload([(0,), (1,)]).scores([S])[0])
+    assert score >= best_of_all(policy, [(0,), (1,)]) - 0.01
 
 
 def test_every_model_has_a_copy_and_the_hot_one_several() -> None:

@@ -1,4 +1,4 @@
-"""What is in the repository: nothing heavy, nothing that is made, no promise that does not hold."""
+"""The repository's content: nothing heavy, nothing that is made, no promise that does not hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)  # a bloc
 
 @cache
 def files() -> tuple[Path, ...]:
-    """What a commit of everything would hold."""
+    """List the files that a commit of everything would hold."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     listed = subprocess.run(
@@ -44,7 +44,7 @@ def files() -> tuple[Path, ...]:
 
 
 def text(path: Path) -> str:
-    """A file's text; empty for what is none."""
+    """Return a file's text; empty for what is none."""
     data = path.read_bytes()
     return "" if b"\0" in data else data.decode(errors="replace")
 
@@ -95,7 +95,7 @@ def test_only_what_belongs_is_kept() -> None:
 
 
 def pyproject() -> Any:
-    """The project's own description."""
+    """Return the project's own description."""
     return tomllib.loads(text(ROOT / "pyproject.toml"))
 
 
@@ -105,7 +105,7 @@ def test_every_folder_of_modules_is_a_package() -> None:
 
 
 def pinned(lock: str) -> set[str]:
-    """The packages of a lock, each of which must have a hash."""
+    """Return the packages of a lock, each of which must have a hash."""
     blocks = re.split(r"^(?=[a-z0-9-]+==)", text(ROOT / lock), flags=re.MULTILINE)[1:]
     assert all("--hash=sha256:" in block for block in blocks)
     return {block.partition("==")[0] for block in blocks}
@@ -148,7 +148,7 @@ def test_the_version_stands_in_one_place() -> None:
 
 
 def copied(to: Path) -> Path:
-    """A checkout of what a commit would hold."""
+    """Return a checkout of what a commit would hold."""
     for path in files():
         target = to / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -173,16 +173,18 @@ def test_an_editable_install_of_a_checkout_works(tmp_path: Path) -> None:
     python = str(tmp_path / "venv/bin/python")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-build-isolation", "-e"]
     subprocess.run([*pip, str(clone)], capture_output=True, check=True)
+    (path,) = Path(there).glob("__editable__*.pth")
+    assert path.read_text().strip() == str(clone)  # no import hook, which type checkers do not follow
     where = "import harness; print(harness.__file__)"
-    found = subprocess.run([python, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert Path(found.strip()) == clone / "harness/__init__.py"
+    printed = subprocess.run([python, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert Path(printed.strip()) == clone / "harness/__init__.py"
     listed = [str(tmp_path / "venv/bin/bench"), "list", "traces"]
     told = subprocess.run(listed, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert "sample" in told
 
 
 def promised(program: str) -> set[tuple[str, ...]]:
-    """Commands of `program` in the code of the documents, each as its words."""
+    """Return commands of `program` in the code of the documents, each as its words."""
     spans: list[str] = []
     for path in files():
         if path.suffix == ".md" and path.name != "CHANGELOG.md":  # what was, is not promised
@@ -217,7 +219,7 @@ def test_the_readme_names_commands_that_bench_has() -> None:
 
 
 def example() -> str:
-    """The README's system."""
+    """Return the README's system."""
     blocks: list[str] = re.findall(FENCE, text(ROOT / "README.md"))
     return next(block for block in blocks if "def on(" in block)
 

@@ -1,4 +1,4 @@
-"""What a scored sweep says: an estimate as text, the table of systems, and its sentences."""
+"""Words of a scored sweep: an estimate as text, the table of systems, and its sentences."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_number_is_printed_to_its_last_digit(x: float, decimals: int) -> None:
 
 
 def scored(values: dict[str, dict[float, list[float]]], **named: dict[str, dict[float, list[float]]]) -> pa.Table:
-    """A tidy table of pooled attainment by label, rate and seed, and of other definitions by name.
+    """Return a tidy table of pooled attainment by label, rate and seed, and of other definitions by name.
 
     Windows have 900 requests in six blocks, which miss alike.
     """
@@ -110,7 +110,7 @@ def shown(of: pa.Table, *labels: str, controls: tuple[str, ...] = ()) -> Summary
 
 
 def curve(knee: float, slope: float = 4.0, seeds: int = 3) -> dict[float, list[float]]:
-    """Attainment by rate scale of a system that crosses 99 % at the knee: 2 x that in requests per second."""
+    """Return attainment by rate scale of a system that crosses 99 % at the knee: 2 x that in requests per second."""
     return {x: [met(x, knee, slope)] * seeds for x in (1.0, 2.0, 4.0, 8.0, 16.0)}
 
 
@@ -199,8 +199,8 @@ def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[flo
 def test_few_windows_have_no_interval() -> None:
     of = pa.Table.from_pylist([row | {"missed": None, "offered": None} for row in scored(APART).to_pylist()],
                               schema=tidy.TABLE_SCHEMA)  # fmt: skip
-    said = sentences.verdict(of, shown(of, "a", "b"), "both", 0.99)  # three windows of one block each
-    assert said == "a serves 4.00x the rate of b at 99 %: too few windows for an interval"
+    text = sentences.verdict(of, shown(of, "a", "b"), "both", 0.99)  # three windows of one block each
+    assert text == "a serves 4.00x the rate of b at 99 %: too few windows for an interval"
 
 
 def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
@@ -251,7 +251,7 @@ def test_the_aa_line_says_whether_0_is_covered() -> None:
 
 
 def marked(of: pa.Table, column: str, label: str, reason: str, rates: tuple[float, ...] = (1.0, 2.0, 4.0)) -> pa.Table:
-    """The table with a reason in a column of a label's runs at some rates."""
+    """Return the table with a reason in a column of a label's runs at some rates."""
     told = [
         row | ({column: reason} if row["label"] == label and row["rate_scale"] in rates else {})
         for row in of.to_pylist()
@@ -302,16 +302,16 @@ def test_an_invalid_run_gives_no_sentence_and_wins_no_column() -> None:
 def test_what_makes_runs_valid_is_asked_next(why: str, says: str, tmp_path: Path) -> None:
     """A stored run stays as it is, so the next ones go elsewhere."""
     of = marked(scored(APART), "invalid", "a", why)
-    found = SimpleNamespace(table=of, xs=(0.25, 0.5), folder=tmp_path / "x")
+    measured = SimpleNamespace(table=of, xs=(0.25, 0.5), folder=tmp_path / "x")
     words = ["compare", "--systems", "a", "--rate-scale", "0.25,0.5"] if "lag" in why else ["compare", "--systems", "a"]
-    said = next_command(cast("Measured", found), shown(of, "a", "b"), "both", words)
-    assert said.startswith(says.format(again=tmp_path / "again"))
+    command = next_command(cast("Measured", measured), shown(of, "a", "b"), "both", words)
+    assert command.startswith(says.format(again=tmp_path / "again"))
 
 
 def test_a_curve_whose_misses_hardly_grow_is_flat() -> None:
     of = scored({"a": curve(4.0, 1.0), "b": curve(4.0)})
     view = shown(of, "a", "b")
-    assert [one.flat for one in view.systems] == [True, False]
+    assert [system.flat for system in view.systems] == [True, False]
     a, b = formats.records(view)
     assert (a["flat"], b["flat"]) == (True, False)
     assert (a["slope"], b["slope"]) == (pytest.approx(1.0), pytest.approx(4.0))

@@ -49,13 +49,13 @@ CONFIG = Config((Served("m", shape("llama-3.1-8b")),))
 def alike(
     rows: Sequence[Sequence[int]], prompt: Any, output: Any, *, block_tokens: int = 16, turns: bool = False
 ) -> Jobs:
-    """Requests that come one a second, or each when the one before has ended; `rows` are the ids of their prompts."""
+    """Return requests, one a second or each at the end of the one before; `rows` are the ids of their prompts."""
     n = len(rows)
-    one, never, after = np.ones(n, np.int32), np.full(n, math.inf), np.arange(-1, n - 1, dtype=np.int32)
+    unit, never, after = np.ones(n, np.int32), np.full(n, math.inf), np.arange(-1, n - 1, dtype=np.int32)
     when = np.where(after < 0, 0.0, math.inf) if turns else np.arange(n, dtype=np.float64)
     prefix = Prefix(block_tokens, np.cumsum([0, *map(len, rows)]), np.array([i for row in rows for i in row], np.int64))
     return Jobs(
-        ("m",), when, 0 * one, (prompt * one).astype(np.int32), (output * one).astype(np.int32), never, never,
+        ("m",), when, 0 * unit, (prompt * unit).astype(np.int32), (output * unit).astype(np.int32), never, never,
         after=after if turns else None, think_s=np.zeros(n) if turns else None, prefix=prefix,
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def served(work: Jobs, config: Config = CONFIG, limit: int | None = None) -> Sim
 
 
 def ran(work: Jobs) -> requests.Rows:
-    """The rows of a workload on `dedicated`."""
+    """Return the rows of a workload on `dedicated`."""
     sim = Sim(CONFIG)
     replay(find("dedicated")(sim.cluster), sim, work)
     return requests.rows(pa.Table.from_batches(sim.rows()))
@@ -83,19 +83,19 @@ def ran(work: Jobs) -> requests.Rows:
 
 
 def lru(work: Jobs, blocks: int) -> list[int]:
-    """What the reference finds in a pool of so many blocks."""
+    """Return the tokens that the reference finds in a pool of so many blocks."""
     assert work.prefix is not None
     return lru_tokens(work.prefix, work.prompt_tokens, work.output_tokens, blocks)
 
 
 def isolated(work: Jobs, blocks: int) -> list[int]:
-    """What the simulator finds in an account of so many blocks."""
+    """Return the tokens that the simulator finds in an account of so many blocks."""
     size = 16 * kv_token_bytes(CONFIG.models[0].shape)
     sim = served(work, replace(CONFIG, watermark=0.0), blocks * size)
     assert sim.S.insts["blocks"].tolist() == [0, 0]
     assert sim.S.insts["cached"].max() <= blocks
-    found: list[int] = sim.S.requests["found"].tolist()
-    return found
+    hit_tokens: list[int] = sim.S.requests["found"].tolist()
+    return hit_tokens
 
 
 @cases(("blocks", "hits"), [(20, [0, 64, 0, 64]), (9, [0, 64, 0, 64]), (8, [0, 64, 0, 48]), (7, [0, 64, 0, 32])])
@@ -123,9 +123,9 @@ def test_one_request_after_the_other_finds_what_an_lru_has(seed: int, blocks: in
 def test_mooncakes_conversations_in_50_gib_find_what_an_lru_has(traces_dir: Path) -> None:
     """The number of the reference (test_prefix.py): 4.39 % of 144,793,823 tokens."""
     assert traces_dir
-    found = trace("mooncake-conversation")
-    assert found.prefix is not None
-    work = replace(alike([[]] * len(found), found.prompt_tokens, found.output_tokens, turns=True), prefix=found.prefix)
+    log = trace("mooncake-conversation")
+    assert log.prefix is not None
+    work = replace(alike([[]] * len(log), log.prompt_tokens, log.output_tokens, turns=True), prefix=log.prefix)
     sim = served(work, replace(CONFIG, watermark=0.0), 50 * GIB)
     assert int(sim.S.requests["found"].sum()) == 6_362_656
     assert sim.stats()["hit_share"] == pytest.approx(0.0439, abs=5e-5)
@@ -144,9 +144,9 @@ def test_where_memory_never_runs_short_the_order_of_arrival_decides(seed: int, c
     if burst:
         work = replace(work, arrival_s=0.01 * work.arrival_s)
     assert work.prefix is not None
-    found = served(work, replace(CONFIG, chunk_tokens=chunk)).S.requests["found"]
+    hit_tokens = served(work, replace(CONFIG, chunk_tokens=chunk)).S.requests["found"]
     most = seen_tokens(work.prefix, work.prompt_tokens)
-    assert found.tolist() == (np.minimum(most, work.prompt_tokens - 1) // 16 * 16).tolist()
+    assert hit_tokens.tolist() == (np.minimum(most, work.prompt_tokens - 1) // 16 * 16).tolist()
 
 
 def test_hits_are_attended_to_but_not_computed() -> None:
@@ -163,7 +163,7 @@ def test_hits_are_attended_to_but_not_computed() -> None:
 
 
 def with_ids(w: World, *rows: Sequence[int]) -> World:
-    """A world of blocks of 4 tokens whose prompts have these ids."""
+    """Return a world of blocks of 4 tokens whose prompts have these ids."""
     return replace(w, jobs=replace(w.jobs, prefix=chains(*map(list, rows), block_tokens=4)))
 
 
@@ -194,10 +194,10 @@ def test_of_a_block_that_two_compute_the_cache_has_one() -> None:
 def test_a_request_that_lost_its_kv_finds_what_is_left_of_its_prompt() -> None:
     # both need a third block of five when they have 9 tokens: the second loses its own, and computes 9 again, or 5
     w = small([(0.0, 0, 7, 9), (0.0, 0, 7, 9)], SERVE, blocks=5)
-    for one, again in ((w, 9), (with_ids(w, [0], [1]), 5)):
-        R, _ = agreed(one)
+    for case, again in ((w, 9), (with_ids(w, [0], [1]), 5)):
+        R, _ = agreed(case)
         assert R["preemptions"].tolist() == [0, 1]
-        assert drive(one)[0].S.batches["prefilled"].tolist() == [14 + again]
+        assert drive(case)[0].S.batches["prefilled"].tolist() == [14 + again]
 
 
 def test_what_nobody_holds_goes_with_the_weights_and_with_the_limit() -> None:
@@ -234,11 +234,11 @@ def test_prompts_without_ids_run_as_without_a_cache(first: int) -> None:
 
 
 def test_prompts_that_share_nothing_run_as_without_a_cache() -> None:
-    own = alike([range(20 * r, 20 * r + 20) for r in range(40)], 330, 40)
-    one, other = served(own), served(replace(own, prefix=None))
+    work = alike([range(20 * r, 20 * r + 20) for r in range(40)], 330, 40)
+    cached, other = served(work), served(replace(work, prefix=None))
     for name in ("first", "done", *CAUSES):
-        np.testing.assert_array_equal(one.S.requests[name], other.S.requests[name])
-    assert one.stats() == {**other.stats(), "hit_share": 0.0}
+        np.testing.assert_array_equal(cached.S.requests[name], other.S.requests[name])
+    assert cached.stats() == {**other.stats(), "hit_share": 0.0}
 
 
 @cases("first", [SHARED, SHARED + 40])
@@ -246,14 +246,14 @@ def test_nobody_finds_what_no_other_prompt_has(first: int) -> None:
     hits = 0
     for seed in range(first, first + 40):
         w = world(seed)
-        found, prefix = drive(w)[0].S.requests["found"], w.jobs.prefix
+        hit_tokens, prefix = drive(w)[0].S.requests["found"], w.jobs.prefix
         assert prefix is not None
         rows = np.repeat(np.arange(len(w.jobs)), np.diff(prefix.offsets))
         shared = np.bincount(prefix.ids)[prefix.ids] > 1
         most = prefix.block_tokens * np.bincount(rows, shared, len(w.jobs))
-        assert (found <= np.minimum(most, w.jobs.prompt_tokens - 1)).all()
-        assert (found % w.config.block_tokens)[found >= 0].max(initial=0) == 0
-        hits += int((found > 0).sum())
+        assert (hit_tokens <= np.minimum(most, w.jobs.prompt_tokens - 1)).all()
+        assert (hit_tokens % w.config.block_tokens)[hit_tokens >= 0].max(initial=0) == 0
+        hits += int((hit_tokens > 0).sum())
     assert hits > 50
 
 
@@ -275,7 +275,7 @@ def test_an_engine_in_real_time_says_that_it_has_none() -> None:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A trace with ids: ten turns of each of four conversations, each turn 512 tokens longer."""
+    """Return a trace with ids: ten turns of each of four conversations, each turn 512 tokens longer."""
     folder = tmp_path_factory.mktemp("trace")
     turns = [(1000.0 * (4 * k + c), 512 * (k + 1) + 100, 50, [100 * c + i for i in range(k + 1)] + [100 * c + 50 + k])
              for k in range(10) for c in range(4)]  # fmt: skip
@@ -291,7 +291,7 @@ def test_a_spec_has_a_prefix_cache_where_the_trace_has_ids(told: str) -> None:
     assert on.hash8 != off.hash8
     assert Setup(on).jobs().prefix is not None
     assert Setup(off).jobs().prefix is None
-    assert {one.prefix_cache for one in base_specs(off)} == {False}
+    assert {spec.prefix_cache for spec in base_specs(off)} == {False}
     for asked in (None, True, False):  # without ids there is nothing to choose, and names stay
         bare = resolve(Spec("dedicated", trace="sample", prefix_cache=asked))
         assert bare.prefix_cache is None
@@ -312,7 +312,7 @@ def test_a_run_tells_its_share_of_hits(told: str, tmp_path: Path) -> None:
 
 
 def compared(*words: str) -> str:
-    """What `bench compare` prints of one rate and seed."""
+    """Return the lines that `bench compare` prints of one rate and seed."""
     given_ = ["compare", "--systems", "dedicated", "--rate-scale", "1", "--seeds", "1", "--no-plot", "--slo",
               "absolute:ttft=1,tpot=0.1", *words]  # fmt: skip
     result = CliRunner().invoke(main, given_, catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""What a system without room lacks, and the changes with which it has: each is tried, and each a step before fails."""
+"""Rooms that systems lack, and changes that give it: each is tried, and each a step before fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FULL = Spec(
 
 
 def shipped() -> list[str]:
-    """The systems of plain `make`."""
+    """Return the systems of plain `make`."""
     (names,) = re.findall(r"^SYSTEMS = (.+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     return [*names.split(","), "prism", "muxserve"]
 

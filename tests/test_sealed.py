@@ -27,7 +27,7 @@ from tests.test_record import META, batch
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A small comparison of two systems."""
+    """Return a small comparison of two systems."""
     top = tmp_path_factory.mktemp("whole") / "out"
     assert bench(*COMPARE, "-o", top).exit_code == 0
     sweep = next(top.glob(f"sample-*/{record.SWEEP}")).parent.name
@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def store(whole: Store, tmp_path: Path) -> Store:
-    """A copy of it."""
+    """Return a copy of it."""
     return whole.copy(tmp_path / "out")
 
 
@@ -44,7 +44,7 @@ def store(whole: Store, tmp_path: Path) -> Store:
 
 
 def used(path: Path, flips: int, use: Callable[[Path], Any]) -> int:
-    """How many flips were refused; one that is not must leave what is read as it was."""
+    """Return the number of refused flips; one that is not refused must leave what is read as it was."""
     draw, data, known, refused = random.Random(0), path.read_bytes(), use(path), 0
     for at in (round(len(data) * k / flips) for k in range(flips)):
         other = bytearray(data)
@@ -204,8 +204,8 @@ def test_forms() -> None:
     good: dict[str, Any] = {"a": [1, 2.5, float("nan")], "b": {"n": 1}, "c": "y", "d": ["p", 1], "other": object}
     assert sealed.fault(good, form, "it") == ""
     bad = {"a": [True], "b": {"n": 1.0}, "c": "z", "d": ["p"]}
-    said = [sealed.fault({**good, key: value}, form, "it") for key, value in bad.items()]
-    assert said == ["item 1 of it.a is true, not a number", "it.b.n is 1.0, not a whole number",
+    faults = [sealed.fault({**good, key: value}, form, "it") for key, value in bad.items()]
+    assert faults == ["item 1 of it.a is true, not a number", "it.b.n is 1.0, not a whole number",
                     'it.c is "z", not one of x, y', 'it.d is ["p"], not a list of 2']  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def test_facts_of_stored_files_have_their_forms(whole: Store) -> None:
 
 
 def columns() -> Iterator[tuple[Callable[[pa.Table], pa.Table], str]]:
-    """Changes of a run's table, and what is said of them."""
+    """Yield changes of a run's table, and what is said of them."""
     at = record.SCHEMA.get_field_index("arrival_ns")
     yield lambda t: t.set_column(at, "arrival_ns", pa.nulls(len(t), pa.int64())), "row 0: arrival_ns is null"
     yield (
@@ -232,7 +232,7 @@ def columns() -> Iterator[tuple[Callable[[pa.Table], pa.Table], str]]:
     yield lambda t: t.append_column("arrival_ns", t["arrival_ns"]), "not a Parquet file of bench"
     yield lambda t: t.slice(1), "213 rows, and its facts say 214"
     state = record.SCHEMA.get_field_index("state")
-    yield lambda t: t.set_column(state, "state", pa.array(["gone"] * len(t))), 'state "gone" is none of done, dropped'
+    yield lambda t: t.set_column(state, "state", pa.array(["gone"] * len(t))), 'state "gone" is not one of done'
 
 
 @cases(("change", "says"), list(columns()))
@@ -266,7 +266,7 @@ def test_rows_of_a_model_in_a_scored_table_name_it(tmp_path: Path) -> None:
 
 def test_a_scored_table_without_the_rows_that_are_asked_for_is_one_line(store: Store) -> None:
     rewrite(store.scored, pq.read_table(store.scored).slice(0, 1), facts(store.scored))
-    mistake(bench("explain", store.scored.parent, "--misses"), f"{store.scored}: nothing was judged here")
+    mistake(bench("explain", store.scored.parent, "--misses"), f"{store.scored}: no requests were scored here")
 
 
 def test_the_rows_of_a_run_are_no_scored_table(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Which x is run next: knees by octaves, bisection of a crossing, bracketing of the fewest; and nothing twice."""
+"""The x that is run next: knees by octaves, bisection of a crossing, bracketing of the fewest; and nothing twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KNEE, COMMON = Sample("knee", points=6), Sample("knee", each="panel")
 def rounds(
     sample: Sample, bounds: Range, attained: Attained, *, systems: tuple[str, ...] = ("a",), seeds: int = 1
 ) -> tuple[list[Ask], dict[str, dict[int, dict[float, dict[str, float]]]]]:
-    """Every round of a search until nothing is asked, and what was seen at last."""
+    """Return every round of a search until nothing is asked, and what was seen at last."""
     curves: dict[str, dict[int, dict[float, dict[str, float]]]] = {name: {} for name in systems}
     asked: list[Ask] = []
     while any((ask := following(sample, bounds, curves)).xs.values()):
@@ -39,7 +39,7 @@ def rounds(
 
 
 def order(sample: Sample, bounds: Range, attained: Attained, seeds: int = 1) -> list[float]:
-    """The x of one system in the order in which they are asked for."""
+    """Return the x of one system in the order in which they are asked for."""
     return [x for ask in rounds(sample, bounds, attained, seeds=seeds)[0] for x in ask.xs["a"]]
 
 
@@ -56,7 +56,7 @@ def test_given_x_are_asked_once_and_of_all_seeds() -> None:
 
 
 def seen(holds: int, falls: int, lowest: float = 1.0) -> dict[float, dict[str, float]]:
-    """What a search saw of a system that holds `holds` octaves and is below 90 % after `falls`."""
+    """Return attainments by rate: 1 for `holds` octaves, then 0.95, and below 90 % after `falls`."""
     return {
         lowest * 2.0**k: {"ttft": 1.0 if k < holds else 0.95 if k < falls else 0.5, "tpot": 1.0}
         for k in range(falls + 1)
@@ -113,7 +113,7 @@ def test_a_system_that_never_falls_is_given_up_far_out() -> None:
 
 
 def common(knees: Mapping[str, float]) -> tuple[list[float], dict[str, list[float]]]:
-    """The octaves that are searched, and the rates that are run of each system; they fall as 1 / x behind their knees.
+    """Return the octaves of a search, and the rates that are run of each system; they fall as 1 / x behind their knees.
 
     So one whose knee is at k crosses 99 % at k / 0.99, and 90 % at k / 0.9.
     """
@@ -243,7 +243,7 @@ def test_the_mean_over_seeds_is_bisected() -> None:
 def bracketed(
     attained: Callable[[int, int], float], least: int, most: int, seeds: int = 1
 ) -> tuple[Estimate, list[float]]:
-    """The answer of a search for the fewest, and the counts that it sampled in order."""
+    """Return the answer of a search for the fewest, and the counts that it sampled in order."""
     bounds = Range(LEVEL, (float(least), float(most)), float(least))
     asked, curves = rounds(Sample("bracket"), bounds, lambda _, x, seed: attained(round(x), seed), seeds=seeds)
     of_seeds = list(curves["a"].values())

@@ -30,7 +30,7 @@ from harness.run.spec import Spec, as_dict, from_dict
 from harness.study import sensitivity as sensitivity_text
 from harness.study.bases import slo_target
 from harness.study.constants import MEANS, Constant, Setting, constants, settings
-from harness.study.sensitivity import Found, Row, read
+from harness.study.sensitivity import Leads, Row, read
 from harness.study.varying import lead_of
 from tests.study_table import met, panel, table
 from tests.test_cli import bench, ok
@@ -101,9 +101,9 @@ class Half:
 def test_a_factor_of_one_is_no_factor() -> None:
     plain = Spec("static")
     assert "scaled" not in as_dict(plain)
-    ones = from_dict({"system": "static", "scaled": dict.fromkeys(CONSTANTS, 1)})
-    assert ones == plain
-    assert ones.hash8 == plain.hash8
+    unit = from_dict({"system": "static", "scaled": dict.fromkeys(CONSTANTS, 1)})
+    assert unit == plain
+    assert unit.hash8 == plain.hash8
     two = from_dict({"system": "static", "scaled": {"swap": 2, "disk": 0.5, "pcie": 1}})
     assert two.scaled == (("disk", 0.5), ("swap", 2.0))
     assert as_dict(two)["scaled"] == {"disk": 0.5, "swap": 2.0}
@@ -142,7 +142,7 @@ def config(**scaled: float) -> Config:
 
 
 def numbers(c: Config) -> dict[str, float]:
-    """What each constant multiplies, and what none of them does."""
+    """Return the numbers that each constant multiplies, and those that none of them does."""
     priced, elastic = machine.machine(c), machine.cluster(c, elastic=True)
     tables, card, ladder, host = priced.tables, priced.spec, priced.ladder, priced.host
     model = elastic.models[c.models[0].name]
@@ -190,12 +190,12 @@ def test_so_does_a_run_of_two_models_that_saturate_a_gpu() -> None:
 
 
 def end_ns(gpus: int = 1, models: int = 2, **scaled: float) -> float:
-    """When the last of one request to each model is done."""
+    """Return the time in ns at which the last of one request to each model is done."""
     plan = {m.name: Plan(1.0, 64, 200, "test") for m in config().models}
     c = replace(config(**scaled), gpus=gpus, plan=plan)
-    zero, one = np.zeros(models), np.ones(models)
+    zero, slo_s = np.zeros(models), np.ones(models)
     jobs = Jobs(tuple(m.name for m in c.models), zero, np.arange(models, dtype=np.int32),
-                np.full(models, 64, np.int32), np.full(models, 200, np.int32), one, one)  # fmt: skip
+                np.full(models, 64, np.int32), np.full(models, 200, np.int32), slo_s, slo_s)  # fmt: skip
     engine = Sim(c)
     replay(find("static")(engine.cluster), engine, jobs)
     return max(float(row["done_ns"]) for batch in engine.rows() for row in batch.to_pylist())
@@ -243,34 +243,34 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 
 def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list[str]]) -> None:
-    """A swap of 0.7 s and a copy of 46 ms meets 1 s for every request, and twice that for none; half of them are met
-    by the system that drops the others.
+    """A swap of 0.7 s and a copy of 46 ms meets 1 s for every request, and twice that for none. The system that drops
+    half of them meets it for the others.
     """
     out, words = planted
-    said = ok("sensitivity", *words, "--constants", "swap,pcie")
-    found = read(next(out.glob("closed-*")))
-    assert found is not None
-    leads = {(row.constant.name, row.setting): row.lead for row in found.rows if row.lead}
-    assert (found.first, found.second, found.many) == ("loads", "half", False)
-    assert found.base.mean == 0.5  # 8 requests in a window, all of 4
+    output = ok("sensitivity", *words, "--constants", "swap,pcie")
+    stored = read(next(out.glob("closed-*")))
+    assert stored is not None
+    leads = {(row.constant.name, row.setting): row.lead for row in stored.rows if row.lead}
+    assert (stored.first, stored.second, stored.many) == ("loads", "half", False)
+    assert stored.base.mean == 0.5  # 8 requests in a window, all of 4
     assert {key: lead.mean for key, lead in leads.items()} == {
         ("pcie", "x 0.5"): 0.5, ("pcie", "x 2"): 0.5, ("swap", "x 0.5"): 0.5, ("swap", "x 2"): -0.5,
     }  # fmt: skip
-    assert [found.order(lead) for lead in leads.values()] == [1, 1, 1, -1]
-    assert [one.name for one in found.ranked][:2] == ["swap", "pcie"]
-    last = sensitivity_text.sentence(found)
+    assert [stored.order(lead) for lead in leads.values()] == [1, 1, 1, -1]
+    assert [constant.name for constant in stored.ranked][:2] == ["swap", "pcie"]
+    last = sensitivity_text.sentence(stored)
     assert last == (
         "Sensitivity (pcie, swap, one at a time): the lead of loads over half at rate scale 1, +50.0 [+19.0, +81.0] "
         "points, is turned by swap x 2 (-50.0 [-81.0, -19.0]). Largest swing: swap, 100.0 points."
     )
-    lines = said.splitlines()
+    lines = output.splitlines()
     assert last in lines
     assert any(line.split()[-2:] == ["-19.0]", "turned"] for line in lines)
     assert "net: not varied, not asked for" in lines
     assert any(line.startswith("swap: fixed seconds of a load") and "pool 0.7 s (" in line for line in lines)
     assert lines[-1].count("tornado-") == 2
-    said = ok("compare", *words)
-    assert last in said.splitlines()
+    output = ok("compare", *words)
+    assert last in output.splitlines()
     assert ok("plot", next(out.glob("closed-*")), "--figure", "compare", "-o", out / "again").count("again") == 3
     both = bench("plot", next(out.glob("closed-*")), "-o", out / "again")
     assert (both.exit_code, both.stderr.splitlines()[-1].partition("; ")[2]) == (
@@ -282,11 +282,11 @@ def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list
 def test_a_second_time_nothing_is_redone(planted: tuple[Path, list[str]]) -> None:
     out, words = planted
     args = ("sensitivity", *words, "--constants", "swap,pcie", "--no-plot")
-    one = bench(*args)
+    first = bench(*args)
     before, stamps = files(out), {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    two = bench(*args)
-    assert one.stdout == two.stdout
-    assert two.stderr == ""
+    second = bench(*args)
+    assert first.stdout == second.stdout
+    assert second.stderr == ""
     assert files(out) == before
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == stamps
 
@@ -295,9 +295,9 @@ def test_as_it_is_is_the_comparison(planted: tuple[Path, list[str]]) -> None:
     out, words = planted
     ok("sensitivity", *words, "--constants", "pcie", "--no-plot")
     folder = next(out.glob("closed-*"))
-    swept, found = pq.read_table(folder / record.SWEEP), read(folder)
-    assert found is not None
-    assert found.base == crossings.difference(swept, "rate_scale", ("loads", "half"), "both", 1.0)
+    swept, stored = pq.read_table(folder / record.SWEEP), read(folder)
+    assert stored is not None
+    assert stored.base == crossings.difference(swept, "rate_scale", ("loads", "half"), "both", 1.0)
 
 
 def test_what_is_kept_of_other_runs_is_not_said(planted: tuple[Path, list[str]], tmp_path: Path) -> None:
@@ -316,25 +316,25 @@ def test_what_is_kept_of_other_runs_is_not_said(planted: tuple[Path, list[str]],
 def test_what_does_not_fit_is_said_and_not_run(tmp_path: Path) -> None:
     args = ("sensitivity", "--systems", "static,chunked", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds",
             "2", "--rate-scale", "1", "--no-plot", "--constants", "process", "-o", tmp_path)  # fmt: skip
-    said = ok(*args, "--set", f"process_bytes={36 << 30}")
-    assert re_line(said, "process x 2: llama-3.2-1b/1 needs 74.3 GiB")
-    assert [line.split()[:5] for line in said.splitlines()][3] == ["process", "36.00", "GiB", "x", "0.5"]
-    assert "process x 0.5" not in said  # it ran
+    output = ok(*args, "--set", f"process_bytes={36 << 30}")
+    assert re_line(output, "process x 2: llama-3.2-1b/1 needs 74.3 GiB")
+    assert [line.split()[:5] for line in output.splitlines()][3] == ["process", "36.00", "GiB", "x", "0.5"]
+    assert "process x 0.5" not in output  # it ran
 
 
-def re_line(said: str, start: str) -> bool:
-    return any(line.startswith(start) for line in said.splitlines())
+def re_line(output: str, start: str) -> bool:
+    return any(line.startswith(start) for line in output.splitlines())
 
 
 def test_the_ratio_of_knees(tmp_path: Path) -> None:
     args = ("sensitivity", "--systems", "static,dedicated", "--trace", "sample", "--models", "llama-3.2-1b*2",
             "--seeds", "2", "--rate-scale", "1,2", "--knee", "--constants", "step", "-o", tmp_path)  # fmt: skip
-    said = ok(*args)
-    assert "in rate ratio (both) at 99 %" in said
-    found = read(next(tmp_path.glob("sample-*")))
-    assert found is not None
-    assert found.rates == (1.0, 2.0)
-    assert found.even == 1.0
+    output = ok(*args)
+    assert "in rate ratio (both) at 99 %" in output
+    stored = read(next(tmp_path.glob("sample-*")))
+    assert stored is not None
+    assert stored.rates == (1.0, 2.0)
+    assert stored.even == 1.0
     assert list(tmp_path.glob("tornado-*.pdf"))
 
 
@@ -342,7 +342,7 @@ PANEL = panel("rates", 0, "rate_rps", unit_rps=1.0)
 
 
 def by_rate(attained: dict[str, dict[float, float | None]]) -> Any:
-    """A panel's table: attainment by system and rate; None where it has no room."""
+    """Return a panel's table: attainment by system and rate; None where it has no room."""
     return table([
         {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 0.0 if share is None else share,
          "infeasible": "no room" if share is None else None}
@@ -378,17 +378,17 @@ def test_what_has_no_room_meets_nothing() -> None:
 
 def test_every_constant_is_varied_or_said_not_to_be() -> None:
     specs = [Spec("static"), Spec("prism")]
-    found, left = settings(specs)
-    assert {change.constant for change in found} | set(left) == set(MEANS)
+    changes, left = settings(specs)
+    assert {change.constant for change in changes} | set(left) == set(MEANS)
     assert "net" in left
-    assert {change.said for change in found if change.constant == "reserve"} == {"x 0.5", "x 2"}
-    assert {change.said for change in found if change.constant == "interference"} == {"x 1.195", "x 1.5"}
-    assert "beside others" in settings([replace(one, sharing="turns") for one in specs])[1]["interference"]
+    assert {change.said for change in changes if change.constant == "reserve"} == {"x 0.5", "x 2"}
+    assert {change.said for change in changes if change.constant == "interference"} == {"x 1.195", "x 1.5"}
+    assert "beside others" in settings([replace(spec, sharing="turns") for spec in specs])[1]["interference"]
     assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("chunked")])[1]["reserve"]
-    for one in constants(specs):
-        assert one.means
-        assert one.value
-        assert one.source, one.name
+    for constant in constants(specs):
+        assert constant.means
+        assert constant.value
+        assert constant.source, constant.name
     with pytest.raises(UserError, match='there is no constant "swop"; did you mean swap'):
         settings(specs, ["swop"])
 
@@ -423,21 +423,21 @@ def test_one_system_has_no_order(tmp_path: Path) -> None:
 
 def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
     args = ("--systems", "static,prism", "--rate-scale", "2", "--seeds", "3", "-o", tmp_path)
-    said = ok("sensitivity", *args, "--dry-run")
+    output = ok("sensitivity", *args, "--dry-run")
     changes = len(settings([Spec("static"), Spec("prism")])[0])
-    assert f"then {changes} changes, each with the runs of two systems at one rate (--knee: at all)" in said
-    assert re.search(r"^6 runs, about \d+ s on one core", said, re.MULTILINE)
-    assert re_line(said, "net ")
+    assert f"then {changes} changes, each with the runs of two systems at one rate (--knee: at all)" in output
+    assert re.search(r"^6 runs, about \d+ s on one core", output, re.MULTILINE)
+    assert re_line(output, "net ")
     assert not list(tmp_path.iterdir())
 
 
 # ------------------------------------------------------------------ words and figure
 
 
-def found(base: Estimate, **leads: tuple[Estimate, Estimate]) -> Found:
-    rows = [Row(Constant(name, "m", "v", "s"), said, lead) for name, pair in leads.items()
-            for said, lead in zip(("x 0.5", "x 2"), pair, strict=True)]  # fmt: skip
-    return Found("a", "b", "both", (2.0,), base, tuple(rows))
+def outcome(base: Estimate, **leads: tuple[Estimate, Estimate]) -> Leads:
+    rows = [Row(Constant(name, "m", "v", "s"), setting, lead) for name, pair in leads.items()
+            for setting, lead in zip(("x 0.5", "x 2"), pair, strict=True)]  # fmt: skip
+    return Leads("a", "b", "both", (2.0,), base, tuple(rows))
 
 
 def lead(mean: float, half: float = 0.01) -> Estimate:
@@ -445,13 +445,13 @@ def lead(mean: float, half: float = 0.01) -> Estimate:
 
 
 def test_alead_of_that_chance_explains_has_no_order() -> None:
-    told = found(lead(0.1), swap=(lead(0.1), lead(0.005)), step=(lead(-0.02), lead(0.2)))
+    told = outcome(lead(0.1), swap=(lead(0.1), lead(0.005)), step=(lead(-0.02), lead(0.2)))
     assert [told.order(row.lead) for row in told.rows if row.lead] == [1, 0, -1, 1]
-    assert [one.name for one in told.ranked] == ["step", "swap"]
+    assert [constant.name for constant in told.ranked] == ["step", "swap"]
     assert told.swing("step") == pytest.approx(0.22)
-    said = sensitivity_text.sentence(told)
-    assert "is turned by step x 0.5 (-2.0 [-3.0, -1.0]); it is not told from chance with swap x 2 (+0.5 " in said
-    none = found(lead(0.001), swap=(lead(0.001), lead(0.001)))
+    text = sensitivity_text.sentence(told)
+    assert "is turned by step x 0.5 (-2.0 [-3.0, -1.0]); it is not told from chance with swap x 2 (+0.5 " in text
+    none = outcome(lead(0.001), swap=(lead(0.001), lead(0.001)))
     assert "is never told from chance" in sensitivity_text.sentence(none)
-    alone = found(Estimate(0.1, None, None, 1), swap=(Estimate(-0.1, None, None, 1), Estimate(0.1, None, None, 1)))
+    alone = outcome(Estimate(0.1, None, None, 1), swap=(Estimate(-0.1, None, None, 1), Estimate(0.1, None, None, 1)))
     assert [alone.order(row.lead) for row in alone.rows if row.lead] == [0, 0]  # one seed tells nothing

@@ -52,7 +52,7 @@ class Still:
 
 
 def policy(gpus: int = 2, models: str = "abc", **fields: Any) -> ServerlessLlm:
-    """Models of 1 GiB, a hottest; instance k starts with the k-th."""
+    """Return models of 1 GiB, a hottest; instance k starts with the k-th."""
     kinds = tuple(Gpu("flat", 0, 3 * GIB, 100, ()) for _ in range(gpus))
     served = {m: Model(1, 1, GIB, 1, 1, 400, 1.0, 0.1) for m in models}
     plan = {m: Plan(10.0 - k, 100, 50, "test") for k, m in enumerate(models)}
@@ -66,7 +66,7 @@ def tell(made: ServerlessLlm, event: Event) -> list[Action]:
 
 
 def arrive(made: ServerlessLlm, *requests: tuple[int, str]) -> list[list[tuple[str, list[int]]]]:
-    """Tell of requests (id, model); the jobs of each instance."""
+    """Tell of requests (id, model); return the jobs of each instance."""
     for rid, model in requests:
         tell(made, Arrived(Request(rid, model, 0.0, 100, 1.0, 0.1)))
     return jobs_of(made)

@@ -71,12 +71,12 @@ class Stage:
         return self.tell(Arrived(Request(rid, model, at_s, prompt, 1.0, 0.1)))
 
     def load(self, at_s: float, gpu: int) -> list[Action]:
-        """The load of a worker's model ends."""
+        """End the load of a worker's model."""
         self.view.now_s = at_s
         return self.tell(Done(Load(Inst(self.view.inside[gpu], (gpu,)))))
 
     def prefill(self, at_s: float, rid: int, made: int = 1) -> None:
-        """A request has so many tokens, the first of them now."""
+        """Give a request so many tokens, the first of them now."""
         self.view.now_s = at_s
         self.view.kv[rid], self.view.made[rid] = 1, made
         assert self.tell(Prefilled(rid, self.home(rid))) == []

@@ -53,7 +53,7 @@ def test_a_request_waits_for_its_server_and_its_model_is_loaded_once(monkeypatch
         {"load": 500.0, "host": 1.0, "compute": 50.0}, {"load": 300.0, "host": 1.0, "compute": 50.0},
     ]  # fmt: skip
     assert len(stage.kind.seats) == 1
-    assert [one.failed for one in script.told(Done)] == [None, None]  # each Load is told
+    assert [done.failed for done in script.told(Done)] == [None, None]  # each Load is told
     assert stage.engine.stats()["loads"] == 1.0
 
 
@@ -77,11 +77,11 @@ def test_what_is_under_way_at_the_end_is_unfinished_and_later_tokens_are_none_of
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage(monkeypatch)
-    _, (one, other) = stage.run(Script(routed("a"), {Woke}), jobs((1.0, "a", 50), (5.0, "a", 2)), end_s=1.2)
-    assert (one["state"], other["state"]) == ("unfinished", "unfinished")
-    assert one["made_tokens"] == 2 + 14  # a step ends every 10 ms from 1.051 s
-    assert (one["done_ns"], other["first_ns"]) == (None, None)
-    assert waits(one) == {"host": 1.0, "compute": 199.0}
+    _, (row, other) = stage.run(Script(routed("a"), {Woke}), jobs((1.0, "a", 50), (5.0, "a", 2)), end_s=1.2)
+    assert (row["state"], other["state"]) == ("unfinished", "unfinished")
+    assert row["made_tokens"] == 2 + 14  # a step ends every 10 ms from 1.051 s
+    assert (row["done_ns"], other["first_ns"]) == (None, None)
+    assert waits(row) == {"host": 1.0, "compute": 199.0}
 
 
 def test_a_dropped_request_ends_so_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_dropped_request_ends_so_wherever_it_is(monkeypatch: pytest.MonkeyPatc
     script = Script(answers)
     _, rows = Stage(monkeypatch).run(script, jobs((1.0, "a", 50), (1.1, "b", 2)))
     assert [row["state"] for row in rows] == ["dropped", "dropped"]
-    assert [(one.rid, one.state) for one in script.told(Finished)] == [(0, "dropped")]  # the last end is the run's
+    assert [(end.rid, end.state) for end in script.told(Finished)] == [(0, "dropped")]  # the last end is the run's
 
 
 def test_fewer_tokens_than_asked_for_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_fewer_tokens_than_asked_for_is_a_failure(monkeypatch: pytest.MonkeyPatc
 
 
 def swapped(event: Event, _: View) -> Iterable[Action]:
-    """One model at a time: whoever is asked for comes, the other leaves."""
+    """Serve one model at a time: whoever is asked for comes, the other leaves."""
     if event == Woke("start"):
         yield from (Load(batch("a").inst), Run(batch("a")), Run(batch("b")))
     if isinstance(event, Arrived):
@@ -204,7 +204,7 @@ def test_a_server_that_never_answers_is_a_refusal_and_who_waits_for_it_fails(mon
     _, rows = stage.run(script, jobs((1.0, "b", 2), (1.1, "a", 2)))
     assert [row["state"] for row in rows] == ["failed", "done"]
     assert waits(rows[0]) == {"load": 500.0}
-    (refusal,) = (one for one in script.told(Done) if one.failed)
+    (refusal,) = (done for done in script.told(Done) if done.failed)
     assert (refusal.failed, refusal.why) == ("never", "server b ended before it was ready")
 
 
@@ -251,7 +251,7 @@ def test_servers_of_the_start_have_the_kv_memory_of_limits_said_after_their_load
     stage.run(script, jobs((1.0, "a", 2)))
     sizes = {inst.model: kv for inst, kv, _ in stage.kind.seats}
     assert sizes == {"a": 14_000, "b": 40_000, "c": 20_000}  # whole pages; c as many longest requests as it has slots
-    why = [(one.action.kv_bytes, one.failed, one.why) for one in script.told(Done) if one.failed]
+    why = [(done.action.kv_bytes, done.failed, done.why) for done in script.told(Done) if done.failed]
     assert why == [
         (15_000, "never", "small takes its KV memory when it starts"),
         (999, "never", "small takes KV memory by 1000 bytes"),
@@ -313,7 +313,7 @@ def test_a_run_says_what_its_client_saw_and_whether_it_measured_its_servers(
     finally:
         engine.close()
     seen = pq.read_table(tmp_path / "run" / CLIENT).to_pylist()
-    assert [one["write_ns"] for one in seen] == [1001 * MS, None]
+    assert [row["write_ns"] for row in seen] == [1001 * MS, None]
     assert seen[0]["chunk_ns"] == [1051 * MS, 1061 * MS, 1071 * MS, 1081 * MS, 1091 * MS]
     assert seen[0]["chunk_tokens"] == [2, 1, 1, 1, 1]
     assert (tmp_path / "run" / "server-a-gpu0.log").read_text() == "it starts\n"

@@ -61,7 +61,7 @@ slo = "absolute:ttft=9,tpot=9"
 
 @contextmanager
 def mock(*options: str) -> Iterator[str]:
-    """A mock server that runs already; its URL."""
+    """Yield the URL of a mock server that runs already."""
     command = [sys.executable, "-m", "harness", "mock", "--port", "0", "--with-parent", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
@@ -72,19 +72,19 @@ def mock(*options: str) -> Iterator[str]:
 
 
 def jobs(n: int, span_s: float, tokens: int) -> Jobs:
-    """Requests of two models by turns."""
+    """Return requests of two models by turns."""
     none = np.full(n, np.inf)
     sizes = np.full(n, 8, np.int32), np.full(n, tokens, np.int32)
     return Jobs(("a", "b"), np.linspace(0.0, span_s, n), np.arange(n, dtype=np.int32) % 2, *sizes, none, none)
 
 
 def batch(model: str) -> Batch:
-    """Where a model is served."""
+    """Return the batch in which a model is served."""
     return Batch(Inst(model, (0,)))
 
 
 def fails(*args: object) -> str:
-    """The words of a command that ends with a user's mistake."""
+    """Return the words of a command that ends with a user's mistake."""
     result = bench(*args)
     assert result.exit_code == 2, result.output
     return str(result.stderr)
@@ -98,30 +98,30 @@ class Script:
     options: Mapping[str, Option] = {}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Everything is up, and routed."""
+        """Load everything, and route it."""
         if event == Woke("start"):
             for m in "ab":
                 yield from (Load(batch(m).inst), Run(batch(m)), Admit(m, batch(m)))
 
 
 def served(kind: Any, script: Any, work: Jobs) -> tuple[Servers, list[dict[str, Any]]]:
-    """A run on servers of a kind, which are gone after it: the engine, and its rows."""
-    one = Servers(kind.config, kind)
+    """Run on servers of a kind, which are gone after it; return the engine, and its rows."""
+    engine = Servers(kind.config, kind)
     try:
-        replay(script, one, work)
-        rows = [row for part in one.rows() for row in part.to_pylist()]
+        replay(script, engine, work)
+        rows = [row for part in engine.rows() for row in part.to_pylist()]
     finally:
-        one.close()
+        engine.close()
     for row in rows:
         assert sum(row[f"{wait}_ns"] for wait in record.WAITS) == row["done_ns"] - row["arrival_ns"]
     for process in kind.processes:
         assert not psutil.pid_exists(process.pid) or psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
-    return one, rows
+    return engine, rows
 
 
-def config(**said: Any) -> Config:
-    """Two models."""
-    return Config(tuple(Served(m, shape("llama-3.2-1b")) for m in ("a", "b")), **said)
+def config(**fields: Any) -> Config:
+    """Return a config of two models."""
+    return Config(tuple(Served(m, shape("llama-3.2-1b")) for m in ("a", "b")), **fields)
 
 
 def test_an_engine_of_mock_servers_conforms() -> None:
@@ -131,25 +131,25 @@ def test_an_engine_of_mock_servers_conforms() -> None:
 def test_a_system_that_swaps_in_order_of_arrival_swaps_for_every_request() -> None:
     kind = mocked.Mocked(config(pool_bytes=mocked.WEIGHT_BYTES + 2 * mocked.TOKENS * mocked.TOKEN_BYTES))
     policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo"})
-    one, rows = served(kind, policy, jobs(5, 0.2, 4))
+    engine, rows = served(kind, policy, jobs(5, 0.2, 4))
     assert [row["state"] for row in rows] == ["done"] * 5
-    assert (one.stats()["loads"], one.stats()["evicts"]) == (4.0, 4.0)
+    assert (engine.stats()["loads"], engine.stats()["evicts"]) == (4.0, 4.0)
     done_ns = [row["done_ns"] for row in rows]
     assert done_ns == sorted(done_ns)  # one at a time
     assert all(row["load_ns"] + row["admission_ns"] > 0 for row in rows[1:])
-    starts = [one["model"] for one in one.side()["servers"] if one["what"] == "start"]
+    starts = [entry["model"] for entry in engine.side()["servers"] if entry["what"] == "start"]
     assert starts == ["a", "b", "a", "b", "a"]
 
 
 def test_servers_that_sleep_keep_their_processes() -> None:
     kind = mocked.Mocked(config(pool_bytes=mocked.WEIGHT_BYTES + 2 * mocked.TOKENS * mocked.TOKEN_BYTES))
     policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo", "way": "sleep"})
-    one, rows = served(kind, policy, jobs(5, 0.2, 4))
+    engine, rows = served(kind, policy, jobs(5, 0.2, 4))
     assert [row["state"] for row in rows] == ["done"] * 5
-    did = [span["what"] for span in one.side()["servers"]]
+    did = [span["what"] for span in engine.side()["servers"]]
     assert did == ["start", "sleep", "start", "sleep", "wake", "sleep", "wake", "sleep", "wake"]
     assert len(kind.processes) == 2
-    assert (one.stats()["loads"], one.stats()["evicts"]) == (4.0, 4.0)
+    assert (engine.stats()["loads"], engine.stats()["evicts"]) == (4.0, 4.0)
 
 
 def test_a_server_that_is_killed_takes_its_requests_with_it_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,16 +161,16 @@ def test_a_server_that_is_killed_takes_its_requests_with_it_and_no_others(capsys
             if isinstance(event, Prefilled) and event.batch == batch("a"):
                 os.kill(kind.processes[0].pid, signal.SIGKILL)
 
-    one, rows = served(kind, Kills(), jobs(8, 0.4, 8))
+    engine, rows = served(kind, Kills(), jobs(8, 0.4, 8))
     assert [row["state"] for row in rows] == ["failed", "done"] * 4
-    (fault,) = one.side()["faults"]
+    (fault,) = engine.side()["faults"]
     assert fault.startswith("the server of a on GPU 0 ended by itself")
     assert capsys.readouterr().err == f"{fault}\n"
     assert all(row["made_tokens"] < row["output_tokens"] for row in rows[::2])
 
 
 @cases(
-    ("fault", "said"),
+    ("fault", "says"),
     [
         ("fail", "HTTP 500: "),
         ("reject", "HTTP 429: "),
@@ -180,16 +180,16 @@ def test_a_server_that_is_killed_takes_its_requests_with_it_and_no_others(capsys
     ],
 )
 def test_a_servers_faults_are_rows_with_their_reason(
-    fault: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fault: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(module, "SILENT_S", 1.0)
     options = ("--ttft-ms", "4", "--itl-ms", "1", "--seed", "3")
-    one, rows = served(mocked.Mocked(config(), (*options, f"--{fault}", "0.4")), Script(), jobs(24, 0.2, 6))
+    engine, rows = served(mocked.Mocked(config(), (*options, f"--{fault}", "0.4")), Script(), jobs(24, 0.2, 6))
     assert {row["state"] for row in rows} == {"done", "failed"}
-    (tmp_path / CLIENT).write_bytes(b"".join(one.files()[CLIENT]))
+    (tmp_path / CLIENT).write_bytes(b"".join(engine.files()[CLIENT]))
     seen = pq.read_table(tmp_path / CLIENT).to_pylist()
     for row, about in zip(rows, seen, strict=True):
-        assert about["error"].startswith(said) if row["state"] == "failed" else about["error"] == ""
+        assert about["error"].startswith(says) if row["state"] == "failed" else about["error"] == ""
         assert row["made_tokens"] == (6 if row["state"] == "done" else sum(about["chunk_tokens"]))
         assert row["state"] == "failed" or about["status"] == 200
 
@@ -220,31 +220,31 @@ class Steps:
         self.fleet.open(folder)
 
     def up(self, way: str = "sleep") -> Up:
-        """A server that a Load started or woke."""
+        """Start or wake a server by a Load; return it."""
         up = self.fleet.load(Load(batch("a").inst, way), mocked.TOKENS * mocked.TOKEN_BYTES)
         self.fleet.start(up)
         return up
 
     def until(self, up: Up, state: State) -> Up:
-        """The server, once it is in a state."""
+        """Wait until a server is in a state; return it."""
         while up.state != state:
             self.fleet.wait(60.0)
             list(self.fleet.changes())
         return up
 
     def down(self, up: Up) -> Up:
-        """A server that an Evict stops or puts to sleep."""
+        """Stop a server, or put it to sleep, by an Evict; return it."""
         self.drain(up)
         self.fleet.stop(up)
         return up
 
     def drain(self, up: Up) -> Up:
-        """A server that is to take no more requests."""
+        """Let a server take no more requests; return it."""
         self.fleet.evict(up, Evict(up.inst))
         return up
 
     def kill(self, up: Up) -> Up:
-        """A server whose process is killed."""
+        """Kill a server's process; return the server."""
         assert up.process is not None
         os.kill(up.process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, up.process.pid, os.WEXITED | os.WNOWAIT)
@@ -252,34 +252,34 @@ class Steps:
 
 
 def test_servers_take_every_step_of_their_diagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Steps(tmp_path, monkeypatch)
-    up, until = one.up, one.until
+    steps = Steps(tmp_path, monkeypatch)
+    up, until = steps.up, steps.until
     try:
-        until(one.down(until(up("host"), "ready")), "stopped")
-        stopping = one.down(until(up("host"), "ready"))
-        one.fleet._ring((stopping, UserError("no limit")))  # before it has stopped
+        until(steps.down(until(up("host"), "ready")), "stopped")
+        stopping = steps.down(until(up("host"), "ready"))
+        steps.fleet._ring((stopping, UserError("no limit")))  # before it has stopped
         until(stopping, "dead")
-        asleep = until(one.down(until(up(), "ready")), "asleep")
+        asleep = until(steps.down(until(up(), "ready")), "asleep")
         assert up() is asleep
-        until(one.kill(until(one.down(until(asleep, "ready")), "asleep")), "dead")
-        until(one.kill(until(one.down(until(up(), "ready")), "asleep")) and up(), "dead")  # killed, and then woken
-        until(one.kill(until(up(), "ready")), "dead")
-        until(one.kill(one.drain(until(up(), "ready"))), "dead")
-        until(one.down(one.kill(until(up(), "ready"))), "dead")  # it cannot be told to sleep
+        until(steps.kill(until(steps.down(until(asleep, "ready")), "asleep")), "dead")
+        until(steps.kill(until(steps.down(until(up(), "ready")), "asleep")) and up(), "dead")  # killed, and then woken
+        until(steps.kill(until(up(), "ready")), "dead")
+        until(steps.kill(steps.drain(until(up(), "ready"))), "dead")
+        until(steps.down(steps.kill(until(up(), "ready"))), "dead")  # it cannot be told to sleep
         with monkeypatch.context() as taken, socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()
             ports = iter([other.getsockname()[1], free_port()])
             taken.setattr(mocked, "free_port", lambda: next(ports))
             until(up(), "ready")
-        one.kind.options = ("--no-such-option",)
-        one.fleet.up.clear()
+        steps.kind.options = ("--no-such-option",)
+        steps.fleet.up.clear()
         until(up(), "dead")
     finally:
-        for left in one.kind.processes:
+        for left in steps.kind.processes:
             left.stop()
-        one.fleet.close()
-    assert one.seen == set(SERVER.edges())
+        steps.fleet.close()
+    assert steps.seen == set(SERVER.edges())
 
 
 def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,7 @@ def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPat
         return (HEAD, *chunked(event("a"))[1:2], HANG)  # "slow"
 
     class Parent:
-        """Reads what the sender tells."""
+        """The sender's parent, which reads what it is told."""
 
         def __init__(self) -> None:
             self.told = list[tuple[str, int, int, int]]()
@@ -319,7 +319,7 @@ def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPat
 
         def write(self, data: bytes) -> None:
             """See Transport."""
-            self.told += [one for kind, what in self.unpacker.feed(data) if kind == "told" for one in what]
+            self.told += [event for kind, what in self.unpacker.feed(data) if kind == "told" for event in what]
 
     async def run(url: str) -> None:
         parent = Parent()
@@ -333,7 +333,7 @@ def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPat
             return rid
 
         async def heard(kind: str, rid: int) -> None:
-            while not any(one[:2] == (kind, rid) for one in parent.told):
+            while not any(event[:2] == (kind, rid) for event in parent.told):
                 await asyncio.sleep(0.001)
 
         async def after(kind: str, model: str) -> int:
@@ -412,26 +412,26 @@ def test_models_are_matched_by_name_and_else_in_order() -> None:
 
 def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(SPEC)
-    with mock("--models", "x", *QUICK) as one, mock("--models", "llama-3.2-1b/1", *QUICK) as two:
-        said = ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={one},{two}/v1/", "-o", tmp_path)
-        table = json.loads(ok("compare", "--systems", "dedicated,static", "--engine", f"attach+urls={one},{two}",
+    with mock("--models", "x", *QUICK) as first, mock("--models", "llama-3.2-1b/1", *QUICK) as second:
+        output = ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={first},{second}/v1/", "-o", tmp_path)
+        table = json.loads(ok("compare", "--systems", "dedicated,static", "--engine", f"attach+urls={first},{second}",
                               "--models",
                               "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1",
                               "--rate-scale", "1", "--no-plot", "--set", "window_s=2", "--set", "warmup_s=0", "--json",
                               "-o", tmp_path))  # fmt: skip
-    assert f"llama-3.2-1b/1: served as llama-3.2-1b/1 at {two}, matched by name" in said
-    assert f"llama-3.2-1b/2: served as x at {one}, matched by order" in said
-    head, *by_model = (line.split() for line in said.splitlines() if line.startswith(("system ", "dedicated ")))
+    assert f"llama-3.2-1b/1: served as llama-3.2-1b/1 at {second}, matched by name" in output
+    assert f"llama-3.2-1b/2: served as x at {first}, matched by order" in output
+    head, *by_model = (line.split() for line in output.splitlines() if line.startswith(("system ", "dedicated ")))
     assert head[:3] == ["system", "model", "offered"]
     assert [line[1] for line in by_model] == ["llama-3.2-1b/1", "llama-3.2-1b/2"]
     assert sum(int(line[2]) for line in by_model) > 3
-    (folder,) = (one for one in tmp_path.glob("dedicated-*") if record.meta(one)["spec"]["window_s"] == 3)
+    (folder,) = (path for path in tmp_path.glob("dedicated-*") if record.meta(path)["spec"]["window_s"] == 3)
     rows = record.read(folder).to_pylist()
     assert {row["state"] for row in rows} == {"done"}
     assert all(row["made_tokens"] == row["output_tokens"] for row in rows)
     about = record.meta(folder)
     assert (about["fidelity"], about["stats"]["loads"]) == ("real", 0.0)
-    assert about["verdict"]["text"] in said
+    assert about["verdict"]["text"] in output
     assert table["skipped"] == ["skipped: static, Limit"]
     explained = ok("explain", folder)
     assert explained.startswith(about["verdict"]["text"])
@@ -458,7 +458,7 @@ def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp
     assert invalid(scored) == ["invalid: one: too late; too few"]
     shown = summarize(scored, ["one", "two"], "both", 0.99)
     assert [shown.name(system) for system in shown.systems] == ["one (invalid)", "two"]
-    assert [one["invalid"] for one in formats.records(shown)] == [True, False]
+    assert [row["invalid"] for row in formats.records(shown)] == [True, False]
     assert shown.best(shown.columns[0]) <= {"two"}
     frame = scored.to_pandas()
     assert "INVALID: one (too late; too few)." in style.caption(frame, [1])
@@ -466,12 +466,12 @@ def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp
 
 
 @cases(
-    ("url", "said"),
+    ("url", "says"),
     [("http://127.0.0.1:1", "http://127.0.0.1:1 does not answer"), ("127.0.0.1:80", 'is no http://HOST:PORT')],
 )  # fmt: skip
-def test_a_server_that_is_not_there_is_one_line(url: str, said: str, tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_one_line(url: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(SPEC)
-    assert said in fails("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}", "-o", tmp_path)
+    assert says in fails("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}", "-o", tmp_path)
 
 
 def test_attach_asks_for_urls_and_only_attach_takes_them(tmp_path: Path) -> None:
@@ -490,8 +490,8 @@ def test_attach_asks_for_urls_and_only_attach_takes_them(tmp_path: Path) -> None
 )  # fmt: skip
 def test_an_option_of_an_earlier_release_names_its_new_form(args: tuple[str, ...]) -> None:
     for moved in ("--attach", "--key-env"):
-        said = fails(*args, moved, "http://127.0.0.1:1")
-        assert said == f"error: {moved} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]\n"
+        error = fails(*args, moved, "http://127.0.0.1:1")
+        assert error == f"error: {moved} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]\n"
 
 
 def test_a_key_is_named_and_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,10 +521,10 @@ def test_no_server_outlives_a_run_that_is_ended(number: signal.Signals, tmp_path
     command = [sys.executable, "-m", "harness", "run", str(tmp_path / "spec.toml"), "-o", str(tmp_path / "out")]
     env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True) as run:
-        own = psutil.Process(run.pid)
+        process = psutil.Process(run.pid)
         while True:  # until two servers and the client are there
-            family = own.children(recursive=True)
-            words = [" ".join(one.cmdline()) for one in family]
+            family = process.children(recursive=True)
+            words = [" ".join(child.cmdline()) for child in family]
             if sum("harness mock" in word for word in words) >= 2 and any("client.sender" in word for word in words):
                 break
             assert run.poll() is None

@@ -1,4 +1,4 @@
-"""What llama.cpp, vLLM and SGLang are started with: command lines, memory, what they say of themselves; no server."""
+"""Starts of llama.cpp, vLLM and SGLang: command lines, memory, what they say of themselves; no server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AT = Inst("a", (0,))
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Environments and models that a test can have."""
+    """Return environments and models that a test can have."""
     monkeypatch.setattr(environments, "python", lambda name: Path(f"/env/{name}/python"))
     monkeypatch.setattr(environments, "lacking", lambda name: "")
     monkeypatch.setattr(folder, "weights", lambda shape, at, python, seed: at / f"{shape.name}-{seed}.gguf")
@@ -37,8 +37,8 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
 
 
-def said(kind: Any, kv_bytes: int) -> tuple[dict[str, str], dict[str, str]]:
-    """The options and variables with which a server starts."""
+def launched(kind: Any, kv_bytes: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the options and variables with which a server starts."""
     kind.ready(Path("/nowhere"))
     process = kind.seat(AT, kv_bytes, Path("/nowhere/log")).process
     argv = process.command
@@ -54,10 +54,10 @@ def test_llama_cpp_has_the_context_of_its_memory_and_a_slot_a_longest_request() 
     assert model.kv_token_bytes == 4 * 2 * 4 * 64 * 2  # layers, K and V, heads, their size, bytes
     assert model.page_bytes == 256 * model.kv_token_bytes
     assert model.weight_bytes == shapes.weight_bytes(folder.TINY)
-    options, _ = said(kind, 3 * 2048 * model.kv_token_bytes + model.page_bytes)
+    options, _ = launched(kind, 3 * 2048 * model.kv_token_bytes + model.page_bytes)
     assert (options["--context"], options["--slots"], options["--alias"]) == (str(3 * 2048 + 256), "3", "a")
     assert options["--model"].endswith("llama-tiny-0.gguf")
-    assert said(kind, model.page_bytes)[0]["--slots"] == "1"
+    assert launched(kind, model.page_bytes)[0]["--slots"] == "1"
     assert kind.cluster.gpus[0].mem_bytes == 512 * MIB
     assert kind.facts["llama-tiny instead of"] == "llama-3.2-1b"
 
@@ -66,7 +66,7 @@ def test_a_host_serves_a_small_model_as_it_is() -> None:
     small = shape("llama-small")
     kind = llamacpp.LlamaCpp(replace(CONFIG, models=(Served("a", small),)), PRICED, llamacpp.Fields())
     assert kind.cluster.models["a"].weight_bytes == shapes.weight_bytes(small) < folder.SMALL_BYTES
-    options, _ = said(kind, kind.cluster.models["a"].page_bytes)
+    options, _ = launched(kind, kind.cluster.models["a"].page_bytes)
     assert options["--model"].endswith("llama-small-0.gguf")
     assert not any("instead" in what for what in kind.facts)
 
@@ -76,7 +76,7 @@ def test_vllm_sleeps_on_a_card_and_has_a_share_of_it() -> None:
     model = card.cluster.models["a"]
     assert "Load.way:sleep" in card.can
     assert model.kv_token_bytes == shapes.kv_token_bytes(shape("llama-3.2-1b"))
-    options, env = said(card, 10**10)
+    options, env = launched(card, 10**10)
     share = (model.weight_bytes + 10**10) / PRICED.spec.mem_bytes
     assert float(options["--gpu-memory-utilization"]) == pytest.approx(share, rel=1e-5)
     assert "--enable-sleep-mode" in options
@@ -88,7 +88,7 @@ def test_vllm_on_a_host_has_its_kv_memory_in_bytes_and_cannot_sleep() -> None:
     assert not any("sleep" in use for use in kind.can)
     assert kind.sleeps == {}
     assert kind.cluster.models["a"].kv_token_bytes == 2 * shapes.kv_token_bytes(folder.TINY)  # float32
-    options, _ = said(kind, 10**8)
+    options, _ = launched(kind, 10**8)
     assert options["--kv-cache-memory-bytes"] == str(10**8)
     assert "--enable-sleep-mode" not in options
 
@@ -96,7 +96,7 @@ def test_vllm_on_a_host_has_its_kv_memory_in_bytes_and_cannot_sleep() -> None:
 def test_sglang_needs_a_card() -> None:
     with pytest.raises(UserError, match="sglang needs a GPU"):
         sglang.Sglang(CONFIG, PRICED).ready(Path("/nowhere"))
-    options, _ = said(sglang.Sglang(CONFIG, PRICED, Card()), 10**10)
+    options, _ = launched(sglang.Sglang(CONFIG, PRICED, Card()), 10**10)
     assert "--enable-memory-saver" in options
     assert 0 < float(options["--mem-fraction-static"]) < 1
 
@@ -167,7 +167,7 @@ def test_level_2_is_there_only_with_weights_that_can_be_read_again(
     card = vllm.Vllm(CONFIG, PRICED, Card())
     assert set(card.sleeps) == {"sleep", "sleep2"}
     assert "Load.way:sleep2" in card.can
-    options, _ = said(card, 10**10)
+    options, _ = launched(card, 10**10)
     assert options["--model"] == str(files)
     assert "--load-format" not in options
     assert card.facts["weights"] == "read"
@@ -176,7 +176,7 @@ def test_level_2_is_there_only_with_weights_that_can_be_read_again(
 @cases("of", [vllm.Vllm, sglang.Sglang])
 def test_elastic_memory_is_taken_on_demand_below_a_limit_of_its_own(of: Any) -> None:
     kind = of(CONFIG, PRICED, Card(kvcached=True), {"kv": "elastic"})
-    options, env = said(kind, 10**10)
+    options, env = launched(kind, 10**10)
     share = options.get("--gpu-memory-utilization") or options["--mem-fraction-static"]
     assert float(share) == CONFIG.mem_fraction
     assert (env["ENABLE_KVCACHED"], env["KVCACHED_AUTOPATCH"]) == ("true", "1")
@@ -209,7 +209,7 @@ kill -0 "$(cat "$CUDA_MPS_PIPE_DIRECTORY/pid")" 2>/dev/null && echo 100.0 || exi
 
 @pytest.fixture
 def mps(tmp_path: Path) -> str:
-    """The program of a daemon."""
+    """Return the program of a daemon."""
     program = tmp_path / "nvidia-cuda-mps-control"
     program.write_text(DAEMON)
     program.chmod(0o755)
@@ -227,8 +227,8 @@ def test_servers_have_their_part_of_the_sms_by_a_daemon_of_ours(
         assert kind.mps is not None
         daemon = kind.mps.process
         seats = [kind.seat(AT, 10**10, tmp_path / "log", part).process for part in (None, 1, sms // 2, sms)]
-        found = [seat.env.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") for seat in seats if seat is not None]
-        assert found == [None, "1", "50", "100"]
+        percentages = [seat.env.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") for seat in seats if seat is not None]
+        assert percentages == [None, "1", "50", "100"]
         pipes = {seat.env["CUDA_MPS_PIPE_DIRECTORY"] for seat in seats if seat is not None}
         assert pipes == {str(tmp_path / "mps")}
         assert daemon.alive()

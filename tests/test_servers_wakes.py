@@ -31,7 +31,7 @@ S = 1_000_000_000
 
 
 def log(*requests: tuple[float, float, float, float | None]) -> Log:
-    """Requests by seconds: written, first token, end (-1: none), and prompt by the server's own account."""
+    """Return requests by seconds: written, first token, end (-1: none), and prompt by the server's own account."""
     book = Book(len(requests))
     for rid, (write_s, first_s, end_s, prompt_s) in enumerate(requests):
         book.write_ns[rid], book.state[rid] = round(write_s * S), SENT
@@ -44,53 +44,53 @@ def log(*requests: tuple[float, float, float, float | None]) -> Log:
     return assemble(book.columns(True, 0.1, 1.0, 1), [book.spill()])
 
 
-def found(of: Log, *stays: wakes.Stay, idle_s: float = 5.0) -> tuple[list[wakes.Wake], list[float]]:
-    """Wakes, and what each request waited for one."""
-    woke, waited_s = wakes.found(of, stays, idle_s)
+def detected(of: Log, *stays: wakes.Stay, idle_s: float = 5.0) -> tuple[list[wakes.Wake], list[float]]:
+    """Return wakes, and the seconds that each request waited for one."""
+    woke, waited_s = wakes.find(of, stays, idle_s)
     return woke, [round(x, 9) for x in waited_s.tolist()]
 
 
 def test_a_request_after_an_idle_time_wakes_its_server_and_waits_what_its_prompt_does_not_explain() -> None:
-    one = log((1.0, 1.1, 2.0, 0.1), (7.0, 7.1, 8.0, 0.1), (13.5, 14.0, 15.0, 0.1))
-    woke, waited_s = found(one, wakes.Stay("a", 0.0, [0, 1, 2]))
+    requests = log((1.0, 1.1, 2.0, 0.1), (7.0, 7.1, 8.0, 0.1), (13.5, 14.0, 15.0, 0.1))
+    woke, waited_s = detected(requests, wakes.Stay("a", 0.0, [0, 1, 2]))
     assert [(w.rid, w.model, round(w.seconds, 9)) for w in woke] == [(2, "a", 0.4)]  # 5 s and no more are no wake
     assert waited_s == [0.0, 0.0, 0.4]
 
 
 def test_a_server_that_runs_or_was_ready_a_moment_ago_does_not_sleep_and_each_has_its_own_time() -> None:
     long = log((1.0, 1.1, 30.0, 0.1), (20.0, 20.1, 21.0, 0.1), (34.0, 34.1, 34.2, 0.1))
-    assert found(long, wakes.Stay("a", 0.0, [0, 1, 2]))[0] == []  # the first ends at 30 s
-    assert found(long, wakes.Stay("a", -4.5, [0]), wakes.Stay("b", 18.0, [1]), wakes.Stay("a", 31.0, [2])) == (
+    assert detected(long, wakes.Stay("a", 0.0, [0, 1, 2]))[0] == []  # the first ends at 30 s
+    assert detected(long, wakes.Stay("a", -4.5, [0]), wakes.Stay("b", 18.0, [1]), wakes.Stay("a", 31.0, [2])) == (
         [wakes.Wake(0, "a", 0.0)], [0.0, 0.0, 0.0],
     )  # fmt: skip
     endless = log((1.0, 1.1, -1, 0.1), (90.0, 90.1, 91.0, 0.1))
-    assert found(endless, wakes.Stay("a", 0.0, [0, 1]))[0] == []
+    assert detected(endless, wakes.Stay("a", 0.0, [0, 1]))[0] == []
 
 
 def test_who_is_written_while_a_server_wakes_waits_for_the_rest_of_it() -> None:
-    one = log((10.0, 10.5, 12.0, 0.1), (10.3, 10.6, 12.0, 0.1), (10.5, 10.7, 12.0, 0.1))
-    woke, waited_s = found(one, wakes.Stay("a", 0.0, [2, 0, 1]))
+    requests = log((10.0, 10.5, 12.0, 0.1), (10.3, 10.6, 12.0, 0.1), (10.5, 10.7, 12.0, 0.1))
+    woke, waited_s = detected(requests, wakes.Stay("a", 0.0, [2, 0, 1]))
     assert [(w.rid, round(w.seconds, 9)) for w in woke] == [(0, 0.4)]
     assert waited_s == [0.4, 0.1, 0.0]
 
 
 def test_without_the_servers_own_time_all_is_the_wakes_and_a_request_without_a_token_waits_to_its_end() -> None:
-    one = log((10.0, 10.5, 12.0, None), (20.0, -1, 23.0, None), (-1, -1, 40.0, None))
-    woke, waited_s = found(one, wakes.Stay("a", 0.0, [0, 1, 2]))
+    requests = log((10.0, 10.5, 12.0, None), (20.0, -1, 23.0, None), (-1, -1, 40.0, None))
+    woke, waited_s = detected(requests, wakes.Stay("a", 0.0, [0, 1, 2]))
     assert [w.seconds for w in woke] == [0.5, 3.0]
     assert waited_s == [0.5, 3.0, 0.0]
 
 
 def kept(monkeypatch: pytest.MonkeyPatch, lines: int) -> tuple[Stage, list[dict[str, Any]]]:
-    """A staged run whose server sleeps after 400 ms; its log has so many lines of wakes."""
+    """Return a staged run whose server sleeps after 400 ms; its log has so many lines of wakes."""
     stage = Stage(monkeypatch)
     stage.kind.keep = Keep(0.4, LLAMACPP_WAKES)
     seat = stage.kind.seat
 
     def logged(inst: Any, kv_bytes: int, path: Path, sms: int | None) -> Any:
-        found = seat(inst, kv_bytes, path, sms)
+        placed = seat(inst, kv_bytes, path, sms)
         path.write_text(f"srv {LLAMACPP_WAKES}\n" * lines)
-        return found
+        return placed
 
     monkeypatch.setattr(stage.kind, "seat", logged)
     work = jobs((0.1, "a", 2), (1.0, "a", 6), (1.3, "a", 2), (2.0, "a", 2))
@@ -109,11 +109,11 @@ def test_wakes_are_no_loads_and_their_wait_is_charged_to_load(monkeypatch: pytes
     stats = stage.engine.stats()
     assert (stats["loads"], stats["evicts"], stats["wakes"]) == (0.0, 0.0, 2.0)
     assert stats["wake_s"] == pytest.approx(0.1)
-    said = stage.engine.about()
-    assert said["wakes"]["by_model"] == {"a": 2}
+    about = stage.engine.about()
+    assert about["wakes"]["by_model"] == {"a": 2}
     text = "server's own: 2 wakes after 0.4 s without a request, 0.05 s each (median; longest 0.05)"
-    assert said["wakes"]["text"] == text
-    assert list(explain.verdict({"wakes": said["wakes"]})) == [text]
+    assert about["wakes"]["text"] == text
+    assert list(explain.verdict({"wakes": about["wakes"]})) == [text]
     assert tidy.utilisation(stats)[tidy.WAKES] == 2.0
     Servers.close(stage.engine)
 
@@ -138,22 +138,22 @@ def test_a_mock_that_sleeps_wakes_as_its_log_says() -> None:
     at_s = np.array([0.0, 0.05, 3.0, 3.02, 3.1])
     model = np.array([0, 1, 0, 0, 1], np.int32)
     none, tokens = np.full(5, np.inf), np.full(5, 4, np.int32)
-    one = Servers(kind.config, kind)
+    engine = Servers(kind.config, kind)
     try:
-        replay(Everything(), one, Jobs(("a", "b"), at_s, model, tokens, tokens, none, none))
-        rows = [row for part in one.rows() for row in part.to_pylist()]
-        said = one.about()["wakes"]
+        replay(Everything(), engine, Jobs(("a", "b"), at_s, model, tokens, tokens, none, none))
+        rows = [row for part in engine.rows() for row in part.to_pylist()]
+        facts = engine.about()["wakes"]
     finally:
-        one.close()
+        engine.close()
     assert [row["state"] for row in rows] == ["done"] * 5
-    assert {wake.rid for wake in one.wakes} >= {2, 4}
-    woken = {wake.rid: wake.seconds for wake in one.wakes}
+    assert {wake.rid for wake in engine.wakes} >= {2, 4}
+    woken = {wake.rid: wake.seconds for wake in engine.wakes}
     assert min(woken[2], woken[4]) >= 0.149  # what the mock waits, but for its clock's millisecond
     assert rows[2]["load_ns"] >= 149 * MS
     assert rows[2]["load_ns"] + rows[2]["compute_ns"] + rows[2]["host_ns"] == rows[2]["done_ns"] - rows[2]["arrival_ns"]
-    assert one.stats()["wakes"] == len(one.wakes)
-    assert said["logged"] >= 2
-    assert ("their logs tell of" in said["text"]) == (said["logged"] != len(one.wakes))
+    assert engine.stats()["wakes"] == len(engine.wakes)
+    assert facts["logged"] >= 2
+    assert ("their logs tell of" in facts["text"]) == (facts["logged"] != len(engine.wakes))
 
 
 def test_llama_cpp_is_told_to_sleep_and_only_it_can_be() -> None:

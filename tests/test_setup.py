@@ -1,4 +1,4 @@
-"""What a run needs is looked up in one place, and its engine and policy are made once."""
+"""Setup: a run's needs are looked up in one place, and its engine and policy are made once."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ TINY = Spec("static", gpus=1, models="llama-3.2-1b", trace="sample", slo="")
 
 
 def lookups(source: str) -> Iterator[str]:
-    """Functions named `X_of` that take a Spec, and calls of such with something named `spec`."""
+    """Return functions named `X_of` that take a Spec, and calls of such with something named `spec`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_of"):
-            kinds = [ast.unparse(one.annotation) for one in node.args.args if one.annotation]
+            kinds = [ast.unparse(arg.annotation) for arg in node.args.args if arg.annotation]
             yield from (f"{node.lineno}: def {node.name}" for kind in kinds if kind == "Spec")
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("_of"):
-            names = [ast.unparse(one).rpartition(".")[2] for one in node.args]
+            names = [ast.unparse(arg).rpartition(".")[2] for arg in node.args]
             yield from (f"{node.lineno}: {ast.unparse(node)}" for name in names if name == "spec")
 
 
@@ -56,7 +56,7 @@ def test_a_second_place_is_noticed(source: str) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was made, in order: policies, and engines by the options that they were made with."""
+    """List the makings in order: policies, and engines by the options that they were made with."""
     made = list[str]()
     build, find = system.build, engine.find
 

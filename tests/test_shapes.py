@@ -136,4 +136,4 @@ CONTEXT = {
 
 
 def test_a_model_serves_at_most_what_its_checkpoint_can() -> None:
-    assert {name: (CONTEXT[name][0], one.max_tokens) for name, one in shapes().items()} == CONTEXT
+    assert {name: (CONTEXT[name][0], spec.max_tokens) for name, spec in shapes().items()} == CONTEXT

@@ -136,10 +136,10 @@ def test_elastic_memory_is_taken_in_whole_pages_and_given_back() -> None:
 
 
 def test_a_view_tells_what_waits_for_memory_from_what_is_on_its_way() -> None:
-    one, weights = shape("llama-3.1-8b"), shapes.weight_bytes(shape("llama-3.1-8b"))
+    llama, weights = shape("llama-3.1-8b"), shapes.weight_bytes(shape("llama-3.1-8b"))
     room = 2 * weights + 512 * MIB  # of a GPU: two models, and half of the KV of the longest request
     config = Config(
-        tuple(Served(m, one) for m in "abc"), gpus=2, process_bytes=0, mem_fraction=(room + 1) / gpu("h100").mem_bytes
+        tuple(Served(m, llama) for m in "abc"), gpus=2, process_bytes=0, mem_fraction=(room + 1) / gpu("h100").mem_bytes
     )
     sim = Sim(config)
     view, here, there = sim.view(), Batch(Inst("a", (0,))), Inst("a", (1,))

@@ -1,4 +1,4 @@
-"""How long the rules of each system are: its code without prose and declarations, wherever it stands.
+"""Lengths of each system's rules: its code without prose and declarations, wherever it stands.
 
 A line counts if code stands on it; blank lines and comments never do. Docstrings, imports and what the body of a class
 declares (fields, state, presets) are left out. A definition of harness/policy that one system alone reaches counts as
@@ -36,9 +36,9 @@ class Named(NamedTuple):
 
 
 def rules(source: str) -> set[int]:
-    """The numbers of the lines that count."""
+    """Return the numbers of the lines that count."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    code = {line for one in tokens if one.type not in PROSE for line in range(one.start[0], one.end[0] + 1)}
+    code = {line for token in tokens if token.type not in PROSE for line in range(token.start[0], token.end[0] + 1)}
     return code - {line for node in _left_out(ast.parse(source)) for line in _lines(node)}
 
 
@@ -48,11 +48,11 @@ def _left_out(tree: ast.Module) -> Iterator[ast.stmt]:
             case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant(str())):
                 yield node
             case ast.ClassDef():
-                yield from (one for one in node.body if isinstance(one, ast.Assign | ast.AnnAssign))
+                yield from (statement for statement in node.body if isinstance(statement, ast.Assign | ast.AnnAssign))
 
 
 def _lines(node: ast.stmt) -> range:
-    first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
     return range(first, (node.end_lineno or first) + 1)
 
 
@@ -60,70 +60,70 @@ def _lines(node: ast.stmt) -> range:
 
 
 def imported(tree: ast.Module) -> dict[str, Named]:
-    """What a module imports from harness/policy, by the name that it has there."""
-    found: dict[str, Named] = {}
+    """Return a module's imports from harness/policy, by the name that each has there."""
+    names: dict[str, Named] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{POLICY}."):
-            found |= {one.asname or one.name: Named(node.module or "", one.name) for one in node.names}
+            names |= {alias.asname or alias.name: Named(node.module or "", alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module == POLICY:
-            found |= {one.asname or one.name: Named(f"{POLICY}.{one.name}", "*") for one in node.names}
+            names |= {alias.asname or alias.name: Named(f"{POLICY}.{alias.name}", "*") for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {one.name: Named(one.name, "*") for one in node.names if one.name.startswith(f"{POLICY}.")}
-    return found
+            names |= {alias.name: Named(alias.name, "*") for alias in node.names if alias.name.startswith(f"{POLICY}.")}
+    return names
 
 
 @cache
 def policy() -> Mapping[Named, tuple[ast.stmt, frozenset[Named]]]:
-    """The definitions of harness/policy, and what each of them names of it."""
-    found: dict[Named, tuple[ast.stmt, frozenset[Named]]] = {}
+    """Return the definitions of harness/policy, and what each of them names of it."""
+    defined: dict[Named, tuple[ast.stmt, frozenset[Named]]] = {}
     for path in sorted((ROOT / "harness/policy").glob("*.py")):
         module, tree = f"{POLICY}.{path.stem}", ast.parse(path.read_text("utf-8"))
-        own = {name: Named(module, name) for node in tree.body for name in _defined(node)}
-        known = imported(tree) | own
+        named = {name: Named(module, name) for node in tree.body for name in _defined(node)}
+        known = imported(tree) | named
         for node in tree.body:
             uses = frozenset(known[x.id] for x in ast.walk(node) if isinstance(x, ast.Name) and x.id in known)
-            found |= {own[name]: (node, uses) for name in _defined(node)}
-    return found
+            defined |= {named[name]: (node, uses) for name in _defined(node)}
+    return defined
 
 
 def _defined(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [one.id for one in targets if isinstance(one, ast.Name)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 @cache
 def reached(path: Path) -> frozenset[Named]:
-    """The definitions of harness/policy that a file imports, and those that these need."""
-    todo, found = [*imported(ast.parse(path.read_text("utf-8"))).values()], set[Named]()
+    """Return the definitions of harness/policy that a file imports, and those that these need."""
+    todo, seen = [*imported(ast.parse(path.read_text("utf-8"))).values()], set[Named]()
     while todo:
-        one = todo.pop()
-        if one.name == "*":
-            todo += [other for other in policy() if other.module == one.module]
-        elif one not in found and one in policy():
-            found.add(one)
-            todo += policy()[one][1]
-    return frozenset(found)
+        symbol = todo.pop()
+        if symbol.name == "*":
+            todo += [other for other in policy() if other.module == symbol.module]
+        elif symbol not in seen and symbol in policy():
+            seen.add(symbol)
+            todo += policy()[symbol][1]
+    return frozenset(seen)
 
 
 def alone(path: Path, others: Iterable[Path]) -> set[Named]:
-    """The definitions of harness/policy that one file reaches and none of the others does."""
+    """Return the definitions of harness/policy that one file reaches and none of the others does."""
     return set(reached(path).difference(*map(reached, others)))
 
 
 @cache
 def size(name: str) -> Mapping[str, int]:
-    """Lines that count, by module."""
+    """Return lines that count, by module."""
     path = ROOT / f"systems/{name}.py"
     folders = ("harness", "systems", "workloads", "traces", "plots")
-    files = [one for folder in folders for one in sorted((ROOT / folder).rglob("*.py"))]
-    others = [one for one in files if one != path and one.parent != ROOT / "harness/policy"]
-    found = {f"systems.{name}": len(rules(path.read_text("utf-8")))}
-    for one in sorted(alone(path, others)):
-        lines = rules((ROOT / f"{one.module.replace('.', '/')}.py").read_text("utf-8"))
-        found[one.module] = found.get(one.module, 0) + len(lines & set(_lines(policy()[one][0])))
-    return found
+    files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
+    others = [file for file in files if file != path and file.parent != ROOT / "harness/policy"]
+    sizes = {f"systems.{name}": len(rules(path.read_text("utf-8")))}
+    for symbol in sorted(alone(path, others)):
+        lines = rules((ROOT / f"{symbol.module.replace('.', '/')}.py").read_text("utf-8"))
+        sizes[symbol.module] = sizes.get(symbol.module, 0) + len(lines & set(_lines(policy()[symbol][0])))
+    return sizes
 
 
 @cases("name", system.names())
@@ -173,9 +173,9 @@ def test_what_only_one_system_reaches_is_its_own(tmp_path: Path) -> None:
     mine, yours = tmp_path / "mine.py", tmp_path / "yours.py"
     mine.write_text("from harness.policy.placement import spread as homes\n")
     yours.write_text("def f():\n    from harness.policy.placement import one_request\n")
-    found = {one.name for one in alone(mine, [yours]) if one.module.endswith(".placement")}
+    names = {symbol.name for symbol in alone(mine, [yours]) if symbol.module.endswith(".placement")}
     spread = {"spread", "given", "_heaviest_first", "searched"}
-    assert found == {*spread, "demand", "groups", "footprint"}  # one_request is both's
+    assert names == {*spread, "demand", "groups", "footprint"}  # one_request is both's
     for all_of_it in ("from harness.policy import placement", "import harness.policy.placement"):
         (theirs := tmp_path / f"{len(all_of_it)}.py").write_text(all_of_it)
         assert alone(mine, [theirs]) == set()

@@ -54,10 +54,10 @@ def test_the_hash_is_the_first_digits_of_sha256_of_the_text() -> None:
 
 
 def test_equal_values_hash_alike_however_they_are_written() -> None:
-    one = Spec("static", rate_scale=1, fields=(("b", 1), ("a", 2)), slo_s=(("y", 1, 2), ("x", 3, 4)))
-    two = Spec("static", rate_scale=1.0, fields=(("a", 2), ("b", 1)), slo_s=(("x", 3.0, 4.0), ("y", 1.0, 2.0)))
-    assert canonical(one) == canonical(two)
-    assert '"rate_scale":1.0' in canonical(one)
+    first = Spec("static", rate_scale=1, fields=(("b", 1), ("a", 2)), slo_s=(("y", 1, 2), ("x", 3, 4)))
+    second = Spec("static", rate_scale=1.0, fields=(("a", 2), ("b", 1)), slo_s=(("x", 3.0, 4.0), ("y", 1.0, 2.0)))
+    assert canonical(first) == canonical(second)
+    assert '"rate_scale":1.0' in canonical(first)
 
 
 def test_a_run_that_names_no_longest_request_keeps_its_name() -> None:
@@ -66,11 +66,11 @@ def test_a_run_that_names_no_longest_request_keeps_its_name() -> None:
 
 
 def test_a_run_that_leaves_the_sharing_of_gpus_to_its_system_keeps_its_name() -> None:
-    own, turns = Spec("static"), Spec("static", sharing="turns")
-    assert "sharing" not in as_dict(own)
-    assert len({own.hash8, turns.hash8, Spec("static", sharing="fluid").hash8}) == 3
+    plain, turns = Spec("static"), Spec("static", sharing="turns")
+    assert "sharing" not in as_dict(plain)
+    assert len({plain.hash8, turns.hash8, Spec("static", sharing="fluid").hash8}) == 3
     assert from_dict(as_dict(turns)) == turns
-    assert from_dict(as_dict(own)) == own
+    assert from_dict(as_dict(plain)) == plain
 
 
 def test_what_is_set_of_an_engine_is_part_of_a_run_but_for_the_name_of_a_key() -> None:

@@ -46,10 +46,10 @@ def test_each_next_square_is_drawn_anew() -> None:
 def test_models_of_like_weight_are_one_class(name: str, counts: list[int]) -> None:
     models = model_set(name)
     classes = size_classes(models)
-    assert [len(one) for one in classes] == counts
-    assert sorted(k for one in classes for k in one) == list(range(len(models.members)))
-    weights = [sorted(weight_bytes(models.members[k].shape) for k in one) for one in classes]
-    assert all(b < ALIKE * a for one in weights for a, b in pairwise(one))
+    assert [len(group) for group in classes] == counts
+    assert sorted(k for group in classes for k in group) == list(range(len(models.members)))
+    weights = [sorted(weight_bytes(models.members[k].shape) for k in group) for group in classes]
+    assert all(b < ALIKE * a for group in weights for a, b in pairwise(group))
     assert all(ALIKE * b[-1] <= a[0] for a, b in pairwise(weights))
 
 
@@ -63,10 +63,10 @@ def hyperbolic(models: int) -> Rows:
 
 
 def owners(rows: Rows, name: str, seed: int) -> dict[tuple[str, float], int]:
-    """The model of each stream."""
-    found = assigned(rows, model_set(name), seed, "square")
-    assert found.rule == "square"
-    return {stream: k for k, stream in enumerate(found.streams)}
+    """Return the model of each stream."""
+    assignment = assigned(rows, model_set(name), seed, "square")
+    assert assignment.rule == "square"
+    return {stream: k for k, stream in enumerate(assignment.streams)}
 
 
 @cases("name", SETS)
@@ -75,33 +75,33 @@ def test_over_a_square_each_busy_stream_meets_each_size_class_once(name: str) ->
     rows = hyperbolic(len(models.members))
     n = square_seeds(rows, models)
     assert n == square_order(models) == len(size_classes(models))
-    size_of = {k: size for size, one in enumerate(size_classes(models)) for k in one}
+    size_of = {k: size for size, group in enumerate(size_classes(models)) for k in group}
     popular = Counter(rows.models[k] for k in rows.model)
     for square in (0, 1, 7):
         each = [owners(rows, name, seed) for seed in range(square * n, (square + 1) * n)]
-        streams = sorted(each[0], key=lambda one: (-popular[one[0]], one))
-        assert all(set(one) == set(streams) and sorted(one.values()) == list(range(len(streams))) for one in each)
+        streams = sorted(each[0], key=lambda stream: (-popular[stream[0]], stream))
+        assert all(set(owner) == set(streams) and sorted(owner.values()) == list(range(len(streams))) for owner in each)
         for stream in streams[:n]:
-            assert sorted(size_of[one[stream]] for one in each) == list(range(n))
-        assert len({tuple(sorted(one.items())) for one in each}) == n  # seeds of a square differ
+            assert sorted(size_of[owner[stream]] for owner in each) == list(range(n))
+        assert len({tuple(sorted(owner.items())) for owner in each}) == n  # seeds of a square differ
         assert each == [owners(rows, name, seed) for seed in range(square * n, (square + 1) * n)]
 
 
 def test_streams_beyond_the_square_go_anywhere() -> None:
     models = model_set("light8")
     rest = [dealt(models, number)[3:] for number in range(300)]
-    met = Counter((place, model) for one in rest for place, model in enumerate(one))
+    met = Counter((place, model) for places in rest for place, model in enumerate(places))
     (lone,) = size_classes(models)[1]
     assert min(met[place, model] for place in range(5) for model in range(8) if model != lone) >= 15
-    assert all(lone not in one for one in rest)  # a class of one model always has a busy stream
+    assert all(lone not in places for places in rest)  # a class of one model always has a busy stream
 
 
 def test_a_set_of_one_size_is_a_square_of_one_seed() -> None:
     models = load_models("llama-3.2-1b*4")
     assert square_order(models) == 1
-    found = {tuple(dealt(models, number)) for number in range(30)}
-    assert len(found) > 10
-    assert all(sorted(one) == [0, 1, 2, 3] for one in found)
+    orders = {tuple(dealt(models, number)) for number in range(30)}
+    assert len(orders) > 10
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
 
 
 def test_the_square_crosses_the_halves_of_a_replayed_trace() -> None:
@@ -122,17 +122,17 @@ def test_jobs_follow_the_square() -> None:
     rows, models = hyperbolic(8), model_set("light8")
     for seed in (0, 4):
         jobs = build(rows, models, seed=seed, scaling="none", warmup_s=0.0, assign="square")
-        own = np.bincount(synthetic.draw("hyperbolic-like", seed).model, minlength=8)
+        counts = np.bincount(synthetic.draw("hyperbolic-like", seed).model, minlength=8)
         owner = owners(rows, "light8", seed)
         got = np.bincount(jobs.model, minlength=8)
-        assert all(got[k] == own[rows.models.index(stream)] for (stream, _), k in owner.items())
+        assert all(got[k] == counts[rows.models.index(stream)] for (stream, _), k in owner.items())
 
 
 def test_a_shift_goes_with_its_stream(traces_dir: Path) -> None:
     assert traces_dir
     arena, models = trace("arena-chat"), model_set("prism18")
-    found = assigned(arena, models, 3, "square").streams
-    assert sorted(found) == sorted(assigned(arena, models).streams)
+    streams = assigned(arena, models, 3, "square").streams
+    assert sorted(streams) == sorted(assigned(arena, models).streams)
 
 
 def test_every_shipped_set_has_an_order() -> None:

@@ -34,14 +34,14 @@ def file(folder: Path, *rows: str, header: str = HEADER) -> Path:
 
 
 def alone(held: float, peaks: Sequence[int]) -> Measured:
-    """What the first instance of a static split would have measured if processes held so much."""
+    """Return the memory that the first instance of a static split would have shown if processes held so much."""
     host = quantities.host(staggered.HOST, staggered.GPU)
     parts = [ours(SIX, "static", peak, held, models=1, host=host) for peak in peaks]
     return Measured(SIX, pd.concat(parts, ignore_index=True))
 
 
 def written(load: Load, name: str, peaks: Sequence[int], held: float) -> list[str]:
-    """What our engine makes of a load, as rows of a measured run, with the model's name at their ends."""
+    """Write our engine's rows of a load as those of a measured run, with the model's name at their ends."""
     end = {system: end for end, system in staggered.SYSTEMS.items()}[name]
     rows = pd.concat([ours(load, name, peak, held) for peak in peaks])
     return [
@@ -76,11 +76,11 @@ def test_models_and_lengths_are_loads_of_their_own_and_what_we_lack_is_skipped(t
             ("256,1024", "", "llama-3.1-8b", "h100"), ("256,1024", "14", "", "mi300x"),
         )
     ]  # fmt: skip
-    found, skipped = read(file(tmp_path, *rows, header=f"{HEADER},model,gpu"))
-    assert [(run.load.shape.name, run.load.prompt, run.load.cap) for run in found] == [
+    runs, skipped = read(file(tmp_path, *rows, header=f"{HEADER},model,gpu"))
+    assert [(run.load.shape.name, run.load.prompt, run.load.cap) for run in runs] == [
         ("qwen-2.5-7b", 256, 1024), ("llama-3.1-8b", 256, 1024), ("llama-3.1-8b", 512, 64),
     ]  # fmt: skip
-    assert [str(one).partition(";")[0] for one in skipped] == [
+    assert [str(skip).partition(";")[0] for skip in skipped] == [
         'mine.csv:5: unknown model "llama-9b"',
         'mine.csv:6: GPU "h100": ramps of models that share a card are priced on mi300x alone',
         'mine.csv:7: size_b "14" names no model',
@@ -121,10 +121,10 @@ def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:
 
 
 def test_the_memory_of_a_process_is_found_again() -> None:
-    found = process(alone(7.0 * GIB, (26, 28)))
-    assert found.low <= found.mean <= found.high
-    assert np.array(found[:3]) / GIB == pytest.approx(7.0, abs=0.15)
-    assert found.peaks == (26, 28)
+    memory = process(alone(7.0 * GIB, (26, 28)))
+    assert memory.low <= memory.mean <= memory.high
+    assert np.array(memory[:3]) / GIB == pytest.approx(7.0, abs=0.15)
+    assert memory.peaks == (26, 28)
 
 
 def test_where_no_row_tells_it_the_memory_of_a_process_is_that_of_its_parts() -> None:
@@ -154,7 +154,7 @@ def test_elastic_memory_takes_what_a_static_split_leaves_unused() -> None:
 def test_one_set_of_another_model_is_replayed_as_its_rows_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """What our engine gives, written down as measured, comes back at 0 %; fixed lengths too."""
+    """Our engine's own numbers, written down as measured, come back at 0 %; fixed lengths too."""
     fixed = THREE._replace(output=64.0)
     held = process(Measured(THREE, pd.DataFrame(columns=[*staggered.KEYS, *staggered.METRICS])))
     rows = [row for load in (THREE, fixed._replace(prompt=300)) for row in written(load, name, (4, 6), held.mean)]
@@ -162,13 +162,13 @@ def test_one_set_of_another_model_is_replayed_as_its_rows_say(
     runs = read(path).found
     assert [(run.load.models, run.load.prompt, round(run.load.output)) for run in runs] == [(3, 512, 48), (3, 300, 64)]
     for run in runs:
-        found = points(run, process(run)).sort_values(staggered.KEYS)
-        mine, theirs = (found[found["who"] == who]["mean_ttft_s"].to_numpy() for who in ("ours", "measured"))
+        frame = points(run, process(run)).sort_values(staggered.KEYS)
+        mine, theirs = (frame[frame["who"] == who]["mean_ttft_s"].to_numpy() for who in ("ours", "measured"))
         assert mine == pytest.approx(theirs, rel=1e-6)
     drawn: list[tuple[str, set[str]]] = []
 
-    def render(own: pd.DataFrame, stem: Path, _command: str, _said: str) -> list[Path]:
-        drawn.append((stem.name, set(own["system"])))
+    def render(frame: pd.DataFrame, stem: Path, _command: str, _said: str) -> list[Path]:
+        drawn.append((stem.name, set(frame["system"])))
         return []
 
     monkeypatch.setattr(fig_staggered, "render", render)
@@ -200,7 +200,7 @@ def test_a_folder_of_nothing_else_is_no_mistake(tmp_path: Path) -> None:
 
 
 def frame(ttft_s: dict[str, float]) -> pd.DataFrame:
-    """Made-up points: a mean and median TTFT by who, for both systems at all peaks; P99s are congested from 35 on."""
+    """Return made-up points: mean and median TTFT by who, both systems at all peaks; P99s are congested from 35 on."""
     return pd.DataFrame(
         [
             {"who": who, "system": name, "peak": peak, "instance": k, "mean_ttft_s": s, "median_ttft_s": s / k,
@@ -234,12 +234,12 @@ def test_the_figure_shows_both_systems_by_peak_and_by_instance() -> None:
     points = frame({"measured": 4.0, "ours": 5.0, "low": 5.1, "high": 4.9, "fluid": 1.0})
     with style.theme():
         figure = fig_staggered.draw(points, "six models")
-        one = fig_staggered.draw(points[points["system"] == "static"], "six models")
+        single = fig_staggered.draw(points[points["system"] == "static"], "six models")
     assert [len(axes.get_lines()) for axes in figure.axes] == [4, 4, 12, 12]
-    assert [len(axes.get_lines()) for axes in one.axes] == [2, 2, 12, 0]
-    said = " ".join(str(figure.get_supxlabel()).split())
-    assert "a guess" in said
-    assert said.startswith("six models on one card")
+    assert [len(axes.get_lines()) for axes in single.axes] == [2, 2, 12, 0]
+    text = " ".join(str(figure.get_supxlabel()).split())
+    assert "a guess" in text
+    assert text.startswith("six models on one card")
 
 
 def test_the_command_says_how_the_aims_came_out(tmp_path: Path) -> None:
@@ -261,8 +261,8 @@ def test_the_committed_card_explains_the_rows_that_it_was_fitted_on(measured_dir
     run, host = fit_card.measured_ramps(measured_dir), quantities.host(staggered.HOST, staggered.GPU)
     error = np.abs(fit_card.alone(run, host, fit_card.ALONE) / fit_card.first_instance(run, fit_card.ALONE) - 1)
     hosts = tomllib.loads((quantities.TABLES / "hosts.toml").read_text("utf-8"))["host"]
-    said = hosts[staggered.HOST]["on"][staggered.GPU]["fit"]
-    assert [np.median(error), np.quantile(error, 0.95)] == pytest.approx([said["median"], said["p95"]], abs=1e-4)
+    fit = hosts[staggered.HOST]["on"][staggered.GPU]["fit"]
+    assert [np.median(error), np.quantile(error, 0.95)] == pytest.approx([fit["median"], fit["p95"]], abs=1e-4)
     for name, (low, high) in quantities.band(staggered.HOST, staggered.GPU).items():
         assert low <= getattr(host, name) <= high
 

@@ -24,7 +24,7 @@ from harness.policy.events import Arrived, Done, Event, Finished, Freed, TurnEnd
 from harness.policy.types import Batch, Host, Inst
 from harness.policy.view import View
 from tests.cases import cases
-from tests.test_kernel import one
+from tests.test_kernel import prefill_queue
 from tests.test_replay import Policy, done_s
 from tests.worlds import SHAPE
 
@@ -36,7 +36,7 @@ Issued = list[tuple[float, Action, bool]]
 
 
 class Short(Sim):
-    """Lacks something for each of some actions until a time."""
+    """A simulator that lacks something for each of some actions until a time."""
 
     comes_s: Mapping[Action, float]
     issued: Issued
@@ -67,7 +67,7 @@ def short(
     **seconds: float,
 ) -> tuple[Issued, Policy, Recorder, Outcome, Sim]:
     """Replay one request of a second, which comes at 0.5 s. `says`: the answers to it, and to timers at other times."""
-    w = one(1.0, 1.0, 1)
+    w = prefill_queue(1.0, 1.0, 1)
     engine = Short(w.config, w.options, w.machine)
     engine.comes_s, engine.issued = comes_s, []
 
@@ -131,16 +131,16 @@ def test_a_turn_waits_for_the_load_of_its_weights() -> None:
 
 def test_a_turn_that_is_closed_while_it_stands_ends_like_any_other() -> None:
     turn, close = Run(A, "decode", for_s=1.0), Run(A, "decode", steps=0)
-    said = {0.5: (turn,), 0.75: (close,)}
-    issued, policy, *_ = short(said, {turn: 1.0})
+    script = {0.5: (turn,), 0.75: (close,)}
+    issued, policy, *_ = short(script, {turn: 1.0})
     assert (0.75, TurnEnded(A, "decode", "steps", 0, 0.0)) in policy.heard
     assert [action for t, action, _ in issued if t >= 0.75] == [close]
-    _, deaf, *_ = short(said, {turn: 1.0}, frozenset({Woke, Arrived}))
+    _, deaf, *_ = short(script, {turn: 1.0}, frozenset({Woke, Arrived}))
     assert not any(isinstance(event, TurnEnded) for _, event in deaf.heard)
 
 
 @cases(
-    ("said", "stands", "same"),
+    ("asked", "stands", "same"),
     [
         (Evict(NEW), Load(NEW), True),
         (Load(NEW, "pool"), Evict(NEW, drain=False), True),
@@ -165,8 +165,8 @@ def test_a_turn_that_is_closed_while_it_stands_ends_like_any_other() -> None:
         (Wake(1.0), LIMIT, False),
     ],
 )
-def test_what_speaks_of_the_same_thing(said: Action, stands: Action, same: bool) -> None:
-    assert same_subject(said, stands) is same
+def test_what_speaks_of_the_same_thing(asked: Action, stands: Action, same: bool) -> None:
+    assert same_subject(asked, stands) is same
 
 
 # ---------------------------------------------------------------- an engine in real time
@@ -206,7 +206,7 @@ def test_blocks_that_come_free_are_told_once_after_a_refusal_for_now() -> None:
 
 def two(answer: Callable[[Event, View], Iterable[Action]], hears: frozenset[type], **spec: Any) -> tuple[Any, ...]:
     """Replay a request of each of two models, whose weights take a second."""
-    w = one(1.0, 1.0, 2, models=2)
+    w = prefill_queue(1.0, 1.0, 2, models=2)
     machine = w.machine._replace(spec=w.machine.spec._replace(h2d=float(weight_bytes(SHAPE)), **spec))
     jobs = replace(w.jobs, arrival_s=np.array([1.0, 1.0]), model=np.array([0, 1], np.int32))
     policy, sim, log = Policy(answer, hears), replace(w, machine=machine).sim(), Recorder()

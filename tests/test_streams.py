@@ -1,4 +1,4 @@
-"""Who gets which stream of a trace: shipped sets as ever, models of equal names by these; and what is said of it."""
+"""Assignments of a trace's streams: shipped sets as ever, models of equal names by these; and what is said of it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_shipped_sets_have_the_streams_that_they_had(pair: str) -> None:
         with pytest.raises(UserError):
             assigned(rows, models)
         return
-    found = [assigned(rows, models, seed).streams for seed in (0, 1)]
-    said = [" ".join(f"{stream}{shift:+g}" if shift else stream for stream, shift in one) for one in found]
-    assert list(dict.fromkeys(said)) == GOLDEN[pair]
+    drawn = [assigned(rows, models, seed).streams for seed in (0, 1)]
+    texts = [" ".join(f"{stream}{shift:+g}" if shift else stream for stream, shift in streams) for streams in drawn]
+    assert list(dict.fromkeys(texts)) == GOLDEN[pair]
 
 
 def test_every_shipped_pair_is_in_the_list() -> None:
@@ -55,11 +55,11 @@ def test_every_shipped_pair_is_in_the_list() -> None:
 def test_equal_names_match() -> None:
     """Streams s0 to s4, of which s3 and s1 have a model of their name; the others take what is left by the old rule."""
     rows = drawn(300, streams=5)
-    one = shape("llama-3.2-1b")
+    llama = shape("llama-3.2-1b")
 
     def of(*names: str, ordered: bool = False) -> tuple[str, list[str]]:
-        found = assigned(replace(rows, ordered=ordered), ModelSet("own", tuple(Served(name, one) for name in names)))
-        return found.rule, [stream for stream, _ in found.streams]
+        dealt = assigned(replace(rows, ordered=ordered), ModelSet("own", tuple(Served(name, llama) for name in names)))
+        return dealt.rule, [stream for stream, _ in dealt.streams]
 
     assert of("s3", "s1", "s0", "s4", "s2") == ("by name", ["s3", "s1", "s0", "s4", "s2"])
     assert of("s3", "s1") == ("by name", ["s3", "s1"])
@@ -68,7 +68,7 @@ def test_equal_names_match() -> None:
     rule, streams = of("mine", "s1", "other", "more", "last")
     assert (rule, streams[1], set(streams)) == ("by name", "s1", {"s0", "s1", "s2", "s3", "s4"})
     assert of("mine", "other")[0] == "by traffic"
-    named = ModelSet("own", (Served("s0", one, stream="s1"), Served("s1", one, stream="s0")))
+    named = ModelSet("own", (Served("s0", llama, stream="s1"), Served("s1", llama, stream="s0")))
     assert assigned(rows, named).streams == (("s1", 0.0), ("s0", 0.0))  # what the set says goes before names
     assert assigned(rows, named).rule == "released"
     assert assigned(rows, named, assign="shuffled").rule == "shuffled"
@@ -83,24 +83,24 @@ def test_a_trace_of_ones_own_says_who_gets_what(tmp_path: Path) -> None:
     meta = {"name": "gateway", "tier": "replayed", "span_s": SPAN_S}
     pq.write_table(schema.table(columns, meta), file)
 
-    def said(models: str, **more: object) -> list[str]:
+    def told(models: str, **more: object) -> list[str]:
         text = "".join(f'[[model]]\nname = "{name}"\nshape = "llama-3.2-1b"\n' for name in models.split())
         (tmp_path / "own.toml").write_text(text)
         load_models.cache_clear()
         spec = Spec("static", trace=str(file), models=str(tmp_path / "own.toml"), **more)  # type: ignore[arg-type]
         return lines(Setup(spec))
 
-    assert said("s2 s0 s1") == ["streams by name"]
-    assert said("s0 s1 mine") == [
+    assert told("s2 s0 s1") == ["streams by name"]
+    assert told("s0 s1 mine") == [
         f"streams by name: 2 of 3 models; gateway -> own: mine <- s2 ({counts[2]:,} requests)"
     ]
-    (line,) = said("a b c", assign="shuffled")
+    (line,) = told("a b c", assign="shuffled")
     assert line.startswith("streams shuffled (as each seed draws; seed 0): gateway -> own: a <- s")
-    (line,) = said("a b c", assign="square")
+    (line,) = told("a b c", assign="square")
     assert line.startswith(
         "streams square (each of the busiest meets each size of model once in 2 seeds; seed 0): gateway -> own: a <- s"
     )
-    (line,) = said("a b c")
+    (line,) = told("a b c")
     assert line.startswith(
         "streams by traffic (the busiest, in an order that each seed draws; seed 0): gateway -> own: a"
     )

@@ -39,16 +39,16 @@ def test_figure_7_is_as_large_as_promised() -> None:
     fig7 = study("fig7")
     assert fig7.first == "prism"
     assert {"muxserve:plusplus", "elastic", "static:rate", "static:equal", "qlm"} < set(fig7.systems)
-    assert len([one for one in fig7.systems if "quotas" in one]) == 1  # MuxServe++ with quotas and without
-    quick = [one for one in fig7.condition if fig7.axis(one) == "rate_scale" and not one.extra]
-    have = [(one.spec["models"], one.vary.get("gpus", one.spec.get("gpus")), one.spec.get("assign", "released"),
-             one.spec.get("pool_bytes")) for one in quick]  # fmt: skip
+    assert len([system for system in fig7.systems if "quotas" in system]) == 1  # MuxServe++ with quotas and without
+    quick = [condition for condition in fig7.condition if fig7.axis(condition) == "rate_scale" and not condition.extra]
+    have = [(c.spec["models"], c.vary.get("gpus", c.spec.get("gpus")), c.spec.get("assign", "released"),
+             c.spec.get("pool_bytes")) for c in quick]  # fmt: skip
     assert have == [
         ("light8", 1, "released", POOL),
         ("heavy8", 2, "released", POOL),
     ]
-    extra = [(fig7.axis(one), one.spec["models"], one.spec.get("assign"), one.spec.get("pool_bytes"))
-             for one in fig7.condition if one.extra]  # fmt: skip
+    extra = [(fig7.axis(c), c.spec["models"], c.spec.get("assign"), c.spec.get("pool_bytes"))
+             for c in fig7.condition if c.extra]  # fmt: skip
     assert extra == [
         ("rate_scale", "heavy8", "square", POOL),
         ("rate_scale", "prism18", None, POOL),
@@ -62,10 +62,10 @@ def test_figure_7_is_as_large_as_promised() -> None:
     for scope in (fig7.quick, fig7.full):  # enough blocks for a verdict, and more seeds where it is none
         assert scope.seeds * scope.window_s / BLOCK_S >= 30
         assert scope.budget
-    assert next(one for one in fig7.condition if fig7.axis(one) == "gpus").at == tuple(range(2, 9))
-    rated = [one for one in fig7.condition if fig7.axis(one) == "rate_scale"]
-    assert all(len(one.at_rps) == 3 for one in rated)
-    assert all(min(one.at_rps) < 1 for one in rated if not one.extra)
+    assert next(condition for condition in fig7.condition if fig7.axis(condition) == "gpus").at == tuple(range(2, 9))
+    rated = [condition for condition in fig7.condition if fig7.axis(condition) == "rate_scale"]
+    assert all(len(condition.at_rps) == 3 for condition in rated)
+    assert all(min(condition.at_rps) < 1 for condition in rated if not condition.extra)
     assert fig7.requests >= 700
     assert fig7.full.seeds >= fig7.quick.seeds >= 5
     assert fig7.full.points >= fig7.quick.points >= 6
@@ -90,24 +90,24 @@ def test_figure_7_is_as_large_as_promised() -> None:
 def test_figure_7_keeps_its_budget_of_runs(full: bool, most: int) -> None:
     fig7 = study("fig7").of(full)
     scope, runs = fig7.scope(full), 0
-    for one in fig7.condition:
-        panels = sum(1 for _ in grid.places(fig7, one, full))
-        rated = fig7.axis(one) == "rate_scale"
-        along = scope.points if rated else len(fig7.along_x(one, full))
+    for condition in fig7.condition:
+        panels = sum(1 for _ in grid.places(fig7, condition, full))
+        rated = fig7.axis(condition) == "rate_scale"
+        along = scope.points if rated else len(fig7.along_x(condition, full))
         bounds = 2 * (len(CONTROLS) + rated)  # at two places, with the A/A copy
-        runs += panels * (along * len(fig7.contestants(one)) + bounds) * scope.seeds
+        runs += panels * (along * len(fig7.contestants(condition)) + bounds) * scope.seeds
     assert most / 2 < runs < most
 
 
 def test_pd_multiplexing_is_compared_where_its_authors_do() -> None:
-    one, eight = study("pdmux"), study("pdmux-70b")
-    (rate, _) = one.condition
-    assert (one.spec["gpu"], one.slo, rate.spec["models"], rate.spec["gpus"]) == (
+    single, eight = study("pdmux"), study("pdmux-70b")
+    (rate, _) = single.condition
+    assert (single.spec["gpu"], single.slo, rate.spec["models"], rate.spec["gpus"]) == (
         "h200", "absolute:ttft=1,tpot=0.06", "codellama-34b", 1,
     )  # fmt: skip
-    chunks = {name.partition("tau=")[2] for name in one.systems} - {""}
+    chunks = {name.partition("tau=")[2] for name in single.systems} - {""}
     assert chunks >= {"512", "1024"}  # about the size that the claim is of; 2048 is the default
-    assert {text.partition("tau=")[2] for text in one.systems.values()} >= {"512", "1024", "2048"}
+    assert {text.partition("tau=")[2] for text in single.systems.values()} >= {"512", "1024", "2048"}
     assert (eight.spec["gpu"], eight.slo) == ("a100-80g", "absolute:ttft=10,tpot=0.1")
     limits = [c.spec.get("slo", eight.slo).rpartition("=")[2] for c in eight.condition[:3]]
     assert [(c.spec["models"], c.spec["gpus"]) for c in eight.condition[:3]] == [
@@ -117,34 +117,34 @@ def test_pd_multiplexing_is_compared_where_its_authors_do() -> None:
     untested = [claim for claim in eight.claim if claim.lacks]
     assert [claim.paper for claim in untested] == [3.06, 1.62, 2.6, 1.3, 2.2]
     assert all("Tool&Agent" in claim.lacks for claim in untested)
-    assert [claim.lacks for claim in one.claim if claim.lacks] == ["LooGLE's lengths"]
-    assert all("co-running is unmeasured" in claim.why.lower() for claim in (*one.claim, *eight.claim)
+    assert [claim.lacks for claim in single.claim if claim.lacks] == ["LooGLE's lengths"]
+    assert all("co-running is unmeasured" in claim.why.lower() for claim in (*single.claim, *eight.claim)
                if claim.system.startswith("pdmux") and not claim.lacks)  # fmt: skip
-    assert all("Co-running is unmeasured" in asked.notes[0] for asked in (one, eight))
-    assert all(claim.metric for claim in one.claim if claim.paper in {"met", "missed", "ahead"} and not claim.lacks)
-    assert all("itl" in asked.definitions for asked in (one, eight))
+    assert all("Co-running is unmeasured" in asked.notes[0] for asked in (single, eight))
+    assert all(claim.metric for claim in single.claim if claim.paper in {"met", "missed", "ahead"} and not claim.lacks)
+    assert all("itl" in asked.definitions for asked in (single, eight))
 
 
 def test_aegaeon_is_compared_where_the_paper_does() -> None:
     asked = study("aegaeon")
     assert set(asked.systems) == {"aegaeon", "aegaeon:prefill-first", "aegaeon:decode-first", "serverlessllm_released",
                                   "serverlessllm_released:plus", "muxserve:plusplus", "muxserve"}  # fmt: skip
-    assert [asked.axis(one) for one in asked.condition] == [
+    assert [asked.axis(condition) for condition in asked.condition] == [
         "models", "models", "rate_scale", "slo_scale", "models", "models", "rate_scale", "models", "rate_scale",
     ]  # fmt: skip
-    assert [one.spec.get("process", "") for one in asked.condition] == ["", "", "", "", "model", "", "", "", ""]
+    assert [c.spec.get("process", "") for c in asked.condition] == ["", "", "", "", "model", "", "", "", ""]
     simulators, estimate = 16.0, 0.15 * 64 * 2**30 / 1e9  # the artifact's simulator, and its estimate of a switch
-    assert [one.spec.get("pcie_gbps") for one in asked.condition] == pytest.approx(
+    assert [condition.spec.get("pcie_gbps") for condition in asked.condition] == pytest.approx(
         [None] * 5 + [simulators] * 2 + [estimate] * 2
     )
-    sizes = [[int(x.partition("=")[2]) for x in asked.along_x(one, full=True)] for one in asked.condition[:2]]
+    sizes = [[int(x.partition("=")[2]) for x in asked.along_x(c, full=True)] for c in asked.condition[:2]]
     assert [(min(x), max(x)) for x in sizes] == [(16, 80), (16, 54)]
     assert asked.condition[2].spec["models"] == "aegaeon+models=40"
     along = asked.along_x(asked.condition[2])
     assert {round(0.05 * x, 2) for x in along} >= {0.05, 0.1, 0.7}  # the paper's ends at 0.7, the grid beyond
     assert max(along) > 14.0
     assert asked.along_x(asked.condition[3]) == (0.3, 0.5, 1.0)
-    assert all(one.spec["gpus"] == 16 for one in asked.condition)
+    assert all(condition.spec["gpus"] == 16 for condition in asked.condition)
     assert (asked.level, asked.slo) == (0.9, "absolute:ttft=10,tpot=0.1")
     assert asked.spec == {"gpu": "h800", "host": "vllm-eager"}  # fitted to its artifact's latency.csv
     stated = [(c.paper, c.over or c.system) for c in asked.claim if c.comparable and not c.lacks]
@@ -157,7 +157,7 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
     assert asked.condition[4].at == asked.condition[0].at
     both = ("aegaeon+models=32", "aegaeon+models=40")
     part = asked.only(models=both[::-1])
-    assert [(one.name, part.along_x(one) if part.axis(one) == "models" else None) for one in part.condition] == [
+    assert [(c.name, part.along_x(c) if part.axis(c) == "models" else None) for c in part.condition] == [
         ("models at 0.1 req/s", ("aegaeon+models=32", "aegaeon+models=40")),
         ("models at 0.5 req/s", ("aegaeon+models=32", "aegaeon+models=40")),
         ("rate of 40 models", None), ("SLO scale", None), ("one process a model", ("aegaeon+models=32",)),
@@ -165,38 +165,38 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
         ("models at 0.1 req/s, 10.3 GB/s", both), ("rate of 40 models, 10.3 GB/s", None),
     ]  # fmt: skip
     fewer = asked.only(models=("aegaeon+models=54",))
-    assert [one.name for one in fewer.condition] == ["models at 0.5 req/s"]
+    assert [condition.name for condition in fewer.condition] == ["models at 0.5 req/s"]
     assert all(claim.what == "measure" for claim in fewer.claim)  # the others go with their conditions
     other = study("pdmux").only(models=("light8",))  # its only set
-    assert {other.sets(one) for one in other.condition} == {("light8",)}
+    assert {other.sets(condition) for condition in other.condition} == {("light8",)}
 
 
 def test_figure_12_and_the_ablations_of_prism_as_data() -> None:
     fleet, parts = study("fig12"), study("prism-ablations")
     assert list(fleet.systems)[:4] == ["prism", "prism:osdi26", "prism_released", "muxserve:plusplus"]
     assert (fleet.at, fleet.level, fleet.definitions, fleet.sample.rule) == ((4, 32), 0.99, ("ttft",), "bracket")
-    assert [one.paper for one in fleet.claim] == [16, 32, 20, "ahead", "equal", 2.0]
-    assert {(one.paper, one.bound, bool(one.input)) for one in parts.claim if one.what == "value"} == {
+    assert [claim.paper for claim in fleet.claim] == [16, 32, 20, "ahead", "equal", 2.0]
+    assert {(claim.paper, claim.bound, bool(claim.input)) for claim in parts.claim if claim.what == "value"} == {
         (0.7, "up to", True), (1.3, "", False), (1.5, "up to", True),
     }  # fmt: skip
-    assert {one.over for one in parts.claim if one.what == "difference"} == set(parts.systems) - {"prism"}
+    assert {claim.over for claim in parts.claim if claim.what == "difference"} == set(parts.systems) - {"prism"}
     assert fleet.spec["pool_bytes"] == parts.spec["pool_bytes"] == POOL
-    figures = " ".join(one.says for one in parts.claim)
+    figures = " ".join(claim.says for claim in parts.claim)
     assert all(f"figure {k}" in figures for k in (8, 9, 10, 11))
 
 
 def test_prisms_bridge_names_the_origin_of_each_step() -> None:
     prism = study("prism-bridge")
-    assert [(one.label, one.paper) for one in prism.claim] == [("prism / static", 3.5), ("prism / muxserve++", 2.3)]
-    assert all(one.evidence for one in prism.claim)  # of statements that figure 7 is judged by
-    assert {one.name for one in prism.claim} < {one.name for one in study("fig7").claim}
-    assert all(one.origin in ORIGINS and one.source for one in prism.condition)
+    assert [(c.label, c.paper) for c in prism.claim] == [("prism / static", 3.5), ("prism / muxserve++", 2.3)]
+    assert all(claim.evidence for claim in prism.claim)  # of statements that figure 7 is judged by
+    assert {claim.name for claim in prism.claim} < {claim.name for claim in study("fig7").claim}
+    assert all(condition.origin in ORIGINS and condition.source for condition in prism.condition)
     assert prism.quick.seeds >= 5
     assert min(prism.at) < 1.0
     steps = prism.steps()
     specs = {name: prism.spec_of(steps[0], name) for name in prism.systems}
     assert {(spec.plan, spec.assign, spec.scaling) for spec in specs.values()} == {("held-out", "square", "rotate")}
-    last = [one for one in steps if one.kind == "cumulative"][-1]
+    last = [step for step in steps if step.kind == "cumulative"][-1]
     specs = {name: prism.spec_of(last, name) for name in prism.systems}
     assert {(spec.plan, spec.assign, spec.scaling, spec.sharing, spec.host) for spec in specs.values()} == {
         ("window", "released", "replicate", "turns", "sglang-eager-2024")
@@ -208,7 +208,7 @@ def test_prisms_bridge_names_the_origin_of_each_step() -> None:
 def test_prisms_bridge_shows_both_ends_of_old_sglangs_host_time() -> None:
     prism = study("prism-bridge")
     steps = prism.steps()
-    hosts = [[prism.spec_of(one, name).host for name in prism.systems] for one in steps]
+    hosts = [[prism.spec_of(step, name).host for name in prism.systems] for step in steps]
     ends = ("sglang-eager-2024-high", "sglang-eager-2024")
     old = [i for i, names in enumerate(hosts) if ends[0] in names]
     assert [steps[i].kind for i in old] == ["cumulative"] * 5 + ["alone"]
@@ -221,29 +221,29 @@ def test_prisms_bridge_shows_both_ends_of_old_sglangs_host_time() -> None:
 def test_prisms_regimes_have_a_condition_each() -> None:
     prism = study("prism-regimes")
     assert prism.quick.seeds >= 5
-    assert {one.system for one in prism.claim} == {"prism", "elastic"}
-    assert all(one.paper is None for one in prism.claim)
+    assert {claim.system for claim in prism.claim} == {"prism", "elastic"}
+    assert all(claim.paper is None for claim in prism.claim)
     assert prism.steps() == prism.condition
 
 
 def test_real_logs_are_dealt_three_ways_beside_fitted_traces() -> None:
     asked = study("real-logs")
     assert asked.first == "prism"
-    fitted = [one for one in asked.condition if "trace" in one.spec]
-    logs = [one for one in asked.condition if "trace" in one.vary]
+    fitted = [condition for condition in asked.condition if "trace" in condition.spec]
+    logs = [condition for condition in asked.condition if "trace" in condition.vary]
     assert len(fitted) + len(logs) == len(asked.condition)
-    assert {one.spec["trace"] for one in fitted} == {"hyperbolic-like", "arena-like"}
-    for one in logs:
-        found = [deal.asked(str(name)) for name in one.vary["trace"]]
-        assert [(each.models, each.deal, each.max_tokens) for each in found] == [(8, k, 8192) for k in range(3)]
-        (log,) = {each.log for each in found}
-        assert one.seeds == (1 if log == "fineserve-30-100b" else 0)  # of an hour either half is a case already
-    places = {(one.spec["models"], str(one.spec.get("trace", one.vary.get("trace", ("",))[0])).partition("+")[0])
-              for one in asked.condition if "scaling" not in one.spec}  # fmt: skip
+    assert {condition.spec["trace"] for condition in fitted} == {"hyperbolic-like", "arena-like"}
+    for condition in logs:
+        dealt = [deal.asked(str(name)) for name in condition.vary["trace"]]
+        assert [(each.models, each.deal, each.max_tokens) for each in dealt] == [(8, k, 8192) for k in range(3)]
+        (log,) = {each.log for each in dealt}
+        assert condition.seeds == (1 if log == "fineserve-30-100b" else 0)  # of an hour either half is a case already
+    places = {(c.spec["models"], str(c.spec.get("trace", c.vary.get("trace", ("",))[0])).partition("+")[0])
+              for c in asked.condition if "scaling" not in c.spec}  # fmt: skip
     traces = {"hyperbolic-like", "arena-like", "azure-conv", "azure-code", "mooncake-conversation", "fineserve-30-100b"}
     assert places == {(models, name) for models in ("heavy8", "light8") for name in traces}
-    scaled = [(one.spec.get("scaling"), "trace" in one.vary, one.among) for one in asked.condition
-              if "scaling" in one.spec]  # fmt: skip
+    scaled = [(c.spec.get("scaling"), "trace" in c.vary, c.among) for c in asked.condition
+              if "scaling" in c.spec]  # fmt: skip
     three = ("prism", "static:equal", "static:rate")
     assert scaled == [(way, real, three) for real in (False, True) for way in ("time", "replicate")]
     assert {claim.over for claim in asked.claim} == set(asked.systems) - {"prism"}
@@ -259,25 +259,25 @@ def test_one_seed_of_a_real_trace_is_the_case_of_its_half(tmp_path: Path) -> Non
     text = text.replace('trace = "sample"', f'trace = "{long}"')
     both = '[[condition]]\nname = "a"\n[[condition]]\nname = "b"\nseeds = 1\n'
     panels = list(grid.panels(study(written(tmp_path, text + both)), full=False))
-    assert [(one.key, one.half, one.seeds) for one in panels] == [
+    assert [(panel.key, panel.half, panel.seeds) for panel in panels] == [
         ("a", None, (0, 1, 2, 3, 4)), ("b / second half", 1, (0,)),
     ]  # fmt: skip
     assert panels[1].replayed_s == 4000.0
     drawn = text.replace(str(long), "aegaeon-like+models=1")
-    assert [one.half for one in grid.panels(study(written(tmp_path, drawn + both)), full=False)] == [None, None]
+    assert [panel.half for panel in grid.panels(study(written(tmp_path, drawn + both)), full=False)] == [None, None]
 
 
 def test_prism58_is_what_its_header_says() -> None:
     members = model_set("prism58").members
-    gib = [shapes.weight_bytes(one.shape, 1) / GIB for one in members]
-    assert len(members) == len({one.name for one in members}) == 58
+    gib = [shapes.weight_bytes(member.shape, 1) / GIB for member in members]
+    assert len(members) == len({member.name for member in members}) == 58
     assert sum(gib) == pytest.approx(596, abs=0.5)
     assert sum(gib) / 67.28 == pytest.approx(8.9, abs=0.05)
-    small = [one.shape.name for one in members if one.tp == 1 and one.shape.name != "qwen-2.5-14b"]
-    assert sorted(small) == sorted(3 * [one.shape.name for one in model_set("prism18").members])
-    assert [one.tp for one in members if one.tp > 1] == [4, 4, 4]
-    assert all(one.tp in shapes.degrees(one.shape) and one.tp <= 8 for one in members)
-    assert all(one.stream is None for one in members)
+    small = [member.shape.name for member in members if member.tp == 1 and member.shape.name != "qwen-2.5-14b"]
+    assert sorted(small) == sorted(3 * [member.shape.name for member in model_set("prism18").members])
+    assert [member.tp for member in members if member.tp > 1] == [4, 4, 4]
+    assert all(member.tp in shapes.degrees(member.shape) and member.tp <= 8 for member in members)
+    assert all(member.stream is None for member in members)
 
 
 # ------------------------------------------------------------------ parts of one
@@ -286,10 +286,10 @@ def test_prism58_is_what_its_header_says() -> None:
 def test_a_part_of_a_study_keeps_the_claims_that_are_about_it() -> None:
     part = study("fig7").only(systems=("static",), traces=("sample",), models=("heavy8",), seeds=1)
     quick = part.of(full=False)
-    assert [(one.name, quick.axis(one), quick.sets(one)) for one in quick.condition] == [
+    assert [(condition.name, quick.axis(condition), quick.sets(condition)) for condition in quick.condition] == [
         ("heavy8", "rate_scale", ("heavy8",)), ("SLO scale", "slo_scale", ("heavy8",)),
     ]  # fmt: skip
-    assert {quick.varied(one)["trace"] for one in quick.condition} == {("sample",)}
+    assert {quick.varied(condition)["trace"] for condition in quick.condition} == {("sample",)}
     assert {claim.on.get("condition") for claim in part.claim} == {"heavy8", "SLO scale", None}  # the third row went
     assert (part.quick.seeds, part.full and part.full.seeds) == (1, 1)
     assert list(part.systems) == ["static"]
@@ -316,7 +316,7 @@ def test_a_study_goes_on_with_a_system_that_is_under_every_condition() -> None:
     assert left is not None
     assert left.first == "serverlessllm_released"  # prefill first and decode first are under one condition only
     assert set(left.systems) == set(aegaeon.systems) - {"aegaeon"}
-    assert all("aegaeon" not in one.among for one in left.condition)
+    assert all("aegaeon" not in condition.among for condition in left.condition)
     assert aegaeon.without({"aegaeon", "serverlessllm_released"}) is None
 
 
@@ -441,7 +441,7 @@ def test_a_file_is_a_study(tmp_path: Path) -> None:
                                along="gpus", at=(1, 2), extra=True)  # fmt: skip
     assert mine.claim[1] == Claim("fewest", "chunked", on={"axis": "gpus"}, paper=4)
     quick = mine.of(full=False)
-    assert ([one.name for one in quick.condition], mine.of(full=True)) == (["rates", "scales"], mine)
+    assert ([condition.name for condition in quick.condition], mine.of(full=True)) == (["rates", "scales"], mine)
     assert [panel.key for panel in grid.panels(quick, full=False)] == ["rates / 1", "rates / 2", "scales"]
 
 
@@ -450,8 +450,8 @@ def test_steps_add_up_in_their_order_and_stand_alone(tmp_path: Path) -> None:
 
     def walk(names: list[str] | None) -> list[tuple[str, str, str | None, int]]:
         part = asked.only(names)
-        specs = ((one, part.spec_of(one, "theirs"), part.spec_of(one, "ours")) for one in part.steps())
-        return [(one.kind, one.name, theirs.preset, ours.chunk_tokens) for one, theirs, ours in specs]
+        specs = ((step, part.spec_of(step, "theirs"), part.spec_of(step, "ours")) for step in part.steps())
+        return [(step.kind, step.name, theirs.preset, ours.chunk_tokens) for step, theirs, ours in specs]
 
     assert walk(None) == [
         ("base", START, None, 2048),
@@ -562,7 +562,7 @@ OF_STEPS: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 
 
-@cases(("text", "old", "new", "says"), [(MINE, *one) for one in MISTAKES] + [(STEPS, *one) for one in OF_STEPS])
+@cases(("text", "old", "new", "says"), [(MINE, *edit) for edit in MISTAKES] + [(STEPS, *edit) for edit in OF_STEPS])
 def test_a_mistake_names_file_and_key_in_one_line(tmp_path: Path, text: str, old: str, new: str, says: str) -> None:
     assert old in text
     with pytest.raises(UserError) as error:

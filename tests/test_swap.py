@@ -51,40 +51,40 @@ class Router:
     def tell(self, event: Event, at_s: float | None = None) -> list[Action]:
         if at_s is not None:
             self.view.now_s = at_s
-        said = list(self.policy.on(event, self.view))  # type: ignore[arg-type]
-        for action in said:
+        actions = list(self.policy.on(event, self.view))  # type: ignore[arg-type]
+        for action in actions:
             if isinstance(action, Admit):
                 assert isinstance(action.who, int)
                 assert action.who not in self.sent
                 self.sent[action.who] = action.batch.inst.model
         if self.stops_at_once:
-            said += [more for a in said if isinstance(a, Evict) for more in self.tell(Done(a))]
-        return said
+            actions += [more for a in actions if isinstance(a, Evict) for more in self.tell(Done(a))]
+        return actions
 
     def ask(self, models: str, at_s: float | None = None) -> str:
-        """Requests come, one after the other; what is said of loads, evictions and requests."""
-        said = []
+        """Ask for models one after the other; return what is said of loads, evictions and requests."""
+        actions = []
         for m in models:
-            said += self.tell(Arrived(Request(self.rid, m, self.view.now_s, 5, 1.0, 0.1)), at_s)
+            actions += self.tell(Arrived(Request(self.rid, m, self.view.now_s, 5, 1.0, 0.1)), at_s)
             self.rid += 1
-        return brief(said)
+        return brief(actions)
 
     def up(self, m: str, at_s: float | None = None, gpu: int = 0) -> str:
-        """A server came up."""
+        """Tell that a server came up."""
         return brief(self.tell(Done(Load(Inst(m, (gpu,)), self.policy.way)), at_s))
 
     def end(self, rid: int, at_s: float | None = None) -> str:
-        """A request ended."""
+        """Tell that a request ended."""
         return brief(self.tell(Finished(rid, None, "done"), at_s))
 
-    def wakes(self, said: list[Action]) -> dict[str, float]:
-        return {a.key: a.at_s for a in said if isinstance(a, Wake)}
+    def wakes(self, actions: list[Action]) -> dict[str, float]:
+        return {a.key: a.at_s for a in actions if isinstance(a, Wake)}
 
 
-def brief(said: list[Action]) -> str:
-    """`+m` a start, `-m` a stop, a number a request that is sent."""
+def brief(actions: list[Action]) -> str:
+    """Write `+m` for a start, `-m` for a stop, a number for a request that is sent."""
     words = []
-    for a in said:
+    for a in actions:
         match a:
             case Load(Inst(m)):
                 words.append(f"+{m}")
@@ -105,13 +105,13 @@ def test_what_is_asked_for_most_is_up_at_the_start() -> None:
 
 def test_a_queue_in_order_swaps_back_and_forth() -> None:
     # a b c a b c: five swaps
-    x, said = Router("llama-swap-fifo"), []
+    x, log = Router("llama-swap-fifo"), []
     assert x.ask("abcabc") == "0"  # the fourth waits, though its server is up
     for rid, m in enumerate("abcab"):
-        said.append(x.end(rid))
+        log.append(x.end(rid))
         x.up("bcabc"[rid])
         assert x.sent[rid] == m
-    assert said == ["-a +b 1", "-b +c 2", "-c +a 3", "-a +b 4", "-b +c 5"]
+    assert log == ["-a +b 1", "-b +c 2", "-c +a 3", "-a +b 4", "-b +c 5"]
 
 
 def test_a_collated_queue_swaps_twice() -> None:
@@ -175,7 +175,7 @@ def test_each_router_has_its_own_models() -> None:
 
 
 def homes(tp: str, gpus: int, preset: str, node_gpus: int = 8) -> dict[str, Gpus]:
-    """Where models of these tensor-parallel degrees live; the first are asked for most."""
+    """Return homes of models of these tensor-parallel degrees; the first are asked for most."""
     cards = tuple(Gpu("flat", g // node_gpus, WEIGHTS + 4 * LONGEST, 100, ()) for g in range(gpus))
     models = {chr(97 + k): Model(1, int(n), WEIGHTS, 1, 1, 10, 1.0, 0.1) for k, n in enumerate(tp)}
     plan = {m: Plan(20.0 - k, 5, 5, "test") for k, m in enumerate(models)}
@@ -223,8 +223,8 @@ def test_ollama_takes_the_place_with_most_free_memory() -> None:
     need = WEIGHTS + 4 * LONGEST
     assert set(x.policy.need.values()) == {need}
     assert {a.kv_bytes for a in x.first if isinstance(a, Limit)} == {4 * LONGEST}
-    one = Router("ollama", "ab", holds=(need - 1) / need)  # not four requests: one
-    assert set(one.policy.need.values()) == {WEIGHTS + LONGEST}
+    router = Router("ollama", "ab", holds=(need - 1) / need)  # not four requests: one
+    assert set(router.policy.need.values()) == {WEIGHTS + LONGEST}
 
 
 def test_a_server_without_requests_stops_when_its_keep_alive_ends() -> None:
@@ -259,8 +259,8 @@ def test_llmux_switches_when_the_five_seconds_are_over() -> None:
     x.ask("b", 20.0)
     x.up("b", 22.0)
     x.end(0, 23.0)
-    said = x.tell(Arrived(Request(1, "c", 24.0, 5, 1.0, 0.1)), 24.0)
-    assert x.wakes(said) == {"stay c": 27.0}
+    actions = x.tell(Arrived(Request(1, "c", 24.0, 5, 1.0, 0.1)), 24.0)
+    assert x.wakes(actions) == {"stay c": 27.0}
     assert brief(x.tell(Woke("stay c"), 27.0)) == "-b +c 1"
 
 

@@ -87,7 +87,7 @@ def mine(tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder that is part of results, by its path."""
+    """Return every file below a folder that is part of results, by its path."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -196,12 +196,12 @@ def test_a_system_that_is_not_python_is_one_line(tmp_path: Path) -> None:
 def sources(spec: Spec) -> set[str]:
     engine = ROOT / "harness/engines/sim/__init__.py"
     policy = ROOT / f"systems/{spec.system}.py"
-    found = closure(ROOT / "harness/run/execute.py", engine, policy)
-    return {str(path.relative_to(ROOT)) for path in found}
+    paths = closure(ROOT / "harness/run/execute.py", engine, policy)
+    return {str(path.relative_to(ROOT)) for path in paths}
 
 
 def test_the_sources_of_a_run_are_what_it_imports() -> None:
-    found = sources(TINY)
+    paths = sources(TINY)
     core = {f"harness/policy/{x}.py" for x in ("types", "events", "actions", "view", "placement")}
     core |= {f"harness/loop/{x}.py" for x in ("system", "engine", "replay")} | {"harness/rows/record.py"}
     core |= {f"harness/run/{x}.py" for x in ("spec", "setup", "execute")}  # what `resolve` decides is in the spec
@@ -210,22 +210,22 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core |= {f"harness/engines/costs/{x}.py" for x in costs} | {"harness/engines/sim/jit.py"}
     core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
-    assert core <= found
+    assert core <= paths
     others = {f"harness/{x}.py" for x in ("cli/app", "rows/tidy", "check/new", "check/laws")}
     others |= {f"harness/run/{x}.py" for x in ("resolve", "sources", "sweep", "placement", "slo")}
     others |= {f"harness/study/{x}.py" for x in ("study", "measure")}
     others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
-    assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
+    assert not paths & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
 
 
 def test_the_sources_of_a_score_are_what_it_imports() -> None:
     files = [ROOT / f"harness/study/{name}.py" for name in ("measure", "varying")]
     for file in files:
-        found = {str(path.relative_to(ROOT)) for path in closure(file)}
-        assert {f"harness/run/{x}.py" for x in ("score", "slo", "spec")} <= found
-        assert {f"harness/rows/{x}.py" for x in ("requests", "attainment", "tidy", "record")} <= found
-        assert "workloads/slo.py" in found
-        assert not any(name.startswith(("systems/", "plots/", "harness/cli/")) for name in found)
+        paths = {str(path.relative_to(ROOT)) for path in closure(file)}
+        assert {f"harness/run/{x}.py" for x in ("score", "slo", "spec")} <= paths
+        assert {f"harness/rows/{x}.py" for x in ("requests", "attainment", "tidy", "record")} <= paths
+        assert "workloads/slo.py" in paths
+        assert not any(name.startswith(("systems/", "plots/", "harness/cli/")) for name in paths)
     assert len({scoring(str(file)) for file in files}) == 2
 
 
@@ -251,16 +251,16 @@ def test_a_table_that_no_longer_holds_is_scored_anew(
 
 
 def test_editing_one_system_makes_only_its_rows_stale(mine: Path, tmp_path: Path) -> None:
-    own, other = resolve(replace(TINY, system=str(mine))), resolve(TINY)
-    before = code(own), code(other)
-    for spec, source in zip((own, other), before, strict=True):
+    changed, other = resolve(replace(TINY, system=str(mine))), resolve(TINY)
+    before = code(changed), code(other)
+    for spec, source in zip((changed, other), before, strict=True):
         execute(spec, tmp_path, source)
     mine.write_text((SYSTEM % "") + "# edited\n")
     os.utime(mine, ns=(1, 1))  # also where the clock is coarse
-    after = code(own), code(other)
+    after = code(changed), code(other)
     assert after[0] != before[0]
     assert after[1] == before[1]
-    assert not current(own, tmp_path, after[0])
+    assert not current(changed, tmp_path, after[0])
     assert current(other, tmp_path, after[1])
 
 
@@ -347,8 +347,8 @@ def test_a_run_holds_its_spec_and_every_request(tmp_path: Path) -> None:
 
 def test_results_hold_no_date_and_no_machine(tmp_path: Path) -> None:
     spec = resolve(TINY)
-    one, two = (execute(spec, tmp_path / x, code(spec)) for x in "ab")
-    assert (one / record.ROWS).read_bytes() == (two / record.ROWS).read_bytes()
+    first, second = (execute(spec, tmp_path / x, code(spec)) for x in "ab")
+    assert (first / record.ROWS).read_bytes() == (second / record.ROWS).read_bytes()
 
 
 def test_what_cannot_be_held_is_an_infeasible_run(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
 
 
 class Heard:
-    """Keeps what a teller is told."""
+    """A teller that keeps what it is told."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -525,15 +525,15 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
 
 
 def test_bases_are_the_same_for_every_system_rate_seed_and_gpu_count() -> None:
-    one = base_specs(TINY)
+    specs = base_specs(TINY)
     for change in ({"system": "chunked"}, {"rate_scale": 9.0}, {"seed": 4}, {"gpus": 4}, {"chunk_tokens": 64}):
-        assert base_specs(replace(TINY, **change)) == one
+        assert base_specs(replace(TINY, **change)) == specs
     for other in ({"models": "light8"}, {"trace": "arena-like"}, {"gpu": "a100-80g"}, {"host": "none"}):
-        assert base_specs(replace(TINY, **other)) != one  # type: ignore[arg-type]
-    assert [spec.seed for spec in one] == list(TUNING_SEEDS)
+        assert base_specs(replace(TINY, **other)) != specs  # type: ignore[arg-type]
+    assert [spec.seed for spec in specs] == list(TUNING_SEEDS)
     assert not set(TUNING_SEEDS) & set(range(AA_SEED + 100))
     assert all(
-        (spec.system, spec.rate_scale, spec.workload, spec.slo) == ("dedicated", 1.0, "base", "") for spec in one
+        (spec.system, spec.rate_scale, spec.workload, spec.slo) == ("dedicated", 1.0, "base", "") for spec in specs
     )
 
 
@@ -542,7 +542,7 @@ def test_rare_models_are_measured_on_drawn_arrivals_at_their_rate() -> None:
     jobs, trace = Setup(spec).jobs(), load_trace("sample")
     assert np.isinf(jobs.ttft_slo_s).all()
     assert np.all(np.diff(jobs.arrival_s) >= 0)
-    own = np.bincount(build(trace, load_models(spec.models), seed=spec.seed, warmup_s=0.0).model)  # drawn anew
+    anew = np.bincount(build(trace, load_models(spec.models), seed=spec.seed, warmup_s=0.0).model)  # drawn anew
     counts: list[float] = []
     pairs = set(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
     for i in range(8):
@@ -554,14 +554,14 @@ def test_rare_models_are_measured_on_drawn_arrivals_at_their_rate() -> None:
         drawn = set(zip(jobs.prompt_tokens[mine].tolist(), jobs.output_tokens[mine].tolist(), strict=True))
         assert drawn <= pairs
         counts.append(DRAWN / jobs.arrival_s[mine].max() * 60)
-    rare = sorted(n for n in own if n < RARE)
+    rare = sorted(n for n in anew if n < RARE)
     assert sorted(counts) == pytest.approx(rare, rel=5 / math.sqrt(DRAWN))
 
 
 def test_bases_are_the_p95_of_all_runs_together(tmp_path: Path) -> None:
     folders = sweep.sweep(base_specs(TINY), tmp_path, workers=1)
-    found = bases(folders)
-    for model, (ttft_s, tpot_s) in found.items():
+    by_model = bases(folders)
+    for model, (ttft_s, tpot_s) in by_model.items():
         rows = [row for f in folders for row in record.read(f).to_pylist() if row["model"] == model]
         rows = [row for row in rows if row["arrival_ns"] >= 0]
         ttft = [(row["first_ns"] - row["arrival_ns"]) / 1e9 for row in rows]
@@ -576,16 +576,16 @@ def test_bases_are_the_p95_of_all_runs_together(tmp_path: Path) -> None:
 
 
 def test_the_rule_scales_the_bases_and_the_drain_covers_the_longest_request(tmp_path: Path) -> None:
-    one, five = (slo_target(TINY, f"{x}xP95", tmp_path, workers=1) for x in (1, 5))
-    assert one.seconds is not None
-    assert five.seconds is not None
-    for model, (ttft_s, tpot_s) in one.seconds.items():
-        assert five.seconds[model] == pytest.approx((5 * ttft_s, 5 * tpot_s))
+    tight, loose = (slo_target(TINY, f"{x}xP95", tmp_path, workers=1) for x in (1, 5))
+    assert tight.seconds is not None
+    assert loose.seconds is not None
+    for model, (ttft_s, tpot_s) in tight.seconds.items():
+        assert loose.seconds[model] == pytest.approx((5 * ttft_s, 5 * tpot_s))
     longest = int(load_trace("sample").output_tokens.max())
-    largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in five.seconds.values())
-    assert 10 * largest <= five.drain_s < 20 * largest
-    assert math.log2(five.drain_s).is_integer()
-    assert five.spec(replace(TINY, drain_s=3.0)).drain_s == 3.0
+    largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in loose.seconds.values())
+    assert 10 * largest <= loose.drain_s < 20 * largest
+    assert math.log2(loose.drain_s).is_integer()
+    assert loose.spec(replace(TINY, drain_s=3.0)).drain_s == 3.0
 
 
 def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -> None:
@@ -603,9 +603,9 @@ def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -
 
 
 def own_limits(folder: Path, rule: str) -> attainment.Limits:
-    found = slo.limits(folder, slo.SloTarget(rule, None))
-    assert isinstance(found, attainment.Limits)
-    return found
+    limits = slo.limits(folder, slo.SloTarget(rule, None))
+    assert isinstance(limits, attainment.Limits)
+    return limits
 
 
 def test_what_requests_take_alone_is_stored_once_for_all_scales(
@@ -667,25 +667,25 @@ SETTING = {"trace": "sample", "models": "llama-3.2-1b*3", "gpus": 1}
 def compared(
     out: Path, *systems: str, rates: Sequence[float] = (1.0,), rule: str = "5xP95", workers: int = 1, **options: Any
 ) -> Measured:
-    """A comparison of systems: one seed at several rates, two at one."""
+    """Return a comparison of systems: one seed at several rates, two at one."""
     asked = comparison(systems, SETTING, rates=rates, seeds=1 if len(rates) > 1 else 2, rule=rule)
     return measure(asked, out, workers=workers, **options)
 
 
 def test_a_comparison_is_one_tidy_table_and_its_bytes_hold(tmp_path: Path) -> None:
-    found = compared(tmp_path / "a", "static", "chunked")
-    path = found.folder / record.SWEEP
+    measured = compared(tmp_path / "a", "static", "chunked")
+    path = measured.folder / record.SWEEP
     before = path.read_bytes(), path.stat().st_mtime_ns
     again = compared(tmp_path / "a", "static", "chunked")
-    assert (again.folder, again.table) == (found.folder, found.table)
+    assert (again.folder, again.table) == (measured.folder, measured.table)
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before
     other = compared(tmp_path / "b", "static", "chunked")
     assert files(tmp_path / "a") == files(tmp_path / "b")
-    assert other.folder.name == found.folder.name
-    labels = set(found.table.column("label").to_pylist())
+    assert other.folder.name == measured.folder.name
+    labels = set(measured.table.column("label").to_pylist())
     assert labels == {"static", "chunked"}
-    assert set(found.table.column("slo").to_pylist()) == {"5xP95"}
-    assert {path.name for path in record.runs(found.folder)} == set(found.table.column("run").to_pylist())
+    assert set(measured.table.column("slo").to_pylist()) == {"5xP95"}
+    assert {path.name for path in record.runs(measured.folder)} == set(measured.table.column("run").to_pylist())
 
 
 def test_another_rule_scores_the_same_runs(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ NAMES = (*sorted(synthetic.OPEN), "hyperbolic-like+models=18", "arena-like+model
 seeds = st.integers(0, 2**40)
 
 
-def of(found: Drawn, stream: int) -> F8:
-    return np.asarray(found.arrival_s[found.model == stream])
+def of(drawn: Drawn, stream: int) -> F8:
+    return np.asarray(drawn.arrival_s[drawn.model == stream])
 
 
 def same(a: Drawn, b: Drawn) -> bool:
@@ -72,7 +72,7 @@ def test_more_models_move_no_other(seed: int, models: int) -> None:
 
 def test_herds_come_and_can_be_left_out() -> None:
     def crowd(name: str, stream: int, seed: int) -> int:
-        """The most requests within 2.5 s."""
+        """Return the most requests within 2.5 s."""
         times = of(draw(name, seed), stream)
         return int((np.searchsorted(times, times + synthetic.HERD_S, "right") - np.arange(len(times))).max())
 
@@ -84,8 +84,8 @@ def test_herds_come_and_can_be_left_out() -> None:
 
 
 def test_ticks_keep_time_together() -> None:
-    found = draw("hyperbolic-like", 3)
-    a, b = of(found, 5), of(found, 7)
+    drawn = draw("hyperbolic-like", 3)
+    a, b = of(drawn, 5), of(drawn, 7)
     assert np.diff(a) == pytest.approx(np.full(4, 120.0), abs=8 * synthetic.TICK_JITTER_S)
     apart = np.abs(b[:, None] - a[None, :])
     assert np.minimum(apart, 600 - apart).min(axis=1).max() < 8 * synthetic.TICK_JITTER_S
@@ -106,17 +106,17 @@ def test_drift_leaves_stamps_lengths_and_totals(seed: int, drift_s: float) -> No
 
 
 def test_popularity_changes_hands() -> None:
-    found = draw("hyperbolic-like+drift_s=300", 0)
-    late = np.bincount(found.model[found.arrival_s >= 300], minlength=8)
-    assert late.argmax() != np.bincount(found.model[found.arrival_s < 300], minlength=8).argmax()
+    drawn = draw("hyperbolic-like+drift_s=300", 0)
+    late = np.bincount(drawn.model[drawn.arrival_s >= 300], minlength=8)
+    assert late.argmax() != np.bincount(drawn.model[drawn.arrival_s < 300], minlength=8).argmax()
 
 
 def test_aegaeon_rates_are_equal() -> None:
-    found = draw("aegaeon-like+models=40+span_s=3600+rate_rps=0.5", 1)
-    counts = np.bincount(found.model, minlength=40)
+    drawn = draw("aegaeon-like+models=40+span_s=3600+rate_rps=0.5", 1)
+    counts = np.bincount(drawn.model, minlength=40)
     assert counts.mean() == pytest.approx(1800, rel=0.02)
     assert counts.var() == pytest.approx(1800, rel=0.6)  # Poisson's
-    gaps = np.diff(of(found, 3))
+    gaps = np.diff(of(drawn, 3))
     assert gaps.std() / gaps.mean() == pytest.approx(1, rel=0.1)
 
 
@@ -193,24 +193,24 @@ def test_only_generators_take_fields() -> None:
 def test_a_generator_has_as_many_streams_as_the_set(models: str, n: int) -> None:
     name = sized("hyperbolic-like", n)
     assert name == f"hyperbolic-like+models={n}"
-    found = load_trace(name)
-    jobs = build(found, load_models(models), seed=3, warmup_s=0)
+    loaded = load_trace(name)
+    jobs = build(loaded, load_models(models), seed=3, warmup_s=0)
     again = draw(name, 3)
     assert np.bincount(jobs.model).tolist() == np.bincount(again.model).tolist()  # the k-th stream, the k-th model
-    assert found.longest_tokens == 1024
-    assert str(fit_of(found, load_models(models).streams)).startswith("off: idle P75" if n == 4 else "within")
+    assert loaded.longest_tokens == 1024
+    assert str(fit_of(loaded, load_models(models).streams)).startswith("off: idle P75" if n == 4 else "within")
     assert sized(f"hyperbolic-like+models={n + 1}", n) == f"hyperbolic-like+models={n + 1}"
 
 
 def test_arena_is_judged_by_the_streams_that_a_set_uses() -> None:
-    found = load_trace("arena-like")
+    loaded = load_trace("arena-like")
     for models, n in (("light8", 8), ("prism18", 18), ("tp4", 4)):
         expected = realism.realism(f"arena-like+models={n}")
         assert expected is not None
-        assert fit_of(found, load_models(models).streams) == expected.verdict
+        assert fit_of(loaded, load_models(models).streams) == expected.verdict
     whole = realism.realism("arena-like")
     assert whole is not None
-    assert fit_of(found, load_models("llama-3.2-1b*3").streams) == whole.verdict
+    assert fit_of(loaded, load_models("llama-3.2-1b*3").streams) == whole.verdict
 
 
 # Mean of the draws: shares of the hottest, of the bottom 60 % and active, in points off the target; the quartiles of
@@ -227,10 +227,10 @@ ARENA_FIT = {
 
 @cases("name", sorted(ARENA_FIT))
 def test_arena_like_is_within_its_bounds_for_every_set_and_in_long_windows(name: str) -> None:
-    found = realism.realism(name)
-    assert found is not None
-    assert found.verdict == "within"
-    far = realism.off(found.mean, found.target)
+    checked = realism.realism(name)
+    assert checked is not None
+    assert checked.verdict == "within"
+    far = realism.off(checked.mean, checked.target)
     points = [100 * x for row, x in far.items() if row.judged and row.points]
     ratios = [1 + x for row, x in far.items() if row.judged and not row.points]
     assert points == pytest.approx(ARENA_FIT[name][:3], abs=0.06)
@@ -239,9 +239,9 @@ def test_arena_like_is_within_its_bounds_for_every_set_and_in_long_windows(name:
 
 @given(seeds)
 def test_arena_streams_come_while_arena_chats_do(seed: int) -> None:
-    found = draw("arena-like+span_s=1800", seed)
+    drawn = draw("arena-like+span_s=1800", seed)
     for rank, (begin, end) in enumerate(synthetic.ARENA_USE):
-        times = of(found, rank) % 600
+        times = of(drawn, rank) % 600
         assert ((10 * begin <= times) & (times <= 10 * end)).all()
     short = draw("arena-like+span_s=60", seed)
     assert (of(short, 3) >= 45).all()  # stretched: used from 450 s of 600 on
@@ -284,16 +284,16 @@ def test_a_longer_trace_is_judged_by_windows() -> None:
 def test_the_mark_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     schema.write(synthetic.table("hyperbolic-like", 4, "off: idle P75 +48 %"), path)
-    found = trace(str(path))
-    assert (found.fit, found.ordered, found.maker) == ("off: idle P75 +48 %", True, "hyperbolic-like+models=8")
-    assert (found.length_origin, found.tier) == ("uniform", "synthetic")
+    loaded = trace(str(path))
+    assert (loaded.fit, loaded.ordered, loaded.maker) == ("off: idle P75 +48 %", True, "hyperbolic-like+models=8")
+    assert (loaded.length_origin, loaded.tier) == ("uniform", "synthetic")
 
 
-def close(found: dict[str, object], name: str) -> None:
-    """Every number of a target is what `found` says, to its last digit."""
+def close(measured: dict[str, object], name: str) -> None:
+    """Check every number of a target against `measured`, to its last digit."""
     target = realism.targets()[name]
     for row, value in target.values.items():
-        assert realism.pick(found[row.key], row) == pytest.approx(value, abs=6e-5), (name, row.name)
+        assert realism.pick(measured[row.key], row) == pytest.approx(value, abs=6e-5), (name, row.name)
 
 
 @pytest.fixture
@@ -306,9 +306,9 @@ def real(monkeypatch: pytest.MonkeyPatch) -> Path:
 def table(like: Trace, span_s: float, streams: tuple[str, ...], times: list[F8]) -> Trace:
     when, model = np.concatenate(times), np.repeat(np.arange(len(times), dtype=np.int32), [len(x) for x in times])
     order = np.argsort(when, kind="stable")
-    one = np.ones(len(when), np.int32)
-    return replace(like, span_s=span_s, models=streams, arrival_s=when[order], model=model[order], prompt_tokens=one,
-                   output_tokens=one)  # fmt: skip
+    tokens = np.ones(len(when), np.int32)
+    return replace(like, span_s=span_s, models=streams, arrival_s=when[order], model=model[order], prompt_tokens=tokens,
+                   output_tokens=tokens)  # fmt: skip
 
 
 @cases("models", sorted(synthetic.RELEASED))
@@ -332,23 +332,23 @@ def counts_csv(real: Path) -> Path:
 def test_hyperbolic_targets_are_the_figures(real: Path, name: str, streams: int) -> None:
     every = []
     for seed in range(100):
-        found = of_table(readers.read("hyperbolic", counts_csv(real), jitter_seed=seed), "x")
-        times = [found.arrival_s[found.model == k] for k in range(streams)]
-        every.append(stats(table(found, 600.0, found.models[:streams], times)))
+        drawn = of_table(readers.read("hyperbolic", counts_csv(real), jitter_seed=seed), "x")
+        times = [drawn.arrival_s[drawn.model == k] for k in range(streams)]
+        every.append(stats(table(drawn, 600.0, drawn.models[:streams], times)))
     target = realism.targets()[name]
-    close({row.key: np.mean([one[row.key] for one in every], axis=0).tolist() for row in target.values}, name)
+    close({row.key: np.mean([values[row.key] for values in every], axis=0).tolist() for row in target.values}, name)
 
 
 def test_hyperbolic_counts(real: Path) -> None:
-    found = trace("hyperbolic")
-    assert np.bincount(found.model).tolist() == [250, 169, 70, 1158, 40, 5, 6, 4]
-    assert (found.tier, found.length_origin, found.ordered, found.resolution_s) == ("composed", "uniform", True, 2.5)
+    rows = trace("hyperbolic")
+    assert np.bincount(rows.model).tolist() == [250, 169, 70, 1158, 40, 5, 6, 4]
+    assert (rows.tier, rows.length_origin, rows.ordered, rows.resolution_s) == ("composed", "uniform", True, 2.5)
     with counts_csv(real).open() as file:
         counts = np.array([row[2:] for row in list(csv.reader(file))[1:]], int)
-    bins = (found.arrival_s // 2.5).astype(int)
-    assert all(np.array_equal(np.bincount(bins[found.model == k], minlength=240), counts[:, k]) for k in range(7))
-    assert (found.prompt_tokens.min(), found.prompt_tokens.max()) == (8, 512)
-    assert found.models == preset("hyperbolic-like").streams
+    bins = (rows.arrival_s // 2.5).astype(int)
+    assert all(np.array_equal(np.bincount(bins[rows.model == k], minlength=240), counts[:, k]) for k in range(7))
+    assert (rows.prompt_tokens.min(), rows.prompt_tokens.max()) == (8, 512)
+    assert rows.models == preset("hyperbolic-like").streams
 
 
 @cases("row", ["0,2.5,1.5", "0,2.5,-1", "2.5,0,1", "0,2.5,x"])
@@ -370,7 +370,7 @@ def test_aegaeon_targets_are_the_released_files(real: Path, models: int, rate: s
         )
         names = np.array([row[1] for row in rows])
         streams = tuple(sorted(set(names.tolist())))
-        return table(trace("sample"), span_s, streams, [np.sort(at[names == one]) for one in streams])
+        return table(trace("sample"), span_s, streams, [np.sort(at[names == stream]) for stream in streams])
 
-    own = stats(released(models)) | {"idle_median_s": stats(released(80))["idle_median_s"]}
-    close(own, f"aegaeon-like.{models}x{rate}")
+    measured = stats(released(models)) | {"idle_median_s": stats(released(80))["idle_median_s"]}
+    close(measured, f"aegaeon-like.{models}x{rate}")

@@ -1,4 +1,4 @@
-"""How a long command goes on: lines and a bar where somebody watches, the first table in place, JSON for programs."""
+"""Progress of a long command: lines and a bar where somebody watches, the first table in place, JSON for programs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from harness.cli import terminal
 from harness.cli.terminal import UP, Machine, Terminal
 from harness.loop.system import ROOT
 
@@ -24,12 +26,16 @@ WIPES = re.compile(re.escape(UP).replace(re.escape("{}"), "[0-9]+"))
 
 
 def watched(out: Path, **variables: str) -> str:
-    """What a terminal of 30 lines of 100 letters is sent by a comparison."""
+    """Return the characters that a terminal of 30 lines of 100 letters is sent by a comparison."""
+    return sent([sys.executable, "-m", "harness", *COMPARE, "-o", str(out)], variables)
+
+
+def sent(command: list[str], variables: dict[str, str], rows: int = 30, columns: int = 100) -> str:
+    """Return the characters that a terminal of such a size is sent by a command."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     others = {"CI", "NO_COLOR", "COLUMNS", "LINES"}
-    env = {name: value for name, value in os.environ.items() if name not in others} | {"TERM": "xterm", **variables}
-    command = [sys.executable, "-m", "harness", *COMPARE, "-o", str(out)]
+    env = {name: value for name, value in os.environ.items() if name not in others} | {"TERM": "xterm"} | variables
     with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
         parts = []
@@ -46,7 +52,7 @@ def watched(out: Path, **variables: str) -> str:
 
 
 def screen(text: str) -> list[str]:
-    """The lines that are left of what a terminal was sent: bars, wiped lines and colours are gone."""
+    """Return the lines that are left of what a terminal was sent: bars, wiped lines and colours are gone."""
     lines = [""]
     for part in re.split(r"(\x1b\[[0-9]+A|\x1b\[J|\x1b\[[0-9;]*m|[\n\r])", text):
         if part == "\n":
@@ -61,6 +67,69 @@ def screen(text: str) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
+def bars(text: str) -> dict[str, list[str]]:
+    """Return the texts behind the names of bars, such as `2/4 [00:01<00:01, 1.90run/s]`, in order."""
+    counts_of = dict[str, list[str]]()
+    for name, counts in re.findall(r"([^\r\n]+?): +[0-9]+%\|[^|]*\| (\S+ \[[^\]\r]*\]?)", text):
+        counts_of.setdefault(name, []).append(counts)
+    return counts_of
+
+
+ONE_STEP = """
+import time
+from harness.cli import terminal
+terminal.TICK_S = 0.05
+with terminal.Terminal() as teller:
+    teller.progress("fig7, more seeds 3: 12 of 28 panels are not decided yet", 1200, 2890)
+    time.sleep(1.5)
+"""
+
+
+@pytest.mark.parametrize("size", [(24, 80), (0, 0), (10, 60)])  # some terminals do not tell their size
+def test_a_bar_fits_its_terminal_and_its_clock_moves_within_a_step(size: tuple[int, int]) -> None:
+    text = sent([sys.executable, "-c", ONE_STEP], {}, *size)
+    ((name, counts),) = bars(text).items()
+    assert name.startswith("fig7, more ")
+    assert {"1200/2890 [00:00<?, ?run/s]", "1200/2890 [00:01<?, ?run/s]"} <= set(counts)
+    assert max(len(line) for line in re.split(r"[\r\n]+", text) if "%|" in line) <= (size[1] or 80)
+
+
+def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = [0.0]
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
+    monkeypatch.setattr(terminal, "FIRST_S", 5.0)
+    teller = Terminal()
+    for at_s, what, done, total in (
+        (0.0, "planning", 0, 2), (4.0, "planning", 1, 2), (4.5, "planning", 2, 2),  # over before 5 s
+        (4.5, "fig7", 0, 4), (9.5, "fig7", 1, 4), (14.0, "fig7", 4, 4),
+        (14.0, "fig7, round 2", 0, 2), (20.0, "fig7, round 2", 1, 2), (20.0, "fig7, round 2", 2, 2),  # the same stage
+        (21.0, "scores", 0, 9), (27.0, "scores", 3, 9),
+    ):  # fmt: skip
+        at[0] = at_s
+        teller.progress(what, done, total)
+    assert capsys.readouterr().err.splitlines() == [
+        "fig7: 1 of 4, about 15 s left",
+        "scores: 3 of 9, about 12 s left",
+    ]
+
+
+COMPILE = """
+import time
+from harness.cli import terminal
+terminal.TICK_S, terminal.FIRST_S = 0.05, 0.2
+with terminal.Terminal() as teller:
+    teller.progress("compile", 0, 1)
+    time.sleep(3)
+"""
+
+
+def test_a_step_that_takes_long_is_told_in_a_pipe() -> None:
+    done = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == "compile ...\n"
+
+
 def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: Path) -> None:
     text = watched(tmp_path / "a")
     marks = re.findall(r"so far, (\d) (?:of 2 )?seeds, (\d+) runs:", text)
@@ -68,7 +137,7 @@ def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: P
     assert marks[0][0] == "1"  # of the search for the knee
     assert [int(runs) for _, runs in marks] == sorted(int(runs) for _, runs in marks)
     assert len(WIPES.findall(text)) >= len(marks)
-    assert "round 2" in text  # the bar
+    assert {"planning", "SLO bases", "comparison, round 2"} <= bars(text).keys()
     left = screen(text)
     assert not any("so far" in line for line in left)
     plain = subprocess.run(

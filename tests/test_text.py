@@ -22,7 +22,7 @@ FLEET = [panel("counts", 0, "gpus", gpus=None, rate_rps=1.5, xs=(2.0, 5.0), slo=
          for rule in ("5xP95", "9xP95")]  # fmt: skip
 
 
-def said(
+def printed(
     rows: pa.Table = TABLE, facts: dict[str, Any] | None = None, *, markdown: bool = False, every: bool = False
 ) -> list[str]:
     shown = Shown(rows, facts or about(), Path("x"), markdown, every)
@@ -56,26 +56,26 @@ not comparable: no rate is stated
 
 @cases(("every", "lines_"), [(False, TOLD), (True, EVERY)])
 def test_crossings_stand_beside_each_other_and_the_papers(every: bool, lines_: str) -> None:
-    told = said(every=every)
+    told = printed(every=every)
     for line in lines_.strip().splitlines():
         assert line in told, line
     assert sum(" 4x 4.00x" in line for line in told) == every  # not of the other trace
 
 
 def test_the_copy_on_other_seeds_tells_how_much_is_chance() -> None:
-    (line,) = (line for line in said() if line.startswith("A/A: "))
+    (line,) = (line for line in printed() if line.startswith("A/A: "))
     assert line == (  # the copy was given 1 where prism misses 1e-6 at 1, and 6.55 % at 16
         "A/A: prism against its copy on other seeds: 2 of 4 differences cover 0, the largest is 6.55 points"
     )
     rows = TABLE.filter(pc.invert(pc.equal(TABLE["label"].cast(pa.string()), "prism (A/A)")))
-    assert not any(line.startswith("A/A") for line in said(rows))
+    assert not any(line.startswith("A/A") for line in printed(rows))
 
 
 def test_windows_are_pooled_whatever_each_would_say_alone() -> None:
     """Prism's first window dips at the lowest rate, its second holds up to the highest: no window has a crossing."""
     lower = {("rates", "prism", 1.0, 0): 0.96, ("rates", "prism", 16.0, 1): 1.0}
     places = ((row, (row["condition"], row["label"], row["x"], row["seed"])) for row in scores())
-    told = said(table([row | ({"ttft": lower[at]} if at in lower else {}) for row, at in places]), every=True)
+    told = printed(table([row | ({"ttft": lower[at]} if at in lower else {}) for row, at in places]), every=True)
     row = next(line for line in told if line.startswith("prism 1"))
     assert row.startswith("prism 15.6 [")  # two thirds of the misses at 24 req/s: ln(2.44) / ln(10.7) of the octave
     stated = [line for line in told if line.startswith("prism / static")]
@@ -91,14 +91,14 @@ def test_where_rates_tell_nothing_points_do() -> None:
         for seed in range(3)
         for x in (4.0, 8.0, 16.0)
     ]
-    told = said(table(rows), about(PANELS[:1], []))  # fmt: skip
+    told = printed(table(rows), about(PANELS[:1], []))  # fmt: skip
     assert told[1:4] == ["system 99 % TTFT prism over it", "prism >24.0 -", "static >24.0 + +0.2 +0.4 +0.8 points"]
     assert told[4:7] == [
         "prism is: + ahead; one verdict",
         "common random numbers save 0 % of a difference's variance (median)",
         "points: its attainment less the other's at 6, 12 and 24 req/s, where no ratio tells them apart",
     ]
-    told = said(table([row | {"ttft": 0.999} for row in rows]), about(PANELS[:1], []))
+    told = printed(table([row | {"ttft": 0.999} for row in rows]), about(PANELS[:1], []))
     assert told[3].endswith(" = 0.0 0.0 0.0 points")
     assert "prism is: = equal within 25 %; one verdict" in told
     assert "= of points: equal within 0.5" in told
@@ -106,7 +106,7 @@ def test_where_rates_tell_nothing_points_do() -> None:
 
 def test_a_system_that_takes_its_own_gpus_says_how_many() -> None:
     facts = about(claims=[], systems=["prism", "static", "dedicated"], controls=["ideal", "prism (A/A)"])
-    told = said(facts=facts)
+    told = printed(facts=facts)
     assert any(line.startswith("dedicated (8 GPUs) >1.50 ") for line in told)
     assert any(line.startswith("dedicated (8 GPUs) ≤8 ") for line in told)
     assert not any("prism (" in line for line in told if "A/A" not in line)
@@ -118,7 +118,7 @@ def test_the_mean_over_models_and_the_worst_one_cross_beside_it() -> None:
             for row in scores() if row["condition"] == "rates" and row["label"] == "prism"
             for model, knee in (("small", 10.0), ("large", 5.0))]  # fmt: skip
     both = pa.concat_tables([TABLE, table(rows)])
-    told = said(both)
+    told = printed(both)
     assert "system 99 % TTFT slope mean worst prism over it" in told
     mean = 1.5 * (2 / (1 / 10**4 + 1 / 5**4)) ** 0.25  # where the mean share of misses is 1 %
     assert mean == pytest.approx(8.78, abs=0.01)
@@ -128,7 +128,7 @@ def test_the_mean_over_models_and_the_worst_one_cross_beside_it() -> None:
 def test_a_system_that_does_not_fit_is_shown_as_such() -> None:
     def without(*seeds: int) -> list[str]:
         gone = {"infeasible": "no room", "ttft": 0.0}
-        return said(table([
+        return printed(table([
             row | (gone if row["label"] == "static" and row["condition"] == "rates" and row["seed"] in seeds else {})
             for row in scores()
         ]))  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_system_that_does_not_fit_is_shown_as_such() -> None:
 )
 def test_what_ends_the_fewest_gpus_is_room_or_load(gone: dict[float, tuple[int, ...]], says: str) -> None:
     """Prism holds from 4 GPUs on; on 3 it misses, or some seeds have no room."""
-    told = said(table([
+    told = printed(table([
         row | ({"infeasible": "no room", "ttft": 0.0, "tpot": 0.0}
                if (row["condition"], row["label"]) == ("counts", "prism") and row["seed"] in gone.get(row["x"], ())
                else {})
@@ -169,7 +169,7 @@ def test_a_fleet_tells_the_count_of_each_seed() -> None:
     rows = [row | {"ttft": fewer.get((row["label"], row["x"], row["seed"]), row["ttft"])} for row in scores()
             if row["condition"] == "counts"]  # fmt: skip
     facts = about(FLEET[:1], [], layout="fleet", definitions=["ttft"], controls=["dedicated"])
-    told = said(table(rows), facts, every=True)
+    told = printed(table(rows), facts, every=True)
     assert told[:5] == [
         "counts: GPUs at which each system reaches 99 % (hyperbolic-like (synthetic) at 1.5 req/s)",
         "system 99 % TTFT fails at below that each seed",
@@ -190,10 +190,10 @@ def walk(kind: str, name: str, row: int, origin: str = "unknown") -> dict[str, A
 
 
 def rates(panels: Sequence[dict[str, Any]], held: dict[str, float]) -> pa.Table:
-    """Prism crosses 99 % at 8 x; what stands beside it at the rate named for the panel's condition."""
+    """Return a table: prism crosses 99 % at 8 x, static at the rate named for the panel's condition."""
     return table([
-        {"condition": one["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most)}
-        for one in panels for name, most in (("prism", 8.0), ("static", held[one["name"]]))
+        {"condition": entry["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most)}
+        for entry in panels for name, most in (("prism", 8.0), ("static", held[entry["name"]]))
         for seed in range(3) for x in (1.0, 2.0, 4.0, 8.0, 16.0)
     ])  # fmt: skip
 
@@ -203,7 +203,7 @@ def test_the_ratios_of_a_walk_from_the_fair_default() -> None:
               walk("alone", "pools", 3), walk("alone", "turns", 4)]  # fmt: skip
     facts = about(panels, [Claim("ratio", "prism", "static", paper=3.5)], layout="steps", definitions=["ttft"])
     rows = rates(panels, {START: 8.0, "pools": 4.0, "turns": 1.0})
-    told = said(rows, facts)
+    told = printed(rows, facts)
     assert told[:7] == [
         "prism over each: ratios of the rates that hold 99 % TTFT attainment at P95",
         "condition static",
@@ -216,16 +216,16 @@ def test_the_ratios_of_a_walk_from_the_fair_default() -> None:
     assert "prism / static, 3.5 in the paper: as much under 2 of 5, not excluded under 0." in told
     words = "the first is: + ahead; = equal within 25 %; 5 of 5 verdicts are decided, corrected together (Holm)"
     assert words in " ".join(told)
-    every = said(rows, facts, every=True)
+    every = printed(rows, facts, every=True)
     assert "condition origin prism req/s static req/s static" in every
     assert "pools: unknown, a section" in every
-    assert "| condition | static |" in said(rows, facts, markdown=True)
+    assert "| condition | static |" in printed(rows, facts, markdown=True)
 
 
 def test_without_a_number_of_the_paper_it_says_who_is_ahead() -> None:
     panels = [panel(name, k, "rate_rps", xs=(1.0, 16.0), unit_rps=1.0) for k, name in enumerate("abcd")]
     facts = about(panels, [Claim("ratio", "prism", "static")], layout="matrix", definitions=["ttft"])
-    told = said(rates(panels, {"a": 2.0, "b": 16.0, "c": 8.0, "d": 1.0}), facts)
+    told = printed(rates(panels, {"a": 2.0, "b": 16.0, "c": 8.0, "d": 1.0}), facts)
     assert told[1:6] == ["condition static", "a + 4.00x", "b - 0.50x", "c = 1.00x", "d + >8.00x"]
     words = "ahead under a and d; equal within 25 % under c; behind under b"
     assert f"prism / static: depends on the condition: {words}." in " ".join(map(str.strip, told))
@@ -245,11 +245,11 @@ def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_trace
     facts = about([made, *halves, *other], [Claim("ratio", "prism", "static")], layout="matrix", definitions=["ttft"])
     knees = {"fitted": 2.0, "a log / first half": 2.0, "a log / second half": 16.0, "elsewhere": 2.0}
     rows = table([
-        {"condition": one["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most)}
-        for one in facts["panels"] for name, most in (("prism", 8.0), ("static", knees[one["condition"]]))
-        for seed in range(1 if one["half"] else 3) for x in (1.0, 2.0, 4.0, 8.0, 16.0)
+        {"condition": entry["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most)}
+        for entry in facts["panels"] for name, most in (("prism", 8.0), ("static", knees[entry["condition"]]))
+        for seed in range(1 if entry["half"] else 3) for x in (1.0, 2.0, 4.0, 8.0, 16.0)
     ])  # fmt: skip
-    told = said(rows, facts)
+    told = printed(rows, facts)
     assert told[0] == (
         "of 1 verdicts on fitted traces real logs bear out 0 in every case, 0 in most, 1 in half or fewer"
     )
@@ -257,10 +257,10 @@ def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_trace
     words = "ahead under fitted; one case under elsewhere; in 2 cases of real logs above 1 in 1, below in 1"
     assert f"prism / static: {words}." in " ".join(told)
     assert "Left out: 5 of 90 requests beyond 8 tokens of log." in told
-    apart = said(rows, facts, every=True)
+    apart = printed(rows, facts, every=True)
     assert any(line.startswith("a log / second half") and line.endswith("0.50x") for line in apart)
-    same = [one if one["half"] == "" else one | {"own": {"scaling": "time"}} for one in facts["panels"]]
-    assert said(rows, facts | {"panels": same})[0].startswith("prism over each")  # nothing is in the same setting
+    same = [entry if entry["half"] == "" else entry | {"own": {"scaling": "time"}} for entry in facts["panels"]]
+    assert printed(rows, facts | {"panels": same})[0].startswith("prism over each")  # nothing is in the same setting
 
 
 # ------------------------------------------------------------------ parts
@@ -280,7 +280,7 @@ def test_parts_that_are_switched_off() -> None:
     rows = pa.concat_tables([rows, pa.Table.from_pylist(offered, schema=rows.schema)])
     assert offered_rps(rows) == {("hyperbolic-like", 2.0): pytest.approx(3.25)}
     facts = about(panels, [claim], layout="parts", definitions=["ttft"], systems=[*shares], slo="5/2xP95")
-    told = said(rows, facts, every=True)
+    told = printed(rows, facts, every=True)
     assert told[0] == (
         "TTFT attainment (SLO 5/2xP95, heavy8) with all parts, and the points by which it changes without each "
         "[95 % interval, 3 seeds paired]"
@@ -305,5 +305,5 @@ def test_tables_are_aligned_or_markdown(markdown: bool, expected: list[str]) -> 
 
 
 def test_a_page_of_markdown_has_the_same_cells() -> None:
-    page = said(facts=about(claims=CLAIMS[:1]), markdown=True)
+    page = printed(facts=about(claims=CLAIMS[:1]), markdown=True)
     assert "| static | 3.75 [3.29, 4.18] | 4.00 | + 4.00x [3.38, 4.74] |" in page

@@ -27,7 +27,7 @@ class TracedWorld(World):
 
 
 def both(w: World) -> tuple[Sim, Sim, Trace]:
-    """The world run without and with a recorder, and what that noted."""
+    """Run the world without and with a recorder; return both simulators, and what was recorded."""
     w = replace(w, end_s=min(w.end_s, END_S))
     recorded, told = drive(TracedWorld(**{f.name: getattr(w, f.name) for f in fields(w)}))
     plain, heard = drive(w)
@@ -37,13 +37,13 @@ def both(w: World) -> tuple[Sim, Sim, Trace]:
 
 
 def spent(trace: Trace, n: int) -> dict[str, np.ndarray]:
-    """Seconds of each request by cause, over its stretches."""
-    found = {name: np.zeros(n) for name in SECONDS}
+    """Return seconds of each request by cause, over its stretches."""
+    totals = {name: np.zeros(n) for name in SECONDS}
     for stretch in trace.stretches:
         for name, seconds in stretch.seconds.items():
-            found[name][stretch.request] += seconds
-    found["queue"] += found.pop("closed")
-    return found
+            totals[name][stretch.request] += seconds
+    totals["queue"] += totals.pop("closed")
+    return totals
 
 
 @cases("first", [0, TURNED, WILD, CUT, SLICED, SHARED, -1])
@@ -53,52 +53,52 @@ def test_a_recorded_world_is_the_same_and_accounts_for_every_second(first: int) 
         R = plain.S.requests
         for name in R.dtype.names or ():
             np.testing.assert_array_equal(R[name], recorded.S.requests[name], f"{name} of world {seed}")
-        found = spent(trace, len(R))
+        totals = spent(trace, len(R))
         for cause in CAUSES:
-            np.testing.assert_allclose(found[cause], R[cause], atol=1e-7, err_msg=f"{cause} of world {seed}")
+            np.testing.assert_allclose(totals[cause], R[cause], atol=1e-7, err_msg=f"{cause} of world {seed}")
         laws(trace, recorded, seed)
 
 
 def test_loads_that_follow_each_other_within_an_instant_are_told_apart() -> None:
     _, recorded, trace = both(world(TURNED + 135))  # evicts at the end of each load, and loads again
-    loads = [one for one in trace.transfers if one.kind == "load" and one.done]
+    loads = [transfer for transfer in trace.transfers if transfer.kind == "load" and transfer.done]
     assert len(loads) == recorded.S.s["loads"] > 30
     later = [(a, b) for a, b in pairwise(loads) if a.end_s == b.asked_s]
     assert len(later) > 20
 
 
 def laws(trace: Trace, sim: Sim, seed: int) -> None:
-    """What holds of any trace."""
-    w, said = sim.S.s, f"world {seed}"
+    """Check what holds of any trace."""
+    w, where = sim.S.s, f"world {seed}"
     ends: dict[int, float] = {}
-    for one in trace.stretches:
-        assert one.start_s == pytest.approx(ends.get(one.request, trace.arrival_s[one.request]), abs=3e-9), said
-        assert sum(one.seconds.values()) == pytest.approx(one.end_s - one.start_s, abs=1e-7), said
-        assert min(one.seconds.values()) >= 0, said
-        ends[one.request] = one.end_s
-    loads = [one for one in trace.transfers if one.kind == "load" and one.done and not math.isnan(one.end_s)]
-    assert len(loads) == w["loads"], said
-    moved = [one for one in trace.transfers if one.kind != "load" and one.done and not math.isnan(one.end_s)]
-    assert len(moved) <= w["moves"], said  # KV of no bytes arrives at the instant at which it is asked for
-    assert all(one.size_bytes > 0 for one in loads), said
+    for span in trace.stretches:
+        assert span.start_s == pytest.approx(ends.get(span.request, trace.arrival_s[span.request]), abs=3e-9), where
+        assert sum(span.seconds.values()) == pytest.approx(span.end_s - span.start_s, abs=1e-7), where
+        assert min(span.seconds.values()) >= 0, where
+        ends[span.request] = span.end_s
+    loads = [x for x in trace.transfers if x.kind == "load" and x.done and not math.isnan(x.end_s)]
+    assert len(loads) == w["loads"], where
+    moved = [x for x in trace.transfers if x.kind != "load" and x.done and not math.isnan(x.end_s)]
+    assert len(moved) <= w["moves"], where  # KV of no bytes arrives at the instant at which it is asked for
+    assert all(x.size_bytes > 0 for x in loads), where
     for transfer in trace.transfers:
         times = (transfer.asked_s, transfer.granted_s, transfer.moved_s, transfer.end_s)
         stamps = [x for x in times if not math.isnan(x)]
-        assert stamps == sorted(stamps), said
+        assert stamps == sorted(stamps), where
     lanes: dict[tuple[object, bool], float] = defaultdict(lambda: -math.inf)
     for step in sorted(trace.steps, key=lambda x: x.start_s):
         key = step.batch, step.decode_lane
-        assert step.start_s >= lanes[key] - 1e-9, said
-        assert step.end_s > step.start_s, said
+        assert step.start_s >= lanes[key] - 1e-9, where
+        assert step.end_s > step.start_s, where
         lanes[key] = step.end_s
     links: dict[int, float] = defaultdict(lambda: -math.inf)
     for carried in sorted(trace.carried, key=lambda x: x.start_s):
-        assert carried.start_s >= links[carried.link] - 1e-9, said
+        assert carried.start_s >= links[carried.link] - 1e-9, where
         links[carried.link] = carried.end_s
     whole = float(sim.S.links["busy_s"].sum())
-    assert sum(x.end_s - x.start_s for x in trace.carried) >= whole - 1e-6, said
-    assert trace.start_s <= min((x.start_s for x in trace.steps), default=0.0), said
+    assert sum(x.end_s - x.start_s for x in trace.carried) >= whole - 1e-6, where
+    assert trace.start_s <= min((x.start_s for x in trace.steps), default=0.0), where
     if not w["unlimited"]:
         for sample in trace.memory:
-            assert 0 <= sample.weights_bytes + sample.kv_bytes <= trace.gpu_bytes[sample.gpu], said
-            assert sample.weights_bytes >= 0 <= sample.kv_bytes, said
+            assert 0 <= sample.weights_bytes + sample.kv_bytes <= trace.gpu_bytes[sample.gpu], where
+            assert sample.weights_bytes >= 0 <= sample.kv_bytes, where

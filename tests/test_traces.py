@@ -38,7 +38,7 @@ def converted(path: Path, rows: Sequence[str], columns: Mapping[str, str] = COLU
 
 
 def refusal(path: Path, rows: Sequence[str], columns: Mapping[str, str] = COLUMNS, **how: Any) -> str:
-    """The one line of a refusal, from the file's name on."""
+    """Return the one line of a refusal, from the file's name on."""
     with pytest.raises(UserError) as caught:
         converted(path, rows, columns, **how)
     assert "\n" not in str(caught.value)
@@ -52,9 +52,9 @@ def refusal(path: Path, rows: Sequence[str], columns: Mapping[str, str] = COLUMN
 def real() -> Trace:
     if "TRACES_DIR" not in os.environ:
         pytest.skip("TRACES_DIR is not set")
-    found = trace("arena-chat")
-    assert found.notice is None, "TRACES_DIR is set but holds no Arena-Chat"
-    return found
+    arena = trace("arena-chat")
+    assert arena.notice is None, "TRACES_DIR is set but holds no Arena-Chat"
+    return arena
 
 
 def test_arena_statistics(real: Trace) -> None:
@@ -105,8 +105,8 @@ def test_samples_are_what_the_generator_draws(name: str) -> None:
 
 @cases("name", sorted(synthetic.PRESETS))
 def test_the_manifest_tells_the_truth_of_what_is_drawn(name: str) -> None:
-    found, entry = load_trace(name), manifest()[name]
-    facts = (found.tier, found.licence, len(found.models), len(found), found.span_s)
+    loaded, entry = load_trace(name), manifest()[name]
+    facts = (loaded.tier, loaded.licence, len(loaded.models), len(loaded), loaded.span_s)
     assert facts == tuple(entry[key] for key in ("tier", "licence", "models", "requests", "span_s"))
 
 
@@ -167,16 +167,16 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_released_workload_is_read_as_it_is(released: str) -> None:
-    found = load_trace.__wrapped__(released)
-    assert (found.name, found.tier, found.span_s, found.ordered) == (released, "synthetic", 120.0, True)
-    assert found.models == tuple(f"synth_model_{k:02d}" for k in range(4))  # two of them idle
-    assert found.arrival_s.tolist() == [0.25, 60.5, 61.0]
-    assert found.model.tolist() == [2, 0, 2]
-    assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([93, 5000, 7], [233, 100, 16])
+    loaded = load_trace.__wrapped__(released)
+    assert (loaded.name, loaded.tier, loaded.span_s, loaded.ordered) == (released, "synthetic", 120.0, True)
+    assert loaded.models == tuple(f"synth_model_{k:02d}" for k in range(4))  # two of them idle
+    assert loaded.arrival_s.tolist() == [0.25, 60.5, 61.0]
+    assert loaded.model.tolist() == [2, 0, 2]
+    assert (loaded.prompt_tokens.tolist(), loaded.output_tokens.tolist()) == ([93, 5000, 7], [233, 100, 16])
     cut = load_trace.__wrapped__(f"{released}+max_tokens=4096")
     assert (cut.prompt_tokens.tolist(), cut.output_tokens.tolist()) == ([93, 3996, 7], [233, 100, 16])
     assert "1 prompts cut" in cut.note
-    assert cut.sha256 != found.sha256
+    assert cut.sha256 != loaded.sha256
 
 
 @cases(
@@ -187,10 +187,10 @@ def test_a_released_workload_is_read_as_it_is(released: str) -> None:
     ],
 )
 def test_without_a_released_workload_its_kind_is_drawn(released: str, name: str, generator: str) -> None:
-    found = load_trace.__wrapped__(f"aegaeon-synth/{name}")
-    assert found.notice is not None
-    assert f"using {generator}; for the real one" in found.notice
-    assert found.maker == str(synthetic.preset(generator))
+    loaded = load_trace.__wrapped__(f"aegaeon-synth/{name}")
+    assert loaded.notice is not None
+    assert f"using {generator}; for the real one" in loaded.notice
+    assert loaded.maker == str(synthetic.preset(generator))
     assert sized(f"aegaeon-synth/{name}", 8) == generator
     assert sized(released, 8) == released
 
@@ -217,11 +217,11 @@ def test_the_released_workloads_are_what_the_notes_say() -> None:
 
 @cases("lengths", ["sharegpt-ix2", "sharegpt-ox2"])
 def test_doubled_lengths_are_doubled(lengths: str) -> None:
-    one, two = (synthetic.draw(f"aegaeon-like+max_tokens=99999{more}", 3) for more in ("", f"+lengths={lengths}"))
+    plain, doubled = (synthetic.draw(f"aegaeon-like+max_tokens=99999{more}", 3) for more in ("", f"+lengths={lengths}"))
     x, y = (2, 1) if lengths.endswith("ix2") else (1, 2)
-    np.testing.assert_allclose(two.prompt_tokens, x * one.prompt_tokens, atol=1)
-    np.testing.assert_allclose(two.output_tokens, y * one.output_tokens, atol=1)
-    np.testing.assert_array_equal(one.arrival_s, two.arrival_s)
+    np.testing.assert_allclose(doubled.prompt_tokens, x * plain.prompt_tokens, atol=1)
+    np.testing.assert_allclose(doubled.output_tokens, y * plain.output_tokens, atol=1)
+    np.testing.assert_array_equal(plain.arrival_s, doubled.arrival_s)
 
 
 # ---------------------------------------------------------------- conversion
@@ -238,14 +238,14 @@ def test_units_ids_and_optional_columns(tmp_path: Path) -> None:
     rows = ["x1,0,5,7,a,u1", "x2,500,6,8,b,u2", "x3,2500,1,1,a,u1"]
     path = csv(tmp_path / "my.csv", rows, "id,t,in,out,m,who")
     table = convert(path, COLUMNS | {"request_id": "id", "tenant": "who"}, time_unit="ms")
-    found = of_table(table, "my.csv")
-    assert found.arrival_s.tolist() == [0.0, 0.5, 2.5]
-    assert [found.models[i] for i in found.model] == ["a", "b", "a"]
-    assert found.tenant is not None
-    assert found.tenant.tolist() == [0, 1, 0]
-    assert found.prompt_tokens.tolist() == [5, 6, 1]
-    assert found.span_s == pytest.approx(2.5 + 1.25)
-    assert found.where(1) == "my.csv:3"
+    loaded = of_table(table, "my.csv")
+    assert loaded.arrival_s.tolist() == [0.0, 0.5, 2.5]
+    assert [loaded.models[i] for i in loaded.model] == ["a", "b", "a"]
+    assert loaded.tenant is not None
+    assert loaded.tenant.tolist() == [0, 1, 0]
+    assert loaded.prompt_tokens.tolist() == [5, 6, 1]
+    assert loaded.span_s == pytest.approx(2.5 + 1.25)
+    assert loaded.where(1) == "my.csv:3"
     assert table.schema.field("arrival_s").nullable is False
     assert table.schema.field("tenant").nullable is True
     assert set(table.column_names) == {*schema.REQUIRED, "tenant", "src_row"}
@@ -268,23 +268,23 @@ def test_dates_and_one_model_for_all(tmp_path: Path) -> None:
     rows = ["2023-11-16 18:15:46.6805900,374,44", "2023-11-16 18:15:50.9951690,396,109"]
     columns = {"arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_tokens": "GeneratedTokens"}
     path = csv(tmp_path / "my.csv", rows, "TIMESTAMP,ContextTokens,GeneratedTokens")
-    found = of_table(convert(path, columns, time_unit="datetime", model="conv"), "my.csv")
-    assert found.arrival_s.tolist() == pytest.approx([0.0, 4.314579], abs=1e-9)
-    assert found.models == ("conv",)
+    loaded = of_table(convert(path, columns, time_unit="datetime", model="conv"), "my.csv")
+    assert loaded.arrival_s.tolist() == pytest.approx([0.0, 4.314579], abs=1e-9)
+    assert loaded.models == ("conv",)
 
 
 def test_an_epoch_counts_from_the_first_row(tmp_path: Path) -> None:
-    found = converted(tmp_path, ["1700000000123,1,1,a", "1700000001623,1,1,a"], time_unit="ms")
-    assert found.arrival_s.tolist() == [0.0, 1.5]
+    loaded = converted(tmp_path, ["1700000000123,1,1,a", "1700000001623,1,1,a"], time_unit="ms")
+    assert loaded.arrival_s.tolist() == [0.0, 1.5]
 
 
 def test_whole_seconds_are_spread_by_a_seeded_draw_and_flagged(tmp_path: Path) -> None:
     rows = [f"{i // 2},1,1,a" for i in range(20)]
-    one, same, other = (converted(tmp_path, rows, jitter_seed=seed) for seed in (1, 1, 2))
-    assert one.resolution_s == 1.0
-    assert one.sha256 == same.sha256 != other.sha256
-    assert sorted(np.floor(one.arrival_s)) == [i // 2 for i in range(20)]
-    assert (np.diff(one.arrival_s) >= 0).all()
+    first, same, other = (converted(tmp_path, rows, jitter_seed=seed) for seed in (1, 1, 2))
+    assert first.resolution_s == 1.0
+    assert first.sha256 == same.sha256 != other.sha256
+    assert sorted(np.floor(first.arrival_s)) == [i // 2 for i in range(20)]
+    assert (np.diff(first.arrival_s) >= 0).all()
     assert converted(tmp_path, ["0,1,1,a", "1.5,1,1,a"]).resolution_s is None
 
 
@@ -403,18 +403,18 @@ def test_sorting_changes_only_the_order(
 ) -> None:
     rows = [f"{t!r},{i + 1},1,a" for i, t in enumerate(times)]
     folder = tmp_path_factory.mktemp("sorted")
-    found = converted(folder, rows, sort=True, trust_times=True)
-    assert sorted(found.prompt_tokens.tolist()) == list(range(1, len(times) + 1))
-    if found.resolution_s is None:
-        assert found.arrival_s.tolist() == sorted(times)
-        assert [times[i - 1] for i in found.prompt_tokens] == sorted(times)
+    loaded = converted(folder, rows, sort=True, trust_times=True)
+    assert sorted(loaded.prompt_tokens.tolist()) == list(range(1, len(times) + 1))
+    if loaded.resolution_s is None:
+        assert loaded.arrival_s.tolist() == sorted(times)
+        assert [times[i - 1] for i in loaded.prompt_tokens] == sorted(times)
 
 
 # ---------------------------------------------------------------- pickles
 
 
 class Request:
-    """As a serving benchmark would have pickled it."""
+    """A request as a serving benchmark would have pickled it."""
 
     def __init__(self, req_id: int, adapter_dir: str, prompt_len: int, output_len: int, req_time: float) -> None:
         self.req_id, self.adapter_dir, self.req_time = req_id, adapter_dir, req_time
@@ -433,10 +433,10 @@ def test_a_pickle_of_requests_is_read_without_its_class(tmp_path: Path, protocol
     path.write_bytes(pickle.dumps(requests, protocol))
     first = unpickle(path, frozenset({"Request"}))[0]
     assert type(first) is Record
-    found = of_table(readers.read("arena", path), path.name)
-    assert found.arrival_s.tolist() == [0.25 * i for i in range(9)]
-    assert found.models == ("rank-0", "rank-1", "rank-2")
-    assert found.output_tokens.tolist() == [3 + i for i in range(9)]
+    loaded = of_table(readers.read("arena", path), path.name)
+    assert loaded.arrival_s.tolist() == [0.25 * i for i in range(9)]
+    assert loaded.models == ("rank-0", "rank-1", "rank-2")
+    assert loaded.output_tokens.tolist() == [3 + i for i in range(9)]
 
 
 @cases("payload", [Evil(), [Request(0, "a", 1, 1, 0.0), Evil()], print, Path("x")])
@@ -477,11 +477,11 @@ BURSTGPT = {
 @cases(("header", "lines"), BURSTGPT)
 def test_burstgpt_leaves_out_what_failed(tmp_path: Path, header: str, lines: list[str]) -> None:
     rows = readers.read("burstgpt", csv(tmp_path / "BurstGPT_1.csv", lines, header))
-    found = of_table(rows, "BurstGPT_1.csv")
-    assert (found.name, found.tier, found.licence) == ("BurstGPT_1", "replayed", "CC-BY-4.0")
-    assert [found.models[k] for k in found.model] == ["ChatGPT", "GPT-4"]
-    assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([472, 417], [18, 276])
-    assert np.floor(found.arrival_s).tolist() == [5, 118]  # spread inside their second
+    loaded = of_table(rows, "BurstGPT_1.csv")
+    assert (loaded.name, loaded.tier, loaded.licence) == ("BurstGPT_1", "replayed", "CC-BY-4.0")
+    assert [loaded.models[k] for k in loaded.model] == ["ChatGPT", "GPT-4"]
+    assert (loaded.prompt_tokens.tolist(), loaded.output_tokens.tolist()) == ([472, 417], [18, 276])
+    assert np.floor(loaded.arrival_s).tolist() == [5, 118]  # spread inside their second
     assert schema.metadata(rows)["dropped_empty"] == 1
 
 
@@ -500,8 +500,8 @@ def test_what_is_asked_stands_in_place_of_what_a_reader_says(tmp_path: Path) -> 
 def test_aegaeon_reads_its_streams_from_the_name_of_the_file(tmp_path: Path) -> None:
     header = "Request Time,Model Name,Input Length,Output Length"
     lines = ["00:00:01.500,synth_model_02,30,20", "00:00:59.000,synth_model_00,10,5"]
-    found = of_table(readers.read("aegaeon", csv(tmp_path / "synth-4-0.1-1.0-1.0.csv", lines, header)), "x")
-    assert (len(found.models), found.span_s, found.ordered) == (4, 60.0, True)
+    loaded = of_table(readers.read("aegaeon", csv(tmp_path / "synth-4-0.1-1.0-1.0.csv", lines, header)), "x")
+    assert (len(loaded.models), loaded.span_s, loaded.ordered) == (4, 60.0, True)
     short = readers.read("aegaeon", csv(tmp_path / "mine.csv", lines, header), models=3, cut_tokens=40)
     assert (short["prompt_tokens"].to_pylist(), schema.metadata(short)["cut"]) == ([20, 10], 1)
 

@@ -1,4 +1,4 @@
-"""What was copied from releases and papers, literally: each list with its file, commit and key, in the file's order.
+"""Numbers copied from releases and papers, literally: each list with its file, commit and key, in the file's order.
 
 A changed number or order here is a transcription error, unless the release changed. Prism is prism-research 595ec1f
 (Multi-LLM), Aegaeon 25SOSP-Aegaeon 1c3b110 (MachineLearningSystem), MuxServe 2231480 (hao-ai-lab).
@@ -105,29 +105,29 @@ LIGHT8_TPOT_MS = [
 def test_sets_of_prism(name: str, models: list[Model], tp: int) -> None:
     members = model_set(name).members
     expected = [(shape, f"dummy-lora-7b-rank-8-{rank}", shift_s, tp) for shape, rank, shift_s in models]
-    assert [(one.shape.name, one.stream, one.shift_s, one.tp) for one in members] == expected
+    assert [(member.shape.name, member.stream, member.shift_s, member.tp) for member in members] == expected
     assert synthetic.released(len(models)) == tuple((stream, shift_s) for _, stream, shift_s, _ in expected)
 
 
 def test_the_hot_streams_of_heavy8_are_those_of_two_12b_models() -> None:
     members = model_set("heavy8").members
-    requests = [synthetic.ARENA_COUNTS[int((one.stream or "").rpartition("-")[2])] for one in members]
+    requests = [synthetic.ARENA_COUNTS[int((member.stream or "").rpartition("-")[2])] for member in members]
     assert requests == [296, 22, 22, 262, 120, 19, 11, 2]
-    assert [one.name for one, n in zip(members, requests, strict=True) if n > 200] == ["nemo-12b/1", "nemo-12b/3"]
+    assert [member.name for member, n in zip(members, requests, strict=True) if n > 200] == ["nemo-12b/1", "nemo-12b/3"]
 
 
 def test_slo_bases_of_prism() -> None:
-    released = [one.released_s for one in model_set("light8").members]
+    released = [member.released_s for member in model_set("light8").members]
     assert [pair[0] for pair in released if pair] == LIGHT8_TTFT_S
     assert [pair[1] for pair in released if pair] == pytest.approx([ms / 1000 for ms in LIGHT8_TPOT_MS], rel=1e-12)
     for name in ("heavy8", "prism18", "tp4"):
-        assert {one.released_s for one in model_set(name).members} == {None}
+        assert {member.released_s for member in model_set(name).members} == {None}
 
 
 def test_the_mix_of_aegaeon() -> None:
     """Aegaeon, aegaeon/aegaeon/models.py, ModelType.alias: qwen2_5_7b, yi1_5_9b_chat, llama2_13b_chat by last digit."""
-    found = [one.shape.name for one in model_set("aegaeon").members]
-    assert found == ["qwen-2.5-7b"] * 6 + ["yi-1.5-9b"] * 2 + ["llama-2-13b"] * 2
+    names = [member.shape.name for member in model_set("aegaeon").members]
+    assert names == ["qwen-2.5-7b"] * 6 + ["yi-1.5-9b"] * 2 + ["llama-2-13b"] * 2
 
 
 # Prism, python/sglang/multi_model/utils/model_info.json: model_size, the GiB of each checkpoint's weights. What is in
@@ -158,16 +158,16 @@ def test_weights_are_those_of_model_info(name: str) -> None:
 def test_arena_counts_and_quantiles(traces_dir: Path) -> None:
     """VTC-artifact 192c2e2, fair_bench/real_trace.pkl; Prism ships the same file."""
     assert traces_dir
-    found = trace("arena-chat")
-    rank = np.array([int(name.rpartition("-")[2]) for name in found.models])[found.model]
+    arena = trace("arena-chat")
+    rank = np.array([int(name.rpartition("-")[2]) for name in arena.models])[arena.model]
     assert np.bincount(rank).tolist() == list(synthetic.ARENA_COUNTS)
-    each = [found.arrival_s[rank == k] for k in range(len(synthetic.ARENA_COUNTS))]
+    each = [arena.arrival_s[rank == k] for k in range(len(synthetic.ARENA_COUNTS))]
     assert [(int(s[0] // 10), int(-(-s[-1] // 10))) for s in each] == list(synthetic.ARENA_USE)
     early = [int((s < 5 * sum(use)).sum()) for s, use in zip(each, synthetic.ARENA_USE, strict=True)]
     assert early == list(synthetic.ARENA_EARLY)
-    for law, tokens in ((synthetic.ARENA_PROMPT, found.prompt_tokens), (synthetic.ARENA_OUTPUT, found.output_tokens)):
+    for law, tokens in ((synthetic.ARENA_PROMPT, arena.prompt_tokens), (synthetic.ARENA_OUTPUT, arena.output_tokens)):
         assert np.quantile(tokens, law.at) == pytest.approx(law.tokens, abs=1e-9)
-    both = spearmanr(found.prompt_tokens, found.output_tokens).statistic
+    both = spearmanr(arena.prompt_tokens, arena.output_tokens).statistic
     assert round(float(both), 3) == synthetic.RANK_CORRELATION["arena"]
 
 
@@ -188,7 +188,7 @@ def test_sharegpt_quantiles(traces_dir: Path) -> None:
 
 
 def default(system: type, name: str) -> object:
-    return next(one.default for one in fields(system) if one.name == name)
+    return next(field.default for field in fields(system) if field.name == name)
 
 
 def test_constants_of_the_released_prism() -> None:
@@ -258,12 +258,12 @@ def test_constants_of_kvcached() -> None:
 def test_the_paper_of_figure_7() -> None:
     """Prism, arXiv 2505.04021, section 7.2: the numbers of its text, in the order of Hyperbolic and Arena-Chat."""
     claims = study("fig7").claim
-    ratios = [(one.system, one.over, one.paper) for one in claims if one.over]
+    ratios = [(claim.system, claim.over, claim.paper) for claim in claims if claim.over]
     ours = "prism:osdi26 or prism_released"
     both = "muxserve:plusplus or muxserve:plusplus+quotas=none"
-    assert [one for one in ratios if isinstance(one[2], float)] == [(ours, both, 2.3), (ours, "best static", 3.5)]
-    fewest = [one for one in claims if one.what == "fewest" and one.paper != "never"]
-    counts = [(one.on["trace"], one.paper) for one in fewest]
+    assert [ratio for ratio in ratios if isinstance(ratio[2], float)] == [(ours, both, 2.3), (ours, "best static", 3.5)]
+    fewest = [claim for claim in claims if claim.what == "fewest" and claim.paper != "never"]
+    counts = [(claim.on["trace"], claim.paper) for claim in fewest]
     assert counts == [("hyperbolic-like", 4), ("arena", 5)]
 
 
@@ -274,9 +274,9 @@ def test_the_grids_of_aegaeons_figures() -> None:
     assert paper.level == 0.9
     slow, fast, rates, strict, processes = paper.condition[:5]
     for condition, models in ((slow, range(16, 81, 4)), (fast, range(16, 55, 2))):
-        found = [int(name.rpartition("=")[2]) for name in paper.sets(condition)]
-        assert set(found) <= set(models)
-        assert {models[0], models[-1]} <= set(found)
+        sizes = [int(name.rpartition("=")[2]) for name in paper.sets(condition)]
+        assert set(sizes) <= set(models)
+        assert {models[0], models[-1]} <= set(sizes)
     assert [x for x in paper.along_x(rates, full=True) if x <= 14] == list(range(1, 15))  # of 0.05 requests/s
     assert set(strict.at) == {0.3, 0.5, 1.0}
     assert processes.at == slow.at  # ours: the first condition under another assumption

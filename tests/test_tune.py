@@ -26,7 +26,7 @@ from harness.study.study import AA_SEED
 from tests.cases import cases
 
 RECORD = tomllib.loads(command.TUNED.read_text("utf-8"))
-TUNED: dict[str, dict[str, Any]] = {name: one for name, one in RECORD.items() if isinstance(one, dict)}
+TUNED: dict[str, dict[str, Any]] = {name: entry for name, entry in RECORD.items() if isinstance(entry, dict)}
 
 
 # ------------------------------------------------------------------ draws
@@ -52,19 +52,19 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_draws_are_stratified_and_the_first_is_the_defaults(draws: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(system, "find", lambda _: Mine)
-        found = tune.drawn("mine", draws)
-        assert found == tune.drawn("mine", draws)
-    first, *rest = found
+        drawn = tune.drawn("mine", draws)
+        assert drawn == tune.drawn("mine", draws)
+    first, *rest = drawn
     assert first == {"order": "edf", "z": 2.0, "heads": 64}
     assert len(rest) == (n := draws - 1)
-    orders = [one["order"] for one in rest]
+    orders = [draw["order"] for draw in rest]
     assert all(abs(orders.count(value) - n / 3) < 2 for value in ("edf", "fcfs", "lifo"))
     assert "none" not in orders
-    z = sorted(float(one["z"]) for one in rest)
+    z = sorted(float(draw["z"]) for draw in rest)
     assert all(5 * k / n - 0.01 <= x <= 5 * (k + 1) / n + 0.01 for k, x in enumerate(z))  # one in each nth
-    heads = sorted(math.log2(int(one["heads"])) for one in rest)  # beyond a decade: in logarithm, 10 octaves
+    heads = sorted(math.log2(int(draw["heads"])) for draw in rest)  # beyond a decade: in logarithm, 10 octaves
     assert all(10 * k / n - 1 <= x <= 10 * (k + 1) / n + 1 for k, x in enumerate(heads))
-    assert all(type(one["heads"]) is int and 1 <= one["heads"] <= 1024 for one in rest)
+    assert all(type(draw["heads"]) is int and 1 <= draw["heads"] <= 1024 for draw in rest)
 
 
 def test_two_systems_do_not_share_their_draws(mine: None) -> None:
@@ -91,11 +91,11 @@ def test_the_draw_that_holds_most_is_chosen() -> None:
 def test_what_no_draw_holds_is_not_called_tuned() -> None:
     assert not tune.Tuned("qlm", (of(0.0, 0.3), of(0.0, 0.5)), 1).tuned
     assert tune.Tuned("qlm", (of(0.0, 0.5), of(0.03, 0.3)), 1).tuned
-    assert {name: one["tuned"] for name, one in TUNED.items()} == {
+    assert {name: entry["tuned"] for name, entry in TUNED.items()} == {
         "prism": True, "muxserve": True, "static": True, "elastic": True, "qlm": False,
     }  # fmt: skip
-    for one in TUNED.values():
-        assert one["tuned"] == any(draw["held"] > 0 for draw in one["draw"])
+    for entry in TUNED.values():
+        assert entry["tuned"] == any(draw["held"] > 0 for draw in entry["draw"])
 
 
 def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +105,12 @@ def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1, assign="shuffled"))
     args = ["tune", "--systems", "static,elastic", "--draws", "3", "-o", str(tmp_path / "runs"), "--to",
             str(tmp_path / "tuned.toml"), "--workers", "1"]  # fmt: skip
-    said = CliRunner().invoke(main, args, catch_exceptions=False)
-    assert said.exit_code == 0, said.output
+    result = CliRunner().invoke(main, args, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/requests.parquet")}
     assert {path.parent.name.rpartition("-")[0] for path in stamps} == {"dedicated", "static", "elastic"}
     again = CliRunner().invoke(main, args, catch_exceptions=False)
-    assert again.stdout == said.stdout
+    assert again.stdout == result.stdout
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     kept = tomllib.loads((tmp_path / "tuned.toml").read_text("utf-8"))
     assert kept["command"] == "bench tune --systems static,elastic --draws 3"
@@ -125,7 +125,7 @@ def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_every_system_had_as_many_draws_on_seeds_of_no_evaluation() -> None:
     assert set(TUNED) == {*command.SYSTEMS.split(",")}
-    assert len({len(one["draw"]) for one in TUNED.values()}) == 1
+    assert len({len(entry["draw"]) for entry in TUNED.values()}) == 1
     assert min(RECORD["seeds"]) >= min(TUNING_SEEDS) > AA_SEED
     assert RECORD["assign"] == "shuffled"
 
@@ -135,8 +135,8 @@ def test_the_choice_follows_from_the_draws(name: str) -> None:
     draws = TUNED[name]["draw"]
     n = len(RECORD["seeds"]) * len(RECORD["traces"])
     gains = [Estimate(mean, low, high, n) for mean, low, high in (draw["gain"] for draw in draws)]
-    found = [tune.Draw(d["fields"], d["held"], d["score"], gain) for d, gain in zip(draws, gains, strict=True)]
-    assert TUNED[name]["chosen"] == tune.choose(found)
+    candidates = [tune.Draw(d["fields"], d["held"], d["score"], gain) for d, gain in zip(draws, gains, strict=True)]
+    assert TUNED[name]["chosen"] == tune.choose(candidates)
     for draw in draws:
         assert draw["gain"][0] == pytest.approx(draw["held"] - draws[0]["held"], abs=2e-4)
 
@@ -144,13 +144,13 @@ def test_the_choice_follows_from_the_draws(name: str) -> None:
 @cases("name", [*TUNED])
 def test_the_defaults_are_what_was_chosen(name: str) -> None:
     chosen = TUNED[name]["draw"][TUNED[name]["chosen"]]["fields"]
-    assert {field: one.default for field, one in tune.open_fields(name).items()} == chosen
+    assert {field: domain.default for field, domain in tune.open_fields(name).items()} == chosen
 
 
 @cases(
-    "one", ["prism:osdi26", "prism:v1", "muxserve:plusplus", "muxserve:turns", "muxserve:original", "static:rate",
+    "named", ["prism:osdi26", "prism:v1", "muxserve:plusplus", "muxserve:turns", "muxserve:original", "static:rate",
             "static:equal", "static:oracle", "elastic:kvcached", "elastic:sleep", "qlm:sleep", "qlm:edf"],
 )  # fmt: skip
-def test_presets_of_a_paper_say_every_tuned_field(one: str) -> None:
-    name, _, preset = one.partition(":")
+def test_presets_of_a_paper_say_every_tuned_field(named: str) -> None:
+    name, _, preset = named.partition(":")
     assert set(tune.open_fields(name)) <= set(system.find(name).presets[preset])

@@ -45,12 +45,12 @@ def test_turns_and_gaps_by_hand() -> None:
     assert frame["why"].tolist() == ["time", "empty", "time"]
     gaps = fig_turns.gaps(frame)
     assert (gaps["model"].tolist(), gaps["gap_s"].tolist()) == (["m/2", "m/1"], [0.5, 1.5])
-    found = turns.load_s(log.loads, Costs(), {"host": 0.25, "naive": 4.5})  # type: ignore[arg-type]
-    assert found == {"m/2": (0.25, 0.75), "m/1": (pytest.approx(5 / 3), pytest.approx(1.0))}
+    seconds = turns.load_s(log.loads, Costs(), {"host": 0.25, "naive": 4.5})  # type: ignore[arg-type]
+    assert seconds == {"m/2": (0.25, 0.75), "m/1": (pytest.approx(5 / 3), pytest.approx(1.0))}
 
 
 def stored(folder: Path, gaps: list[float], preset: str | None = None) -> Path:
-    """A recorded run of two models in turns of a second with these gaps; a load takes 0.1 s and copies for 0.4 s."""
+    """Record a run of two models in turns of a second with these gaps; a load takes 0.1 s and copies for 0.4 s."""
     rows, now = [], 0.0
     for i, gap in enumerate([*gaps, 0.0]):
         rows.append({"gpus": "0", "model": f"m/{i % 2}", "phase": "decode", "why": "time", "steps": 1,
@@ -77,10 +77,14 @@ def test_a_switch_by_stage(tmp_path: Path) -> None:
     parts = ["engine start", "weights", "KV and waiting", "hidden"]
     assert shown["system"].to_list() == ["aegaeon", "aegaeon:no-sync"]
     assert shown[parts].to_numpy() == pytest.approx(np.array([[0.1, 0.1, 0.0, 0.3], [0.1, 0.4, 0.4, 0.0]]))
-    idle = fig_switch.points([stored(tmp_path / "c", [0.9] * 8 + [500.0])])
+    idle = fig_switch.points([stored(tmp_path / "idle" / "c", [0.9] * 8 + [500.0])])
     assert idle[parts].to_numpy().sum() == pytest.approx(0.9)  # a gap in which nobody had work does not count
-    paths = fig_switch.render(runs, tmp_path / "switch", "x")
-    assert paths[0].read_bytes() == fig_switch.render(runs, tmp_path / "again", "x")[0].read_bytes()
+    assert (fig_switch.draws(tmp_path), fig_switch.draws(tmp_path / "idle")) == (
+        True,
+        False,
+    )  # one run is no comparison
+    paths = fig_switch.render(tmp_path, tmp_path / "switch", "x")
+    assert paths[0].read_bytes() == fig_switch.render(tmp_path, tmp_path / "again", "x")[0].read_bytes()
 
 
 def test_turns_are_drawn_of_two_gpus(tmp_path: Path) -> None:
@@ -104,12 +108,12 @@ def test_the_split_of_sms_by_hand(tmp_path: Path) -> None:
     for now_s, actions in orders:
         log.decided(TurnEnded(batch, "decode", "time", 0, 0.0), tuple(actions), now_s)
     facts = {"partitions": log.partitioned(), "sms": 132}
-    found = fig_split.points(facts)
-    assert found["time_s"].tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert found["prefill"].tolist() == [0, 132, 104, 0]
-    assert found["decode"].tolist() == [132, 0, 28, 132]
+    points = fig_split.points(facts)
+    assert points["time_s"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert points["prefill"].tolist() == [0, 132, 104, 0]
+    assert points["decode"].tolist() == [132, 0, 28, 132]
     assert logged().partitioned() == []
-    with pytest.raises(UserError, match="no lane was told how many SMs"):
+    with pytest.raises(UserError, match="no lane has a number of SMs"):
         fig_split.read(stored(tmp_path / "a", [0.2] * 3))
 
 
@@ -130,5 +134,5 @@ def test_recording_changes_no_row(tmp_path: Path) -> None:
     frame = pq.read_table(folder / turns.FILE).to_pandas()
     assert set(frame["phase"]) == {"prefill", "decode"}
     assert (frame["start_s"] < frame["end_s"]).all()
-    for _, own in frame.sort_values("start_s").groupby("gpus"):
-        assert (own["start_s"].to_numpy()[1:] >= own["end_s"].to_numpy()[:-1] - 1e-9).all()  # one at a time
+    for _, group in frame.sort_values("start_s").groupby("gpus"):
+        assert (group["start_s"].to_numpy()[1:] >= group["end_s"].to_numpy()[:-1] - 1e-9).all()  # one at a time

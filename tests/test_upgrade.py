@@ -19,14 +19,14 @@ from tests.test_sweep import SYSTEM, TINY
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
-    """Nobody hears of it."""
+    """Tell nobody."""
 
 
 def test_runs_of_files_and_the_tables_that_name_them_are_renamed_once(tmp_path: Path) -> None:
     mine, out = tmp_path / "mine.py", tmp_path / "out"
     mine.write_text(SYSTEM % "")
     asked = replace(TINY, system=str(mine))
-    (own,) = sweep.sweep([asked], out, workers=1)
+    (folder,) = sweep.sweep([asked], out, workers=1)
     under = slo_target(TINY, "absolute:ttft=1,tpot=1", out)
     (task,) = sweep.tasks([asked])
     scored_alone(task, under, out)
@@ -34,17 +34,17 @@ def test_runs_of_files_and_the_tables_that_name_them_are_renamed_once(tmp_path: 
     kept = path.read_bytes()
     assert upgrade(out, silent) == Upgraded(0, {})
 
-    old = own.rename(out / "mine-deadbeef")  # as it was named by where its file lay
+    old = folder.rename(out / "mine-deadbeef")  # as it was named by where its file lay
     record.restate(old, {"spec_hash": "deadbeef"})
     about, rows = record.footer(path), pq.read_table(path)
-    names = pa.array([{own.name: old.name}.get(x, x) for x in rows["run"].to_pylist()]).dictionary_encode()
+    names = pa.array([{folder.name: old.name}.get(x, x) for x in rows["run"].to_pylist()]).dictionary_encode()
     judges = [{**judge, "runs": [old.name]} for judge in about["judges"]]
     facts = {**about, "judges": judges, "runs": {old.name: "mine"}}
     record.write_table(path, rows.set_column(0, rows.schema.field(0), names), facts)
 
-    assert upgrade(out, silent) == Upgraded(2, {"mine-deadbeef": own.name})
+    assert upgrade(out, silent) == Upgraded(2, {"mine-deadbeef": folder.name})
     assert not old.exists()
-    assert record.meta(own)["spec_hash"] == own.name.rpartition("-")[2]
+    assert record.meta(folder)["spec_hash"] == folder.name.rpartition("-")[2]
     assert pq.read_table(path).equals(pq.read_table(pa.BufferReader(kept)))
     assert record.footer(path) == about
     assert upgrade(out, silent) == Upgraded(0, {})

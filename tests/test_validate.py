@@ -131,9 +131,9 @@ def test_what_we_lack_is_skipped_counted_and_listed_with_the_nearest_names(tmp_p
     assert 'skipped mine.csv:3: unknown model "llama-9b"; nearest: llama-2-7b' in result.stdout
     file(tmp_path, CLOSED, LOOP.replace("0.12.0", "0.2"), LOOP)
     file(tmp_path, OFFLINE, BATCH.replace("vLLM", "TRT"), name="offline.csv")
-    found = measured.read(tmp_path)
-    assert [one.setting.engine for one in found.cases] == ["vllm-0.12"]
-    assert [str(one).partition(";")[0] for one in found.skipped] == [
+    loaded = measured.read(tmp_path)
+    assert [case.setting.engine for case in loaded.cases] == ["vllm-0.12"]
+    assert [str(skip).partition(";")[0] for skip in loaded.skipped] == [
         "foreign.csv:1: no known columns",
         'mine.csv:2: unknown engine "vllm-0.2"',
         'offline.csv:2: unknown engine "TRT"',
@@ -230,12 +230,12 @@ def test_prompts_of_a_poisson_run_come_again_and_begin_alike() -> None:
 def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
     """8,192 in chunks beside decodes (vLLM) or before them (SGLang); of old, as many as the longest request."""
     loop = Setting("vllm-0.12", "h100", "llama-2-7b", 1, Closed(4, 512, 32))
-    found = {name: loop._replace(engine=name).config for name in ENGINES}
-    assert {name: (c.chunk_tokens, c.prefill_tokens, c.batch_cap) for name, c in found.items()} == {
+    configs = {name: loop._replace(engine=name).config for name in ENGINES}
+    assert {name: (c.chunk_tokens, c.prefill_tokens, c.batch_cap) for name, c in configs.items()} == {
         "vllm-0.15": (8192, 4096, 1024), "vllm-0.12": (8192, 4096, 1024), "sglang-0.5": (0, 8192, 1024),
         "vllm-0.6": (0, 4096, 256),
     }  # fmt: skip
-    assert {name: c.host for name, c in found.items()} == {name: name for name in ENGINES}
+    assert {name: c.host for name, c in configs.items()} == {name: name for name in ENGINES}
     assert set(ENGINES) <= set(quantities.hosts())
 
 
@@ -243,7 +243,7 @@ def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
 
 
 def test_our_own_numbers_have_no_error(tmp_path: Path) -> None:
-    """What our engine gives, written down as measured, comes back at 0 %, each setting run once."""
+    """Our engine's own numbers, written down as measured, come back at 0 %, each setting run once."""
     (mine,) = ours(measured.cases(file(tmp_path, CLOSED, LOOP)))
     row = LOOP.rpartition(",50,")[0] + f",{1e3 * mine['ttft']!r},{1e3 * mine['tpot']!r}"
     path = file(tmp_path, CLOSED, row, LOOP)
@@ -256,8 +256,8 @@ def test_our_own_numbers_have_no_error(tmp_path: Path) -> None:
 
 
 def test_throughput_of_a_batch_is_its_tokens_over_its_time() -> None:
-    one, many = ours([case(Setting("vllm-0.6", "h100", "llama-3.1-8b", 1, Batch(n, 64, 64))) for n in (1, 16)])
-    assert one["throughput"] < many["throughput"] < 16 * one["throughput"]
+    single, many = ours([case(Setting("vllm-0.6", "h100", "llama-3.1-8b", 1, Batch(n, 64, 64))) for n in (1, 16)])
+    assert single["throughput"] < many["throughput"] < 16 * single["throughput"]
 
 
 def test_stages_make_the_whole() -> None:
@@ -332,13 +332,13 @@ def test_a_row_that_repeats_has_an_error_without_noise_and_two_spreads(tmp_path:
     """Its error is that of the fits' steps; ours spreads over seeds, what was measured over its rows."""
     rows = [LOOP.replace(",50,8", f",50,{ms}") for ms in (7, 9) * 4]
     path = file(tmp_path, CLOSED, *rows)
-    found = measured.cases(path)
-    frame = points(found)
-    plain = ours(found, quantities.host("vllm-0.12", "h100"))
+    cases = measured.cases(path)
+    frame = points(cases)
+    plain = ours(cases, quantities.host("vllm-0.12", "h100"))
     gaps = frame[frame["metric"] == "tpot"]
-    assert gaps["ours"].tolist() == [one["tpot"] for one in plain]
+    assert gaps["ours"].tolist() == [row["tpot"] for row in plain]
     assert gaps["ours"].nunique() == 1
-    drawn = [ours(found[:1], draw=k)[0]["tpot"] for k in range(SEEDS)]
+    drawn = [ours(cases[:1], draw=k)[0]["tpot"] for k in range(SEEDS)]
     assert len(set(drawn)) == SEEDS
     assert gaps["spread"].iloc[0] == pytest.approx(np.std(drawn, ddof=1) / plain[0]["tpot"])
     assert gaps["real_spread"].iloc[0] == pytest.approx(np.std([7, 9] * 4, ddof=1) / 8)
@@ -349,8 +349,8 @@ def test_a_row_that_repeats_has_an_error_without_noise_and_two_spreads(tmp_path:
 def test_no_setting_has_the_noise_of_another() -> None:
     """Equal loads on equal machines but for a flag that does nothing: drawn alike, they would err alike."""
     loop = Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
-    one, other = ours([case(loop), case(loop._replace(flags=(("batch_cap", 512),)))], draw=0)
-    assert one["tpot"] != other["tpot"]
+    first, other = ours([case(loop), case(loop._replace(flags=(("batch_cap", 512),)))], draw=0)
+    assert first["tpot"] != other["tpot"]
     alone, beside = ours([case(loop), case(loop._replace(flags=(("batch_cap", 512),)))])
     assert alone == beside
 
@@ -401,18 +401,18 @@ def test_the_command_prints_draws_and_keeps_the_points(tmp_path: Path) -> None:
 
 
 def test_every_measured_row_is_replayed(measured_dir: Path) -> None:
-    found = measured.cases(measured_dir)
+    cases = measured.cases(measured_dir)
     files = sorted((measured_dir / "single").glob("*.csv"))
-    assert len(found) == sum(len(path.read_text("utf-8").splitlines()) - 1 for path in files)
-    assert {checked.checked(case.setting.gpu, case.setting.engine) for case in found} == {True}
-    frame = points(found, seeds=0)
+    assert len(cases) == sum(len(path.read_text("utf-8").splitlines()) - 1 for path in files)
+    assert {checked.checked(case.setting.gpu, case.setting.engine) for case in cases} == {True}
+    frame = points(cases, seeds=0)
     assert np.isfinite(frame[["measured", "ours"]].to_numpy(np.float64)).all()
     assert (frame["ours"] > 0).all()
     pools = frame[frame["metric"] == "kv_blocks"]
     assert len(pools) == 3
     assert pools["error"].abs().max() < 0.01
     slower, _, of = sides(frame)
-    assert (slower, of) == (0, len(found) - len(pools))
+    assert (slower, of) == (0, len(cases) - len(pools))
     gaps = frame[frame["metric"] == "tpot"].groupby("engine")["error"]
     assert gaps.apply(lambda error: error.abs().median()).max() < 0.2  # far from a proof: `bench validate` tells
 
@@ -434,13 +434,13 @@ def test_captions_say_where_a_table_rests_on_kernels_alone() -> None:
     assert not {gpu for gpus in checked.pairs().values() for gpu in gpus} & set(marked)
 
 
-@cases(("gpu", "host", "said"), [("h100", "vllm-0.15", False), ("a100-80g", "vllm-0.15", True), ("h20", "none", True)])
-def test_captions_say_what_is_unchecked(gpu: str, host: str, said: bool) -> None:
+@cases(("gpu", "host", "shown"), [("h100", "vllm-0.15", False), ("a100-80g", "vllm-0.15", True), ("h20", "none", True)])
+def test_captions_say_what_is_unchecked(gpu: str, host: str, shown: bool) -> None:
     runs = pd.DataFrame(
         [{"trace": "t", "tier": "replayed", "models": "m", "gpus": 1, "gpu": gpu, "host": host, "slo": "5xP95",
           "fidelity": "simulated", "plan_origin": "trace"}]
     )  # fmt: skip
-    assert ("unchecked end to end" in style.caption(runs, [1])) == said
+    assert ("unchecked end to end" in style.caption(runs, [1])) == shown
     assert "unchecked" not in style.caption(runs.assign(fidelity="real"), [1])
 
 

@@ -1,4 +1,4 @@
-"""Whether a system's file has passed its check: told by what is in it, and said wherever it runs."""
+"""Passed checks of systems: told by what is in the file, and said wherever it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.test_plots import PLAIN, rows
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A new system, on a machine where nothing was checked."""
+    """Return a new system, on a machine where nothing was checked."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write(tmp_path / "mine.py")
     return tmp_path / "mine.py"
@@ -75,12 +75,12 @@ def test_captions_say_it_once_until_the_check_has_passed(mine: Path) -> None:
         return [style.caption(table.to_pandas(), [1]), caption(table, facts, "mean"),
                 fig_turns.caption(turns.astype({"start_s": float, "end_s": float}), {"spec": spec})]  # fmt: skip
 
-    for said in captions():
-        assert said.count("Unchecked") == said.count("bench check has not passed on the file: ") == 1
-        assert "static." not in said
-    assert all("on the file: mine, mine+tau=1." in said for said in captions()[:2])
+    for text in captions():
+        assert text.count("Unchecked") == text.count("bench check has not passed on the file: ") == 1
+        assert "static." not in text
+    assert all("on the file: mine, mine+tau=1." in caption for caption in captions()[:2])
     vetted.keep(vetted.content(str(mine)))
-    assert not [said for said in captions() if "nchecked" in said]
+    assert not [caption for caption in captions() if "nchecked" in caption]
 
 
 def test_a_comparison_says_unchecked_until_the_check_has_passed(mine: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_breaks_a_law_stays_unchecked(mine: Path) -> None:
         ([], "name a system, or an engine by --engine NAME, or ask for --all"),
         (["static", "--all"], "or ask for --all"),
         (["static", "--store", "--law", "pure"], "--store keeps what a whole check of systems says"),
-        (["MINE", "--store"], "is none of systems/"),
+        (["MINE", "--store"], "is not in systems/"),
     ],
 )
 def test_a_mistake_is_told(words: list[str], says: str, mine: Path) -> None:

@@ -27,14 +27,14 @@ SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
 
 
 def config(gpus: int = 4, models: int = 2, **over: Any) -> Config:
-    """A hot model and cold ones, each an 8B, on A100s of 40 GB under the paper's engine."""
+    """Return a hot model and cold ones, each an 8B, on A100s of 40 GB under the paper's engine."""
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     rates = {m.name: Plan(8.0 if m.name == "m1" else 1.0, 700, 200, "test") for m in served}
     return Config(served, gpu="a100-40g", gpus=gpus, host="vllm-eager", plan=rates, **over)
 
 
 def jobs(hot_rps: float, cold_rps: float = 1.0, span_s: float = 40.0) -> Jobs:
-    """Poisson arrivals of model m1, which is hot, and of m0."""
+    """Return Poisson arrivals of model m1, which is hot, and of m0."""
     rng = np.random.default_rng(3)
     times = [np.sort(rng.uniform(0, span_s, int(rate * span_s))) for rate in (cold_rps, hot_rps)]
     arrival_s, model = np.concatenate(times), np.repeat([0, 1], [len(t) for t in times])
@@ -48,7 +48,7 @@ def jobs(hot_rps: float, cold_rps: float = 1.0, span_s: float = 40.0) -> Jobs:
 
 
 def ran(conf: Config, load: Jobs, name: str = "weaver", **fields: Any) -> pa.Table:
-    """A system's rows."""
+    """Return a system's rows."""
     make = system.find(name)
     engine = Sim(conf, make(Sim(conf).cluster, **fields).options)
     replay(make(engine.cluster, **fields), engine, load)
@@ -56,7 +56,7 @@ def ran(conf: Config, load: Jobs, name: str = "weaver", **fields: Any) -> pa.Tab
 
 
 def tpot_ms(rows: pa.Table, load: Jobs) -> tuple[float, float]:
-    """Mean seconds between tokens, of the cold model and of the hot one."""
+    """Return mean seconds between tokens, of the cold model and of the hot one."""
     done, first = (np.array(rows[name].to_pylist(), float) for name in ("done_ns", "first_ns"))
     each = (done - first) / 1e6 / (load.output_tokens - 1)
     return float(each[load.model == 0].mean()), float(each[load.model == 1].mean())
@@ -121,7 +121,7 @@ def test_a_share_is_drawn_by_request_and_stays() -> None:
 
 
 class Watched(Weaver):
-    """Notes the KV of the hot model on each GPU at the first tokens that it hears of."""
+    """A Weaver that notes the KV of the hot model on each GPU at the first tokens that it hears of."""
 
     seen: ClassVar[list[list[int]]] = []
 

@@ -23,7 +23,7 @@ CLAIMS = tomllib.loads(weaving.CLAIMS.read_text("utf-8"))["claim"]
 
 @pytest.fixture
 def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A trace of 400 requests of 700 and 240 tokens, and one that is too long; windows of a minute."""
+    """Return a trace of 400 requests of 700 and 240 tokens, and one that is too long; windows of a minute."""
     path = tmp_path / weaving.LENGTHS
     path.parent.mkdir()
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023,700,240\n" * 400 + "2023,2000,240\n2023,9,0\n")
@@ -34,8 +34,8 @@ def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def one(run: Run, out: Path, seed: int = 0) -> Measured:
-    """What a run gives with one seed."""
+def measured(run: Run, out: Path, seed: int = 0) -> Measured:
+    """Run with one seed."""
     return weaving.ran([run], seed + 1, out, workers=1)[run, seed]
 
 
@@ -53,13 +53,13 @@ def test_verdicts_are_those_of_the_one_rule(azure: Path, monkeypatch: pytest.Mon
     same = {name: weaving.Measure((), lambda: 15.0) for name in weaving.MEASURES}
     monkeypatch.setattr(weaving, "MEASURES", same)
     verdicts = [line.verdict for line in weaving.lines(out=azure)]
-    assert {"size", "contradicted", "input", "not testable", "not comparable"} <= {one.says for one in verdicts}
-    assert {one.says for one in verdicts} <= set(SAYS)
-    (line,) = (one for one in verdicts if one.claim.subject.startswith("dedicated serving reaches 15"))
+    assert {"size", "contradicted", "input", "not testable", "not comparable"} <= {verdict.says for verdict in verdicts}
+    assert {verdict.says for verdict in verdicts} <= set(SAYS)
+    (line,) = (verdict for verdict in verdicts if verdict.claim.subject.startswith("dedicated serving reaches 15"))
     assert line.here is not None
     assert line.says == "size"
     assert (line.here.n, line.claim.paper) == (weaving.SEEDS, 15.0)
-    assert all(one.note.startswith("lacks ") for one in verdicts if one.says == "not testable")
+    assert all(verdict.note.startswith("lacks ") for verdict in verdicts if verdict.says == "not testable")
 
 
 def test_table_1_is_of_decode_steps_alone() -> None:
@@ -71,9 +71,9 @@ def test_table_1_is_of_decode_steps_alone() -> None:
     for separate, tp2, loss in paper.values():  # the table's own columns: each instance has the batch
         assert 1 - tp2 / separate == pytest.approx(loss, abs=1e-3)
     for batch in (16, 128):
-        one, two = weaving.tokens_per_s(batch, 1), weaving.tokens_per_s(batch, 2)
-        assert 0 < two < one < 2 * batch / 11e-3 * batch / 16  # no step is shorter than reading the weights
-        assert weaving.tp2_loss(batch) == pytest.approx(1 - two / one)
+        of_one, of_two = weaving.tokens_per_s(batch, 1), weaving.tokens_per_s(batch, 2)
+        assert 0 < of_two < of_one < 2 * batch / 11e-3 * batch / 16  # no step is shorter than reading the weights
+        assert weaving.tp2_loss(batch) == pytest.approx(1 - of_two / of_one)
 
 
 # ------------------------------------------------------------------ runs
@@ -108,11 +108,11 @@ def test_a_run_is_a_spec_that_prefills_at_full_length_on_gpus_of_its_own(azure: 
 
 def test_what_a_run_gives_fits_together(azure: Path) -> None:
     """Little's law on the hot model's decodes, KV where it was drawn to, and no more finished than offered."""
-    dedicated, woven = one(OFF.at(8.0), azure), one(WEAVER.at(8.0), azure)
-    for found in (dedicated, woven):
-        assert found.held == 1.0
-        assert found.done_rps == pytest.approx(8.0, rel=0.15)
-        assert found.batch == pytest.approx(found.done_rps * 239 * found.hot_ms / 1e3, rel=0.05)
+    dedicated, woven = measured(OFF.at(8.0), azure), measured(WEAVER.at(8.0), azure)
+    for outcome in (dedicated, woven):
+        assert outcome.held == 1.0
+        assert outcome.done_rps == pytest.approx(8.0, rel=0.15)
+        assert outcome.batch == pytest.approx(outcome.done_rps * 239 * outcome.hot_ms / 1e3, rel=0.05)
     assert woven.kv_cold / (woven.kv_hot + woven.kv_cold) == pytest.approx(0.45, abs=0.12)  # with the cold model's own
     assert dedicated.kv_cold < woven.kv_cold
     assert woven.cold_ms > dedicated.cold_ms
@@ -134,9 +134,9 @@ def test_what_stands_is_not_run_again(azure: Path, monkeypatch: pytest.MonkeyPat
 def test_muxserve_prefills_where_weaver_does(azure: Path) -> None:
     """As much is finished as is offered, and first tokens come when Weaver's do."""
     for run in (MUXSERVE.at(5.0), weaving.TEMPORAL.at(5.0)):
-        found = one(run, azure)
-        assert found.done_rps == pytest.approx(5.0, rel=0.15)
-        assert found.hot_ttft_s == pytest.approx(one(WEAVER.at(5.0), azure).hot_ttft_s, rel=1e-6)
+        muxserve = measured(run, azure)
+        assert muxserve.done_rps == pytest.approx(5.0, rel=0.15)
+        assert muxserve.hot_ttft_s == pytest.approx(measured(WEAVER.at(5.0), azure).hot_ttft_s, rel=1e-6)
 
 
 # ------------------------------------------------------------------ the figure
@@ -150,12 +150,12 @@ def test_the_figure_has_a_panel_for_each_of_what_is_measured(
     monkeypatch.setattr(weaving, "LONG_WINDOW_S", 100.0)
     points = list(weaving.curves(1, out=azure, workers=1))
     assert {point.panel for point in points} == set(fig_weaver.TITLES)
-    assert {p.series for p in points if p.panel in {"hot", "cold", "muxserve", "share"}} == set(fig_weaver.COLORS)
+    assert {p.series for p in points if p.panel in {"hot", "cold", "muxserve", "share"}} == set(fig_weaver.LOOKS)
     slow = {"CPU", "Weaver, long outputs", "MuxServe, long outputs"}  # nothing ends in so short a window
     assert all(point.value > 0.0 for point in points if point.series not in slow)
     hot = {point.series: point.value for point in points if point.panel == "hot"}
     there = azure / "weaver"
-    assert hot == {"Weaver": one(WEAVER.at(5.0), there).hot_ms, "dedicated": one(OFF.at(5.0), there).hot_ms}
+    assert hot == {"Weaver": measured(WEAVER.at(5.0), there).hot_ms, "dedicated": measured(OFF.at(5.0), there).hot_ms}
     pd.DataFrame(points).to_csv(tmp_path / "weaver.csv", index=False)
     paths = fig_weaver.render(tmp_path / "weaver.csv", "x")
     assert [path.name for path in paths] == ["weaver.pdf", "weaver.png", "weaver.csv"]
@@ -169,9 +169,9 @@ def test_no_claim_rests_on_shares_of_sms_unsaid() -> None:
 
 
 def test_the_figure_marks_what_the_claims_say_of_the_paper() -> None:
-    said = {claim["measure"]: claim["paper"] for claim in CLAIMS if "measure" in claim}
-    gpu_ms = said["cpu_ms"] / 4.83
-    assert said["gpu_ms"] == pytest.approx(gpu_ms, abs=0.05)
-    assert fig_weaver.PAPER["highest"] == {"dedicated": said["dedicated_rps"], "Weaver": said["weaver_rps"]}
-    controls = {"CPU": said["cpu_ms"], "GPU": gpu_ms, "GPU, split": gpu_ms * said["split_gain"]}
+    paper = {claim["measure"]: claim["paper"] for claim in CLAIMS if "measure" in claim}
+    gpu_ms = paper["cpu_ms"] / 4.83
+    assert paper["gpu_ms"] == pytest.approx(gpu_ms, abs=0.05)
+    assert fig_weaver.PAPER["highest"] == {"dedicated": paper["dedicated_rps"], "Weaver": paper["weaver_rps"]}
+    controls = {"CPU": paper["cpu_ms"], "GPU": gpu_ms, "GPU, split": gpu_ms * paper["split_gain"]}
     assert fig_weaver.PAPER["control"] == pytest.approx(controls)

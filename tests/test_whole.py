@@ -30,20 +30,20 @@ API_S = 0.0005
 
 
 def seconds(m: int) -> float:
-    """The table's own lines."""
+    """Return seconds by the table's own lines."""
     return 0.002 + 0.001 * m if m <= 8 else 0.010 + 0.0005 * (m - 8)
 
 
 def step_s(B: int, C: int, prompts: Iterable[int] = ()) -> float:
-    """A step's seconds, by the formula at the head of whole.py."""
+    """Return a step's seconds, by the formula at the head of whole.py."""
     tokens = list(prompts)
     area = sum(p * p / 2 for p in tokens)
-    own = 0.00025 * (B + len(tokens)) + 2**-6 * 1e-3 * C + 2**-10 * 1e-3 * area
-    return seconds(B + sum(tokens)) + own
+    model_s = 0.00025 * (B + len(tokens)) + 2**-6 * 1e-3 * C + 2**-10 * 1e-3 * area
+    return seconds(B + sum(tokens)) + model_s
 
 
 class Serve:
-    """Runs models where they are put."""
+    """A policy that runs models where they are put."""
 
     uses = frozenset({"Load", "Run", "Admit"})
     hears = frozenset({Woke})
@@ -88,8 +88,8 @@ def test_blocks_of_256_tokens_are_counted_one_by_one(tmp_path: Path) -> None:
     config = Config((Served("m", shape("llama-tiny")),), table=path, block_tokens=256, batch_cap=4, pool_bytes=1 << 28)
     engine = sim.make(config, {"kv": "paged"}, machine(config))
     never = np.full(1, np.inf)
-    one = np.ones(1, np.int32)
-    replay(Serve("m"), engine, Jobs(("m",), np.zeros(1), 0 * one, 300 * one, one, never, never))  # type: ignore[arg-type]
+    ints = np.ones(1, np.int32)
+    replay(Serve("m"), engine, Jobs(("m",), np.zeros(1), 0 * ints, 300 * ints, ints, never, never))  # type: ignore[arg-type]
     assert engine.stats()["kv_byte_s"] == pytest.approx(2 * 256 * 4096 * step_s(0, 0, [300]), rel=1e-6)
     with pytest.raises(UserError, match="block_tokens is 257: the simulator takes at most 256"):
         sim.make(replace(config, block_tokens=257), {}, machine(config))
@@ -148,6 +148,6 @@ def test_a_run_takes_the_machine_and_its_settings_from_the_table(tmp_path: Path)
 
 
 def test_every_number_says_where_it_comes_from(tmp_path: Path) -> None:
-    said = quantities.sources([], "desk", "desk", whole_table.write(tmp_path))
-    assert {one.quantity for one in said} >= {"host desk", "desk.co_run", 'desk.steps."llama-tiny"', "desk.mem_bytes"}
-    assert all(one.source and one.formula and one.error for one in said)
+    sources = quantities.sources([], "desk", "desk", whole_table.write(tmp_path))
+    assert {s.quantity for s in sources} >= {"host desk", "desk.co_run", 'desk.steps."llama-tiny"', "desk.mem_bytes"}
+    assert all(s.source and s.formula and s.error for s in sources)

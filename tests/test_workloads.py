@@ -54,10 +54,10 @@ class Rows:
 def drawn(n: int, streams: int = 3, seed: int = 0, clients: int = 4) -> Rows:
     g = np.random.default_rng(seed)
     when = np.sort(g.uniform(0, SPAN_S, n))
-    one = np.arange(1, n + 1, dtype=np.int32)
+    tokens = np.arange(1, n + 1, dtype=np.int32)
     who = g.integers(0, clients, n).astype(np.int32)
     names = tuple(f"s{i}" for i in range(streams))
-    return Rows(when, g.integers(0, streams, n).astype(np.int32), one, one[::-1].copy(), who, names)
+    return Rows(when, g.integers(0, streams, n).astype(np.int32), tokens, tokens[::-1].copy(), who, names)
 
 
 def fixed(streams: int = 3) -> ModelSet:
@@ -184,7 +184,7 @@ def test_a_seed_is_a_workload_and_names_are_only_names(rows: Rows, seed: int) ->
     first = build(rows, models, seed=seed, rate_scale=1.5)
     assert same(first, build(rows, models, seed=seed, rate_scale=1.5))
     assert not np.array_equal(first.arrival_s, build(rows, models, seed=seed + 1, rate_scale=1.5).arrival_s)
-    renamed = ModelSet("other", tuple(replace(one, name=f"x{i}") for i, one in enumerate(models.members)))
+    renamed = ModelSet("other", tuple(replace(member, name=f"x{i}") for i, member in enumerate(models.members)))
     assert same(build(rows, renamed, seed=seed, rate_scale=1.5), replace(first, models=renamed.names))
 
 
@@ -239,10 +239,10 @@ def test_scaling_none_is_the_trace_at_its_own_stamps() -> None:
 def test_scaling_none_of_a_synthetic_trace_is_what_its_seed_draws() -> None:
     trace, models = load_trace("hyperbolic-like+models=3"), model_set("llama-3.2-1b*3")
     for seed in (0, 7):
-        found = synthetic.draw("hyperbolic-like+models=3", seed)
+        sample = synthetic.draw("hyperbolic-like+models=3", seed)
         jobs = build(trace, models, scaling="none", seed=seed, warmup_s=0.0)
-        assert np.array_equal(jobs.arrival_s, found.arrival_s)
-        assert np.array_equal(jobs.output_tokens, found.output_tokens)
+        assert np.array_equal(jobs.arrival_s, sample.arrival_s)
+        assert np.array_equal(jobs.output_tokens, sample.output_tokens)
 
 
 def test_a_request_longer_than_its_model_serves_is_named() -> None:
@@ -257,8 +257,8 @@ def test_a_request_longer_than_its_model_serves_is_named() -> None:
 
 def test_a_set_serves_what_each_model_can() -> None:
     mixed = model_set("llama-3.1-8b,phi-2,qwen-3-32b")
-    assert [one.shape.max_tokens for one in mixed.members] == [131072, 2048, 40960]
-    assert [one.shape.max_tokens for one in mixed.serving(32768).members] == [32768, 2048, 32768]
+    assert [member.shape.max_tokens for member in mixed.members] == [131072, 2048, 40960]
+    assert [member.shape.max_tokens for member in mixed.serving(32768).members] == [32768, 2048, 32768]
     assert mixed.serving(1 << 20) == mixed
 
 
@@ -279,7 +279,7 @@ def test_streams_of_a_set() -> None:
         assert set(streams) == hottest
         orders.add(streams)
         rates = plan(rows, model_set("llama-3.2-1b*3"), seed=seed)
-        assert [one.rate_rps * SPAN_S for one in rates.values()] == pytest.approx(counts[list(streams)])
+        assert [planned.rate_rps * SPAN_S for planned in rates.values()] == pytest.approx(counts[list(streams)])
     assert len(orders) > 1
 
 
@@ -304,7 +304,7 @@ def test_a_plan_is_rates_and_mean_lengths() -> None:
         assert whole[name].origin == "trace"
     early = rows.arrival_s <= SPAN_S / 10
     prefix = plan(rows, fixed(), origin="prefix")
-    assert sum(one.rate_rps for one in prefix.values()) == pytest.approx(early.sum() / (SPAN_S / 10))
+    assert sum(planned.rate_rps for planned in prefix.values()) == pytest.approx(early.sum() / (SPAN_S / 10))
     with pytest.raises(UserError, match="rate scale"):
         plan(rows, fixed(), rate_scale=0)
 
@@ -325,18 +325,18 @@ def test_the_released_sets() -> None:
     ranks = [2, 14, 3, 10, 5, 19, 23, 24]
     for name, gib in (("light8", 60), ("heavy8", 122)):
         members = model_set(name).members
-        assert [one.stream for one in members] == [f"dummy-lora-7b-rank-8-{rank}" for rank in ranks]
-        assert sum(weight_bytes(one.shape) for one in members) / GIB == pytest.approx(gib, abs=0.5)
+        assert [member.stream for member in members] == [f"dummy-lora-7b-rank-8-{rank}" for rank in ranks]
+        assert sum(weight_bytes(member.shape) for member in members) / GIB == pytest.approx(gib, abs=0.5)
 
 
 def test_the_larger_sets_use_released_streams() -> None:
     for name, models in (("tp4", 4), ("light8", 8), ("prism18", 18)):
-        used = tuple((one.stream, one.shift_s) for one in model_set(name).members)
+        used = tuple((member.stream, member.shift_s) for member in model_set(name).members)
         assert used == synthetic.released(models)
-    shifts = [one.shift_s for one in model_set("prism18").members]
+    shifts = [member.shift_s for member in model_set("prism18").members]
     assert shifts == [0, 0, 0, 0, 0, 10, 0, 10, 20, 0, 0, -10, 0, -20, 0, 20, 0, -10]
-    shapes18 = [one.shape for one in model_set("prism18").members]
-    assert all(2.0 < weight_bytes(one) / GIB < 16 for one in shapes18)  # 1 to 8B
+    shapes18 = [member.shape for member in model_set("prism18").members]
+    assert all(2.0 < weight_bytes(shape) / GIB < 16 for shape in shapes18)  # 1 to 8B
 
 
 def test_a_stream_used_again_turns_with_its_first_use() -> None:
@@ -382,7 +382,7 @@ def test_arena_on_the_released_sets() -> None:
         counts = np.bincount(jobs.model[inside(jobs)])
         assert counts.tolist() == [296, 22, 22, 262, 120, 19, 11, 2]
         rates = plan(rows, model_set(name))
-        assert [round(one.rate_rps * 600) for one in rates.values()] == counts.tolist()
+        assert [round(planned.rate_rps * 600) for planned in rates.values()] == counts.tolist()
     whole = build(rows, model_set("prism18"), seed=1)
     assert inside(whole).sum() == 2059
 
@@ -396,7 +396,7 @@ def test_sets_by_shape_and_by_path(tmp_path: Path) -> None:
 
 def test_a_set_of_any_size_goes_round() -> None:
     ten, forty, part = (model_set(f"aegaeon{size}") for size in ("", "+models=40", "+models=7"))
-    kinds = Counter(one.shape.name for one in forty.members)
+    kinds = Counter(member.shape.name for member in forty.members)
     assert kinds == {"qwen-2.5-7b": 24, "yi-1.5-9b": 8, "llama-2-13b": 8}
     assert forty.members[:10] == ten.members
     assert part.members == ten.members[:7]
@@ -408,7 +408,7 @@ def test_a_set_of_any_size_goes_round() -> None:
 
 
 def test_unknown_sets_get_a_suggestion() -> None:
-    found = (
+    named = (
         "aegaeon",
         "eight8b",
         "heavy8",
@@ -421,7 +421,7 @@ def test_unknown_sets_get_a_suggestion() -> None:
         "weaver",
         "weaver-tp2",
     )
-    assert sets() == found
+    assert sets() == named
     for name, meant in (("heavy9", "heavy8"), ("lama-3.1-8b", "llama-3.1-8b"), ("phi-2,phi-22", "phi-2")):
         with pytest.raises(UserError, match=f"did you mean {meant}"):
             model_set(name)

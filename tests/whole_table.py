@@ -22,7 +22,7 @@ STEPS = {
 
 
 def file(**changed: Any) -> dict[str, Any]:
-    """The table; `changed` sections stand in for its own."""
+    """Return the table; `changed` sections stand in for its own."""
     numbers = dict.fromkeys(quantities.GpuSpec._fields[2:], 1e8) | {"mem_bytes": 1 << 30, "sms": 2, "sm_step": 2}
     return {
         "kind": "desk",
@@ -40,7 +40,7 @@ def file(**changed: Any) -> dict[str, Any]:
 
 
 def write(folder: Path, **changed: Any) -> str:
-    """The table as a file; its path."""
+    """Write the table as a file; return its path."""
     quantities.forget()
     path = folder / "desk.toml"
     path.write_text(fit.dumps(file(**changed)))

@@ -60,20 +60,20 @@ class World:
         return Sim(self.config, self.options, self.machine)
 
     def setup(self) -> Setup:
-        """The same for the oracle."""
+        """Return the same for the oracle."""
         c, spec = self.config, self.machine.spec
         models, ways = dict[str, ModelSetup](), {}
         for k, m in enumerate(priced_models(c)):
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
             foot = weight_bytes(m.shape, m.tp) + (c.process_bytes or 0) * (1 + (self.options.get("process") == "pair"))
-            found = ModelSetup(k, foot, size, size, layers=m.shape.layers)
+            sizes = ModelSetup(k, foot, size, size, layers=m.shape.layers)
             if self.options.get("kv") == "elastic":
                 page = granule_bytes(c, m, True)
                 reserve = KEPT_PAGES * page
                 pages = size, page, max(1, page // size), FRAGMENTED, reserve
-                found = ModelSetup(k, foot + reserve, *pages, layers=m.shape.layers)
-            usual = models.get(m.name, found)
-            models[m.name] = usual._replace(cut={**usual.cut, m.tp: found})
+                sizes = ModelSetup(k, foot + reserve, *pages, layers=m.shape.layers)
+            usual = models.get(m.name, sizes)
+            models[m.name] = usual._replace(cut={**usual.cut, m.tp: sizes})
             for place in permutations(range(c.gpus), m.tp):
                 parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
                 ways[Inst(m.name, place), "host"] = (self.machine.ladder["host"].fixed_s, parts)
@@ -109,7 +109,7 @@ class World:
 
 
 class Rota:
-    """Answers what it hears with the next entry of a list, at most three times an instant; hands prompts on."""
+    """A policy that answers events with a list's next entry, at most three times an instant; it hands prompts on."""
 
     def __init__(self, world: World) -> None:
         self.world, self.entries, self.hears, self.handoff = world, world.rota, world.answered, world.handoff
@@ -135,7 +135,7 @@ class Rota:
 
 
 def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables:
-    """Costs with floors, knees, host time and demands that make co-runners slow each other."""
+    """Return costs with floors, knees, host time and demands that make co-runners slow each other."""
     cost = np.zeros(rows, COST)
     cost["serial"] = rng.integers(0, 2, rows)
     for key, scale in {
@@ -157,7 +157,7 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
 
 
 def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: float, longest: int) -> Jobs:
-    """Poisson arrivals, some at equal stamps, of short and one-token requests."""
+    """Return Poisson arrivals, some at equal stamps, of short and one-token requests."""
     gaps = rng.exponential(1 / rate, n)
     gaps[rng.random(n) < 0.1] = 0.0
     inf = np.full(n, math.inf)
@@ -173,7 +173,7 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 
 def world(seed: int) -> World:
-    """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    """Return one world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
     if seed >= BESIDE:
         return beside(seed)
     if seed >= LENT:
@@ -237,7 +237,7 @@ def world(seed: int) -> World:
 def script(
     rng: np.random.Generator, config: Config, jobs: Jobs, block: int, foot: int, room: int
 ) -> list[tuple[float, Action]]:
-    """What is done: a start that serves everybody, then disturbances."""
+    """Return the actions: a start that serves everybody, then disturbances."""
     start: list[tuple[float, Action]] = []
     batches: dict[str, list[Batch]] = {}
     for m in config.models:
@@ -296,7 +296,7 @@ def script(
 
 
 def looped(seed: int) -> World:
-    """The same world, most of whose requests are sent by clients that had an end."""
+    """Return the same world, most of whose requests are sent by clients that had an end."""
     w, rng = world(seed), np.random.default_rng([seed, 3])
     jobs, n = w.jobs, len(w.jobs)
     opened = int(rng.integers(1, max(2, n // 3)))
@@ -317,7 +317,7 @@ def looped(seed: int) -> World:
 
 
 def sliced(seed: int) -> World:
-    """Another world, in which processes take turns on a GPU: one an instance, or one for each of its lanes."""
+    """Return another world, in which processes take turns on a GPU: one an instance, or one for each of its lanes."""
     k, rng = seed - SLICED, np.random.default_rng(seed)
     w = world(k + (0, TURNED, WILD, CUT)[k % 4])
     options = {**w.options, "sharing": "turns", "process": str(rng.choice(["model", "pair"]))}
@@ -328,31 +328,31 @@ def sliced(seed: int) -> World:
 
 
 def shared(seed: int) -> World:
-    """A world most of whose prompts begin as an earlier one of their model does, for as long as a draw says."""
+    """Return a world most of whose prompts begin as an earlier one of their model does, for as long as a draw says."""
     n, rng = seed - SHARED, np.random.default_rng(seed)
     w = world((0, TURNED, WILD, CUT)[n % 4] + n // 4)
     tokens = w.config.block_tokens * int(rng.choice([1, 2, 4]))
-    said: dict[int, list[list[int]]] = {}
+    earlier: dict[int, list[list[int]]] = {}
     rows, fresh = [list[int]()], 0
     for model, prompt in zip(w.jobs.model.tolist(), w.jobs.prompt_tokens.tolist(), strict=True):
-        before = said.setdefault(model, [[]])
+        before = earlier.setdefault(model, [[]])
         like = before[-int(rng.integers(1, min(len(before), 4) + 1))]
         kept = like[: int(rng.integers(0, len(like) + 2))][: prompt // tokens] if rng.random() < 0.9 else []
-        own = kept + list(range(fresh, fresh + prompt // tokens - len(kept)))
-        fresh += len(own)
-        rows.append(own if rng.random() < 0.9 else [])
-        before.append(own)
+        prompt_blocks = kept + list(range(fresh, fresh + prompt // tokens - len(kept)))
+        fresh += len(prompt_blocks)
+        rows.append(prompt_blocks if rng.random() < 0.9 else [])
+        before.append(prompt_blocks)
     prefix = Prefix(tokens, np.cumsum([len(row) for row in rows]), np.array([i for row in rows for i in row], np.int64))
     return replace(w, jobs=replace(w.jobs, prefix=prefix), end_s=min(w.end_s, 60.0))
 
 
 def layered(seed: int) -> World:
-    """Another world of models with eight layers, most of whose prefills run in slices beside a lane for decodes."""
+    """Return a world of models with eight layers, most of whose prefills run in slices beside a lane for decodes."""
     k, rng = seed - LAYERED, np.random.default_rng([seed, 5])
     w = world((0, TURNED, WILD, CUT, SLICED, SHARED)[k % 6] + k // 6)
 
     def orders(action: Action) -> list[Action]:
-        """An order in whose lane a prefill is sliced; of one for both phases, mostly two."""
+        """Return an order in whose lane a prefill is sliced; of one for both phases, mostly two."""
         if not isinstance(action, Run) or action.steps == 0:
             return [action]
         some = int(rng.choice([1, 2, 3, 5, 7, 8, 20])) if rng.random() < 0.8 else None
@@ -361,8 +361,8 @@ def layered(seed: int) -> World:
             return [replace(action, phase="prefill", slice_layers=some, sms=sms), replace(action, phase="decode")]
         return [replace(action, slice_layers=some) if action.phase == "prefill" else action]
 
-    script = [(t, one) for t, action in w.script for one in orders(action)]
-    rota = [[one for action in entry for one in orders(action)] for entry in w.rota]
+    script = [(t, order) for t, action in w.script for order in orders(action)]
+    rota = [[order for action in entry for order in orders(action)] for entry in w.rota]
     shapes = [m.shape._replace(layers=8, head_dim=4, ffn=32, vocab=94) for m in w.config.models]  # as many bytes
     models = tuple(m._replace(shape=shape) for m, shape in zip(w.config.models, shapes, strict=True))
     config = replace(w.config, models=models, buffer_bytes=(w.config.buffer_bytes or 0) // 4)
@@ -370,14 +370,14 @@ def layered(seed: int) -> World:
 
 
 def lent(seed: int) -> World:
-    """A world in which KV moves to other GPUs to be attended there, whose orders cut kernels or leave them whole."""
+    """Return a world in which KV moves to other GPUs to be attended there; orders cut kernels or leave them whole."""
     n, rng = seed - LENT, np.random.default_rng(seed)
     kind, by = ((WILD, 7), (CUT, 7), (SLICED + 2, 28), (SHARED + 2, 28))[n % 4]
     w = next(w for k in range(n, n + 1_000_000, 1_000) if (w := world(kind + by * k)).config.gpus > 1)
     gpus = w.config.gpus
 
     def attended(action: Action) -> list[Action]:
-        """The same, and after an Admit or a Move sometimes KV that stays elsewhere."""
+        """Return the same, and after an Admit or a Move sometimes KV that stays elsewhere."""
         match action:
             case Run() if action.steps != 0 and rng.random() < 0.4:
                 return [replace(action, op_s=float(rng.choice([0.0005, 0.002, 0.01, math.inf])))]
@@ -398,13 +398,13 @@ def lent(seed: int) -> World:
     if rng.random() < 0.4:  # little room where KV is attended
         block = w.config.block_tokens * kv_token_bytes(w.config.models[0].shape, 1)
         limits = [(m.name, g, int(rng.integers(3, 25)) * block) for m in w.config.models for g in range(gpus)]
-        script = [*((NEVER, Limit(*one)) for one in limits if rng.random() < 0.5), *script]
+        script = [*((NEVER, Limit(*limit)) for limit in limits if rng.random() < 0.5), *script]
     end_s = min(w.end_s, 60.0)
     return replace(w, machine=machine, script=script, rota=rota, end_s=end_s, far=far, far_share=share)
 
 
 def beside(seed: int) -> World:
-    """Another world, in which steps that run at once on a GPU take longer than their shares tell."""
+    """Return another world, in which steps that run at once on a GPU take longer than their shares tell."""
     n, rng = seed - BESIDE, np.random.default_rng(seed)
     w = world((0, TURNED, WILD, CUT, SHARED, LAYERED, LENT)[n % 7] + n // 7)
     config = replace(w.config, scaled={"interference": float(rng.choice([1.195, 1.5, 2.0]))})
@@ -417,7 +417,7 @@ def on(inst: Inst) -> Gpus:
 
 
 def turned(seed: int) -> World:
-    """A world whose lanes run in turns, one after the other, with switches of weights and KV between them."""
+    """Return a world whose lanes run in turns, one after the other, with switches of weights and KV between them."""
     w, rng = world(seed - TURNED), np.random.default_rng(seed)
     c, spec, homes = w.config, w.machine.spec, [Host(), None, (0,), (1,)]
     batches = list(dict.fromkeys(a.batch for _, a in w.script if isinstance(a, Run)))
@@ -438,7 +438,7 @@ def turned(seed: int) -> World:
         return batches[int(rng.integers(0, len(batches)))]
 
     def switch() -> list[Action]:
-        """What stands before a turn."""
+        """Return the actions before a turn."""
         old, new, r = some(), some(), int(rng.integers(0, len(w.jobs)))
         what = int(rng.integers(0, 7))
         if what == 0 and old != new:
@@ -467,7 +467,7 @@ def turned(seed: int) -> World:
 
 
 def wild(seed: int, *, cut: bool) -> World:
-    """A world of anything at any time: up to four GPUs, groups of two, several places and batches of a model.
+    """Return a world of anything at any time: up to four GPUs, groups of two, several places and batches of a model.
 
     Actions fall on the stamps of others; in one world of three all durations are dyadic, so that boundaries coincide.
     Where models are cut, each place has a number of GPUs of its own.
@@ -537,11 +537,11 @@ def wild(seed: int, *, cut: bool) -> World:
         return Run(b, pick("mixed", "mixed", "prefill", "decode", "decode"), **fields)
 
     def both(b: Batch) -> list[Action]:
-        """The two lanes of a batch, side by side."""
+        """Return the two lanes of a batch, side by side."""
         return [replace(order(b), phase="prefill"), replace(order(b), phase="decode")]
 
     def some(at: float) -> list[Action]:
-        """Anything, mostly to one of the latest requests."""
+        """Return anything, mostly to one of the latest requests."""
         here = int(np.searchsorted(jobs.arrival_s, at, "right"))
         b, r = batch(), max(0, here - int(rng.integers(1, 12)))
         mine = served[int(jobs.model[r])].name
@@ -604,7 +604,7 @@ def wild(seed: int, *, cut: bool) -> World:
 
 
 def even(t: Tables) -> Tables:
-    """The same costs as multiples of 2**-12, and speeds as multiples of 1/8: their sums are exact."""
+    """Return the same costs as multiples of 2**-12, and speeds as multiples of 1/8: their sums are exact."""
     cost = t.cost.copy()
     for name in ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1"):
         cost[name] = np.ceil(cost[name] * 4096) / 4096

@@ -1,4 +1,4 @@
-"""What every row of a trace must satisfy; the first that does not is named with the way out."""
+"""Checks of every row of a trace; the first bad row is named with the way out."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ MOST_S = 1e9  # nanoseconds of 63 bits end at 9.2e9 s
 
 
 def times(seconds: NDArray[np.float64], where: Where, column: str) -> None:
-    """Finite and not negative."""
+    """Raise UserError for a time that is not finite or is negative."""
     _none(~np.isfinite(seconds), seconds, where, column, "not a finite time")
     _none(seconds < 0, seconds, where, column, "a negative time")
 
 
 def reached(seconds: NDArray[np.float64], where: Where, column: str) -> None:
-    """No later than a run can count to."""
+    """Raise UserError for a time beyond `MOST_S`."""
     _none(seconds > MOST_S, seconds, where, column, f"later than {MOST_S:g} s")
 
 
 def ordered(seconds: NDArray[np.float64], where: Where, column: str, way_out: str) -> None:
-    """Not descending."""
+    """Raise UserError for a time before the one above it."""
     later = np.concatenate(([False], np.diff(seconds) < 0))
     _none(later, seconds, where, column, f"earlier than the row before ({way_out})")
 
 
 def tokens(counts: NDArray[np.int64], where: Where, column: str, way_out: str) -> None:
-    """At least one token, and fewer than 2^31."""
+    """Raise UserError for a count below 1, or of 2^31 and more."""
     _none(counts < 0, counts, where, column, "a negative number of tokens")
     _none(counts == 0, counts, where, column, f"no tokens at all ({way_out})")
     _none(counts > MOST_TOKENS, counts, where, column, "more tokens than any model serves")
 
 
-def names(found: list[str], codes: NDArray[Any], where: Where, column: str) -> None:
+def names(values: list[str], codes: NDArray[Any], where: Where, column: str) -> None:
     """Raise UserError for a name that is empty or cannot be printed; `codes` are the rows' indices into the names."""
-    bad = np.array([not (name and name.isprintable()) for name in found], bool)[codes]
-    _none(bad, np.array(found, object)[codes], where, column, "no name")
+    bad = np.array([not (name and name.isprintable()) for name in values], bool)[codes]
+    _none(bad, np.array(values, object)[codes], where, column, "no name")
 
 
 def unique(ids: NDArray[Any], where: Where, column: str) -> None:
-    """No value twice."""
+    """Raise UserError for a value that stands twice."""
     order = np.argsort(ids, kind="stable")
     same = np.flatnonzero(ids[order][1:] == ids[order][:-1])
     if len(same):

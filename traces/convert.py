@@ -125,16 +125,16 @@ def convert(
         raise UserError(f"{path}: a span of {span_s:g} s ends before the last request at {when[-1]:g} s, {most}")
 
     out: dict[str, Any] = {"request_id": _ids(source, columns, order), "arrival_s": when, "src_row": source.line(order)}
-    for key, own in columns.items():
+    for key, column in columns.items():
         if key not in out and key not in tokens:
-            out[key] = _cast(source, own, schema.COLUMNS[key]).take(pa.array(order))
+            out[key] = _cast(source, column, schema.COLUMNS[key]).take(pa.array(order))
             if pa.types.is_list(out[key].type) and out[key].flatten().null_count:
                 row = next(i for i, ids in enumerate(out[key].to_pylist()) if None in (ids or ()))
-                raise UserError(f'{source.where(int(order[row]))}: column "{own}" has an empty id')
+                raise UserError(f'{source.where(int(order[row]))}: column "{column}" has an empty id')
     if "model" in out:
-        found = out["model"].combine_chunks() if isinstance(out["model"], pa.ChunkedArray) else out["model"]
-        codes = np.asarray(found.indices.to_numpy(zero_copy_only=False), np.int64)
-        checks.names(found.dictionary.to_pylist(), codes, lambda row: source.where(int(order[row])), columns["model"])
+        models = out["model"].combine_chunks() if isinstance(out["model"], pa.ChunkedArray) else out["model"]
+        codes = np.asarray(models.indices.to_numpy(zero_copy_only=False), np.int64)
+        checks.names(models.dictionary.to_pylist(), codes, lambda row: source.where(int(order[row])), columns["model"])
     elif not (model and model.isprintable()):
         raise UserError(f'--model "{model}" is no name')
     if model is not None:
@@ -202,8 +202,8 @@ def _csv(path: Path, wanted: list[str]) -> Source:
     end = rows.num_rows
     while end and not any(rows[name][end - 1].as_py() for name in wanted):
         end -= 1  # blank lines at the end; elsewhere they are errors
-    found = {name: rows[name].slice(0, end).combine_chunks() for name in wanted}
-    return Source(found, lambda row: f"{path}:{row + 2}", lambda index: np.asarray(index, np.int64) + 2)
+    columns = {name: rows[name].slice(0, end).combine_chunks() for name in wanted}
+    return Source(columns, lambda row: f"{path}:{row + 2}", lambda index: np.asarray(index, np.int64) + 2)
 
 
 def _parquet(path: Path, wanted: list[str]) -> Source:
@@ -239,11 +239,11 @@ def _jsonl(path: Path, wanted: list[str]) -> Source:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object of JSON from its pairs; ValueError for a key that stands twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    record = dict(pairs)
+    if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f'the key "{next(key for key in keys if keys.count(key) > 1)}" is there twice')
-    return found
+    return record
 
 
 def _pickle(path: Path, wanted: list[str]) -> Source:
@@ -262,21 +262,21 @@ def _timed(source: Source, path: Path, column: str) -> Source:
     kept = np.flatnonzero(pc.not_equal(pc.utf8_trim_whitespace(stamps), "").to_numpy(zero_copy_only=False))
     if not len(kept):
         raise UserError(f'{path}: column "{column}" is blank in every row')
-    found = {name: values.take(pa.array(kept)) for name, values in source.columns.items()}
-    return Source(found, lambda row: source.where(int(kept[row])), lambda index: source.line(kept[index]))
+    columns = {name: values.take(pa.array(kept)) for name, values in source.columns.items()}
+    return Source(columns, lambda row: source.where(int(kept[row])), lambda index: source.line(kept[index]))
 
 
 def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -> dict[str, pa.Array]:
     """Turn records into columns; one that a record lacks is empty there."""
     _has(path, wanted, list(rows[0]))
-    found = {}
+    columns = {}
     for name in wanted:
         values = [row.get(name) for row in rows]
         if (array := _inferred(values)) is None:
             row = _first_bad(partial(_alike, values), len(values))
             raise UserError(f'{path}:{row + 1}: column "{name}" is {_quoted(values[row])}, of another kind than before')
-        found[name] = array
-    return found
+        columns[name] = array
+    return columns
 
 
 def _alike(values: list[Any], _low: int, high: int) -> bool:

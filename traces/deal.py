@@ -33,7 +33,7 @@ COUNT = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a name asks of a log; `str` gives the name back."""
+    """A log with the fields of a trace's name; `str` gives the name back."""
 
     log: str
     models: int | None = None  # None: it stays one stream
@@ -50,7 +50,7 @@ class Asked:
 def asked(name: str) -> Asked:
     """Read LOG[+models=N][+deal=K][+max_tokens=N]; UserError for another field, or a value that is none."""
     log, *pairs = name.split("+")
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
         if key not in FIELDS:
@@ -58,16 +58,16 @@ def asked(name: str) -> Asked:
                 f'trace "{name}": "+{pair}" is not +FIELD=VALUE of a log ({", ".join(FIELDS)}): its rows are what they '
                 "are"
             )
-        if key in found:
+        if key in fields:
             raise UserError(f'trace "{name}": {key} is there twice')
         if not (COUNT.fullmatch(value) and int(value) >= FIELDS[key]):
             raise UserError(f'trace "{name}": {key} is "{value}", not a whole number from {FIELDS[key]} on')
-        found[key] = int(value)
-    if "deal" in found and "models" not in found:
+        fields[key] = int(value)
+    if "deal" in fields and "models" not in fields:
         raise UserError(f'trace "{name}": deal without models: to how many is it dealt (+models=8)?')
-    if found.get("models", 0) > synthetic.MOST_MODELS:
-        raise UserError(f'trace "{name}": models is {found["models"]}, above {synthetic.MOST_MODELS}')
-    return Asked(log, **found)
+    if fields.get("models", 0) > synthetic.MOST_MODELS:
+        raise UserError(f'trace "{name}": models is {fields["models"]}, above {synthetic.MOST_MODELS}')
+    return Asked(log, **fields)
 
 
 def deal(rows: pa.Table, models: int, number: int = 0) -> pa.Table:
@@ -91,8 +91,8 @@ def units(rows: pa.Table) -> I8:
 
     Units are numbered in order of their first request.
     """
-    found = _chains(rows["prefix_hashes"]) if "prefix_hashes" in rows.column_names else _bursts(rows["arrival_s"])
-    first, back = np.unique(found, return_index=True, return_inverse=True)[1:]
+    unit = _chains(rows["prefix_hashes"]) if "prefix_hashes" in rows.column_names else _bursts(rows["arrival_s"])
+    first, back = np.unique(unit, return_index=True, return_inverse=True)[1:]
     return np.asarray(np.argsort(np.argsort(first))[back], np.int64)
 
 
@@ -100,9 +100,9 @@ def owners(sizes: I8, shares: F8, number: int) -> I8:
     """Draw the owner of each unit of so many requests: units in random order, cut where the shares add up."""
     order = rng(number, "deal", len(shares)).permutation(len(sizes))
     middle = np.cumsum(sizes[order]) - sizes[order] / 2
-    found = np.empty(len(sizes), np.int64)
-    found[order] = np.searchsorted(np.cumsum(shares)[:-1] * sizes.sum(), middle, "right")
-    return found
+    owner = np.empty(len(sizes), np.int64)
+    owner[order] = np.searchsorted(np.cumsum(shares)[:-1] * sizes.sum(), middle, "right")
+    return owner
 
 
 def _chains(hashes: pa.ChunkedArray) -> I8:
@@ -113,10 +113,10 @@ def _chains(hashes: pa.ChunkedArray) -> I8:
     alike = 0
     while count.min() > alike and (ids[begin[:-1] + alike] == ids[begin[0] + alike]).all():
         alike += 1
-    found = np.arange(len(count), dtype=np.int64)
+    unit = np.arange(len(count), dtype=np.int64)
     long = np.flatnonzero(count > alike)
-    found[long] = len(count) + np.unique(ids[begin[long] + alike], return_inverse=True)[1]
-    return found
+    unit[long] = len(count) + np.unique(ids[begin[long] + alike], return_inverse=True)[1]
+    return unit
 
 
 def _bursts(arrival_s: pa.ChunkedArray) -> I8:

@@ -84,8 +84,8 @@ def trace(name: str) -> Trace:
     UserError where there is none.
     """
     head, plus, _ = name.partition("+")
-    if (one := family(name)) is not None:
-        return _of_family(name, one)
+    if (member := family(name)) is not None:
+        return _of_family(name, member)
     if head not in manifest():
         path = Path(name)
         if path.suffix == ".parquet":
@@ -102,20 +102,20 @@ def trace(name: str) -> Trace:
     if "drawn" in entry or (plus and drawn(head)):
         return _noted(of_table(synthetic.table(name), name), entry)
     asked = deal.asked(name)
-    if (found := present(head)) is None:
+    if (file := present(head)) is None:
         if "fallback" not in entry:
             raise UserError(f"trace {head} is not here, and nothing stands in for it: {entry['fetch']}")
         fit = trace(entry["fallback"])
         notice = f"{name} is not here: using {fit.name}, synthetic, {fit.note}; for the real one {entry['fetch']}"
         return replace(fit, notice=notice)
     if "sample" in entry:
-        return _noted(of_table(schema.read(found), found.name), entry)
-    sums = {one["sha256"] for one in entry["from"] if Path(one["path"]).name == found.name}
-    if schema.file_sha256(found) not in sums:
-        raise UserError(f"{found}: not the file that traces/manifest.toml names for {name} (its sha256 differs)")
+        return _noted(of_table(schema.read(file), file.name), entry)
+    sums = {source["sha256"] for source in entry["from"] if Path(source["path"]).name == file.name}
+    if schema.file_sha256(file) not in sums:
+        raise UserError(f"{file}: not the file that traces/manifest.toml names for {name} (its sha256 differs)")
     if plus:
-        return _dealt(found, asked, entry)
-    return _noted(of_table(readers.read(entry["reader"], found), str(found)), entry)
+        return _dealt(file, asked, entry)
+    return _noted(of_table(readers.read(entry["reader"], file), str(file)), entry)
 
 
 def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
@@ -179,15 +179,16 @@ def family(name: str) -> Family | None:
     return Family(label, entry, int(numbers[1]), float(numbers[2]), float(numbers[3]), float(numbers[4]), most)
 
 
-def _of_family(name: str, one: Family) -> Trace:
+def _of_family(name: str, member: Family) -> Trace:
     if (path := present(name)) is None:
-        fit = trace(one.generator)
+        fit = trace(member.generator)
         return replace(
-            fit, notice=f"{one.label} is not here: using {one.generator}; for the real one {one.entry['fetch']}"
+            fit,
+            notice=f"{member.label} is not here: using {member.generator}; for the real one {member.entry['fetch']}",
         )
-    rows = readers.read(one.entry["reader"], path, models=one.models, cut_tokens=one.max_tokens)
+    rows = readers.read(member.entry["reader"], path, models=member.models, cut_tokens=member.max_tokens)
     cut = schema.metadata(rows)["cut"]
-    note = f"{one.entry['note']}, {cut} prompts cut" if cut else str(one.entry["note"])
+    note = f"{member.entry['note']}, {cut} prompts cut" if cut else str(member.entry["note"])
     return replace(of_table(rows, str(path)), name=name, note=note)
 
 
@@ -196,8 +197,8 @@ def sized(name: str, models: int) -> str:
 
     The name of a trace that is not here gives way to that of the generator which stands in for it.
     """
-    if (one := family(name)) is not None:
-        return name if present(name) else one.generator
+    if (member := family(name)) is not None:
+        return name if present(name) else member.generator
     if log(name.partition("+")[0]):
         return str(deal.asked(name))
     if name in manifest() and "drawn" in manifest().get(fallback := manifest()[name].get("fallback", ""), {}):
@@ -220,8 +221,8 @@ def drawn(name: str) -> bool:
 
 def present(name: str) -> Path | None:
     """Find the file that holds a named trace on this machine, if any; one that is drawn has none."""
-    if (one := family(name)) is not None:
-        path = one.entry["family"].replace("{}", one.label.partition("/")[2])
+    if (member := family(name)) is not None:
+        path = member.entry["family"].replace("{}", member.label.partition("/")[2])
         return _first(path, f"{path}.gz", Path(path).name, f"{Path(path).name}.gz")
     entry = manifest()[name]
     if "sample" in entry:
@@ -231,7 +232,7 @@ def present(name: str) -> Path | None:
             (file for folder in folders() for file in sorted(folder.glob(entry["family"].replace("{}", "*") + "*"))),
             None,
         )
-    return _first(*(one["path"] for one in entry.get("from", ())))
+    return _first(*(source["path"] for source in entry.get("from", ())))
 
 
 def folders() -> list[Path]:
@@ -330,7 +331,7 @@ def _facts(rows: pa.Table, source: str) -> dict[str, Any]:
         text = (rows.schema.metadata or {}).get(key.encode())
         if text is not None and not (key in meta and type(meta[key]) in kinds):
             raise UserError(f"{source}: metadata {key} is {text.decode(errors='replace')} (bench trace convert)")
-    if bad := [one for one in meta.get("streams", ()) if not isinstance(one, str)]:
+    if bad := [stream for stream in meta.get("streams", ()) if not isinstance(stream, str)]:
         raise UserError(f"{source}: metadata streams: {bad[0]!r} is no name")
     if meta.get("maker") is not None:
         try:
@@ -342,8 +343,8 @@ def _facts(rows: pa.Table, source: str) -> dict[str, Any]:
     return meta
 
 
-def _noted(found: Trace, entry: Mapping[str, Any]) -> Trace:
-    return replace(found, note=str(entry["note"]))
+def _noted(loaded: Trace, entry: Mapping[str, Any]) -> Trace:
+    return replace(loaded, note=str(entry["note"]))
 
 
 def _codes(column: pa.ChunkedArray, known: Iterable[str] = ()) -> tuple[tuple[str, ...], I4]:

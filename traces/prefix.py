@@ -1,4 +1,4 @@
-"""What the prompts of a trace have in common: ids of their blocks, checked, and what an unlimited cache would hit."""
+"""Shared prefixes of a trace's prompts: ids of their blocks, checked, and the hits of an unlimited cache."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def read(
     row = np.repeat(np.arange(len(kept)), kept)
     place = np.arange(offsets[-1]) - offsets[row]  # in its prompt
     values = lists.flatten().to_numpy(zero_copy_only=False)[(np.cumsum(given) - given)[row] + place]
-    found = Prefix(block_tokens, offsets, numbered(model[row], values))
-    before = np.where(place == 0, -1, np.roll(found.ids, 1))
-    first = np.unique(found.ids, return_index=True)[1]
-    broken = before != before[first][found.ids]
+    prefix = Prefix(block_tokens, offsets, numbered(model[row], values))
+    before = np.where(place == 0, -1, np.roll(prefix.ids, 1))
+    first = np.unique(prefix.ids, return_index=True)[1]
+    broken = before != before[first][prefix.ids]
     if broken.any():
         at = int(broken.argmax())
         raise UserError(
             f'{where(int(row[at]))}: column "prefix_hashes" has {values[at]} behind other blocks than '
-            f"{where(int(row[first[found.ids[at]]]))}: an id must stand for a block and all before it"
+            f"{where(int(row[first[prefix.ids[at]]]))}: an id must stand for a block and all before it"
         )
-    return found
+    return prefix
 
 
 def picked(prefix: Prefix, row: I8) -> Prefix:
@@ -70,11 +70,11 @@ def picked(prefix: Prefix, row: I8) -> Prefix:
 
 def numbered(*keys: NDArray[Any]) -> I8:
     """Return for each tuple of keys its number, from 0 among the distinct ones."""
-    found = np.zeros(len(keys[0]), np.int64)
+    number = np.zeros(len(keys[0]), np.int64)
     for key in keys:
-        own = np.unique(key, return_inverse=True)[1].astype(np.int64)
-        found = np.unique(found * (own.max(initial=0) + 1) + own, return_inverse=True)[1].astype(np.int64)
-    return found
+        code = np.unique(key, return_inverse=True)[1].astype(np.int64)
+        number = np.unique(number * (code.max(initial=0) + 1) + code, return_inverse=True)[1].astype(np.int64)
+    return number
 
 
 def seen_tokens(prefix: Prefix, prompt_tokens: I4) -> I8:

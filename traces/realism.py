@@ -1,4 +1,4 @@
-"""How near a synthetic trace comes to what it is fitted to: `traces/targets.toml` against the mean of many draws.
+"""Realism of synthetic traces: the mean of many draws against the measured values of `traces/targets.toml`.
 
 One draw scatters, so the mean decides. A window is as long as the measured one; a longer draw is cut into such windows.
 """
@@ -49,7 +49,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What was measured: one value a row of `ROWS`, null where there is none; over how long, and of which streams."""
+    """Measured values, one a row of `ROWS` (null where there is none), with their window and streams."""
 
     window_s: float
     streams: tuple[str, ...]  # that are compared; none named: all
@@ -61,11 +61,11 @@ class Target:
 def targets() -> Mapping[str, Target]:
     """Read every target of `targets.toml` by name."""
     data = tomllib.loads((Path(__file__).parent / "targets.toml").read_text("utf-8"))
-    found = {}
+    by_name = {}
     for name, entry in data.items():
         rows = {row: float(pick(entry[row.key], row)) for row in ROWS if row.key in entry}
-        found[name] = Target(entry["window_s"], tuple(entry.get("streams", ())), entry["source"], rows)
-    return found
+        by_name[name] = Target(entry["window_s"], tuple(entry.get("streams", ())), entry["source"], rows)
+    return by_name
 
 
 class Realism(NamedTuple):
@@ -85,8 +85,8 @@ def realism(maker: str) -> Realism | None:
     names = (f"{stem}.{p.models}{rate}", stem)
     if not (target := next((targets()[name] for name in names if name in targets()), None)):
         return None
-    found = mean(measure(of_table(synthetic.table(p, seed), maker), target) for seed in range(DRAWS))
-    return Realism(target, found, verdict(found, target))
+    means = mean(measure(of_table(synthetic.table(p, seed), maker), target) for seed in range(DRAWS))
+    return Realism(target, means, verdict(means, target))
 
 
 def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str | None:
@@ -100,8 +100,8 @@ def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str |
     if p.name == "arena-like" and p.models == len(synthetic.ARENA_COUNTS):
         n = len(used)
         p = replace(p, models=n) if n in synthetic.RELEASED and tuple(used) == synthetic.released(n) else p
-    found = realism(str(p))
-    return None if found is None else found.verdict
+    fit = realism(str(p))
+    return None if fit is None else fit.verdict
 
 
 def pick(value: Any, row: Row) -> float:
@@ -114,30 +114,30 @@ def pick(value: Any, row: Row) -> float:
 def measure(draw: Trace, target: Target) -> dict[Row, float]:
     """Mean over the windows of a draw of each row."""
     each = [stats(window) for window in _windows(draw, target)]
-    return {row: _mean(pick(one[row.key], row) for one in each) for row in target.values}
+    return {row: _mean(pick(statistics[row.key], row) for statistics in each) for row in target.values}
 
 
 def mean(draws: Iterable[Mapping[Row, float]]) -> dict[Row, float]:
     """Mean of each row over draws."""
     every = list(draws)
-    return {row: _mean(one[row] for one in every) for row in every[0]}
+    return {row: _mean(draw[row] for draw in every) for row in every[0]}
 
 
-def off(found: Mapping[Row, float], target: Target) -> dict[Row, float]:
+def off(means: Mapping[Row, float], target: Target) -> dict[Row, float]:
     """Return how far each row is off: in points of 1 for shares, else relative."""
     return {
-        row: found[row] - value if row.points else found[row] / value - 1 if value else math.nan
+        row: means[row] - value if row.points else means[row] / value - 1 if value else math.nan
         for row, value in target.values.items()
     }
 
 
-def verdict(found: Mapping[Row, float], target: Target) -> str:
+def verdict(means: Mapping[Row, float], target: Target) -> str:
     """`within`, or the judged rows that are too far off, worst first: "off: idle P75 s +48 %"."""
-    far = {row: x / (POINTS if row.points else SHARE) for row, x in off(found, target).items() if row.judged}
+    far = {row: x / (POINTS if row.points else SHARE) for row, x in off(means, target).items() if row.judged}
     worst = sorted((row for row, x in far.items() if not abs(x) <= 1), key=lambda row: -abs(far[row]))
     if not worst:
         return WITHIN
-    words = [f"{row.name.removesuffix(' s')} {shown(row, off(found, target)[row])}" for row in worst[:SHOWN]]
+    words = [f"{row.name.removesuffix(' s')} {shown(row, off(means, target)[row])}" for row in worst[:SHOWN]]
     more = f" and {len(worst) - SHOWN} more" if len(worst) > SHOWN else ""
     return f"off: {', '.join(words)}{more}"
 
@@ -149,13 +149,13 @@ def shown(row: Row, x: float) -> str:
     return f"{100 * x:+.1f} points" if row.points else f"{100 * x:+.0f} %"
 
 
-def table(draw: Mapping[Row, float], found: Mapping[Row, float], target: Target) -> Iterator[tuple[str, ...]]:
+def table(draw: Mapping[Row, float], means: Mapping[Row, float], target: Target) -> Iterator[tuple[str, ...]]:
     """Cells: statistic, target, mean of the draws, how far it is off, this draw."""
     yield ("statistic", "target", f"mean of {DRAWS}", "off", "this draw", "")
-    far = off(found, target)
+    far = off(means, target)
     for row, value in target.values.items():
         unit = 100 if row.points else 1
-        cells = (f"{unit * x:.3g}{' %' if row.points else ''}" for x in (value, found[row]))
+        cells = (f"{unit * x:.3g}{' %' if row.points else ''}" for x in (value, means[row]))
         note = "" if row.judged else "not judged"
         yield (row.name, *cells, shown(row, far[row]), f"{unit * draw[row]:.3g}{' %' if row.points else ''}", note)
 
@@ -185,5 +185,5 @@ def _windows(draw: Trace, target: Target) -> Iterator[Trace]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    found = [x for x in values if not math.isnan(x)]
-    return sum(found) / len(found) if found else math.nan
+    numbers = [x for x in values if not math.isnan(x)]
+    return sum(numbers) / len(numbers) if numbers else math.nan

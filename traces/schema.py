@@ -96,13 +96,13 @@ def _first(error: BaseException) -> str:
 
 def metadata(rows: pa.Table) -> dict[str, Any]:
     """Read the JSON metadata of a canonical table; foreign keys are left alone."""
-    found = {}
+    meta = {}
     for key, value in (rows.schema.metadata or {}).items():
         try:
-            found[key.decode()] = json.loads(value)
+            meta[key.decode()] = json.loads(value)
         except ValueError:
             continue
-    return found
+    return meta
 
 
 def content_sha256(models: tuple[str, ...], arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Statistics of a trace, so that a reader sees what it is and not only its name."""
+"""Statistics of a trace: popularity, bursts, idle times and lengths."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Preset:
 
     @property
     def nominal_s(self) -> float:
-        """What a client of a closed loop is taken to spend on a request, where a forecast needs a rate."""
+        """Seconds that a client of a closed loop spends on a request, for forecasts that need a rate."""
         return self.think_s + NOMINAL_TPOT_S * float(_quantile(np.array([0.5]), self.laws[1])[0])
 
     def times(self, scale: float) -> Preset:
@@ -110,7 +110,7 @@ class Preset:
     def streams(self) -> tuple[str, ...]:
         """Names of the streams, in the order of the models that they belong to."""
         if self.name == "arena-like":
-            return tuple(one.name for one in _arena(self.models))
+            return tuple(stream.name for stream in _arena(self.models))
         if self.name == "aegaeon-like":
             return tuple(f"synth_model_{k:02d}" for k in range(self.models))
         first, word = (0, "stream-") if self.name == "sample" else (1, "model_")
@@ -169,7 +169,7 @@ RANK_CORRELATION = {  # Spearman's, of prompt and output
 
 
 class Stream(NamedTuple):
-    """How one stream comes: so many requests in `PER_S`, and the shape of its time."""
+    """Arrivals of one stream: requests in `PER_S`, and the shape of its time."""
 
     name: str
     requests: float
@@ -259,24 +259,24 @@ def _arena(models: int) -> tuple[Reused, ...]:
     """Return the streams of a released set; UserError where there is none of that size."""
     if models not in RELEASED:
         raise UserError(f"arena-like has {', '.join(map(str, RELEASED))} models, not {models}")
-    ranks, found = RELEASED[models], []
+    ranks, streams = RELEASED[models], []
     for i, rank in enumerate(ranks):
         again = ranks[:i].count(rank)
         name = f"dummy-lora-7b-rank-8-{rank}" + (f"/{again + 1}" if again else "")  # its own, so that sets fit both
-        found.append(Reused(name, rank, again * REUSE_S.get(rank, 0.0)))
-    return tuple(found)
+        streams.append(Reused(name, rank, again * REUSE_S.get(rank, 0.0)))
+    return tuple(streams)
 
 
 def released(models: int) -> tuple[tuple[str, float], ...]:
     """(Stream of Arena-Chat, shift in seconds) of each model of a released set; UserError where none is so large."""
-    return tuple((f"dummy-lora-7b-rank-8-{one.rank}", one.shift_s) for one in _arena(models))
+    return tuple((f"dummy-lora-7b-rank-8-{stream.rank}", stream.shift_s) for stream in _arena(models))
 
 
 # ------------------------------------------------------------------ presets, by name
 
 PRESETS: Mapping[str, Preset] = {
-    one.name: one
-    for one in (
+    preset.name: preset
+    for preset in (
         Preset("hyperbolic-like", 8, herd_s=300.0, lengths="uniform"),  # two herds in 600 s
         Preset("hyperbolic-like-drift", 8, drift_s=300.0, herd_s=150.0, lengths="uniform"),
         Preset("arena-like", 27),
@@ -312,8 +312,8 @@ def preset(text: str) -> Preset:
     name, *pairs = text.split("+")
     if name not in PRESETS:
         raise UserError(f'no generator "{name}"{meant(name, PRESETS)} ({", ".join(PRESETS)})')
-    found = PRESETS[name]
-    kinds: dict[str, Any] = {one.name: type(getattr(found, one.name)) for one in fields(found)}
+    p = PRESETS[name]
+    kinds: dict[str, Any] = {field.name: type(getattr(p, field.name)) for field in fields(p)}
     keys = [pair.partition("=")[0] for pair in pairs]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise UserError(f"trace {text}: {twice} is there twice")
@@ -322,11 +322,11 @@ def preset(text: str) -> Preset:
         if key not in free(name) or not equals:
             raise UserError(f'trace {text}: "+{pair}" is not +FIELD=VALUE of {name} (fields: {", ".join(free(name))})')
         try:
-            found = replace(found, **{key: kinds[key](value)})
+            p = replace(p, **{key: kinds[key](value)})
         except ValueError:
             raise UserError(f'trace {text}: {key} is "{value}", not a number') from None
-    _check(found, text)
-    return replace(found, span_s=-(-found.sent // found.clients) * found.nominal_s) if found.clients else found
+    _check(p, text)
+    return replace(p, span_s=-(-p.sent // p.clients) * p.nominal_s) if p.clients else p
 
 
 def _check(p: Preset, text: str) -> None:
@@ -395,29 +395,29 @@ def draw(name: str | Preset, seed: int) -> Drawn:
         case "aegaeon-like":
             mean = p.rate_rps * p.span_s
             counts = [int(rng(seed, p.name, "count", k).poisson(mean)) for k in range(p.models)]
-            return _drawn(p, seed, [Stream(one, n) for one, n in zip(p.streams, counts, strict=True)], counts)
+            return _drawn(p, seed, [Stream(name, n) for name, n in zip(p.streams, counts, strict=True)], counts)
         case "closed":
             return _loop(p, seed)
         case _:
-            laws = [HYPERBOLIC[k % len(HYPERBOLIC)]._replace(name=one) for k, one in enumerate(p.streams)]
+            laws = [HYPERBOLIC[k % len(HYPERBOLIC)]._replace(name=name) for k, name in enumerate(p.streams)]
             if p.name == "hyperbolic-like-drift":  # the two in the middle of popularity
-                laws = [one._replace(herds=one.requests in {250, 169}) for one in laws]
-            return _drawn(p, seed, laws, [round(one.requests * p.span_s / PER_S) for one in laws])
+                laws = [law._replace(herds=law.requests in {250, 169}) for law in laws]
+            return _drawn(p, seed, laws, [round(law.requests * p.span_s / PER_S) for law in laws])
 
 
 def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
     """Make a canonical table of what a generator draws; `fit` says how near it comes to what it is fitted to."""
     p = preset(name) if isinstance(name, str) else name
-    found = draw(p, seed)
+    drawn = draw(p, seed)
     columns = {
-        "request_id": np.arange(len(found.arrival_s), dtype=np.uint64),
-        "arrival_s": found.arrival_s,
-        "model": pa.DictionaryArray.from_arrays(pa.array(found.model, pa.int32()), pa.array(found.models, pa.string())),
-        "prompt_tokens": found.prompt_tokens,
-        "output_tokens": found.output_tokens,
+        "request_id": np.arange(len(drawn.arrival_s), dtype=np.uint64),
+        "arrival_s": drawn.arrival_s,
+        "model": pa.DictionaryArray.from_arrays(pa.array(drawn.model, pa.int32()), pa.array(drawn.models, pa.string())),
+        "prompt_tokens": drawn.prompt_tokens,
+        "output_tokens": drawn.output_tokens,
     }
     meta: dict[str, Any] = {"name": p.label, "maker": str(p), "tier": "synthetic", "licence": "Apache-2.0"}
-    meta |= {"length_origin": "uniform" if p.lengths == "uniform" else "sampled", "span_s": found.span_s, "seed": seed}
+    meta |= {"length_origin": "uniform" if p.lengths == "uniform" else "sampled", "span_s": drawn.span_s, "seed": seed}
     meta |= {"timestamp_resolution_s": None}
     meta |= {"ordered": True} if p.name in SIZED else {}
     meta |= {"fit": fit} if fit else {}
@@ -443,8 +443,8 @@ def _released(p: Preset, seed: int) -> Drawn:
     whole = _drawn(p, seed, streams, _counts(p, seed, streams, round(sum(ARENA_COUNTS) * p.span_s / PER_S)))
     if p.models == len(ARENA_COUNTS):
         return whole
-    rows = [np.flatnonzero(whole.model == one.rank) for one in _arena(p.models)]
-    shifts = [one.shift_s for one in _arena(p.models)]
+    rows = [np.flatnonzero(whole.model == stream.rank) for stream in _arena(p.models)]
+    shifts = [stream.shift_s for stream in _arena(p.models)]
     when = [shifted(whole.arrival_s[mine], by, p.span_s) for mine, by in zip(rows, shifts, strict=True)]
     model = np.repeat(np.arange(p.models, dtype=np.int32), [len(mine) for mine in rows])
     arrival_s, row = np.concatenate(when), np.concatenate(rows)
@@ -457,28 +457,28 @@ def _released(p: Preset, seed: int) -> Drawn:
 
 def _sample(p: Preset, seed: int) -> Drawn:
     """Draw streams of Zipf's popularity; each is used once a cycle for its duty, in clusters."""
-    streams = [Stream(one, weight) for one, weight in zip(p.streams, zipf(p.models, 1.0), strict=True)]
+    streams = [Stream(name, weight) for name, weight in zip(p.streams, zipf(p.models, 1.0), strict=True)]
     counts = _counts(p, seed, streams, round(SAMPLE_REQUESTS * p.span_s / 60.0))
     duty = rng(seed, p.name, "duty").uniform(*SAMPLE_DUTY, len(streams))
     duty[: round(len(streams) * SAMPLE_ALWAYS_ON)] = 1.0
     cycle_s = min(PER_S, p.span_s)
     laws = [
-        one._replace(duty=float(share), cycle_s=cycle_s, cluster=SAMPLE_CLUSTER, gap_s=SAMPLE_GAP_S)
-        for one, share in zip(streams, duty, strict=True)
+        stream._replace(duty=float(share), cycle_s=cycle_s, cluster=SAMPLE_CLUSTER, gap_s=SAMPLE_GAP_S)
+        for stream, share in zip(streams, duty, strict=True)
     ]
     return _drawn(p, seed, laws, counts)
 
 
 def _counts(p: Preset, seed: int, streams: list[Stream], requests: int) -> list[int]:
     """Share out exactly `requests` among streams at random, by what each has in `PER_S`."""
-    weight = np.array([one.requests for one in streams], np.float64)
-    found: list[int] = rng(seed, p.name, "counts").multinomial(requests, weight / weight.sum()).tolist()
-    return found
+    weight = np.array([stream.requests for stream in streams], np.float64)
+    counts: list[int] = rng(seed, p.name, "counts").multinomial(requests, weight / weight.sum()).tolist()
+    return counts
 
 
 def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Drawn:
     """Draw the stamps of each stream, and lengths in order of arrival."""
-    times = [_times(p, seed, k, one, n) for k, (one, n) in enumerate(zip(streams, counts, strict=True))]
+    times = [_times(p, seed, k, stream, n) for k, (stream, n) in enumerate(zip(streams, counts, strict=True))]
     arrival_s = np.concatenate(times)
     order = np.argsort(arrival_s, kind="stable")
     arrival_s = arrival_s[order]
@@ -486,7 +486,7 @@ def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Dr
     if p.drift_s:
         model = _drift(p, seed, arrival_s, model)
     prompt, output = _lengths(p, seed, len(arrival_s))
-    return Drawn(p.span_s, tuple(one.name for one in streams), arrival_s, model, prompt, output)
+    return Drawn(p.span_s, tuple(stream.name for stream in streams), arrival_s, model, prompt, output)
 
 
 def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:

@@ -57,6 +57,6 @@ def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") 
 
 def _behind(prefix: Prefix, kept: NDArray[np.int64], order: NDArray[np.int64]) -> Prefix:
     """Return the blocks of the rows kept, followed by rows without any, in the order given."""
-    found = picked(prefix, kept)
-    drawn = np.full(len(order) - len(kept), found.offsets[-1])
-    return picked(found._replace(offsets=np.append(found.offsets, drawn)), order)
+    blocks = picked(prefix, kept)
+    drawn = np.full(len(order) - len(kept), blocks.offsets[-1])
+    return picked(blocks._replace(offsets=np.append(blocks.offsets, drawn)), order)

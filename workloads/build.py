@@ -51,7 +51,7 @@ IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
 
 
 class Rows(Protocol):
-    """What is needed of a trace: arrays of one element a request, sorted by arrival."""
+    """Rows of a trace: arrays of one element a request, sorted by arrival."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -87,7 +87,7 @@ class Rows(Protocol):
 
     @property
     def prefix(self) -> Prefix | None:
-        """What prompts have in common, where known."""
+        """Prefixes that prompts share, where known."""
 
     def where(self, row: int) -> str:
         """`file:row` of a request, for messages."""
@@ -190,12 +190,12 @@ def hold(trace: Rows, rate_scale: float, scaling: str, window_s: float | None, w
     """
     if scaling == "clients" and closed(trace) is None:
         _named_clients(trace, trace.tenant)
-    said, way, times = f"rate scale {rate_scale:g} of {trace.name}", "a lower one", float(scaling != "time")
+    what, way, times = f"rate scale {rate_scale:g} of {trace.name}", "a lower one", float(scaling != "time")
     if window_s is not None:
         span_s = window_s + warmup_s
-        said, way = f"{said} over {span_s:g} s", "a lower one, or a shorter window_s and warmup_s"
+        what, way = f"{what} over {span_s:g} s", "a lower one, or a shorter window_s and warmup_s"
         times = max(times, span_s / trace.span_s)
-    bounded(said, len(trace.model) * rate_scale * times, way)
+    bounded(what, len(trace.model) * rate_scale * times, way)
 
 
 def _named_clients(trace: Rows, tenant: I4 | None) -> None:
@@ -302,7 +302,7 @@ def idle_to_swap(jobs: Jobs, swap_s: float) -> float:
 
 
 class Assignment(NamedTuple):
-    """Which stream of a trace each model of a set has, and the seconds by which it comes later."""
+    """Stream of each model of a set, and the seconds by which it comes later."""
 
     rule: Rule
     streams: tuple[tuple[str, float], ...]  # by model
@@ -319,17 +319,17 @@ def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "rel
     square      `assign="square"`: in a square of seeds each of the busiest of them meets each size class once; see
                 `square_seeds` and workloads/square.py
     """
-    found = _named(trace, models, seed)
+    assigned = _named(trace, models, seed)
     if assign == "released":
-        return found
+        return assigned
     if assign == "square":
         counts = dict(zip(trace.models, np.bincount(trace.model, minlength=len(trace.models)).tolist(), strict=True))
-        busiest = sorted(found.streams, key=lambda one: (-counts.get(one[0], 0), *one))
+        busiest = sorted(assigned.streams, key=lambda stream: (-counts.get(stream[0], 0), *stream))
         owner = dealt(models, seed // 2 if _halved(trace) else seed)
         of = dict(zip(owner, busiest, strict=True))
         return Assignment("square", tuple(of[k] for k in range(len(of))))
-    order = rng(seed, "assign").permutation(len(found.streams))
-    return Assignment("shuffled", tuple(found.streams[k] for k in order))
+    order = rng(seed, "assign").permutation(len(assigned.streams))
+    return Assignment("shuffled", tuple(assigned.streams[k] for k in order))
 
 
 def square_seeds(trace: Rows, models: ModelSet) -> int:
@@ -343,7 +343,7 @@ def square_seeds(trace: Rows, models: ModelSet) -> int:
 
 def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
     names = trace.models if trace.maker is None else synthetic.preset(trace.maker).streams
-    named = [(one.stream, one.shift_s) for one in models.members if one.stream is not None]
+    named = [(member.stream, member.shift_s) for member in models.members if member.stream is not None]
     if len(named) == len(models.members) and any(stream in names for stream, _ in named):
         if missing := next((stream for stream, _ in named if stream not in names), None):
             raise UserError(f'{trace.name} has no stream "{missing}", which set {models.name} names')
@@ -373,7 +373,9 @@ def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
             others[k] = stream
     of = dict(zip(left, others, strict=True)) | {name: name for name in equal}
     rule: Rule = "in order" if trace.ordered else "by traffic"
-    return Assignment("by name" if equal else rule, tuple((of[one.name], one.shift_s) for one in models.members))
+    return Assignment(
+        "by name" if equal else rule, tuple((of[member.name], member.shift_s) for member in models.members)
+    )
 
 
 def _served(streams: list[str], source: Rows | synthetic.Drawn) -> tuple[I8, I4]:
@@ -437,7 +439,7 @@ def _rows(
         tenant, prefix = None, None
     row, model = _served(streams, source)
     prompt, output = source.prompt_tokens[row], source.output_tokens[row]
-    most = np.array([one.shape.max_tokens for one in models.members])[model]
+    most = np.array([member.shape.max_tokens for member in models.members])[model]
     long = np.flatnonzero(prompt.astype(np.int64) + output > most)
     if len(long):
         i = int(long[0])
@@ -459,28 +461,28 @@ def _rows(
             when[mine] = synthetic.shifted(when[mine], shift_s * time_scale, trace.span_s)
     turn = np.array([streams.index(stream) for stream in streams], np.int32)[model]
     span_s = trace.span_s
-    found = _Rows(
+    rows = _Rows(
         when, model, turn, prompt, output, None if tenant is None else tenant[row], prefix and picked(prefix, row), lap,
         span_s,
     )  # fmt: skip
     if fold is None:
-        return found
+        return rows
     part = np.minimum(when * FOLDS // span_s, FOLDS - 1)
-    found = found.only(np.flatnonzero(part == fold))
-    return found._replace(arrival_s=found.arrival_s - fold * span_s / FOLDS, span_s=span_s / FOLDS)
+    rows = rows.only(np.flatnonzero(part == fold))
+    return rows._replace(arrival_s=rows.arrival_s - fold * span_s / FOLDS, span_s=span_s / FOLDS)
 
 
 def _shared(prefix: Prefix | None, row: I8, model: I4, copy: I8, lap: I8) -> Prefix | None:
     """Renumber the blocks of rows from 0, so that each model, copy and lap has blocks of its own."""
     if prefix is None:
         return None
-    found = picked(prefix, row)
-    apart = np.repeat(numbered(model, copy, lap), np.diff(found.offsets))
-    return found._replace(ids=numbered(apart, found.ids))
+    blocks = picked(prefix, row)
+    apart = np.repeat(numbered(model, copy, lap), np.diff(blocks.offsets))
+    return blocks._replace(ids=numbered(apart, blocks.ids))
 
 
 def _shorter(trace: Rows, models: ModelSet) -> str:
-    least = min(one.shape.max_tokens for one in models.members)
+    least = min(member.shape.max_tokens for member in models.members)
     name = trace.name if trace.maker is None else synthetic.preset(trace.maker).name
     if log(name.partition("+")[0]):
         return (

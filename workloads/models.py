@@ -94,12 +94,12 @@ class SetFile:
     source: str = ""
 
     def __post_init__(self) -> None:
-        names = [one.name for one in self.model]
+        names = [member.name for member in self.model]
         if len(names) > MOST_MODELS:
             raise ValueError(f"{len(names)} models, above {MOST_MODELS}")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f'name "{twice}" is used twice')
-        streams = [(one.stream, one.shift_s) for one in self.model if one.stream is not None]
+        streams = [(member.stream, member.shift_s) for member in self.model if member.stream is not None]
         if same := next((pair for pair in streams if streams.count(pair) > 1), None):
             raise ValueError(f'stream "{same[0]}" is used twice with shift_s = {same[1]:g}')
 
@@ -136,7 +136,9 @@ class ModelSet:
     def serving(self, most: int) -> ModelSet:
         """Return the same models, none of which serves more than `most` tokens of prompt and output."""
         cut = (m.shape._replace(max_tokens=min(m.shape.max_tokens, most)) for m in self.members)
-        return replace(self, members=tuple(replace(m, shape=one) for m, one in zip(self.members, cut, strict=True)))
+        return replace(
+            self, members=tuple(replace(m, shape=shorter) for m, shorter in zip(self.members, cut, strict=True))
+        )
 
 
 @cache
@@ -147,7 +149,7 @@ def shapes() -> dict[str, Shape]:
 
 def read_shapes(path: Path) -> dict[str, Shape]:
     """Read the shapes of a file of the form of `shapes.toml`, by name."""
-    return {name: one.shape(name) for name, one in toml.read(path, Shapes).shapes.items()}
+    return {name: checkpoint.shape(name) for name, checkpoint in toml.read(path, Shapes).shapes.items()}
 
 
 def shape(name: str) -> Shape:
@@ -185,23 +187,25 @@ def model_set(name: str) -> ModelSet:
     times = [_times(name, count) if star else 1 for _, star, count in parts]
     if sum(times) > MOST_MODELS:
         raise UserError(f'model set "{name}" has {sum(times)} models, above {MOST_MODELS}')
-    names = [one for (one, *_), n in zip(parts, times, strict=True) for _ in range(n)]
-    return ModelSet(name, tuple(Served(f"{one}/{names[:i].count(one) + 1}", shape(one)) for i, one in enumerate(names)))
+    names = [kind for (kind, *_), n in zip(parts, times, strict=True) for _ in range(n)]
+    return ModelSet(
+        name, tuple(Served(f"{kind}/{names[:i].count(kind) + 1}", shape(kind)) for i, kind in enumerate(names))
+    )
 
 
 def _sized(name: str, base: ModelSet, count: int) -> ModelSet:
     if count > MOST_MODELS:
         raise UserError(f'model set "{name}": models is {count}, above {MOST_MODELS}')
-    if any(one.stream is not None for one in base.members):
+    if any(member.stream is not None for member in base.members):
         raise UserError(f'model set "{name}": {base.name} names a stream for each model, so it has no other size')
     every = [base.members[i % len(base.members)] for i in range(count)]
-    shapes = [one.shape.name for one in every]
-    names = (f"{one}/{shapes[:i].count(one) + 1}" for i, one in enumerate(shapes))
-    return ModelSet(name, tuple(replace(one, name=new) for one, new in zip(every, names, strict=True)))
+    shapes = [member.shape.name for member in every]
+    names = (f"{kind}/{shapes[:i].count(kind) + 1}" for i, kind in enumerate(shapes))
+    return ModelSet(name, tuple(replace(member, name=new) for member, new in zip(every, names, strict=True)))
 
 
 def _set(path: Path) -> ModelSet:
-    return ModelSet(path.stem, tuple(one.served for one in toml.read(path, SetFile).model))
+    return ModelSet(path.stem, tuple(member.served for member in toml.read(path, SetFile).model))
 
 
 def _times(name: str, text: str) -> int:

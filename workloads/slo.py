@@ -130,7 +130,7 @@ def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = Non
         case Classes(seconds, patterns):
             return {name: _class(name, dict(seconds), patterns) for name in models.names}
         case Scaled("released", ttft_x, tpot_x):
-            bases = {one.name: one.released_s for one in models.members if one.released_s is not None}
+            bases = {member.name: member.released_s for member in models.members if member.released_s is not None}
             return _scaled(bases, models, ttft_x, tpot_x, f"set {models.name} has no released SLO base of")
         case Scaled("P95", ttft_x, tpot_x):
             return _scaled(p95_s or {}, models, ttft_x, tpot_x, "no P95 was measured of")
@@ -150,15 +150,15 @@ def _scaled(bases: Mapping[str, Pair], models: ModelSet, ttft_x: float, tpot_x: 
 
 
 def _class(name: str, seconds: Mapping[str, Pair], patterns: tuple[tuple[str, str], ...]) -> Pair:
-    found = next((one for pattern, one in patterns if fnmatchcase(name, pattern)), None)
-    if found is None:
+    label = next((label for pattern, label in patterns if fnmatchcase(name, pattern)), None)
+    if label is None:
         raise UserError(f'no SLO class for model "{name}" (a pattern "*" catches the rest)')
-    return seconds[found]
+    return seconds[label]
 
 
 def _classes(path: Path) -> Classes:
     file = toml.read(path, ClassFile)
-    return Classes(tuple((name, (one.ttft_s, one.tpot_s)) for name, one in file.class_), file.models)
+    return Classes(tuple((name, (entry.ttft_s, entry.tpot_s)) for name, entry in file.class_), file.models)
 
 
 def _above(name: str, value: float) -> float:

@@ -22,7 +22,7 @@ ALIKE = 1.25
 
 def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
     """Cut the models of a set into classes of like weight, the heaviest first; a model is its place in the set."""
-    weights = np.array([weights_of(one.shape) for one in models.members], np.float64)
+    weights = np.array([weights_of(member.shape) for member in models.members], np.float64)
     order = np.argsort(-weights, kind="stable")
     cuts = np.flatnonzero(weights[order][:-1] >= ALIKE * weights[order][1:]) + 1
     return tuple(tuple(part.tolist()) for part in np.split(order, cuts))

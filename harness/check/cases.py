@@ -66,7 +66,7 @@ def _case(
 
 
 def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
-    """GPUs just large enough for what their models hold while idle, and so many of the longest requests each."""
+    """Return GPUs just large enough for their models while idle, and so many of the longest requests each."""
     m = models[0]
     process = machine.memory(Config((m,)), quantities.gpu("h100")).process_bytes[0]
     idle = shapes.weight_bytes(m.shape) + process + KEPT_PAGES * machine.granule_bytes(Config(()), m, True)

@@ -1,7 +1,7 @@
 """Conformance: laws that every system keeps, tried on small workloads in the simulator.
 
-A law is a function of one trial (a preset of a system in a case). One that is broken is shrunk to the shortest workload
-that still breaks it, and comes back with the number of the decision (0 = "start") and a command that repeats it.
+A law is a function of one trial (a preset of a system in a case). A broken one is shrunk to the shortest workload that
+still breaks it. Its failure has the number of the decision (0 = "start") and a command that repeats it.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str
     """
     make = system.find(name)
     sizes = [(0, 1)] if quick else [(0, 1), *((seed, LONG) for seed in range(1, SEEDS + 1))]
-    found = {}
+    named = {}
     for seed, size in sizes:
-        for one, workload in cases(seed, size).items():
-            if case in {None, one}:
+        for label, workload in cases(seed, size).items():
+            if case in {None, label}:
                 for preset in (None, *(make.presets if size == 1 else ())):
-                    found[f"{one}/{preset}/{seed}"] = subject(make, preset, one, workload)
+                    named[f"{label}/{preset}/{seed}"] = subject(make, preset, label, workload)
                 for k, fields in enumerate(others(make) if size == 1 else (), 1):
-                    values = subject(make, None, one, workload)._replace(fields=fields)
-                    found[f"{one}/others-{k}/{seed}"] = values
-    return found
+                    values = subject(make, None, label, workload)._replace(fields=fields)
+                    named[f"{label}/others-{k}/{seed}"] = values
+    return named
 
 
 def others(make: type) -> list[tuple[tuple[str, Option], ...]]:
     """Return settings that between them try each value of each tuned choice beside its default."""
-    left = {name: [x for x in one.choices if x not in (one.default, *one.undrawn)]
-            for name, one in domains(make).items() if one.tuned and one.choices}  # fmt: skip
+    left = {name: [x for x in domain.choices if x not in (domain.default, *domain.undrawn)]
+            for name, domain in domains(make).items() if domain.tuned and domain.choices}  # fmt: skip
     most = max(map(len, left.values()), default=0)
     return [tuple((name, values[k]) for name, values in left.items() if k < len(values)) for k in range(most)]
 
@@ -70,38 +70,38 @@ def check(
     known("law", only, LAWS)
     known("case", case, cases())
     wanted = {only} if only else set(LAWS)
-    found: dict[str, Failure] = {}
+    failures: dict[str, Failure] = {}
 
     def fail(law: str, where: str, breach: Breach, of: str | None = None) -> None:
         options = [f"--law {law}", *([f"--case {of}"] if of else []), *([] if quick else ["--full"])]
         command = f"bench check {shlex.quote(name)} {' '.join(options)}"
-        found.setdefault(law, Failure(law, where + breach.what, breach.event, command))
+        failures.setdefault(law, Failure(law, where + breach.what, breach.event, command))
 
     for law, of_file in FILE_LAWS.items():
         for breach in islice(of_file(name), 1):
             fail(law, "", breach)
-    if "starts" in found or only == "pure":
-        return [f for law, f in found.items() if law in wanted | {"starts"}]
+    if "starts" in failures or only == "pure":
+        return [f for law, f in failures.items() if law in wanted | {"starts"}]
     here: dict[str, list[str]] = {}
     trials = subjects(name, quick, case)
     reasons = []  # for no run
     with tempfile.TemporaryFile() as out, ExitStack() as stack:
         other = None
-        for key, one in trials.items():
-            trial = run(one)
+        for key, subject in trials.items():
+            trial = run(subject)
             if other is None and twice and "deterministic" in wanted:  # the kernel is compiled by now
                 other = other_process([name], quick, case, out)
                 stack.callback(_end, other)
             here[key] = prints(trial)
             if trial.impossible is not None:
-                reasons.append(f"{one}: {trial.impossible}")
+                reasons.append(f"{subject}: {trial.impossible}")
                 continue
-            for law in (law for law in TRIAL_LAWS if law in wanted - set(found)):
+            for law in (law for law in TRIAL_LAWS if law in wanted - set(failures)):
                 for breach in islice(TRIAL_LAWS[law](trial), 1):
                     slow = isinstance(trial.error, TooLong | Endless)  # so would be each shorter workload
-                    n, breach = (len(one.case.jobs), breach) if slow else shrunk(one, TRIAL_LAWS[law], breach)
-                    fail(law, f"{one}, {_prefix(n)}: ", breach, one.name)
-            if "livelock" in found:  # every further trial would take its time
+                    n, breach = (len(subject.case.jobs), breach) if slow else shrunk(subject, TRIAL_LAWS[law], breach)
+                    fail(law, f"{subject}, {_prefix(n)}: ", breach, subject.name)
+            if "livelock" in failures:  # every further trial would take its time
                 break
         else:
             if len(reasons) == len(trials):
@@ -112,20 +112,20 @@ def check(
                 out.seek(0)
                 for key, breach in islice(deterministic(here, json.load(out)[name]), 1):
                     fail("deterministic", f"{trials[key]}: ", breach, trials[key].name)
-    return [found[law] for law in LAWS if law in found and law in wanted]
+    return [failures[law] for law in LAWS if law in failures and law in wanted]
 
 
-def shrunk(one: Subject, law: Callable[[Trial], Iterator[Breach]], found: Breach) -> tuple[int, Breach]:
+def shrunk(subject: Subject, law: Callable[[Trial], Iterator[Breach]], broken: Breach) -> tuple[int, Breach]:
     """Return the fewest first requests of a workload that still break a law, and that breach, by bisection."""
-    low, high = 0, len(one.case.jobs)
+    low, high = 0, len(subject.case.jobs)
     while low < high:
         middle = (low + high) // 2
-        breach = next(law(run(one, one.case.jobs.first(middle))), None)
+        breach = next(law(run(subject, subject.case.jobs.first(middle))), None)
         if breach is None:
             low = middle + 1
         else:
-            high, found = middle, breach
-    return high, found
+            high, broken = middle, breach
+    return high, broken
 
 
 def _prefix(n: int) -> str:
@@ -140,10 +140,10 @@ def print_all(names: Sequence[str], quick: bool, case: str | None) -> None:
     with os.fdopen(os.dup(1), "w") as out, Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         with redirect_stderr(nowhere):
-            found = {
-                name: {key: prints(run(one)) for key, one in subjects(name, quick, case).items()} for name in names
+            every = {
+                name: {key: prints(run(tried)) for key, tried in subjects(name, quick, case).items()} for name in names
             }
-        json.dump(found, out)
+        json.dump(every, out)
 
 
 def other_process(names: Sequence[str], quick: bool, case: str | None, out: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -78,7 +78,7 @@ class Script:
 
 
 class Trial(NamedTuple):
-    """What happened in a case."""
+    """A case as it was run: events, rows, memory and breaches."""
 
     case: Case
     engine: Engine
@@ -92,11 +92,11 @@ class Trial(NamedTuple):
 
     def ended(self) -> dict[int, list[Finished]]:
         """Return the Finished events that were told, by request."""
-        found: dict[int, list[Finished]] = {}
+        by_request: dict[int, list[Finished]] = {}
         for _, event in self.heard:
             if isinstance(event, Finished):
-                found.setdefault(event.rid, []).append(event)
-        return found
+                by_request.setdefault(event.rid, []).append(event)
+        return by_request
 
 
 # ------------------------------------------------------------------ trials
@@ -156,8 +156,8 @@ def checked(part: Any, script: Script) -> Any:
 
 def children() -> set[int]:
     """Return the ids of the processes that this one started, as far as /proc tells them."""
-    found = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for path in found for pid in path.read_text("ascii").split()}
+    paths = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for path in paths for pid in path.read_text("ascii").split()}
 
 
 def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[str, str]]:
@@ -240,9 +240,9 @@ def ends(trial: Trial) -> Iterator[Breach]:
             yield Breach(f"request {r} is {state}")
         if trial.case.all_done and state != "done":
             yield Breach(f"request {r} is {state}, and nothing was in its way")
-        heard = [one.state for one in told.get(r, ())]
+        heard = [end.state for end in told.get(r, ())]
         if Finished in trial.engine.tells and heard != [state] and (heard or row["done_ns"] != last_ns):
-            yield Breach(f"request {r} is {state}, and its end was told as {heard}")
+            yield Breach(f"request {r} is {state}, and its end was reported as {heard}")
     if trial.case.script is dropped:
         want = {r for r in range(len(trial.rows)) if r % 4 == 1}
         if lost := want - {row["id"] for row in trial.rows if row["state"] == "dropped"}:
@@ -313,17 +313,17 @@ def ordered(trial: Trial) -> Iterator[Breach]:
     """Check that the clock never goes back, and that a request's events come in order: arrival, KV, end."""
     for (a_s, _), (b_s, event) in pairwise(trial.heard):
         if b_s < a_s:
-            yield Breach(f"{event} was told at {b_s} s, after {a_s} s")
+            yield Breach(f"{event} came at {b_s} s, after {a_s} s")
     stage: dict[int, str] = {}
     for now_s, event in trial.heard:
         match event:
-            case Arrived(one):
-                if one.id in stage or now_s < one.arrival_s - 1e-9:
-                    yield Breach(f"request {one.id}, due at {one.arrival_s} s, arrived at {now_s} s, or twice")
-                stage[one.id] = "came"
+            case Arrived(request):
+                if request.id in stage or now_s < request.arrival_s - 1e-9:
+                    yield Breach(f"request {request.id}, due at {request.arrival_s} s, arrived at {now_s} s, or twice")
+                stage[request.id] = "came"
             case Prefilled(rid, _) | Preempted(rid, _) | Finished(rid, _, _):
                 if stage.get(rid) != "came":
-                    yield Breach(f"{event} was told of a request that had not come or had ended")
+                    yield Breach(f"{event} is of a request that had not come or had ended")
                 if isinstance(event, Finished):
                     stage[rid] = "ended"
 
@@ -366,11 +366,11 @@ def refusals(trial: Trial) -> Iterator[Breach]:
     """Check that impossible actions, and no others, come back as Done(failed) with a reason."""
     failed = [event for _, event in trial.heard if isinstance(event, Done) and event.failed is not None]
     if trial.case.script is not refused:
-        yield from (Breach(f"{brief(one.action)} was refused: {one.failed}") for one in failed if _odd(trial, one))
+        yield from (Breach(f"{brief(done.action)} was refused: {done.failed}") for done in failed if _odd(trial, done))
         return
     arrivals = sum(isinstance(event, Arrived) for _, event in trial.heard)
     for action, why in impossible(trial.engine.cluster).items():
-        if (times := sum(one.action == action for one in failed)) != arrivals:
+        if (times := sum(done.action == action for done in failed)) != arrivals:
             yield Breach(f"{brief(action)} was refused {times} of {arrivals} times: {why}")
 
 
@@ -420,8 +420,8 @@ def repeats(name: str) -> Iterator[Breach]:
     if made(name).wall_clock:
         return
     for case in cases().values():
-        one, other = run(name, case), run(name, case)
-        if one and other and (one.rows, one.heard) != (other.rows, other.heard):
+        first, second = run(name, case), run(name, case)
+        if first and second and (first.rows, first.heard) != (second.rows, second.heard):
             yield Breach("the same workload brought other rows or events")
 
 
@@ -458,19 +458,19 @@ def check(name: str, *, only: str | None = None, case: str | None = None) -> lis
     engines.path(name)
     known("law", only, LAWS)
     known("case", case, cases())
-    found: dict[str, Failure] = {}
+    failures: dict[str, Failure] = {}
 
     def fail(law: str, where: str, breach: Breach, of: str = "") -> None:
         command = f"bench check --engine {shlex.quote(name)} --law {law}{of}"
-        found.setdefault(law, Failure(law, where + breach.what, None, command))
+        failures.setdefault(law, Failure(law, where + breach.what, None, command))
 
     for law, of_engine in OF_ENGINE.items():
         for breach in of_engine(name) if only in {None, law} and case is None else ():
             fail(law, "", breach)
-    for key, one in cases().items():
-        if case not in {None, key} or only in OF_ENGINE or (trial := run(name, one)) is None:
+    for key, workload in cases().items():
+        if case not in {None, key} or only in OF_ENGINE or (trial := run(name, workload)) is None:
             continue
         for law in (law for law in OF_TRIAL if only in {None, law}):
             for breach in (*OF_TRIAL[law](trial), *_seen(trial, law)):
                 fail(law, f"case {key}: ", breach, f" --case {key}")
-    return [found[law] for law in LAWS if law in found]
+    return [failures[law] for law in LAWS if law in failures]

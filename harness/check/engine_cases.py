@@ -85,8 +85,8 @@ def dropped(event: Event, cluster: Cluster) -> Iterator[Action]:
     """Drop every other request, on arrival or at its first token."""
     yield from started(event, cluster)
     if isinstance(event, Arrived):
-        one = event.request
-        yield Drop(one.id) if one.id % 4 == 1 else Admit(one.id, batch(one.model))
+        request = event.request
+        yield Drop(request.id) if request.id % 4 == 1 else Admit(request.id, batch(request.model))
     if isinstance(event, Prefilled) and event.rid % 4 == 3:
         yield Drop(event.rid)
 
@@ -163,12 +163,12 @@ def jobs(seed: int, n: int, span_s: float, prompt: tuple[int, int], output: tupl
     return Jobs(MODELS, arrival_s, draw.integers(0, 2, n, np.int32), prompts, outputs, none, none)
 
 
-def chained(one: Jobs) -> Jobs:
+def chained(jobs: Jobs) -> Jobs:
     """Turn a workload into a closed loop of two clients."""
-    n = len(one)
+    n = len(jobs)
     after = np.where(np.arange(n) < 2, -1, np.arange(n) - 2).astype(np.int32)
     arrival_s = np.where(after < 0, 0.0, np.inf)
-    return replace(one, arrival_s=arrival_s, after=after, think_s=np.full(n, 0.01))
+    return replace(jobs, arrival_s=arrival_s, after=after, think_s=np.full(n, 0.01))
 
 
 SHORT = (8, 48), (1, 12)

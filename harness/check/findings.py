@@ -1,4 +1,4 @@
-"""What a check reports: breaches of laws, failures with the command that repeats them, and wrong names."""
+"""Findings of a check: breaches of laws, failures with the command that repeats them, and wrong names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Failure:
 
 
 class Breach(NamedTuple):
-    """What breaks a law, and at which decision."""
+    """A breach of a law, and the decision at which it occurs."""
 
     what: str
     event: int | None = None

@@ -56,10 +56,10 @@ def starts(name: str) -> Iterator[Breach]:
         if unknown := sorted(set(values) - set(takes)):
             yield Breach(f"preset {preset} sets {unknown[0]}, which is no field")
     for field in takes:
-        said = re.search(rf"\b{re.escape(field)}\b", f"{told} {make.__doc__}") or re.search(
+        explained = re.search(rf"\b{re.escape(field)}\b", f"{told} {make.__doc__}") or re.search(
             rf"\b{re.escape(field)}\b.*#", source
         )
-        if not said and not takes[field].stated:
+        if not explained and not takes[field].stated:
             yield Breach(f"field {field} is explained nowhere: say in the file's docstring what it means")
     for preset in (None, *presets):
         try:
@@ -309,10 +309,10 @@ def _lost(trial: Trial) -> Iterator[Breach]:
             yield _about(trial, row, f"stands {stood}, {left_s:g} s after the last arrival")
 
 
-def _differ(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+def _differ(first: Sequence[Any], second: Sequence[Any]) -> int | None:
     """Return the index of the first difference of two sequences."""
-    k = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return None if k == len(one) == len(other) else k
+    k = next((k for k, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    return None if k == len(first) == len(second) else k
 
 
 # ------------------------------------------------------------------ of two processes

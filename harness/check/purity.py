@@ -1,4 +1,4 @@
-"""What a system's file may name. It is policy alone: no clock, randomness, threads or I/O, and no way to the future.
+"""Names that a system's file may use. It is policy alone: no clock, randomness, threads, I/O or view of the future.
 
 An allow-list of names as they stand in the source. A policy runs in the interpreter that holds the lengths of answers
 to come, so it may not name anything by which Python looks into itself: private attributes of others, frames, dunders
@@ -20,7 +20,7 @@ from types import ModuleType
 
 HARNESS = Path(__file__).resolve().parents[1]
 OURS = "harness.policy"
-PUBLIC = "*"  # whatever is public there, and no module
+PUBLIC = "*"  # all public names there, and no module
 MEMBERS = {
     "__future__": "annotations",
     "abc": "ABC abstractmethod",
@@ -91,7 +91,7 @@ def impure(source: str) -> Iterator[tuple[int, str]]:
 
 
 class Reader(ast.NodeVisitor):
-    """Reads a system's source, and notes whatever is not allowed."""
+    """A visitor of a system's source that notes all names that are not allowed."""
 
     def __init__(self, tree: ast.AST) -> None:
         self.found: list[tuple[int, str]] = []
@@ -292,7 +292,7 @@ def bound(node: ast.AST) -> Iterator[str]:
         case ast.Call(func=ast.Attribute(attr="__setattr__"), args=[_, ast.Constant(value=str(name)), _]):
             yield name
         case ast.Assign(targets=[ast.Name(id="__slots__")], value=ast.Tuple(elts=elements)):
-            yield from (one.value for one in elements if isinstance(one, ast.Constant) and isinstance(one.value, str))
+            yield from (e.value for e in elements if isinstance(e, ast.Constant) and isinstance(e.value, str))
 
 
 def flat(text: str) -> bool:

@@ -1,7 +1,7 @@
 """A trial: a preset of a system serves a case in the simulator, watched from both sides.
 
 A probe stands around the system: it records decisions, lends views and notes what the system does with them. A stand-in
-stands around the engine: it refuses actions where the case asks for it, and looks at memory after whatever happens.
+stands around the engine: it refuses actions where the case asks for it, and looks at memory after every event.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Subject(NamedTuple):
     fields: tuple[tuple[str, Option], ...] = ()
 
     def __str__(self) -> str:
-        said = "".join(f", {name}={value}" for name, value in self.fields)
-        return f"case {self.name}" + (f", preset {self.preset}" if self.preset else "") + said
+        settings = "".join(f", {name}={value}" for name, value in self.fields)
+        return f"case {self.name}" + (f", preset {self.preset}" if self.preset else "") + settings
 
     def policy(self, cluster: Cluster) -> System:
         """Build a fresh policy. Raises Infeasible if the system says so, Fault if it fails."""
@@ -96,7 +96,7 @@ def _priced(shapes: tuple[tuple[Shape, int], ...], gpu: str, host: str) -> machi
 
 
 class Held(NamedTuple):
-    """What GPUs hold from an instant on."""
+    """Occupancy of GPUs from an instant on."""
 
     from_s: float
     empty: frozenset[int]  # GPUs without KV, and without weights in or under way
@@ -104,7 +104,7 @@ class Held(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What happened to a subject."""
+    """A subject's run: decisions, notes, rows and memory."""
 
     subject: Subject
     jobs: Jobs
@@ -125,7 +125,7 @@ Note = Callable[[str, str], None]  # law, what breaks it
 
 
 class TooLong(Livelock):
-    """A policy thought for too long."""
+    """A policy exceeded its processor time."""
 
 
 class Stale(Exception):
@@ -224,7 +224,7 @@ class Probe:
     def _heard(self, event: Event) -> None:
         done = isinstance(event, Done) and (event.failed or type(event.action) in self.hears)
         if type(event) not in self.hears and not done:
-            self.note("declared", f"was told {event}, and {type(event).__name__} is not in hears")
+            self.note("declared", f"got {event}, and {type(event).__name__} is not in hears")
         if isinstance(event, Finished):
             if event.rid in self._ended:
                 self.note("served", f"request {event.rid} finished twice")
@@ -251,12 +251,12 @@ class Probe:
 def held_bytes(engine: Engine) -> list[tuple[int, int]]:
     """Return each GPU's memory in use, as a policy sees it: bytes of weights that are in or coming, and of KV."""
     view, models = engine.view(), engine.cluster.models
-    found = []
+    by_gpu = []
     for g in range(len(engine.cluster.gpus)):
         insts = [inst for inst in view.insts(g) if view.weights(inst) not in {"out", "waiting"}]
         weights = sum(models[m].at(len(at)).weight_bytes for m, at in insts if not isinstance(at, Host))
-        found.append((weights, sum(view.kv(m, g).used_bytes for m in models)))
-    return found
+        by_gpu.append((weights, sum(view.kv(m, g).used_bytes for m in models)))
+    return by_gpu
 
 
 def held(engine: Engine) -> Held:
@@ -269,7 +269,7 @@ def held(engine: Engine) -> Held:
 
 
 class Stand:
-    """An engine that lacks something for LACK_S now and then; its memory is looked at after whatever happens."""
+    """An engine that lacks something for LACK_S now and then; its memory is looked at after every event."""
 
     def __init__(self, engine: Engine, refuse: int, note: Note, config: Config = IDLE, limitless: bool = False) -> None:
         self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
@@ -325,7 +325,7 @@ class Stand:
             self._due.pop(0)
         elif self._due:
             self._note("stands", f"{brief(action)} was issued when something came free, before {brief(self._due[0])}")
-        self._stands = [one for one in self._stands if again or not same_subject(action, one)]
+        self._stands = [order for order in self._stands if again or not same_subject(action, order)]
         refusal = self._refusal(action)
         if refusal is not None and not again:
             self._stands.append(action)

@@ -27,18 +27,18 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "explain": ("runs.explain", "Say where a request's time went, or why SLOs were missed."),
     "calibrate": ("tools.calibrate", "Measure the cost table of an engine's servers, or of a GPU."),
     "check": ("tools.check", "Test that a system keeps the rules."),
-    "claims": ("claims.claims", "Hold every paper's claims against runs made here."),
+    "claims": ("claims.claims", "Test every paper's claims against runs made here."),
     "list": ("tools.list_", "List systems, engines, traces, figures and definitions."),
     "mock": ("mock.mock", "Serve OpenAI's API with set latencies and no model."),
     "new": ("tools.new", "Write a small annotated system that passes bench check."),
     "plot": ("runs.plot", "Draw stored results as PDF, PNG and CSV."),
     "run": ("runs.run", "Run one spec, a TOML file."),
-    "sensitivity": ("sensitivity.sensitivity", "Find the machine's constants that turn an order."),
+    "sensitivity": ("sensitivity.sensitivity", "Find constants of the machine that reverse an order."),
     "timeline": ("runs.timeline", "Write a stored run as a trace for Perfetto."),
     "trace": ("traces.trace", "Look at traces, convert logs, draw synthetic ones."),
     "tune": ("tune.tune", "Tune systems alike, on seeds that no evaluation uses."),
-    "upgrade": ("runs.upgrade", "Rewrite results of earlier releases with today's names."),
-    "validate": ("tools.validate", "Hold the simulator against measured end-to-end runs."),
+    "upgrade": ("runs.upgrade", "Rewrite results of earlier releases with current names."),
+    "validate": ("tools.validate", "Compare the simulator with measured end-to-end runs."),
 }
 
 
@@ -67,7 +67,7 @@ class Bench(click.Group):
     """A group whose user errors are one line with exit code 2; a bug keeps its traceback and exits with 1."""
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands, those first that most users need."""
+        """List the commands, the main ones first."""
         width = max(map(len, COMMANDS))
         rows = [(name.ljust(width), line) for name, (_, line) in COMMANDS.items()]
         for title, some in (("Main commands", rows[:FIRST]), ("Other commands", rows[FIRST:])):
@@ -77,7 +77,7 @@ class Bench(click.Group):
             formatter.write_dl([(str(code.value).ljust(width), when) for code, when in MEANS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command, and keep its words for those that say what to ask next."""
+        """Find the command, and keep the command line for messages that name the next one."""
         ctx.meta[WORDS] = list(args)
         _typed(args)
         if args and (now := FORMER.get(args[0])):
@@ -108,7 +108,7 @@ class Bench(click.Group):
         except click.Abort as error:
             from harness.loop.guard import Terminated
 
-            click.echo("interrupted: finished runs are kept; the same command goes on from there", err=True)
+            click.echo("interrupted: finished runs are kept; the same command resumes there", err=True)
             code = Code.TERMINATED if isinstance(error.__cause__, Terminated) else Code.INTERRUPTED
         except click.ClickException as error:
             if not isinstance(error, NoArgsIsHelpError):  # its message is the help
@@ -117,12 +117,12 @@ class Bench(click.Group):
             code = error.exit_code
         except OSError as error:
             if error.errno in FULL:
-                said = f"cannot write {error.filename or 'a file'}: {error.strerror} (free the disk)"
+                line = f"cannot write {error.filename or 'a file'}: {error.strerror} (free the disk)"
             elif error.filename is not None:  # a path of the user's, or one below it
-                said = f"{error.filename}: {error.strerror}"
+                line = f"{error.filename}: {error.strerror}"
             else:
                 raise
-            click.echo(f"error: {one_line(said)}", err=True)
+            click.echo(f"error: {one_line(line)}", err=True)
             code = Code.REFUSED
         except Exception as error:
             from harness.policy.types import UserError
@@ -141,7 +141,7 @@ def one_line(text: str) -> str:
 
 @contextmanager
 def _read() -> Iterator[None]:
-    """End well where the reader of our output left: who leaves has read enough."""
+    """Exit with 0 when the reader of stdout closes the pipe."""
     try:
         yield
     except BrokenPipeError:
@@ -150,7 +150,7 @@ def _read() -> Iterator[None]:
 
 
 def _open() -> None:
-    """Let a closed stdout or stderr swallow what is written, and no file that is opened later take its number."""
+    """Replace a closed stdout or stderr by the null device, so that no later file takes its number."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends

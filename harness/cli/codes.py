@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Code(IntEnum):
-    """How a command ended."""
+    """Exit code of a command."""
 
     DONE = 0
     FAILED = 1
@@ -17,7 +17,7 @@ class Code(IntEnum):
 
 
 MEANS: Mapping[Code, str] = {
-    Code.DONE: "done; what does not fit or cannot run on an engine is told",
+    Code.DONE: "done; runs that do not fit or cannot run are reported",
     Code.FAILED: "a check failed (check, claims --check), or a bug (traceback)",
     Code.REFUSED: "wrong input, or some runs failed: stderr says which",
     Code.INTERRUPTED: "Ctrl-C; finished runs are kept",

@@ -38,7 +38,7 @@ from harness.cli.options import (
     system_names,
 )  # fmt: skip
 from harness.cli.study import dry, figures
-from harness.cli.terminal import room, teller
+from harness.cli.terminal import prose, room, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ FORMS = ("--json", "--csv", "--markdown", "--latex")
     "bench compare --systems static,chunked --dry-run",
 ))  # fmt: skip
 @click.option("--systems", required=True, metavar="LIST", shell_complete=complete(system_names, many=True),
-              help="NAME[:PRESET][+FIELD=VALUE...],... paths of .py files (bench list), all.")  # fmt: skip
+              help="NAME[:PRESET][+FIELD=VALUE...] (bench list) with commas; a .py file; all.")  # fmt: skip
 @SETTING
 @click.option("--rate-scale", "rates", callback=read_rates, metavar="LIST",
               help="Rates as multiples of the trace's.  [default: around the knee, found by doubling]")  # fmt: skip
@@ -69,12 +69,12 @@ FORMS = ("--json", "--csv", "--markdown", "--latex")
 @SEEDS
 @ENOUGH
 @click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and ideal.")
-@click.option("--no-plot", is_flag=True, help="No figure.")
-@click.option("--all", "every", is_flag=True, help="Every column and every rate in the table.")
-@click.option("--json", "form", flag_value="json", help="The table as JSON ...")
-@click.option("--csv", "form", flag_value="csv", help="... as CSV ...")
-@click.option("--markdown", "form", flag_value="markdown", help="... as Markdown ...")
-@click.option("--latex", "form", flag_value="latex", help="... or as LaTeX.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure.")
+@click.option("--all", "every", is_flag=True, help="Show every column and every rate.")
+@click.option("--json", "form", flag_value="json", help="Print the table as JSON.")
+@click.option("--csv", "form", flag_value="csv", help="Print the table as CSV.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print the table as Markdown.")
+@click.option("--latex", "form", flag_value="latex", help="Print the table as LaTeX.")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
 @MOVED
 @LIMIT
@@ -126,7 +126,7 @@ def compare(
         click.echo(trace.notice, err=form is not None)
     (rule,) = asked.definitions
     with teller(machine=machine) as told:
-        watch = (lambda found: told.show(_so_far(found, rule))) if told.redraws and form is None else None
+        watch = (lambda measured: told.show(_so_far(measured, rule))) if told.redraws and form is None else None
         measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told, watch=watch)
     shown = _summary(measured, rule)
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
@@ -179,7 +179,7 @@ def stem_of(asked: Study) -> str:
     return (Path(trace).stem if trace.endswith(".parquet") else trace).partition("+")[0].replace("/", "-")
 
 
-def _summary(found: Measured, rule: str) -> Summary:
+def _summary(measured: Measured, rule: str) -> Summary:
     """Summarize a comparison at its most telling rate."""
     from harness.report.summary import summarize
     from harness.study.compare import silent
@@ -187,43 +187,43 @@ def _summary(found: Measured, rule: str) -> Summary:
     from harness.study.study import UPPER
     from harness.study.text import unchecked
 
-    names = list(found.about["systems"])
-    (panel,) = found.about["panels"]
-    return summarize(found.table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked(found.table),
+    names = list(measured.about["systems"])
+    (panel,) = measured.about["panels"]
+    return summarize(measured.table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked(measured.table),
                      halves=panel["halves"], upper=UPPER)  # fmt: skip
 
 
-def _so_far(found: Measured, rule: str) -> list[str]:
+def _so_far(measured: Measured, rule: str) -> list[str]:
     """Return the table of the runs made so far, under a line that says so."""
     from shutil import get_terminal_size
 
     from harness.report import formats
 
-    shown = _summary(found, rule)
-    of = found.study.scope(full=False).seeds
-    seeds = f"{found.seeds} of {of} seeds" if found.seeds < of else f"{of} seeds"
+    shown = _summary(measured, rule)
+    of = measured.study.scope(full=False).seeds
+    seeds = f"{measured.seeds} of {of} seeds" if measured.seeds < of else f"{of} seeds"
     table = formats.terminal(shown, bold=False, room=get_terminal_size().columns - 1)
-    return [f"so far, {seeds}, {len(found.about['runs'])} runs:", *table]
+    return [f"so far, {seeds}, {len(measured.about['runs'])} runs:", *table]
 
 
-def _print(found: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
+def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
     """Print the answer on one screen."""
     from harness.report import formats
     from harness.study import sensitivity, sentences
 
-    if said := sentences.answer(found, shown, rule):
-        click.echo(said)
-    for line in sentences.headline(found, shown):
-        click.echo(line)
-    lacks, ways = sentences.unfit(found)
+    if sentence := sentences.answer(measured, shown, rule):
+        prose(sentence)
+    for line in sentences.headline(measured, shown):
+        prose(line)
+    lacks, ways = sentences.unfit(measured)
     if shown.systems:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         click.echo("\n".join(formats.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
-    for note in sentences.notes(found, shown, rule):
-        click.echo(note)
-    if said := sensitivity.kept(found.folder):
-        click.echo(said)
+    for note in sentences.notes(measured, shown, rule):
+        prose(note)
+    if sentence := sensitivity.kept(measured.folder):
+        prose(sentence)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""
-    click.echo(short_path(found.folder) + pdf)
+    click.echo(short_path(measured.folder) + pdf)
     words = click.get_current_context().meta[WORDS]
-    click.echo(f"next: {sentences.next_command(found, shown, rule, words, ways)}")
+    click.echo(f"next: {sentences.next_command(measured, shown, rule, words, ways)}")

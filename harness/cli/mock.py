@@ -47,7 +47,7 @@ MOST_PORT = 65535
     show_default=True,
     metavar="KIND",
     shell_complete=complete(gpu_names),
-    help="Whose cost table gives the latency.",
+    help="GPU whose cost table gives the latency.",
 )
 @click.option(
     "--gpus",
@@ -55,18 +55,24 @@ MOST_PORT = 65535
     default=1,
     show_default=True,
     metavar="N",
-    help="GPUs over which models are dealt in turn. Those of one GPU take turns on it, a step each.",
+    help="GPUs, to which models go in turn. Models of one GPU alternate, a step each.",
 )
-@click.option("--host-profile", default="vllm-0.15", show_default=True, metavar="PROFILE", help="Host costs of steps.")
-@click.option("--table", metavar="FILE", help="A cost table of your own.")
-@click.option("--batch-cap", type=COUNT, default=256, show_default=True, metavar="N", help="Most sequences of a step.")
+@click.option(
+    "--host-profile",
+    default="vllm-0.15",
+    show_default=True,
+    metavar="PROFILE",
+    help="CPU cost profile of a serving engine.",
+)
+@click.option("--table", metavar="FILE", help="Cost table (bench calibrate writes one).")
+@click.option("--batch-cap", type=COUNT, default=256, show_default=True, metavar="N", help="Largest batch of a step.")
 @click.option(
     "--ttft-ms",
     type=MS,
     metavar="MS",
-    help="Instead of a cost table: the first token so long after its request, whatever else runs.",
+    help="Fixed TTFT instead of a cost table, whatever else runs.",
 )
-@click.option("--itl-ms", type=MS, metavar="MS", help="And each other one so long after the one before.  [default: 0]")
+@click.option("--itl-ms", type=MS, metavar="MS", help="With --ttft-ms: fixed time between tokens.  [default: 0]")
 @click.option(
     "--max-model-len",
     type=click.IntRange(2),
@@ -79,21 +85,21 @@ MOST_PORT = 65535
     default=256,
     show_default=True,
     metavar="N",
-    help="After which a model ends by itself, where a request does not set ignore_eos.",
+    help="Output tokens of requests that do not set ignore_eos.",
 )
 @click.option(
     "--flavour",
     type=click.Choice(["vllm", "llama.cpp"]),
     default="vllm",
     show_default=True,
-    help="Whose last chunks, and what a request to a sleeping model does: vllm holds it until /wake_up, "
-    "llama.cpp wakes the model.",
+    help="Server to imitate. A request to a sleeping model waits for /wake_up (vllm) or wakes it (llama.cpp); "
+    "the last chunks differ too.",
 )
 @click.option(
     "--sleep-idle-s",
     type=Number(0, 86_400 * 365),
     metavar="S",
-    help="Models fall asleep when idle for so long.  [default: never]",
+    help="Idle time after which a model falls asleep.  [default: never]",
 )
 @click.option("--sleep-ms", type=MS, metavar="MS", help="Time to fall asleep.  [default: by the cost table, else 0]")
 @click.option("--wake-ms", type=MS, metavar="MS", help="Time to wake.  [default: by the cost table, else 0]")
@@ -101,14 +107,18 @@ MOST_PORT = 65535
     "--queue",
     type=click.IntRange(0),
     metavar="N",
-    help="Sequences of a model that may wait for a first token; beyond, 429.  [default: no limit]",
+    help="Sequences of a model that may wait for a first token; more get 429.  [default: no limit]",
 )
-@click.option("--fail", type=SHARE, default=0.0, metavar="SHARE", help="Share of requests that are answered 500.")
-@click.option("--reject", type=SHARE, default=0.0, metavar="SHARE", help="... that are answered 429.")
-@click.option("--hang", type=SHARE, default=0.0, metavar="SHARE", help="... that get no byte, ever.")
-@click.option("--cut", type=SHARE, default=0.0, metavar="SHARE", help="... whose connection is closed halfway through.")
-@click.option("--malformed", type=SHARE, default=0.0, metavar="SHARE", help="... with JSON that is broken halfway.")
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Which requests these are.")
+@click.option("--fail", type=SHARE, default=0.0, metavar="SHARE", help="Share of requests answered with 500.")
+@click.option("--reject", type=SHARE, default=0.0, metavar="SHARE", help="Share of requests answered with 429.")
+@click.option("--hang", type=SHARE, default=0.0, metavar="SHARE", help="Share of requests that never get a byte.")
+@click.option(
+    "--cut", type=SHARE, default=0.0, metavar="SHARE", help="Share of requests whose connection closes halfway."
+)
+@click.option(
+    "--malformed", type=SHARE, default=0.0, metavar="SHARE", help="Share of requests whose JSON breaks halfway."
+)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed that selects these requests.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port",
@@ -116,11 +126,11 @@ MOST_PORT = 65535
     default=8000,
     show_default=True,
     metavar="N",
-    help="Port to listen on; 0: any that is free.",
+    help="Port to listen on; 0: any free one.",
 )
-@click.option("--ports", is_flag=True, help="A port a model, from --port on.")
-@click.option("--with-parent", is_flag=True, help="End when the process that started it has ended.")
-@click.option("--log", is_flag=True, help="A line on stderr for each request that ended, sleep and wake.")  # fmt: skip
+@click.option("--ports", is_flag=True, help="A port for each model, from --port on.")
+@click.option("--with-parent", is_flag=True, help="End when the parent process has ended.")
+@click.option("--log", is_flag=True, help="Log each ended request, sleep and wake on stderr.")  # fmt: skip
 def mock(
     *,
     models: str,
@@ -186,12 +196,12 @@ def mock(
     if ports and port and port + len(served) - 1 > MOST_PORT:
         most = MOST_PORT + 1 - len(served)
         raise UserError(f"--ports --port {port}: {len(served)} models need as many ports; --port is at most {most}")
-    for i, one in enumerate(served):
+    for i, model in enumerate(served):
         served[i] = replace(
-            one,
-            max_tokens=max_model_len or one.max_tokens,
-            sleep_ns=one.sleep_ns if sleep_ms is None else _levels(sleep_ms),
-            wake_ns=one.wake_ns if wake_ms is None else _levels(wake_ms),
+            model,
+            max_tokens=max_model_len or model.max_tokens,
+            sleep_ns=model.sleep_ns if sleep_ms is None else _levels(sleep_ms),
+            wake_ns=model.wake_ns if wake_ms is None else _levels(wake_ms),
             idle_ns=None if sleep_idle_s is None else round(1e9 * sleep_idle_s),
             wakes=flavour == "llama.cpp",
         )
@@ -216,8 +226,8 @@ def _priced(
     if models not in sets() and not models.endswith(".toml"):  # shapes: numbered only where one is there several times
         shapes = [member.shape.name for member in members]
         names = [shape if shapes.count(shape) == 1 else name for name, shape in zip(names, shapes, strict=True)]
-    found = Table(((n, m.shape, m.tp) for n, m in zip(names, members, strict=True)), gpu, host, table)
-    return found.served(), found.pacing(gpus, batch_cap)
+    costs = Table(((n, m.shape, m.tp) for n, m in zip(names, members, strict=True)), gpu, host, table)
+    return costs.served(), costs.pacing(gpus, batch_cap)
 
 
 def _fixed(models: str, ttft_ms: float, itl_ms: float) -> tuple[list[Served], Callable[[Agenda, int], Pacing]]:

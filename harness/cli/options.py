@@ -1,4 +1,4 @@
-"""What several commands share: options, the completion of their values, and how they are read."""
+"""Options that several commands share, with their completion and their readers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MEMORY = {"pool_bytes", "mem_fraction", "process", "process_bytes", "table"}
 MOST_SHOWN = 60  # characters of a wrong value
 OF_SYSTEMS = ("system", "preset", "fields")
 OF_RUNS = {  # fields of a spec that no user sets, and why
-    "seed": "--seeds says how many there are",
-    "workload": "SLO bases are measured as they need it",
-    "slo_s": "--slo says it",
-    "homes": "--placement says it",
-    "trace_sha256": "it is of the trace's rows",
-    "measured_on": "it is of the machine",
+    "seed": "--seeds sets how many there are",
+    "workload": "the measurement of SLO bases sets it",
+    "slo_s": "--slo sets it",
+    "homes": "--placement sets it",
+    "trace_sha256": "it is computed from the trace's rows",
+    "measured_on": "it names the machine of a run",
     "token_times": "--definition itl and token ask for them",
 }
 WIDTH = 80  # characters of a line of help
@@ -131,15 +131,15 @@ def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
     """Read KEY=VALUE of a repeated option. UserError for another form, and for a key that stands twice."""
     from harness.policy.types import UserError
 
-    found = dict[str, str]()
+    values = dict[str, str]()
     for pair in pairs:
         key, value = (part.strip() for part in pair.partition("=")[::2])
         if not key or not value:
             raise UserError(f'{param.opts[-1]}: "{_cut(pair)}" is not KEY=VALUE')
-        if key in found:
+        if key in values:
             raise UserError(f"{param.opts[-1]}: {key} is there twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -147,16 +147,17 @@ def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, 
     from harness.policy.fields import toml_value
     from harness.policy.types import UserError
 
-    found = read_pairs(ctx, param, pairs)
-    for key in found:
+    texts = read_pairs(ctx, param, pairs)
+    for key in texts:
         if key in OF_SYSTEMS:
-            raise UserError(f"--set {key}: --systems says it, as NAME[:PRESET][+FIELD=VALUE...]")
-        own = next((one.opts[0] for one in ctx.command.params if f"--{key.replace('_', '-')}" in one.opts), None)
-        if own is not None:
-            raise UserError(f"--set {key}: the option {own} sets it")
+            raise UserError(f"--set {key}: --systems sets it, as NAME[:PRESET][+FIELD=VALUE...]")
+        flag = f"--{key.replace('_', '-')}"
+        option = next((other.opts[0] for other in ctx.command.params if flag in other.opts), None)
+        if option is not None:
+            raise UserError(f"--set {key}: the option {option} sets it")
         if key in OF_RUNS:
             raise UserError(f"--set {key}: {OF_RUNS[key]}")
-    return {key: toml_value(value) for key, value in found.items()}
+    return {key: toml_value(value) for key, value in texts.items()}
 
 
 def grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -193,12 +194,15 @@ class Place(click.Path):
 class Number(click.FloatRange):
     """A finite number."""
 
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Refuse nan and infinity, which compare with no limit."""
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
-        return found
+        return number
 
 
 def _cut(text: str) -> str:
@@ -206,14 +210,14 @@ def _cut(text: str) -> str:
 
 
 class Target(Place):
-    """Where a file is to be written: tried before anything is worked out for it. Folders on the way may be missing."""
+    """Path of a file to write, tried before its content is computed. Folders above it may be missing."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse a folder, and a place where nothing can be written."""
         path: Path = super().convert(value, param, ctx)
         if path.is_dir():
             self.fail(f'"{path}" is a folder', param, ctx)
-        above = next(one for one in path.resolve().parents if one.exists())
+        above = next(folder for folder in path.resolve().parents if folder.exists())
         try:
             with tempfile.TemporaryFile(dir=above):
                 return path
@@ -228,8 +232,8 @@ SOME_SEEDS = click.IntRange(1, 500)  # beyond, they would be those of A/A copies
 PROCESSES = click.IntRange(1, 4096)
 MOST_INT = (1 << 63) - 1
 SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # of a limit: a timer ticks within it, and counts so far
-ALL = click.option("--all", "every", is_flag=True, help="Every line and column.  [default: what one screen holds]")
-OUT = click.option("-o", "--out", type=PATH, metavar="DIR", help="Where runs go.  [default: results/]")
+ALL = click.option("--all", "every", is_flag=True, help="Every line and column.  [default: one screen]")
+OUT = click.option("-o", "--out", type=PATH, metavar="DIR", help="Folder for runs.  [default: results/]")
 
 
 def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
@@ -243,15 +247,17 @@ def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> flo
 
 LIMIT = click.option("--policy-limit-s", type=Number(SHORTEST_S, LONGEST_S), default=60.0, show_default=True,
                      metavar="S", callback=_limited, expose_value=False,
-                     help="Wall-clock seconds that a policy may take for an answer; a system that takes longer is "
-                     "left out.")  # fmt: skip
+                     help="Wall-clock seconds a policy may take for an answer; a slower system is left "
+                     "out.")  # fmt: skip
 JSON_PROGRESS = click.option("--json-progress", "machine", is_flag=True,
                              help="Progress on stderr as JSON, an object a line.")  # fmt: skip
-WORKERS = click.option("--workers", type=PROCESSES, metavar="N", help="Processes.  [default: as many as pay]")
+WORKERS = click.option(
+    "--workers", type=PROCESSES, metavar="N", help="Worker processes.  [default: as many as pay off]"
+)
 
 
 def _heard(ctx: click.Context, _param: click.Parameter, level: str | None) -> None:
-    """Say more or less on stderr for as long as this command runs."""
+    """Set the verbosity of stderr for as long as this command runs."""
     from harness.cli.terminal import LEVEL
 
     if level is not None:
@@ -261,9 +267,9 @@ def _heard(ctx: click.Context, _param: click.Parameter, level: str | None) -> No
 
 HEARD = [  # options of every command
     click.Option(["-v", "--verbose", "heard_verbose"], flag_value="verbose", type=str, default=None, expose_value=False,
-                 callback=_heard, help="Say on stderr what happens, a line a second, with the time."),
+                 callback=_heard, help="Report progress on stderr, a line a second, with the time."),
     click.Option(["-q", "--quiet", "heard_quiet"], flag_value="quiet", type=str, default=None, expose_value=False,
-                 callback=_heard, help="Say nothing on stderr but warnings and errors."),
+                 callback=_heard, help="Print only warnings and errors on stderr."),
 ]  # fmt: skip
 
 
@@ -282,12 +288,12 @@ SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replic
                        default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
 FIRST_SEEDS, MORE = 5, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
 SEEDS = click.option("--seeds", type=SOME_SEEDS, metavar="N",
-                     help=f"Runs of each point.  [default: {FIRST_SEEDS}, then as --budget allows]")  # fmt: skip
+                     help=f"Seeds of each point.  [default: {FIRST_SEEDS}, then as --budget allows]")  # fmt: skip
 ENOUGH = grouped(
     click.option("--precision", type=Number(0, 1, min_open=True), metavar="SHARE",
-                 help="A ratio's interval so narrow, either way, asks for no more seeds.  [default: 0.1]"),
+                 help="Add no more seeds once a ratio's interval is within this share.  [default: 0.1]"),
     click.option("--budget", type=click.IntRange(0, MOST_INT), metavar="N",
-                 help="Simulated requests for more seeds of systems that are not yet told apart."),
+                 help="Simulated requests to spend on more seeds of undecided systems."),
 )  # fmt: skip
 DEFINITION = click.Choice(list(DEFINITIONS))
 SLO = grouped(
@@ -295,43 +301,41 @@ SLO = grouped(
                  help="Base of the SLO: P95 (measured on dedicated), solo, released, absolute:ttft=S,tpot=S, "
                  "classes:FILE.toml."),
     click.option("--slo-scale", type=Number(), metavar="X",
-                 help="Times the base.  [default: 5; of seconds 1]"),
+                 help="Multiple of the base.  [default: 5; 1 for seconds]"),
 )  # fmt: skip
 SETTING = grouped(
     click.option("--trace", default="hyperbolic-like+span_s=1800", show_default=True,
                  shell_complete=complete(trace_names),
-                 metavar="NAME|FILE", help="Trace by name, a generator's as NAME+FIELD=VALUE, or a canonical Parquet."),
+                 metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, or a canonical Parquet."),
     click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
-                 help="Model set by name, its TOML, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
+                 help="Model set by name, a TOML file, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
     click.option("--served", type=click.IntRange(2), metavar="N",
-                 help="Longest prompt + output that is served, in tokens.  [default: what the model can and the trace "
-                 "needs]"),
+                 help="Longest prompt + output, in tokens.  [default: as the trace needs, up to the model's limit]"),
     click.option("--prefix-cache/--no-prefix-cache", default=None,
-                 help="Prompts find what earlier ones left of their KV.  [default: where the trace tells]"),
+                 help="Reuse the KV cache of shared prefixes.  [default: if the trace has prefixes]"),
     click.option("--gpus", type=int, default=WORLD["gpus"], show_default=True, metavar="N",
-                 help="Number of GPUs. light8 on one H100 has 67.28 GiB for weights and KV, as Prism's release, unless "
-                 "--set says another memory; other GPUs have what their processes leave."),
+                 help="Number of GPUs. light8 on one H100 has 67.28 GiB for weights and KV, as in Prism's release, "
+                 "unless --set changes its memory. Elsewhere processes reduce a GPU's memory."),
     click.option("--gpu", default=WORLD["gpu"], show_default=True, metavar="KIND", shell_complete=complete(gpu_names),
                  help="Kind of GPU."),
     click.option("--engine", default=WORLD["engine"], show_default=True, metavar="NAME[+FIELD=VALUE...]",
-                 help="Where time passes: a name (bench list) or the path of a .py. Servers that run already: "
-                 "attach+urls=URL[,URL][+key_env=NAME], OpenAI-compatible, models matched by name, else in order."),
-    click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE", help="Host costs."),
-    click.option("--table", type=str, metavar="FILE", help="A cost table of your own."),
+                 help="Simulator or real servers: a name (bench list) or a .py file. For running OpenAI-compatible "
+                 "servers attach+urls=URL[,URL][+key_env=NAME]; models match by name, else in order."),
+    click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE",
+                 help="CPU cost profile of a serving engine (bench list)."),
+    click.option("--table", type=str, metavar="FILE", help="Cost table (bench calibrate writes one)."),
     click.option("--plan", type=click.Choice(["held-out", "window", "trace", "prefix"]), default="held-out",
-                 show_default=True, help="What offline planners see: the half of the trace that the seed does not "
-                 "replay (synthetic: another seed); the window itself, a bound; all of the trace, replayed whole; its "
-                 "first tenth."),
+                 show_default=True, help="Requests that offline planners see: the half of the trace that is not "
+                 "replayed (synthetic: another seed), the replayed window, the trace, or its first tenth."),
     click.option("--assign", type=click.Choice(["released", "shuffled", "square"]), default="released",
                  show_default=True,
-                 help="Which stream goes to which model: as the set says, else by equal names, else in the trace's "
-                 "order or by traffic; shuffled: as each seed draws; square: so that over a Latin square of seeds each "
-                 "of the busiest streams meets each size of model once. Of a trace of your own the output says which "
-                 "rule."),
+                 help="Streams of the models. Released: as the set says, else by equal names, else in the trace's "
+                 "order or by traffic; the output names the rule. Shuffled: by each seed. Square: a Latin square of "
+                 "seeds, where each of the busiest streams meets each size of model once."),
     click.option("--placement", default="", metavar="FILE|SYSTEM",
-                 help="One placement for all systems: a TOML of MODEL = [GPU, ...], or that with which a system "
-                 "starts.  [default: each its own]"),
+                 help="One placement for all systems: a TOML file of MODEL = [GPU, ...], or a system's first one.  "
+                 "[default: each system's own]"),
     click.option("--set", "settings", multiple=True, callback=read_settings, metavar="KEY=VALUE",
                  help="Any other field of a spec, as chunk_tokens=512 (repeat)."),
 )  # fmt: skip

@@ -35,11 +35,11 @@ OF_RUNS = {"trace_sha256", "slo_s", "homes", "measured_on", "workload"}  # keys 
 # Keys whose class has no comment on them, by class: what they are.
 SAID: Mapping[str, Mapping[str, str]] = {
     "Spec": {
-        "preset": "of the system", "gpu": "kind of GPU", "gpus": "how many", "node_gpus": "GPUs of a node",
+        "preset": "preset of the system", "gpu": "kind of GPU", "gpus": "how many", "node_gpus": "GPUs of a node",
         "rate_scale": "multiple of the trace's rate",
-        "scaling": "how the rate is scaled: copies of each stream, each turned by an offset of its own (rotate) or by "
-        "none (replicate); stamps drawn together (time); more clients (clients); the trace at its own stamps (none)",
-        "seed": "of all draws", "host": "host profile", "block_tokens": "tokens of a KV block",
+        "scaling": "how the rate is scaled: copies of each stream, at different offsets (rotate) or none (replicate); "
+        "shorter gaps (time); more clients (clients); not at all (none)",
+        "seed": "seed of all draws", "host": "host profile", "block_tokens": "tokens of a KV block",
         "batch_cap": "most sequences of a step",
         "chunk_tokens": "tokens of a step with chunked prefill; 0: whole prompts",
         "prefill_tokens": "most prompt tokens of a step, where prompts go whole",
@@ -48,7 +48,7 @@ SAID: Mapping[str, Mapping[str, str]] = {
     },
     "SetFile": {"model": "the models", "source": "where the set is from"},
     "Member": {
-        "name": "unique in the set", "shape": "of workloads/shapes.toml", "tp": "GPUs over which it is cut",
+        "name": "unique in the set", "shape": "a shape of workloads/shapes.toml", "tp": "GPUs over which it is cut",
         "stream": "the trace's stream that it gets", "shift_s": "by how much later that stream comes",
         "released": "SLO base that the set's authors released",
     },
@@ -63,20 +63,22 @@ SAID: Mapping[str, Mapping[str, str]] = {
     "ClassFile": {"class": "SLOs by the name of a class",
                   "models": "the class of each pattern of names; the first that matches holds"},
     "Study": {
-        "condition": "what is measured side by side", "paper": "the paper that it is after",
-        "along": "what runs along x",
-        "at": "x", "level": "of attainment, at which curves are compared", "claim": "what is held against the results",
-        "layout": "of the figure and the table",
+        "condition": "settings that are compared", "paper": "the paper that it reproduces",
+        "along": "the field along x",
+        "at": "values of x", "level": "attainment at which curves are compared",
+        "claim": "statements that are compared with the results",
+        "layout": "layout of the figure and the table",
     },
     "Condition": {"name": "unique in the study"},
     "Sample": {"rule": "one of the four above"},
     "Scope": {"seeds": "runs of each point"},
     "Claim": {
-        "what": "one of those above", "system": "whom it is about", "over": "with whom that is compared",
-        "paper": "the paper's number or word", "shape": "of the model that is brought in", "tp": "its GPUs",
+        "what": "one of those above", "system": "the system that it is about",
+        "over": "the system that it is compared with",
+        "paper": "the paper's number or word", "shape": "shape of the loaded model", "tp": "its GPUs",
     },
-    "Table": {"kind": "the GPU that it is of"},
-    "Machine": {"kind": "one word, in figures", "name": "of the card or processor", "steps": "by shape",
+    "Table": {"kind": "the kind of GPU"},
+    "Machine": {"kind": "one word, in figures", "name": "name of the card or processor", "steps": "by shape",
                 "ladder": "by rung", "settings": "fields of a spec that hold on this machine"},
 }  # fmt: skip
 KINDS = {str: "string", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
@@ -112,7 +114,7 @@ def _commands() -> Iterator[str]:
 
 def _command(command: click.Command, words: str, level: str) -> Iterator[str]:
     """Describe a command with its options and examples, and then its subcommands."""
-    arguments = " ".join(one.make_metavar(click.Context(command)) for one in command.params if _argument(one))
+    arguments = " ".join(param.make_metavar(click.Context(command)) for param in command.params if _argument(param))
     yield f"{level} {words}\n"
     yield f"{inspect.cleandoc(command.help or '')}\n"
     yield f"```text\n{words}{f' {arguments}' if arguments else ''} [OPTIONS]\n```\n"
@@ -124,13 +126,13 @@ def _command(command: click.Command, words: str, level: str) -> Iterator[str]:
             yield from _command(inner, f"{words} {name}", f"{level}#")
 
 
-def _argument(one: click.Parameter) -> bool:
-    return isinstance(one, click.Argument)
+def _argument(param: click.Parameter) -> bool:
+    return isinstance(param, click.Argument)
 
 
 def _options(command: click.Command) -> Iterator[str]:
     context = click.Context(command)
-    told = (one.get_help_record(context) for one in command.get_params(context) if isinstance(one, click.Option))
+    told = (param.get_help_record(context) for param in command.get_params(context) if isinstance(param, click.Option))
     yield from table("option,what it does", ((f"`{record[0]}`", _plain(record[1])) for record in told if record))
 
 
@@ -149,16 +151,20 @@ def _systems() -> Iterator[str]:
     yield "# Systems and their options\n"
     yield "`--systems NAME[:PRESET][+FIELD=VALUE...]`, several with commas. [](../systems.md) has their sources.\n"
     for name in system.names():
-        found = system.find(name)
+        policy = system.find(name)
         title = (system.module(name).__doc__ or "").strip().partition("\n")[0]
         yield f"## `{name}`\n"
         yield f"{_plain(title)}\n"
-        takes = declared.domains(found)
+        takes = declared.domains(policy)
         if takes:
-            yield from table("field,default,values", ((f"`{key}`", _value(one.default), _domain(one))
-                                                      for key, one in takes.items()))  # fmt: skip
-        if found.presets:
-            presets = ((_code(f"{name}:{key}"), _setting(preset)) for key, preset in found.presets.items())
+            notes = comments(policy)
+            rows = (
+                (f"`{key}`", _value(domain.default), _domain(domain), _plain(notes.get(key, "")))
+                for key, domain in takes.items()
+            )
+            yield from table("field,default,values,note", rows)
+        if policy.presets:
+            presets = ((_code(f"{name}:{key}"), _setting(preset)) for key, preset in policy.presets.items())
             yield from table("preset,sets", presets)
 
 
@@ -177,7 +183,7 @@ def _toml(value: Any) -> str:
 def _domain(domain: Any) -> str:
     """Return the values of a field in words."""
     if domain.choices:
-        return ", ".join(f"`{_toml(one)}`" for one in domain.choices)
+        return ", ".join(f"`{_toml(choice)}`" for choice in domain.choices)
     if domain.stated:
         return f"{domain.least:g} to {domain.most:g}"
     return KINDS.get(type(domain.default), "string")
@@ -247,20 +253,20 @@ def _form(kind: type, without: Iterable[str] = ()) -> Iterator[str]:
     """Yield the table of the keys of a file that is read as a dataclass."""
     hints, notes = get_type_hints(kind, include_extras=True), comments(kind)
     rows = []
-    for one in fields(kind):
-        if one.name in without or one.name.startswith("_"):
+    for field in fields(kind):
+        if field.name in without or field.name.startswith("_"):
             continue
-        bare = one.default is MISSING and one.default_factory is MISSING
-        default = "required" if bare else _default(one.default)
-        key = one.name.removesuffix("_")
-        what = notes.get(one.name) or SAID.get(kind.__name__, {}).get(key) or _first_line(hints[one.name])
-        rows.append((f"`{key}`", wanted(hints[one.name]), default, _plain(what)))
+        bare = field.default is MISSING and field.default_factory is MISSING
+        default = "required" if bare else _default(field.default)
+        key = field.name.removesuffix("_")
+        what = notes.get(field.name) or SAID.get(kind.__name__, {}).get(key) or _first_line(hints[field.name])
+        rows.append((f"`{key}`", wanted(hints[field.name]), default, _plain(what)))
     yield from table("key,value,default,what it is", rows)
 
 
 def _first_line(hint: Any) -> str:
     """Return the first line of the docstring of a key's dataclass; "" if it has none."""
-    inner = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+    inner = next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None)
     return (inspect.getdoc(inner) or "").partition("\n")[0] if inner is not None else ""
 
 
@@ -274,30 +280,30 @@ def _default(value: Any) -> str:
 def comments(kind: type) -> Mapping[str, str]:
     """Return the comments of a class's fields, at the end of the line or in lines of their own above it."""
     source = inspect.cleandoc("\n" + inspect.getsource(kind))
-    said = {at.start[0]: at.string.lstrip("# ") for at in tokenize.generate_tokens(io.StringIO(source).readline)
+    notes = {at.start[0]: at.string.lstrip("# ") for at in tokenize.generate_tokens(io.StringIO(source).readline)
             if at.type == tokenize.COMMENT}  # fmt: skip
-    lines, found = source.splitlines(), {}
+    lines, by_field = source.splitlines(), {}
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]  # a class
         if not isinstance(node, ast.AnnAssign):
             continue
         above = node.lineno - 1
-        while above in said and lines[above - 1].lstrip().startswith("#"):
+        while above in notes and lines[above - 1].lstrip().startswith("#"):
             above -= 1
         inside = range(above + 1, (node.end_lineno or node.lineno) + 1)
-        texts = [said[line] for line in inside if line in said and not said[line].startswith(("fmt:", "noqa"))]
-        found[ast.unparse(node.target)] = " ".join(texts).replace("None:", "left out:")
-    return found
+        texts = [notes[line] for line in inside if line in notes and not notes[line].startswith(("fmt:", "noqa"))]
+        by_field[ast.unparse(node.target)] = " ".join(texts).replace("None:", "left out:")
+    return by_field
 
 
 def wanted(hint: Any) -> str:
     """Return in words what a key takes, as in `whole number, at least 1`."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return ", ".join([wanted(inner[0]), *(text for one in inner[1:] for text in _bounds(one))])
+        return ", ".join([wanted(inner[0]), *(text for note in inner[1:] for text in _bounds(note))])
     if origin in {Union, UnionType}:
-        return " or ".join(dict.fromkeys(wanted(one) for one in inner if one is not NoneType))
+        return " or ".join(dict.fromkeys(wanted(part) for part in inner if part is not NoneType))
     if origin is Literal:
-        return " or ".join(f'`"{one}"`' for one in inner)
+        return " or ".join(f'`"{value}"`' for value in inner)
     if origin is tuple:
         if get_origin(inner[0]) is tuple and get_args(inner[0])[0] is str:  # pairs, which a file has as a table
             values = get_args(inner[0])[1:]
@@ -309,10 +315,10 @@ def wanted(hint: Any) -> str:
     return KINDS.get(hint, "table")
 
 
-def _bounds(one: Any) -> Iterator[str]:
+def _bounds(note: Any) -> Iterator[str]:
     """Yield in words the bounds that an annotation of a type sets."""
     for name, words in BOUNDS.items():
-        bound = getattr(one, name, None)
+        bound = getattr(note, name, None)
         if bound is not None and bound != sys.maxsize:
             yield words.get(bound, words[None]).format(bound)
 
@@ -325,12 +331,12 @@ def _definitions() -> Iterator[str]:
 
     yield "# Definitions of attainment\n"
     yield "`--definition NAME`. A request that did not end as `done` scores 0 under each of them.\n"
-    for name, one in DEFINITIONS.items():
+    for name, definition in DEFINITIONS.items():
         yield f"## `{name}`\n"
-        yield f"{_paragraphs(one.formula)}\n"
-        needs = "the time of each token" if one.by_token else "the first and the last token"
-        weight = "each token counts alike" if one.pooled else "each request counts alike"
-        judged = " and ".join(part.upper() for part in one.judges) or "no part of the SLO"
+        yield f"{_paragraphs(definition.formula)}\n"
+        needs = "the time of each token" if definition.by_token else "the first and the last token"
+        weight = "each token counts alike" if definition.pooled else "each request counts alike"
+        judged = " and ".join(part.upper() for part in definition.judges) or "no part of the SLO"
         yield f"It reads {judged} of the SLO and needs {needs}; in the mean {weight}.\n"
 
 
@@ -363,14 +369,14 @@ def _models() -> Iterator[str]:
     rows = []
     for name in sets():
         members = model_set(name).members
-        count = dict.fromkeys(one.shape.name for one in members)
-        size = sum(weight_bytes(one.shape, one.tp) * one.tp for one in members) / GIB
+        count = dict.fromkeys(member.shape.name for member in members)
+        size = sum(weight_bytes(member.shape, member.tp) * member.tp for member in members) / GIB
         held = ", ".join(f"{sum(m.shape.name == shape for m in members)} x {shape}" for shape in count)
         rows.append((f"`{name}`", str(len(members)), f"{size:.1f}", held))
     yield from table("set,models,weights GiB,shapes", rows)
     yield "## Shapes\n"
-    rows = [(f"`{name}`", f"{weight_bytes(one) / GIB:.2f}", f"{kv_token_bytes(one) / 1024:g}", str(one.max_tokens))
-            for name, one in shapes().items()]  # fmt: skip
+    rows = [(f"`{name}`", f"{weight_bytes(shape) / GIB:.2f}", f"{kv_token_bytes(shape) / 1024:g}",
+             str(shape.max_tokens)) for name, shape in shapes().items()]  # fmt: skip
     yield from table("shape,weights GiB,KV KiB a token,context tokens", rows)
 
 
@@ -386,10 +392,10 @@ def _gpus() -> Iterator[str]:
     yield from table(
         "kind,card,memory GiB,SMs,bf16 TFLOP/s,HBM TB/s,PCIe GB/s,NVLink GB/s,checked",
         (
-            (_code(one.kind), one.name, f"{one.mem_bytes / GIB:.1f}", str(one.sms), f"{one.flops / 1e12:g}",
-             f"{one.hbm / 1e12:g}", f"{one.h2d / 1e9:g}", f"{one.nvlink / 1e9:g}",
-             ", ".join(host for host, on in checked.pairs().items() if one.kind in on) or "no")
-            for one in kinds
+            (_code(gpu.kind), gpu.name, f"{gpu.mem_bytes / GIB:.1f}", str(gpu.sms), f"{gpu.flops / 1e12:g}",
+             f"{gpu.hbm / 1e12:g}", f"{gpu.h2d / 1e9:g}", f"{gpu.nvlink / 1e9:g}",
+             ", ".join(host for host, on in checked.pairs().items() if gpu.kind in on) or "no")
+            for gpu in kinds
         ),
     )  # fmt: skip
     yield "## Hosts\n"
@@ -398,9 +404,9 @@ def _gpus() -> Iterator[str]:
     yield from table(
         "profile,ms a step,us a sequence,ms of API a request,a step's part is",
         (
-            (_code(name), f"{1e3 * one.host0:.3g}", f"{1e6 * one.host1:.3g}",
-             f"{1e3 * (one.api_in_s + one.api_out_s):.3g}", "added" if one.serial else "hidden behind the GPU")
-            for name, one in hosts
+            (_code(name), f"{1e3 * host.host0:.3g}", f"{1e6 * host.host1:.3g}",
+             f"{1e3 * (host.api_in_s + host.api_out_s):.3g}", "added" if host.serial else "hidden behind the GPU")
+            for name, host in hosts
         ),
     )  # fmt: skip
 
@@ -411,8 +417,8 @@ def _studies() -> Iterator[str]:
     yield "# Studies\n"
     yield "`bench study NAME`. `bench study NAME --dry-run` prints the points of a study and what they cost.\n"
     each = ((name, load.study(name)) for name in load.names())
-    rows = ((_code(name), one.paper or "none", str(len(one.condition)), ", ".join(map(_code, one.systems.values())))
-            for name, one in each)  # fmt: skip
+    rows = ((_code(name), study.paper or "none", str(len(study.condition)),
+             ", ".join(map(_code, study.systems.values()))) for name, study in each)  # fmt: skip
     yield from table("study,after,conditions,systems", rows)
 
 

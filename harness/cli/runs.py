@@ -1,4 +1,4 @@
-"""`bench run`, `plot`, `explain`, `timeline`, `upgrade`: a run made, stored results drawn, explained, kept in form."""
+"""`bench run`, `plot`, `explain`, `timeline` and `upgrade`: make a run, and use stored results."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from harness.report.commands import explain_command, real, short_path
 @click.command(epilog=examples("bench run mine.toml", "bench run mine.toml -o /tmp/out"))
 @click.argument("spec", type=PATH, metavar="SPEC.toml")
 @click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
-@click.option("--record", "keep", is_flag=True, help="Run it anew, and also store each turn of each lane.")
-@click.option("--engine", metavar="NAME", help="Where time passes, in place of the file's.")
+@click.option("--record", "keep", is_flag=True, help="Run again, and store each turn of each lane.")
+@click.option("--engine", metavar="NAME", help="Simulator or real servers, instead of the file's engine.")
 @MOVED
 @LIMIT
 @OUT
@@ -51,7 +51,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     from harness.run.resolve import resolve
     from harness.run.setup import Setup
     from harness.run.spec import as_dict, read
-    from harness.study.bases import ahead, said, slo_target
+    from harness.study.bases import ahead, check_rule, slo_target
     from harness.study.table import scored_alone
 
     folder = real(out or RESULTS)
@@ -60,7 +60,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     try:
         ready = resolve(asked)
         rule = asked.slo or slo_rule("P95", None)
-        said(rule, asked.models)
+        check_rule(rule, asked.models)
         if dry_run:
             click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
             click.echo("".join(f"{line}\n" for line in streams.lines(Setup(ready), every=True)), nl=False, err=True)
@@ -107,7 +107,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
                            "bench list figures"))  # fmt: skip
 @click.argument("folder", type=PATH, required=False)
 @click.option("--figure", "name", type=click.Choice(plots.names()),
-              help="Only this one (bench list figures says what each shows).  [default: all that draw such a folder]",
+              help="Only this figure (bench list figures).  [default: all that fit the folder]",
               )  # fmt: skip
 @click.option("-o", "--out", type=PATH, metavar="STEM",
               help="Path of the figure without its ending.  [default: plots/out/FIGURE-HASH]")  # fmt: skip
@@ -172,8 +172,8 @@ def _slos(table: Path) -> list[str]:
     """Return the SLO rules of a stored sweep."""
     from harness.rows import tidy
 
-    found = set(tidy.stored(table)["slo"].to_pylist())
-    return sorted(found, key=lambda rule: (len(rule), rule))
+    rules = set(tidy.stored(table)["slo"].to_pylist())
+    return sorted(rules, key=lambda rule: (len(rule), rule))
 
 
 def _stale(made: Path) -> str:
@@ -203,8 +203,8 @@ def _stale(made: Path) -> str:
                 stale.add(label)
         except Damaged:
             damaged.add(label)
-    said = {"Stale, made by older sources": stale, "Runs damaged since": damaged}
-    return " ".join(f"{words}: {', '.join(sorted(labels))}." for words, labels in said.items() if labels)
+    labelled = {"Stale, made by older sources": stale, "Runs damaged since": damaged}
+    return " ".join(f"{words}: {', '.join(sorted(labels))}." for words, labels in labelled.items() if labels)
 
 
 @click.command(epilog=examples(
@@ -214,14 +214,16 @@ def _stale(made: Path) -> str:
     "bench explain results/arena-chat-3f9c01ab --misses --system static  # at each of its rates",
 ))  # fmt: skip
 @click.argument("run", type=PATH)
-@click.option("--request", type=click.IntRange(0), metavar="ID", help="One request in order of time.")
-@click.option("--misses", is_flag=True, help="All misses: what they were made of.")
-@click.option("--system", metavar="LABEL", help="Of a comparison, one system at each rate.")
+@click.option("--request", type=click.IntRange(0), metavar="ID", help="Explain one request, in order of time.")
+@click.option("--misses", is_flag=True, help="Explain all SLO misses, by cause.")
+@click.option("--system", metavar="LABEL", help="For a comparison: one system at each rate.")
 @click.option("-o", "--out", type=PATH, metavar="STEM",
-              help="Of a comparison, also draw it: as PDF, PNG and the CSV of its points.")  # fmt: skip
-@click.option("--slo", metavar="RULE", help="Instead of the SLO by which a comparison judged the run.")
-@click.option("--slo-scale", type=Number(), metavar="X", help="Times the base.  [default: 5; of seconds 1]")
-@click.option("--definition", type=DEFINITION, help="Of a miss.  [default: both; e2e for an SLO by solo latency]")
+              help="For a comparison: also draw a figure, as PDF, PNG and CSV.")  # fmt: skip
+@click.option("--slo", metavar="RULE", help="SLO, instead of the one that the comparison used.")
+@click.option("--slo-scale", type=Number(), metavar="X", help="Multiple of the base.  [default: 5; 1 for seconds]")
+@click.option(
+    "--definition", type=DEFINITION, help="Definition of a miss.  [default: both; e2e for an SLO by solo latency]"
+)
 @ALL
 def explain(
     *,
@@ -249,7 +251,7 @@ def explain(
     from harness.study import judged
     from harness.study.misses import is_sweep
 
-    folder = next((one for one in (run, RESULTS / run) if is_sweep(one)), None)
+    folder = next((path for path in (run, RESULTS / run) if is_sweep(path)), None)
     if folder is not None:
         if request is not None or slo is not None or not misses:
             raise UserError(
@@ -298,12 +300,12 @@ def explain(
 ))  # fmt: skip
 @click.argument("run", type=PATH)
 @click.option("-o", "--out", type=TARGET, metavar="FILE",
-              help="A .json, or compressed a .json.gz.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
+              help="A .json or .json.gz file.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
 def timeline(run: Path, out: Path | None) -> None:
     """Write a stored run as a trace for Perfetto.
 
-    Lanes, turns, links, memory, requests. The run is made again from its spec, which a simulated run alone allows. A
-    span of decode steps is one slice.
+    It shows lanes, turns, links, memory and requests; a span of decode steps is one slice. The run is repeated from its
+    spec, so it must be a simulated one.
     """
     from harness.policy.types import UserError
     from harness.rows import record
@@ -317,30 +319,30 @@ def timeline(run: Path, out: Path | None) -> None:
     table = record.read(run)
     with Terminal("request") as teller:
         trace = retrace.retrace(run, table, teller=teller)
-    found = trace_event.events(trace, table)
+    events = trace_event.events(trace, table)
     facts = {"run": run.name, "spec": about["spec"], "fidelity": about["fidelity"], "window_starts_us":
              round(-trace.start_s * 1e6, 3)}  # fmt: skip
-    record.write_bytes(path, trace_event.document(found, facts, path))
+    record.write_bytes(path, trace_event.document(events, facts, path))
     span = f"{trace.end_s - trace.start_s:.0f} s, {table.num_rows:,} requests on {len(trace.gpu_bytes)} GPUs"
-    click.echo(f"{short_path(path)}: {len(found):,} events of {span}; open it at https://ui.perfetto.dev")
+    click.echo(f"{short_path(path)}: {len(events):,} events of {span}; open it at https://ui.perfetto.dev")
 
 
 @click.command(epilog=examples("bench upgrade", "bench upgrade /data/results"))
 @click.argument("results", type=PATH, required=False)
 def upgrade(results: Path | None) -> None:
-    """Rewrite results of earlier releases with today's names.
+    """Rewrite results of earlier releases with current names.
 
-    Of columns, of measures, and of runs whose spec names files: these enter a run's name by their content, not by where
-    they lie. Every command reads results of earlier releases also without this.
+    Columns, measures, and runs whose spec names files get new names: a file counts by its content, not by its path.
+    Every command reads results of earlier releases without this too.
     """
     from harness.run.upgrade import upgrade
 
     folder = results or RESULTS
     with Terminal() as teller:
-        found = upgrade(folder, teller.progress)
-    for old, new in found.names.items():
+        upgraded = upgrade(folder, teller.progress)
+    for old, new in upgraded.names.items():
         click.echo(f"{old} is {new}")
-    click.echo(f"{short_path(folder)}: {found.files} files rewritten, {len(found.names)} runs renamed")
+    click.echo(f"{short_path(folder)}: {upgraded.files} files rewritten, {len(upgraded.names)} runs renamed")
 
 
 def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None, every: bool) -> None:
@@ -351,21 +353,21 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
     from harness.study import misses
 
     with Terminal() as teller:
-        found = misses.of_sweep(sweep, definition=definition, system=system, teller=teller)
-    of = f"of {system} at each rate" if system else f"at rate scale {found.rows[0].rate_scale:g}"
-    runs = max(one.runs for one in found.rows)
+        causes = misses.of_sweep(sweep, definition=definition, system=system, teller=teller)
+    of = f"of {system} at each rate" if system else f"at rate scale {causes.rows[0].rate_scale:g}"
+    runs = max(row.runs for row in causes.rows)
     seeds = f"{runs} seeds together" if runs > 1 else "one seed"
     by = "rate" if system else "system"
-    of_what = f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds}"
-    table = words.lines(found.rows, by, every=every)
-    screen([*words.answer(found.rows, by), of_what, *table], every=every)
+    of_what = f"{short_path(sweep)} · SLO {causes.rule} ({causes.definition}) · misses {of}, {seeds}"
+    table = words.lines(causes.rows, by, every=every)
+    screen([*words.answer(causes.rows, by), of_what, *table], every=every)
     if out is None:
         return
     from plots import fig_causes
 
     again = ["bench", "explain", short_path(sweep), "--misses", *(["--system", system] if system else [])]
     stem = out.with_suffix("") if out.suffix in {".pdf", ".png", ".csv"} else out
-    for path in fig_causes.render(fig_causes.frame(found.rows), found.scored, found.definition, real(stem),
+    for path in fig_causes.render(fig_causes.frame(causes.rows), causes.scored, causes.definition, real(stem),
                                   shlex.join(again)):  # fmt: skip
         click.echo(short_path(path))
 

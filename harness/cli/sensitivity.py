@@ -13,6 +13,7 @@ from harness.cli.compare import compared, stem_of
 from harness.cli.options import (
     DEFINITION,
     FIGURES,
+    JSON_PROGRESS,
     LIMIT,
     OUT,
     RESULTS,
@@ -29,7 +30,7 @@ from harness.cli.options import (
     system_names,
 )  # fmt: skip
 from harness.cli.study import dry
-from harness.cli.terminal import Terminal
+from harness.cli.terminal import teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -46,21 +47,22 @@ if TYPE_CHECKING:
               help="As in bench compare; of more than two, the first two by its table.")  # fmt: skip
 @SETTING
 @click.option("--rate-scale", "rates", callback=read_rates, metavar="LIST",
-              help="Rates of the comparison; at the one where the two differ most, constants are varied.  "
+              help="Rates of the comparison; constants vary at the one where the two systems differ most.  "
               "[default: around the knee]")  # fmt: skip
 @SCALING
 @SLO
-@click.option("--definition", type=DEFINITION, help="Attainment that is compared.  [default: as bench compare]")
+@click.option("--definition", type=DEFINITION, help="Definition of attainment.  [default: as bench compare]")
 @SEEDS
-@click.option("--controls", is_flag=True, help="As in bench compare; controls do not contend.")
+@click.option("--controls", is_flag=True, help="Add controls, as bench compare does; they are not ranked.")
 @click.option("--constants", metavar="LIST", help="Only these: pcie, nvlink, net, disk, swap, co_run, step, process, "
               "reserve, sharing.")  # fmt: skip
 @click.option("--knee", is_flag=True,
               help="Compare the rates at which 99 % is met, over all rates, instead of attainment at one.")  # fmt: skip
-@click.option("--no-plot", is_flag=True, help="No figure.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the constants and the estimated time; run nothing.")
 @LIMIT
 @WORKERS
+@JSON_PROGRESS
 @OUT
 def sensitivity(
     *,
@@ -77,14 +79,15 @@ def sensitivity(
     no_plot: bool,
     dry_run: bool,
     workers: int | None,
+    machine: bool,
     out: Path | None,
     **setting: Any,
 ) -> None:
-    """Find the machine's constants that turn an order.
+    """Find constants of the machine that reverse an order.
 
-    Constants of the machine are halved and doubled, one by one: which of them turns the order of two systems? SLOs stay
-    in seconds what they are on the machine as it is. The sentence that comes out is kept beside the comparison of the
-    same systems, rates and seeds, and stands under its figure.
+    Each constant is halved and doubled, to see if that reverses the order of two systems. SLOs keep the seconds of the
+    unchanged machine. The result is kept beside the comparison of the same systems, rates and seeds, and its figure
+    repeats it.
     """
     from harness.policy.types import UserError
     from harness.study.compare import silent
@@ -103,12 +106,12 @@ def sensitivity(
     if dry_run:
         _dry(asked, specs, only, folder)
         return
-    with Terminal() as teller:
+    with teller(machine=machine) as told:
         changes_of(specs, only)  # a mistake shows before anything is run
-        base = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=teller)
-        found = vary(base, folder, silent=silent(asked.systems), only=only, knee=knee,
-                                          workers=workers, teller=teller)  # fmt: skip
-    click.echo("\n".join(lines(found)))
+        base = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told)
+        varied = vary(base, folder, silent=silent(asked.systems), only=only, knee=knee,
+                                          workers=workers, teller=told)  # fmt: skip
+    click.echo("\n".join(lines(varied)))
     sys.stdout.flush()
     shown = [base.folder]
     if not no_plot:
@@ -126,9 +129,9 @@ def _dry(asked: Study, specs: Sequence[Spec], only: Collection[str] | None, out:
 
     changes, left = settings(specs, only)
     rows = [("constant", "value", "changes", "what it is")]
-    for one in constants(specs):
-        said = ", ".join(change.said for change in changes if change.constant == one.name)
-        rows.append((one.name, one.value, said or f"none: {left[one.name]}", one.means))
+    for constant in constants(specs):
+        changed = ", ".join(change.said for change in changes if change.constant == constant.name)
+        rows.append((constant.name, constant.value, changed or f"none: {left[constant.name]}", constant.means))
     click.echo("\n".join(aligned(rows)))
     dry(asked, False, out)
     click.echo(f"then {len(changes)} changes, each with the runs of two systems at one rate (--knee: at all)")

@@ -50,28 +50,28 @@ if TYPE_CHECKING:
                 shell_complete=complete(lambda: stems("harness/study/studies")))  # fmt: skip
 @click.option("--only", metavar="LIST", help="Only these conditions, separated by semicolons.")
 @click.option("--full", is_flag=True, help="More conditions, points and seeds.")
-@click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Runs of each point, instead of the study's.")
+@click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Seeds of each point, instead of the study's.")
 @ENOUGH
 @click.option("--systems", metavar="LIST", shell_complete=complete(system_names, many=True),
-              help="Instead of the study's; the first one is its own.")  # fmt: skip
+              help="Systems, instead of the study's; the first is the one under study.")  # fmt: skip
 @click.option(
-    "--traces", metavar="LIST", shell_complete=complete(trace_names, many=True), help="Instead of the study's."
+    "--traces", metavar="LIST", shell_complete=complete(trace_names, many=True), help="Traces, instead of the study's."
 )
-@click.option("--models", metavar="LIST", help="Of the study's model sets only these; or instead of its only one.")
+@click.option("--models", metavar="LIST", help="Only these of the study's model sets, or another set for its only one.")
 @click.option("--engine", default="sim", show_default=True, metavar="NAME",
-              help="Simulator, or real servers (bench list); what it cannot run is told.")  # fmt: skip
+              help="Simulator or real servers (bench list); reports the runs it lacks.")  # fmt: skip
 @click.option("--gpus", type=click.IntRange(1, 4096), metavar="N",
-              help="Of --engine: how many there are.  [default: 1]")  # fmt: skip
-@click.option("--table", metavar="FILE", help="Of --engine: its cost table (bench calibrate writes one).")
+              help="Number of GPUs of --engine.  [default: 1]")  # fmt: skip
+@click.option("--table", metavar="FILE", help="Cost table of --engine (bench calibrate writes one).")
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
-@click.option("--no-plot", is_flag=True, help="No figure.")
-@click.option("--all", "every", is_flag=True, help="Print all that is known: intervals, other definitions, claims.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure.")
+@click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @LIMIT
 @WORKERS
 @JSON_PROGRESS
 @click.option("-o", "--out", type=PATH, metavar="DIR",
-              help="Where runs (and then the figure) go.  [default: results/NAME]")  # fmt: skip
+              help="Folder for runs, and for the figure.  [default: results/NAME]")  # fmt: skip
 def study(
     *,
     name: str | None,
@@ -154,8 +154,8 @@ def _list() -> None:
 
     rows = [("study", "layout", "conditions", "systems", "after")]
     for name in studies.names():
-        one = studies.study(name)
-        rows.append((name, one.layout, str(len(one.condition)), str(len(one.systems)), one.paper))
+        entry = studies.study(name)
+        rows.append((name, entry.layout, str(len(entry.condition)), str(len(entry.systems)), entry.paper))
     click.echo("\n".join(aligned(rows)))
 
 
@@ -175,7 +175,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     from harness.run import realtime, streams, sweep
     from harness.run.setup import Failed
     from harness.study import grid
-    from harness.study.bases import TUNING_SEEDS, Ahead, ahead, said
+    from harness.study.bases import TUNING_SEEDS, Ahead, ahead, check_rule
 
     known, total, runs, failed = sweep.speeds(out), 0.0, 0, dict[str, str]()
     rows = [("condition", "system", "gpus", "along", "x", "runs", "time")]
@@ -186,12 +186,12 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     for panel in panels:
         here = dict.fromkeys(grid.rule(left, panel, scale) for scale in grid.scales(left, panel))
         for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
-            said(rule, models)
+            check_rule(rule, models)
         based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())
-        own = {rule: ahead(based, rule, out) for rule in here}
-        rules |= own
+        aheads = {rule: ahead(based, rule, out) for rule in here}
+        rules |= aheads
         seeds = len(panel.seeds)
-        drain_s = max((one.drain_s or math.inf for one in own.values()), default=math.inf)
+        drain_s = max((before.drain_s or math.inf for before in aheads.values()), default=math.inf)
         sample = grid.Grid(left, full, (panel,)).sample(panel)
         for name, spec in panel.specs.items():
             try:
@@ -215,9 +215,9 @@ def dry(asked: Study, full: bool, out: Path) -> None:
         click.echo(line)
     shown = [column for column in zip(*rows, strict=True) if any(column[1:])]
     click.echo("\n".join(aligned(zip(*shown, strict=True))))
-    for rule, one in rules.items():
+    for rule, before in rules.items():
         base = f": {len(TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
-        click.echo(f"SLO {rule}{base}" + (f", {realtime.told(one.bases)} of real time" if one.bases else ""))
+        click.echo(f"SLO {rule}{base}" + (f", {realtime.told(before.bases)} of real time" if before.bases else ""))
     for name, lacks in never.items():
         click.echo(f"{name} is not run: {lacks}")
     how = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
@@ -233,7 +233,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
 
 
 class _Cost(NamedTuple):
-    """What a curve takes for one seed."""
+    """Cost of a curve for one seed."""
 
     gpus: int
     xs: str
@@ -255,11 +255,11 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float], 
     most = max((_rate_scale(panel, spec, x) for x in panel.xs), default=spec.rate_scale)
     ready = resolve(replace(spec, slo="", rate_scale=most))
     scaled = [replace(ready, rate_scale=_rate_scale(panel, spec, x)) for x in xs]
-    each = [sweep.estimate_s(one, known) for one in scaled]
+    each = [sweep.estimate_s(run, known) for run in scaled]
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
     points = max(len(xs), sample.points) if panel.xs else 2 * len(xs)
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")
-    spans = [] if realtime.span(ready) is None else [span for one in scaled if (span := realtime.span(one, drain_s))]
+    spans = [] if realtime.span(ready) is None else [span for run in scaled if (span := realtime.span(run, drain_s))]
     return _Cost(
         ready.gpus, text if panel.xs else "knee", points, searched, sum(each) * points / len(xs),
         list(islice(cycle(spans), points if spans else 0)), realtime.lacking(ready) if spans else "",

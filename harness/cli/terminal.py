@@ -1,4 +1,4 @@
-"""How a long command goes on: lines and a bar on stderr."""
+"""Progress of a long command: lines and a bar on stderr."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -15,9 +16,12 @@ import click
 
 ROOM = 100  # characters of a line where the width of the terminal is not known
 PROGRESS_HZ = 4
+TICK_S = 1.0  # a bar's clock moves at least so often, however long a step takes
+COUNTS = 52  # characters of a bar that are not its name
 LINE_S, OFTEN_S = 20.0, 1.0  # between two lines where no bar is; where all is told
+FIRST_S = 5.0  # after which a stage has a line where no bar is: an error before it is the only line
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
-STAGES = frozenset({"compile", "scores"})  # phases of which nothing is kept when the user interrupts
+STAGES = frozenset({"planning", "compile", "scores"})  # phases of which nothing is kept when the user interrupts
 UP = "\x1b[{}A\x1b[J"  # so many lines up, and nothing below
 MANY = 20  # runs: of fewer it is not said how many are stored
 
@@ -40,6 +44,14 @@ def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> No
         click.echo(line)
 
 
+def prose(line: str) -> None:
+    """Print a line; on a terminal it is folded between words."""
+    from harness.report.text_table import brief
+
+    for part in brief([line], every=not sys.stdout.isatty(), room=room()):
+        click.echo(part)
+
+
 class Terminal:
     """Tells the user how a sweep goes on: lines on stderr, and a bar; where nobody watches, a line now and then.
 
@@ -49,7 +61,8 @@ class Terminal:
     def __init__(self, unit: str = "run") -> None:
         self._unit = unit
         self._bar: Any = None
-        self._phase = ""
+        self._at = ("", 0, 0)  # the phase, what is done of it, and all of it
+        self._stage_s, self._stage_told = 0.0, False  # when the stage began; it has had a line
         self._level = LEVEL.get()
         self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI")) or bool(self._level)
         self._line_s, self._zero = OFTEN_S if self._level == "verbose" else LINE_S, time.monotonic()
@@ -58,6 +71,7 @@ class Terminal:
         self._shown: list[str] = []  # above the bar
         self._kept_of = "runs"
         self.kept: tuple[int, int] = (0, 0)
+        self._lock, self._over = threading.RLock(), threading.Event()
 
     @property
     def redraws(self) -> bool:
@@ -67,19 +81,21 @@ class Terminal:
 
     def say(self, line: str) -> None:
         """Print one line."""
-        self._told = time.monotonic()
-        shown = self._wiped()
-        if self._level != "quiet":
-            clock = f"{self._told - self._zero:7.1f} s  " if self._level == "verbose" else ""
-            click.echo(clock + line, err=True)
-        self._draw(shown)
+        with self._lock:
+            self._told = time.monotonic()
+            shown = self._wiped()
+            if self._level != "quiet":
+                clock = f"{self._told - self._zero:7.1f} s  " if self._level == "verbose" else ""
+                click.echo(clock + line, err=True)
+            self._draw(shown)
 
     def show(self, lines: Iterable[str]) -> None:
         """Put lines above the bar, in place of those that were shown before, where that can be done."""
         if self.redraws:
             room = shutil.get_terminal_size()
-            self._wiped()
-            self._draw([line[: room.columns - 1] for line in lines][: room.lines - 2])
+            with self._lock:
+                self._wiped()
+                self._draw([line[: room.columns - 1] for line in lines][: room.lines - 2])
 
     def _wiped(self) -> list[str]:
         """Take the bar and what is shown away; returns that."""
@@ -99,27 +115,54 @@ class Terminal:
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Move the bar of a phase; a new phase starts a new one."""
-        now = time.monotonic()
-        if what != self._phase:
-            self.close()
-            self._begun = (done, now)
-            if 0 < done < total >= MANY and self._unit == "run" and not self._worked:  # else by this command
-                self.say(f"{what}: {done:,} of {total:,} are stored")
-        self._worked |= done > self._begun[0]
-        self._phase = what
-        if what not in STAGES:
-            self._kept_of, self.kept = what, (done, total)
-        if self._quiet or done == total:
-            self.close()
-            if done < total and now - self._told >= self._line_s:
-                self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}")
-            return
+        with self._lock:
+            now = time.monotonic()
+            if what != self._at[0]:
+                self.close()
+                if _stage(what) != _stage(self._at[0]):
+                    self._stage_s, self._stage_told = now, False
+                self._begun = (done, now)
+                if 0 < done < total >= MANY and self._unit == "run" and not self._worked:  # else by this command
+                    self._stage_told = True
+                    self.say(f"{what}: {done:,} of {total:,} are stored")
+            self._worked |= done > self._begun[0]
+            self._at = (what, done, total)
+            if what not in STAGES:
+                self._kept_of, self.kept = what, (done, total)
+            if self._quiet or done == total:
+                self.close()
+                self._tell(now)
+            else:
+                self._move(what, done, total)
+
+    def _move(self, what: str, done: int, total: int) -> None:
+        """Move the bar, as wide as the terminal is now."""
+        columns = shutil.get_terminal_size().columns
         if self._bar is None:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, initial=done, desc=what, unit=self._unit, mininterval=1 / PROGRESS_HZ,
-                             leave=False, file=sys.stderr, dynamic_ncols=True)  # fmt: skip
+            name = what if len(what) <= (most := max(columns - COUNTS, COUNTS // 3)) else what[: most - 1] + "…"
+            self._bar = tqdm(total=total, initial=done, desc=name, unit=self._unit, mininterval=1 / PROGRESS_HZ,
+                             leave=False, file=sys.stderr, ncols=columns, nrows=2)  # fmt: skip
+        self._bar.ncols = columns
         self._bar.update(done - self._bar.n)
+
+    def _tell(self, now: float) -> None:
+        """Print how far the phase is where that is due: early in a stage, and then now and then."""
+        what, done, total = self._at
+        early = not self._stage_told and now - self._stage_s >= FIRST_S
+        if done < total and (early or now - self._told >= self._line_s):
+            self._stage_told = True
+            self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}" if total > 1 else f"{what} ...")
+
+    def _ticks(self) -> None:
+        """Move the clock of the bar, or tell how far it is, while a step takes long."""
+        while not self._over.wait(TICK_S):
+            with self._lock:
+                if self._bar is not None:
+                    self._bar.refresh()
+                elif self._quiet:
+                    self._tell(time.monotonic())
 
     def _left(self, done: int, total: int, now: float) -> str:
         """Estimate how long the rest of a phase takes, once some of it was done."""
@@ -130,14 +173,18 @@ class Terminal:
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        with self._lock:
+            if self._bar is not None:
+                self._bar.close()
+                self._bar = None
 
     def __enter__(self) -> Self:
+        if self._level != "quiet":
+            threading.Thread(target=self._ticks, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._over.set()
         self.close()
         self._wiped()
         if kind is KeyboardInterrupt and self._unit == "run":
@@ -156,9 +203,10 @@ class Machine(Terminal):
     def progress(self, what: str, done: int, total: int) -> None:
         """Print how far a phase is: {"stage", "done", "total", "left_s"}, the last one null while nothing tells it."""
         now = time.monotonic()
-        first = what != self._phase
+        first = what != self._at[0]
         if first:
-            self._phase, self._begun = what, (done, now)
+            self._begun = (done, now)
+        self._at = (what, done, done)  # nothing is left to tell in words
         if what not in STAGES:
             self._kept_of, self.kept = what, (done, total)
         if first or done == total or now - self._told >= 1 / PROGRESS_HZ:
@@ -166,6 +214,11 @@ class Machine(Terminal):
             stood, since = self._begun
             left_s = round((now - since) / (done - stood) * (total - done), 1) if done > stood else None
             click.echo(json.dumps({"stage": what, "done": done, "total": total, "left_s": left_s}), err=True)
+
+
+def _stage(phase: str) -> str:
+    """Return the stage that a phase is of: its rounds are told apart behind a comma."""
+    return phase.partition(",")[0]
 
 
 def teller(*, machine: bool) -> Terminal:

@@ -44,8 +44,8 @@ INVALID = "Runs that did not measure their servers are left out."
 @click.group(
     "list", invoke_without_command=True, epilog=examples("bench list", "bench list --matrix", "bench list traces")
 )
-@click.option("--matrix", is_flag=True, help="Instead: which preset runs on which engine, and what else lacks.")
-@click.option("--markdown", is_flag=True, help="With --matrix: as the page docs/matrix.md.")
+@click.option("--matrix", is_flag=True, help="Show which preset runs on which engine, and what others lack.")
+@click.option("--markdown", is_flag=True, help="With --matrix: print the page docs/matrix.md.")
 @ALL
 @click.pass_context
 def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> None:
@@ -66,8 +66,8 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
     from harness.run import matrix as cells
 
     if matrix:
-        found = list(cells.rows())
-        click.echo(cells.page(found) if markdown else "\n".join(cells.lines(found)), nl=not markdown)
+        rows = list(cells.rows())
+        click.echo(cells.page(rows) if markdown else "\n".join(cells.lines(rows)), nl=not markdown)
         return
     from harness.engines.costs import quantities
     from harness.loop import system
@@ -96,7 +96,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
         short.append((name, _runs_on(dict(zip(engines, marks, strict=True))), what))
     beside = sum(runs_on != SIM for _, runs_on, _ in short[1:])
     answer = f"{len(systems)} systems; all but {beside} run on the simulator alone (sim)"
-    left = WIDTH - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
+    left = min(WIDTH, room()) - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
     brief = [(*line, clause(what, left)) for *line, what in short]
     needs = [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
     kinds, hosts = ", ".join(quantities.gpu_kinds()), ", ".join(quantities.hosts())
@@ -108,7 +108,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
         return
     signs = "+ N real: and on N engines in real time; in part: with some presets. bench list --matrix names them."
     lack = ", ".join(name for name, made in engines.items() if made.lacks)
-    here = [f"engines that cannot run here as things are: {lack} (--all says what they need)"] if lack else []
+    here = [f"engines that cannot run here now: {lack} (--all says what they need)"] if lack else []
     more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, names, after]
     screen([answer, *aligned(brief), signs], tail=more, every=False)
 
@@ -117,8 +117,8 @@ def _runs_on(marks: Mapping[str, str]) -> str:
     """Return the engines of a system in few words, from a mark for each engine."""
     real = sum(mark == "yes" for name, mark in marks.items() if name != SIM)
     part = sum(mark == "in part" for mark in marks.values())
-    said = [SIM] * (marks.get(SIM) == "yes") + [f"{real} real"] * bool(real) + [f"{part} in part"] * bool(part)
-    return " + ".join(said) or "none"
+    parts = [SIM] * (marks.get(SIM) == "yes") + [f"{real} real"] * bool(real) + [f"{part} in part"] * bool(part)
+    return " + ".join(parts) or "none"
 
 
 @list_.command(epilog=examples("bench list traces", "bench list traces --all"))
@@ -146,10 +146,10 @@ def traces(*, every: bool) -> None:
     folder = os.environ.get("TRACES_DIR", "")
     logs = readers.logs(Path(folder)) if folder else {}
     files = sum(map(len, logs.values()))
-    found = (
-        f"{files} public logs lie in TRACES_DIR" if folder else "TRACES_DIR is not set, so no public log is looked for"
+    public = (
+        f"{files} public logs lie in TRACES_DIR" if folder else "TRACES_DIR is not set, so no public logs are listed"
     )
-    answer = f"{len(lines) - 1 - len(absent)} of {len(lines) - 1} traces are here; {found}"
+    answer = f"{len(lines) - 1 - len(absent)} of {len(lines) - 1} traces are here; {public}"
     signs = "drawn: made for each seed. replayed: real requests; composed: of real counts; synthetic: fitted."
     converts = [_converts(name, path, Path(folder)) for name, of in logs.items() for path in of]
     after = f"next: bench trace stats {lines[1][0]}"
@@ -161,7 +161,7 @@ def traces(*, every: bool) -> None:
     some = [heads, *((name, str(len(of)), str(of[0].relative_to(folder))) for name, of in logs.items())]
     fetch = [f"not here: {', '.join(absent)} (--all says how to fetch each)"] if absent else []
     more = [*fetch, "licences in full, what each trace is, readers, every log: --all", after]
-    cut = [(*line[:6], line[6].partition(" (")[0]) for line in lines]
+    cut = [(line[0].replace("/M-RATE-IN-OUT", "/..."), *line[1:6], line[6].partition(" (")[0]) for line in lines]
     screen([answer, *aligned(cut), signs, *(aligned(some) if logs else ())], tail=more, every=False)
 
 
@@ -204,19 +204,19 @@ def definitions() -> None:
 ))  # fmt: skip
 @click.argument("system", required=False, shell_complete=complete(system_names), metavar="[NAME|FILE.py]")
 @click.option("--engine", metavar="NAME|FILE.py", help="Test an engine instead of a system.")
-@click.option("--full", is_flag=True, help="Every workload, also the long ones.")
-@click.option("--law", metavar="LAW", help="Only one law ...")
-@click.option("--case", metavar="CASE", help="... or one workload, as a failure's line repeats it.")
-@click.option("--all", "every", is_flag=True, help="Every system of this folder's systems/.")
-@click.option("--store", is_flag=True, help="Write what passed into systems/checked.toml.")
+@click.option("--full", is_flag=True, help="Run every workload, also the long ones.")
+@click.option("--law", metavar="LAW", help="Test only this law.")
+@click.option("--case", metavar="CASE", help="Test only this workload, by the name that a failure prints.")
+@click.option("--all", "every", is_flag=True, help="Test every system in systems/.")
+@click.option("--store", is_flag=True, help="Write the systems that pass into systems/checked.toml.")
 def check(
     *, system: str | None, engine: str | None, full: bool, law: str | None, case: str | None, every: bool, store: bool
 ) -> None:
     """Test that a system keeps the rules.
 
-    No lost request, no peeking, nothing undeclared, the same bytes twice. Systems are tried in the simulator; an engine
-    with scripted policies. Until a system's file has passed whole, and whenever it is changed, bench compare, study and
-    tune mark a file given by its path `unchecked`.
+    It tests that no request is lost, no future is seen, all options are declared, and runs repeat byte by byte. Systems
+    run in the simulator; an engine runs scripted policies. Until it has passed every test as it is now, a file given by
+    its path is marked `unchecked` by bench compare, study and tune.
     """
     from harness.check.check import check as conform
     from harness.check.engine import check as conform_engine
@@ -235,7 +235,7 @@ def check(
     passed, broken = {}, False
     for name in systems.names() if every else [system or ""]:
         if store and name not in systems.names():
-            raise UserError(f"{name} is none of systems/: what it passes is kept without --store")
+            raise UserError(f"{name} is not in systems/: what it passes is kept without --store")
         content = vetted.content(name)
         if failures := conform(name, quick=not full, only=law, case=case):
             broken = True
@@ -260,14 +260,14 @@ def _keep(content: str) -> None:
     try:
         vetted.keep(content)
     except OSError as error:
-        click.echo(f"not kept, so comparisons go on to say `unchecked`: {error}", err=True)
+        click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
 
 
 def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
     """Print what a check found; the last one ends the command where laws are broken."""
-    for one in failures:
-        at = "" if one.event is None else f" (event {one.event})"
-        click.echo(f"{one.law}: {one.message}{at}\n  repeat: {one.command}")
+    for failure in failures:
+        at = "" if failure.event is None else f" (event {failure.event})"
+        click.echo(f"{failure.law}: {failure.message}{at}\n  repeat: {failure.command}")
     broken = f"{len(failures)} laws broken" if len(failures) > 1 else "one law broken"
     click.echo(f"{name}: {broken if failures else 'all laws hold'}")
     if failures and last:
@@ -283,19 +283,18 @@ def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
 @click.option("--engine", metavar="NAME", help="Measure the servers of an engine, one alone and four side by side."
               )  # fmt: skip
 @click.option("--models", default="llama-small", show_default=True, metavar="SHAPES",
-              help="Of --engine: shapes of workloads/shapes.toml, with commas.")  # fmt: skip
+              help="With --engine: shapes of workloads/shapes.toml, with commas.")  # fmt: skip
 @MOVED
 @click.option("--slots", type=click.IntRange(1), metavar="N",
-              help="Of --engine: most requests that a server steps together.  [default: the engine's]")  # fmt: skip
+              help="With --engine: largest batch of a server.  [default: the engine's]")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
-              help="Of --engine: how often all is measured, so that a host that changes its speed is met at several "
-              "times.")  # fmt: skip
+              help="With --engine: how often all is measured, for hosts whose speed varies.")  # fmt: skip
 @click.option("--from", "folder", type=PATH, metavar="FOLDER",
-              help="Instead: results of `make gpu`.")  # fmt: skip
+              help="Read results of `make gpu` instead of running servers.")  # fmt: skip
 @click.option("--gpu", "kind", shell_complete=complete(gpu_names), metavar="KIND",
-              help="The table to start from.  [default: by the card's name]")  # fmt: skip
+              help="Table to start from.  [default: by the card's name]")  # fmt: skip
 @click.option("-o", "--out", type=PATH, metavar="PATH",
-              help="With --from a file, else a folder.  [default: FOLDER/KIND-measured.toml; results/ENGINE]",
+              help="A file with --from, else a folder.  [default: FOLDER/KIND-measured.toml; results/ENGINE]",
               )  # fmt: skip
 def calibrate(
     *,
@@ -309,7 +308,7 @@ def calibrate(
 ) -> None:
     """Measure the cost table of an engine's servers, or of a GPU.
 
-    Servers are measured now, and what stands in the folder is not measured again.
+    Servers are measured now; measurements that the folder holds are not repeated.
     """
     from harness.engines.costs import calibrate as calibration
     from harness.policy.fields import asked
@@ -335,15 +334,15 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
     fields = {name: value for name, value in given.items() if value}
     names = tuple(dict.fromkeys(name.strip() for name in models.split(",")))
     with Terminal("measurement") as teller:
-        found = calibrate(engine, names, folder, teller.say, rounds, **fields)
-    for note in found.notes:
+        fitted = calibrate(engine, names, folder, teller.say, rounds, **fields)
+    for note in fitted.notes:
         click.echo(note)
     stem = folder / "calibrate"
     command = f"bench calibrate --engine {engine} -o {short_path(folder)}"
-    paths = fig_calibrate.render(found.points, stem, command, f"Real: {found.machine}. Fitted: the cost table.")
+    paths = fig_calibrate.render(fitted.points, stem, command, f"Real: {fitted.machine}. Fitted: the cost table.")
     click.echo(" · ".join(short_path(path) for path in paths))
-    click.echo(f"wrote {short_path(found.table)} (--table takes it)")
-    click.echo(f"next: bench validate --engine {engine} --table {short_path(found.table)}")
+    click.echo(f"wrote {short_path(fitted.table)} (--table takes it)")
+    click.echo(f"next: bench validate --engine {engine} --table {short_path(fitted.table)}")
 
 
 @click.command(epilog=examples(
@@ -352,41 +351,43 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
 ))  # fmt: skip
 @click.argument("folder", type=PATH, required=False, envvar="MEASURED_DIR",
                 metavar="[FOLDER|FILE.csv]")  # fmt: skip
-@click.option("--engine", metavar="NAME", help="Instead: run the same specs on the servers of an engine and on the "
+@click.option("--engine", metavar="NAME", help="Run the same specs on an engine's servers and on the "
               "simulator.")  # fmt: skip
-@click.option("--table", metavar="FILE", help="Of --engine: the servers' cost table, by bench calibrate.")
-@click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="Of --engine: every model is "
-              "this one.")  # fmt: skip
-@click.option("--counts", metavar="LIST", default="2,4,8", show_default=True, help="Of --engine: numbers of models.")
-@click.option("--systems", metavar="LIST", help="Of --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")
+@click.option("--table", metavar="FILE", help="With --engine: the servers' cost table, by bench calibrate.")
+@click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="With --engine: the shape of "
+              "every model.")  # fmt: skip
+@click.option("--counts", metavar="LIST", default="2,4,8", show_default=True, help="With --engine: numbers of models.")
+@click.option("--systems", metavar="LIST", help="With --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")
 @click.option("--loads", metavar="LIST", default="30,70,100", show_default=True,
-              help="Of --engine: per cent of the saturated rate.")  # fmt: skip
-@click.option("--seeds", type=SOME_SEEDS, metavar="N", default=5, show_default=True, help="Of --engine: repeats.")
+              help="With --engine: per cent of the saturated rate.")  # fmt: skip
+@click.option("--seeds", type=SOME_SEEDS, metavar="N", default=5, show_default=True, help="With --engine: repeats.")
 @click.option("--window-s", type=POSITIVE, metavar="S", default=10.0, show_default=True,
-              help="Of --engine: length of a run.")  # fmt: skip
+              help="With --engine: seconds of a run.")  # fmt: skip
 @click.option("--again", type=click.IntRange(0), metavar="N", default=0, show_default=True,
-              help="Of --engine: how often a run is made again that did not measure its servers.")  # fmt: skip
+              help="With --engine: retries of an invalid run.")  # fmt: skip
 @click.option(
-    "--slo", metavar="RULE", help="Of --engine.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]"
+    "--slo",
+    metavar="RULE",
+    help="With --engine: SLO rule.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]",
 )
 @MOVED
 @click.option("-o", "--out", type=PATH, metavar="STEM",
               help="Path of figure and CSV without their endings.  [default: plots/out/validate]")  # fmt: skip
 @click.option("--runs", type=PATH, metavar="FOLDER",
-              help="Of --engine: where runs are kept.  [default: results]")  # fmt: skip
+              help="With --engine: folder for runs.  [default: results]")  # fmt: skip
 @click.option("--shape", type=PATH, metavar="FILE.toml",
-              help="Of a file's models that workloads/shapes.toml lacks: their dimensions, in its form.")  # fmt: skip
-@click.option("--page", type=TARGET, metavar="FILE.md", help="Write what came out as a page.")
-@click.option("--no-plot", is_flag=True, help="No figure and no CSV.")
+              help="Shapes of models that workloads/shapes.toml lacks, in its form.")  # fmt: skip
+@click.option("--page", type=TARGET, metavar="FILE.md", help="Write the result as a page.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure and write no CSV.")
 @ALL
 def validate(
     *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
     page: Path | None, no_plot: bool, every: bool, **asked: Any,
 ) -> None:  # fmt: skip
-    """Hold the simulator against measured end-to-end runs.
+    """Compare the simulator with measured end-to-end runs.
 
-    Of the folder MEASURED_DIR, or any CSV of the same columns. Or against servers that run now: how both rank systems,
-    then attainment, then latencies.
+    Measured runs come from the folder MEASURED_DIR, or any CSV of the same columns. --engine measures servers now, and
+    compares the ranks of systems, then attainment, then latencies.
     """
     from harness.policy.types import UserError
 
@@ -423,26 +424,26 @@ def _measured(
 
     shapes, shared = read_shapes(shape) if shape else {}, staggered.files(folder)
     ran, lacking = _staggered({path: staggered.read(path, shapes) for path in shared})
-    ramps = [line for one in ran for line in (one.path.name, *(f"  {note}" for note in one.notes))]
-    aims = [f"{one.path.name}: {staggered.met(one.notes)}" for one in ran]
+    ramps = [line for ramp in ran for line in (ramp.path.name, *(f"  {note}" for note in ramp.notes))]
+    aims = [f"{ramp.path.name}: {staggered.met(ramp.notes)}" for ramp in ran]
     frame, skipped = None, list(lacking)
     if folder in shared:
-        answer, table, notes = "; ".join(aims), [], [f"skipped {one}" for one in skipped]
+        answer, table, notes = "; ".join(aims), [], [f"skipped {skip}" for skip in skipped]
     else:
-        found = measured.read(folder, shapes, {path.name for path in shared})
-        skipped = [*found.skipped, *lacking]
+        runs = measured.read(folder, shapes, {path.name for path in shared})
+        skipped = [*runs.skipped, *lacking]
         with Terminal() as teller:
-            frame = judge.points(found.cases, lambda done, total: teller.progress("measured runs", done, total))
-        counts = f"{len(found.cases)} cases of {frame['file'].nunique()} files, {len(skipped)} skipped"
+            frame = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
+        counts = f"{len(runs.cases)} cases of {frame['file'].nunique()} files, {len(skipped)} skipped"
         answer = f"{judge.answer(frame)}{counts}"
-        rows = list(judge.scores(frame)) if found.cases else []
+        rows = list(judge.scores(frame)) if runs.cases else []
         table = list(aligned(line if every else line[: judge.BRIEF] for line in rows)) if rows else []
         table += [judge.SIGNS] * bool(rows)
-        notes = [*judge.notes(frame), *(f"skipped {one}" for one in skipped)]
+        notes = [*judge.notes(frame), *(f"skipped {skip}" for skip in skipped)]
     screen([answer, *table, *notes, *(ramps if every or folder in shared else aims)], every=every)
     sys.stdout.flush()
     if page is not None and frame is not None:
-        told = [note for one in ran for note in one.notes]
+        told = [note for ramp in ran for note in ramp.notes]
         write_bytes(real(page), pages.page(frame, skipped, told, partial(laid, markdown=True)).encode())
         click.echo(short_path(real(page)))
     if plot:
@@ -473,19 +474,19 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     )  # fmt: skip
     with Terminal() as teller:
         ahead = realtime.told(predicted.spans(plan, runs, slo))
-        teller.say(f"{ahead} on the servers, beside their starts; runs are kept, and a second call goes on")
-        found = predicted.predict(plan, runs, teller, slo)
-    frame, void = found.frame, ""
-    lines = [*ranks.summary(ranks.pairs(frame, found.attainment))]
-    lines += [f"SLO {found.rule}; attainment: {found.attainment}", *found.notes]
+        teller.say(f"{ahead} on the servers, beside their starts; runs are kept, and a second call resumes")
+        comparison = predicted.predict(plan, runs, teller, slo)
+    frame, void = comparison.frame, ""
+    lines = [*ranks.summary(ranks.pairs(frame, comparison.attainment))]
+    lines += [f"SLO {comparison.rule}; attainment: {comparison.attainment}", *comparison.notes]
     if not len(ranks.valid(frame)):
-        void = "No run on the servers is valid: what follows is of INVALID runs, and judges nothing."
+        void = "No run on the servers is valid: all that follows comes from INVALID runs."
         lines.insert(0, void)
         frame = frame.assign(invalid=False)
-    pairs, cells = ranks.pairs(frame, found.attainment), ranks.cells(frame, found.attainment)
+    pairs, cells = ranks.pairs(frame, comparison.attainment), ranks.cells(frame, comparison.attainment)
     lines += aligned(list(ranks.pair_rows(pairs)))
-    lines.append("attainment in %; latencies of the simulator, off by; beside it the servers' own spread over repeats")
-    lines += aligned(list(ranks.cell_rows(cells, found.attainment)))
+    lines.append("attainment in %; error of the simulated latencies, beside the spread of the servers' repeats")
+    lines += aligned(list(ranks.cell_rows(cells, comparison.attainment)))
     screen(lines, tail=ranks.aims(cells), every=every)
     sys.stdout.flush()
     if plot and cells:
@@ -494,19 +495,19 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
         from plots import fig_predicted
 
         stem.parent.mkdir(parents=True, exist_ok=True)
-        said = f"Servers: real, {found.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
+        caption = f"Servers: real, {comparison.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
         command = f"bench validate --engine {engine} --table {asked['table']}"
-        paths = fig_predicted.render(pd.DataFrame(cells), found.attainment, stem, command, said)
+        paths = fig_predicted.render(pd.DataFrame(cells), comparison.attainment, stem, command, caption)
         click.echo(" · ".join(short_path(path) for path in paths))
 
 
 def _counts(text: str) -> tuple[int, ...]:
     from harness.policy.types import UserError
 
-    found = _numbers("--counts", text)
-    if bad := next((one for one in found if one != int(one)), None):
+    counts = _numbers("--counts", text)
+    if bad := next((number for number in counts if number != int(number)), None):
         raise UserError(f"--counts {bad:g} is not a whole number")
-    return tuple(map(int, found))
+    return tuple(map(int, counts))
 
 
 def _numbers(option: str, text: str) -> list[float]:
@@ -514,12 +515,12 @@ def _numbers(option: str, text: str) -> list[float]:
     from harness.policy.types import UserError
 
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(0 < one < float("inf") for one in found):
+        numbers = []
+    if not numbers or not all(0 < number < float("inf") for number in numbers):
         raise UserError(f'{option} "{text}" is not a list of numbers above 0')
-    return found
+    return numbers
 
 
 class _Ramp(NamedTuple):
@@ -537,7 +538,7 @@ def _staggered(ramps: Mapping[Path, Read]) -> tuple[list[_Ramp], list[Skipped]]:
     from harness.validate import staggered
     from harness.validate.names import Skipped
 
-    ran, skipped = list[_Ramp](), [one for read in ramps.values() for one in read.skipped]
+    ran, skipped = list[_Ramp](), [skip for read in ramps.values() for skip in read.skipped]
     for path, run in [(path, run) for path, read in ramps.items() for run in read.found]:
         try:
             with Terminal() as teller:
@@ -559,9 +560,9 @@ def _draw_staggered(ran: Sequence[_Ramp], out: Path | None) -> None:
 
     stem = real(out.with_suffix("") if out else FIGURES / "staggered")
     stem.parent.mkdir(parents=True, exist_ok=True)
-    for k, one in enumerate(ran, start=1):
+    for k, ramp in enumerate(ran, start=1):
         at = stem if k == 1 else stem.with_name(f"{stem.name}-{k}")
-        paths = fig_staggered.render(one.frame, at, f"bench validate {short_path(one.path)}", one.title)
+        paths = fig_staggered.render(ramp.frame, at, f"bench validate {short_path(ramp.path)}", ramp.title)
         click.echo(" · ".join(short_path(made) for made in paths))
 
 

@@ -25,7 +25,7 @@ def trace() -> None:
 
 @trace.command(epilog=examples("bench trace stats arena-chat", "bench trace stats mine.parquet --json"))
 @click.argument("name", shell_complete=complete(trace_names), metavar="NAME|FILE")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @ALL
 def stats(name: str, as_json: bool, every: bool) -> None:
     """Show a trace's popularity, bursts, idle times and lengths."""
@@ -34,10 +34,10 @@ def stats(name: str, as_json: bool, every: bool) -> None:
     from traces.stats import MEANS
     from traces.stats import stats as measure
 
-    found = load_trace(name)
-    facts = measure(found)
+    loaded = load_trace(name)
+    facts = measure(loaded)
     if as_json:
-        click.echo(json.dumps({"notice": found.notice, **facts}, indent=1))
+        click.echo(json.dumps({"notice": loaded.notice, **facts}, indent=1))
         return
     answer = (
         f"{facts['name']} ({facts['tier']}): {facts['requests']} requests of {facts['models']} models in "
@@ -48,7 +48,7 @@ def stats(name: str, as_json: bool, every: bool) -> None:
     rows = [(key, told, MEANS[key]) for key, told in shown.items() if every or told != NONE]
     top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])
     hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
-    notice = [found.notice] if found.notice else []
+    notice = [loaded.notice] if loaded.notice else []
     screen([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest], every=every)
 
 
@@ -69,31 +69,32 @@ def _fact(value: Any) -> str:
     "bench compare --systems static,chunked --trace mine.parquet --models llama-3.1-8b*4",
 ))  # fmt: skip
 @click.argument("source", type=PATH, metavar="FILE")
-@click.option("-o", "--out", type=TARGET, required=True, metavar="OUT.parquet", help="Where it goes.")
+@click.option("-o", "--out", type=TARGET, required=True, metavar="OUT.parquet", help="File to write.")
 @click.option("--from", "reader", type=click.Choice(readers.names()),
-              help="A released format, whose columns are known (bench list traces says what each is).")  # fmt: skip
+              help="A released format, with known columns (bench list traces).")  # fmt: skip
 @click.option("--column", "columns", multiple=True, callback=read_pairs, metavar="CANONICAL=OWN",
-              help="A column by its name in the file (without --from, the four of the example).")  # fmt: skip
+              help="A column by its name in the file; without --from, name the four of the example.")  # fmt: skip
 @click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]),
-              help="Of arrival_s; clock: HH:MM:SS.mmm.  [default: s]")  # fmt: skip
+              help="Unit of arrival_s; clock: HH:MM:SS.mmm.  [default: s]")  # fmt: skip
 @click.option("--model", metavar="NAME", help="One model for all rows, instead of a column.")
-@click.option("--name", metavar="NAME", help="Of the trace.  [default: the file's]")
+@click.option("--name", metavar="NAME", help="Name of the trace.  [default: the file's]")
 @click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]),
-              help="What it is.  [default: replayed]")  # fmt: skip
-@click.option("--licence", metavar="TEXT", help="Of the data.  [default: not stated]")
-@click.option("--span-s", type=POSITIVE, metavar="S", help="Its period.  [default: the last stamp and one mean gap]")
+              help="Tier of the trace.  [default: replayed]")  # fmt: skip
+@click.option("--licence", metavar="TEXT", help="Licence of the data.  [default: not stated]")
+@click.option(
+    "--span-s", type=POSITIVE, metavar="S", help="Period of the trace.  [default: the last stamp and one mean gap]"
+)
 @click.option("--empty", type=click.Choice(["error", "drop"]), help="Rows without tokens.  [default: error]")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
-@click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Of the blocks of prefix_hashes.")
-@click.option("--sort", is_flag=True, help="Rows are not in order of time: sort them.")
-@click.option("--trust-times", is_flag=True, help="Times look like another unit, and yet are as said.")
+@click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Block size of prefix_hashes.")
+@click.option("--sort", is_flag=True, help="Sort the rows by time.")
+@click.option("--trust-times", is_flag=True, help="Accept times that look like another unit.")
 def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], **options: Any) -> None:
     """Make a canonical trace of a log or a released format.
 
-    Of any table by naming its columns, or of a released format by --from. Files: .csv and .csv.gz (with a header),
-    .parquet, .jsonl (an object a line), .pkl (lists of records, read by a restricted unpickler). Ids of the blocks that
-    prompts share are the column prefix_hashes, with --block-tokens. With --from, an option stands in place of what the
-    reader says.
+    Name the columns of any table, or a released format by --from, whose settings other options replace. Files: .csv and
+    .csv.gz (with a header), .parquet, .jsonl (an object a line), .pkl (lists of records, read by a restricted
+    unpickler). Ids of the blocks that prompts share are the column prefix_hashes, with --block-tokens.
     """
     from harness.policy.types import UserError
     from traces import convert as converter
@@ -123,14 +124,16 @@ def _makers() -> list[str]:
                            "bench trace make arena-like --models 8 --seed 7 -o mine.parquet",
                            "bench trace make aegaeon-like+rate_rps=0.5 -o mine.parquet"))  # fmt: skip
 @click.argument("name", shell_complete=complete(_makers), metavar="NAME[+FIELD=VALUE...]")
-@click.option("--models", type=click.IntRange(1), metavar="N", help="Its streams.  [default: the preset's]")
-@click.option("--span", "span_s", type=POSITIVE, metavar="S", help="Its seconds.  [default: the preset's]")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, MOST_INT), help="Of all its draws.")
-@click.option("-o", "--out", type=TARGET, metavar="OUT.parquet", help="Where it goes, if anywhere.")
+@click.option("--models", type=click.IntRange(1), metavar="N", help="Number of streams.  [default: the preset's]")
+@click.option("--span", "span_s", type=POSITIVE, metavar="S", help="Length of the trace.  [default: the preset's]")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, MOST_INT), metavar="N", help="Seed of all draws."
+)
+@click.option("-o", "--out", type=TARGET, metavar="OUT.parquet", help="File to write.  [default: none]")
 def make(name: str, models: int | None, span_s: float | None, seed: int, out: Path | None) -> None:
     """Draw a synthetic trace from a fitted generator.
 
-    Its statistics are shown beside those that it is fitted to.
+    Its statistics are shown beside the measured ones that it is fitted to.
     """
     from harness.report.text_table import aligned
     from traces import realism, schema, synthetic
@@ -140,16 +143,16 @@ def make(name: str, models: int | None, span_s: float | None, seed: int, out: Pa
     p = synthetic.preset(name + "".join(f"+{key}={value}" for key, value in asked.items() if value is not None))
     if out is not None and out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
-    found = realism.realism(str(p))
-    rows = synthetic.table(p, seed, None if found is None else found.verdict)
+    compared = realism.realism(str(p))
+    rows = synthetic.table(p, seed, None if compared is None else compared.verdict)
     click.echo(f"{p} · {rows.num_rows} requests of {p.models} models in {p.span_s:g} s, seed {seed}")
-    if found is None:
-        click.echo("nothing was measured that it could be held against (bench trace stats tells what it is)")
+    if compared is None:
+        click.echo("no measured target exists for it (bench trace stats describes it)")
     else:
-        own = realism.measure(of_table(rows, str(p)), found.target)
-        click.echo("\n".join(aligned(realism.table(own, found.mean, found.target))))
-        click.echo(f"target: {found.target.source}; windows of {found.target.window_s:g} s")
-        click.echo(f"fit {found.verdict}")
+        drawn = realism.measure(of_table(rows, str(p)), compared.target)
+        click.echo("\n".join(aligned(realism.table(drawn, compared.mean, compared.target))))
+        click.echo(f"target: {compared.target.source}; windows of {compared.target.window_s:g} s")
+        click.echo(f"fit {compared.verdict}")
     if out is not None:
         schema.write(rows, out)
         click.echo(short_path(out))

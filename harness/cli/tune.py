@@ -10,6 +10,7 @@ import click
 
 from harness.cli.options import (
     ALL,
+    JSON_PROGRESS,
     LIMIT,
     OUT,
     RESULTS,
@@ -21,7 +22,7 @@ from harness.cli.options import (
     listed,
     system_names,
 )
-from harness.cli.terminal import Terminal, room, screen
+from harness.cli.terminal import room, screen, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -37,16 +38,19 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm"
 @click.option("--draws", default=16, show_default=True, type=click.IntRange(2), metavar="N",
               help="Settings that each system tries, the first its defaults.")  # fmt: skip
 @click.option("--to", type=TARGET, default=TUNED, metavar="FILE",
-              help="Where the draws and the choice are written.  [default: systems/tuned.toml]")  # fmt: skip
+              help="File for the draws and the choice.  [default: systems/tuned.toml]")  # fmt: skip
 @ALL
 @LIMIT
 @WORKERS
+@JSON_PROGRESS
 @OUT
-def tune(*, systems: str, draws: int, to: Path, every: bool, workers: int | None, out: Path | None) -> None:
+def tune(
+    *, systems: str, draws: int, to: Path, every: bool, workers: int | None, machine: bool, out: Path | None
+) -> None:
     """Tune systems alike, on seeds that no evaluation uses.
 
     Each system tries the same number of random settings. Only fields that a system's source leaves open are drawn
-    (tuned=True where the field is declared). Runs are kept, so the same command goes on where it was ended. To adopt a
+    (tuned=True where the field is declared). Runs are kept, so the same command resumes. To adopt a
     choice, make its values the defaults in the system's file.
     """
     from datetime import UTC, datetime
@@ -58,16 +62,16 @@ def tune(*, systems: str, draws: int, to: Path, every: bool, workers: int | None
     names = listed("--systems", systems) or []
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'--systems "{systems}": {twice} is there twice')
-    with Terminal() as teller:
-        found = tuning.tune(names, real(out or RESULTS), draws=draws, workers=workers, teller=teller)
-    better = sum(one.chosen > 0 for one in found)
-    answer = f"{better} of {len(found)} systems have a setting better than their defaults"
-    screen([answer, *(line for one in found for line in _lines(one, every))], tail=[short_path(to)], every=every)
+    with teller(machine=machine) as told:
+        results = tuning.tune(names, real(out or RESULTS), draws=draws, workers=workers, teller=told)
+    better = sum(tuned.chosen > 0 for tuned in results)
+    answer = f"{better} of {len(results)} systems have a setting better than their defaults"
+    screen([answer, *(line for tuned in results for line in _lines(tuned, every))], tail=[short_path(to)], every=every)
     command = f"bench tune --systems {','.join(names)} --draws {draws}"
-    record.write_bytes(to.resolve(), tuning.as_toml(found, datetime.now(UTC).date().isoformat(), command).encode())
+    record.write_bytes(to.resolve(), tuning.as_toml(results, datetime.now(UTC).date().isoformat(), command).encode())
 
 
-def _lines(one: Tuned, every: bool) -> Sequence[str]:
+def _lines(tuned: Tuned, every: bool) -> Sequence[str]:
     """Return what was chosen for a system, and a table of its draws.
 
     With `every` the table holds all draws, else the defaults and the choice.
@@ -79,12 +83,13 @@ def _lines(one: Tuned, every: bool) -> Sequence[str]:
     from harness.study.tune import shown
 
     rows: list[Sequence[str]] = [("draw", "held %", "gain in points", "attainment %", "fields")]
-    for k, draw in enumerate(one.draws):
-        if k not in {0, one.chosen} and not every:
+    for k, draw in enumerate(tuned.draws):
+        star = " *" if k == tuned.chosen else ""
+        if k not in {0, tuned.chosen} and not every:
             continue
         gain = estimate.text(draw.gain.times(100), POINTS._replace(decimals=2))
-        name, held, score = f"{k}{' *' if k == one.chosen else ''}", f"{100 * draw.held:.2f}", f"{100 * draw.score:.2f}"
+        name, held, score = f"{k}{star}", f"{100 * draw.held:.2f}", f"{100 * draw.score:.2f}"
         rows.append((name, held, gain, score, shown(draw.fields)))
-    mark = " (unchecked)" if vetted.unchecked([one.system]) else ""
-    why = f"draw {one.chosen} is chosen" if one.chosen else "the defaults stay: no draw is better"
-    return [f"{one.system}{mark}: {why} (of {len(one.draws)} draws)", *aligned(rows, None if every else room())]
+    mark = " (unchecked)" if vetted.unchecked([tuned.system]) else ""
+    why = f"draw {tuned.chosen} is chosen" if tuned.chosen else "the defaults stay: no draw is better"
+    return [f"{tuned.system}{mark}: {why} (of {len(tuned.draws)} draws)", *aligned(rows, None if every else room())]

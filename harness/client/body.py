@@ -21,14 +21,14 @@ STRIDE = 0x9E375  # odd, so that offsets repeat only after OFFSETS requests
 
 
 class Server(NamedTuple):
-    """Where a model is served."""
+    """The address and name under which a model is served."""
 
     url: str  # without /v1/completions
     model: str  # the name under which the server serves it
 
 
 class Style(NamedTuple):
-    """What differs between servers: members of the request's body, and how they treat connections."""
+    """Differences between servers: members of the request's body, and their treatment of connections."""
 
     ignore_eos: bool = True
     min_tokens: bool = False  # sent as well as max_tokens

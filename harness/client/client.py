@@ -27,7 +27,7 @@ Kind = Literal["routed", "arrived", "written", "first", "done", "failed", "dropp
 
 
 class Told(NamedTuple):
-    """What happened to a request; "routed": to none (-1), but a route is in force for those that leave after it.
+    """An event of a request; "routed" is of none (-1): a route is in force for the requests that leave after it.
 
     `tokens`: of the first chunk, or of all chunks at its end; of one that arrived, 1 if it left by its model's route.
     """
@@ -39,7 +39,7 @@ class Told(NamedTuple):
 
 
 class Client:
-    """Sends a workload's requests at their times to the servers of their models; see `sender.py` for the rules.
+    """A sender of a workload's requests, at their times, to the servers of their models; see `sender.py` for the rules.
 
     A request of a model with a route leaves at its time. One without is held until `send`. `close` ends the process, as
     the end of this one does; it starts from the thread that outlives the run, for the kernel ends it with that thread.
@@ -67,7 +67,7 @@ class Client:
 
     @property
     def pid(self) -> int:
-        """Of the process that sends."""
+        """Id of the process that sends."""
         assert self._process is not None
         return self._process.pid
 
@@ -121,11 +121,11 @@ class Client:
         while self._wait("told", 0.0) is not None:
             pass
         told, self._told = self._told, []
-        told.sort(key=lambda one: one.at_ns)
+        told.sort(key=lambda event: event.at_ns)
         return told
 
     def log(self) -> Log:
-        """End the run: what happened to each request. What was told and not yet polled still can be."""
+        """End the run and return each request's log. Events not yet polled still can be."""
         if self._log is None:
             self._ask(("log",))
             message = self._wait("log", float("inf"))
@@ -174,22 +174,22 @@ class Client:
             data = self._line.recv(1 << 18)
             if not data:
                 self._died()
-            found: tuple[Any, ...] | None = None
+            answer: tuple[Any, ...] | None = None
             for message in self._unpacker.feed(data):
                 if message[0] == "told":
-                    self._told += [Told(*one) for one in message[1]]
+                    self._told += [Told(*event) for event in message[1]]
                 elif message[0] == "chunks":
                     self._spilt.append(message[1])
                 elif message[0] == "refused":
                     self.close()
                     raise UserError(message[1])
-                found = message if message[0] == kind else found
-            if found is not None:
-                return found
+                answer = message if message[0] == kind else answer
+            if answer is not None:
+                return answer
         return None
 
     def _died(self) -> None:
-        """Say how the process ended."""
+        """Raise an error that says how the process ended."""
         assert self._process is not None
         assert self._errors is not None
         code = self._process.wait()

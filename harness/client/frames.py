@@ -16,7 +16,7 @@ def packed(message: Any) -> bytes:
 
 
 class Unpacker:
-    """Bytes as they come, to messages."""
+    """A decoder of messages from bytes as they come."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

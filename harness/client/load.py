@@ -32,11 +32,11 @@ def own_s(pids: Iterable[int]) -> float:
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(pid)
-            family |= {one.pid: one for one in (root, *root.children(recursive=True))}
+            family |= {process.pid: process for process in (root, *root.children(recursive=True))}
     total = 0.0
-    for one in family.values():
+    for process in family.values():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            spent = one.cpu_times()
+            spent = process.cpu_times()
             total += spent.user + spent.system + spent.children_user + spent.children_system
     return total
 

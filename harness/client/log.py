@@ -1,4 +1,4 @@
-"""What happened to each request and when, in nanoseconds of CLOCK_MONOTONIC: kept by the sender, read as a `Log`."""
+"""Events of each request, in nanoseconds of CLOCK_MONOTONIC: kept by the sender, read as a `Log`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Log(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What crosses from the sender to the parent at the end; chunks came before, in the order of reading."""
+    """Columns that cross from the sender to the parent at the end; chunks came before, in the order of reading."""
 
     requests: dict[str, bytes]
     errors: dict[int, str]
@@ -143,8 +143,8 @@ def assemble(columns: Columns, spilt: Sequence[tuple[bytes, ...]]) -> Log:
     )
     n = len(requests["state"])
     since = np.zeros(n, np.int64)
-    for one, place in columns.cut.items():
-        since[one] = place
+    for request, place in columns.cut.items():
+        since[request] = place
     kept = np.flatnonzero(np.arange(len(rid)) >= since[rid])
     order = kept[np.argsort(rid[kept], kind="stable")]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rid[order], minlength=n))]).astype(np.int64)

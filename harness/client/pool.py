@@ -18,7 +18,7 @@ AT_ONCE = 16  # connections opened ahead at a time
 
 
 class Owner(Protocol):
-    """Who is told what happens to a request on a connection."""
+    """The owner of a connection's requests, told of their bytes and losses."""
 
     def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
         """Take note of bytes of the response to `connection.rid`, with chunks of so many tokens."""
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         self.response.close()
 
     def drop(self) -> None:
-        """Close it; its request is nobody's."""
+        """Close it, without a report on its request."""
         self.rid = -1
         self.transport.abort()
 
@@ -108,34 +108,34 @@ class Pool:
     def take(self) -> Connection | None:
         """Take a connection that waits for a request; None if there is none."""
         while self._idle:
-            one = self._idle.pop()
-            if not one.transport.is_closing():
-                return one
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                return connection
         return None
 
-    def back(self, one: Connection) -> None:
+    def back(self, connection: Connection) -> None:
         """Keep a connection whose response was read to its end, or close it if it cannot carry another."""
-        if one.response.reusable and self.style.keep_alive and not one.transport.is_closing():
-            self._idle.append(one)
+        if connection.response.reusable and self.style.keep_alive and not connection.transport.is_closing():
+            self._idle.append(connection)
         else:
-            one.transport.abort()
+            connection.transport.abort()
 
-    def gone(self, one: Connection) -> None:
+    def gone(self, connection: Connection) -> None:
         """Forget a connection that was closed."""
-        self.all.discard(one)
-        if one in self._idle:
-            self._idle.remove(one)
+        self.all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
 
     async def connect(self) -> Connection:
         """Open a new connection, which does not wait among the others."""
-        _, one = await self._loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
-        return one
+        _, new = await self._loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
+        return new
 
     def tend(self, now_ns: int) -> None:
         """Close connections that have been idle for long, and open some ahead."""
-        for one in [one for one in self._idle if one.served and now_ns - one.last_ns > IDLE_S * 1e9]:
-            self._idle.remove(one)
-            one.transport.abort()
+        for connection in [c for c in self._idle if c.served and now_ns - c.last_ns > IDLE_S * 1e9]:
+            self._idle.remove(connection)
+            connection.transport.abort()
         lacking = self.style.spare - len(self._idle) - self._opening
         for _ in range(min(AT_ONCE, lacking)):
             self._opening += 1
@@ -145,7 +145,7 @@ class Pool:
 
     async def _spare(self) -> None:
         with suppress(OSError):  # a server that is not there is found out by a request
-            one = await self.connect()
-            if not one.transport.is_closing():
-                self._idle.append(one)
+            connection = await self.connect()
+            if not connection.transport.is_closing():
+                self._idle.append(connection)
         self._opening -= 1

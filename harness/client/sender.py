@@ -39,7 +39,7 @@ PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class Setup(NamedTuple):
-    """What the sender is told before it starts."""
+    """The sender's settings, given before it starts."""
 
     jobs: Jobs
     seed: int
@@ -49,7 +49,7 @@ class Setup(NamedTuple):
 
 
 class Sender:
-    """Requests by the clock; see the module. Tells its parent what happens, in batches of one turn of the loop."""
+    """A sender of requests by the clock (see the module), which reports events to its parent in batches."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, parent: asyncio.Transport) -> None:
         jobs = setup.jobs
@@ -260,13 +260,13 @@ class Sender:
         now_ns = time.monotonic_ns()
         why = f"no bytes for {self._timeout_ns * 1e-9:g} s"
         for pool in self._pools.values():
-            for one in list(pool.all):
-                if now_ns - one.last_ns <= self._timeout_ns:
+            for connection in list(pool.all):
+                if now_ns - connection.last_ns <= self._timeout_ns:
                     continue
-                if one.rid >= 0:
-                    self._end(one.rid, FAILED, now_ns, why)
-                elif one.response.ended and not one.response.complete:
-                    one.drop()
+                if connection.rid >= 0:
+                    self._end(connection.rid, FAILED, now_ns, why)
+                elif connection.response.ended and not connection.response.complete:
+                    connection.drop()
             pool.tend(now_ns)
         self._spill()
         self._loop.call_later(self._sweep_s, self._sweep)

@@ -1,4 +1,4 @@
-"""State diagrams: the states of a thing, which may follow which, and the diagram of a request."""
+"""State diagrams: states, the legal steps between them, and the diagram of a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class IllegalStepError(AssertionError):
 
 
 class Diagram(NamedTuple):
-    """The states of a thing, and from each state those that may follow, with what brings the step about."""
+    """The states of a thing, and from each the states that may follow, with the cause of the step."""
 
     of: str  # the thing
     steps: Mapping[str, Mapping[str, str]]
@@ -45,7 +45,7 @@ class Diagram(NamedTuple):
                 yield f"| {before} | | it has ended |"
 
 
-ANEW = "the policy sends it anew"
+ANEW = "the policy sends it again"
 
 REQUEST = Diagram(
     "request",

@@ -17,7 +17,7 @@ NONBLOCK, CLOEXEC, ABSTIME = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0), 1  # TF
 
 
 class Timer:
-    """Calls `fire` once the clock reaches what `at` said last."""
+    """A timer that calls `fire` once the clock reaches the last time given to `at`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fire: Callable[[], None], kernel: bool = True) -> None:
         self._loop, self._fire = loop, fire

@@ -1,4 +1,4 @@
-"""Whether a run on real servers measured the servers, or the client and its machine.
+"""The verdict on a run on real servers: it measured the servers, or the client and its machine.
 
     lag              of a request that was to leave: write - due; due is the intended time, or when the policy sent it
     offered          requests due, over the time from the first due to the last
@@ -26,7 +26,7 @@ FINE_LAG_P99_S = 0.001  # what a claim below a millisecond needs
 
 
 class Verdict(NamedTuple):
-    """What a run is worth."""
+    """A run's validity, with the numbers behind it."""
 
     valid: bool
     reasons: tuple[str, ...]  # why it is not
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One line."""
+        """The verdict in a line."""
         if not self.valid:
             return "invalid: " + "; ".join(self.reasons)
         fine = "" if self.precise else "; no claim below a millisecond: the kernel's timer is not there"

@@ -1,11 +1,11 @@
 """HTTP/1.1 responses and their server-sent events, to chunks of tokens: bytes in, no clock, no socket.
 
-What a chunk counts: where the server was asked for the number of tokens so far and a chunk carries it
-(`usage.completion_tokens`, or llama.cpp's `timings.predicted_n`), what it adds to the count, with or without text. Else
-one token where a chunk has text, none where it has not: chunks that are empty, name a role or carry only usage. The
-last usage is kept beside (`usage_tokens`). Where it differs from the sum of the chunks, as when a server that was not
-asked to count holds a token's bytes back until they are a character, the chunks stay as they came, and the usage says
-how many tokens there were. llama.cpp also tells how long the prompt took (`timings.prompt_ms`): from when it began it.
+A chunk may carry the number of tokens so far, if the server was asked for it (`usage.completion_tokens`, or llama.cpp's
+`timings.predicted_n`): the chunk's tokens are then the increase, with or without text. Else a chunk with text is one
+token, and a chunk without text (empty, a role, or usage alone) is none. The last usage is kept beside (`usage_tokens`).
+It can differ from the sum of the chunks: a server that was not asked to count holds a token's bytes back until they are
+a character. The chunks then stay as they came, and the usage has the number of tokens. llama.cpp also reports the
+seconds of the prompt, from its beginning (`timings.prompt_ms`).
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Response:
 
     @property
     def reusable(self) -> bool:
-        """Whether the connection can carry another request."""
+        """True if the connection can carry another request."""
         return self.complete and not self.broken and self._keeps
 
     # ------------------------------------------------------------ called by the parser
 
     def on_message_begin(self) -> None:
-        """See httptools: bytes after the end of a response are nobody's."""
+        """See httptools: bytes after the end of a response are dropped."""
         self.broken |= self.complete
 
     def on_headers_complete(self) -> None:
@@ -93,9 +93,9 @@ class Response:
             return
         self.complete, self._keeps = True, self._parser.should_keep_alive()
         if self.status != 200:
-            self.error = f"HTTP {self.status}{_said(self._rest)}"
+            self.error = f"HTTP {self.status}{_excerpt(self._rest)}"
         elif not self.ended and not self.error:
-            self.error = f"the stream ended without [DONE]{_said(self._rest)}"
+            self.error = f"the stream ended without [DONE]{_excerpt(self._rest)}"
 
     # ------------------------------------------------------------ events
 
@@ -110,10 +110,10 @@ class Response:
             chunk = DECODE(data.decode())
             tokens = self._tokens(chunk)
         except (ValueError, TypeError, AttributeError, KeyError):
-            self._fail(f"malformed chunk{_said(data)}")
+            self._fail(f"malformed chunk{_excerpt(data)}")
             return
         if "error" in chunk:
-            self._fail(f"the server said{_said(data)}")
+            self._fail(f"the server said{_excerpt(data)}")
         elif tokens > 0:
             self.made += tokens
             self._chunks.append(tokens)
@@ -121,17 +121,17 @@ class Response:
     def _tokens(self, chunk: dict[str, Any]) -> int:
         """Count the tokens that a chunk adds."""
         choices, usage, timings = chunk.get("choices") or (), chunk.get("usage"), chunk.get("timings")
-        said = usage.get("completion_tokens") if usage else timings.get("predicted_n") if timings else None
-        if usage and said is not None:
-            self.usage_tokens = int(said)
+        total = usage.get("completion_tokens") if usage else timings.get("predicted_n") if timings else None
+        if usage and total is not None:
+            self.usage_tokens = int(total)
         if timings and (prompt_ms := timings.get("prompt_ms")) is not None:
             self.prompt_ns = round(prompt_ms * 1e6)
-        if self._counts and choices and said is not None:
-            return int(said) - self.made
+        if self._counts and choices and total is not None:
+            return int(total) - self.made
         return int(any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices))
 
 
-def _said(data: bytes) -> str:
+def _excerpt(data: bytes) -> str:
     """Return an excerpt of what a server sent, on one line."""
     text = " ".join(data.decode("utf-8", "replace").split())
     return f": {text[:EXCERPT]}" if text else ""

@@ -1,4 +1,4 @@
-"""Servers that run already, wherever they are and whatever they are made of: `--engine attach+urls=URL[,URL]`.
+"""Servers that run already, of whatever kind and wherever they are: `--engine attach+urls=URL[,URL]`.
 
 Each URL is an OpenAI-compatible endpoint that serves one model or more, as its /v1/models says. A model of the workload
 is served by the one of its name; those without a namesake take the others in the order of the URLs. Nothing is loaded
@@ -39,7 +39,7 @@ HERE = {"localhost", "127.0.0.1", "::1"}
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What is set by `--engine attach+urls=...+key_env=...`."""
+    """Fields that `--engine attach+urls=...+key_env=...` sets."""
 
     urls: str = ""  # with commas between them
     key_env: str = ""  # the environment variable that holds their key: its name, never the key
@@ -73,10 +73,10 @@ class Attached:
         if self.lacks:
             raise UserError(f"attach needs {self.lacks}")
         key = os.environ.get(self.key_env, "") if self.key_env else ""
-        found = [one for url in self.urls for one in models(url, key)]
-        self.matched = match([m.name for m in self.config.models], [server for server, _ in found])
+        offers = [offer for url in self.urls for offer in models(url, key)]
+        self.matched = match([m.name for m in self.config.models], [server for server, _ in offers])
         ours = {to for to, _ in self.matched.values()}
-        styles = [STYLE_OF.get(maker, OPENAI) for server, maker in found if server in ours]
+        styles = [STYLE_OF.get(maker, OPENAI) for server, maker in offers if server in ours]
         self.style = styles[0] if styles.count(styles[0]) == len(styles) else OPENAI
         self.style = self.style._replace(key_env=self.key_env)
 
@@ -102,23 +102,23 @@ class Attached:
 
 
 def models(url: str, key: str = "") -> list[tuple[Server, str]]:
-    """List the models that a URL serves, each with the maker that its server states. Raises UserError."""
+    """List the models that a URL serves, each with the owner that its server states. Raises UserError."""
     base = _base(url)
     request = urllib.request.Request(f"{base}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(request, timeout=ANSWER_S) as answer:
             listed = json.load(answer)["data"]
-        found = [(Server(base, str(one["id"])), str(one.get("owned_by", ""))) for one in listed]
+        offers = [(Server(base, str(entry["id"])), str(entry.get("owned_by", ""))) for entry in listed]
     except urllib.error.HTTPError as error:
         raise UserError(f"{base}/v1/models: HTTP {error.code}") from None
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f"{base} does not answer: {getattr(error, 'reason', None) or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{base}/v1/models is no list of models, as OpenAI's is") from None
-    if not found:
+    if not offers:
         raise UserError(f"{base} serves no model")
-    return found
+    return offers
 
 
 def _base(url: str) -> str:
@@ -134,20 +134,20 @@ def _base(url: str) -> str:
 
 
 def match(names: Sequence[str], servers: Iterable[Server]) -> dict[str, tuple[Server, str]]:
-    """Which server serves which model, and whether by name or by order. UserError where there are too few."""
+    """Match models to servers: (server, "name" or "order") by model. UserError if servers are too few."""
     left = list(servers)
     total = len(left)
-    found: dict[str, tuple[Server, str]] = {}
+    matched: dict[str, tuple[Server, str]] = {}
     for name in names:
-        if (same := next((one for one in left if one.model == name), None)) is not None:
-            found[name] = same, "name"
+        if (same := next((server for server in left if server.model == name), None)) is not None:
+            matched[name] = same, "name"
             left.remove(same)
     for name in names:
-        if name not in found:
+        if name not in matched:
             if not left:
                 raise UserError(f"{len(names)} models, and the servers have {total}: --models names as many")
-            found[name] = left.pop(0), "order"
-    return {name: found[name] for name in names}
+            matched[name] = left.pop(0), "order"
+    return {name: matched[name] for name in names}
 
 
 def listeners(ports: set[int | None]) -> list[int]:

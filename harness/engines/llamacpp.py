@@ -26,7 +26,7 @@ from harness.policy.types import Inst, Option, Shape
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What is set by `--engine llamacpp+keep_s=...`."""
+    """Fields that `--engine llamacpp+keep_s=...` sets."""
 
     keep_s: int = number(0, 0, 86400)  # idle seconds after which a server gives its memory back by itself; 0: never
 
@@ -56,7 +56,7 @@ class LlamaCpp(Started):
         return commands.llamacpp(self.python, serve, cpu, context=context, idle_s=self.idle_s)
 
     def batch_cap(self, inst: Inst, kv_bytes: int) -> int:
-        """As many as longest requests have room."""
+        """Return the number of longest requests that have room."""
         model = self.cluster.models[inst.model]
         return max(1, min(kv_bytes // (model.max_tokens * model.kv_token_bytes), self.config.batch_cap))
 

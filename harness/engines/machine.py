@@ -77,7 +77,7 @@ class Config:
 
 
 class Machine(NamedTuple):
-    """What a run is priced with: cost tables, a GPU kind, its ladder of loads, host costs, turns and polls."""
+    """The prices of a run: cost tables, a GPU kind, its ladder of loads, host costs, turns and polls."""
 
     tables: Tables
     spec: quantities.GpuSpec
@@ -114,17 +114,17 @@ def priced_models(config: Config) -> list[Served]:
 
 
 def block_bytes(config: Config, model: Served) -> int:
-    """Bytes of one KV block on each GPU of a model's group."""
+    """Return the bytes of one KV block on each GPU of a model's group."""
     return config.block_tokens * shapes.kv_token_bytes(model.shape, model.tp)
 
 
 def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
-    """Bytes in which KV memory is taken: one block, or one page id in every layer (kvcached)."""
+    """Return the bytes in which KV memory is taken: one block, or one page id in every layer (kvcached)."""
     return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
 
 
 def kept_pages(config: Config) -> float:
-    """Pages that a model with elastic KV memory keeps mapped while its weights are in."""
+    """Return the pages that a model with elastic KV memory keeps mapped while its weights are in."""
     return constants.of(config.scaled, "reserve") * KEPT_PAGES
 
 
@@ -137,23 +137,23 @@ def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "m
 
 
 def footprint_bytes(config: Config, model: Served, layout: process.Layout = "model") -> int:
-    """Bytes that come and go with a model's weights on each GPU of its group: they, and what its process takes."""
+    """Return bytes that come and go with a model's weights on each of its GPUs: the weights, and its process."""
     if config.pool_bytes is not None:
         return shapes.weight_bytes(model.shape, model.tp)
     every = {m.name: parts(config, m) for m in config.models}
-    at, own = parts(config, model), every[model.name]
-    held = process.process_bytes(at, own, list(every.values()), laid_out(config, layout))
+    at, configured = parts(config, model), every[model.name]
+    held = process.process_bytes(at, configured, list(every.values()), laid_out(config, layout))
     return shapes.weight_bytes(model.shape, model.tp) + held
 
 
 def parts(config: Config, model: Served) -> process.Parts:
     """Return the bytes that a model's process takes beside weights and KV."""
     if config.process_bytes is not None:
-        found = process.Parts(config.process_bytes, 0)
+        taken = process.Parts(config.process_bytes, 0)
     else:
         tokens, graphs = config.chunk_tokens or config.prefill_tokens, "eager" not in config.host
-        found = process.parts(model.shape, model.tp, tokens, config.batch_cap, graphs)
-    return constants.process(found, config.scaled)
+        taken = process.parts(model.shape, model.tp, tokens, config.batch_cap, graphs)
+    return constants.process(taken, config.scaled)
 
 
 def laid_out(config: Config, layout: process.Layout) -> process.Layout:

@@ -1,4 +1,4 @@
-"""What happened to each request: an engine's request records as rows of requests.parquet."""
+"""Rows of requests.parquet from an engine's request records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def batches(
     first_tokens: NDArray[np.int64] | None = None,
     alone_s: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
+    """Yield rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
 
     `R` has the fields of `FIELDS`; `ends` indexes `NAMES`; `api_in_s` passes before the engine sees a request, and
     `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens, `gaps` by cause the
@@ -135,7 +135,7 @@ def path(places: Sequence[Gpus], code: int) -> str:
 def token_times(
     R: NDArray[Any], arrivals_s: NDArray[Any], log: NDArray[Any], api_out_s: float
 ) -> tuple[pa.Array, dict[str, pa.Array]]:
-    """Each token's time from the intended arrival, list<int64> ns, rebuilt from the anchors of spans.
+    """Return each token's time from the intended arrival, list<int64> ns, rebuilt from the anchors of spans.
 
     And by cause what a request waited for within the longest gap between two of its tokens (the first of those as
     long): nanoseconds that sum to that gap, null where it made no two.
@@ -171,7 +171,7 @@ def token_times(
     def waited_s(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the seconds that each token's request had waited when it was made: (causes, tokens)."""
         stays = stay[of[tokens]]
-        found = np.stack([stays[wait] if wait != "host" else np.zeros(len(stays)) for wait in WAITS])
+        waited = np.stack([stays[wait] if wait != "host" else np.zeros(len(stays)) for wait in WAITS])
         ran = np.flatnonzero(stays["batch"] >= 0)  # what passed from the tick to the end of the stay is taken off
         end, step = stays[ran], made[k[tokens[ran]]]
         tick = seg[at[step]]
@@ -184,8 +184,8 @@ def token_times(
         passed = {"load": load, "kv": kv, "compute": solo, "time_slice": off, "contention": wall - solo - off}
         passed["queue"] = end["anchor_s"] - times[tokens[ran]] - load - kv - wall
         for wait, seconds in passed.items():
-            found[WAITS.index(wait), ran] -= seconds
-        return found
+            waited[WAITS.index(wait), ran] -= seconds
+        return waited
 
     who, which = longest(rid[order], ns)
     parts = rounded(waited_s(order[which + 1]) - waited_s(order[which]), ns[which + 1] - ns[which])
@@ -209,6 +209,6 @@ def longest(owner: NDArray[np.int64], ns: NDArray[np.int64]) -> tuple[NDArray[np
 
 
 def spelled(count: NDArray[Any], first: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """So many of each row, counted from its first: which row, and the number."""
+    """Expand run lengths to (row, position)."""
     at = np.repeat(np.arange(len(count)), count)
     return at, np.arange(len(at)) + np.repeat(first - np.cumsum(count) + count, count)

@@ -1,7 +1,8 @@
 """SGLang's server with its own PD-multiplexing: prefill and decode of one server on parts of the SMs at once.
 
-Whatever a system orders, SGLang divides the SMs of each server by itself, as its batch grows (`--enable-pdmux` and the
-file that `PdMux` writes, here with groups of its own making). Its prefills are whole: the spec's chunk is not used.
+Whatever a system orders, SGLang divides the SMs of each server by itself, as its batch grows. It is started with
+`--enable-pdmux` and the file that `PdMux` writes, here with SGLang's own groups. Its prefills are whole: the spec's
+chunk is not used.
 This is not our policy `pdmux`, which orders turns and SMs that no server takes orders for.
 """
 

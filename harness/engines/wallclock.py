@@ -1,4 +1,4 @@
-"""What engines in real time share: the clock, arrivals, membership, who waits for what, stamps, and rows of them.
+"""The base of engines in real time: the clock, arrivals, membership, causes of waiting, stamps, and their rows.
 
 An engine on a wall clock derives from `WallClock` and adds what it does itself: `step`, the actions, its memory.
 """
@@ -54,7 +54,7 @@ class Live:
 
 @dataclass(slots=True)
 class Counts:
-    """What a batch did since the start."""
+    """Counters of a batch since the start."""
 
     steps: int = 0
     decoded_tokens: int = 0
@@ -84,28 +84,28 @@ class WallClock:
         self._R = np.zeros(0, rows.FIELDS)
         self._places: dict[Gpus, int] = {}
         self._future: list[tuple[float, int]] = []  # a heap of arrivals
-        self._heirs: dict[int, int] = {}  # of closed loops: who comes after whom
+        self._heirs: dict[int, int] = {}  # of closed loops: each request's successor
 
     # ------------------------------------------------------------ what an engine adds
 
     def step(self) -> bool:
-        """Do one step of something that can run, and tell what came of it; False: nothing can."""
+        """Do one step of a batch that can run, and tell its events; False if none can."""
         raise NotImplementedError
 
-    def waits_for(self, one: Live) -> str:
-        """Why a member of a batch is not stepping: a cause of record.WAITS."""
+    def waits_for(self, request: Live) -> str:
+        """Return the cause, of record.WAITS, for which a member of a batch is not stepping."""
         raise NotImplementedError
 
-    def release(self, one: Live) -> None:
+    def release(self, request: Live) -> None:
         """Take the KV of a request that leaves its batch or ends."""
         raise NotImplementedError
 
-    def kv_bytes(self, one: Live) -> int:
+    def kv_bytes(self, request: Live) -> int:
         """Return the bytes of a request's KV."""
         raise NotImplementedError
 
     def act(self, action: Action) -> Refusal | None:
-        """Start an action; the reason where it cannot be. After "not now", call `freed` when something came free."""
+        """Start an action; return the reason of a refusal. After "not now", call `freed` when something came free."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ the run
@@ -134,12 +134,12 @@ class WallClock:
 
     @property
     def begun(self) -> bool:
-        """Whether the clock runs."""
+        """True while the clock runs."""
         return self._zero_s < math.inf
 
     @property
     def over(self) -> bool:
-        """Whether the run's end has come."""
+        """True once the run's end has come."""
         return self.now_s >= self._end_s
 
     def clock(self) -> float:
@@ -209,17 +209,17 @@ class WallClock:
         self.tell([Arrived(Request(r, model, due_s, prompt, *slos))])
 
     def charge(self, stepping: Iterable[Live]) -> None:
-        """Close the books at the clock's time: from here on these step, and the others wait."""
-        solo = {one.rid for one in stepping}
-        for one in self.live.values():
-            self._book(one)
-            waits = "admission" if one.batch is None else self.waits_for(one)
-            one.cause = "compute" if one.rid in solo else waits
+        """Charge all requests up to the clock's time; from here on `stepping` step, and the others wait."""
+        solo = {request.rid for request in stepping}
+        for request in self.live.values():
+            self._book(request)
+            waits = "admission" if request.batch is None else self.waits_for(request)
+            request.cause = "compute" if request.rid in solo else waits
 
-    def _book(self, one: Live) -> None:
+    def _book(self, request: Live) -> None:
         """Charge the time up to now to what a request waits for."""
-        self._R[one.cause][one.rid] += self.now_s - one.since_s
-        one.since_s = self.now_s
+        self._R[request.cause][request.rid] += self.now_s - request.since_s
+        request.since_s = self.now_s
 
     def stats(self) -> dict[str, float]:
         """See Engine."""
@@ -234,11 +234,11 @@ class WallClock:
     # ------------------------------------------------------------ requests
 
     def used_bytes(self, model: str) -> int:
-        """KV of a model's requests."""
-        return sum(self.kv_bytes(one) for one in self.live.values() if one.model == model)
+        """Return the KV of a model's requests."""
+        return sum(self.kv_bytes(request) for request in self.live.values() if request.model == model)
 
     def gone(self, rid: int) -> Refusal | None:
-        """Why nothing can be done to a request, if so."""
+        """Return the refusal of any action on a request that is gone, else None."""
         if rid in self.live:
             return None
         came = 0 <= rid < len(self._R) and self._R["arrival"][rid] < math.inf
@@ -246,16 +246,16 @@ class WallClock:
 
     def state(self, rid: int) -> RequestState:
         """Return the state of a request. Raises KeyError if it has not come."""
-        one = self.live.get(rid)
-        if one is None:
+        request = self.live.get(rid)
+        if request is None:
             if not (0 <= rid < len(self._R) and self._R["arrival"][rid] < math.inf):
                 raise KeyError(f"no request {rid} yet")
             return RequestState(None, len(self._stamps_s[rid]), 0, None)
-        home = one.batch.inst.place if one.batch is not None and one.kv_tokens else None
-        return RequestState(one.batch, one.made, self.kv_bytes(one), home)
+        home = request.batch.inst.place if request.batch is not None and request.kv_tokens else None
+        return RequestState(request.batch, request.made, self.kv_bytes(request), home)
 
     def admit(self, action: Admit) -> Refusal | None:
-        """Make a request, or all later ones of a model, members of a batch; the reason where it cannot be."""
+        """Make a request, or all later ones of a model, members of a batch; return the reason of a refusal."""
         who, batch = action.who, action.batch
         if isinstance(who, str):
             if who != batch.inst.model:
@@ -264,72 +264,72 @@ class WallClock:
             return None
         if failed := self.gone(who):
             return failed
-        one = self.live[who]
-        if one.model != batch.inst.model:
+        request = self.live[who]
+        if request.model != batch.inst.model:
             return "never", f"a batch of {batch.inst.model} cannot serve request {who}"
         if np.isnan(self._R["admit"][who]):
             self._R["admit"][who] = self.now_s
-        if one.batch != batch:
-            self.withdrawn(one)
-            one.batch = batch
-            self.batches.setdefault(batch, []).append(one)
+        if request.batch != batch:
+            self.withdrawn(request)
+            request.batch = batch
+            self.batches.setdefault(batch, []).append(request)
             self.charge(())
         return None
 
-    def withdrawn(self, one: Live) -> None:
+    def withdrawn(self, request: Live) -> None:
         """Take a request out of its batch for another one; its KV goes, unless an engine keeps it."""
-        self._leave(one)
+        self._leave(request)
 
-    def _leave(self, one: Live) -> None:
-        if one.batch is not None:
-            self.release(one)
-            self.batches[one.batch].remove(one)
+    def _leave(self, request: Live) -> None:
+        if request.batch is not None:
+            self.release(request)
+            self.batches[request.batch].remove(request)
 
     def stepped(self, batch: Batch, stepping: Iterable[Live], begun_s: float) -> None:
         """Record a step from `begun_s` to now: each of its requests has its next token, and KV of all before it."""
         counts, events = self.counts.setdefault(batch, Counts()), list[Event]()
         counts.steps += 1
         counts.busy_s += self.now_s - begun_s
-        for one in stepping:
-            fresh = not one.kv_tokens
-            counts.prefilled_tokens += one.ctx_tokens * fresh
+        for request in stepping:
+            fresh = not request.kv_tokens
+            counts.prefilled_tokens += request.ctx_tokens * fresh
             counts.decoded_tokens += not fresh
-            one.kv_tokens = one.ctx_tokens
-            self._token(one, batch)
-            if one.made == one.output_tokens:
-                events.append(self.end(one, "done"))
+            request.kv_tokens = request.ctx_tokens
+            self._token(request, batch)
+            if request.made == request.output_tokens:
+                events.append(self.end(request, "done"))
             elif fresh:
-                events.append(Prefilled(one.rid, batch))
+                events.append(Prefilled(request.rid, batch))
         self.tell(events)
 
-    def _token(self, one: Live, batch: Batch) -> None:
-        r, place = one.rid, batch.inst.place
+    def _token(self, request: Live, batch: Batch) -> None:
+        r, place = request.rid, batch.inst.place
         assert not isinstance(place, Host)
         last = self._places.setdefault(place, len(self._places))
-        if not one.made:
+        if not request.made:
             self._R["first"][r], self._R["first_inst"][r] = self.now_s, last
-            self._book(one)
+            self._book(request)
             for wait in rows.ENGINE_WAITS:
                 self._R[f"ttft_{wait}"][r] = self._R[wait][r]
-        one.made += 1
+        request.made += 1
         self._R["last_inst"][r] = last
         self._stamps_s[r].append(self.now_s)
 
-    def preempted(self, one: Live) -> Preempted:
+    def preempted(self, request: Live) -> Preempted:
         """Record that a request lost its KV, and return the event; its prompt is computed anew."""
-        assert one.batch is not None
-        self._R["preemptions"][one.rid] += 1
-        return Preempted(one.rid, one.batch)
+        assert request.batch is not None
+        self._R["preemptions"][request.rid] += 1
+        return Preempted(request.rid, request.batch)
 
-    def end(self, one: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
+    def end(self, request: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
         """End a request now; the one that comes after it in a closed loop thinks first."""
         self.charge(())
-        self._R["done"][one.rid], self._ends[one.rid] = self.now_s, rows.NAMES.index(state)
-        self._leave(one)
-        del self.live[one.rid]
-        if (heir := self._heirs.get(one.rid)) is not None and self.jobs.think_s is not None:
+        self._R["done"][request.rid], self._ends[request.rid] = self.now_s, rows.NAMES.index(state)
+        self._leave(request)
+        del self.live[request.rid]
+        if (heir := self._heirs.get(request.rid)) is not None and self.jobs.think_s is not None:
             heapq.heappush(self._future, (self.now_s + self.jobs.think_s.item(heir), heir))
-        return Finished(one.rid, one.batch, state)
+        return Finished(request.rid, request.batch, state)
 
     def idle(self) -> bool:
         """Tell whether every request has ended."""
@@ -366,8 +366,8 @@ class WallView:
     def batch(self, batch: Batch) -> BatchState:
         """See View."""
         counts, members = self._requests.counts.get(batch, Counts()), self._requests.batches.get(batch, [])
-        prompts = [one.ctx_tokens for one in members if not one.kv_tokens]
-        decodes = [one.ctx_tokens for one in members if one.kv_tokens]
+        prompts = [request.ctx_tokens for request in members if not request.kv_tokens]
+        decodes = [request.ctx_tokens for request in members if request.kv_tokens]
         return BatchState(
             len(prompts), len(decodes), 0, sum(prompts), sum(decodes), counts.steps, counts.decoded_tokens,
             counts.prefilled_tokens, counts.busy_s,
@@ -375,7 +375,7 @@ class WallView:
 
     def members(self, batch: Batch) -> tuple[int, ...]:
         """See View."""
-        return tuple(one.rid for one in self._requests.batches.get(batch, ()))
+        return tuple(request.rid for request in self._requests.batches.get(batch, ()))
 
     def request(self, rid: int) -> RequestState:
         """See View."""
@@ -390,7 +390,7 @@ class WallView:
 
 
 class NoProfile:
-    """Stands where the cost table would be of a machine on which nobody has measured one."""
+    """A profile of a machine without a cost table: every query raises."""
 
     def _none(self, *_: Any, **__: Any) -> Any:
         raise Unsupported("cost table")
@@ -399,7 +399,7 @@ class NoProfile:
 
 
 def machine_facts(*libraries: str) -> dict[str, str]:
-    """Host, processors and versions of libraries, for `measured_on`; no device is touched for it."""
+    """Return host, processors and versions of libraries, for `measured_on`, without touching a device."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text("utf-8").splitlines() if info.is_file() else []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

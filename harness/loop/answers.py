@@ -1,6 +1,6 @@
-"""Whether what a policy answers is made of actions: of a known class, each field of the type that actions.py declares.
+"""Checks of a policy's answer: each action is of a known class, each field of the type that actions.py declares.
 
-Looked at for every action of every run, so these are plain lines, not something derived from the declarations.
+They run for every action of every run, so these are plain lines, not derived from the declarations.
 """
 
 from __future__ import annotations

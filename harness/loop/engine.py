@@ -1,7 +1,7 @@
-"""Where time passes: a simulator jumps, a GPU or a server waits. What an engine must do, and how it is found by name.
+"""The interface of engines, in which time passes: a simulator jumps, a GPU or a server waits. Found by name.
 
-A module or package of harness/engines that defines `make` is an engine; its settings are `engines/machine.Config`. What
-a user may set of it alone are the fields of its dataclass `Fields`, declared and asked for as those of a system.
+A module or package of harness/engines that defines `make` is an engine; its settings are `engines/machine.Config`. A
+user may set the fields of its own dataclass `Fields`, which are declared and asked for as those of a system.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAKES = re.compile(r"^def make\(", re.MULTILINE)
 
 
 class Engine(Protocol):
-    """What `replay` needs of a simulator, a GPU or a server. All fields belong to the configured object.
+    """The methods that `replay` calls on a simulator, a GPU or a server. Fields belong to the configured object.
 
     The life of an engine: `make`, `ready`, `take`, the actions that answer "start" (`do`), `begin`, then `poll`, `do`,
     `view` and `idle` until the run ends, `rows`, `stats`, `close`. An engine that was made may also be closed at once.
@@ -57,7 +57,7 @@ class Engine(Protocol):
         ...
 
     def take(self, jobs: Jobs) -> None:
-        """Keep the workload, of which nothing is told before it is due: from here on nobody else has it."""
+        """Keep the workload, of which nothing is told before it is due: from here on the engine alone has it."""
         ...
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:

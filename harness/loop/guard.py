@@ -64,7 +64,7 @@ def terminable() -> Iterator[None]:
 
 
 class Watch:
-    """Raises `Endless` into a call that exceeds the limit; `call` is the number of the call under way, 0: none.
+    """A watch that raises `Endless` into a call beyond the limit; `call` numbers the call under way, 0: none.
 
     A repeating timer looks whether the call is still the same one, so a call costs two assignments. Ticks are counted,
     not seconds: a process that was stopped gets one tick for all the time it slept. Without SIGALRM, or outside the
@@ -114,7 +114,7 @@ def _interrupt(_signum: int, _frame: FrameType | None) -> None:
 
 def _collecting(frame: FrameType | None) -> bool:
     """Tell whether a callback of the garbage collector runs: Python drops what is raised there."""
-    callbacks = [code for one in gc.callbacks if (code := getattr(one, "__code__", None))]
+    callbacks = [code for callback in gc.callbacks if (code := getattr(callback, "__code__", None))]
     while frame is not None:
         if frame.f_code in callbacks:
             return True
@@ -124,7 +124,7 @@ def _collecting(frame: FrameType | None) -> bool:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Call code of a policy's file other than `on`: whatever it raises is a Fault, but for what it may say."""
+    """Call code of a policy's file other than `on`: any exception is a Fault, but for those that it may raise."""
     with Watch() as watch, quiet():
         watch.call = 1
         try:
@@ -146,9 +146,9 @@ def said(error: BaseException) -> str:
 
     For example `KeyError at mine.py:33 ('m9')`.
     """
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if _foreign(one.filename)]
-    own = [one.lineno for one in frames if one.filename == frames[0].filename]
-    at = f" at {Path(frames[0].filename).name}:{own[-1]}" if own else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _foreign(frame.filename)]
+    lines = [frame.lineno for frame in frames if frame.filename == frames[0].filename]
+    at = f" at {Path(frames[0].filename).name}:{lines[-1]}" if lines else ""
     if isinstance(error, Endless):
         return f"{error}{at}"
     text = next(iter(str(error).encode("utf-8", "backslashreplace").decode().splitlines()), "")

@@ -1,4 +1,4 @@
-"""What a log keeps of a replay: decisions with what was read for them, and what became of actions refused for now."""
+"""Logs of a replay: decisions with the queries read for them, and the fate of actions refused for now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Fate = Literal["refused", "issued", "withdrawn"]
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What happened to an order that stands (harness/loop/standing.py).
+    """An event of a standing order (harness/loop/standing.py).
 
     It was refused, with the engine's reason; it was issued again and taken; or the policy spoke of the same thing.
     """
@@ -28,7 +28,7 @@ class Note:
 
 
 class Log(Protocol):
-    """Hears each decision; may stand between a policy and its view."""
+    """A listener to decisions; it may stand between a policy and its view."""
 
     def watch(self, view: View) -> View:
         """Return the view to hand to the policy."""
@@ -94,7 +94,7 @@ class Watched:
 
 @dataclass(slots=True)
 class Recorder:
-    """Keeps every decision with what was read for it: enough to ask a fresh policy again. Keeps every note."""
+    """A log of all notes, and of all decisions with their queries: enough to ask a fresh policy again."""
 
     decisions: list[Decision] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)

@@ -32,7 +32,7 @@ class Livelock(Fault):
 
 @dataclass(slots=True)
 class Outcome:
-    """What the engine refused, and what the policy cost on the wall clock; the latter enters no result."""
+    """Actions that the engine refused, and the policy's wall-clock seconds, which enter no result."""
 
     refused: int = 0  # actions that failed, or were refused for now: once each
     first_refused: str = ""  # the first of them, when, and the engine's reason
@@ -111,12 +111,11 @@ def replay(
     """Run a workload through a system on an engine until every request has ended, or until `end_s`.
 
     Each decision takes `decision_s`; a policy decides one event at a time and sees the view of its start. Loads,
-    evictions, limits and moves take effect `control_s` later still, and with them the turns of the same answer, which
-    would else end before what they wait for is under way. On a wall clock both are 0: thinking takes its own time.
+    evictions, limits and moves take effect `control_s` later still. So do the turns of the same answer: they would else
+    end as stuck before their loads start. On a wall clock both are 0: thinking takes its own time.
 
-    The engine is made ready here, and closed by whoever made it. Raises Unsupported (before the engine is ready),
-    Infeasible, and Fault where the policy raises, answers what is no action, exceeds `guard.LIMIT_S`, or lets no time
-    pass (Livelock).
+    The engine is made ready here, and closed by its maker. Raises Unsupported (before the engine is ready), Infeasible,
+    and Fault: the policy raises, answers what is no action, exceeds `guard.LIMIT_S`, or lets no time pass (Livelock).
     """
     if lacks := missing(system, engine):
         raise Unsupported(", ".join(lacks))
@@ -133,7 +132,7 @@ def replay(
 
 
 class Replay:
-    """One run under way: what was heard and not decided, what is to come, and what stands refused."""
+    """A run under way: events heard and not decided, the agenda, and orders that stand refused."""
 
     def __init__(self, system: System, engine: Engine, decision_s: float, control_s: float, log: Log | None) -> None:
         self.system, self.engine, self.log = system, engine, log
@@ -255,10 +254,10 @@ class Replay:
                 self.count(refusal)
                 standing.add(action, refusal.why, self.view.now_s)
 
-    def withdraw(self, said: Action) -> None:
-        """Forget the orders that stand on what the policy speaks of; a turn that it closes ends as in an engine."""
-        closes = isinstance(said, Run) and said.steps == 0 and TurnEnded in self.system.hears
-        for gone in self.standing.withdraw(said, self.view.now_s):
+    def withdraw(self, newer: Action) -> None:
+        """Forget the standing orders that a newer action replaces; a turn that it closes ends as in an engine."""
+        closes = isinstance(newer, Run) and newer.steps == 0 and TurnEnded in self.system.hears
+        for gone in self.standing.withdraw(newer, self.view.now_s):
             if closes and is_turn(gone):
                 self.heard.append(TurnEnded(gone.batch, gone.phase, "steps", 0, 0.0))
 
@@ -272,6 +271,6 @@ class Replay:
 
 
 def _when(now_s: float, event: Event) -> str:
-    """Say which call of a policy it was."""
+    """Describe the call of a policy by its time and event."""
     told = f"Arrived(id={event.request.id})" if isinstance(event, Arrived) else str(event)
     return f"t = {now_s:.6g} s, {told}"

@@ -27,17 +27,17 @@ class Standing:
         self.orders.append(action)
         self._note(now_s, action, "refused", why)
 
-    def withdraw(self, said: Action, now_s: float) -> list[Action]:
-        """Forget, and return, the orders on whatever the policy speaks of now."""
-        gone = [action for action in self.orders if same_subject(said, action)]
+    def withdraw(self, newer: Action, now_s: float) -> list[Action]:
+        """Forget, and return, the orders that a newer action of the policy replaces."""
+        gone = [action for action in self.orders if same_subject(newer, action)]
         for action in gone:
             self.orders.remove(action)
             self._note(now_s, action, "withdrawn")
         return gone
 
-    def awaited(self, said: Action) -> bool:
-        """Tell whether an action is a turn on weights whose Load stands: issued before that, it would end at once."""
-        return is_turn(said) and any(isinstance(a, Load) and a.inst == said.batch.inst for a in self.orders)
+    def awaited(self, turn: Action) -> bool:
+        """Tell whether an action is a turn on weights whose Load stands: before that, it would end at once."""
+        return is_turn(turn) and any(isinstance(a, Load) and a.inst == turn.batch.inst for a in self.orders)
 
     def again(self, do: Callable[[Action], Done | None], now_s: float) -> None:
         """Issue all orders again; those that are refused once more keep their places."""
@@ -61,11 +61,11 @@ def is_turn(action: Action) -> TypeGuard[Run]:
     return isinstance(action, Run) and (action.for_s is not None or bool(action.steps))
 
 
-def same_subject(said: Action, stands: Action) -> bool:
-    """Tell whether an action speaks of what a standing one does, and so takes its place."""
-    match said, stands:
-        case (Load(one) | Evict(one), Load(other) | Evict(other)):
-            return one == other
+def same_subject(newer: Action, stands: Action) -> bool:
+    """Tell whether an action has the subject of a standing one, and so takes its place."""
+    match newer, stands:
+        case (Load(inst) | Evict(inst), Load(other) | Evict(other)):
+            return inst == other
         case Limit(model, gpu), Limit():
             return (model, gpu) == (stands.model, stands.gpu)
         case (Admit(who) | Drop(who), Admit(other) | Drop(other)) | (Move(who) | Drop(who), Move(other)):

@@ -49,12 +49,12 @@ class Make(Protocol):
 
 
 def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
-    """Call a system's class. Raises Infeasible where it says so, and Fault for whatever else goes wrong in it."""
+    """Call a system's class. Raises Infeasible where it says so, and Fault for any other mistake in it."""
     with guarded():
         policy = make(cluster, **fields)
         for name, members in (("hears", type), ("uses", str)):
             have = getattr(policy, name, None)
-            if not isinstance(have, frozenset) or not all(isinstance(one, members) for one in have):
+            if not isinstance(have, frozenset) or not all(isinstance(member, members) for member in have):
                 raise Fault(f"has no `{name}`, a frozenset of {'event classes' if members is type else 'names'}")
         if not isinstance(getattr(policy, "options", None), Mapping):
             raise Fault("has no `options`, a mapping of names to values")
@@ -84,11 +84,11 @@ def module(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(f"_system_{file.stem}", file)
         assert spec is not None
         assert spec.loader is not None
-        found = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = found
+        loaded = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = loaded
         with guarded():
-            spec.loader.exec_module(found)
-        return found
+            spec.loader.exec_module(loaded)
+        return loaded
     with guarded():
         return importlib.import_module(f"systems.{name}")
 
@@ -98,14 +98,14 @@ def find(name: str) -> Any:
 
     Raises as `module` does, UserError if there is not exactly one, and Fault if it has no `presets`.
     """
-    found = module(name)
+    source = module(name)
     classes = [
         c
-        for _, c in inspect.getmembers(found, inspect.isclass)
-        if c.__module__ == found.__name__ and callable(getattr(c, "on", None))
+        for _, c in inspect.getmembers(source, inspect.isclass)
+        if c.__module__ == source.__name__ and callable(getattr(c, "on", None))
     ]
     if len(classes) != 1:
-        raise UserError(f"{found.__file__}: expected one class with a method `on`, found {len(classes)}")
+        raise UserError(f"{source.__file__}: expected one class with a method `on`, found {len(classes)}")
     if not isinstance(getattr(classes[0], "presets", None), Mapping):
         raise Fault("has no `presets`, a mapping of names to fields")
     return classes[0]

@@ -1,7 +1,7 @@
-"""Which systems passed `bench check`, by the content of their files: of files given by path, others are `unchecked`.
+"""Systems that passed `bench check`, by the content of their files. Others given by path are `unchecked`.
 
-Those that are shipped stand in systems/checked.toml, written by `bench check --all --store` and held against the files
-by a test; whatever else passed on this machine, under the laws as they are now, in the user's cache folder.
+Shipped systems stand in systems/checked.toml, which `bench check --all --store` writes and a test compares with the
+files. Others that passed on this machine, under the present laws, stand in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def content(name: str) -> str:
 def vetted(name: str) -> bool:
     """Tell whether a system's file, as it is now, has passed."""
     try:
-        found = content(name)
+        digest = content(name)
     except UserError:  # it ran, and is gone
         return False
-    return found in shipped().values() or _kept(found).is_file()
+    return digest in shipped().values() or _kept(digest).is_file()
 
 
 def unchecked(names: Iterable[str]) -> list[str]:
@@ -55,14 +55,14 @@ def keep(passed: str) -> None:
 
 
 def store(passed: dict[str, str], names: Iterable[str]) -> None:
-    """Write for all users of these sources which systems passed; of `names`, which are on hand, others stay."""
-    known = {name: found for name, found in (shipped() | passed).items() if name in names}
-    SHIPPED.write_text(HEAD + "".join(f'{name} = "{found}"\n' for name, found in sorted(known.items())), "utf-8")
+    """Write the systems that passed into the repository; others of `names`, which are on hand, stay."""
+    known = {name: digest for name, digest in (shipped() | passed).items() if name in names}
+    SHIPPED.write_text(HEAD + "".join(f'{name} = "{digest}"\n' for name, digest in sorted(known.items())), "utf-8")
 
 
-def _kept(found: str) -> Path:
+def _kept(digest: str) -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "llm-sharing-bench" / "checked" / sha256(f"{found} {_laws()}".encode()).hexdigest()
+    return Path(base) / "llm-sharing-bench" / "checked" / sha256(f"{digest} {_laws()}".encode()).hexdigest()
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What falls due at absolute times, in order, whoever moves the clock."""
+"""An agenda of actions due at absolute times, in order; the caller moves the clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Agenda:
 
     @property
     def next_ns(self) -> int | None:
-        """When the next action is due; None if there is none."""
+        """The time of the next action; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def advance(self, now_ns: int) -> None:

@@ -23,7 +23,7 @@ def text_of(made: int) -> str:
 
 
 class Answer:
-    """Writes one request's answer in one server's flavour. Bytes are without HTTP's own framing."""
+    """A writer of one request's answer in one server's flavour. Bytes are without HTTP's own framing."""
 
     def __init__(self, ask: Ask, model: str, number: int, flavour: Flavour, read_ns: int) -> None:
         self.ask = ask
@@ -90,8 +90,8 @@ class Answer:
         for sequence in sequences:
             text = "".join(text_of(k + 1) for k in range(sequence.made))
             message = {"message": {"role": "assistant", "content": text}}
-            said: dict[str, Any] = message if self.ask.chat else {"text": text}
-            choices.append({"index": sequence.index, **said, "logprobs": None, "finish_reason": sequence.finish})
+            content: dict[str, Any] = message if self.ask.chat else {"text": text}
+            choices.append({"index": sequence.index, **content, "logprobs": None, "finish_reason": sequence.finish})
         body: dict[str, Any] = {"id": self._id, **self._about, "choices": choices, "usage": self._usage(sequences)}
         if self._llama:
             body["timings"] = self._timings(sequences, now_ns)
@@ -108,11 +108,11 @@ class Answer:
     def _timings(self, sequences: list[Sequence], now_ns: int) -> dict[str, float]:
         """Return llama.cpp's timings, in ms: of the prompt up to its first token, and from there to the end."""
         usage, first_ns = self._usage(sequences), self.first_ns if self.first_ns >= 0 else now_ns
-        found: dict[str, float] = {"cache_n": 0}
+        timings: dict[str, float] = {"cache_n": 0}
         for name, n, ms in (
             ("prompt", usage["prompt_tokens"], (first_ns - self.begun_ns) / 1e6),
             ("predicted", usage["completion_tokens"], (now_ns - first_ns) / 1e6),
         ):
             per = {f"{name}_per_token_ms": ms / n if n else 0.0, f"{name}_per_second": 1e3 * n / ms if ms else 0.0}
-            found |= {f"{name}_n": n, f"{name}_ms": ms, **per}
-        return found
+            timings |= {f"{name}_n": n, f"{name}_ms": ms, **per}
+        return timings

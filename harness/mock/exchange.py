@@ -17,7 +17,7 @@ from harness.mock.stats import Row
 
 
 class Server(Protocol):
-    """What an exchange tells its server."""
+    """The interface by which an exchange tells its server of its progress."""
 
     def end(self, row: Row, end: str) -> None:
         """Count a request that is over."""
@@ -33,7 +33,7 @@ class Server(Protocol):
 
 
 class Exchange:
-    """Turns tokens into what its client reads; ApiError where its model cannot answer."""
+    """A request under way: tokens become the client's bytes; ApiError where its model cannot answer."""
 
     def __init__(
         self,
@@ -138,5 +138,5 @@ def _length(ask: Ask, prompt_tokens: int, most: int, usual: int) -> tuple[int, F
         message = f"{most} tokens of prompt and output are served; {prompt_tokens} of prompt{asked} were asked for"
         raise ApiError(400, message, "prompt" if room < 1 else "max_tokens", "context_length_exceeded")
     limit = ask.max_tokens or room
-    own = max(usual, ask.min_tokens)
-    return (limit, "length") if ask.ignore_eos or limit <= own else (own, "stop")
+    length = max(usual, ask.min_tokens)
+    return (limit, "length") if ask.ignore_eos or limit <= length else (length, "stop")

@@ -1,4 +1,4 @@
-"""What goes wrong on request: by shares of all requests, or ordered by one request's header."""
+"""Faults on request: by shares of all requests, or ordered by one request's header."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAULTS: dict[str, Fault] = {"fail": "500", "reject": "429", "hang": "hang", "cut
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to go wrong with a request."""
+    """The faults of a request."""
 
     fault: Fault | None = None  # 500 and 429 at once; hang: no byte ever; cut, malformed: halfway through
     slow_s: float = 0.0  # by which it joins its batch later
@@ -36,7 +36,7 @@ ONLY: dict[Fault, Order] = {fault: Order(fault) for fault in FAULTS.values()}
 
 
 class Faults:
-    """Draws a fault for each request in the order of their arrival, so equal seeds give equal faults."""
+    """Faults drawn for requests in the order of their arrival, so equal seeds give equal faults."""
 
     def __init__(self, shares: Shares, seed: int) -> None:
         self._shares = [(getattr(shares, field.name), FAULTS[field.name]) for field in fields(shares)]
@@ -73,5 +73,5 @@ def ordered(text: str) -> Order:
         elif part in ONLY and order.fault is None:
             order = replace(order, fault=part)
         else:
-            raise ValueError(f'"{part}" is none of {", ".join(ONLY)}, slow=SECONDS')
+            raise ValueError(f'"{part}" is not one of {", ".join(ONLY)}, slow=SECONDS')
     return order

@@ -19,7 +19,7 @@ LEVELS = (0, 1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a model is served."""
+    """A model's limits and its seconds of sleep and wake."""
 
     name: str
     max_tokens: int  # longest prompt + output
@@ -55,7 +55,7 @@ class Model:
 
     @property
     def sleeping(self) -> bool:
-        """Whether requests are held, as vLLM's `/is_sleeping` says it."""
+        """True while requests are held, as vLLM's `/is_sleeping` reports it."""
         return self.state != "awake"
 
     def submit(self, sequence: Sequence, at_ns: int, after_ns: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""When tokens are made: at fixed intervals, or by the steps of a batch as a cost table prices them."""
+"""Times of tokens: at fixed intervals, or by the steps of a batch as a cost table prices them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ns(seconds: float) -> int:
 
 
 class Pacing(Protocol):
-    """Makes the tokens of a model's sequences."""
+    """The maker of tokens of a model's sequences."""
 
     def start(self, sequence: Sequence, at_ns: int) -> None:
         """Go on with a sequence from where it is: with its prompt, or with the next token."""

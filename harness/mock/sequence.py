@@ -52,7 +52,7 @@ class Sequence:
         self.made = 0  # tokens so far
         self.begun_ns = -1  # when its prompt was begun
         self.due_ns = -1  # of the next token, where each has a time of its own
-        self.model: Owner | None = None  # that answers it; None: nobody yet, or nobody any more
+        self.model: Owner | None = None  # that answers it; None: none yet, or none any more
 
     def token(self, at_ns: int) -> None:
         """Make a token."""

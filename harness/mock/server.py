@@ -42,8 +42,8 @@ class Mock:
         self.settings = settings
         self.agenda = Agenda()
         self.models = {
-            one.name: Model(one, pacing(self.agenda, k), self.agenda, partial(self._say, one.name))
-            for k, one in enumerate(served)
+            member.name: Model(member, pacing(self.agenda, k), self.agenda, partial(self._say, member.name))
+            for k, member in enumerate(served)
         }
         self.stats = Stats()
         self.faults = Faults(settings.shares, settings.seed)
@@ -146,7 +146,7 @@ class Mock:
         self.stats.name(row, model.served.name)
         order = _ordered(headers["x-mock"]) if "x-mock" in headers else drawn
         if order.fault == "500":
-            raise ApiError(500, "The mock was told to fail")
+            raise ApiError(500, "The mock fails this request, as --fail asks")
         queue = self.settings.queue
         if order.fault == "429" or (queue is not None and model.waiting + len(ask.prompts) * ask.n > queue):
             raise ApiError(429, f"{row.model} has too many requests waiting", code="rate_limit_exceeded")
@@ -166,16 +166,16 @@ class Mock:
     # ------------------------------------------------------------------ sleep, as vLLM's development endpoints have it
 
     def _sleep(self, connection: Connection, request: Request, models: Mapping[str, Model]) -> None:
-        level, mode = _one(request, "level", "1"), _one(request, "mode", "abort")
-        if level not in {str(one) for one in LEVELS}:
+        level, mode = _parameter(request, "level", "1"), _parameter(request, "mode", "abort")
+        if level not in {str(n) for n in LEVELS}:
             raise ApiError(400, f"level must be {_or(LEVELS)}", "level")
-        found = next((one for one in MODES if one == mode), None)
-        if found is None:
+        chosen = next((known for known in MODES if known == mode), None)
+        if chosen is None:
             raise ApiError(400, f"mode must be {_or(MODES)}", "mode")
         asked = _asked(request, models)
         told = _all(len(asked), connection)
         for model in asked:
-            model.sleep(int(level), found, self._at(request), told)
+            model.sleep(int(level), chosen, self._at(request), told)
 
     def _wake(self, connection: Connection, request: Request, models: Mapping[str, Model]) -> None:
         if "tags" in request.query:
@@ -222,7 +222,7 @@ def _ordered(text: str) -> Order:
         raise ApiError(400, f"x-mock: {error}", "x-mock") from None
 
 
-def _one(request: Request, name: str, default: str) -> str:
+def _parameter(request: Request, name: str, default: str) -> str:
     return request.query.get(name, [default])[-1]
 
 
@@ -251,7 +251,7 @@ def run(mock: Mock, host: str, port: int, *, ports: bool = False, with_parent: b
 
     The URL of each port is a line of stdout, with the model's name behind it where there are several.
     """
-    # A collection would stop all streams for as long as it takes. Nothing needs one: who refers to whom ends with them.
+    # A collection would stop all streams for as long as it takes. None is needed: cycles of references end with them.
     gc.disable()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -309,8 +309,8 @@ async def _serve(mock: Mock, host: str, port: int, *, ports: bool, with_parent: 
             stop(None)
         loop.call_later(PARENT_S, look)
 
-    for one in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(one, stop, one)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, stop, signum)
     try:
         async with listening(mock, host, port, ports=ports) as urls:
             for url, name in urls.items():
@@ -319,5 +319,5 @@ async def _serve(mock: Mock, host: str, port: int, *, ports: bool, with_parent: 
                 look()
             return await stopped
     finally:
-        for one in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(one)
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(signum)

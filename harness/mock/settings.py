@@ -1,4 +1,4 @@
-"""How the mock answers."""
+"""Settings of the mock's answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.mock.faults import Shares
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What holds for all requests."""
+    """Settings that hold for all requests."""
 
     flavour: Flavour = "vllm"
     queue: int | None = None  # requests of a model without a token, beyond which it answers 429

@@ -1,4 +1,4 @@
-"""What the mock counts, and when it heard what."""
+"""Counts of the mock, and times of its requests."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ class Table:
 
         Asleep at level 1 their weights are in host memory; at level 2 they are gone.
         """
-        found = []
+        models = []
         for model in self._models:
             inst = _inst(model)
             out_s = self._profile.move_s(self._profile.weight_bytes[inst.model, model.tp], 0, Host())
             ways = {level: next((w for w in ways if w in self._ladder), ways[0]) for level, ways in WAYS.items()}
             wakes = {level: ns(self._profile.load_s(inst, way)) for level, way in ways.items()}
-            found.append(Served(model.name, model.shape.max_tokens, {0: 0, 1: ns(out_s), 2: 0}, {0: 0, **wakes}))
-        return found
+            models.append(Served(model.name, model.shape.max_tokens, {0: 0, 1: ns(out_s), 2: 0}, {0: 0, **wakes}))
+        return models
 
     def pacing(self, gpus: int, batch_cap: int) -> Callable[[Agenda, int], Pacing]:
         """Deal the models over so many GPUs in turn."""

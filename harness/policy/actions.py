@@ -1,4 +1,4 @@
-"""What a policy can ask for: eight inert values. Semantics: docs/semantics.md."""
+"""Actions that a policy can order: eight inert values. Semantics: docs/semantics.md."""
 
 from __future__ import annotations
 
@@ -87,5 +87,5 @@ Action = Load | Evict | Limit | Admit | Drop | Run | Move | Wake
 
 def brief(action: Action) -> str:
     """Return an action as text, without the fields that stand at their defaults."""
-    said = [f"{f.name}={x!r}" for f in fields(action) if (x := getattr(action, f.name)) != f.default]
-    return f"{type(action).__name__}({', '.join(said)})"
+    given = [f"{f.name}={x!r}" for f in fields(action) if (x := getattr(action, f.name)) != f.default]
+    return f"{type(action).__name__}({', '.join(given)})"

@@ -1,4 +1,4 @@
-"""Chance that is the same everywhere: numbers by a hash of what they are drawn for."""
+"""Reproducible chance: numbers by a hash of a seed and an id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy can hear: seven inert values, and an eighth for the loop alone. No event is per step."""
+"""Events that a policy can hear: seven inert values, and an eighth for the loop alone. No event is per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may set of a system or an engine: each field states its default and domain where it is declared.
+"""Fields of a system or an engine that a user may set: each declaration states its default and domain.
 
 order: str = choice("moore-hodgson", "fcfs")    the first one is the default
 idle_s: float = number(45.0, 1, 600)            both ends belong to the range
@@ -43,7 +43,7 @@ class Domain(NamedTuple):
 
     @property
     def stated(self) -> bool:
-        """Whether the declaration says more than a type."""
+        """True if the declaration says more than a type."""
         return bool(self.choices) or (self.least, self.most) != (-math.inf, math.inf)
 
 
@@ -61,9 +61,9 @@ def number(default: float, least: float, most: float, *, tuned: bool = False) ->
 def domains(make: type) -> dict[str, Domain]:
     """Return the fields of a class, in order of declaration; those of no dataclass have a type alone."""
     declared = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
-    stated = {one.name: one.metadata[DOMAIN] for one in declared if DOMAIN in one.metadata}
+    stated = {field.name: field.metadata[DOMAIN] for field in declared if DOMAIN in field.metadata}
     takes = inspect.signature(make).parameters
-    return {name: stated.get(name, Domain(one.default)) for name, one in takes.items() if name != "cluster"}
+    return {name: stated.get(name, Domain(parameter.default)) for name, parameter in takes.items() if name != "cluster"}
 
 
 # ------------------------------------------------------------------ asked for
@@ -114,12 +114,12 @@ def toml_value(text: str) -> Any:
     if BARE.fullmatch(text):
         return float(text)
     try:
-        found = tomllib.loads(f"x = {text}")
+        table = tomllib.loads(f"x = {text}")
     except ValueError:  # not TOML, or thousands of digits
         return text
     except RecursionError:
         raise UserError(f'"{text[:MOST_SHOWN]}..." is nested too deeply') from None
-    return found["x"] if len(found) == 1 else text
+    return table["x"] if len(table) == 1 else text
 
 
 def _written(value: Option) -> str:
@@ -135,13 +135,13 @@ def values(given: Asked, takes: Mapping[str, Domain], presets: Mapping[str, Mapp
     if given.preset is not None and given.preset not in presets:
         have = ", ".join(presets) or "none"
         raise UserError(f'{given.name} has no preset "{given.preset}"{meant(given.preset, presets)} (it has: {have})')
-    found = dict(presets[given.preset]) if given.preset is not None else {}
+    chosen = dict(presets[given.preset]) if given.preset is not None else {}
     for name, value in given.fields.items():
         if name not in takes:
             have = ", ".join(takes) or "none"
             raise UserError(f'{given.name} has no field "{name}"{meant(name, takes)} (it has: {have})')
-        found[name] = _fitting(name, value, takes[name])
-    return found
+        chosen[name] = _fitting(name, value, takes[name])
+    return chosen
 
 
 def _fitting(name: str, value: Option, domain: Domain) -> Option:
@@ -151,7 +151,7 @@ def _fitting(name: str, value: Option, domain: Domain) -> Option:
     if domain.default is not inspect.Parameter.empty and type(value) is not kind:
         raise UserError(f"field {name} is {value!r}, not of the kind of {domain.default!r}")
     if domain.choices and value not in domain.choices:
-        have = [str(one) for one in domain.choices]
+        have = [str(option) for option in domain.choices]
         raise UserError(f"field {name} is {value!r}{meant(str(value), have)} ({', '.join(have)})")
     if not isinstance(value, str) and not domain.least <= value <= domain.most:
         raise UserError(f"field {name} is {value!r}, not in [{domain.least:g}, {domain.most:g}]")

@@ -1,4 +1,4 @@
-"""What several systems share: groups of GPUs, homes by pressure on KV memory, copies, shares of it, instances."""
+"""Placement that systems share: groups of GPUs, homes by pressure on KV memory, copies, shares, instances."""
 
 from __future__ import annotations
 
@@ -130,10 +130,10 @@ def busy(cluster: Cluster, model: str, place: Gpus) -> float:
 def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
     """Return each model's places: its home, and those of copies while one more lightens the busiest GPU.
 
-    A model's copies have equal parts of its traffic, each GPU is as busy as `busy` forecasts, and each copy has room
-    for its weights and one longest request beside all others. Of all copies of a model on the busiest GPU, the next is
-    the one after which the busiest GPU, then the second busiest and so on, is least busy, in whole hundredths of what
-    all GPUs do together: less is not worth a copy's memory. Ties go to the first.
+    A model's copies have equal parts of its traffic, and each GPU is as busy as `busy` forecasts. Each copy has room
+    for its weights and one longest request beside all others. The next copy, of a model on the busiest GPU, is the one
+    after which the busiest GPU, then the second busiest and so on, is least busy. Loads compare in whole hundredths of
+    what all GPUs do together: less is not worth a copy's memory. Ties go to the first.
     """
     places = {m: [home] for m, home in homes.items()}
     need = {m: footprint(model, elastic) + one_request(model) for m, model in cluster.models.items()}
@@ -152,17 +152,17 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
     while whole > 0:
         now = load(places)
         busiest = max(range(len(now)), key=now.__getitem__)
-        best, found = order(places), None
+        best, addition = order(places), None
         for m in [m for m, each in places.items() if any(busiest in place for place in each)]:
             for place in groups(cluster, cluster.models[m].tp):
                 apart = all(g not in other for other in places[m] for g in place)
                 if apart and all(free[g] >= need[m] for g in place):
                     then = order({**places, m: [*places[m], place]})
                     if then < best:
-                        best, found = then, (m, place)
-        if found is None:
+                        best, addition = then, (m, place)
+        if addition is None:
             break
-        m, place = found
+        m, place = addition
         places[m].append(place)
         for g in place:
             free[g] -= need[m]
@@ -197,7 +197,7 @@ def one_request(model: Model) -> int:
 
 
 def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Split a total by weight with a floor each: whoever would fall below gets the floor, the rest scales down."""
+    """Split a total by weight with a floor each: a share below gets the floor, the rest scales down."""
     fixed: set[int] = set()
     while True:
         left = total - sum(floors[i] for i in fixed)
@@ -217,11 +217,10 @@ def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, ho
 
     The largest tensor-parallel degree comes first, by its share of work.
 
-    `work` is GPU-seconds a second by model; of each degree there are `least` groups, if they can be had, and one for
-    each of its models as far as no lower degree lacks GPUs for its own. With `homes` there are no more than these: each
-    model is to live in one. Homes that are given stand instead. Raises Infeasible where no node holds the largest
-    degree, where a model and one longest request do not fit its GPUs, and where given homes overlap or have another
-    degree than their model.
+    `work` is GPU-seconds a second by model. Each degree has `least` groups, if they can be had, and one for each of its
+    models as far as no lower degree lacks GPUs for its own. With `homes` there are no more than these: each model is to
+    live in one. Homes that are given stand instead. Raises Infeasible if no node holds the largest degree, or GPUs lack
+    room for a model and one longest request, or given homes overlap or have another degree than their model.
     """
     for m, model in cluster.models.items():
         if cluster.gpus[0].mem_bytes - model.weight_bytes < one_request(model):

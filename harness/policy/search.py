@@ -14,7 +14,7 @@ TRIED = 8_000  # places that the exact search tries before it gives way to local
 
 
 class Part(NamedTuple):
-    """What a placement counts of a model, on each of its `tp` GPUs."""
+    """A model's demands in a placement, on each of its `tp` GPUs."""
 
     tp: int
     need: float  # memory that it must find; what lies on a GPU needs at most its room together
@@ -100,19 +100,19 @@ def search(
         return None
     order = sorted(parts, key=lambda name: (-parts[name].tp, -parts[name].need, -parts[name].d))
     board = Board(parts, room, nodes)
-    found, whole = _exact(board, order)
+    exact, whole = _exact(board, order)
     if whole:
-        return found
+        return exact
     for name in order:  # each where most room is left
         board.put(
             name, min(board.places[parts[name].tp], key=lambda place: max(board.need[g] / room[g] for g in place))
         )
-    starts = [dict(board.at), *(one for one in (found, known) if one is not None and one.keys() == parts.keys())]
+    starts = [dict(board.at), *(at for at in (exact, known) if at is not None and at.keys() == parts.keys())]
     scored = []
     for start in starts:
         board.move(start)
         scored.append((board.score(), dict(board.at)))
-    board.move(min(scored, key=lambda one: one[0])[1])
+    board.move(min(scored, key=lambda candidate: candidate[0])[1])
     _improve(board)
     return None if board.score()[0] > 0 else {name: board.at[name] for name in parts}
 

@@ -1,4 +1,4 @@
-"""The nouns: what is served, where, and what is known of it before the start.
+"""The nouns of policies: models, places, requests, and the facts that are known before the start.
 
 Imports nothing of ours. Seconds and bytes throughout; bytes are per GPU.
 """
@@ -68,7 +68,7 @@ class Batch(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a policy may know of a request: everything but its output length."""
+    """A request as a policy sees it: everything but its output length."""
 
     id: int
     model: str
@@ -82,8 +82,8 @@ class Prefix(NamedTuple):
     """The blocks of each prompt that others may share, as ids: request r has ids[offsets[r] : offsets[r + 1]].
 
     Only whole blocks of `block_tokens` tokens have an id, from the prompt's start: floor(prompt_tokens / block_tokens)
-    of them, or none where a request's content is not known. Two blocks of one model are the same tokens behind the same
-    tokens if and only if their ids are equal, so that requests share the leading ids that they have in common.
+    of them, or none where a request's content is not known. Ids of one model's blocks are equal if and only if the
+    blocks are the same tokens behind the same tokens. So requests share the leading ids that they have in common.
     """
 
     block_tokens: int
@@ -120,7 +120,7 @@ class Jobs:
 
     def first(self, n: int) -> Jobs:
         """Return the first n requests; what a closed loop sends after them never comes."""
-        *columns, prefix = (getattr(self, one.name) for one in fields(self)[1:])
+        *columns, prefix = (getattr(self, field.name) for field in fields(self)[1:])
         cut = (None if rows is None else rows[:n] for rows in columns)
         return Jobs(self.models, *cut, prefix=prefix and prefix.first(n))  # type: ignore[arg-type]
 
@@ -188,7 +188,7 @@ class Model(NamedTuple):
         if tp == self.tp:
             return self
         if tp not in self.degrees:
-            raise ValueError(f"tensor-parallel degree {tp} is none of {self.degrees}")
+            raise ValueError(f"tensor-parallel degree {tp} is not one of {self.degrees}")
         return self._replace(**self.sizes[self.degrees.index(tp)]._asdict())
 
 

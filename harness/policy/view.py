@@ -35,7 +35,7 @@ class KvState(NamedTuple):
 
 
 class RequestState(NamedTuple):
-    """Where a request stands."""
+    """The state of a request."""
 
     batch: Batch | None
     made_tokens: int
@@ -45,7 +45,7 @@ class RequestState(NamedTuple):
 
 
 class View(Protocol):
-    """Reads the engine in place: making one costs nothing; valid only during `on`."""
+    """Queries that read the engine in place: making a view costs nothing; valid only during `on`."""
 
     @property
     def now_s(self) -> float:

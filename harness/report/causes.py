@@ -1,4 +1,4 @@
-"""What a request waits for, in words: a phrase for a line of many systems, and a sentence's half for one request."""
+"""Causes of waiting in words: a phrase for a line about many systems, and half a sentence about one request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Cause(NamedTuple):
 
     @property
     def missed(self) -> str:
-        """What of a miss it explains: more than the request takes alone."""
+        """The part of a miss that it explains: the time beyond what the request takes alone."""
         return self.excess or self.what
 
 

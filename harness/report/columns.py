@@ -10,7 +10,7 @@ from harness.rows.estimate import Style
 
 
 class Column(NamedTuple):
-    """One column: what it holds, how it is headed, and whether more is better (None: neither)."""
+    """A column: its measure, its heading, and whether more is better (None: neither)."""
 
     key: str
     group: str

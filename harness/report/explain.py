@@ -1,4 +1,4 @@
-"""Where requests' time went, in words: waits by cause, which sum to a latency, and one request in order of time."""
+"""Requests' time in words: waits by cause, which sum to a latency, and one request in order of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SHOWN = 5  # of the latest misses
-MISSED = {  # what of a request's time explains its miss, by Definition.part
+MISSED = {  # the part of a request's time that explains its miss, by Definition.part
     "limits": "until the first token where TTFT was missed, after it where TPOT was",
     "ttft": "until the first token",
     "decode": "after the first token",
@@ -41,7 +41,7 @@ def row_of(table: pa.Table, rid: int) -> dict[str, Any]:
 def request(
     table: pa.Table, rid: int, slo: attainment.Slo, parts: Sequence[Part] = (), made_ns: int | None = None
 ) -> Iterator[str]:
-    """Yield lines about one request: its SLO, what a miss was made of, its `parts` in order, and their sums by cause.
+    """Yield lines about one request: its SLO, the causes of a miss, its `parts` in order, and their sums by cause.
 
     `made_ns` is when the engine made its first token. Without parts the order in time is not known.
     """
@@ -49,13 +49,13 @@ def request(
     rows = requests.rows(table.slice(rid, 1))
     ttft_s, tpot_s = float(rows.ttft_s[0]), float(attainment.tpot_s(rows)[0])
     which = np.arange(table.num_rows) == rid
-    own = slo.take(which) if isinstance(slo, attainment.Limits) else slo
-    limits = [float(x[0]) for x in attainment.limits(rows, own)]
+    limits_of = slo.take(which) if isinstance(slo, attainment.Limits) else slo
+    limits = [float(x[0]) for x in attainment.limits(rows, limits_of)]
     where = f"gpu {q['gpus']}" if q["gpus"] else "never ran"
-    said = [_against("TTFT", ttft_s, limits[0], q["state"] == "done")]
+    against = [_against("TTFT", ttft_s, limits[0], q["state"] == "done")]
     if q["output_tokens"] > 1:
-        said.append(_against("TPOT", tpot_s, limits[1], q["state"] == "done"))
-    yield f"request {rid}: {'; '.join(said)}"
+        against.append(_against("TPOT", tpot_s, limits[1], q["state"] == "done"))
+    yield f"request {rid}: {'; '.join(against)}"
     yield f"  {q['model']} · {q['prompt_tokens']} tokens in, {q['output_tokens']} out · {where} · {q['state']}"
     if q["first_ns"] is not None and q["ttft_host_ns"] is not None:
         ttft = {wait: q[f"ttft_{wait}_ns"] for wait in WAITS}
@@ -81,14 +81,14 @@ def request(
 
 
 def verdict(about: Mapping[str, Any]) -> Iterator[str]:
-    """Say whether a run on real servers measured its servers, what these did by themselves, and which served what.
+    """Say whether a run on real servers is valid, how often they slept and woke, and which server served which model.
 
-    Nothing is said of other runs.
+    Yield nothing for other runs.
     """
-    if found := about.get("verdict"):
-        yield found["text"]
-    if own := about.get("wakes"):
-        yield own["text"]
+    if validity := about.get("verdict"):
+        yield validity["text"]
+    if wakes := about.get("wakes"):
+        yield wakes["text"]
     yield from (f"{model}: {by}" for model, by in (about.get("served") or {}).items())
 
 
@@ -101,7 +101,7 @@ def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
 
 
 def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: str, again: str) -> Iterator[str]:
-    """Yield lines about all that missed: by model, what most were waiting for, and which to look at.
+    """Yield lines about all misses: by model, their main causes, and the longest ones.
 
     A miss scores less than 1 by a definition of attainment; `again` is this command without what it asks.
     """

@@ -36,9 +36,8 @@ def terminal(
 ) -> list[str]:
     """Return the lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
 
-    A system without room has what `unfit` says of it in place of cells, below the others. Without `every` only the
-    columns that answer at a glance are there. Lines longer than `room` characters have no intervals but those of the
-    headlines.
+    A system without room stands below the others, with its text in `unfit` in place of cells. Without `every` only the
+    brief columns are shown. Where a line would be longer than `room` characters, only headlines keep their intervals.
     """
     if not every:
         shown = replace(shown, columns=tuple(column for column in shown.columns if column.brief))
@@ -61,7 +60,7 @@ def _terminal(shown: Summary, bold: bool, spread: bool) -> Iterator[str]:
     yield groups
     yield "  ".join(head.ljust(w) for head, w in zip(heads, width, strict=True)).rstrip()
     winners = [set(), *(shown.best(c) for c in shown.columns)]
-    for system, line in zip((one for one in shown.systems if not one.infeasible), cells, strict=True):
+    for system, line in zip((row for row in shown.systems if not row.infeasible), cells, strict=True):
         padded = [text.ljust(w) for text, w in zip(line, width, strict=True)]
         marked = [
             f"{BOLD}{text}{PLAIN}" if bold and system.label in won else text
@@ -79,7 +78,7 @@ def _widths(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> tuple[
             spans[-1] = (c.group, spans[-1][1] + 2 + w)
         else:
             spans.append((c.group, w))
-    # a group's title may be wider than its columns: its last column takes what is missing
+    # a group's title may be wider than its columns: its last column takes the difference
     at = 0
     for k, (title, w) in enumerate(spans):
         at += 1 if k == 0 else sum(c.group == title for c in columns)

@@ -1,4 +1,4 @@
-"""Misses of several runs as a table: how many, how long they took, and what of that was which cause."""
+"""Misses of several runs as a table: their number, their time, and its shares by cause."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Misses(NamedTuple):
         """Pool the misses of runs of one label and rate."""
         first = runs[0]
         ns, explained = Counter[str](), Counter[str]()
-        for one in runs:
-            ns.update(one.ns)
-            explained.update(one.explained)
+        for run in runs:
+            ns.update(run.ns)
+            explained.update(run.explained)
         return first._replace(
-            offered_rps=sum(one.offered_rps for one in runs) / len(runs), runs=sum(one.runs for one in runs),
-            offered=sum(one.offered for one in runs), missed=sum(one.missed for one in runs), ns=dict(ns),
-            explained=dict(explained), hollow=all(one.hollow for one in runs),
+            offered_rps=sum(run.offered_rps for run in runs) / len(runs), runs=sum(run.runs for run in runs),
+            offered=sum(run.offered for run in runs), missed=sum(run.missed for run in runs), ns=dict(ns),
+            explained=dict(explained), hollow=all(run.hollow for run in runs),
         )  # fmt: skip
 
     @property
@@ -49,17 +49,17 @@ class Misses(NamedTuple):
 
 
 def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
-    """Yield a sentence that says who missed least and most, and what for; none where nobody ran."""
-    ran = sorted((one for one in rows if not one.hollow), key=lambda one: one.missed / max(1, one.offered))
+    """Yield a sentence on the systems or rates with least and most misses, and their causes; none where nothing ran."""
+    ran = sorted((row for row in rows if not row.hollow), key=lambda row: row.missed / max(1, row.offered))
     if not ran:
         return
     ends = [ran[0], ran[-1]] if len(ran) > 1 else ran
     told = []
-    for one in ends:
-        name = f"rate scale {one.rate_scale:g}" if by == "rate" else one.label
-        why = max(one.explained, key=lambda wait: one.explained[wait], default="")
-        cause = f", mostly {CAUSES[why].phrase}" if why and one.missed else ""
-        told.append(f"{name} misses {100 * one.missed / max(1, one.offered):.1f} %{cause}")
+    for row in ends:
+        name = f"rate scale {row.rate_scale:g}" if by == "rate" else row.label
+        why = max(row.explained, key=lambda wait: row.explained[wait], default="")
+        cause = f", mostly {CAUSES[why].phrase}" if why and row.missed else ""
+        told.append(f"{name} misses {100 * row.missed / max(1, row.offered):.1f} %{cause}")
     yield "; ".join(told)
 
 
@@ -70,8 +70,8 @@ def lines(rows: Sequence[Misses], by: str, *, every: bool = True) -> Iterator[st
     took more than LEAST of a row's seconds.
     """
     least = 0.0 if every else LEAST
-    shown = [wait for wait in WAITS if any(one.ns.get(wait, 0) > least * sum(one.ns.values()) for one in rows)]
-    ordered = sorted(rows, key=lambda one: one.rate_scale if by == "rate" else one.missed / max(1, one.offered))
+    shown = [wait for wait in WAITS if any(row.ns.get(wait, 0) > least * sum(row.ns.values()) for row in rows)]
+    ordered = sorted(rows, key=lambda row: row.rate_scale if by == "rate" else row.missed / max(1, row.offered))
     cells = [
         [
             "rate scale" if by == "rate" else "system",
@@ -84,24 +84,24 @@ def lines(rows: Sequence[Misses], by: str, *, every: bool = True) -> Iterator[st
             "most for",
         ]
     ]
-    cells += [_cells(one, by, shown) for one in ordered]
+    cells += [_cells(row, by, shown) for row in ordered]
     yield from aligned(cells)
     yield "mean seconds a miss by cause, which sum to its latency: " + "; ".join(
         f"{wait}: {CAUSES[wait].phrase}" for wait in shown
     )
 
 
-def _cells(one: Misses, by: str, shown: Sequence[str]) -> list[str]:
-    name = f"{one.rate_scale:g}" if by == "rate" else one.label
-    rate = NONE if math.isnan(one.offered_rps) else f"{one.offered_rps:.3g}"
-    if one.hollow:
+def _cells(row: Misses, by: str, shown: Sequence[str]) -> list[str]:
+    name = f"{row.rate_scale:g}" if by == "rate" else row.label
+    rate = NONE if math.isnan(row.offered_rps) else f"{row.offered_rps:.3g}"
+    if row.hollow:
         return [name, rate, *[NONE] * (5 + len(shown) - 1), "could not run"]
-    counts = [rate, f"{one.missed:,}", f"{one.offered:,}", f"{100 * one.missed / max(1, one.offered):.1f}"]
-    if not one.missed:
+    counts = [rate, f"{row.missed:,}", f"{row.offered:,}", f"{100 * row.missed / max(1, row.offered):.1f}"]
+    if not row.missed:
         return [name, *counts, *[NONE] * (1 + len(shown)), NONE]
-    seconds = one.seconds
-    wait = max(one.explained, key=lambda key: one.explained[key])
-    most = f"{wait} ({100 * one.explained[wait] / one.missed:.0f} %)"
+    seconds = row.seconds
+    wait = max(row.explained, key=lambda key: row.explained[key])
+    most = f"{wait} ({100 * row.explained[wait] / row.missed:.0f} %)"
     return [name, *counts, f"{sum(seconds.values()):.3g}", *(_three(seconds[x]) for x in shown), most]
 
 

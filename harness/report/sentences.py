@@ -1,4 +1,4 @@
-"""What the rows of a sweep say in sentences: who is ahead, why requests miss, which caps of the engine bound."""
+"""A sweep's findings in sentences: who is ahead, why requests miss, which caps of the engine bound."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def verdict(table: pa.Table, shown: Summary, definition: str, level: float) -> s
     if shown.halves:
         return _by_halves(rivals, level)
     panel = panel_of(table)
-    every = [side_by_side(table, panel, (first.label, one.label), definition, level) for one in others]
-    found = dict(zip((one.label for one in others), corrected(every), strict=True))
-    alike = [name for name, one in found.items() if one.says == "equal within 25 %" and not one.flat]
+    every = [side_by_side(table, panel, (first.label, rival.label), definition, level) for rival in others]
+    standings = dict(zip((rival.label for rival in others), corrected(every), strict=True))
+    alike = [name for name, standing in standings.items() if standing.says == "equal within 25 %" and not standing.flat]
     goal, lines = f"{100 * level:g} %", []
     if alike:
         lines.append(f"{_listed([first.label, *alike])} serve equal rates at {goal}, within 25 %")
-    if second := next((name for name in found if name not in alike), ""):
-        lines.append(paired(first.label, second, found[second], level))
+    if second := next((name for name in standings if name not in alike), ""):
+        lines.append(paired(first.label, second, standings[second], level))
     return "; ".join(lines)
 
 
@@ -49,21 +49,23 @@ def _by_halves(rivals: Sequence[SystemSummary], level: float) -> str:
     told = []
     for key, name in (("half_0", "first"), ("half_1", "second")):
         first, second = sorted(rivals, key=lambda system: -system.mean(key))[:2]
-        ours, theirs = (estimate.text(one.values[key], spread=False) for one in (first, second))
+        ours, theirs = (estimate.text(system.values[key], spread=False) for system in (first, second))
         told.append(f"in the {name} half {first.label} {ours} req/s, {second.label} {theirs}")
     return f"{100 * level:g} %: {'; '.join(told)} (two case studies, no interval)"
 
 
-def paired(ours: str, theirs: str, found: Standing, level: float) -> str:
-    """Say what the standing of two systems is, in one clause."""
+def paired(ours: str, theirs: str, standing: Standing, level: float) -> str:
+    """Describe the standing of two systems in one clause."""
     goal = f"{100 * level:g} %"
-    if found.flat or found.ratio is None:
-        why = found.note if found.ratio is None else f"rates at {goal} do not rank {ours} and {theirs}"
-        points = [f"{estimate.text(gap.times(100), FINE)} at {estimate.number(x)}" for x, gap in found.differences]
-        gaps = f"; points of SLOs met, {ours} less {theirs}, by req/s: {', '.join(points)}: {FLAT[found.says]}"
+    if standing.flat or standing.ratio is None:
+        why = standing.note if standing.ratio is None else f"rates at {goal} do not rank {ours} and {theirs}"
+        points = [f"{estimate.text(gap.times(100), FINE)} at {estimate.number(x)}" for x, gap in standing.differences]
+        gaps = f"; points of SLOs met, {ours} less {theirs}, by req/s: {', '.join(points)}: {FLAT[standing.says]}"
         return why + gaps * bool(points)
-    text = f"{ours} serves {estimate.text(found.ratio, RATIO)} the rate of {theirs} at {goal}"
-    return text if found.says in {"ahead", "behind"} else f"{text}: {FEW if found.says == CASE else found.says}"
+    text = f"{ours} serves {estimate.text(standing.ratio, RATIO)} the rate of {theirs} at {goal}"
+    return (
+        text if standing.says in {"ahead", "behind"} else f"{text}: {FEW if standing.says == CASE else standing.says}"
+    )
 
 
 FEW = "too few windows for an interval"

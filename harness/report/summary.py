@@ -49,7 +49,7 @@ class SystemSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A sweep as it is shown: systems at one rate, and what the other rates add to them."""
+    """The summary of a sweep: systems at one rate, with their crossings over all rates."""
 
     rate_scale: float
     offered_rps: float
@@ -132,12 +132,12 @@ def summarize(
 
 def _beside(systems: Sequence[SystemSummary], upper: str) -> Iterator[SystemSummary]:
     """Add to each system its rate at the level in % of the upper bound's; None without that bound."""
-    ideal = next((one.values.get("rate_99") for one in systems if one.label == upper), None)
-    for one in systems:
-        at, share = one.values.get("rate_99"), None
-        if ideal is not None and at is not None and one.label != upper:
+    ideal = next((system.values.get("rate_99") for system in systems if system.label == upper), None)
+    for system in systems:
+        at, share = system.values.get("rate_99"), None
+        if ideal is not None and at is not None and system.label != upper:
             share = of_counts(replace(at, low=None, high=None), ideal)
-        yield replace(one, values={**one.values, "of_ideal": share and share.times(100)})
+        yield replace(system, values={**system.values, "of_ideal": share and share.times(100)})
 
 
 def _values(
@@ -146,12 +146,12 @@ def _values(
 ) -> dict[str, Estimate | None]:  # fmt: skip
     """Return a system's values at the rate shown and where it crosses the level: in all, and in either half alone."""
     whole, *halves = tables
-    found = row | _crossing(whole, label, definition, level, panel)
+    values = row | _crossing(whole, label, definition, level, panel)
     for k, half in enumerate(halves):
-        found[f"half_{k}"] = _crossing(half, label, definition, level, panel).get("rate_99")
+        values[f"half_{k}"] = _crossing(half, label, definition, level, panel).get("rate_99")
     if not halves:
-        return found
-    return {key: e and replace(e, low=None, high=None) for key, e in found.items()}
+        return values
+    return {key: e and replace(e, low=None, high=None) for key, e in values.items()}
 
 
 def _always(column: Column) -> bool:
@@ -179,7 +179,7 @@ class _Points:
 
     def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
         """Return the highest rate that all labels ran and at which one meets the level; the lowest where none does."""
-        each = [{rate for label, rate, _, _ in self.estimates if label == one} for one in contend]
+        each = [{rate for label, rate, _, _ in self.estimates if label == name} for name in contend]
         rates = sorted(set.intersection(*each) if each else set()) or sorted({rate for _, rate, _, _ in self.estimates})
         met = [
             rate
@@ -239,6 +239,6 @@ def dips(c: Crossing) -> bool:
 
 
 def scores(table: pa.Table, label: str, rate: float, definition: str) -> dict[int, float]:
-    """Pooled attainment by seed at one rate."""
+    """Return pooled attainment by seed at one rate."""
     curves = tidy.curves(table, label, definition, "rate_scale")
     return {seed: curve[rate] for seed, curve in curves.items() if rate in curve}

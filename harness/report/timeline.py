@@ -1,4 +1,4 @@
-"""One request in order of time: what it waited for and when it ran, in lines whose parts sum to its latency."""
+"""The timeline of one request: its waits and steps, in lines whose parts sum to its latency."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.report.causes import CAUSES
 if TYPE_CHECKING:
     from harness.policy.types import Inst
 
-SHOWN_NS = 50_000  # what 0.1 ms rounds to 0 is not shown
+SHOWN_NS = 50_000  # shorter parts round to 0.0000 s and are not shown
 COUNTED = ("prefill", "decode")  # their waits between steps are counted, not listed
 CARRYING = {"absent_s": "not asked for", "grant_s": "waiting for memory", "link_s": "on its links", "tail_s": "then"}
 
@@ -25,29 +25,29 @@ class Part(NamedTuple):
     ns: Mapping[str, int]  # by cause (record.WAITS), and "closed": the part of "queue" with no lane open
     gaps: int = 0  # of prefill and decode: waits between their steps
     inst: Inst | None = None
-    facts: Mapping[str, float] = {}  # what it waited for
+    facts: Mapping[str, float] = {}  # of its wait: bytes, prompts ahead, seconds of transfers
 
 
 def folded(parts: Iterable[Part]) -> list[Part]:
-    """Join parts of equal kind that follow each other; a queue between two stretches of like steps joins them.
+    """Join adjacent parts of one kind; a queue between two stretches of like steps is joined with them.
 
-    Of nothing else the order is lost: a queue behind the last prefill, or before a recompute, stays where it is.
+    All else keeps its order: a queue behind the last prefill, or before a recompute, stays in its place.
     """
-    found: list[Part] = []
+    kept: list[Part] = []
     for part in parts:
-        found.append(part)
+        kept.append(part)
         gap = 0
-        if len(found) > 2 and part.doing in COUNTED and (found[-3].doing, found[-2].doing) == (part.doing, "queue"):
+        if len(kept) > 2 and part.doing in COUNTED and (kept[-3].doing, kept[-2].doing) == (part.doing, "queue"):
             gap = 1
-        elif len(found) < 2 or (found[-2].doing, found[-2].inst) != (part.doing, part.inst):
+        elif len(kept) < 2 or (kept[-2].doing, kept[-2].inst) != (part.doing, part.inst):
             continue
-        joined = found[-2 - gap :]
-        del found[-2 - gap :]
-        ns = summed(one.ns for one in joined)
+        joined = kept[-2 - gap :]
+        del kept[-2 - gap :]
+        ns = summed(stretch.ns for stretch in joined)
         facts = {**joined[-1].facts, **joined[0].facts}
-        gaps = gap + sum(one.gaps for one in joined)
-        found.append(Part(part.doing, joined[0].start_ns, part.end_ns, ns, gaps, joined[0].inst, facts))
-    return found
+        gaps = gap + sum(stretch.gaps for stretch in joined)
+        kept.append(Part(part.doing, joined[0].start_ns, part.end_ns, ns, gaps, joined[0].inst, facts))
+    return kept
 
 
 def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -60,7 +60,7 @@ def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def by_cause(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Sum nanoseconds by the causes of record.WAITS: a queue is a queue, whether its lane is open or not."""
+    """Sum nanoseconds by the causes of record.WAITS; time before a closed lane counts as queue."""
     total = summed(parts)
     if "closed" in total:
         total["queue"] = total.get("queue", 0) + total.pop("closed")
@@ -80,7 +80,7 @@ def lines(parts: Sequence[Part], stamps: Iterable[tuple[str, int]], arrival_ns: 
     """Yield a line for each part that shows in 0.1 ms, and for each stamp, by seconds since the arrival."""
     told = [(ns, 0, f"{(ns - arrival_ns) / 1e9:10.4f} s  {name}") for name, ns in stamps]
     told += [(part.start_ns, 1, _line(part, arrival_ns)) for part in parts if part.end_ns - part.start_ns >= SHOWN_NS]
-    yield from (f"  {line}" for _, _, line in sorted(told, key=lambda one: one[:2]))
+    yield from (f"  {line}" for _, _, line in sorted(told, key=lambda entry: entry[:2]))
 
 
 def _line(part: Part, arrival_ns: int) -> str:
@@ -89,8 +89,8 @@ def _line(part: Part, arrival_ns: int) -> str:
         waited = [cause for cause in ("kv", "queue") if by_cause([part.ns]).get(cause)]
         name = waited[0] if len(waited) == 1 else "queue"
     took = f"{(part.start_ns - arrival_ns) / 1e9:10.4f} s    {name:<10}{(part.end_ns - part.start_ns) / 1e9:10.4f} s"
-    said = "; ".join(_details(part))
-    return f"{took}  {said}".rstrip()
+    details = "; ".join(_details(part))
+    return f"{took}  {details}".rstrip()
 
 
 def _details(part: Part) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What attainment is made of: latencies, limits, and means over scores. The docstring of a function is its formula.
+"""The parts of attainment: latencies, limits, and means over scores. The docstring of a function is its formula.
 
 TTFT, the time to first token, is first token - intended arrival. TPOT, the time per output token, is (last - first) /
 (n - n_first): see `tpot_s`. A definition of attainment scores each request in [0, 1]: see `definitions`.
@@ -31,7 +31,7 @@ class Limits(NamedTuple):
     tpot_s: Floats
 
     def take(self, which: Bools) -> Limits:
-        """Limits of the requests that `which` selects."""
+        """Return the limits of the requests that `which` selects."""
         return Limits(self.ttft_s[which], self.tpot_s[which])
 
 
@@ -42,7 +42,7 @@ Slo = Mapping[str, tuple[float, float]] | Limits  # model -> (TTFT, TPOT) in sec
 
 
 def tpot_s(rows: Rows) -> Floats:
-    """(last - first) / (n - n_first) of finished requests, n_first = tokens of the first chunk.
+    """Compute (last - first) / (n - n_first) of finished requests, n_first = tokens of the first chunk.
 
     NaN where undefined: not finished, or all tokens came at once (one-token outputs).
     """
@@ -52,12 +52,12 @@ def tpot_s(rows: Rows) -> Floats:
 
 
 def norm_s(rows: Rows) -> Floats:
-    """Normalised latency: (last - arrival) / n of finished requests, NaN of others."""
+    """Compute the normalised latency: (last - arrival) / n of finished requests, NaN of others."""
     return np.where(rows.done, rows.e2e_s / np.maximum(rows.made_tokens, 1), np.nan)
 
 
 def quantile(values: Floats, q: float) -> float:
-    """Linear-interpolation quantile in which a missing value (NaN) is infinite; NaN of nothing."""
+    """Return the linear-interpolation quantile in which a missing value (NaN) is infinite; NaN of nothing."""
     ranked = np.sort(np.where(np.isnan(values), np.inf, values))
     if not len(ranked):
         return math.nan
@@ -72,7 +72,7 @@ def quantile(values: Floats, q: float) -> float:
 
 
 def limits(rows: Rows, slo: Slo) -> Limits:
-    """Limits of each request; infinite for a model without an SLO."""
+    """Return the limits of each request; infinite for a model without an SLO."""
     if isinstance(slo, Limits):
         return slo
     pairs = np.array([slo.get(name, (math.inf, math.inf)) for name in rows.models]).reshape(-1, 2)
@@ -80,7 +80,10 @@ def limits(rows: Rows, slo: Slo) -> Limits:
 
 
 def deadline_s(slo: Limits, k: NDArray[Any]) -> Floats:
-    """Seconds from the arrival that token k = 0, 1, ... is allowed: TTFT + k x TPOT, the first one whatever TPOT is."""
+    """Return the seconds from arrival to the deadline of token k = 0, 1, ...: TTFT + k x TPOT.
+
+    The first token's is TTFT, also where TPOT is infinite.
+    """
     with np.errstate(invalid="ignore"):  # 0 x inf
         return slo.ttft_s + np.where(k > 0, k * slo.tpot_s, 0.0)
 
@@ -94,7 +97,7 @@ def late(rows: Rows, slo: Limits) -> Bools:
 
 
 def time_fraction(stamps: Floats, ttft: float, tpot: float) -> float:
-    """Share of a request's time to its last token that counts as good: see the definition `qos`."""
+    """Return the share of a request's time to its last token that counts as good: see the definition `qos`."""
     n, last = len(stamps), float(stamps[-1])
     if last <= 0.0:
         return 1.0
@@ -111,7 +114,7 @@ def time_fraction(stamps: Floats, ttft: float, tpot: float) -> float:
 
 
 def share(scores: Floats, weights: Floats | None = None) -> float:
-    """Mean score of the offered requests, each by its weight (1); NaN if none was offered."""
+    """Average the scores of the offered requests, each by its weight (1); NaN if none was offered."""
     if weights is None:
         return float(scores.mean()) if len(scores) else math.nan
     whole = float(weights.sum())
@@ -119,7 +122,7 @@ def share(scores: Floats, weights: Floats | None = None) -> float:
 
 
 def per_model(rows: Rows, scores: Floats, weights: Floats | None = None) -> dict[str, float]:
-    """Mean score of each model that was offered requests, each by its weight (1)."""
+    """Average the scores of each model that was offered requests, each by its weight (1)."""
     each = np.ones(len(rows)) if weights is None else weights
     count = np.bincount(rows.model, each, minlength=len(rows.models))
     total = np.bincount(rows.model, scores * each, minlength=len(rows.models))
@@ -127,13 +130,13 @@ def per_model(rows: Rows, scores: Floats, weights: Floats | None = None) -> dict
 
 
 def jain(values: Iterable[float]) -> float:
-    """Jain's index (sum x)^2 / (n x sum x^2): 1 if all are equal, 1/n if one has all; NaN if all are 0."""
+    """Compute Jain's index (sum x)^2 / (n x sum x^2): 1 if all are equal, 1/n if one has all; NaN if all are 0."""
     x = np.fromiter(values, np.float64)
     return float(x.sum() ** 2 / (len(x) * (x**2).sum())) if x.any() else math.nan
 
 
 def undefined_tpot(rows: Rows) -> float:
-    """Share of offered requests that finished without a TPOT (all tokens at once): they count as met."""
+    """Return the share of offered requests that finished without a TPOT (all tokens at once): they count as met."""
     return share((rows.done & (rows.made_tokens <= rows.first_tokens)).astype(np.float64))
 
 
@@ -141,9 +144,9 @@ def undefined_tpot(rows: Rows) -> float:
 
 
 def busy_s(rows: Rows) -> float:
-    """Time with at least one request in the system: length of the union of [arrival, end].
+    """Return the seconds with at least one request in the system: length of the union of [arrival, end].
 
-    One without an end counts its stored waits, which reach to the run's end.
+    A request without an end counts its stored waits, which reach to the run's end.
     """
     end = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
     order = np.argsort(rows.arrival_s, kind="stable")
@@ -153,6 +156,6 @@ def busy_s(rows: Rows) -> float:
 
 
 def throughput_tps(rows: Rows) -> float:
-    """Output tokens made per second of busy time; NaN if it never was busy."""
+    """Return the output tokens made per second of busy time; NaN if the system never was busy."""
     busy = busy_s(rows)
     return float(rows.made_tokens.sum()) / busy if busy else math.nan

@@ -1,12 +1,13 @@
-"""Why requests missed: of the part of a request's time whose limit it missed, what exceeds most what it takes alone.
+"""Causes of misses: in the part of its time whose limit a request missed, the cause with most time beyond alone.
 
-A request's time has two parts, until its first token and after it, and within the second its longest gap between two
-tokens. Each has its causes (record.WAITS), which sum to it. Where gaps are not known (runs without token times, real
-servers, files of before), what came after the first token stands for the longest of them. Alone, on an idle GPU under
-the same batching limits, a request takes its own steps and the host's time: so the excess of `compute` is what its
-steps took longer, batched with others or computed again, and that of each other cause is all of it; that of `host`
-where an engine tells what is taken alone, which has the same there, is none. Of a gap it is beyond the mean of the
-request's own decode steps alone. Where no engine tells (real servers), running counts for nothing.
+A request's time has two parts, until its first token and after it; the second holds its longest gap between two tokens.
+Each part has its causes (record.WAITS), which sum to it. Where gaps are not known (runs without token times, real
+servers, older files), all time after the first token stands for the longest gap.
+
+Alone, on an idle GPU under the same batching limits, a request takes its own steps and the host's time. So the excess
+of `compute` is the time its steps took longer, batched with others or computed again; that of other causes is all their
+time. `host` has no excess where an engine tells the time alone, which includes it. The excess of a gap is taken beyond
+the mean of the request's own decode steps alone. Where no engine tells (real servers), running counts for nothing.
 
 The longest gap is beyond any limit that the request misses between two tokens, so it explains a miss by any SLO.
 """
@@ -31,7 +32,7 @@ HOST, COMPUTE = WAITS.index("host"), WAITS.index("compute")
 
 
 def excess_s(rows: Rows) -> Floats:
-    """Seconds above what each request takes alone: (requests, parts, causes); its longest gap is the third part.
+    """Compute the seconds beyond those each request takes alone: (requests, parts, causes), the longest gap third.
 
     Where the parts are not known (files of schema 1) the whole life stands for either.
     """
@@ -50,9 +51,9 @@ def excess_s(rows: Rows) -> Floats:
 
 
 def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
-    """Mark what explains each request's miss, until the first token, after it or its longest gap: (requests, 3).
+    """Mark the parts that explain each request's miss: to the first token, after it, longest gap: (requests, 3).
 
-    One that never finished is explained by the part in which it stood.
+    A request that never finished is explained by the part in which it stood.
     """
     none, no = rows.first_tokens == 0, np.zeros(len(rows), bool)
     match DEFINITIONS[definition].part:
@@ -85,7 +86,7 @@ def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
 
 
 def shares(rows: Rows, slo: Slo, definition: str, scores: Floats) -> dict[str, float]:
-    """Share of the misses (score < 1) by a definition that each cause explains; they sum to 1. {} without a miss."""
+    """Return the share of a definition's misses (score < 1) that each cause explains; sums to 1. {} without a miss."""
     missed = main(rows, slo, definition)[scores < 1.0]
     if not len(missed):
         return {}

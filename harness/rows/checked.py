@@ -1,4 +1,4 @@
-"""Which engines were compared with measured end-to-end runs, and on which GPUs: what every caption has to say."""
+"""Host profiles and GPU kinds that were compared with measured end-to-end runs: every caption names the others."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def _file() -> dict[str, Any]:
 
 
 def pairs() -> dict[str, list[str]]:
-    """GPU kinds by host profile."""
-    found: dict[str, list[str]] = _file()["checked"]
-    return found
+    """Return the checked GPU kinds by host profile."""
+    kinds: dict[str, list[str]] = _file()["checked"]
+    return kinds
 
 
 def kernels_only() -> list[str]:
-    """GPU kinds whose cost table rests on kernels alone, with no end-to-end row of any engine."""
-    found: list[str] = _file()["kernels_only"]
-    return found
+    """List the GPU kinds whose cost table rests on kernels alone, with no end-to-end row of any engine."""
+    kinds: list[str] = _file()["kernels_only"]
+    return kinds
 
 
 def checked(gpu: str, host: str) -> bool:

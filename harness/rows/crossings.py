@@ -1,7 +1,7 @@
-"""Estimates of a study's table: where systems cross the level, their ratios and standings, and what a part is worth.
+"""Estimates of a study's table: systems' crossings of the level, ratios and standings, and losses without a part.
 
-A panel is what its facts in the table's footer say (grid.facts); its rows are those of its `condition`. Misses of all
-windows at an x are pooled (pooled.py), over the x that all seeds have.
+A panel is described by its facts in the table's footer (grid.facts); its rows are those of its `condition`. Misses of
+all windows at an x are pooled (pooled.py), over the x that all seeds have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.rows.tidy import Windows
 
 Panel = Mapping[str, Any]
 
-STANDINGS = {  # of two systems: the sign in tables, and what it means
+STANDINGS = {  # of two systems: the sign in tables, and its meaning
     "ahead": ("+", "ahead"),
     "ahead, by less than 25 %": ("+<", "ahead, by less than 25 %"),
     "equal within 25 %": ("=", "equal within 25 %"),
@@ -33,18 +33,18 @@ STANDINGS = {  # of two systems: the sign in tables, and what it means
     "no room": ("", "one of them does not fit"),
 }
 UNDECIDED, CASE, NO_ROOM = "not decided", "one case", "no room"
-SIDED = ("ahead", "behind", "turns")  # how words begin of which chance may be wrong
+SIDED = ("ahead", "behind", "turns")  # beginnings of the standings that name a side: chance alone may give them
 BESIDE = (2.0, 0.5)  # times the share of misses that the level leaves: 98 and 99.5 % beside 99 %
 NEAR = 0.005  # of attainment: differences within it are called equal
-FALSE = 0.05  # how often a verdict of a table may be wrong where nothing differs
+FALSE = 0.05  # the probability that some verdict of a table names a side where nothing differs
 RATED = {"rate_scale", "rate_rps"}
 EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
 
 
 def of_panel(table: pa.Table, panel: Panel) -> pa.Table:
-    """Return a panel's rows: the same table at each call, so that what is worked out of it is so once.
+    """Return a panel's rows: the same table at each call, so that results derived from it are kept (`tidy.once`).
 
-    Rows of half a real trace are without blocks, for it is one case, of which no chance is known.
+    Rows of half a real trace have no blocks: it is a single case, which has no interval.
     """
     return _of_condition(table, panel["condition"], bool(panel.get("half")))
 
@@ -63,10 +63,10 @@ def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:
 
 def by_condition(panels: Sequence[Panel]) -> list[list[Panel]]:
     """Group the panels by condition, in order; several of one are its cases."""
-    found: dict[tuple[Any, ...], list[Panel]] = {}
+    groups: dict[tuple[Any, ...], list[Panel]] = {}
     for panel in panels:
-        found.setdefault((panel["name"], panel["kind"], panel.get("other_end")), []).append(panel)
-    return list(found.values())
+        groups.setdefault((panel["name"], panel["kind"], panel.get("other_end")), []).append(panel)
+    return list(groups.values())
 
 
 def _matches(panel: Panel, key: str, value: Any) -> bool:
@@ -85,27 +85,27 @@ def _matches(panel: Panel, key: str, value: Any) -> bool:
 
 
 def counts(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> Counts | None:
-    """Misses of a system on a panel by x and block, over all seeds; None where nothing ran at an x of all of them.
+    """Count a system's misses on a panel by x and block, over all seeds; None where they share no x.
 
-    `over` is pooled, mean (models weigh alike) or worst (the model that misses most at each x). Of an x that makes it
-    easier, as SLO scales do, the inverse stands.
+    `over` is pooled, mean (models weigh alike) or worst (the model that misses most at each x). Along an axis of EASES
+    x is inverted, so that load always rises with it.
     """
     sides = _windows(rows, axis, system, definition, over)
     return _counts(sides, over, {seed for side in sides for seed in side})
 
 
 def _windows(rows: pa.Table, axis: str, system: str, definition: str, over: str) -> list[Windows]:
-    found = tidy.windows(rows, system, definition, "pooled" if over == "pooled" else "model")
+    sides = tidy.windows(rows, system, definition, "pooled" if over == "pooled" else "model")
     if axis not in EASES:
-        return list(found.values())
-    return [{seed: {turned(x): block for x, block in curve.items()} for seed, curve in of.items()} for of in
-            found.values()]  # fmt: skip
+        return list(sides.values())
+    return [{seed: {turned(x): block for x, block in curve.items()} for seed, curve in side.items()} for side in
+            sides.values()]  # fmt: skip
 
 
 def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | None:
     """Combine counts over `seeds`: pooled, or the mean or the worst of the models; None where there are none.
 
-    A model that some window never asked for is left out.
+    Leave out a model without requests in some window.
     """
     if over == "pooled":
         return tidy.together(sides[0], seeds) if sides else None
@@ -126,7 +126,7 @@ def _pair(
 
 
 def turned(x: float) -> float:
-    """Return 1 / x, which is harder the greater it is along an axis of EASES; twice it is x again, of any study's x."""
+    """Return 1 / x, with which load rises along an axis of EASES; applied twice it returns x (12 digits)."""
     return float(f"{1.0 / x:.12g}")
 
 
@@ -144,7 +144,7 @@ def crossing(
 ) -> Crossing | None:
     """Estimate where a system crosses the level on a panel, rates in requests per second; None where it was not run.
 
-    More models than fit are no point of a curve: of those that fit, the most that hold are the answer.
+    A number of models that does not fit is no point of the curve: the answer is the most models that fit and hold.
     """
     axis = panel["axis"]
     c = counts(rows, axis, system, definition, over)
@@ -175,25 +175,25 @@ def _nowhere(rows: pa.Table, system: str, axis: str) -> Crossing | None:
 
 
 def _unfit(rows: pa.Table, system: str) -> list[float]:
-    """Every x at which a system had no room."""
+    """List every x at which a system had no room."""
     mine = pc.and_(pc.equal(rows["label"].cast(pa.string()), system), pc.is_valid(rows["infeasible"]))
     return [float(x) for x in pc.unique(rows.filter(mine)[tidy.along(rows)]).to_pylist()]
 
 
 def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> dict[float, Estimate]:
-    """Attainment of a system by x, of all windows together: 0 where it had no room."""
-    found = {x: Estimate(0.0, None, None, 1) for x in _unfit(rows, system)}
+    """Return a system's attainment by x, of all windows together: 0 where it had no room."""
+    by_x = {x: Estimate(0.0, None, None, 1) for x in _unfit(rows, system)}
     if (c := counts(rows, axis, system, definition, over)) is None:
-        return found
+        return by_x
     known = c.blocks >= pooled.FEWEST
     for x, share, low, high in zip(c.rates_rps.tolist(), *pooled.shares(c), strict=True):
         least, most = (1.0 - float(high), 1.0 - float(low)) if known else (None, None)
-        found[turned(x) if axis in EASES else x] = Estimate(1.0 - float(share), least, most, c.blocks)
-    return found
+        by_x[turned(x) if axis in EASES else x] = Estimate(1.0 - float(share), least, most, c.blocks)
+    return by_x
 
 
 def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, x: float) -> Estimate | None:
-    """Attainment of the first system less that of the second at x, paired by block; None where they share no seed."""
+    """Subtract the second system's attainment at x from the first's, paired by block; None where they share no seed."""
     pair = _pair(rows, axis, systems, definition)
     at = turned(x) if axis in EASES else x
     if pair is None or not all(np.isclose(c.rates_rps, at).any() for c in pair):
@@ -202,7 +202,7 @@ def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: 
 
 
 def slope(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Estimate | None:
-    """Estimate the power of x by which a system's misses grow where it crosses the level; None where it does not."""
+    """Estimate the power of x with which a system's misses grow at its crossing of the level; None without one."""
     c = counts(rows, panel["axis"], system, definition)
     return None if c is None else pooled.slope(c, level)
 
@@ -221,30 +221,30 @@ def ratio(
 ) -> Estimate | None:
     """Estimate the ratio of two systems' crossings, paired by block; None where they share no seed.
 
-    Along an x that makes it easier the ratio is that of the x themselves: 0.5 is half the SLO scale.
+    Along an axis of EASES the ratio is that of the x themselves: 0.5 is half the SLO scale.
     """
     pair = _pair(rows, axis, systems, definition, over)
     if pair is None:
         return None
-    found = pooled.ratio(*pair, level)
-    return inverse(found) if axis in EASES else found
+    quotient = pooled.ratio(*pair, level)
+    return inverse(quotient) if axis in EASES else quotient
 
 
 class Standing(NamedTuple):
-    """Who is ahead of two systems, and on what that rests.
+    """The order of two systems and its evidence.
 
     The ratio is None where a system has no room, or no rate tells the two apart. Where a curve is flat at the level, or
-    the order changes beside it, a ratio says nothing and differences of attainment at three rates do.
+    the order changes beside it, differences of attainment at three rates decide in place of the ratio.
     """
 
     ratio: Estimate | None
     says: str  # of STANDINGS
-    note: str  # what lacks
-    p: float = 1.0  # the probability of as much where nothing differs
+    note: str  # room or rates that are missing
+    p: float = 1.0  # the p-value
     flat: bool = False
     beside: tuple[Estimate | None, ...] = ()  # ratios at the levels of BESIDE
     differences: tuple[tuple[float, Estimate], ...] = ()  # by x as shown, ours less theirs in shares of 1
-    shared: float = 0.0  # correlation of the two systems' misses by block: what common random numbers save
+    shared: float = 0.0  # correlation of the two systems' misses by block: the variance that common random numbers save
 
 
 def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float) -> Standing:
@@ -259,8 +259,8 @@ def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definit
     pair = _pair(rows, panel["axis"], systems, definition)
     if pair is None:
         return Standing(None, NO_ROOM if notes else UNDECIDED, ", ".join(notes))
-    found = standing(panel, pair, level)
-    return found._replace(note=", ".join(filter(None, [*notes, found.note])))
+    judged = standing(panel, pair, level)
+    return judged._replace(note=", ".join(filter(None, [*notes, judged.note])))
 
 
 def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standing:
@@ -291,7 +291,7 @@ def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standin
 
 
 def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
-    """Three rates that both ran, fixed before anything was: the ends and the middle of what is given, else of all."""
+    """Return three rates that both ran, fixed in advance: ends and middle of the given rates, else of all."""
     both = sorted(set(ours.rates_rps.tolist()) & set(theirs.rates_rps.tolist()))
     given = {turned(x) for x in panel["xs"]} if panel["axis"] in EASES else set(panel["xs"])
     xs = [x for x in both if x in given] if len(given & set(both)) >= 3 else both
@@ -299,10 +299,10 @@ def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
 
 
 def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
-    """Judge two systems by their differences at three rates: what they say together, and its probability by chance.
+    """Judge two systems by their differences at three rates: the joint standing and its probability by chance.
 
-    Two of the rates decide. Ahead at one rate and equal at another is ahead. Of one sign alone the probability is that
-    of any of the rates.
+    Two of the rates decide. Ahead at one rate and equal at another is ahead. Where a single rate has a sign, its
+    probability is multiplied by the number of rates (Bonferroni).
     """
     told = [pooled.apart(gap, NEAR) for gap in gaps]
     ahead, behind = (sorted(pooled.chance(gap) for gap, word in zip(gaps, told, strict=True) if word == side)
@@ -311,35 +311,35 @@ def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
         return "turns", max(ahead[0], behind[0])
     if len(told) - told.count("") < 2:
         return UNDECIDED, 1.0
-    if not (one := ahead or behind):
+    if not (ps := ahead or behind):
         return "equal within 25 %", 1.0
-    return "ahead" if ahead else "behind", one[1] if len(one) > 1 else min(1.0, len(gaps) * one[0])
+    return "ahead" if ahead else "behind", ps[1] if len(ps) > 1 else min(1.0, len(gaps) * ps[0])
 
 
-def corrected(found: Sequence[Standing]) -> list[Standing]:
-    """Standings of one table, of which those that chance alone may give are undecided (Holm's correction).
+def corrected(standings: Sequence[Standing]) -> list[Standing]:
+    """Correct the standings of one table: those that chance alone may give become undecided (Holm's correction).
 
-    Verdicts with equal numbers rest on the same runs, which stand under several conditions: they are one.
+    Standings with equal numbers rest on the same runs under several conditions: they count once.
     """
-    sided = [i for i, one in enumerate(found) if one.says.startswith(SIDED)]
-    ps = {(one.p, one.ratio, one.differences): one.p for one in (found[i] for i in sided)}
+    sided = [i for i, s in enumerate(standings) if s.says.startswith(SIDED)]
+    ps = {(s.p, s.ratio, s.differences): s.p for s in (standings[i] for i in sided)}
     of = dict(zip(ps, pooled.holm([*ps.values()]), strict=True))
-    adjusted = {i: of[found[i].p, found[i].ratio, found[i].differences] for i in sided}
-    return [one._replace(p=adjusted[i], says=one.says if adjusted[i] <= FALSE else _without_side(one))
-            if i in adjusted else one for i, one in enumerate(found)]  # fmt: skip
+    adjusted = {i: of[standings[i].p, standings[i].ratio, standings[i].differences] for i in sided}
+    return [s._replace(p=adjusted[i], says=s.says if adjusted[i] <= FALSE else _without_side(s))
+            if i in adjusted else s for i, s in enumerate(standings)]  # fmt: skip
 
 
-def _without_side(one: Standing) -> str:
+def _without_side(standing: Standing) -> str:
     """Return the verdict that is left where chance alone may give the side: an equality, or undecided.
 
     The equality is that of the ratio, or of the differences at two of the three rates.
     """
-    alike = [pooled.apart(gap, NEAR) for _, gap in one.differences].count("equal") >= 2
-    return "equal within 25 %" if "by less than" in one.says or (one.flat and alike) else UNDECIDED
+    alike = [pooled.apart(gap, NEAR) for _, gap in standing.differences].count("equal") >= 2
+    return "equal within 25 %" if "by less than" in standing.says or (standing.flat and alike) else UNDECIDED
 
 
 class Cases(NamedTuple):
-    """Ratios of several cases, of which no chance is known: the least and the most, and how many lie on either side."""
+    """Ratios of several cases, which have no interval: the least, the most, and the number on either side of 1."""
 
     least: Estimate
     most: Estimate
@@ -349,14 +349,14 @@ class Cases(NamedTuple):
     of: int  # that have a ratio
 
     def agree(self, says: str) -> int:
-        """How many are where a verdict says that a ratio is; 0 for one that names no side."""
+        """Count the ratios on the side that a verdict names; 0 for a verdict without a side."""
         word = says.partition(",")[0].split()[0]
         return {"ahead": self.above, "equal": self.near, "behind": self.below}.get(word, 0)
 
 
-def cases(found: Sequence[Standing]) -> Cases | None:
+def cases(standings: Sequence[Standing]) -> Cases | None:
     """Join the ratios of several cases; None where none has one. A bound counts where it lies beyond 1."""
-    ratios = sorted((one.ratio for one in found if one.ratio is not None), key=lambda e: e.mean)
+    ratios = sorted((standing.ratio for standing in standings if standing.ratio is not None), key=lambda e: e.mean)
     if not ratios:
         return None
     above = sum(e.mean > 1.0 and e.sign in {"=", ">"} for e in ratios)
@@ -374,8 +374,8 @@ class Claimed(NamedTuple):
 
 
 def claimed(table: pa.Table, facts: Mapping[str, Any]) -> list[Claimed]:
-    """Every ratio that a study claims, on each panel that it is about; corrected together."""
-    found = []
+    """List every ratio that a study claims, on each panel that it is about; corrected together."""
+    each = []
     for claim in facts["claims"]:
         pair = (claim["system"], claim["over"])
         if claim["what"] != "ratio" or not {*pair} <= {*facts["systems"]}:
@@ -386,10 +386,10 @@ def claimed(table: pa.Table, facts: Mapping[str, Any]) -> list[Claimed]:
             if not {*pair} <= {*rows["label"].unique().to_pylist()}:
                 continue
             wrong = [name for name in pair if name in tidy.invalid(rows)]
-            found.append(Claimed(claim, panel, Standing(None, UNDECIDED, f"{' and '.join(wrong)} invalid") if wrong else
+            each.append(Claimed(claim, panel, Standing(None, UNDECIDED, f"{' and '.join(wrong)} invalid") if wrong else
                                  side_by_side(rows, panel, pair, definition, facts["level"])))  # fmt: skip
-    standings = corrected([one.standing for one in found])
-    return [one._replace(standing=standing) for one, standing in zip(found, standings, strict=True)]
+    standings = corrected([c.standing for c in each])
+    return [c._replace(standing=standing) for c, standing in zip(each, standings, strict=True)]
 
 
 # ------------------------------------------------------------------ whole numbers, seeds
@@ -405,7 +405,7 @@ def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float
 
 
 def of_counts(ours: Estimate, theirs: Estimate) -> Estimate:
-    """Divide two estimates of counts: the ratio is a bound where one of them is, "~" where both pull apart."""
+    """Divide two estimates of counts: a bound where either is a bound, "~" where the bounds oppose each other."""
     signs = {ours.sign, statistics.MIRROR[theirs.sign]} - {"="}
     sign = "=" if not signs else "~" if len(signs) > 1 else signs.pop()
     return Estimate(ours.mean / theirs.mean, None, None, ours.n, sign)
@@ -420,7 +420,7 @@ def reached(rows: pa.Table, axis: str, system: str, definition: str, level: floa
 
 
 class Loss(NamedTuple):
-    """What switching a part off changes at one x of a panel, in shares of 1."""
+    """The loss by switching a part off at one x of a panel, in shares of 1."""
 
     panel: Panel
     x: float
@@ -430,7 +430,7 @@ class Loss(NamedTuple):
 
 
 def losses(table: pa.Table, panels: Sequence[Panel], system: str, without: str, definition: str) -> Iterator[Loss]:
-    """Estimate what a system loses without a part at every x of every panel, paired by seed."""
+    """Estimate a system's loss without a part at every x of every panel, paired by seed."""
     for panel in panels:
         rows = of_panel(table, panel)
         whole, less = (by_model(rows, name, definition) for name in (system, without))
@@ -445,12 +445,12 @@ def losses(table: pa.Table, panels: Sequence[Panel], system: str, without: str, 
 
 
 def by_model(rows: pa.Table, system: str, definition: str) -> dict[float, dict[str, dict[int, float]]]:
-    """Attainment of a system by x, by model ("": pooled) and by seed; undefined values are left out."""
+    """Return a system's attainment by x, by model ("": pooled) and by seed; undefined values are left out."""
     shares: dict[float, dict[str, dict[int, float]]] = {}
     columns = ["label", "x", "seed", "over", "model", "definition", "value"]
     for row in rows.select(columns).to_pylist():
-        own = (row["label"], row["definition"]) == (system, definition) and row["over"] in {"pooled", "model"}
-        if own and row["value"] is not None:
+        chosen = (row["label"], row["definition"]) == (system, definition) and row["over"] in {"pooled", "model"}
+        if chosen and row["value"] is not None:
             models = shares.setdefault(row["x"], {})
             models.setdefault(row["model"] or "", {})[row["seed"]] = row["value"]
     return shares

@@ -1,11 +1,10 @@
-"""The definitions of SLO attainment, an entry each: name, formula (the docstring), and what it needs.
+"""The definitions of SLO attainment, an entry each: name, formula (the docstring), and inputs.
 
 A definition scores every offered request in [0, 1], against the limits of that request; attainment is the mean, in
 which each request counts alike, or each token where the definition pools tokens. A request that did not end `done`
 scores 0 under each of them.
 
-What imports this module for the names alone, as the command line does, pays for no numpy: an entry imports what it
-computes with.
+An import of this module for the names alone, as by the command line, loads no numpy: each entry imports what it needs.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 
     Rule = Callable[[Rows, Limits], Floats | Bools]
 R = TypeVar("R", bound="Rule")
-# Which part of a request's time explains its miss (causes.py): the one whose limit it missed, until its first token or
-# after it; its TTFT; what came after it; its longest gap between two tokens; its whole life; or what led to its first
-# late token.
+# The part of a request's time that explains its miss (causes.py): the parts, before and after the first token, whose
+# limits it missed; its TTFT; the time after it; its longest gap between two tokens; its whole life; or the time to its
+# first late token.
 Part = Literal["limits", "ttft", "decode", "longest gap", "whole", "first late token"]
 
 
@@ -63,7 +62,7 @@ DEFINITIONS: dict[str, Definition] = {}  # in the order of this file
 def definition(
     judges: str, *, part: Part, beside: str = "", by_token: bool = False, pooled: bool = False
 ) -> Callable[[R], R]:
-    """Enter a function among the definitions, under its own name."""
+    """Register a function as a definition, under its own name."""
 
     def enter(rule: R) -> R:
         name = rule.__name__

@@ -19,7 +19,7 @@ NONE = "-"
 
 
 class Style(NamedTuple):
-    """How estimates of a quantity are printed."""
+    """The print format of a quantity's estimates."""
 
     decimals: int | None = None  # None: three significant digits
     unit: str = ""  # behind the mean: "x", "%"
@@ -50,7 +50,7 @@ def text(e: Estimate | None, style: Style = RATE, *, spread: bool = True) -> str
 
 
 def span(least: Estimate, most: Estimate, style: Style = RATE) -> str:
-    """Print the means of two estimates as what others lie between."""
+    """Print the means of two estimates as a range."""
     low, high = (text(e, style, spread=False) for e in (least, most))
     return low if low == high else f"{low.removesuffix(style.unit)} to {high}"
 
@@ -90,5 +90,5 @@ def _sign(e: Estimate, style: Style) -> str:
 
 
 def _digits(x: float) -> int:
-    """Decimals that show three significant digits, of the number as it is then rounded."""
+    """Return the decimals that show three significant digits, of the number as it is then rounded."""
     return max(0, 2 - math.floor(math.log10(abs(float(f"{x:.2e}"))))) if math.isfinite(x) and x else 0

@@ -1,6 +1,6 @@
-"""What stored files hold: facts by their keys, as `sealed.fault` has forms, and columns by name.
+"""Forms of stored files: facts by their keys, as `sealed.fault` checks them, and columns by name.
 
-A key that a file may have says here what its value is; whether it is there is asked where it is read.
+A form gives the type of a key's value; the reader of a key checks that it is there.
 """
 
 from __future__ import annotations

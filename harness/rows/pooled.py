@@ -1,15 +1,15 @@
-"""What pooled misses of many windows say: the rate that holds a level, ratios of such rates, and differences.
+"""Estimates from the pooled misses of many windows: the rate that holds a level, ratios of such rates, differences.
 
 The estimand is the crossing of the *pooled* curve: requests that missed their SLO over requests offered, all windows of
 a rate together. Misses come in episodes, so windows are cut into blocks several times longer than an episode, and a
-block is the unit of chance. Blocks are the same stretches of the same windows for every rate and system: what is
-compared is paired.
+block is the sampling unit. Blocks are the same stretches of the same windows for every rate and system: comparisons
+are paired.
 
-Intervals are 95 %. That of a share of misses takes the number of independent episodes that the blocks show (the
-inverse of the squared relative standard error, clustered by block) for a Poisson count and uses its exact limits
-(Garwood 1936). That of a crossing is by inversion: the rates at which the upper and the lower limit of the share,
-each made monotone, cross the level. That of a ratio joins two of those (MOVER, Zou and Donner 2008) with the
-correlation that blocks show. `tests/test_pooled.py` measures their coverage.
+Intervals are 95 %. That of a share of misses treats the number of independent episodes as a Poisson count and uses its
+exact limits (Garwood 1936); the number is the inverse of the squared relative standard error, clustered by block. That
+of a crossing is by inversion: the rates at which the upper and the lower limit of the share, each made monotone, cross
+the level. That of a ratio joins two of those (MOVER, Zou and Donner 2008) with the correlation of their blocks.
+`tests/test_pooled.py` measures their coverage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ONE_SIDED = 1.6448536269514722 / Z  # half widths of a one-sided 95 % limit and 
 NEAR = 1.25  # ratios within it, either way, are called equal
 STEEP = 2.0  # the slope of ln(share missed) over ln(rate) below which a curve is flat at the level
 HALF_OCTAVE = math.log(2.0) / 2
-FEWEST = 5  # blocks; fewer tell nothing of chance, and give no interval
+FEWEST = 5  # blocks; fewer give no interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,15 @@ class Counts:
 
     @property
     def blocks(self) -> int:
-        """How many blocks of windows."""
+        """The number of blocks of windows."""
         return int(self.missed.shape[1])
 
 
 def mean(models: Sequence[Counts]) -> Counts:
-    """Weigh models alike: counts whose pooled share of misses is the mean of the models' shares.
+    """Average models with equal weight: return counts whose pooled share of misses is the mean of the models' shares.
 
-    A block's misses are the mean share and what each model missed beyond its own, so that intervals are those of the
-    mean. All have the same rates and blocks. Raises ValueError for no models.
+    A block's misses are the mean share plus each model's deviation from its own share, so that intervals are those of
+    the mean. All have the same rates and blocks. Raises ValueError for no models.
     """
     if not models:
         raise ValueError("a mean over models needs one")
@@ -138,10 +138,10 @@ def slope(c: Counts, level: float) -> Estimate | None:
     From the nearest rate at least half an octave below it to the nearest one as far above, or those at the ends. ">":
     nothing was missed at the lower one.
     """
-    found = _bracket(c, 1.0 - level)
-    if found is None:
+    bracket = _bracket(c, 1.0 - level)
+    if bracket is None:
         return None
-    i, j = found
+    i, j = bracket
     missed = c.missed.sum(axis=1)
     run = math.log(c.rates_rps[j] / c.rates_rps[i])
     if missed[i] <= 0:  # half a miss at most: a bound
@@ -204,7 +204,7 @@ def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
 
 
 class Verdict(NamedTuple):
-    """What a ratio says, in words, and the probability of one so far from 1 by chance."""
+    """A ratio's verdict in words, and the probability of a ratio so far from 1 by chance."""
 
     words: str  # ahead; behind; equal within 25 %; ahead, by less than 25 %; behind, by less than 25 %; not decided
     p: float
@@ -221,7 +221,7 @@ def verdict(e: Estimate) -> Verdict:
 
 
 def apart(e: Estimate, within: float) -> str:
-    """Judge a difference of attainment: equal where both one-sided limits lie within so much of 0, else by its sign.
+    """Judge a difference of attainment: equal where both one-sided limits are within `within` of 0, else by its sign.
 
     "" where neither holds.
     """
@@ -233,12 +233,12 @@ def apart(e: Estimate, within: float) -> str:
 
 
 def chance(e: Estimate) -> float:
-    """Tell the probability of a difference so far from 0 where there is none; 1 without an interval."""
+    """Return the p-value of a difference; 1 without an interval."""
     return 1.0 if e.low is None or e.high is None else _p(e.mean, e.low, e.high)
 
 
 def flat(ours: Counts, theirs: Counts, level: float) -> bool:
-    """Tell whether a crossing is no answer: a curve that is flat at the level, or an order that changes beside it.
+    """Tell whether crossings cannot rank two systems: a curve is flat at the level, or the order changes beside it.
 
     A curve is flat where the whole interval of its slope lies below 2. The order is that of the crossings at a half,
     once and twice the share of misses that the level leaves, where both cross; alike within 1 % fits either.
@@ -264,7 +264,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def _p(gap: float, low: float, high: float) -> float:
-    """Two-sided probability of a gap, whose 95 % interval ends at `low` and `high`, where there is none."""
+    """Return the two-sided p-value of a gap whose 95 % interval is [low, high]."""
     from scipy.special import ndtr
 
     reach = gap - low if gap > 0 else high - gap
@@ -280,16 +280,16 @@ def _residuals(c: Counts) -> Floats:
 
 
 def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
-    """Logarithms of the rate at which misses rise above a share, and of its ends.
+    """Return the logarithms of the rate at which misses rise above a share, and of its interval's ends.
 
     -inf and inf lie beyond the rates that were run; an end that is known to lie there stands at the last one.
     """
-    found = shares(c)
+    missed = shares(c)
     x, goal = np.log(c.rates_rps), math.log(share)
     half = np.minimum(0.5 / c.offered.sum(axis=1), 0.5 * share)  # for a logarithm where nothing was missed
     at, late, early = (
         _rising(x, np.log(np.maximum(y, least)), goal)
-        for y, least in ((found.share, half), (found.low, half * 1e-3), (found.high, half))
+        for y, least in ((missed.share, half), (missed.low, half * 1e-3), (missed.high, half))
     )
     return at, min(early, at, float(x[-1])), max(late, at, float(x[0]))
 
@@ -328,21 +328,24 @@ def _bracket(c: Counts, share: float) -> tuple[int, int] | None:
 
 
 def _at(c: Counts, rate_rps: float) -> int:
-    found = np.flatnonzero(np.isclose(c.rates_rps, rate_rps))
-    if not len(found):
+    at = np.flatnonzero(np.isclose(c.rates_rps, rate_rps))
+    if not len(at):
         raise ValueError(f"nothing ran at {rate_rps:g} req/s")
-    return int(found[0])
+    return int(at[0])
 
 
 def _t(n: int) -> float:
-    """Half width of a 95 % t interval of n blocks, in standard errors."""
+    """Return the half width of a 95 % t interval of n blocks, in standard errors."""
     from scipy.special import stdtrit
 
     return float(stdtrit(n - 1, 0.975))
 
 
 def _mover(gap: float, below: float, above: float, r: float) -> float:
-    """Lower end of a difference of two correlated estimates: the first reaches `below` down, the second `above` up."""
+    """Return the lower end of a difference of two correlated estimates (MOVER).
+
+    The first estimate reaches `below` down, the second `above` up.
+    """
     if math.isinf(below) or math.isinf(above):
         return -math.inf
     return gap - math.sqrt(max(0.0, below**2 + above**2 - 2.0 * r * below * above))

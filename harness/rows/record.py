@@ -1,9 +1,9 @@
 """Rows on disk: one folder a run, whole or absent, equal bytes for equal rows.
 
-A run is `<folder>/requests.parquet` (one row a request, run facts as JSON in the schema's metadata; every table is
-written with digests of its bytes, which are held against it when it is read: `sealed.py`) and, where given,
-`side.json` (wall-clock facts: outside bytes and hash). `solo.parquet` joins it when an SLO is a multiple of each
-request's own latency: what that is, request by request. All stamps are whole nanoseconds from the window's start.
+A run is `<folder>/requests.parquet` (one row a request, run facts as JSON in the schema's metadata) and, where given,
+`side.json` (wall-clock facts: outside bytes and hash). Every table has digests of its bytes, which are checked when it
+is read (`sealed.py`). Where an SLO is a multiple of each request's own latency, `solo.parquet` holds that latency by
+request. All stamps are whole nanoseconds from the window's start.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,8 +43,8 @@ TURNS = "turns.parquet"
 FORMS = {ROWS: forms.RUN, SWEEP: forms.SCORED, SENSITIVITY: forms.LEADS, TURNS: forms.TURNS}  # of facts, by file
 
 STATES = ("done", "dropped", "failed", "unfinished")
-VERSION = 2  # `schema` of the files that are written; those of schema 1 do not say
-# where a request's time went; sums to its latency
+VERSION = 2  # `schema` of the files that are written; files of schema 1 lack the key
+# causes of a request's time; they sum to its latency
 WAITS = ("admission", "host", "load", "kv", "transfer", "queue", "compute", "time_slice", "contention")
 OF_SCHEMA_1 = {"held": "admission", "move": "transfer", "turn": "queue", "solo": "compute", "slow": "contention"}
 META = (
@@ -82,7 +83,7 @@ SCHEMA = pa.schema(
 SOLO_COLUMNS = pa.schema([pa.field(name, pa.float64(), nullable=False) for name in ("ttft_s", "tpot_s")])
 _DICTS = [f.name for f in SCHEMA if f.type == _CODES]
 
-# What a disk says no with; any other OSError comes from an engine's rows and is not the user's mistake.
+# Errors of a disk that refuses; any other OSError comes from an engine's rows and is not the user's mistake.
 _REFUSED = frozenset(
     {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
     | {errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.EEXIST}
@@ -93,7 +94,7 @@ _REFUSED = frozenset(
 
 
 def to_ns(seconds: NDArray[np.float64]) -> pa.Array:
-    """Whole nanoseconds of `seconds`, shape (n,); NaN becomes null."""
+    """Convert `seconds`, shape (n,), to whole nanoseconds; NaN becomes null."""
     none = np.isnan(seconds)
     return pa.array(np.rint(np.where(none, 0.0, seconds) * 1e9).astype(np.int64), mask=none)
 
@@ -109,11 +110,11 @@ def write(
     side: Mapping[str, Any] | None = None,
     files: Mapping[str, Iterable[bytes]] | None = None,
 ) -> None:
-    """Write a run: all of it or nothing, replacing what stood there.
+    """Write a run: all of it or nothing, in place of an earlier one.
 
     `batches` (of `SCHEMA`, in order of id) are streamed; `metadata` (and `counts`: rows by state) goes to the footer
     as JSON; `side` to side.json; `files` are further files by name, each a stream of bytes. A skipped run has no rows
-    and `metadata["skipped"]` says why. Raises UserError where the disk refuses.
+    but the reason in `metadata["skipped"]`. Raises UserError where the disk refuses.
     """
     folder = Path(folder)
     with _told(folder), _replacing(folder) as part:
@@ -131,7 +132,7 @@ def write(
 def plain(schema: pa.Schema) -> pa.Schema:
     """Return the schema with words spelt out in place of dictionaries.
 
-    By it tables whose dictionaries differ can be compared, joined and sorted.
+    Cast to it, tables whose dictionaries differ can be compared, joined and sorted.
     """
     return pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema])
 
@@ -173,7 +174,7 @@ def _parquet(out: Any, parts: Iterable[Any], schema: pa.Schema, metadata: Callab
         facts = {**metadata(), "schema": VERSION}
         writer.add_key_value_metadata({key: dumps(value) for key, value in sorted(facts.items())})
     except BaseException:
-        with contextlib.suppress(Exception):  # the first failure is the one to tell
+        with contextlib.suppress(Exception):  # the first failure is the one to raise
             writer.close()
         raise
     writer.close()
@@ -189,7 +190,7 @@ def _leaf(field: pa.Field) -> str:
 
 
 def _groups(batches: Iterable[pa.RecordBatch], counts: Counter[str]) -> Iterator[pa.Table]:
-    """Tables of exactly ROW_GROUP rows (the last may be shorter), however the batches were cut; counts states."""
+    """Yield tables of exactly ROW_GROUP rows (the last may be shorter), however the batches were cut; count states."""
     held: list[pa.RecordBatch] = []
     room = ROW_GROUP
     for batch in batches:
@@ -210,7 +211,7 @@ def _differences(schema: pa.Schema) -> str:
 
 
 def _canonical(batches: Sequence[pa.RecordBatch], counts: Counter[str]) -> pa.Table:
-    """One table whose dictionaries hold, sorted, just the values that occur: equal rows, equal bytes."""
+    """Join batches to a table whose dictionaries hold, sorted, just the values that occur: equal rows, equal bytes."""
     table = pa.Table.from_batches(batches)
     for name in _DICTS:
         at = SCHEMA.get_field_index(name)
@@ -230,7 +231,7 @@ def _canonical(batches: Sequence[pa.RecordBatch], counts: Counter[str]) -> pa.Ta
 
 
 def dumps(value: Any) -> str:
-    """Canonical JSON: sorted keys, no spaces; floats round-trip."""
+    """Render canonical JSON: sorted keys, no spaces; floats round-trip."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -251,9 +252,9 @@ def _told(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` that takes its place in one rename if the block succeeds, else goes.
+    """Give a temporary path beside `path` that replaces it in one rename if the block succeeds, and else is removed.
 
-    It is locked while it is written, so what a killed writer left is known from what another one is writing.
+    It is locked while it is written, which tells it from the leavings of a killed writer.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     nest = path.parent / f".{path.name}.{os.getpid()}.part"  # a folder: holds the new and, for a moment, the old
@@ -277,7 +278,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def clean(folder: Path, name: str = "*") -> None:
-    """Remove what killed writers of `name` left in a folder."""
+    """Remove the leavings of killed writers of `name` in a folder."""
     for left in folder.glob(f".{name}.*.part"):
         with contextlib.suppress(OSError):
             if _dead(left.name.split(".")[-2]):
@@ -286,7 +287,7 @@ def clean(folder: Path, name: str = "*") -> None:
 
 
 def _dead(pid: str) -> bool:
-    """Tell whether a writer is gone; one between its `mkdir` and its lock is told by its process alone."""
+    """Tell whether a writer's process is gone: between `mkdir` and lock a writer is known by its process alone."""
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
@@ -332,7 +333,7 @@ def _sync(folder: Path) -> None:
 
 
 def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of a run, in order of id, of any schema.
+    """Read the rows of a run, in order of id, of any schema.
 
     Raises UserError where there is none, it is of a later schema, or it is damaged.
     """
@@ -340,14 +341,22 @@ def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -
 
 
 def meta(folder: str | os.PathLike[str]) -> Facts:
-    """Facts of a run (keys: `META`), from the file's footer alone. Raises UserError where there is no run."""
+    """Read the facts of a run (keys: `META`), from the file's footer alone. Raises UserError where there is no run."""
     about: Facts = _opened(Path(folder), footer)
     return about
 
 
 def footer(path: str | os.PathLike[str]) -> Facts:
-    """Facts of a table that `write_table` wrote, from the file's footer alone. Raises Damaged, FileNotFoundError."""
+    """Read the facts of a table that `write_table` wrote, from its footer alone. Raises Damaged, FileNotFoundError."""
     path = Path(path)
+    with sealed.reading(path):
+        at = path.stat()
+    return Facts(str(path), _facts(path, at.st_ino, at.st_size, at.st_mtime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _facts(path: Path, *_stamp: int) -> Facts:
+    """Read the facts in a file's footer, once a process unless the file changes."""
     return sealed.facts(path, FORMS.get(path.name, {}))
 
 
@@ -364,14 +373,14 @@ def table(
     path = Path(path)
     with sealed.reading(path):
         sealed.intact(path, rows=True)
-        found = pq.read_table(path, columns=columns, memory_map=True)
+        rows = pq.read_table(path, columns=columns, memory_map=True)
     wanted = form if columns is None else pa.schema([field for field in form if field.name in columns])
-    sealed.columns(path, found, wanted, absent)
-    return found
+    sealed.columns(path, rows, wanted, absent)
+    return rows
 
 
 def whole(folder: str | os.PathLike[str]) -> Facts:
-    """Facts of a run, whose rows are held against their digest too. Raises UserError as `meta` does."""
+    """Read the facts of a run, and check its rows against their digest too. Raises UserError as `meta` does."""
 
     def held(path: Path) -> Facts:
         with sealed.reading(path):
@@ -387,21 +396,21 @@ def _rows(path: Path, columns: Sequence[str] | None) -> pa.Table:
     if (version := about.get("schema", 1)) > VERSION:
         raise UserError(f"{path} is of schema {version}, and this release reads up to {VERSION}: update it")
     if version == VERSION:
-        found = table(path, SCHEMA, columns).select(names)
+        rows = table(path, SCHEMA, columns).select(names)
     else:
         with sealed.reading(path):
             sealed.intact(path, rows=True)
-            found = _of_schema_1(pq.read_table(path, memory_map=True), about.get("spec", {})).select(names)
-        sealed.columns(path, found, pa.schema([field for field in SCHEMA if field.name in names]))
-    if "state" in names and (other := set(pc.unique(found["state"]).to_pylist()) - set(STATES)):
-        raise Damaged(f'{path}: state "{other.pop()}" is none of {", ".join(STATES)}; {WAY_OUT}')
-    if "counts" in about and len(found) != (rows := sum(about["counts"].values())):
-        raise Damaged(f"{path}: {len(found)} rows, and its facts say {rows}; {WAY_OUT}")
-    return found
+            rows = _of_schema_1(pq.read_table(path, memory_map=True), about.get("spec", {})).select(names)
+        sealed.columns(path, rows, pa.schema([field for field in SCHEMA if field.name in names]))
+    if "state" in names and (other := set(pc.unique(rows["state"]).to_pylist()) - set(STATES)):
+        raise Damaged(f'{path}: state "{other.pop()}" is not one of {", ".join(STATES)}; {WAY_OUT}')
+    if "counts" in about and len(rows) != (counted := sum(about["counts"].values())):
+        raise Damaged(f"{path}: {len(rows)} rows, and its facts say {counted}; {WAY_OUT}")
+    return rows
 
 
 def _of_schema_1(table: pa.Table, spec: Mapping[str, Any]) -> pa.Table:
-    """Rows with the present columns: what they do not tell is null, and `slow` was of one cause or the other."""
+    """Convert rows of schema 1: columns that they lack are null, and `slow` was one cause or the other by sharing."""
     sliced = spec.get("sharing") == "turns"
     now = OF_SCHEMA_1 | ({"slow": "time_slice"} if sliced else {})
     names = {f"{old}_ns": f"{new}_ns" for old, new in now.items()}
@@ -413,7 +422,7 @@ def _of_schema_1(table: pa.Table, spec: Mapping[str, Any]) -> pa.Table:
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:
-    """Tell whether a whole run stands here."""
+    """Tell whether the folder holds a whole run."""
     return (Path(folder) / ROWS).is_file()
 
 
@@ -433,7 +442,7 @@ class Frames(NamedTuple):
 
 
 def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Frames:
-    """Frames of one run, of a sweep (the runs in or named by its folder), or of all runs under `path`.
+    """Load the frames of one run, of a sweep (the runs in or named by its folder), or of all runs under `path`.
 
     `columns` limits what is read of each request (names of `SCHEMA`). Raises UserError where there is no run.
     """
@@ -462,13 +471,15 @@ def runs(path: str | os.PathLike[str]) -> list[Path]:
     path = Path(path)
     if exists(path):
         return [path]
-    found = {p.parent for p in path.rglob(ROWS) if not any(part.startswith(".") for part in p.relative_to(path).parts)}
-    if not found and (path / SWEEP).is_file():
+    folders = {
+        p.parent for p in path.rglob(ROWS) if not any(part.startswith(".") for part in p.relative_to(path).parts)
+    }
+    if not folders and (path / SWEEP).is_file():
         names = table(path / SWEEP, pa.schema([("run", pa.string())]), ["run"]).column("run").unique().to_pylist()
-        found = {path.parent / name for name in names if exists(path.parent / name)}
-    if not found:
+        folders = {path.parent / name for name in names if exists(path.parent / name)}
+    if not folders:
         raise UserError(f"{path}: no runs here; name a folder that bench wrote (bench compare makes one)")
-    return sorted(found)
+    return sorted(folders)
 
 
 def _seconds(table: pa.Table) -> pd.DataFrame:

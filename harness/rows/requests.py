@@ -31,7 +31,7 @@ class Tokens:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """How many tokens each request made."""
+        """The number of tokens that each request made."""
         return np.diff(self.at)
 
     @property
@@ -46,7 +46,7 @@ class Tokens:
         return owner[1:][within], np.diff(self.ns)[within] / 1e9
 
     def take(self, which: Bools) -> Tokens:
-        """Stamps of the requests that `which` selects."""
+        """Return the stamps of the requests that `which` selects."""
         counts = np.diff(self.at)
         return Tokens(self.ns[np.repeat(which, counts)], np.concatenate([[0], np.cumsum(counts[which])]))
 
@@ -76,7 +76,7 @@ class Rows:
 
     @property
     def done(self) -> Bools:
-        """Which requests finished."""
+        """The mask of requests that finished."""
         done: Bools = self.state == STATES.index("done")
         return done
 
@@ -88,7 +88,7 @@ class Rows:
 
 
 def rows(table: pa.Table) -> Rows:
-    """Arrays of a run's table (record.SCHEMA)."""
+    """Convert a run's table (record.SCHEMA) to arrays."""
     models, model = _codes(table, "model")
     states, state = _codes(table, "state")
     arrival = _numpy(table, "arrival_ns")
@@ -137,7 +137,7 @@ def _known(table: pa.Table, name: str) -> Floats:
 
 
 def _codes(table: pa.Table, name: str) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Sorted values that occur, and codes into them."""
+    """Return the sorted values that occur, and codes into them."""
     column = table.column(name)
     column = (column if pa.types.is_dictionary(column.type) else column.dictionary_encode()).combine_chunks()
     words, codes = column.dictionary.to_pylist(), column.indices.to_numpy()

@@ -1,9 +1,9 @@
-"""Parquet files that tell when they are damaged: digests of their bytes, and facts that are held to a form.
+"""Parquet files with digests of their bytes, and facts that are checked against a form.
 
 Between the last page and the footer, where readers of Parquet never look, `seal` puts a mark, the SHA-256 of all bytes
-before it, and that of all behind it. So a bit that turned over is found, wherever it is: page checksums would leave the
-headers of pages and the footer, in which the facts are. Files of earlier releases have no mark; they, and what other
-programs wrote, are held to their form alone.
+before it, and that of all behind it. So a flipped bit is detected anywhere: page checksums would leave the headers of
+pages and the footer, which holds the facts. Files of earlier releases and of other programs have no mark, and are
+checked against their form alone.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true 
 
 
 class Damaged(UserError):
-    """A stored file that is not what bench wrote."""
+    """A stored file that bench did not write in this form."""
 
 
 class Facts(dict[str, Any]):
-    """Facts of a file: one that is missing is the file's mistake. `where` is that file, or a table in its facts."""
+    """Facts of a file; a missing key raises Damaged. `where` is that file, or a table in its facts."""
 
     def __init__(self, where: str, values: Mapping[str, Any]) -> None:
         super().__init__((key, _told(f"{where}: {key}", value)) for key, value in values.items())
@@ -47,10 +47,10 @@ class Facts(dict[str, Any]):
 
 
 def _told(where: str, value: Any) -> Any:
-    """Facts all the way down."""
+    """Make tables within a value Facts too, with their place in the file."""
     if isinstance(value, dict):
         return Facts(where, value)
-    return [_told(f"{where} {i + 1}", one) for i, one in enumerate(value)] if isinstance(value, list) else value
+    return [_told(f"{where} {i + 1}", item) for i, item in enumerate(value)] if isinstance(value, list) else value
 
 
 # ------------------------------------------------------------------ digests
@@ -68,7 +68,7 @@ def seal(file: IO[bytes]) -> None:
 
 
 def intact(path: Path, *, rows: bool) -> None:
-    """Hold a file's footer, and on request its rows, against its digests; nothing where it has none.
+    """Check a file's footer, and on request its rows, against its digests; skip a file without them.
 
     Raises Damaged, and OSError where it cannot be read.
     """
@@ -84,10 +84,10 @@ def intact(path: Path, *, rows: bool) -> None:
         if start < 0:
             return
         file.seek(start)
-        found, footer = file.read(SEAL), file.read()
-        if not found.startswith(MARK):
+        digests, footer = file.read(SEAL), file.read()
+        if not digests.startswith(MARK):
             return
-        body, tail = found[len(MARK) : -DIGEST], found[-DIGEST:]
+        body, tail = digests[len(MARK) : -DIGEST], digests[-DIGEST:]
         if sha256(footer).digest() != tail or (rows and _digest(file, start) != body):
             raise Damaged(f"{path}: damaged: its bytes are not those that were written; {WAY_OUT}")
 
@@ -103,7 +103,7 @@ def _digest(file: IO[bytes], size: int) -> bytes:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever a reader says of a file into one line about it; that there is none passes."""
+    """Turn a reader's errors into one line about the file; FileNotFoundError passes."""
     try:
         yield
     except (UserError, FileNotFoundError):
@@ -115,15 +115,15 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def facts(path: Path, form: Mapping[str, Any]) -> Facts:
-    """Read the facts in a file's footer, which have to fit `form` (see `fault`).
+    """Read the facts in a file's footer and check them against `form` (see `fault`).
 
     Raises Damaged, and FileNotFoundError.
     """
     with reading(path):
         intact(path, rows=False)
-        found = pq.read_metadata(path).metadata or {}
-        ours = (key for key in found if not key.startswith((b"ARROW", b"pandas")))
-        about = {key.decode(): json.loads(found[key]) for key in ours}
+        stored = pq.read_metadata(path).metadata or {}
+        ours = (key for key in stored if not key.startswith((b"ARROW", b"pandas")))
+        about = {key.decode(): json.loads(stored[key]) for key in ours}
     for key, value in about.items():
         if key in form and (wrong := fault(value, form[key], key)):
             raise Damaged(f"{path}: {wrong}; {WAY_OUT}")
@@ -131,27 +131,29 @@ def facts(path: Path, form: Mapping[str, Any]) -> Facts:
 
 
 def fault(value: Any, form: Any, name: str) -> str:
-    """Say how a value is not of a form, beginning with its name; empty where it is.
+    """Say how a value departs from a form, beginning with its name; empty where it does not.
 
-    A form is a type, None, or a tuple of forms, one of which holds; [form] for a list of any length and [form, form]
-    for one of two; {str: form} for a table of any keys and {"key": form} for one whose keys, where they are there, are
-    of these forms; a frozenset has the words that it may be. A whole number is a float too; nothing else is two things.
+    A form is a type, None, or a tuple of alternative forms. [form] is a list of any length, [form, form] one of two.
+    {str: form} is a table of any keys, {"key": form} one whose keys, if present, have these forms. A frozenset has the
+    allowed words. A whole number is a float too.
     """
     match form:
         case tuple():
-            faults = [fault(value, one, name) for one in form]
+            faults = [fault(value, part, name) for part in form]
             deeper = [wrong for wrong in faults if not wrong.startswith(f"{name} is ")]
-            if deeper:  # empty: of this form; else what a part of it is not
+            if deeper:  # "": it has this form; else the fault of a part
                 return min(deeper, key=len)
         case [] if isinstance(value, list):
             return ""
         case [_, _, *_] if isinstance(value, list) and len(value) == len(form):
-            return next((wrong for x, one in zip(value, form, strict=True) if (wrong := fault(x, one, name))), "")
-        case [one] if isinstance(value, list):
-            return next((wrong for i, x in enumerate(value) if (wrong := fault(x, one, f"item {i + 1} of {name}"))), "")
+            return next((wrong for x, part in zip(value, form, strict=True) if (wrong := fault(x, part, name))), "")
+        case [part] if isinstance(value, list):
+            return next(
+                (wrong for i, x in enumerate(value) if (wrong := fault(x, part, f"item {i + 1} of {name}"))), ""
+            )
         case dict() if isinstance(value, dict):
             inside = ((key, x, form.get(key, form.get(str))) for key, x in value.items() if {key, str} & form.keys())
-            return next((wrong for key, x, one in inside if (wrong := fault(x, one, f"{name}.{key}"))), "")
+            return next((wrong for key, x, part in inside if (wrong := fault(x, part, f"{name}.{key}"))), "")
         case frozenset() if isinstance(value, str) and value in form:
             return ""
         case type() if type(value) is form or (form is float and type(value) is int):
@@ -165,7 +167,7 @@ def fault(value: Any, form: Any, name: str) -> str:
 def _words(form: Any) -> str:
     match form:
         case tuple():
-            return " or ".join(_words(one) for one in form)
+            return " or ".join(_words(part) for part in form)
         case frozenset():
             return f"one of {', '.join(sorted(form))}"
         case list():
@@ -176,7 +178,7 @@ def _words(form: Any) -> str:
 
 
 def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str] = frozenset()) -> None:
-    """Hold a table to the columns of a schema, words spelt out or not; `absent` may be missing. Raises Damaged."""
+    """Check a table's columns against a schema, words spelt out or not; `absent` may be missing. Raises Damaged."""
     for field in form:
         times = table.column_names.count(field.name)
         if times == 1:

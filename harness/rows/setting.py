@@ -1,4 +1,4 @@
-"""The setting of runs in words, as captions and tables have it: machine, plans, and what was left out of a log."""
+"""The setting of runs in words, as captions and tables have it: machine, plans, and requests left out of logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 SHARED = {"turns": "processes take turns on a GPU", "fluid": "GPUs shared as under MPS by all"}
 
 
-PLANS = {  # what offline planners saw, as captions say it
+PLANS = {  # the requests that offline planners saw, as captions name them
     "held-out": "plans from requests that are not replayed",
     "window": "plans know the window",
     "trace": "plans know the trace",
@@ -18,13 +18,13 @@ PLANS = {  # what offline planners saw, as captions say it
 
 
 def plans(origins: Iterable[str]) -> str:
-    """Say in words what planners saw.
+    """Name the requests that planners saw.
 
-    Where some do not know the window, a bound that knows it is left out.
+    Where some do not know the window, leave out a bound that knows it.
     """
     asked = {origin for origin in origins if origin}
     known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
-    return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
+    return " and ".join(PLANS.get(origin, f"plans from the {origin}") for origin in sorted(asked - known))
 
 
 def scaled(factors: Mapping[str, float]) -> str:
@@ -33,9 +33,10 @@ def scaled(factors: Mapping[str, float]) -> str:
 
 
 def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
-    """Say what was left out of logs because nobody serves it, a log once; empty where nothing was."""
-    found = {str(one["trace"]).partition("+")[0]: text for one in panels if (text := one.get("left_out"))}
-    return "Left out: " + "; ".join(f"{text} of {log}" for log, text in found.items()) + "." if found else ""
+    """Name the requests left out of logs, which no model serves, a log once; empty where there are none."""
+    texts = {str(panel["trace"]).partition("+")[0]: text for panel in panels
+             if (text := panel.get("left_out")) and not text.startswith("0 of ")}  # fmt: skip
+    return "Left out: " + "; ".join(f"{text} of {log}" for log, text in texts.items()) + "." if texts else ""
 
 
 ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}

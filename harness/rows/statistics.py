@@ -1,4 +1,4 @@
-"""Statistics over the runs of a point: means with 95 % intervals, and where a curve crosses a level."""
+"""Statistics over the runs of a point: means with 95 % intervals, and crossings of a curve with a level."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _RESAMPLES = 9_999
 class Estimate:
     """A value with its 95 % interval, of `n` runs or blocks of windows.
 
-    `low` and `high` are None where there is no interval, or it is unbounded. `sign` tells how far the value can be
-    trusted: "=" it is; ">" and "<" it is only a bound, for what it is about lies beyond what was run; "~" both.
+    `low` and `high` are None where there is no interval, or it is unbounded. `sign` is "=" for a value, ">" and "<" for
+    a bound (the quantity lies beyond what was run), and "~" where bounds oppose each other.
     """
 
     mean: float
@@ -37,7 +37,7 @@ class Estimate:
 
 
 def interval(values: Sequence[float] | Floats, within: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
-    """Mean and 95 % interval over runs: t interval below 8 runs, BCa bootstrap (9,999 resamples, fixed seed) from 8.
+    """Estimate the mean over runs: t interval below 8 runs, BCa bootstrap (9,999 resamples, fixed seed) from 8.
 
     Clipped to `within`, the possible range. NaN values make all of it NaN. Raises ValueError on no values.
     """
@@ -52,7 +52,7 @@ def interval(values: Sequence[float] | Floats, within: tuple[float, float] = (-m
 
 
 def _t(x: Floats) -> tuple[float, float]:
-    """Mean +- t_{0.975, n-1} s / sqrt(n)."""
+    """Return the ends of mean +- t_{0.975, n-1} s / sqrt(n)."""
     from scipy.special import stdtrit
 
     half = float(stdtrit(len(x) - 1, 0.975)) * float(x.std(ddof=1)) / math.sqrt(len(x))
@@ -60,7 +60,7 @@ def _t(x: Floats) -> tuple[float, float]:
 
 
 def _bca(x: Floats) -> tuple[float, float]:
-    """Bias-corrected and accelerated bootstrap of the mean (Efron 1987)."""
+    """Return the ends of the bias-corrected and accelerated bootstrap of the mean (Efron 1987)."""
     from scipy.special import ndtr, ndtri
 
     mean = float(x.mean())
@@ -77,7 +77,7 @@ def _bca(x: Floats) -> tuple[float, float]:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate:
-    """Mean and 95 % interval of ours - theirs over the seeds that both have. Raises ValueError if there is none."""
+    """Estimate the mean of ours - theirs over the seeds that both have. Raises ValueError if there is none."""
     seeds = sorted(ours.keys() & theirs.keys())
     return interval([ours[seed] - theirs[seed] for seed in seeds])
 
@@ -93,7 +93,7 @@ Curve = Mapping[float, float]  # x -> attainment, of one seed
 
 
 class Point(NamedTuple):
-    """A sampled x of a curve, what was attained there, and the fit."""
+    """A sampled x of a curve, with the attainment and the fit there."""
 
     x: float
     attained: float  # 0 where it is undefined (NaN)
@@ -101,7 +101,7 @@ class Point(NamedTuple):
 
 
 def falling(values: Sequence[float]) -> list[float]:
-    """Non-increasing least-squares fit of a sequence: isotonic regression by pooling adjacent violators."""
+    """Fit a non-increasing sequence by least squares: isotonic regression by pooling adjacent violators."""
     pools: list[tuple[float, int]] = []  # mean, count
     for value in values:
         mean, count = value, 1
@@ -121,20 +121,20 @@ def fitted(curve: Curve) -> list[Point]:
 
 
 def held(curve: Curve, level: float) -> float | None:
-    """Largest sampled x at which the fit is >= level; None where it is nowhere.
+    """Return the largest sampled x at which the fit is >= level; None where it is nowhere.
 
-    What is attained there is then >= level too, and at the next sampled x it is below: a pool of the fit ends with
-    values of at least its mean, and begins with values of at most its mean.
+    Attainment there is then >= level too, and below it at the next sampled x: a pool of the fit ends with values of at
+    least its mean, and begins with values of at most its mean.
     """
     return max((point.x for point in fitted(curve) if point.fitted >= level), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where a pooled curve crosses a level, and what the fit smooths over.
+    """A pooled curve's crossing of a level, with the points that the fit smooths over.
 
-    A first dip is no capacity, and the highest sampled rate that holds rewards noise; so the fit decides, and the first
-    x that fails and the deepest dip stand beside it.
+    The first dip below the level understates capacity, and the highest sampled rate that holds it rewards noise. So the
+    fit decides; the first x that fails and the deepest dip stand beside it.
     """
 
     at: Estimate
@@ -147,10 +147,10 @@ class Crossing:
 
 
 def fewest(curve: Curve, level: float, n: int = 1) -> Crossing:
-    """Smallest sampled x at which the non-decreasing fit is >= level, for an x that counts GPUs.
+    """Return the smallest sampled x at which the non-decreasing fit is >= level, for an x that counts GPUs.
 
-    One buys a whole number of them: so nothing is interpolated, and there is no interval. That number was sampled and
-    holds by itself (see `held`). (largest, ">") if even that is below. `n` is what the curve is of.
+    GPUs come in whole numbers: nothing is interpolated, and there is no interval. That number was sampled and holds by
+    itself (see `held`). The largest x with sign ">" if even that is below. `n` is the estimate's n (runs or blocks).
     """
     points = fitted({-x: y for x, y in curve.items()})
     x = held({-x: y for x, y in curve.items()}, level)

@@ -1,4 +1,4 @@
-"""The tidy table of a sweep: a row for each run, model and measure; and what its runs say together."""
+"""The tidy table of a sweep: a row for each run, model and measure; and estimates over its runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CAPS: Mapping[str, str] = {
 }  # the share of steps that this field of the spec bound
 WAKES = "wakes"  # of servers by themselves, which sleep when idle; of runs only where servers do
 HITS = "hit_share"  # of prompts' tokens, found in the prefix cache; of engines' statistics only where there is one
-BINDS = 0.01  # above this share a cap is part of the result, and told
+BINDS = 0.01  # above this share a cap is part of the result, and reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ RUN_SCHEMA = [
     ("tier", _WORD),
     ("fit", _WORD),  # of a synthetic trace to its target: "within" or where it is off; null where nothing was measured
     ("fidelity", _WORD),
-    ("departs", _WORD),  # how its engine is not its paper's; null: as published
-    ("invalid", _WORD),  # why a run on real servers measured something else; null: it did not, or is of another kind
+    ("departs", _WORD),  # how its engine differs from its paper's; null: as published
+    ("invalid", _WORD),  # why a run on real servers is not valid; null: it is, or it is of another kind
     ("skipped", _WORD),  # reason; its rows have no value
     ("infeasible", _WORD),  # reason; its attainment is 0
 ]
@@ -104,7 +104,7 @@ TABLE_SCHEMA = pa.schema(
         ("offered", pa.list_(pa.float64())),
     ]
 )
-BLOCK_S = 150.0  # several times longer than a burst: what one block misses tells nothing of the next
+BLOCK_S = 150.0  # several times longer than a burst, so that blocks' misses are independent
 _TOLD = {"condition", "x", "run", "label", "system", "trace", "models", "gpu", "gpus", "rate_scale", "seed", "slo",
          "fidelity", "definition", "over", "n"}  # fmt: skip  # of each row; other columns may be null
 STORED = pa.schema(  # of a table on disk: panels first
@@ -142,7 +142,7 @@ def stored(path: Path) -> pa.Table:
 
 
 def scores(runs: Iterable[Run]) -> pa.Table:
-    """Tidy table (run x model x definition, `TABLE_SCHEMA`) of all runs, sorted by spec; reads one run at a time."""
+    """Score all runs into the tidy table (run x model x definition, `TABLE_SCHEMA`), sorted by spec; one at a time."""
     table = pa.concat_tables([TABLE_SCHEMA.empty_table(), *map(score, runs)])
     plain = plain_schema(TABLE_SCHEMA)
     # strings while sorting, so that the dictionaries come out in the order of the sorted rows: equal runs, equal bytes
@@ -150,9 +150,9 @@ def scores(runs: Iterable[Run]) -> pa.Table:
 
 
 def score(run: Run, *, by_model: bool = True, definitions: Collection[str] = tuple(DEFINITIONS)) -> pa.Table:
-    """Rows of one run in the tidy table: these definitions and every measure, pooled and (on request) per model.
+    """Score one run into rows of the tidy table: these definitions and every measure, pooled and by model.
 
-    Attainment is there per model in any case.
+    Without `by_model` only attainment is there per model.
     """
     spec = run.meta.get("spec") or {}
     skipped, infeasible = run.meta.get("skipped"), run.meta.get("infeasible")
@@ -227,8 +227,8 @@ def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Coll
         yield _Value(name, "worst", None, n, _known(min(each.values(), default=math.nan)))
         yield _Value(name, "jain", None, n, _known(jain(each.values())))
         for model, value in each.items():
-            own = offered.models.index(model)
-            yield _Value(name, "model", model, int(counts[own]), value, missed[own], asked[own])
+            index = offered.models.index(model)
+            yield _Value(name, "model", model, int(counts[index]), value, missed[index], asked[index])
         for wait, value in causes.shares(offered, slo, name, scores).items():
             yield _Value(f"missed_{name}_{wait}", "pooled", None, n, value)
     for name, value in measures(offered, slo, window_s).items():
@@ -242,7 +242,7 @@ def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Coll
 
 
 def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tuple[Floats, Floats]:
-    """Add up what was missed and offered of each model in each block of the window: (models, blocks).
+    """Sum the misses and offered requests of each model in each block of the window: (models, blocks).
 
     Blocks are equal and about `BLOCK_S` long.
     """
@@ -257,7 +257,7 @@ def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tu
 
 
 def _met(rows: Rows, slo: Slo) -> Floats:
-    """1 for each request that met both limits."""
+    """Return 1 for each request that met both limits, else 0."""
     return both(rows, limits(rows, slo)).astype(np.float64)
 
 
@@ -266,7 +266,7 @@ def _known(value: float) -> float | None:
 
 
 def measures(rows: Rows, slo: Slo, window_s: float) -> dict[str, float]:
-    """Compute what stands beside attainment, of offered rows: rates, latencies, shares; units in the names."""
+    """Compute the measures beside attainment, of offered rows: rates, latencies, shares; units in the names."""
     tpot = tpot_s(rows)
     defined = tpot[~(rows.done & np.isnan(tpot))]  # unfinished ones stay, as infinite
     finished = norm_s(rows)[rows.done]
@@ -284,15 +284,15 @@ def measures(rows: Rows, slo: Slo, window_s: float) -> dict[str, float]:
 
 
 def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
-    """Compute shares of what there was (KV bytes x seconds, GPU seconds) from an engine's statistics; others as is.
+    """Compute shares of capacity (KV bytes x seconds, GPU seconds) from an engine's statistics; others as they are.
 
     The engine's span is the whole run, warm-up and drain included.
     """
     gpu_s = stats.get("gpus", 0.0) * stats.get("span_s", 0.0)
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)
     shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), "hbm_busy": ("gpu_hbm_s", gpu_s)}
-    found = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
-    return found | {
+    used = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
+    return used | {
         name: stats[name] for name in (*WEIGHTS, "moves", "preemptions", *CAPS, HITS, WAKES) if name in stats
     }
 
@@ -301,7 +301,7 @@ def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
 
 
 def once(work: Callable[Concatenate[pa.Table, P], T]) -> Callable[Concatenate[pa.Table, P], T]:
-    """Keep what a function makes of a table and words, as long as the table lives. Nobody changes the answer."""
+    """Cache a function of a table and further arguments, as long as the table lives. Results are not to be changed."""
     known: dict[int, tuple[weakref.ref[pa.Table], dict[tuple[Any, ...], T]]] = {}
 
     @wraps(work)
@@ -309,10 +309,10 @@ def once(work: Callable[Concatenate[pa.Table, P], T]) -> Callable[Concatenate[pa
         at = id(table)
         if at not in known:
             known[at] = weakref.ref(table, lambda _: known.pop(at, None)), {}
-        found, key = known[at][1], (*args, *sorted(kwargs.items()))
-        if key not in found:
-            found[key] = work(table, *args, **kwargs)
-        return found[key]
+        answers, key = known[at][1], (*args, *sorted(kwargs.items()))
+        if key not in answers:
+            answers[key] = work(table, *args, **kwargs)
+        return answers[key]
 
     return kept
 
@@ -330,43 +330,43 @@ def column(table: pa.Table, name: str) -> list[Any]:
 
 @once
 def _places(table: pa.Table) -> dict[tuple[str, str, str], list[int]]:
-    """Return the row indices of each label, definition and what the definition is over."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    """Return the row indices of each label, definition and `over`."""
+    places: dict[tuple[str, str, str], list[int]] = {}
     for i, key in enumerate(zip(*(column(table, name) for name in ("label", "definition", "over")), strict=True)):
-        found.setdefault(key, []).append(i)
-    return found
+        places.setdefault(key, []).append(i)
+    return places
 
 
 @once
 def invalid(table: pa.Table) -> dict[str, str]:
-    """Labels of which a run is invalid, with the reason of the first one and how many runs there are like it."""
+    """Return the labels with an invalid run, each with the first reason and the number of such runs."""
     if "invalid" not in table.column_names:  # stored before there were real servers
         return {}
     frame = table.select(["label", "run", "invalid"]).to_pandas().drop_duplicates("run")
-    found = {}
-    for label, own in frame.groupby("label", observed=True, sort=False):
-        bad = own["invalid"].dropna()
+    reasons = {}
+    for label, runs in frame.groupby("label", observed=True, sort=False):
+        bad = runs["invalid"].dropna()
         if len(bad):
-            of = f"{len(bad)} of {len(own)} runs: " if len(own) > 1 else ""
-            found[str(label)] = f"{of}{bad.iloc[0]}"
-    return found
+            of = f"{len(bad)} of {len(runs)} runs: " if len(runs) > 1 else ""
+            reasons[str(label)] = f"{of}{bad.iloc[0]}"
+    return reasons
 
 
 def infeasible(table: pa.Table) -> dict[str, str]:
-    """Labels of which a run was infeasible, with the reason of the first one and how many runs there are like it."""
+    """Return the labels with an infeasible run, each with the first reason and the number of such runs."""
     point = ["label", "rate_scale", "seed"]
     frame = table.select([*point, "infeasible"]).to_pandas().drop_duplicates(point)
-    found = {}
-    for label, own in frame.sort_values(point[1:]).groupby("label", observed=True):
-        bad = own["infeasible"].dropna()
+    reasons = {}
+    for label, runs in frame.sort_values(point[1:]).groupby("label", observed=True):
+        bad = runs["infeasible"].dropna()
         if len(bad):
-            of = f"in {len(bad)} of {len(own)} runs: " if len(bad) < len(own) else ""
-            found[str(label)] = f"{of}{bad.iloc[0]}"
-    return found
+            of = f"in {len(bad)} of {len(runs)} runs: " if len(bad) < len(runs) else ""
+            reasons[str(label)] = f"{of}{bad.iloc[0]}"
+    return reasons
 
 
 def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:
-    """Labels of a panel whose systems take GPUs of their own accord (`dedicated`: one a model), not as many as asked.
+    """Return the labels of a panel whose systems set their own number of GPUs (`dedicated`: one a model).
 
     `took` are the counts of each label; `asked` is None on an axis of GPUs, where such a label has one count alone.
     """
@@ -391,7 +391,7 @@ POINT = [*_SAME, "label", "system", "gpus", "rate_scale", "over", "model", "defi
 def summary(
     table: pa.Table, definitions: Sequence[str], over: Sequence[str] = ("pooled",), by: Sequence[str] = POINT
 ) -> pd.DataFrame:
-    """Mean and interval over seeds of each point (`by`, the definition last): columns mean, low, high, n, infeasible.
+    """Estimate each point (`by`, the definition last) over seeds: columns mean, low, high, n, infeasible.
 
     A point without a value has NaN, one without an interval NaN bounds.
     """
@@ -434,20 +434,20 @@ def bound(table: pa.Table) -> list[Bound]:
     offered = (
         means[means["definition"] == "offered_rps"].groupby(["label", "rate_scale"], observed=True)["value"].mean()
     )
-    found = []
+    bounds = []
     for name, cap in CAPS.items():
         binds = means[(means["definition"] == name) & (means["value"] > BINDS)]
-        for label, own in binds.groupby("label", observed=True):
-            first = own.iloc[0]
+        for label, points in binds.groupby("label", observed=True):
+            first = points.iloc[0]
             rate = float(offered.get((label, first["rate_scale"]), math.nan))
-            found.append(Bound(cap, str(label), rate, float(first["value"]), float(own["value"].max())))
-    return found
+            bounds.append(Bound(cap, str(label), rate, float(first["value"]), float(points["value"].max())))
+    return bounds
 
 
 def curves(
     table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps", over: str = "pooled"
 ) -> dict[int, Curve]:
-    """Attainment by rate of each seed, for `crossing`: pooled values of `definition` (or `over` others) over `axis`.
+    """Return attainment by rate of each seed: pooled values of `definition` (or `over` others) along `axis`.
 
     `axis` is offered_rps or a column of numbers; an infeasible run, which offered nothing, takes the rate of its peers.
     """
@@ -459,16 +459,16 @@ def curves(
         for i in (*sorted(offered), *places.get((label, "offered_rps", "pooled"), ())):  # its own come last, and stand
             if values[i] is not None:
                 rate[seeds[i], by[i]] = values[i]
-    found: dict[int, dict[float, float]] = {}
+    by_seed: dict[int, dict[float, float]] = {}
     for i in places.get((label, definition, over), ()):
         x = rate.get((seeds[i], by[i])) if axis == "offered_rps" else by[i]
         if x is not None and not math.isnan(x):
-            found.setdefault(seeds[i], {})[float(x)] = math.nan if values[i] is None else values[i]
-    return {seed: found[seed] for seed in sorted(found)}
+            by_seed.setdefault(seeds[i], {})[float(x)] = math.nan if values[i] is None else values[i]
+    return {seed: by_seed[seed] for seed in sorted(by_seed)}
 
 
 class Block(NamedTuple):
-    """What was missed and offered in each block of a window."""
+    """Misses and offered requests in each block of a window."""
 
     missed: Floats
     offered: Floats
@@ -484,27 +484,27 @@ Windows = dict[int, dict[float, Block]]  # by seed and x
 
 
 def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") -> dict[str, Windows]:
-    """Blocks of each run of a label that ran, by model ("" where pooled), seed and column x, or else the rate scale.
+    """Return the blocks of each run of a label, by model ("" where pooled), seed and column x, or else the rate scale.
 
-    `over` is pooled or model. A run of a table without blocks is a block.
+    `over` is pooled or model. Runs that did not run have none. In a table without blocks each run is a block.
     """
     names = ("infeasible", "skipped", "model", "seed", along(table), "n", "value")
     columns = [column(table, name) for name in names]
     stored = _blocks(table)
-    found: dict[str, Windows] = {}
+    by_model: dict[str, Windows] = {}
     for i in _places(table).get((label, definition, over), ()):
-        infeasible, skipped, model, seed, x, n, value = (one[i] for one in columns)
+        infeasible, skipped, model, seed, x, n, value = (values[i] for values in columns)
         if infeasible is not None or skipped is not None:
             continue
         block = stored.get(i) or Block(np.array([n * (1.0 - (value or 0.0))]), np.array([float(n)]))
         if block.offered.sum() > 0:
-            found.setdefault(model or "", {}).setdefault(seed, {})[x] = block
-    return found
+            by_model.setdefault(model or "", {}).setdefault(seed, {})[x] = block
+    return by_model
 
 
 @once
 def _blocks(table: pa.Table) -> dict[int, Block]:
-    """Blocks by row, where it has some."""
+    """Return the blocks of each row that has some."""
     if "offered" not in table.column_names:
         return {}
     missed, offered = (table[name].combine_chunks() for name in ("missed", "offered"))
@@ -523,10 +523,10 @@ def along(table: pa.Table) -> str:
 
 
 def together(of: Windows, seeds: Collection[int]) -> Counts | None:
-    """Blocks of these seeds side by side, at the x that all of them have; None where there is no such x.
+    """Concatenate the blocks of these seeds, at the x that all of them have; None where there is no such x.
 
-    A window that is not as long at every x (its stamps are divided by the rate) is one block: others are not the same
-    stretch of it.
+    A window whose length varies with x (its stamps are divided by the rate) is one block: its blocks at different x
+    would be different stretches.
     """
     mine = {seed: of[seed] for seed in sorted(seeds) if seed in of}
     xs = sorted(set.intersection(*(set(curve) for curve in mine.values()))) if mine else []
@@ -552,7 +552,7 @@ class Unfit(NamedTuple):
 
     @property
     def every(self) -> bool:
-        """No seed is left."""
+        """Tell whether no seed is left."""
         return self.seeds == self.of
 
 
@@ -560,22 +560,22 @@ def unfit(table: pa.Table, label: str) -> Unfit | None:
     """Return the seeds with which a label has no value at any x, and why; None where all have one."""
     seeds = _reasons(table).get(label, {})
     for k, word in enumerate(("does not fit", "skipped")):
-        gone = [str(why[0][k]) for _, why in sorted(seeds.items()) if all(one[k] is not None for one in why)]
+        gone = [str(why[0][k]) for _, why in sorted(seeds.items()) if all(reason[k] is not None for reason in why)]
         if gone:
             return Unfit(word, gone[0], len(gone), len(seeds))
     return None
 
 
 def ran(table: pa.Table, label: str) -> set[int]:
-    """Seeds with which a label has a value at some x: it was neither skipped nor infeasible at all of them."""
+    """Return the seeds with which a label has a value at some x: neither skipped nor infeasible at all of them."""
     return {seed for seed, why in _reasons(table).get(label, {}).items() if (None, None) in why}
 
 
 @once
 def _reasons(table: pa.Table) -> dict[str, dict[int, list[tuple[str | None, str | None]]]]:
-    """Why runs of a label and seed are infeasible or skipped, if they are: in order of the rows, each once."""
-    found: dict[str, dict[int, dict[tuple[str | None, str | None], None]]] = {}
+    """Collect the reasons why runs are infeasible and skipped, by label and seed, each pair once in order of rows."""
+    reasons: dict[str, dict[int, dict[tuple[str | None, str | None], None]]] = {}
     columns = (column(table, name) for name in ("label", "seed", "infeasible", "skipped"))
     for label, seed, *why in zip(*columns, strict=True):
-        found.setdefault(label, {}).setdefault(seed, {})[tuple(why)] = None
-    return {label: {seed: list(why) for seed, why in seeds.items()} for label, seeds in found.items()}
+        reasons.setdefault(label, {}).setdefault(seed, {})[tuple(why)] = None
+    return {label: {seed: list(why) for seed, why in seeds.items()} for label, seeds in reasons.items()}

@@ -1,4 +1,4 @@
-"""One resolved spec is run: its workload is built and replayed, and its rows are written."""
+"""The run of a resolved spec: its workload is built and replayed, and its rows are written."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
-    """How the engine of a run is not that of its system's paper; None where it is, or the paper needs none of its own.
+    """Describe how a run's engine departs from its system's paper; None where it does not.
 
-    A system whose `options` name a way of sharing needs it; "none" is kept whatever a run says.
+    A system needs the way of sharing that its `options` name; with "none" no spec can depart.
     """
-    own = options.get("sharing", "none")
-    if own == "none" or spec.sharing in ("own", own):
+    needed = options.get("sharing", "none")
+    if needed == "none" or spec.sharing in ("own", needed):
         return None
-    return f"its paper has sharing={own}, this run sharing={spec.sharing}"
+    return f"its paper has sharing={needed}, this run sharing={spec.sharing}"
 
 
 def current(spec: Spec, out: Path, code_hash: str, tell: Callable[[str], None] = lambda _: None) -> bool:
-    """Tell whether the run of a resolved spec stands in `out` whole, made by these sources; `tell` of a damaged one."""
+    """Tell whether `out` holds the whole run of a resolved spec, made by these sources; `tell` of a damaged one."""
     folder = out / spec.folder
     if not record.exists(folder):
         return False
@@ -46,22 +46,22 @@ def current(spec: Spec, out: Path, code_hash: str, tell: Callable[[str], None] =
         return False
     if (about.get("code_hash"), about.get("spec_hash")) != (code_hash, spec.hash8):
         return False
-    # Hashes are short: also what they are of, but for files' paths.
+    # Hashes are short: compare the specs too, but for files' paths.
     made, asked = about.get("spec") or {}, as_dict(spec)
     return all(made.get(key) == asked.get(key) for key in (made.keys() | asked.keys()) - FILES.keys())
 
 
 def relocate(spec: Spec, out: Path) -> None:
-    """Store where the files of a current run's spec lie now, if it was made from equal ones that lay elsewhere."""
+    """Store the present paths of the files in a current run's spec, if it was made from equal files elsewhere."""
     asked = as_dict(spec)
     if by_content(asked) != asked and record.meta(out / spec.folder)["spec"] != asked:
         record.restate(out / spec.folder, {"spec": asked})
 
 
 def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
-    """`execute`, and store the turns beside the rows (turns.FILE); its metadata say what loads took on idle links.
+    """Run as `execute` does, and store the turns beside the rows (turns.FILE), with loads' seconds on idle links.
 
-    Nothing of loads is said for an engine without a cost table.
+    The seconds are missing for an engine without a cost table.
     """
     from harness.run import turns
 
@@ -81,8 +81,8 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
 def execute(spec: Spec, out: Path, code_hash: str) -> Path:
     """Run a resolved spec and write its folder below `out`; returns the folder.
 
-    What the engine cannot do, or the system cannot hold, is a run without rows and with the reason. Raises Failed, and
-    writes nothing, where the policy fails. The engine is closed however the run ends; SIGTERM ends it as Ctrl-C does.
+    Where the engine lacks something or the system has no room, the run has no rows but the reason. Raises Failed, and
+    writes nothing, where the policy fails. The engine is always closed; SIGTERM ends the run as Ctrl-C does.
     """
     return _run(Setup(spec), out, code_hash)
 
@@ -108,7 +108,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
     }
     if bare.measured_on:
         about["measured_on"] = dict(bare.measured_on)
-    jobs = [setup.jobs()]  # given away below: no frame that calls the policy has what is to come
+    jobs = [setup.jobs()]  # popped below: no frame that calls the policy holds future requests
     requests = len(jobs[0])
     outcome, rows, files, side = Outcome(), iter(()), dict[str, Iterable[bytes]](), dict[str, Any]()
     with ExitStack() as stack:
@@ -117,8 +117,8 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
             with blamed(spec):
                 policy, engine = setup.policy, setup.engine
                 stack.callback(engine.close)
-                if said := _departure(spec, policy.options):
-                    about["departs"] = said
+                if departure := _departure(spec, policy.options):
+                    about["departs"] = departure
                 outcome = replay(
                     policy, engine, jobs.pop(), end_s=setup.end_s, decision_s=spec.decision_s or 0.0,
                     control_s=spec.control_s or 0.0, log=log,

@@ -1,9 +1,9 @@
-"""Which system runs on which engine, and what is lacking where it does not: generated from what both declare.
+"""The matrix of systems and engines: "yes", or the names that an engine lacks, from the declarations of both.
 
-A cell is what `replay` refuses the pair for (`loop.replay.missing`): a system's `uses`, `hears` and `options`, less an
-engine's `can`, `tells` and `offers`. Where none of these is lacking and a run is impossible all the same, it is that
-reason: no cost table for a policy that asks one, too few GPUs. What no engine in real time has is simulated only, and
-stands in a column of its own.
+A cell has the names for which `replay` refuses the pair (`loop.replay.missing`): a system's `uses`, `hears` and
+`options`, less an engine's `can`, `tells` and `offers`. Where none is lacking and a run is impossible all the same, it
+has the reason: no cost table for a policy that asks one, too few GPUs. Names that no engine in real time has are
+simulated only, and stand in a column of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.run.resolve import gaps, traits
 from harness.run.setup import Setup, blamed
 from harness.run.spec import Spec
 
-# One word for what several names ask for; the first whose beginning fits. Others stand as they are.
+# A word for several names, by the first beginning that fits; other names stand as they are.
 WORDS = {
     "Run.phase": "turns", "Run.for_s": "turns", "Run.steps": "turns", "event TurnEnded": "turns",
     "Run.sms": "SM shares", "Run.op_s": "cut kernels", "Run.slice_layers": "cut prefills",
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Lack(NamedTuple):
-    """Why a pair does not run: names that the engine does not have; or, where it has all of them, another reason."""
+    """The reason why a pair does not run: names that the engine lacks, or where it lacks none another reason."""
 
     names: tuple[str, ...] = ()
     why: str = ""
@@ -69,7 +69,7 @@ def cell(name: str, preset: str | None, where: str) -> Lack:
 
 
 def usable_engines() -> tuple[dict[str, engine.Engine], list[str]]:
-    """Engines, made and no more, and a line for each whose file is broken."""
+    """Make the engines without starting them; return them by name, and a line for each whose file is broken."""
     return tried(engine.names(), _made)
 
 
@@ -97,24 +97,24 @@ def tried(names: Iterable[str], look: Callable[[str], T]) -> tuple[dict[str, T],
 
 
 def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = None) -> Iterator[Row]:
-    """Systems (default: all) with every preset, on engines (default: all); none whose file is broken."""
+    """Yield systems (default: all) with every preset, on engines (default: all); none whose file is broken."""
     every = list(usable_engines()[0]) if engines is None else engines
 
     def look(name: str) -> list[Row]:
         return [Row(name, p, {where: cell(name, p, where) for where in every}) for p in presets_of(name)]
 
-    for found in tried(system.names() if systems is None else systems, look)[0].values():
-        yield from found
+    for presets in tried(system.names() if systems is None else systems, look)[0].values():
+        yield from presets
 
 
-def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
+def lines(table: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
     """Yield the matrix as a table, presets that are alike in one row, and a legend of the shortened names."""
-    engines = list(found[0].lacks)
+    engines = list(table[0].lacks)
     real = [where for where in engines if _made(where).wall_clock]
-    names = {where: {name for row in found for name in row.lacks[where].names} for where in engines}
+    names = {where: {name for row in table for name in row.lacks[where].names} for where in engines}
     simulated = set.intersection(*(names[where] for where in real))
     alike: dict[tuple[str, ...], list[str]] = {}
-    for row in found:
+    for row in table:
         only = _words(name for where in real for name in row.lacks[where].names if name in simulated)
         cells = ("-" if only and where in real else _told(row.lacks[where]) for where in engines)
         alike.setdefault((row.system, *cells, only), []).append(row.preset or "defaults")
@@ -127,13 +127,13 @@ def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
     yield f"simulated only: what no engine in real time has. {'; '.join(legend)}."
 
 
-def page(found: Sequence[Row]) -> str:
+def page(table: Sequence[Row]) -> str:
     """Return the matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
-    return PAGE + "".join(f"{line}\n" for line in lines(found, markdown=True))
+    return PAGE + "".join(f"{line}\n" for line in lines(table, markdown=True))
 
 
 def _word(name: str) -> str:
-    """Shorten the name of what an engine lacks, by `WORDS`."""
+    """Shorten a name that an engine lacks, by `WORDS`."""
     start = next((start for start in WORDS if name.startswith(start)), None)
     if start is None:
         return name
@@ -141,7 +141,7 @@ def _word(name: str) -> str:
 
 
 def _words(names: Iterable[str]) -> str:
-    """Names in short, each once."""
+    """Shorten names, each once."""
     return ", ".join(dict.fromkeys(map(_word, names)))
 
 

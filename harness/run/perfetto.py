@@ -2,12 +2,12 @@
 
 The format is that of the Trace Event document: `X` a slice of a track, `b` and `e` the ends of slices that overlap, `C`
 counters, `M` names of tracks. A GPU is a process: a track for each lane, its turns, and each of its links; loads and
-moves to it; its memory, and the SMs of its lanes where they have partitions. Requests are slices by model, with what
-they did inside. Time 0 is the start of the warm-up.
+moves to it; its memory, and the SMs of its lanes where they have partitions. Requests are slices by model, with their
+parts inside. Time 0 is the start of the warm-up.
 
 A span of decode steps, which the simulator takes at once, is one slice with their number in `args`. Waits between
-like steps of a request are folded into one slice, with their seconds by cause. The memory that a span holds for steps
-to come counts as used; a system whose memory knows no limit (`memory=unlimited`) may pass the GPU's.
+like steps of a request are folded into one slice, with their seconds by cause. Memory that a span reserves for its
+later steps counts as used; a system without a memory limit (`memory=unlimited`) may exceed the GPU's.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Tracks:
         self._processes: dict[int, str] = {}
 
     def us(self, at_s: float) -> float:
-        """Microseconds since the run's start, in whole nanoseconds."""
+        """Return the microseconds from the run's start to a time in s, in whole nanoseconds."""
         return self.us_of(round(at_s * 1e9))
 
     def us_of(self, at_ns: int) -> float:
-        """Microseconds since the run's start."""
+        """Return the microseconds from the run's start to a time in ns."""
         return (at_ns - self._start_ns) / 1000
 
     def process(self, home: int | Host | None) -> int:
@@ -74,7 +74,7 @@ class Tracks:
         return {"ph": "X", **at, "name": name, "cat": "run", "ts": start_us, "dur": dur_us, "args": args}
 
     def names(self) -> Iterator[Event]:
-        """Metadata: what processes and threads are called, and their order."""
+        """Yield the metadata: names of processes and threads, and their order."""
         for process, name in sorted(self._processes.items()):
             yield {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}}
             yield {"ph": "M", "pid": process, "tid": 0, "name": "process_sort_index", "args": {"sort_index": process}}
@@ -83,12 +83,12 @@ class Tracks:
 
 
 def events(trace: Trace, stored: pa.Table) -> list[Event]:
-    """All events of a run whose rows are `stored`: names of tracks, then the rest in order of time."""
+    """List all events of a run whose rows are `stored`: names of tracks, then the rest in order of time."""
     tracks = Tracks(trace.start_s, len(trace.gpu_bytes))
-    found = [*_lanes(trace, tracks), *_links(trace, tracks), *_transfers(trace, tracks), *_memory(trace, tracks),
+    rest = [*_lanes(trace, tracks), *_links(trace, tracks), *_transfers(trace, tracks), *_memory(trace, tracks),
              *_partitions(trace, tracks), *_requests(trace, stored, tracks)]  # fmt: skip
-    found.sort(key=lambda event: event["ts"])  # stable: what ends at an instant stands before what begins behind it
-    return [*tracks.names(), *found]
+    rest.sort(key=lambda event: event["ts"])  # stable: an end stands before a beginning at the same instant
+    return [*tracks.names(), *rest]
 
 
 def lane(batch: Batch, phase: str) -> str:
@@ -98,14 +98,14 @@ def lane(batch: Batch, phase: str) -> str:
 
 
 def _lanes(trace: Trace, tracks: Tracks) -> Iterator[Event]:
-    for step in sorted(trace.steps, key=lambda one: one.start_s):
+    for step in sorted(trace.steps, key=lambda s: s.start_s):
         kind = "decode" if step.decode_lane else "prompts"
         name = f"{step.phase} {step.tokens} tokens" if step.prompts else f"decode {step.decodes} x {step.steps}"
         args = {"steps": step.steps, "decodes": step.decodes, "prompts": step.prompts, "prompt_tokens": step.tokens,
                 "alone_ms": round(1e3 * step.solo_s, 6), "sms": step.sms if step.sms >= 0 else trace.sms}  # fmt: skip
         for gpu in _gpus(step.batch):
             yield tracks.slice(tracks.thread(gpu, lane(step.batch, kind)), name, step.start_s, step.end_s, **args)
-    for turn in sorted(trace.turns, key=lambda one: one.start_s):
+    for turn in sorted(trace.turns, key=lambda t: t.start_s):
         for gpu in _gpus(turn.batch):
             at = tracks.thread(gpu, f"{lane(turn.batch, turn.phase)} turns")
             yield tracks.slice(at, f"turn of {turn.batch.inst.model}", turn.start_s, turn.end_s, steps=turn.steps)
@@ -117,20 +117,20 @@ def _gpus(batch: Batch) -> tuple[int, ...]:
 
 
 def _links(trace: Trace, tracks: Tracks) -> Iterator[Event]:
-    for one in sorted(trace.carried, key=lambda x: x.start_s):
-        home, name = link_of(one.link, len(trace.gpu_bytes))
-        what = trace.transfers[one.transfer]
-        yield tracks.slice(tracks.thread(home, f"link {name}"), _title(what), one.start_s, one.end_s,
+    for carriage in sorted(trace.carried, key=lambda x: x.start_s):
+        home, name = link_of(carriage.link, len(trace.gpu_bytes))
+        what = trace.transfers[carriage.transfer]
+        yield tracks.slice(tracks.thread(home, f"link {name}"), _title(what), carriage.start_s, carriage.end_s,
                            **_facts(what))  # fmt: skip
 
 
-def _title(one: Transfer) -> str:
-    return f"{one.kind} {one.model}"
+def _title(transfer: Transfer) -> str:
+    return f"{transfer.kind} {transfer.model}"
 
 
-def _facts(one: Transfer) -> dict[str, Any]:
-    request = {"request": one.request} if one.request >= 0 else {}
-    return {"model": one.model, "gib": round(one.size_bytes / GIB, 6), "to": _place(one.to), **request}
+def _facts(transfer: Transfer) -> dict[str, Any]:
+    request = {"request": transfer.request} if transfer.request >= 0 else {}
+    return {"model": transfer.model, "gib": round(transfer.size_bytes / GIB, 6), "to": _place(transfer.to), **request}
 
 
 def _place(home: Any) -> str:
@@ -138,18 +138,18 @@ def _place(home: Any) -> str:
 
 
 def _transfers(trace: Trace, tracks: Tracks) -> Iterator[Event]:
-    """Yield the events of loads and moves, each from the time at which it was asked for.
+    """Yield the events of loads and moves, each from its request on.
 
     A transfer waits for memory, lies on links, and takes fixed seconds.
     """
-    for number, one in enumerate(trace.transfers):
-        home: int | Host | None = one.to if isinstance(one.to, Host) else one.to[0]
+    for number, transfer in enumerate(trace.transfers):
+        home: int | Host | None = transfer.to if isinstance(transfer.to, Host) else transfer.to[0]
         common = {"pid": tracks.process(home), "tid": 0, "cat": "transfer", "id": f"t{number}"}
-        stamps = [one.asked_s, one.granted_s, one.moved_s, one.end_s]
-        end_s = trace.end_s if math.isnan(one.end_s) else one.end_s
+        stamps = [transfer.asked_s, transfer.granted_s, transfer.moved_s, transfer.end_s]
+        end_s = trace.end_s if math.isnan(transfer.end_s) else transfer.end_s
         times = [tracks.us(end_s if math.isnan(x) else x) for x in stamps]
-        title = {**common, "name": _title(one)}
-        yield {**title, "ph": "b", "ts": times[0], "args": {**_facts(one), "done": one.done}}
+        title = {**common, "name": _title(transfer)}
+        yield {**title, "ph": "b", "ts": times[0], "args": {**_facts(transfer), "done": transfer.done}}
         for name, a, b in zip(STAGES, times[:-1], times[1:], strict=True):
             if b > a:
                 yield {**common, "name": name, "ph": "b", "ts": a, "args": {}}
@@ -158,9 +158,9 @@ def _transfers(trace: Trace, tracks: Tracks) -> Iterator[Event]:
 
 
 def _memory(trace: Trace, tracks: Tracks) -> Iterator[Event]:
-    for one in trace.memory:
-        values = {"weights": one.weights_bytes / GIB, "KV": one.kv_bytes / GIB}
-        yield _counter(tracks, one.gpu, "memory GiB", one.at_s, values)
+    for sample in trace.memory:
+        values = {"weights": sample.weights_bytes / GIB, "KV": sample.kv_bytes / GIB}
+        yield _counter(tracks, sample.gpu, "memory GiB", sample.at_s, values)
 
 
 def _counter(tracks: Tracks, gpu: int, name: str, at_s: float, values: Mapping[str, float]) -> Event:
@@ -169,7 +169,7 @@ def _counter(tracks: Tracks, gpu: int, name: str, at_s: float, values: Mapping[s
 
 def _partitions(trace: Trace, tracks: Tracks) -> Iterator[Event]:
     """Yield the SMs of each running lane over time, on GPUs where some lane has a partition."""
-    changes: dict[int, list[tuple[float, int, str, int]]] = {}  # by GPU: when, end before begin, whose, how many
+    changes: dict[int, list[tuple[float, int, str, int]]] = {}  # by GPU: time, ends before begins, lane, SMs
     for step in trace.steps:
         name = lane(step.batch, "decode" if step.decode_lane else "prompts")
         for gpu in _gpus(step.batch):
@@ -199,15 +199,15 @@ def _requests(trace: Trace, stored: pa.Table, tracks: Tracks) -> Iterator[Event]
         for part in parts:
             ms = {f"{cause}_ms": ns / 1e6 for cause, ns in part.ns.items()}
             gaps = {"waits_between_steps": part.gaps} if part.gaps else {}
-            one = {**common, "name": part.doing}
-            yield {**one, "ph": "b", "ts": tracks.us_of(part.start_ns), "args": {**ms, **gaps}}
-            yield {**one, "ph": "e", "ts": tracks.us_of(part.end_ns), "args": {}}
+            slice_ = {**common, "name": part.doing}
+            yield {**slice_, "ph": "b", "ts": tracks.us_of(part.start_ns), "args": {**ms, **gaps}}
+            yield {**slice_, "ph": "e", "ts": tracks.us_of(part.end_ns), "args": {}}
         yield {**whole, "ph": "e", "ts": tracks.us_of(parts[-1].end_ns), "args": {}}
 
 
-def document(found: Iterable[Event], about: Mapping[str, Any], path: Path) -> bytes:
+def document(events: Iterable[Event], about: Mapping[str, Any], path: Path) -> bytes:
     """Return the bytes of the file of these events, compressed where `path` ends in .gz. Equal events, equal bytes."""
     head = json.dumps({"displayTimeUnit": "ms", "otherData": dict(about)}, sort_keys=True)
-    lines = ",\n".join(json.dumps(event, separators=(",", ":"), allow_nan=False) for event in found)
+    lines = ",\n".join(json.dumps(event, separators=(",", ":"), allow_nan=False) for event in events)
     text = f'{head[:-1]}, "traceEvents": [\n{lines}\n]}}\n'.encode()
     return gzip.compress(text, mtime=0) if path.suffix == ".gz" else text

@@ -1,6 +1,6 @@
-"""One placement for all systems of a comparison: from a file, or as one of them begins.
+"""A placement that all systems of a comparison share: from a file, or the start of one system.
 
-It separates what a system makes of memory from where its models happened to be put.
+It separates a system's use of memory from the effect of its placement of models.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ Where = Annotated[tuple[Natural, ...], MinLen(1)]
 def homes(setup: Setup) -> Homes:
     """Return the GPUs of each model under the spec's `placement`; none where each system places its own models.
 
-    Raises UserError for a file or a system that does not place every model on GPUs that there are.
+    Raises UserError for a file or a system that does not place every model on GPUs that exist.
     """
     spec = setup.spec
     if not spec.placement:
         return ()
-    found = (
+    places = (
         toml.read(Path(spec.placement), dict[str, Where])
         if spec.placement.endswith(".toml")
         else _start(replace(another(spec, spec.placement), placement="", homes=()))
     )
     where = f"placement {spec.placement}: "
-    check(found, setup, where)
-    return tuple(sorted(found.items()))
+    check(places, setup, where)
+    return tuple(sorted(places.items()))
 
 
-def check(found: Mapping[str, Gpus], setup: Setup, where: str) -> None:
-    """UserError where not every model is on GPUs that there are."""
+def check(places: Mapping[str, Gpus], setup: Setup, where: str) -> None:
+    """Raise UserError where some model is not on GPUs that exist."""
     spec, names = setup.spec, setup.models.names
-    if unknown := next((m for m in found if m not in names), None):
+    if unknown := next((m for m in places if m not in names), None):
         raise UserError(f'{where}no model "{unknown}" in {spec.models}{meant(unknown, names)}')
-    if absent := next((m for m in names if m not in found), None):
+    if absent := next((m for m in names if m not in places), None):
         raise UserError(f"{where}{absent} has no GPU in it")
-    for m, gpus in found.items():
+    for m, gpus in places.items():
         if len(set(gpus)) != len(gpus) or max(gpus) >= spec.gpus:
             raise UserError(f"{where}{m} is on GPUs {list(gpus)}, of which there are {spec.gpus}, from 0")
 
 
 @lru_cache(64)
 def _start(spec: Spec) -> Mapping[str, Gpus]:
-    """Return the place where a system loads each model at its start; the first one of a model that it loads twice."""
-    found: dict[str, Gpus] = {}
+    """Return the GPUs on which a system loads each model at its start; the first ones of a model loaded twice."""
+    places: dict[str, Gpus] = {}
     setup = Setup(spec)
     try:
         with blamed(spec):
@@ -71,9 +71,9 @@ def _start(spec: Spec) -> Mapping[str, Gpus]:
                 with guarded():
                     for action in policy.on(Woke("start"), engine.view()):
                         if isinstance(action, Load) and isinstance(action.inst.place, tuple):
-                            found.setdefault(action.inst.model, action.inst.place)
+                            places.setdefault(action.inst.model, action.inst.place)
     except (Infeasible, Unsupported) as why:
         raise UserError(f"placement {spec.label}: {why}") from None
     except Failed as failed:  # of no system that is compared, so none can leave
         raise UserError(f"placement {failed}") from failed
-    return found
+    return places

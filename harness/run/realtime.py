@@ -1,4 +1,4 @@
-"""How long runs on an engine in real time take: their windows are known before they begin."""
+"""The duration of runs on an engine in real time, known before they begin."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Span(NamedTuple):
 
     @property
     def least_s(self) -> float:
-        """What it takes where all requests have ended by the end of the window."""
+        """The seconds where all requests have ended by the end of the window."""
         return self.warmup_s + (self.window_s if math.isfinite(self.window_s) else 0.0)
 
     @property
     def most_s(self) -> float:
-        """What it takes where some request never ends."""
+        """The seconds where some request never ends."""
         return self.warmup_s + self.window_s + self.drain_s
 
     @property
     def text(self) -> str:
-        """The parts."""
+        """The parts in words."""
         warmup = f"{self.warmup_s:g} s of warm-up + " if self.warmup_s else ""
         window = f"{self.window_s:g} s" if math.isfinite(self.window_s) else "its requests"
         drain = f" + up to {self.drain_s:g} s of drain" if math.isfinite(self.drain_s) else " + drain"
@@ -53,10 +53,10 @@ def span(spec: Spec, drain_s: float | None = None) -> Span | None:
 
 
 def lacking(spec: Spec, *, here: bool = False) -> str:
-    """Return what an engine lacks for a resolved spec; "" where it lacks nothing.
+    """Return the names that an engine lacks for a resolved spec; "" where it lacks none.
 
-    A spec for which the engine lacks something takes no time there. With `here` also what this machine lacks for the
-    engine to start is returned. Raises Failed where the policy fails.
+    A spec for which the engine lacks something takes no time there. With `here` also return what this machine lacks to
+    start the engine. Raises Failed where the policy fails.
     """
     with blamed(spec):
         try:
@@ -70,7 +70,7 @@ def lacking(spec: Spec, *, here: bool = False) -> str:
 
 
 def told(spans: Iterable[Span]) -> str:
-    """Say how long these runs take together: `4 runs x (60 s of warm-up + 60 s + up to 60 s of drain): 8 to 12 min`."""
+    """Give the runs' joint duration: `4 runs x (60 s of warm-up + 60 s + up to 60 s of drain): 8 to 12 min`."""
     every = list(spans)
     kinds = list(dict.fromkeys(every))
     each = f" x ({kinds[0].text})" if len(kinds) == 1 else ""
@@ -78,8 +78,8 @@ def told(spans: Iterable[Span]) -> str:
 
 
 def range_of(spans: Sequence[Span]) -> str:
-    """Say from the least that runs take together to the most: `8 to 12 min`, `at least 8 min`."""
-    least, most = sum(one.least_s for one in spans), sum(one.most_s for one in spans)
+    """Give the range of the runs' joint duration: `8 to 12 min`, `at least 8 min`."""
+    least, most = sum(span.least_s for span in spans), sum(span.most_s for span in spans)
     if math.isinf(most):
         return f"at least {_time(least, math.floor)}"
     low, high = _time(least, math.floor), _time(most, math.ceil)
@@ -88,7 +88,7 @@ def range_of(spans: Sequence[Span]) -> str:
 
 
 def _time(seconds: float, whole: Callable[[float], int]) -> str:
-    """Seconds below two minutes, minutes below two hours, else hours to a tenth."""
+    """Render a time in seconds below two minutes, minutes below two hours, else hours to a tenth."""
     if seconds < 2 * MINUTE_S:
         return f"{whole(seconds)} s"
     if seconds < 2 * HOUR_S:

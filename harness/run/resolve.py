@@ -1,4 +1,4 @@
-"""A spec is resolved: names become canonical, and each number that it leaves open is decided. The result is hashed."""
+"""Resolution of a spec: names become canonical, and open numbers are decided. The result is hashed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 ORACLE = "Cluster.plan:window"  # in the `uses` of a system whose forecast knows the window
-# what such a system is told where others are told less
+# the origin of such a system's plans, by that of the other systems'
 KNOWN: Mapping[Origin, Origin] = {"held-out": "window", "prefix": "trace"}
 
 
 class Traits(NamedTuple):
-    """What a spec needs to know of its system and its engine."""
+    """Facts of a spec's system and engine that resolution needs."""
 
     gpus: int
     reads_slo: bool
@@ -45,10 +45,9 @@ class Traits(NamedTuple):
 
 
 def traits(spec: Spec) -> Traits:
-    """GPUs that the system takes (some bring their own count), whether it reads SLOs, what a decision costs it.
+    """Return facts of a spec's system (some bring their own number of GPUs) and of its engine; nothing is started.
 
-    Of the engine: whether its time is real, and where. Nothing is started for it. Raises Failed where the system's
-    file does.
+    Raises Failed where the system's file fails.
     """
     same = replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None, slo="",
                    slo_s=(), placement="", homes=(), workload="trace", noise=None, token_times=False)  # fmt: skip
@@ -157,7 +156,7 @@ def _measured(spec: Spec) -> Spec:
     if quantities.machine(spec.table) is None:
         return spec if spec.gpu == kind else replace(spec, gpu=kind)
     given = {"gpu": kind, "host": kind, **quantities.settings(spec.table)}
-    open_ = {one.name for one in dataclasses.fields(Spec) if getattr(spec, one.name) in (one.default, None)}
+    open_ = {f.name for f in dataclasses.fields(Spec) if getattr(spec, f.name) in (f.default, None)}
     for name in ("gpu", "host"):
         if name not in open_ and getattr(spec, name) != kind:
             raise UserError(f'{name} is "{getattr(spec, name)}", and cost table {spec.table} is of {kind}')
@@ -183,7 +182,7 @@ def _located(name: str, suffix: str) -> str:
 
 
 def _hold(setup: Setup) -> None:
-    """UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
+    """Raise UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
     from harness.engines.costs import shapes
 
     spec, card = setup.spec, setup.machine.spec
@@ -191,7 +190,7 @@ def _hold(setup: Setup) -> None:
         raise UserError(f"pool_bytes is {spec.pool_bytes}: {spec.gpu} has {card.mem_bytes}")
 
     def alone(m: Member, tp: int) -> tuple[int, int]:
-        """Bytes that the model takes on each GPU, and those that engines may use."""
+        """Return the bytes that the model takes on each GPU, and those that engines may use."""
         config = machine.Config(
             models=(machine.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
             chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
@@ -216,7 +215,7 @@ def _hold(setup: Setup) -> None:
 
 
 def gaps(name: str, preset: str | None, engine: str) -> list[str]:
-    """Return what an engine lacks for a system, tried on the committed sample with room for every model."""
+    """Return the names that an engine lacks for a system, tried on the committed sample with room for every model."""
     spec = Spec(name, preset=preset, engine=engine, trace="sample", gpus=8)
     with blamed(spec):
         spec = replace(spec, gpus=min(spec.gpus, len(Setup(spec).cluster.gpus)))

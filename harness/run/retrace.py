@@ -1,6 +1,6 @@
-"""A stored run is made again from its spec, with a recorder: what happened in it, in order of time.
+"""Replays of stored runs from their specs, with a recorder: the events of a run in order of time.
 
-A simulated run is deterministic, so nothing of this is stored. The rows that come out are held against those that are.
+A simulated run is deterministic, so no events are stored. The rows of the replay must equal the stored ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 NO_REQUEST = -1
-CARRYING = ("grant_s", "link_s", "tail_s")  # of a transfer: until its memory, on its links, what it takes beside
+CARRYING = ("grant_s", "link_s", "tail_s")  # of a transfer: until its memory, on its links, its fixed seconds
 
 
 class Lost(UserError):
@@ -36,7 +36,7 @@ class Lost(UserError):
 
 
 def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: Teller | None = None) -> Trace:
-    """Make a run again and record it; `stored` are its rows. Of the request `look_at`, and of no other, more is noted.
+    """Replay a run and record it; `stored` are its rows. With `look_at` only that request is recorded, in more detail.
 
     Raises Lost, and UserError where its spec is refused.
     """
@@ -61,7 +61,7 @@ def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: T
 
 @contextmanager
 def _again(run: Path) -> Iterator[None]:
-    """Tell of which run it is that has no room now, or whose spec is refused."""
+    """Name the run in errors of a replay that has no room, or whose spec is refused."""
     try:
         yield
     except Infeasible as why:
@@ -73,7 +73,7 @@ def _again(run: Path) -> Iterator[None]:
 
 
 def _otherwise(run: Path, how: str) -> str:
-    return f"{run.name} was made by other sources: made again, {how} (bench compare or bench run stores it anew)"
+    return f"{run.name} was made by other sources: made again, {how} (bench compare or bench run stores it again)"
 
 
 def _equal(a: pa.Table, b: pa.Table) -> bool:
@@ -85,75 +85,80 @@ def _equal(a: pa.Table, b: pa.Table) -> bool:
 # ------------------------------------------------------------------ requests
 
 
-def parts(row: Mapping[str, Any], own: Iterable[Stretch], transfers: Iterable[Transfer] = ()) -> list[Part]:
-    """Divide a request's time from arrival to end into parts that follow each other without a gap; folded.
+def parts(row: Mapping[str, Any], stretches: Iterable[Stretch], transfers: Iterable[Transfer] = ()) -> list[Part]:
+    """Divide a request's time from arrival to end into adjacent parts without gaps; folded.
 
-    `row` is the request's row of requests.parquet and `own` its stretches in order. `transfers` explain its waits for
-    loads and moves.
+    `row` is the request's row of requests.parquet and `stretches` are the request's, in order. `transfers` explain its
+    waits for loads and moves.
     """
     loads, moves = list[Transfer](), list[Transfer]()
-    for one in transfers:
-        if one.request == row["id"]:
-            moves.append(one)
-        elif (one.kind, one.model) == ("load", row["model"]):
-            loads.append(one)
+    for transfer in transfers:
+        if transfer.request == row["id"]:
+            moves.append(transfer)
+        elif (transfer.kind, transfer.model) == ("load", row["model"]):
+            loads.append(transfer)
     start_ns = row["arrival_ns"]
     end_ns = start_ns + sum(row[f"{wait}_ns"] for wait in record.WAITS)
-    found: list[Part] = []
-    for stretch in own:
+    middle: list[Part] = []
+    for stretch in stretches:
         a, b = (min(max(round(x * 1e9), start_ns), end_ns) for x in (stretch.start_s, stretch.end_s))
-        a = found[-1].end_ns if found else a  # stamps within an instant
+        a = middle[-1].end_ns if middle else a  # stamps within an instant
         if b > a:
             facts = dict(stretch.facts)
             if stretch.doing in {"load", "transfer"}:
                 facts |= _carrying(loads if stretch.doing == "load" else moves, stretch)
-            found.append(Part(stretch.doing, a, b, _whole(stretch.seconds, b - a), 0, stretch.inst, facts))
-    first = found[0].start_ns if found else end_ns
-    last = found[-1].end_ns if found else end_ns
+            middle.append(Part(stretch.doing, a, b, _whole(stretch.seconds, b - a), 0, stretch.inst, facts))
+    first = middle[0].start_ns if middle else end_ns
+    last = middle[-1].end_ns if middle else end_ns
     ahead = [Part("host", start_ns, first, {"host": first - start_ns})] * (first > start_ns)
     behind = [Part("host", last, end_ns, {"host": end_ns - last})] * (end_ns > last)
-    return folded([*ahead, *found, *behind])
+    return folded([*ahead, *middle, *behind])
 
 
 def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
-    """Seconds as nanoseconds that sum to a total: what rounding leaves goes to the longest."""
-    found = {name: round(x * 1e9) for name, x in seconds.items()}
-    longest = max(found, key=lambda name: found[name])
-    found[longest] += total_ns - sum(found.values())
-    return found
+    """Convert seconds to nanoseconds that sum to a total: the remainder of rounding goes to the longest."""
+    ns = {name: round(x * 1e9) for name, x in seconds.items()}
+    longest = max(ns, key=lambda name: ns[name])
+    ns[longest] += total_ns - sum(ns.values())
+    return ns
 
 
 def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
-    """Divide a wait for weights or KV: before a transfer was asked for, until its memory, on links, and the rest.
+    """Divide a wait for weights or KV: until a transfer was asked for, until its memory, on links, and the rest.
 
     Weights are those of the batch's instance; without a batch, those of the model that came first.
     """
-    own = [one for one in transfers if one.asked_s < wait.end_s and not one.end_s <= wait.start_s]
+    carriers = [
+        transfer for transfer in transfers if transfer.asked_s < wait.end_s and not transfer.end_s <= wait.start_s
+    ]
     if wait.doing == "load":
-        own = [one for one in own if wait.inst is None or one.to == wait.inst.place]
+        carriers = [transfer for transfer in carriers if wait.inst is None or transfer.to == wait.inst.place]
         if wait.inst is None:
-            own = sorted(own, key=lambda one: (not one.done, one.end_s))[:1]
-    found = dict.fromkeys(CARRYING, 0.0)
-    for one in own:
-        found["size_bytes"] = float(one.size_bytes)
-        times = [wait.end_s if math.isnan(t) else t for t in (one.asked_s, one.granted_s, one.moved_s, one.end_s)]
+            carriers = sorted(carriers, key=lambda transfer: (not transfer.done, transfer.end_s))[:1]
+    seconds = dict.fromkeys(CARRYING, 0.0)
+    for transfer in carriers:
+        seconds["size_bytes"] = float(transfer.size_bytes)
+        times = [
+            wait.end_s if math.isnan(t) else t
+            for t in (transfer.asked_s, transfer.granted_s, transfer.moved_s, transfer.end_s)
+        ]
         for key, a, b in zip(CARRYING, times[:-1], times[1:], strict=True):
-            found[key] += max(0.0, min(b, wait.end_s) - max(a, wait.start_s))
-    absent_s = wait.end_s - wait.start_s - sum(found[key] for key in CARRYING)
-    return {"absent_s": max(0.0, absent_s), **found}
+            seconds[key] += max(0.0, min(b, wait.end_s) - max(a, wait.start_s))
+    absent_s = wait.end_s - wait.start_s - sum(seconds[key] for key in CARRYING)
+    return {"absent_s": max(0.0, absent_s), **seconds}
 
 
 def by_request(trace: Trace) -> dict[int, list[Stretch]]:
     """Return the stretches of each request, in order, by the request's id."""
-    found: dict[int, list[Stretch]] = {}
+    stretches: dict[int, list[Stretch]] = {}
     for stretch in trace.stretches:
-        found.setdefault(stretch.request, []).append(stretch)
-    return found
+        stretches.setdefault(stretch.request, []).append(stretch)
+    return stretches
 
 
 def every(trace: Trace, stored: pa.Table) -> Iterator[tuple[Mapping[str, Any], list[Part]]]:
-    """Each request's row, and its parts."""
-    own = by_request(trace)
+    """Yield each request's row, and its parts."""
+    stretches = by_request(trace)
     columns = [
         "id",
         "model",
@@ -164,7 +169,7 @@ def every(trace: Trace, stored: pa.Table) -> Iterator[tuple[Mapping[str, Any], l
         *(f"{x}_ns" for x in record.WAITS),
     ]
     for row in stored.select(columns).to_pylist():
-        yield row, parts(row, own.get(row["id"], ()))
+        yield row, parts(row, stretches.get(row["id"], ()))
 
 
 def first_ns(trace: Trace, rid: int) -> int | None:

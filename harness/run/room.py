@@ -1,4 +1,4 @@
-"""What a system lacks that has no room, and the smallest changes with which it has: found by trying how it starts."""
+"""Memory that a system without room lacks, and the smallest changes with which it fits: by trying its start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup, blamed
 from harness.run.spec import Spec
 
-FRACTIONS = tuple(k / 100 for k in range(91, 98))  # of a card, for the engine; its driver needs some of the rest
+FRACTIONS = tuple(k / 100 for k in range(91, 98))  # of a card, for the engine; the driver needs part of the rest
 PROCESS_BYTES = (GIB, GIB // 2)  # of a process beside weights: a CUDA context with little else
 MOST_TIMES = 4  # so many times the GPUs are tried
 STEP_BYTES = GIB // 10
@@ -38,9 +38,9 @@ class Remedy(NamedTuple):
 
 
 def fits(spec: Spec, more_bytes: int = 0) -> bool:
-    """Tell whether a system has room where its run begins, had each GPU so many more bytes for weights and KV.
+    """Tell whether a system has room at the start of its run, with `more_bytes` on each GPU for weights and KV.
 
-    A spec that is refused, an engine that lacks something, and a policy that fails have none.
+    A spec that is refused, an engine that lacks something, and a policy that fails have no room.
     """
     try:
         setup = Setup(resolve(spec))
@@ -60,7 +60,7 @@ def fits(spec: Spec, more_bytes: int = 0) -> bool:
 
 
 def short_bytes(spec: Spec) -> int | None:
-    """Return the bytes that each GPU must have more for a system to start; None where twice the memory is not enough.
+    """Return the further bytes that each GPU needs for a system to start; None where twice the memory is not enough.
 
     They are a multiple of 0.1 GiB.
     """
@@ -77,15 +77,15 @@ def short_bytes(spec: Spec) -> int | None:
 def remedies(specs: Sequence[Spec]) -> list[Remedy]:
     """Return the cheapest change of memory, then of the number of GPUs, with which all specs have room, each tried.
 
-    Of changes of memory, the engine's share of a card comes first. What a process takes beside weights comes second, as
-    it is a fact of the engine and no choice.
+    Of changes of memory, the engine's share of a card comes first. A process's bytes beside weights come second, as
+    they are a fact of the engine and no choice.
     """
-    found = []
+    cheapest = []
     for kind in (_memory(specs[0]), _gpus(specs[0])):
-        works = (one for one in kind if all(fits(_changed(spec, one)) for spec in specs))
+        works = (change for change in kind if all(fits(_changed(spec, change)) for spec in specs))
         if (first := next(works, None)) is not None:
-            found.append(first)
-    return found
+            cheapest.append(first)
+    return cheapest
 
 
 def _memory(spec: Spec) -> Iterator[Remedy]:
@@ -102,5 +102,5 @@ def _gpus(spec: Spec) -> Iterator[Remedy]:
 
 
 def _changed(spec: Spec, remedy: Remedy) -> Spec:
-    """Apply a remedy to a spec; what was decided for the spec before is decided again."""
+    """Apply a remedy to a spec; its placement is decided again."""
     return replace(spec, homes=(), **dict(remedy.fields))

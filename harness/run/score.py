@@ -1,4 +1,4 @@
-"""Stored runs are scored under an SLO target: each by itself, or many into a table that is kept."""
+"""Scores of stored runs under an SLO target: of each by itself, or of many in a table that is kept."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def scorable(label: str, run: Path, under: SloTarget) -> tidy.Run:
 
 
 def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, float]:
-    """Pooled attainment of a run by definition; 0 where it could not run, or nothing was offered."""
-    found = counted(run, under, definitions)
-    return {name: found[name].met if name in found else 0.0 for name in definitions}
+    """Return the pooled attainment of a run by definition; 0 where it could not run, or nothing was offered."""
+    counts = counted(run, under, definitions)
+    return {name: counts[name].met if name in counts else 0.0 for name in definitions}
 
 
 def counted(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, tidy.Block]:
-    """Count what a run missed and was offered, by definition and block of its window; none where it could not run.
+    """Count a run's misses and offered requests, by definition and block of its window; none where it could not run.
 
-    Rows are read once a process, as long as the file stays as it is.
+    Rows are read once a process, unless the file changes.
     """
     with suppress(OSError):
         at = (run / record.ROWS).stat()
@@ -61,14 +61,14 @@ def _counted(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[
     inside = requests.in_window(rows, about["spec"]["window_s"] or math.inf)
     slo = attainment.limits(rows, limits(run, under)).take(inside)
     offered = requests.take(rows, inside)
-    found = {}
+    blocks = {}
     for name in definitions:
         definition = DEFINITIONS[name]
         if (scores := definition.score(offered, slo)) is None:
             raise UserError(f"{run.name} has no token times, which {name} needs")
-        found[name] = tidy.Block(*(x.sum(axis=0) for x in
+        blocks[name] = tidy.Block(*(x.sum(axis=0) for x in
                                    tidy.by_block(offered, scores, definition.weights(offered), window_s)))  # fmt: skip
-    return found
+    return blocks
 
 
 def ran(run: Path) -> bool:
@@ -86,7 +86,7 @@ def kept(
     """
     runs = sorted((task.spec.folder, task.code) for task in tasks)
     key = digest(record.dumps([runs, sources.scoring(scorer), about]))
-    with suppress(OSError, UserError):  # whatever stands there, it is made anew
+    with suppress(OSError, UserError):  # an unreadable table is made anew
         if record.footer(path).get("key") == key:
             return tidy.stored(path) if path.name == record.SWEEP else record.table(path, forms.LEAD_COLUMNS)
     table = make()

@@ -1,6 +1,6 @@
-"""What one run needs, looked up once: the trace, models, machine, engine and policy that the names in a spec stand for.
+"""The setup of a run, looked up once: trace, models, machine, engine and policy by the names in its spec.
 
-UserError for a name of nothing.
+UserError for an unknown name.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 class Failed(UserError):
-    """What policies did that raised, answered nonsense or came to no end: by label, with the command to look into it.
+    """Failures of policies that raised, answered nonsense or did not end: by label, with the command that checks each.
 
-    A mistake in one system's file, so it ends that system's runs and no other's.
+    The mistake is in one system's file, so it ends that system's runs and no other's.
     """
 
     def __init__(self, why: Mapping[str, str]) -> None:
@@ -83,7 +83,7 @@ def load_models(name: str) -> ModelSet:
 
 @dataclass(frozen=True)
 class Setup:
-    """A spec with what its names stand for, each looked up or made when it is first asked for, and once.
+    """A spec with the objects that its names stand for, each looked up or made once, at its first use.
 
     The engine and the policy are those of one run: another run of the same spec takes another Setup.
     """
@@ -102,7 +102,7 @@ class Setup:
 
     @cached_property
     def served(self) -> ModelSet:
-        """The models with the longest prompt + output that each serves: what it can, and the trace needs.
+        """The models with the longest prompt + output that each serves: the least of its limit and the trace's need.
 
         The trace needs its longest, up to a power of two, as an operator would set it.
         """
@@ -113,14 +113,14 @@ class Setup:
 
     @property
     def realism(self) -> str | None:
-        """How near a synthetic trace comes to what it is fitted to, by the models' streams; None: not measured."""
+        """The fit of a synthetic trace to its target, by the models' streams; None: not measured."""
         from traces import realism
 
         return realism.fit_of(self.trace, self.models.streams)
 
     @property
     def end_s(self) -> float:
-        """When the run ends at the latest."""
+        """The latest end of the run, in seconds from the window's start."""
         window_s, drain_s = self.spec.window_s, self.spec.drain_s
         return math.inf if window_s is None or drain_s is None else window_s + drain_s
 
@@ -134,7 +134,7 @@ class Setup:
 
     @cached_property
     def config(self) -> machines.Config:
-        """What engines are told."""
+        """The configuration of the engine."""
         spec, models = self.spec, self.served
         slo = {model: pair for model, *pair in spec.slo_s}
         served = (
@@ -181,7 +181,7 @@ class Setup:
 
     @property
     def cluster(self) -> Cluster:
-        """What policies may know of the machine, with pages as small as they come and a process a model."""
+        """The machine as policies know it, with the smallest pages and a process a model."""
         return self.bare_engine.cluster
 
     @cached_property
@@ -262,9 +262,9 @@ class Setup:
         return _cached(jobs, spec)
 
     def solo_s(self, model: I4, prompt_tokens: I4, output_tokens: I4) -> tuple[F8, F8]:
-        """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
+        """Compute TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
 
-        `model` indexes the spec's set. Constants are taken unscaled: what an SLO allows does not move with a guess.
+        `model` indexes the spec's set. Constants are taken unscaled, so that SLOs stay as they are.
         """
         import numpy as np
 

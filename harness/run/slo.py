@@ -1,6 +1,6 @@
-"""An SLO rule with its seconds: by model, or of each request, from what it takes alone; and how it applies to a run.
+"""SLO targets: a rule with its seconds, by model or by each request's latency alone, and its limits for a run.
 
-The tables of a sweep say which targets judged which run, and runs are explained by those.
+The tables of a sweep record the targets that judged each run, and `bench explain` uses those.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Pair = tuple[float, float]  # TTFT, TPOT in seconds
 
 
 class SloTarget(NamedTuple):
-    """An SLO rule with what it takes to apply it to every run of a sweep."""
+    """An SLO rule with the seconds and the drain that apply it to every run of a sweep."""
 
     rule: str
     seconds: Mapping[str, Pair] | None  # by model; None: by each request's own latency
-    drain_s: float = math.nan  # how long runs go on after the window
+    drain_s: float = math.nan  # seconds for which runs go on after the window
 
     def spec(self, spec: Spec) -> Spec:
         """Return the spec under this rule, whose seconds and `drain_s` fill in for those that the spec lacks."""
@@ -47,7 +47,7 @@ class SloTarget(NamedTuple):
 
     @property
     def definition(self) -> str:
-        """The attainment that this rule is about."""
+        """The definition of attainment that goes with this rule."""
         return "both" if self.seconds is not None else "e2e"
 
 
@@ -60,7 +60,7 @@ def located(rule: str) -> str:
 
 
 def limits(run: Path, under: SloTarget) -> attainment.Slo:
-    """Return the SLO seconds of a run under a target: by model, or by request from what the run's folder holds."""
+    """Return the SLO seconds of a run under a target: by model, or by request from the latencies in its folder."""
     from workloads import slo
 
     if under.seconds is not None:
@@ -75,10 +75,10 @@ _SOLO = threading.Lock()  # one thread derives and writes, the others read
 
 
 def stored_solo(run: Path) -> attainment.Limits:
-    """Seconds that each request of a run takes alone (`Setup.solo_s`), in order of id, as stored beside its rows.
+    """Return the seconds that each request of a run takes alone (`Setup.solo_s`), in order of id.
 
-    Where that file (`record.SOLO`) is missing, cut, or of other rows, it is derived from the rows and the cost table,
-    and written. A run made by older sources is priced by the present table, once.
+    They are stored beside the rows (`record.SOLO`). Where that file is missing, cut, or of other rows, it is derived
+    from the rows and the cost table, and written. A run of older sources is priced by the present table, once.
     """
     import pyarrow as pa
 
@@ -86,49 +86,49 @@ def stored_solo(run: Path) -> attainment.Limits:
     of = {key: about[key] for key in ("spec_hash", "code_hash")}
     with _SOLO:
         record.clean(run, record.SOLO)
-        if (found := _read_solo(path, of)) is None or len(found) != sum(about["counts"].values()):
+        if (solo := _read_solo(path, of)) is None or len(solo) != sum(about["counts"].values()):
             rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
             setup = Setup(stored(about["spec"]))
             lengths = (rows[name].to_numpy() for name in ("prompt_tokens", "output_tokens"))
             seconds = setup.solo_s(_members(run, rows, setup), *lengths)
-            found = pa.table(dict(zip(("ttft_s", "tpot_s"), seconds, strict=True)))
-            record.write_table(path, found, {"of": of})
-    return attainment.Limits(found["ttft_s"].to_numpy(), found["tpot_s"].to_numpy())
+            solo = pa.table(dict(zip(("ttft_s", "tpot_s"), seconds, strict=True)))
+            record.write_table(path, solo, {"of": of})
+    return attainment.Limits(solo["ttft_s"].to_numpy(), solo["tpot_s"].to_numpy())
 
 
 def _members(run: Path, rows: pa.Table, setup: Setup) -> NDArray[np.int32]:
-    """Each request's model, as an index into the set of the run's spec. Raises Damaged where that lacks it."""
+    """Return each request's model, as an index into the set of the run's spec. Raises Damaged where that lacks it."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
     words = rows["model"].cast(pa.string())
-    found = pc.index_in(words, pa.array(setup.models.names))
-    if (row := pc.index(found.is_null(), value=True).as_py()) >= 0:
+    index = pc.index_in(words, pa.array(setup.models.names))
+    if (row := pc.index(index.is_null(), value=True).as_py()) >= 0:
         lacks = f'model "{words[row]}" is not in {setup.spec.models}, the set of its spec'
         raise Damaged(f"{run / record.ROWS}: row {row}: {lacks}; {WAY_OUT}")
-    members: NDArray[np.int32] = found.to_numpy().astype(np.int32)
+    members: NDArray[np.int32] = index.to_numpy().astype(np.int32)
     return members
 
 
 def _read_solo(path: Path, of: Mapping[str, str]) -> pa.Table | None:
     """Read the table at `path`; None unless it is whole and was made for the run of these hashes."""
-    with suppress(OSError, UserError):  # whatever stands there, it is made anew
+    with suppress(OSError, UserError):  # an unreadable file is made anew
         if record.footer(path)["of"] == of:
             return record.table(path, record.SOLO_COLUMNS)
     return None
 
 
-# ------------------------------------------------------------------ who judged a run
+# ------------------------------------------------------------------ targets of stored runs
 
 
 def judgements(pairs: Iterable[tuple[SloTarget, str]]) -> list[dict[str, Any]]:
     """List the targets of a table, each with its rule, its seconds, and the names of the runs that it judged."""
-    found: dict[str, dict[str, Any]] = {}
+    targets: dict[str, dict[str, Any]] = {}
     for under, run in pairs:
         about = {"rule": under.rule, "seconds": under.seconds}
-        found.setdefault(record.dumps(about), {**about, "runs": set()})["runs"].add(run)
-    return [{**found[key], "runs": sorted(found[key]["runs"])} for key in sorted(found)]
+        targets.setdefault(record.dumps(about), {**about, "runs": set()})["runs"].add(run)
+    return [{**targets[key], "runs": sorted(targets[key]["runs"])} for key in sorted(targets)]
 
 
 def target_of(judge: Facts) -> SloTarget:
@@ -147,24 +147,26 @@ def told(where: str, rule: str, seconds: Mapping[str, Pair] | None) -> SloTarget
 
 
 class Ruling(NamedTuple):
-    """A target that judged a run, and the table that says so."""
+    """A target that judged a run, and the table that records it."""
 
     under: SloTarget
     table: Path  # its folder
 
 
 def rulings(run: Path) -> tuple[list[Ruling], list[str]]:
-    """Targets that judged a run, by the tables beside it, of the newest table first; each (rule, seconds) once.
+    """Return the targets that judged a run, by the tables beside it, newest first; each (rule, seconds) once.
 
-    And a line for each table that cannot be read, so that nobody knows whom it judged.
+    Also return a line for each table that cannot be read.
     """
     tables = [path for path in run.parent.glob(f"*/{record.SWEEP}") if path.is_file()]
-    found, lost = dict[str, Ruling](), list[str]()
+    by_target, lost = dict[str, Ruling](), list[str]()
     for path in sorted(tables, key=lambda path: -path.stat().st_mtime_ns):
         try:
-            for one in record.footer(path).get("judges", []):
-                if run.name in one["runs"]:
-                    found.setdefault(record.dumps([one["rule"], one["seconds"]]), Ruling(target_of(one), path.parent))
+            for judge in record.footer(path).get("judges", []):
+                if run.name in judge["runs"]:
+                    by_target.setdefault(
+                        record.dumps([judge["rule"], judge["seconds"]]), Ruling(target_of(judge), path.parent)
+                    )
         except Damaged as error:
             lost.append(f"not read, whatever it judged: {error}")
-    return list(found.values()), lost
+    return list(by_target.values()), lost

@@ -1,6 +1,6 @@
-"""Which sources decided a result: files and all of ours that they import, read from the imports, as one hash.
+"""Hashes of the sources that decide a result: files and all of ours that they import, by their import statements.
 
-So editing one system makes only its own runs stale, and editing a definition of attainment only what was scored.
+So editing one system makes only its own runs stale, and editing a definition of attainment only the scores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.run.spec import Spec, content_hash
 
 PACKAGES = ("harness", "probe", "systems", "workloads", "traces")
 DATA = ("harness/engines/costs/tables/*.toml", "workloads/**/*.toml", "traces/*.toml")
-RUN = Path(__file__).with_name("execute.py")  # makes the rows of a resolved spec
+RUN = Path(__file__).with_name("execute.py")  # the module that makes the rows of a resolved spec
 
 
 class Task(NamedTuple):
@@ -32,9 +32,9 @@ class Task(NamedTuple):
 
 
 def code(spec: Spec) -> str:
-    """SHA-256 over the sources that decide a resolved spec's rows: `run`, the engine, the system, all that they import.
+    """Return the SHA-256 over the sources of a resolved spec's rows: `run`, the engine, the system, and their imports.
 
-    Cost tables, model sets and the trace manifest are among them; so are the files that the spec itself names, by their
+    Cost tables, model sets and the trace manifest are among them. So are the files that the spec itself names, by their
     content, wherever they lie.
     """
     policy = Path(spec.system) if spec.system.endswith(".py") else ROOT / "systems" / f"{spec.system}.py"
@@ -45,17 +45,17 @@ def code(spec: Spec) -> str:
 
 
 def scoring(module: str) -> str:
-    """SHA-256 over the file of a module that scores runs, and all of ours that it imports."""
+    """Return the SHA-256 over the file of a module that scores runs, and all of ours that it imports."""
     return _hash(closure(Path(module)))
 
 
 def tree(*packages: str) -> str:
-    """SHA-256 over all sources and tables of packages, whoever reads them: too much rather than too little."""
+    """Return the SHA-256 over all sources and tables of packages, read or not: too much rather than too little."""
     return _hash({path for name in packages for end in ("py", "toml") for path in (ROOT / name).rglob(f"*.{end}")})
 
 
 def _hash(files: AbstractSet[Path], asked: AbstractSet[Path] = frozenset()) -> str:
-    """One hash of files by name and content, and of those that a user named by content alone."""
+    """Hash files by name and content, and those that a user named by content alone."""
     pairs = [(str(path.relative_to(ROOT)), path) for path in files - asked] + [("", path) for path in asked]
     total = sha256()
     for name, content in sorted((name, content_hash(path, path.stat().st_mtime_ns)) for name, path in pairs):
@@ -70,18 +70,18 @@ def _data() -> frozenset[Path]:
 
 def closure(*roots: Path) -> set[Path]:
     """Return the files and all of ours that they import, directly or not."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     todo = list(roots)
     while todo:
         path = todo.pop()
-        if path not in found and path.is_file():
-            found.add(path)
+        if path not in files and path.is_file():
+            files.add(path)
             todo += imported(path)
-    return found
+    return files
 
 
 def imported(path: Path) -> tuple[Path, ...]:
-    """Files of ours that a file imports, wherever in it; UserError where it is not Python."""
+    """Return the files of ours that a file imports anywhere; UserError where it is not Python."""
     return _imported(path, path.stat().st_mtime_ns)
 
 

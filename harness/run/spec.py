@@ -1,9 +1,9 @@
-"""One run as one value: what is run, on what, with which numbers. Its hash is the run's name.
+"""Specs: a run as a value, of system, machine, workload and numbers. Its hash is the run's name.
 
-A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is asked where it is looked up.
-`None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...); a resolved spec has none left
-but the preset, the cost table, a closed loop's window, the longest request, a prefix cache where no ids are known, and
-the memory and link rates that are the card's and the process's own; only a resolved one is hashed into results.
+A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is checked where it is looked up.
+`None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...). A resolved spec has none left
+but the preset, the cost table, a closed loop's window, the longest request and a prefix cache where no ids are known.
+The card's and the process's own memory and link rates stay None too. Only a resolved spec is hashed into results.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from harness.rows.sealed import Facts
 from harness.toml import TABLE, Count, Natural, Pairs, Positive, Seconds, Share, Span
 
 LINKS = ("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps")
-MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *LINKS)  # what a figure may name
+MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *LINKS)  # fields that a figure may name
 HASH_CHARS = 8
-# What a run can hold, and end: links are between GPUs, and a sequence of a batch has 1.3 kB for what happens at a time.
+# Limits that a run can hold in memory: links are between GPUs, and a sequence of a batch takes 1.3 kB of state.
 MOST_GPUS = 4096
 MOST_BATCH = 1 << 16
 Rate = Annotated[float, Gt(0), Le(1e6)]  # 1e9 bytes/s: up to a petabyte in a second
@@ -43,9 +43,9 @@ FILES: Mapping[str, str] = {
     "system": ".py", "engine": ".py", "models": ".toml", "table": ".toml", "placement": ".toml", "slo": ".toml",
     "trace": ".parquet",
 }  # fmt: skip
-# Keys of an earlier release, and the fields of engines that they are now.
+# Keys of an earlier release, and the present fields of engines.
 MOVED = {"attach": "attach+urls", "key_env": "attach+key_env", "keep_s": "llamacpp+keep_s"}
-# Ends the name of an engine's field that names an environment variable: where a key is, not what is run.
+# Ending of an engine's field that names an environment variable: it locates a key and changes no run.
 UNHASHED = "_env"
 
 
@@ -72,10 +72,10 @@ class Spec:
     seed: Natural = 0
     window_s: Span | None = None  # None: the trace's span; of a closed loop, all of it
     warmup_s: Seconds | None = None  # None: 60 s, or 5 % of the span if that is longer; a loop's first wave
-    drain_s: Seconds | None = None  # how long the run goes on after the window; None: until all have ended
+    drain_s: Seconds | None = None  # seconds of the run after the window; None: until all have ended
     slo: str = "5xP95"  # "" where the system reads none: then it is applied when rows are scored
     slo_s: Annotated[tuple[tuple[str, Positive, Positive], ...], TABLE] = ()  # (model, TTFT, TPOT), resolved
-    # what offline planners see; of a replayed trace also what the window holds
+    # requests that offline planners see; of a replayed trace also the choice of the window
     plan: Literal["held-out", "window", "trace", "prefix"] = "held-out"
     # of streams to models: as the set says, drawn by the seed, or stratified over squares of seeds
     assign: Literal["released", "shuffled", "square"] = "released"
@@ -95,7 +95,7 @@ class Spec:
     watermark: Annotated[float, Ge(0), Le(1)] = 0.01
     mem_fraction: Share = 0.90
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
-    process_bytes: Natural | None = None  # what each holds beside weights; None: from its parts
+    process_bytes: Natural | None = None  # bytes of each beside weights; None: from its parts
     pool_bytes: Count | None = None  # of a GPU for weights and KV, processes beside it; None: by mem_fraction
     sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
     decision_s: Seconds | None = None  # None: DECISION_S of the system's file
@@ -120,7 +120,7 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """How tables and figures name the strategy: `static`, `static:equal`, `chunked+tau=256`."""
+        """The strategy's name in tables and figures: `static`, `static:equal`, `chunked+tau=256`."""
         stem = Path(self.system).stem if self.system.endswith(".py") else self.system
         return stem + (f":{self.preset}" if self.preset else "") + "".join(f"+{k}={v}" for k, v in self.fields)
 
@@ -141,18 +141,18 @@ def canonical(spec: Spec) -> str:
 
 
 def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace each file's path in a spec's fields by the file's content; names of what is shipped stay names."""
-    found = dict(values)
+    """Replace each file's path in a spec's fields by the hash of its content; names of shipped objects stay."""
+    named = dict(values)
     for key, suffix in FILES.items():
-        name = found.get(key) or ""
+        name = named.get(key) or ""
         if key == "engine":
             given = fields.asked(name)
             if given.name.endswith(suffix):
-                found[key] = str(given._replace(name=_content(given.name)))
+                named[key] = str(given._replace(name=_content(given.name)))
         elif name.endswith(suffix):
             rule, colon, path = name.rpartition("classes:")
-            found[key] = f"{rule}{colon}{_content(path)}"
-    return found
+            named[key] = f"{rule}{colon}{_content(path)}"
+    return named
 
 
 def _content(path: str) -> str:
@@ -215,7 +215,7 @@ def from_dict(values: Mapping[str, Any], where: str = "") -> Spec:
 
 
 def stored(values: Mapping[str, Any]) -> Spec:
-    """Rebuild the spec of a stored run, also of one that was made when fields of engines had keys of their own.
+    """Rebuild the spec of a stored run, also of a release in which fields of engines had keys of their own.
 
     UserError names the file of `values`, where these are its facts.
     """
@@ -233,12 +233,15 @@ def read(path: Path) -> Spec:
 
 
 def asked(text: str) -> dict[str, Any]:
-    """NAME[:PRESET][+FIELD=VALUE...] as system, preset and fields of a spec; UserError for a field without a value."""
+    """Parse NAME[:PRESET][+FIELD=VALUE...] to system, preset and fields of a spec.
+
+    UserError for a field without a value.
+    """
     given = fields.asked(text)
     return {"system": given.name, "preset": given.preset, "fields": dict(given.fields)}
 
 
 def another(spec: Spec, text: str) -> Spec:
     """Return the same run of another system, as `asked` names it."""
-    one = from_dict({"trace": spec.trace, **asked(text)})
-    return replace(spec, system=one.system, preset=one.preset, fields=one.fields)
+    other = from_dict({"trace": spec.trace, **asked(text)})
+    return replace(spec, system=other.system, preset=other.preset, fields=other.fields)

@@ -1,4 +1,4 @@
-"""Which stream of a trace of one's own each model gets, in words: what a reader would otherwise take for granted."""
+"""The assignment of a user's trace's streams to models, in words."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
     spec, trace, models = setup.spec, setup.trace, setup.models
     if not spec.trace.endswith(".parquet"):
         return []
-    found = assigned(trace, models, spec.seed, spec.assign)
-    pairs = [(name, stream) for name, (stream, _) in zip(models.names, found.streams, strict=True) if name != stream]
-    head = f"streams {found.rule if found.rule != 'released' else 'as the set names them'}"
-    if not pairs or found.rule == "released":
+    assignment = assigned(trace, models, spec.seed, spec.assign)
+    pairs = [
+        (name, stream) for name, (stream, _) in zip(models.names, assignment.streams, strict=True) if name != stream
+    ]
+    head = f"streams {assignment.rule if assignment.rule != 'released' else 'as the set names them'}"
+    if not pairs or assignment.rule == "released":
         return [head]
     requests = dict(zip(trace.models, np.bincount(trace.model, minlength=len(trace.models)).tolist(), strict=True))
     shown = pairs if every else pairs[:MOST]
     listed = ", ".join(f"{model} <- {stream} ({requests.get(stream, 0):,} requests)" for model, stream in shown)
     more = f", {len(pairs) - len(shown)} more (--dry-run lists all)" if len(shown) < len(pairs) else ""
-    if found.rule == "by name":
+    if assignment.rule == "by name":
         equal = len(models.names) - len(pairs)
         return [f"{head}: {equal} of {len(models.names)} models; {trace.name} -> {models.name}: {listed}{more}"]
     how = ""
-    if found.rule in DRAWN:
-        how = f" ({DRAWN[found.rule].format(square_seeds(trace, models))} {spec.seed})"
+    if assignment.rule in DRAWN:
+        how = f" ({DRAWN[assignment.rule].format(square_seeds(trace, models))} {spec.seed})"
     return [f"{head}{how}: {trace.name} -> {models.name}: {listed}{more}"]
 
 

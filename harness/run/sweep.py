@@ -1,31 +1,25 @@
-"""Many specs become many runs: stored ones are kept, the rest is shared out to processes.
+"""Sweeps: the runs of many specs. Stored runs are kept, and the others are executed by worker processes.
 
-A sweep holds no state of its own: what is current on disk is done. So it can be killed at any moment and started
-again, with any number of workers, and ends with the same bytes.
+A sweep holds no state of its own: a run that is current on disk is done. So a sweep can be killed at any moment and
+started again, with any number of workers, and ends with the same bytes.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import pickle
-import signal
 import tempfile
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from harness.engines import sim
-from harness.loop.guard import LIMIT_S, Terminated
 from harness.policy.fields import asked
 from harness.policy.types import UserError
 from harness.rows import record
-from harness.run import realtime
+from harness.run import crew, realtime
+from harness.run.crew import Why
 from harness.run.execute import current, execute, relocate
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_trace
@@ -33,9 +27,8 @@ from harness.run.sources import Task, code
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
 
-BASE = "dedicated"  # each model on GPUs of its own: what bases are measured on
+BASE = "dedicated"  # each model on GPUs of its own: SLO bases are measured on it
 FEW_S = 6.0  # estimated seconds below which starting processes would take longer than it saves
-CLOSE_S = 30.0  # how long a worker that is ended may take to close its engine
 REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
 
 
@@ -58,10 +51,10 @@ def tasks(specs: Iterable[Spec]) -> list[Task]:
 def sweep(
     specs: Iterable[Spec], out: Path, *, workers: int | None = None, teller: Teller | None = None, what: str = "runs"
 ) -> list[Path]:
-    """Make sure that the run of each spec stands in `out`; returns the folders in the order of the specs.
+    """Execute the specs without a current run in `out`; return all folders in the order of the specs.
 
-    `workers` processes (None: as many as pay). A system whose policy fails is not tried again; when all others are done
-    that is raised as Failed. Raises UserError, and whatever an engine raised: runs that were finished before are kept.
+    `workers` is the number of processes (None: as many as pay). A system whose policy fails is not tried again, and
+    Failed is raised after all others. Raises UserError, and an engine's own errors: finished runs are kept.
     """
     teller = teller or Silent()
     every = tasks(specs)
@@ -86,14 +79,11 @@ def sweep(
     return [out / task.spec.folder for task in every]
 
 
-Why = Mapping[str, str]  # what failed, as Failed has it; empty: nothing
-
-
 def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, failed: Why) -> Iterator[Why]:
-    """Yield what failed once for each task that was run; those of systems in `failed`, which grows, are left out.
+    """Yield the failures of each task that was run; tasks of systems in `failed`, which grows, are left out.
 
-    The first is run here: it compiles what the others then find compiled. Those of exclusive engines are run here too,
-    one by one, when no worker is left.
+    Where the simulator is not compiled, the first is run here: it compiles what the others then find. Those of
+    exclusive engines are run here too, one by one, when no worker is left.
     """
     if not todo:
         return
@@ -101,164 +91,76 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
+    clock = _Clock(todo, teller)
     if any(asked(task.spec.engine).name == "sim" for task in todo) and not sim.compiled():
         teller.say("compiling the simulator, once (about 20 s)")
-    first, *rest = todo
-    clock = _Clock(todo, teller)
-    yield clock.told(first, out)
-    engines = {task.spec.engine: Setup(task.spec).bare_engine for task in {t.spec.engine: t for t in rest}.values()}
+        first, *todo = todo
+        yield clock.told(first, out)
+    engines = {task.spec.engine: Setup(task.spec).bare_engine for task in {t.spec.engine: t for t in todo}.values()}
     exclusive = {name for name, engine in engines.items() if engine.exclusive}
-    shared = [task for task in rest if task.spec.engine not in exclusive]
-    if workers is None:
-        known = speeds(out)
-        few = sum(estimate_s(task.spec, known) for task in shared) < FEW_S
-        workers = 1 if few else cpus()
-    if workers > 1 and len(shared) > 1:
-        yield from _shared(shared, out, min(workers, len(shared)), failed)
-        rest = [task for task in rest if task.spec.engine in exclusive]
-    for task in rest:
-        if task.spec.label not in failed:
-            yield clock.told(task, out)
-
-
-def _tried(task: Task, out: Path) -> Why:
-    """Execute a task; what failed in it."""
-    try:
-        execute(task.spec, out, task.code)
-    except Failed as failed:
-        return failed.why
-    return {}
+    shared = [task for task in todo if task.spec.engine not in exclusive]
+    known = speeds(out)
+    with crew.hired() as workforce:
+        if workers is None:
+            few = not workforce.started and sum(estimate_s(task.spec, known) for task in shared) < FEW_S
+            workers = 1 if few else cpus()
+        if workers > 1 and len(shared) > 1:
+            longest = sorted(shared, key=lambda task: -estimate_s(task.spec, known))
+            yield from workforce.run(longest, out, workers, failed)
+            todo = [task for task in todo if task.spec.engine in exclusive]
+        if exclusive:
+            workforce.close()
+        for task in todo:
+            if task.spec.label not in failed:
+                yield clock.told(task, out)
 
 
 class _Clock:
-    """Says how long runs in real time will take, and of each how it went; nothing where time is simulated."""
+    """Reports of the duration of runs in real time, and of each run's outcome; none where time is simulated."""
 
     def __init__(self, todo: Sequence[Task], teller: Teller) -> None:
         spans = {task.spec.folder: realtime.span(task.spec) for task in todo}
         real = {task.spec.folder: task.spec for task in todo if spans[task.spec.folder] is not None}
-        self._left = {name: one for name, one in spans.items() if one and not realtime.lacking(real[name], here=True)}
+        self._left = {
+            name: span for name, span in spans.items() if span and not realtime.lacking(real[name], here=True)
+        }
         self._total, self._teller = len(self._left), teller
         if self._left:
             engines = ", ".join(dict.fromkeys(real[name].engine for name in self._left))
             teller.say(f"{engines}: {realtime.told(self._left.values())} of real time, beside starts of servers")
 
     def told(self, task: Task, out: Path) -> Why:
-        """Execute a task and say how it went; what failed in it."""
+        """Execute a task and report its outcome; return its failures."""
         begun = time.monotonic()
-        why, spec = _tried(task, out), task.spec
+        why, spec = crew.tried(task, out), task.spec
         if self._left.pop(spec.folder, None) and not why:
             about = record.meta(out / spec.folder)
             unfit = f"infeasible: {about['infeasible']}" if about["infeasible"] else ""
             verdict = unfit or (about.get("verdict") or {}).get("text", "")
             left = f"{realtime.range_of([*self._left.values()])} left" if self._left else ""
             nth = f"{self._total - len(self._left)} of {self._total}"
-            said = "; ".join(filter(None, [f"{time.monotonic() - begun:.0f} s", verdict, left]))
-            self._teller.say(f"{nth}: {spec.label} at {spec.rate_scale:g} x, seed {spec.seed}: {said}")
+            outcome = "; ".join(filter(None, [f"{time.monotonic() - begun:.0f} s", verdict, left]))
+            self._teller.say(f"{nth}: {spec.label} at {spec.rate_scale:g} x, seed {spec.seed}: {outcome}")
         return why
 
 
 def compile_once() -> None:
-    """Make the simulator's machine code, by a run that is not kept."""
+    """Compile the simulator's machine code, by a run that is not kept."""
     spec = resolve(Spec(BASE, trace="sample", models="llama-3.2-1b", slo=""))
     with tempfile.TemporaryDirectory() as folder:
         execute(spec, Path(folder), "")
 
 
 def cpus() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _shared(todo: Sequence[Task], out: Path, workers: int, failed: Why) -> Iterator[Why]:
-    """Share tasks out to processes, longest first; yield what failed once for each that was run.
-
-    A process ends when its pipe closes, so none outlives this one, however it dies.
-    """
-    known = speeds(out)
-    queue = sorted(todo, key=lambda task: estimate_s(task.spec, known))
-    context = multiprocessing.get_context("spawn")
-    crew: dict[Connection, tuple[BaseProcess, Task]] = {}
-    idle: list[tuple[Connection, BaseProcess]] = []
-    try:
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process: BaseProcess = context.Process(target=_serve, args=(theirs, out, LIMIT_S.get()), daemon=True)
-            process.start()
-            theirs.close()
-            idle.append((ours, process))
-        while queue or crew:
-            while queue and idle:
-                task = queue.pop()
-                if task.spec.label in failed:
-                    continue
-                pipe, process = idle.pop()
-                with suppress(BrokenPipeError):  # it died: `recv` below says so
-                    pipe.send(task)
-                crew[pipe] = (process, task)
-            for ready in wait(list(crew)):
-                assert isinstance(ready, Connection)
-                process, task = crew.pop(ready)
-                why = _heard(ready, process, task)
-                idle.append((ready, process))
-                yield why
-    finally:
-        processes = [p for _, p in idle] + [p for p, _ in crew.values()]
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join(CLOSE_S)
-            process.kill()
-            process.join()
-
-
-def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
-    """Take a worker's answer: what failed, or else what was raised there, which is raised here."""
-    try:
-        answer: Why | BaseException = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        process.join()
-        raise UserError(
-            f"a worker died while running {task.spec.folder} (exit code {process.exitcode}; -9 often means that memory "
-            f"ran out: --workers 1 takes less)"
-        ) from None
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
-
-
-def _serve(pipe: Connection, out: Path, limit_s: float) -> None:
-    """Be a worker: run what comes through the pipe until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    LIMIT_S.set(limit_s)
-    with suppress(EOFError, BrokenPipeError):
-        while True:
-            task = Task(*pipe.recv())
-            try:
-                pipe.send(_tried(task, out))
-            except UserError as error:
-                pipe.send(error)
-            except Terminated:  # by the parent
-                return
-            except BaseException as error:  # whatever it is, the parent shows it
-                pipe.send(_portable(error))
-
-
-def _portable(error: BaseException) -> BaseException:
-    """Attach an error's traceback to it as a note; return a RuntimeError of that text where it cannot be pickled."""
-    text = "".join(traceback.format_exception(error))
-    error.add_note(f"in a worker:\n{text}")
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(text)
-    return error
 
 
 # ------------------------------------------------------------------ how long it takes
 
 
 def speeds(out: Path) -> dict[str, float]:
-    """Seconds per request of each system, from what stored runs say beside their rows."""
+    """Return the seconds per request of each system, from the side facts of stored runs."""
     spent: dict[str, list[float]] = {}
     for path in sorted(out.glob(f"*/{record.SIDE}"))[:200]:
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -270,7 +172,7 @@ def speeds(out: Path) -> dict[str, float]:
 
 
 def estimate_s(spec: Spec, known: Mapping[str, float] | None = None) -> float:
-    """Seconds that a run may take: from stored runs of its system where there are any."""
+    """Estimate the seconds of a run: from stored runs of its system where there are any."""
     scale = 1.0 if spec.scaling == "time" else spec.rate_scale
     each = (known or {}).get(spec.folder.rpartition("-")[0], 1 / REQUESTS_PER_S)
     return RUN_S + len(load_trace(spec.trace)) * scale * each

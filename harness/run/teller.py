@@ -1,4 +1,4 @@
-"""Who hears how work goes on: a terminal, or nobody."""
+"""Receivers of progress: a terminal, or none."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Protocol
 
 
 class Teller(Protocol):
-    """Who hears how a sweep goes on."""
+    """A receiver of a sweep's progress."""
 
     def say(self, line: str) -> None:
-        """One line for the user."""
+        """Print a line for the user."""
         ...
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` runs of a phase stand; a phase begins with those that stood before."""
+        """Report that `done` of `total` runs of a phase are finished; a phase begins with those stored before."""
         ...
 
 
 class Silent:
-    """Hears nothing."""
+    """A receiver that ignores all."""
 
     def say(self, line: str) -> None:
         """See Teller."""

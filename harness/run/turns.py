@@ -1,4 +1,4 @@
-"""Who ran when: the turns of a run, as its policy heard of them, and how it loads weights. Asked for by `--record`."""
+"""The turns of a run, as its policy heard of them, and its loads of weights. Recorded with `--record`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FILE = record.TURNS
 class Turns:
     """A log (`recorder.Log`) of ended turns, a row each, seconds from the window's start; and of the loads asked for.
 
-    `orders` are those that the engine refused for now: when, what, and what became of it, in order. `partitions` are
-    the SMs that lanes were told to run on: when, model, phase, and how many (none: all; 0: the lane closes).
+    `orders` are those that the engine refused for now, in order: time, action, fate and reason. `partitions` are the
+    SMs that lanes were given: time, model, phase and number (None: all; 0: the lane closes).
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Turns:
 
 
 def schema() -> pa.Schema:
-    """Columns of a table of turns."""
+    """Return the columns of a table of turns."""
     from harness.rows.forms import TURN_COLUMNS
 
     return TURN_COLUMNS

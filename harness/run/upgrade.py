@@ -1,4 +1,4 @@
-"""Stored results of earlier releases in today's form: columns, measures, and names of runs by what their files hold."""
+"""Upgrades of stored results to today's form: columns, measures, and names of runs by their files' content."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ NAMED = pa.schema([(name, pa.string()) for name in ("run", "definition")])  # co
 
 
 class Upgraded(NamedTuple):
-    """What was written anew."""
+    """Counts and names of the files that were rewritten."""
 
     files: int  # of runs and tables
     names: Mapping[str, str]  # of runs that have another name now
 
 
 def upgrade(results: Path, tell: Callable[[str, int, int], None]) -> Upgraded:
-    """Write the runs and tables in a folder of results in today's form. What is so already stays as it is.
+    """Rewrite the runs and tables in a folder of results in today's form; those that have it stay as they are.
 
-    A run is made no younger by it: if its sources have changed since, it is run again when it is asked for. UserError
+    An upgrade does not renew a run: if its sources have changed since, it is run again when it is asked for. UserError
     where there is no run.
     """
     files, names, folders = 0, dict[str, str](), record.runs(results)
@@ -66,11 +66,11 @@ def _table(path: Path, names: Mapping[str, str]) -> bool:
 
 def _renamed(about: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Rename the runs in a table's facts to the names that they have now."""
-    found = dict(about)
+    facts = dict(about)
     if "judges" in about:
-        found["judges"] = [
+        facts["judges"] = [
             {**judge, "runs": sorted(names.get(run, run) for run in judge["runs"])} for judge in about["judges"]
         ]
     if "runs" in about:
-        found["runs"] = {names.get(run, run): label for run, label in about["runs"].items()}
-    return found
+        facts["runs"] = {names.get(run, run): label for run, label in about["runs"].items()}
+    return facts

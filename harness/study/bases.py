@@ -1,4 +1,4 @@
-"""An SLO rule becomes seconds: given ones, those that a request takes alone, or P95 measured by base runs."""
+"""Seconds of an SLO rule: given, those that a request takes alone, or P95 measured by base runs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 def base_specs(spec: Spec) -> list[Spec]:
     """List the runs that measure the SLO bases of a spec: each model alone, default engine settings, tuning seeds."""
-    one = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
+    plain = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
                served=spec.served, prefix_cache=spec.prefix_cache, host=spec.host, table=spec.table,
                process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
                workload="base", slo="",
                **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
-    return [replace(one, seed=seed) for seed in TUNING_SEEDS]
+    return [replace(plain, seed=seed) for seed in TUNING_SEEDS]
 
 
 def bases(folders: Sequence[Path]) -> dict[str, Pair]:
@@ -53,17 +53,17 @@ def bases(folders: Sequence[Path]) -> dict[str, Pair]:
             mine = rows.model == i
             ttft.setdefault(model, []).append(rows.ttft_s[mine])
             tpot.setdefault(model, []).append(each[mine][rows.output_tokens[mine] > 1])
-    found = {}
+    pairs = {}
     for model, parts in ttft.items():
         first = attainment.quantile(np.concatenate(parts), 0.95)
         later = attainment.quantile(np.concatenate(tpot[model]), 0.95)
         if not math.isfinite(first) or later == math.inf:
             raise UserError(f"{model} has no SLO base: over 5 % of its requests never end on a GPU of its own")
-        found[model] = (first, first if math.isnan(later) else later)  # one-token outputs alone: any TPOT is met
-    return found
+        pairs[model] = (first, first if math.isnan(later) else later)  # one-token outputs alone: any TPOT is met
+    return pairs
 
 
-def said(rule: str, models: str) -> None:
+def check_rule(rule: str, models: str) -> None:
     """Raise UserError where a rule gives no seconds to some model of a set, as far as known before anything is run."""
     parsed = slo.parse(rule)
     if not isinstance(parsed, slo.Scaled) or parsed.base == "released":
@@ -98,18 +98,18 @@ def slo_target(
 class Ahead(NamedTuple):
     """The demands of a rule on runs in real time, before they begin."""
 
-    drain_s: float | None  # how long each goes on after its window at most; None: base runs tell
+    drain_s: float | None  # the most seconds of each after its window; None: base runs decide
     bases: list[Span]  # of base runs in real time, stored or not
 
 
 def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
-    """Return what a rule asks of runs of a spec in real time; nothing is run."""
+    """Return the demands of a rule on runs of a spec in real time; nothing is run."""
     parsed = slo.parse(located(rule))
     if spec.slo_s or not (isinstance(parsed, slo.Scaled) and parsed.base == "P95"):
         return Ahead(slo_target(spec, rule, out).drain_s, [])
     alone = resolve(replace(spec, system=BASE, preset=None, fields=()))
     spans = (span(resolve(base)) for base in base_specs(alone))
-    return Ahead(None, [one for one in spans if one])
+    return Ahead(None, [period for period in spans if period])
 
 
 def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
@@ -120,7 +120,9 @@ def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
     longest = int(setup.trace.output_tokens.max())
     largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in slos.values())
     if largest > LARGEST_S:
-        raise UserError(f"an SLO of {largest:.3g} s for a request of {longest} tokens is none (a lower --slo-scale)")
+        raise UserError(
+            f"an SLO of {largest:.3g} s for a request of {longest} tokens is too long (a lower --slo-scale)"
+        )
     return float(2.0 ** math.ceil(math.log2(DRAIN_SLOS * largest)))
 
 

@@ -1,4 +1,4 @@
-"""Claims beside what came out: estimates of a study's table, and a class each by `rule`. Nothing is run here."""
+"""Verdicts on claims: estimates of a study's table, and a class each by `rule`. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 About = Mapping[str, Any]  # facts of a study, as its table's metadata has them
 
 CASE = "a case study, which decides nothing"
-LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: what a class has to rest on
+LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: the least evidence of a class
 AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
@@ -61,24 +61,24 @@ class Support(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A claim about one system, over at most one other, beside what came out on a panel; None: on all together."""
+    """A claim about one system, over at most one other, with its result on a panel; None: on all together."""
 
     claim: Claim
     panel: Panel | None
     here: Estimate | None
-    text: str  # what came out
+    text: str  # the result
     says: str  # of SAYS; of STANDINGS where the paper states nothing
     rule: str  # when a claim of its kind holds
-    note: str = ""  # what lacks, or limits
+    note: str = ""  # missing data, or limits
     support: Support | None = None
     reading: Reading = frozenset()
 
 
-# ------------------------------------------------------------------ what it rests on
+# ------------------------------------------------------------------ evidence
 
 
 def weak(verdict: Verdict) -> str:
-    """Return why a class rests on too few misses or windows; empty where it does not, or where its text says on what.
+    """Return why a class rests on too few misses or windows; empty where it does not, or where its text names them.
 
     Seeds that all do the same and bounds state their number and their limit (`limit_of_seeds`, `limit_of_bound`). A
     calculation has no windows.
@@ -125,7 +125,7 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
     return f"n = {here.n}; {word} {estimate.number(scaled, style.decimals)}{style.unit} (one-sided 95 % limit)"
 
 
-# ------------------------------------------------------------------ what a claim is about
+# ------------------------------------------------------------------ subjects of claims
 
 
 def claims_of(about: About) -> list[Claim]:
@@ -150,9 +150,9 @@ def variants(claim: Claim) -> Iterator[Claim]:
 
 def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
     """Yield a claim for each of its systems over each of the others, with the readings of the pair; see Claim."""
-    ours = [(one, reading) for name, reading in _read(claim.system) for one in of_file(name, about)]
-    for (one, mine), (over, theirs) in product(ours, _read(claim.over)):
-        yield replace(claim, system=one, over=over), mine | theirs
+    ours = [(label, reading) for name, reading in _read(claim.system) for label in of_file(name, about)]
+    for (label, mine), (over, theirs) in product(ours, _read(claim.over)):
+        yield replace(claim, system=label, over=over), mine | theirs
 
 
 def _read(text: str) -> Iterator[tuple[str, Reading]]:
@@ -203,16 +203,16 @@ def compared(
     each = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
     if panel["axis"] not in EASES:
         return each
-    return {name: one._replace(ratio=one.ratio and inverse(one.ratio)) for name, one in each.items()}
+    return {name: s._replace(ratio=s.ratio and inverse(s.ratio)) for name, s in each.items()}
 
 
-def standing_text(one: Standing) -> str:
+def standing_text(standing: Standing) -> str:
     """Render a ratio; where a curve is flat at the level, render who is ahead and the differences at fixed rates."""
-    if not one.flat and one.ratio is not None:
-        return estimate.text(one.ratio, RATIO)
-    gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in one.differences)
-    why = "flat at the level" if one.ratio is not None else ""
-    return ": ".join(filter(None, (", ".join(filter(None, (why, one.note, one.says))), gaps)))
+    if not standing.flat and standing.ratio is not None:
+        return estimate.text(standing.ratio, RATIO)
+    gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in standing.differences)
+    why = "flat at the level" if standing.ratio is not None else ""
+    return ": ".join(filter(None, (", ".join(filter(None, (why, standing.note, standing.says))), gaps)))
 
 
 def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Estimate | None:
@@ -228,15 +228,15 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
     each = [
         fewest(rows.filter(pc.equal(rows["seed"], seed)), claim.system, claim.over, definition, level) for seed in seeds
     ]
-    if any(one is None or one.sign != "=" for one in each):
+    if any(e is None or e.sign != "=" for e in each):
         return whole
-    counts = [whole.mean, *(one.mean for one in each if one)]
+    counts = [whole.mean, *(e.mean for e in each if e)]
     return replace(whole, low=min(counts), high=max(counts))
 
 
 def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
     """Find the best of several others, and the ratio to it, whichever it is: each end is the lowest of theirs."""
-    name = min(ratios, key=lambda one: ratios[one].mean)
+    name = min(ratios, key=lambda other: ratios[other].mean)
     lows = [e.low for e in ratios.values() if e.low is not None]
     highs = [e.high for e in ratios.values() if e.high is not None]
     low = min(lows) if len(lows) == len(ratios) else None
@@ -272,7 +272,7 @@ def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
 
 def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) -> Iterator[Verdict]:
     match claim.what:
-        case "measure":  # of a driver of its own, or of nobody's
+        case "measure":  # of a driver of its own, or of none
             yield by_number(claim, None, None, NONE)
         case "value":
             here = Estimate(float(value or 0.0), value, value, 1)
@@ -303,7 +303,7 @@ def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verd
 def by_number(
     claim: Claim, panel: Panel | None, here: Estimate | None, text: str = "", backing: Support | None = None
 ) -> Verdict:
-    """Judge a claim by an estimate; `text` says what was measured (empty: the estimate)."""
+    """Judge a claim by an estimate; `text` is the measured value in words (empty: the estimate)."""
     text = text or estimate.text(here)
     if claim.what == "measure" and here is not None and backing is None:
         backing = Support(None, here.n)
@@ -344,33 +344,33 @@ def _by_ratio(
     Where a curve is flat at the level a ratio says nothing. The order of the systems stands for it, without a size.
     """
     each = compared(claim, panel, rows, others, definition, level)
-    each = {name: one for name, one in each.items() if one.ratio is not None or one.differences}
+    each = {name: standing for name, standing in each.items() if standing.ratio is not None or standing.differences}
     if not each:
         return by_number(claim, panel, None, NONE)
-    ratios = {name: one.ratio for name, one in each.items() if one.ratio is not None and not one.flat}
+    ratios = {name: s.ratio for name, s in each.items() if s.ratio is not None and not s.flat}
     best = min(each, key=lambda name: _order(each[name]))
     backing = support(rows, panel, replace(claim, over=best), definition, level)
     if len(ratios) == len(each):
         best, here = lowest(ratios)
         named = f" (the best is {best})" if claim.over.startswith(BEST) else ""
         return by_number(claim, panel, here, estimate.text(here, RATIO) + named, backing)
-    says = all_of([judged_order(claim, one) for one in each.values()])  # who is behind one is behind the best
-    text = "; ".join((f"{name}: " if len(each) > 1 else "") + standing_text(one) for name, one in each.items())
+    says = all_of([judged_order(claim, standing) for standing in each.values()])  # behind any is behind the best
+    text = "; ".join((f"{name}: " if len(each) > 1 else "") + standing_text(s) for name, s in each.items())
     return Verdict(claim, panel, each[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing)
 
 
-def _order(one: Standing) -> float:
+def _order(standing: Standing) -> float:
     """Return how far a system is ahead, by its crossings, or by the mean difference of attainment beyond them.
 
     The best of several others is the one for which this is least.
     """
-    if one.ratio is not None:
-        return math.log(one.ratio.mean)
-    return sum(gap.mean for _, gap in one.differences) / len(one.differences)
+    if standing.ratio is not None:
+        return math.log(standing.ratio.mean)
+    return sum(gap.mean for _, gap in standing.differences) / len(standing.differences)
 
 
 def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> Verdict:
-    """Judge what a paper says of every run, by the number of seeds that reach or meet the level."""
+    """Judge a statement about every run, by the number of seeds that reach or meet the level."""
     paper = str(claim.paper)
     if claim.at:
         n, of = met(rows, claim.system, definition, level, claim.at)
@@ -390,22 +390,22 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     """
     definition = claim.definition or about["definitions"][0]
     pair = (claim.system, claim.over)
-    one = side_by_side(rows, panel, pair, definition, about["level"])
-    here, says, note = one.ratio, one.says, one.note
+    standing = side_by_side(rows, panel, pair, definition, about["level"])
+    here, says, note = standing.ratio, standing.says, standing.note
     text = note if here is None else estimate.text(here, RATIO)
     if not _at_an_end(panel, about) or claim.paper is None:
         return Verdict(claim, panel, here, text, says, NONE, note)
     if here is None:
         return Verdict(claim, panel, None, text, "does not fit" if "does not fit" in note else "open", NONE, note)
-    if one.flat:
-        return Verdict(claim, panel, here, standing_text(one), judged_order(claim, one), rule(claim), note)
-    found = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about["level"]))
-    return found._replace(note="; ".join(filter(None, (note, found.note))))
+    if standing.flat:
+        return Verdict(claim, panel, here, standing_text(standing), judged_order(claim, standing), rule(claim), note)
+    verdict = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about["level"]))
+    return verdict._replace(note="; ".join(filter(None, (note, verdict.note))))
 
 
 def _at_an_end(panel: Panel, about: About) -> bool:
     """Tell whether a panel is the start of a cumulative study, or has all of its assumptions."""
-    last = max((one["row"] for one in about["panels"] if one["kind"] == "cumulative"), default=None)
+    last = max((other["row"] for other in about["panels"] if other["kind"] == "cumulative"), default=None)
     return bool(panel["kind"] == "base" or panel["row"] == last)
 
 
@@ -413,7 +413,7 @@ def _at_an_end(panel: Panel, about: About) -> bool:
 
 
 def claim_text(claim: Claim, about: About, axis: str = "") -> str:
-    """Describe in words what a claim is about."""
+    """Describe the subject of a claim in words."""
     level, word = f"{100 * about['level']:g} %", (claim.definition or about["definitions"][0]).upper()
     match claim.what:
         case "measure":

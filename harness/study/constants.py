@@ -1,4 +1,4 @@
-"""The constants of the machine under a comparison: what they are and come from, and the changes of them to try."""
+"""The constants of the machine under a comparison: values, sources, and the changes to try."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEANS = {**CONSTANTS, SHARING: "how models whose steps meet on a GPU divide it"}
 
 
 class Constant(NamedTuple):
-    """A constant as the comparison has it."""
+    """A constant with its value in the comparison."""
 
     name: str
     means: str
@@ -32,7 +32,7 @@ class Constant(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """One change: of which constant, how it is said, and the fields of a spec that it sets."""
+    """A change of a constant: the constant, the change in words, and the fields of a spec that it sets."""
 
     constant: str
     said: str
@@ -48,8 +48,8 @@ class Setting(NamedTuple):
         if "scaled" not in self.changes:
             return dict(self.changes)
         have = dict(spec.scaled)
-        own = {name: by * have.get(name, 1.0) for name, by in self.changes["scaled"]}
-        return {**self.changes, "scaled": have | own}
+        factors = {name: by * have.get(name, 1.0) for name, by in self.changes["scaled"]}
+        return {**self.changes, "scaled": have | factors}
 
     def of(self, spec: Spec) -> Spec:
         """Return the spec with this change."""
@@ -66,7 +66,7 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
     """
     if unknown := next((name for name in only or () if name not in MEANS), None):
         raise UserError(f'there is no constant "{unknown}"{meant(unknown, MEANS)} ({", ".join(MEANS)})')
-    found, left = list[Setting](), dict[str, str]()
+    changes, left = list[Setting](), dict[str, str]()
     for name in MEANS:
         if only is not None and name not in only:
             left[name] = "not asked for"
@@ -74,20 +74,20 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
             left[name] = why
         elif name == SHARING:
             have = _sharing(specs)
-            found += [Setting(name, mode, {SHARING: mode}) for mode in MODES if have != {mode}]
+            changes += [Setting(name, mode, {SHARING: mode}) for mode in MODES if have != {mode}]
         else:
             factors = INTERFERENCE if name == "interference" else FACTORS
-            found += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in factors]
-    return found, left
+            changes += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in factors]
+    return changes, left
 
 
 def _fixed(name: str, specs: Sequence[Spec]) -> str:
     """Return why a constant cannot be varied, or need not be; empty where it is."""
-    if name == SHARING and SHARING not in {one.name for one in fields(Spec)}:
+    if name == SHARING and SHARING not in {f.name for f in fields(Spec)}:
         return "a spec cannot choose it"
     if name == "net" and all(resolve(spec).gpus <= spec.node_gpus for spec in specs):
         return "nothing crosses nodes, for there is one"
-    if name == "reserve" and not any(one.options.get("kv") == "elastic" for one in _policies(specs)):
+    if name == "reserve" and not any(policy.options.get("kv") == "elastic" for policy in _policies(specs)):
         return "neither system has elastic KV memory"
     if name in ("co_run", "interference") and "fluid" not in _sharing(specs):
         return "neither system has steps that run beside others"
@@ -100,16 +100,16 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
     setup = Setup(spec)
     config, priced = setup.config, setup.machine
     card, ladder, host = priced.spec, priced.ladder, priced.host
-    said = {one.quantity: one.source for one in quantities.sources((), spec.gpu, spec.host, spec.table)}
-    uses = {what for one in _policies(specs) for what in one.uses}
-    ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]  # what a Load takes that names no way
+    sources = {row.quantity: row.source for row in quantities.sources((), spec.gpu, spec.host, spec.table)}
+    uses = {what for policy in _policies(specs) for what in policy.uses}
+    ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]  # the default way of a Load
     why = quantities.ladder_sources(spec.table)
     held = sorted(sum(machine.parts(config, model)) / GIB for model in config.models)
     span = " to ".join(dict.fromkeys(f"{x:.2f}" for x in (held[0], held[-1])))
     hidden = "added" if host.serial else "hidden where the GPU takes longer"
 
     def link(rate: float, key: str, given: float | None) -> tuple[str, str]:
-        return f"{rate / 1e9:g} GB/s", said[f"{card.kind}.{key}"] if given is None else "as given"
+        return f"{rate / 1e9:g} GB/s", sources[f"{card.kind}.{key}"] if given is None else "as given"
 
     stated = {
         "pcie": link(card.h2d, "h2d", spec.pcie_gbps),
@@ -122,14 +122,14 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
         ),
         "step": (
             f"{1e3 * host.host0:.3g} ms + {1e6 * host.host1:.3g} us/sequence, {hidden}",
-            said[f"host {spec.host}"],
+            sources[f"host {spec.host}"],
         ),
         "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),
         "reserve": (f"{machine.kept_pages(config):g} pages", SOURCES["reserve"]),
         "co_run": (
             ("as demands tell", SOURCES["co_run"])
             if quantities.machine(spec.table) is None
-            else (f"{priced.co_run:g} x what shares tell", said[f"{card.kind}.co_run"])
+            else (f"{priced.co_run:g} x what shares tell", sources[f"{card.kind}.co_run"])
         ),
         "interference": ("none but shares", SOURCES["interference"]),
         SHARING: (", ".join(sorted(_sharing(specs))), SOURCES["co_run"]),
@@ -140,16 +140,16 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
 def _sharing(specs: Sequence[Spec]) -> set[str]:
     """Return the modes in which models share a GPU under these specs: one for all, or each system's own."""
     given = str(getattr(specs[0], SHARING, "own"))
-    own = {str(one.options.get(SHARING, MODES[0])) for one in _policies(specs)}
-    return own if given == "own" else {given}
+    modes = {str(policy.options.get(SHARING, MODES[0])) for policy in _policies(specs)}
+    return modes if given == "own" else {given}
 
 
 def _policies(specs: Iterable[Spec]) -> list[System]:
     """Make the policies of specs; those that cannot be made there are left out."""
-    found = []
+    policies = []
     for spec in specs:
         try:
-            found.append(Setup(resolve(spec)).policy)
+            policies.append(Setup(resolve(spec)).policy)
         except (Infeasible, Unsupported):
             continue
-    return found
+    return policies

@@ -1,6 +1,6 @@
-"""How many seeds are enough: as many as it takes to tell systems apart, within a budget of simulated requests.
+"""Choice of further seeds: as many as it takes to tell systems apart, within a budget of simulated requests.
 
-Nothing is run here, and nothing depends on when a run ended: what is asked next follows from finished rounds alone.
+Nothing is run here, and nothing depends on when a run ended: the next runs follow from finished rounds alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.study.study import AA_SEED
 
 
 class More(NamedTuple):
-    """A run that is to tell the systems of a panel apart."""
+    """A further run to tell the systems of a panel apart."""
 
     system: str
     seed: int
@@ -25,14 +25,14 @@ class More(NamedTuple):
     requests: float  # that it takes, as the system's first seed was offered at the nearest x
 
 
-def settled(found: Standing, precision: float, verdicts: int) -> bool:
+def settled(standing: Standing, precision: float, verdicts: int) -> bool:
     """Tell whether a standing is decided, also among so many verdicts, or its interval is narrow enough."""
-    if found.says != UNDECIDED and (not found.p or found.p * verdicts <= FALSE or "equal" in found.says):
+    if standing.says != UNDECIDED and (not standing.p or standing.p * verdicts <= FALSE or "equal" in standing.says):
         return True
-    if found.flat or found.ratio is None:
-        gaps = [gap for _, gap in found.differences]
+    if standing.flat or standing.ratio is None:
+        gaps = [gap for _, gap in standing.differences]
         return all(e.low is not None and e.high is not None and e.high - e.low <= 2 * crossings.NEAR for e in gaps)
-    e = found.ratio
+    e = standing.ratio
     if e.low is None or e.high is None:
         return False
     return e.low >= (1.0 - precision) * e.mean and e.high <= (1.0 + precision) * e.mean
@@ -43,14 +43,13 @@ def unsettled(
 ) -> dict[str, bool]:
     """Return the systems of pairs that are not yet told apart, by blocks of their runs by seed and x.
 
-    The value is True for systems that only differences at the given rates can tell apart, for a ratio says nothing of
-    them.
+    The value is True for systems that only differences at the given rates can tell apart, where ratios cannot.
     """
-    told = {pair: found for pair in pairs if (found := _standing(curves, panel, pair, level))}
+    told = {pair: standing for pair in pairs if (standing := _standing(curves, panel, pair, level))}
     left: dict[str, bool] = {}
-    for pair, found in told.items():
-        if not settled(found, precision, len(told)):
-            left |= {name: left.get(name, False) or found.flat or found.ratio is None for name in pair}
+    for pair, standing in told.items():
+        if not settled(standing, precision, len(told)):
+            left |= {name: left.get(name, False) or standing.flat or standing.ratio is None for name in pair}
     return left
 
 
@@ -101,7 +100,7 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
 
 
 def _harder(panel: Panel) -> tuple[float, ...]:
-    """Return the x that are given, as curves have them: what is harder is greater."""
+    """Return the x that are given, as curves have them: load rises with x."""
     return tuple(map(crossings.turned, panel["xs"])) if panel["axis"] in crossings.EASES else tuple(panel["xs"])
 
 

@@ -22,7 +22,7 @@ from workloads.build import rate_rps, requests_seen, window_fold, window_span_s
 from workloads.slo import scaled
 
 HALVES = ("first", "second")
-# what a caption says of a condition
+# fields of a condition that captions name
 SETTING = ("process", "sharing", "scaling", "assign", "plan", "placement", "pool_bytes", "scaled")
 
 
@@ -39,7 +39,7 @@ class Panel:
     setting: Mapping[str, Any]  # of all its runs: fields of a spec, rate_rps and slo_scale
     specs: Mapping[str, Spec]  # by system, whose x and seed are still to be set
     shown_models: str  # how tables name its model set
-    unit_rps: float  # requests per second at rate scale 1, in the mean over what seeds replay
+    unit_rps: float  # requests per second at rate scale 1, in the mean over the seeds' windows
     window_s: float | None  # None: as the spec says
     warmup_s: float | None
     seeds: tuple[int, ...]  # of every curve to begin with, beyond that of its spec
@@ -190,7 +190,7 @@ def most_gpus(study: Study, full: bool) -> int:
 
 
 def unit_rps(spec: Spec) -> float:
-    """Compute the requests per second at rate scale 1, in the mean over what seeds replay."""
+    """Compute the requests per second at rate scale 1, in the mean over the seeds' windows."""
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     folds = {window_fold(trace, spec.seed + k, plan): spec.seed + k for k in (1, 0)}
     each = [rate_rps(trace, models, seed, plan) for seed in folds.values()]
@@ -198,7 +198,7 @@ def unit_rps(spec: Spec) -> float:
 
 
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
-    """Compute the seconds of a window: as asked, and enough for the requests asked; None for what a seed replays."""
+    """Compute the seconds of a window: as asked, and enough for the requests asked; None for the seed's own window."""
     trace = load_trace(spec.trace)
     usual_s = scope.window_s if trace.tier == "synthetic" else scope.replayed_s
     if not (condition.window_s or usual_s or study.requests):
@@ -212,16 +212,16 @@ def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit
 
 def _fixed_rps(study: Study, models: str, unit: float) -> Iterator[float]:
     """Yield the lowest rates at which a model set is run wherever rates are no choice, in requests per second."""
-    for one in study.condition:
-        if models not in study.sets(one):
+    for condition in study.condition:
+        if models not in study.sets(condition):
             continue
-        setting = study.settings(one)
-        if one.at_rps:
-            yield min(one.at_rps)
+        setting = study.settings(condition)
+        if condition.at_rps:
+            yield min(condition.at_rps)
         elif "rate_rps" in setting:
             yield setting["rate_rps"]
-        elif study.axis(one) == "rate_scale" and study.along_x(one):
-            yield min(study.along_x(one)) * unit
+        elif study.axis(condition) == "rate_scale" and study.along_x(condition):
+            yield min(study.along_x(condition)) * unit
         elif isinstance(scale := setting.get("rate_scale"), int | float):
             yield scale * unit
 
@@ -330,9 +330,9 @@ class Grid:
 
         Where it holds none, that is the lowest rate scale of the panel.
         """
-        rated = [one for one in self.panels if one.axis == "rate_scale"]
+        rated = [p for p in self.panels if p.axis == "rate_scale"]
         of = (panel.first.trace, panel.first.models)
-        same = next((one.key for one in rated if (one.first.trace, one.first.models) == of), "")
+        same = next((p.key for p in rated if (p.first.trace, p.first.models) == of), "")
         held = self.held.get(panel.key if panel.key in self.held else same)
         return held or self.lowest(panel)
 
@@ -363,14 +363,14 @@ class Grid:
         """Return both ends of the first system's x; where rates are searched, the lower is the highest it holds."""
         if self.study.sample.rule == "bracket":
             return {max(panel.xs)}
-        shared = [x for one in self.panels if one.key == panel.key for x in one.xs] if panel.axis == "models" else xs
+        shared = [x for p in self.panels if p.key == panel.key for x in p.xs] if panel.axis == "models" else xs
         if panel.condition.at_rps and panel.axis == "rate_scale":
             return {self.held_rate(panel), max(xs)}
         return {min(shared), max(shared)}.intersection(xs)
 
 
 def bounding(study: Study, panel: Panel | None) -> dict[str, Spec]:
-    """Specs of what contends for nothing, by name; without a panel their systems alone."""
+    """Return the specs of bounds, controls and A/A copies by name; without a panel they give their systems alone."""
     first = panel.first if panel else study.spec_of(study.steps()[0], study.first)
     names = (*study.bounds, *(CONTROLS if study.controls else ()))
     specs = {(spec := another(first, name)).label: spec for name in names}
@@ -380,7 +380,7 @@ def bounding(study: Study, panel: Panel | None) -> dict[str, Spec]:
     return specs
 
 
-# ------------------------------------------------------------------ what readers of the table need to know
+# ------------------------------------------------------------------ facts for readers of the table
 
 
 def facts(grid: Grid) -> list[dict[str, Any]]:
@@ -392,7 +392,7 @@ def facts(grid: Grid) -> list[dict[str, Any]]:
 def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
     study, spec, condition = grid.study, panel.first, panel.condition
     trace, rated = load_trace(spec.trace), panel.rated
-    scales = [one.setting["slo_scale"] for one in grid.panels if "slo_scale" in one.setting]
+    scales = [p.setting["slo_scale"] for p in grid.panels if "slo_scale" in p.setting]
     usual = next(iter(scales), min(panel.xs, default=1.0))  # the SLO scale of the other panels
     at = {"rate_scale": grid.held_rate(panel), "slo_scale": usual}.get(panel.axis)
     fixed = math.nan if rated else grid.fixed_rate(panel)
@@ -456,7 +456,7 @@ def notes(grid: Grid) -> list[str]:
 
 
 def _cuts(grid: Grid) -> list[str]:
-    """Describe the windows that are not what a seed replays, or not all of the trace."""
+    """Describe the windows that differ from a seed's own, or do not span the trace."""
     by_words: dict[str, dict[str, None]] = {}
     for panel in grid.panels:
         trace, span_s, window_s = load_trace(panel.first.trace), panel.span_s, panel.replayed_s

@@ -1,4 +1,4 @@
-"""By which SLO a stored run is judged: the rule that is asked for, or that of the comparison that ran it."""
+"""The SLO that judges a stored run: the rule that is asked for, or that of the comparison that ran it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.run.spec import Spec
 from harness.run.teller import Teller
 from harness.study.bases import slo_target
 
-BASES = {  # where the seconds of a rule come from, by a part of its text
+BASES = {  # origin of a rule's seconds, by a part of its text
     "classes:": "seconds by class",
     "absolute:": "seconds for every model",
     "P95": "P95 measured on dedicated",
@@ -25,25 +25,25 @@ BASES = {  # where the seconds of a rule come from, by a part of its text
 def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller) -> tuple[SloTarget, list[str]]:
     """Return the SLO target of a run under a rule (None: the one that judged it), and lines that say which it is.
 
-    The lines also name the comparisons that judged the run otherwise. What judged the run stands in the tables beside
-    it, or in its spec, where its policy read the SLO. A rule that is in neither, and `default` where there is none, is
-    turned into seconds as a comparison would do.
+    The lines also name the comparisons that judged the run otherwise. Rules that judged the run stand in the tables
+    beside it, or in its spec where its policy read the SLO. A rule that is in neither, and `default` where there is
+    none, is turned into seconds as a comparison would do.
     """
     stored, lost = slos.rulings(run)
-    found = [(one.under, f"as {one.table.name} judged this run") for one in stored]
+    candidates = [(ruling.under, f"as {ruling.table.name} judged this run") for ruling in stored]
     if spec.slo:
         seconds = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s} or None
         where = f"{run / record.ROWS}: spec"
-        found.insert(0, (slos.told(where, spec.slo, seconds), "which this run's policy read"))
+        candidates.insert(0, (slos.told(where, spec.slo, seconds), "which this run's policy read"))
     asked = None if rule is None else slos.located(rule)
-    under, origin = next(((one, how) for one, how in found if asked in {None, one.rule}), (None, ""))
+    under, origin = next(((slo, how) for slo, how in candidates if asked in {None, slo.rule}), (None, ""))
     if under is None:
         plain = replace(spec, slo="", slo_s=())
         under = slo_target(plain, asked or default, run.parent, teller=teller)
         origin = "as asked for" if asked else "the default, for no comparison beside this run judged it"
     lines = [f"SLO {under.rule} ({_base(under.rule)}), {origin}"]
-    others = [one for one in stored if asked is None and one.under.rule != under.rule]
-    lines += [f"{one.table.name} judged it otherwise: --slo {shlex.quote(one.under.rule)}" for one in others]
+    others = [ruling for ruling in stored if asked is None and ruling.under.rule != under.rule]
+    lines += [f"{ruling.table.name} judged it otherwise: --slo {shlex.quote(ruling.under.rule)}" for ruling in others]
     return under, lines + lost * (asked is None)
 
 

@@ -1,4 +1,4 @@
-"""One ledger: every statement of every paper that is held against runs here, once, whatever studies hold it."""
+"""The ledger of claims: every statement of a paper that is compared with runs, once, whatever studies hold it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Line(NamedTuple):
 
     what: str
     where: str  # trace, models, GPUs, SLO
-    here: str  # what came out
+    here: str  # the result
     says: str  # of SAYS
-    note: str = ""  # what lacks, or limits
+    note: str = ""  # missing data, or limits
     weak: str = ""  # why it rests on too little
     evidence: bool = False  # stands beside it
-    reading: Reading = frozenset()  # of what the paper leaves open: systems, and where
+    reading: Reading = frozenset()  # of an open choice of the paper: systems, and place
 
 
 class Statement(NamedTuple):
@@ -50,7 +50,7 @@ class Statement(NamedTuple):
     says: str  # in words
     number: str  # the paper's
     lines: tuple[Line, ...]
-    why: str = ""  # what is sufficient for the paper's number, which constant it is, or what lacks
+    why: str = ""  # a sufficient cause of the paper's number, the constant that it is, or the missing datum
     name: str = ""  # that claims of several studies share
 
     @property
@@ -72,15 +72,15 @@ class Source(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """All statements, and what is not among them: by study, why."""
+    """All statements, and the reasons by study for those that are missing."""
 
     statements: tuple[Statement, ...]
     missing: Mapping[str, str]
-    left: tuple[str, ...] = ()  # what holds claims and was not asked for
+    left: tuple[str, ...] = ()  # sources of claims that were not asked for
 
 
 def sources() -> dict[str, Callable[[Path, int | None, Teller], Source]]:
-    """Return what holds claims, by the name that --only takes."""
+    """Return the sources of claims, by the name that --only takes."""
     with_claims = [name for name in studies.names() if any(c.paper is not None for c in studies.study(name).claim)]
     return {**{name: partial(of_study, name) for name in with_claims}, "weaver": of_weaver}
 
@@ -88,7 +88,7 @@ def sources() -> dict[str, Callable[[Path, int | None, Teller], Source]]:
 def ledger(
     only: Sequence[str] | None, out: Path, *, workers: int | None = None, teller: Teller | None = None
 ) -> Ledger:
-    """Run every source, or those that are named; a source that cannot run is told in a line and the others go on.
+    """Run every source, or those that are named; report a source that cannot run in a line and go on with the others.
 
     Raises UserError for an unknown name.
     """
@@ -96,7 +96,7 @@ def ledger(
     names = list(dict.fromkeys(have if only is None else only))
     if unknown := next((name for name in names if name not in have), None):
         raise UserError(f'no claims of "{unknown}"{meant(unknown, have)} (there are: {", ".join(have)})')
-    found, missing = list[Statement](), dict[str, str]()
+    statements, missing = list[Statement](), dict[str, str]()
     for name in names:
         teller.say(f"claims of {name}")
         try:
@@ -105,20 +105,20 @@ def ledger(
             missing[name] = " ".join(str(error).split())
             teller.say(f"{name}: {missing[name]}")
             continue
-        found += source.statements
+        statements += source.statements
         missing |= {f"{name}, {label}": why for label, why in source.failed.items()}
-    return Ledger(tuple(merged(found)), missing, tuple(name for name in have if name not in names))
+    return Ledger(tuple(merged(statements)), missing, tuple(name for name in have if name not in names))
 
 
-def merged(found: Iterable[Statement]) -> list[Statement]:
+def merged(statements: Iterable[Statement]) -> list[Statement]:
     """Merge the statements that share a name; the words are those of the claim that the statement is judged by."""
     by_name = dict[str, Statement]()
-    for i, one in enumerate(found):
-        key = one.name or str(i)
+    for i, statement in enumerate(statements):
+        key = statement.name or str(i)
         if (other := by_name.get(key)) is None:
-            by_name[key] = one
+            by_name[key] = statement
             continue
-        first, second = (one, other) if one.stands and not other.stands else (other, one)
+        first, second = (statement, other) if statement.stands and not other.stands else (other, statement)
         whys, numbers = (dict.fromkeys(filter(None, pair)) for pair in (
             (first.why, second.why), (first.number, *([second.number] if second.stands else [])),
         ))  # fmt: skip
@@ -139,7 +139,7 @@ def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Sourc
         if claim.paper is not None
     ]
     held += [statement(asked, c, [_not_run(asked, c)]) for c in asked.claim if c.paper is not None and _extra(asked, c)]
-    return Source(tuple(one for one in held if one.lines), measured.failed)
+    return Source(tuple(s for s in held if s.lines), measured.failed)
 
 
 def statement(asked: Study, claim: Claim, lines: Sequence[Line]) -> Statement:
@@ -150,7 +150,7 @@ def statement(asked: Study, claim: Claim, lines: Sequence[Line]) -> Statement:
 
 
 def _due(claim: Claim) -> str:
-    """Return what a claim's class, or the lack of one, is due to."""
+    """Return the reason for a claim's class, or for the lack of one."""
     return claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
 
 
@@ -159,8 +159,8 @@ def _lines(measured: Measured, i: int, claim: Claim) -> list[Line]:
 
     Where a system took no part or nothing ran, the first line says so.
     """
-    found = [v for v in claims.of_claim(measured.table, measured.about, i) if v.says in SAYS and _stated(v)]
-    lines = [_line(measured, verdict) for verdict in found]
+    verdicts = [v for v in claims.of_claim(measured.table, measured.about, i) if v.says in SAYS and _stated(v)]
+    lines = [_line(measured, verdict) for verdict in verdicts]
     if claim.evidence or claim.what in {"value", "measure"}:
         return lines
     gone = claims.lacking(claim, measured.about)
@@ -177,7 +177,7 @@ def _facts(claim: Claim) -> str:
 
 
 def _axis(claim: Claim, measured: Measured) -> str:
-    """Return what runs along x on the panels of a claim; that of the study where the claim has no panel."""
+    """Return the axis of a claim's panels; that of the study where the claim has no panel."""
     panels = claims.concerned(claim, measured.about)
     return str(panels[0]["axis"]) if panels else measured.study.along
 
@@ -201,7 +201,7 @@ def _line(measured: Measured, verdict: Verdict) -> Line:
 
 
 def panel_text(panel: Panel, measured: Measured) -> str:
-    """Describe the conditions of a panel; what runs along its axis is left out."""
+    """Describe the conditions of a panel, without the field along its axis."""
     scaled = panel["slo_scale"] or panel["axis"] == "slo_scale"
     slo = f"{panel['slo_scale']:g} x {panel['slo']}" if panel["slo_scale"] else f"x {panel['slo']}"
     gpus = f"{panel['gpus']} x {panel['gpu']}" if panel["gpus"] else panel["gpu"]
@@ -235,11 +235,11 @@ def _everywhere(claim: Claim, measured: Measured) -> str:
 
 def _extra(asked: Study, claim: Claim) -> bool:
     """Tell whether a claim is about conditions that only --full runs."""
-    return any(one.extra for one in asked.condition if one.name == claim.on.get("condition"))
+    return any(condition.extra for condition in asked.condition if condition.name == claim.on.get("condition"))
 
 
 def _not_run(asked: Study, claim: Claim) -> Line:
-    condition = next(one for one in asked.condition if one.name == claim.on["condition"])
+    condition = next(c for c in asked.condition if c.name == claim.on["condition"])
     traces = "; ".join(asked.varied(condition).get("trace", (asked.settings(condition).get("trace", ""),)))
     about = {"level": asked.level, "definitions": asked.definitions}
     where = ", ".join(filter(None, (traces, "; ".join(asked.sets(condition)), condition.name)))
@@ -250,20 +250,20 @@ def _not_run(asked: Study, claim: Claim) -> Line:
 def of_weaver(out: Path, workers: int | None, teller: Teller) -> Source:  # noqa: ARG001 - a source; its runs are in turn
     """Judge Weaver's claims, which are about TPOT, batches and memory."""
     at = f"two {weaving.MODEL}, lengths of {Path(weaving.LENGTHS).stem}, {weaving.HOST}, {_seeds(weaving.SEEDS)}"
-    found = [
+    statements = [
         Statement(
-            weaving.PAPER, one.section, one.verdict.claim.subject, claims.paper_text(one.verdict.claim),
-            (_of_weaver(at, one.verdict),),
-            _due(one.verdict.claim) or one.verdict.note, one.verdict.claim.name,
+            weaving.PAPER, line.section, line.verdict.claim.subject, claims.paper_text(line.verdict.claim),
+            (_of_weaver(at, line.verdict),),
+            _due(line.verdict.claim) or line.verdict.note, line.verdict.claim.name,
         )
-        for one in weaving.lines(out=out, teller=teller)
+        for line in weaving.lines(out=out, teller=teller)
     ]  # fmt: skip
-    return Source(tuple(found), {})
+    return Source(tuple(statements), {})
 
 
 def _of_weaver(at: str, verdict: Verdict) -> Line:
     what = verdict.claim.subject if verdict.claim.evidence else ""
-    note = verdict.note if verdict.says in CLASSES else ""  # what lacks is said below
+    note = verdict.note if verdict.says in CLASSES else ""  # missing data stand below
     return Line(what, at, verdict.text, verdict.says, note, claims.weak(verdict), verdict.claim.evidence)
 
 
@@ -271,68 +271,68 @@ def _seeds(n: int) -> str:
     return "one seed" if n == 1 else f"{n} seeds"
 
 
-def weak(found: Ledger) -> list[str]:
-    """List the statements whose class rests on too little, and why: by what contradicts them, or by all that holds."""
+def weak(ledger: Ledger) -> list[str]:
+    """List the statements whose class rests on too little, with the reason of each line that decides the class."""
     return [
-        f"{one.paper}: {one.says}: {' '.join(filter(None, (line.what, line.says)))}: {line.weak}"
-        for one in found.statements
-        for line in one.lines
-        if line.weak and not line.evidence and one.verdict in DECIDED
-        and (one.verdict != "contradicted" or line.says == "contradicted")
+        f"{s.paper}: {s.says}: {' '.join(filter(None, (line.what, line.says)))}: {line.weak}"
+        for s in ledger.statements
+        for line in s.lines
+        if line.weak and not line.evidence and s.verdict in DECIDED
+        and (s.verdict != "contradicted" or line.says == "contradicted")
     ]  # fmt: skip
 
 
 # ------------------------------------------------------------------ as Markdown
 
 
-def markdown(found: Ledger) -> Iterator[str]:
-    """Yield the ledger as Markdown: the number of each class, then every statement once, with what it is judged by."""
+def markdown(ledger: Ledger) -> Iterator[str]:
+    """Yield the ledger as Markdown: the number of each class, then every statement once, with its comparisons."""
     yield "# Claims"
     yield ""
     yield from _wrapped(
-        "What papers say, beside what came out here: each statement once, by one rule for all "
+        "Claims of papers, beside the results here: each statement once, by one rule for all "
         "(`harness/study/rule.py`), fixed before anything ran. Made by `bench claims` (`make claims`).",
         "",
     )
     yield ""
-    verdicts = [one.verdict for one in found.statements if one.stands]
+    verdicts = [s.verdict for s in ledger.statements if s.stands]
     kept = [word for word in SAYS if word in CLASSES or word in verdicts]
-    bounds = sum(one.verdict == "size" and one.number.startswith("up to") for one in found.statements if one.stands)
+    bounds = sum(s.verdict == "size" and s.number.startswith("up to") for s in ledger.statements if s.stands)
     for word in kept:
         among = f" ({bounds} of an 'up to')" if word == "size" and bounds else ""
         yield from _wrapped(f"**{verdicts.count(word)} {word}**{among}: {SAYS[word]}", "- ")
-    for paper, group in groupby(sorted(found.statements, key=_of), key=_of):
+    for paper, group in groupby(sorted(ledger.statements, key=_of), key=_of):
         yield from ("", f"## {paper}")
-        for one in group:
+        for statement in group:
             yield ""
-            yield from block(one)
-    if found.missing or found.left:
+            yield from block(statement)
+    if ledger.missing or ledger.left:
         yield from ("", "## Not among them", "")
-        for name, why in (*found.missing.items(), *((name, "not asked for (--only)") for name in found.left)):
+        for name, why in (*ledger.missing.items(), *((name, "not asked for (--only)") for name in ledger.left)):
             yield from _wrapped(escaped(f"{name}: {why}"), "- ")
 
 
-def _of(one: Statement) -> str:
+def _of(statement: Statement) -> str:
     """Return the paper of a statement, without its figures and sections."""
-    return re.split(r", (?:figures?|section) ", one.paper)[0]
+    return re.split(r", (?:figures?|section) ", statement.paper)[0]
 
 
-def block(one: Statement) -> Iterator[str]:
-    """Yield a statement in Markdown: its class and words, its comparisons, and what suffices for the paper's number."""
-    section = f" ({escaped(one.section)})" if one.section else ""
-    verdict = one.verdict if one.stands else "beside a statement of another study"
-    yield from _wrapped(f"**{verdict}** · {escaped(one.says)}{section}. The paper: {escaped(one.number)}.", "")
+def block(stated: Statement) -> Iterator[str]:
+    """Yield a statement in Markdown: its class, its words, its comparisons, and the reason for its class."""
+    section = f" ({escaped(stated.section)})" if stated.section else ""
+    verdict = stated.verdict if stated.stands else "beside a statement of another study"
+    yield from _wrapped(f"**{verdict}** · {escaped(stated.says)}{section}. The paper: {escaped(stated.number)}.", "")
     yield ""
-    told = (line for line in one.lines if line.here != NONE or line.says in CLASSES or line.note)
+    told = (line for line in stated.lines if line.here != NONE or line.says in CLASSES or line.note)
     order = sorted(told, key=lambda line: line.evidence)
     for (where, evidence), lines in groupby(order, key=lambda line: (line.where, line.evidence)):
-        own = list(lines)
+        comparisons = list(lines)
         if where:
             place = "under the same conditions" if evidence and where == order[0].where else f"on {escaped(where)}"
             yield from _wrapped("beside it, " * evidence + place, "- ")
-        for line in own:
+        for line in comparisons:
             yield from _wrapped(escaped(_told(line)), "  - " if where else "- ")
-    if words := _why(one):
+    if words := _why(stated):
         yield from _wrapped(escaped(words), "- ")
 
 
@@ -343,16 +343,16 @@ def _told(line: Line) -> str:
     return f"{line.what + ': ' if line.what else ''}{line.here}{says}{extra}"
 
 
-def _why(one: Statement) -> str:
-    """Return what a class is due to; empty for "size"."""
-    match one.verdict:
+def _why(statement: Statement) -> str:
+    """Return the reason for a class; empty for "size"."""
+    match statement.verdict:
         case "size":
             return ""
         case "input":
-            return f"input: {one.why}"
-        case "contradicted" if not one.why:
+            return f"input: {statement.why}"
+        case "contradicted" if not statement.why:
             return UNKNOWN
-    return one.why
+    return statement.why
 
 
 def _wrapped(text: str, bullet: str) -> list[str]:
@@ -366,14 +366,14 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\*<~_])", r"\\\1", " ".join(text.split()))
 
 
-def listed(found: Iterable[Statement], room: int) -> Iterator[str]:
-    """Yield a table with a row a statement: its class, the paper's number, and what the paper says."""
-    stated = [(one.verdict, one.number, f"{one.says} ({_of(one)})") for one in found if one.stands]
+def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
+    """Yield a table with a row a statement: its class, the paper's number, and the paper's words."""
+    stated = [(s.verdict, s.number, f"{s.says} ({_of(s)})") for s in statements if s.stands]
     yield from aligned([("class", "paper", "statement"), *stated], room)
     yield "; ".join(f"{word}: {SAYS[word]}" for word in SAYS if any(word == verdict for verdict, *_ in stated))
 
 
-def counted(found: Iterable[Statement]) -> str:
+def counted(statements: Iterable[Statement]) -> str:
     """Count the statements of each class, in a line."""
-    verdicts = [one.verdict for one in found if one.stands]
+    verdicts = [statement.verdict for statement in statements if statement.stands]
     return ", ".join(f"{verdicts.count(word)} {word}" for word in SAYS if word in verdicts) or "no claims"

@@ -1,4 +1,4 @@
-"""A study is read from its TOML, and held to what makes a comparison."""
+"""Studies read from TOML and checked to make a comparison."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from harness.study.study import (
 WORDS = ("reached", "never", "met", "missed", "ahead", "behind", "equal")  # instead of a number of the paper
 ON = ("condition", "axis", "trace", "models", "gpus", "slo", "column")  # facts by which a claim chooses its panels
 
-FORMER = {  # keys of files of before: whose they were
+FORMER = {  # keys of former kinds of files, and their kind
     "row": "a figure's", "step": "a bridge's", "regime": "regimes'", "workload": "a fleet's", "part": "an ablation's",
     "ratio": "a bridge's", "activation": "an ablation's",
 }  # fmt: skip
@@ -74,7 +74,7 @@ def _made(name: str, data: dict[str, Any]) -> Study:
         return toml.convert({"name": name, "condition": [], **data}, Study)
     labels = named([str(text) for text in texts])
     made = toml.convert({"name": name, "condition": [], **data, "systems": labels}, Study)
-    by_text = {text: label for label, text in labels.items()}  # a file says a system as --systems takes it
+    by_text = {text: label for label, text in labels.items()}  # files name systems as --systems takes them
 
     def labelled(name: str) -> str:
         return AND.join(OR.join(by_text.get(text, text) for text in part) for part in systems_of(name))
@@ -88,7 +88,7 @@ def _made(name: str, data: dict[str, Any]) -> Study:
 
 
 def check(study: Study) -> None:
-    """Raise UserError, naming the key, where a study asks for what is not there or makes no comparison."""
+    """Raise UserError, naming the key, where a study asks for something unknown or makes no comparison."""
     from workloads import slo
 
     if not study.systems:
@@ -100,7 +100,7 @@ def check(study: Study) -> None:
         raise UserError("no table [[condition]]")
     if unknown := next((d for d in study.definitions if d not in DEFINITIONS), None):
         raise UserError(f'definitions: "{unknown}" is none{meant(unknown, DEFINITIONS)} ({", ".join(DEFINITIONS)})')
-    if twice := next((one for one in study.definitions if study.definitions.count(one) > 1), None):
+    if twice := next((name for name in study.definitions if study.definitions.count(name) > 1), None):
         raise UserError(f'definitions: "{twice}" is there twice')
     if not study.definitions:
         raise UserError("definitions is empty")
@@ -110,15 +110,15 @@ def check(study: Study) -> None:
         except UserError as error:
             raise UserError(f"bounds: {error}") from None
     _settings("spec", study.spec)
-    names = [one.name for one in study.condition]
+    names = [condition.name for condition in study.condition]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'condition "{twice}" is listed twice')
     if bad := next((name for name in names if not (name.strip() and name.isprintable())), None):
         raise UserError(f"condition {names.index(bad) + 1}: name is {toml.shown(bad)}, no name")
-    for one in study.condition:
-        where = f'condition "{one.name}"'
+    for condition in study.condition:
+        where = f'condition "{condition.name}"'
         try:
-            _condition(study, one)
+            _condition(study, condition)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
     rule = study.slo
@@ -148,83 +148,85 @@ def _settings(where: str, setting: Mapping[str, Any]) -> None:
             raise UserError(f"{where}: {key} is {value!r}, not a number above 0")
 
 
-def _condition(study: Study, one: Condition) -> None:
+def _condition(study: Study, condition: Condition) -> None:
     from workloads import slo
 
-    _settings("spec", one.spec)
-    _settings("band", one.band)
-    if not one.band.keys() <= (one.spec if study.cumulative else {}).keys():
+    _settings("spec", condition.spec)
+    _settings("band", condition.band)
+    if not condition.band.keys() <= (condition.spec if study.cumulative else {}).keys():
         raise UserError("band: it is the other end of what a step of a cumulative study changes in its spec")
-    if "slo" in one.spec:
-        slo.parse(one.spec["slo"])
-    axis = study.axis(one)
+    if "slo" in condition.spec:
+        slo.parse(condition.spec["slo"])
+    axis = study.axis(condition)
     if axis not in AXES:
         raise UserError(f'along is "{axis}"{meant(axis, AXES)} ({", ".join(AXES)})')
-    for name in (*one.systems, *one.among):
+    for name in (*condition.systems, *condition.among):
         if name not in study.systems:
             raise UserError(f'no system "{name}"{meant(name, study.systems)} ({", ".join(study.systems)})')
-    if one.among and study.first not in one.among:
+    if condition.among and study.first not in condition.among:
         raise UserError(f"among is without {study.first}, the study's first system")
-    for key, values in study.varied(one).items():
+    for key, values in study.varied(condition).items():
         if not values:
             raise UserError(f"vary.{key} is empty")
         if key in SET_BY_STUDY or key == axis:
             raise UserError(f'vary: "{key}" is {"along x" if key == axis else "set by the bench"}')
         for value in values:
             _settings("vary", {key: value})
-    if {"rate_rps", "rate_scale"} <= study.settings(one).keys():
+    if {"rate_rps", "rate_scale"} <= study.settings(condition).keys():
         raise UserError("rate_rps and rate_scale are both given")
-    traces = len(study.varied(one).get("trace", ("",)))
+    traces = len(study.varied(condition).get("trace", ("",)))
     if study.titles and traces != len(study.titles):
         raise UserError(f"titles are {len(study.titles)}, traces {traces}")
-    _xs(study, one, axis)
-    if axis in one.spec:
+    _xs(study, condition, axis)
+    if axis in condition.spec:
         raise UserError(f'spec: "{axis}" is along x')
-    if study.cumulative and one.origin not in ORIGINS:
-        raise UserError(f'origin is "{one.origin}"{meant(one.origin, ORIGINS)} ({", ".join(ORIGINS)})')
-    if one.origin and not study.cumulative:
+    if study.cumulative and condition.origin not in ORIGINS:
+        raise UserError(f'origin is "{condition.origin}"{meant(condition.origin, ORIGINS)} ({", ".join(ORIGINS)})')
+    if condition.origin and not study.cumulative:
         raise UserError("origin is of the steps of a cumulative study")
-    for name in study.contestants(one):
-        study.spec_of(one, name)  # so that a value of the wrong kind is named before anything is run
+    for name in study.contestants(condition):
+        study.spec_of(condition, name)  # so that a value of the wrong kind is named before anything is run
 
 
-def _xs(study: Study, one: Condition, axis: str) -> None:
-    """Raise UserError where x are not what the axis or the sample needs."""
-    given = (*(one.at or study.at), *one.full)
-    if one.at_rps and (axis != "rate_scale" or one.at or one.full):
+def _xs(study: Study, condition: Condition, axis: str) -> None:
+    """Raise UserError where x do not fit the axis or the sample."""
+    given = (*(condition.at or study.at), *condition.full)
+    if condition.at_rps and (axis != "rate_scale" or condition.at or condition.full):
         raise UserError("at_rps is given along rate_scale, instead of at and full")
     if axis == "models":
         if (bad := next((x for x in given if not isinstance(x, str)), None)) is not None:
             raise UserError(f"at: {bad!r} is not the name of a model set")
-    elif bad := [x for x in (*one.at_rps, *given) if type(x) not in {int, float} or not x > 0]:
+    elif bad := [x for x in (*condition.at_rps, *given) if type(x) not in {int, float} or not x > 0]:
         raise UserError(f"at: {bad[0]!r} is not a number above 0")
     if axis == "gpus" and any(x != int(x) for x in given):
         raise UserError(f"at is {list(given)}: GPUs are whole numbers")
     rule = study.sample.rule
-    if rule == "bracket" and len(one.at or study.at) != 2:
-        raise UserError(f"at is {list(one.at or study.at)}, not the least and the most that are tried")
-    if not given and not one.at_rps and not (rule == "knee" and axis == "rate_scale"):
+    if rule == "bracket" and len(condition.at or study.at) != 2:
+        raise UserError(f"at is {list(condition.at or study.at)}, not the least and the most that are tried")
+    if not given and not condition.at_rps and not (rule == "knee" and axis == "rate_scale"):
         raise UserError(f"no x: at is empty, and {axis} is not searched")
 
 
 def _one_more_each(study: Study) -> None:
-    """Check that each step of a cumulative study changes something, and nothing that another one changes.
+    """Check that each step of a cumulative study changes something that no other step changes.
 
-    Raises UserError where one does not, or where a step names no source.
+    Raises UserError where a step does not, or names no source.
     """
     changed: dict[tuple[str, str], str] = {}
     base = study.steps()[0]
-    for one in study.condition:
-        keys = [("spec", key) for key in one.spec] + [("systems", key) for key in one.systems]
+    for step in study.condition:
+        keys = [("spec", key) for key in step.spec] + [("systems", key) for key in step.systems]
         if again := next((key for key in keys if key in changed), None):
-            raise UserError(f'condition "{one.name}": {again[1]} is changed by "{changed[again]}" already')
-        changed.update(dict.fromkeys(keys, one.name))
-        names = study.contestants(one)
-        beside = [(*map(each.get, BESIDE), each.get("rate_scale") == HELD) for each in map(study.settings, (base, one))]
-        if beside[0] == beside[1] and all(study.spec_of(one, name) == study.spec_of(base, name) for name in names):
-            raise UserError(f'condition "{one.name}": it changes nothing of the {START}')
-        if not one.source:
-            raise UserError(f'condition "{one.name}": the key "source" is missing')
+            raise UserError(f'condition "{step.name}": {again[1]} is changed by "{changed[again]}" already')
+        changed.update(dict.fromkeys(keys, step.name))
+        names = study.contestants(step)
+        beside = [
+            (*map(each.get, BESIDE), each.get("rate_scale") == HELD) for each in map(study.settings, (base, step))
+        ]
+        if beside[0] == beside[1] and all(study.spec_of(step, name) == study.spec_of(base, name) for name in names):
+            raise UserError(f'condition "{step.name}": it changes nothing of the {START}')
+        if not step.source:
+            raise UserError(f'condition "{step.name}": the key "source" is missing')
 
 
 def _claim(study: Study, claim: Claim) -> None:
@@ -237,16 +239,16 @@ def _claim(study: Study, claim: Claim) -> None:
         raise UserError('the key "shape" is missing')
     if claim.definition and claim.definition not in study.definitions:
         raise UserError(f'definition is "{claim.definition}" ({", ".join(study.definitions)})')
-    names = [one.name for one in study.condition]
+    names = [condition.name for condition in study.condition]
     if (name := claim.on.get("condition")) is not None and name not in names:
         raise UserError(f'no condition "{name}"{meant(name, names)} ({", ".join(names)})')
-    axes = {study.axis(one) for one in study.condition}
+    axes = {study.axis(condition) for condition in study.condition}
     if (axis := claim.on.get("axis")) is not None and axis not in axes:
         raise UserError(f'no condition along "{axis}"{meant(axis, axes)}')
-    if not any(name in {None, one.name} and axis in {None, study.axis(one)} for one in study.condition):
+    if not any(name in {None, c.name} and axis in {None, study.axis(c)} for c in study.condition):
         raise UserError(f'condition "{name}" is not along "{axis}"')
     if (trace := claim.on.get("trace")) is not None:
-        texts = {text for one in study.condition for text in _over(study, one, "trace", Spec("").trace)}
+        texts = {text for condition in study.condition for text in _over(study, condition, "trace", Spec("").trace)}
         traces = [load_trace(str(text)).name for text in sorted(texts)]
         if not any(name.startswith(str(trace)) for name in traces) and not _exists(str(trace)):
             raise UserError(f'no condition on trace "{trace}"{meant(str(trace), traces)} ({", ".join(traces)})')
@@ -266,7 +268,7 @@ def _claim(study: Study, claim: Claim) -> None:
 
 
 def _exists(trace: str) -> bool:
-    """Tell whether a trace is there, which a study may have no condition on."""
+    """Tell whether a trace exists, whether or not a study has a condition on it."""
     try:
         load_trace(trace)
     except UserError:
@@ -286,7 +288,7 @@ def _takes(study: Study, key: str, name: str, claim: Claim) -> None:
 
 
 def _number(claim: Claim) -> None:
-    """Raise UserError where what a claim's paper says has no meaning."""
+    """Raise UserError where a claim's paper value has no meaning."""
     paper = claim.paper
     if isinstance(paper, str) and paper not in WORDS:
         raise UserError(f'paper is "{paper}"{meant(paper, WORDS)}, not a number or one of {", ".join(WORDS)}')
@@ -300,10 +302,10 @@ def _number(claim: Claim) -> None:
 
 def _rules(study: Study) -> dict[str, None]:
     """Return the SLO rules of a study's panels."""
-    each = (_over(study, one, "slo", study.slo) for one in study.condition)
+    each = (_over(study, condition, "slo", study.slo) for condition in study.condition)
     return dict.fromkeys(str(rule) for rules in each for rule in rules)
 
 
-def _over(study: Study, one: Condition, key: str, default: str) -> tuple[Any, ...]:
+def _over(study: Study, condition: Condition, key: str, default: str) -> tuple[Any, ...]:
     """Return the values that a field has in a condition."""
-    return study.varied(one).get(key, (study.settings(one).get(key, default),))
+    return study.varied(condition).get(key, (study.settings(condition).get(key, default),))

@@ -1,7 +1,7 @@
-"""A study is measured: SLO bases, then rounds of runs until every curve is sampled, then one table of all points.
+"""Measurement of a study: SLO bases, then rounds of runs until every curve is sampled, then one table of all points.
 
 The table (`record.SWEEP` in the study's folder) has the rows of `tidy` with two columns before them: the key of the
-panel (`condition`) and x. It alone draws the study's figure; its metadata holds what panels, captions and claims need.
+panel (`condition`) and x. Figures are drawn from it alone; its metadata holds the facts of panels, captions and claims.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
 from harness.rows.crossings import EASES, RATED, turned
-from harness.run import score, streams, sweep
+from harness.run import crew, score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.slo import SloTarget, judgements
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from traces.load import Trace
 
-LONG_S = 5.0  # of a step that is told in any case
+LONG_S = 5.0  # of a step that a quiet teller reports too
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Measured:
     table: pa.Table
     about: Mapping[str, Any]
     target: SloTarget  # the SLO of the first panel, at the scale that does not run along x
-    reference: Spec  # the resolved one of the first point: what the runs of a comparison have in common
+    reference: Spec  # the resolved spec of the first point, whose setting all runs of a comparison share
     failed: Mapping[str, str] = field(default_factory=dict)  # systems that left it, as Failed has them
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        """Resolved specs of all runs and the hashes of their sources, as their folders say."""
+        """Resolved specs of all runs and the hashes of their sources, as stored in their folders."""
         each = (record.meta(self.folder.parent / run) for run in self.about["runs"])
         return tuple(Task(stored(about["spec"]), about["code_hash"]) for about in each)
 
@@ -82,28 +82,28 @@ def measure(
     teller: Teller | None = None,
     watch: Callable[[Measured], None] | None = None,
 ) -> Measured:
-    """Run and score a study below `out`; keep what stands there and is current. Raises UserError.
+    """Run and score a study below `out`, and keep current results; with a current receipt only open the table.
 
-    Where a receipt says that all is as it was, the table alone is opened.
-    The study's folder begins with `stem` (empty: its name). With `target` all panels have this SLO, whatever the study
-    says. A system whose policy fails leaves the study; Failed where none is left to stand first. `watch` sees what is
-    there after each round of runs; nothing of that is stored.
+    The study's folder begins with `stem` (empty: its name). With `target` all panels have this SLO in place of the
+    study's. A system whose policy fails leaves the study. `watch` sees the results after each round of runs; they are
+    not stored. Raises UserError, and Failed where no system is left to stand first.
     """
     failed: dict[str, str] = {}
     asked = study.of(full)
     left: Study | None = asked
     counted = _Counted(teller or Silent(), quiet=study.layout == "table")
     call = receipt.Call(asked, full, stem or study.name, target)
-    if (kept := receipt.found(call, out)) and (done := _kept(call, kept, counted)):
+    if (kept := receipt.lookup(call, out)) and (done := _kept(call, kept, counted)):
         return done
     begun_ns, digested = time_ns(), call.digest
     while left is not None:
         work = _Work(left, out, full, stem or study.name, target, workers, counted, watch)
         try:
-            said = work.described()
-            for line in said if not failed else ():
+            inputs = work.described()
+            for line in inputs if not failed else ():
                 counted.note(line)
-            measured = replace(work.done(), failed=failed)
+            with crew.kept():
+                measured = replace(work.done(), failed=failed)
         except Failed as why:  # again without it: finished runs cost nothing
             known = set(failed)
             failed |= why.why
@@ -113,7 +113,7 @@ def measure(
             left = left.without(gone)
         else:
             if not failed:
-                work.vouch(call, digested, begun_ns, measured, said)
+                work.vouch(call, digested, begun_ns, measured, inputs)
             return measured
     raise Failed(failed)
 
@@ -132,7 +132,7 @@ def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measur
 
 
 class _Counted:
-    """A teller that remembers how much of a phase stood before; a quiet one takes note of long steps alone."""
+    """A teller that counts the runs of a phase that were stored before; a quiet one reports long steps alone."""
 
     def __init__(self, teller: Teller, *, quiet: bool) -> None:
         self._teller, self._quiet = teller, quiet
@@ -153,6 +153,10 @@ class _Counted:
         self.phases.setdefault(what, (done, total))
         self._worked = bool(self._worked) or done < total
         self._teller.progress(what, done, total)
+
+    def planning(self, done: int, total: int) -> None:
+        """Tell how far the planning is, which every call does anew."""
+        self._teller.progress("planning", done, total)
 
     def current(self, total: int) -> None:
         """Say that nothing is left to do."""
@@ -192,7 +196,7 @@ class _Group(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """A run of a round: for whom, why, and at which x."""
+    """A run of a round: its group, the request that it answers, and its point."""
 
     group: _Group
     ask: Ask
@@ -203,7 +207,7 @@ class _Round(NamedTuple):
 
 @dataclass(frozen=True)
 class _Work:
-    """One call of `measure`: its arguments, and its stages in order, each a method that runs what it needs."""
+    """One call of `measure`: its arguments, and its stages in order, a method each."""
 
     study: Study
     out: Path
@@ -245,14 +249,14 @@ class _Work:
         notices = dict.fromkeys(trace.notice for trace in self._asked().values() if trace.notice)
         return [*_described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
 
-    def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured, said: list[str]) -> None:
+    def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured, inputs: list[str]) -> None:
         """Write the receipt of a call that is done."""
         specs, stamps = self._made
         rules = {judge["rule"] for judge in measured.about["judges"]}
         models = (str(len(load_models(panel.first.models).members)) for panel in self.panels)
         traces = [str(panel.setting.get("trace", panel.first.trace)).replace("{models}", count)
                   for panel, count in zip(self.panels, models, strict=True)]  # fmt: skip
-        kept = receipt.Receipt(measured.folder, measured.reference, measured.target, said)
+        kept = receipt.Receipt(measured.folder, measured.reference, measured.target, inputs)
         receipt.write(call, digested, begun_ns, kept, specs, rules, stamps, traces)
 
     @cached_property
@@ -269,17 +273,21 @@ class _Work:
     # -------------------------------------------------------------- SLOs
 
     def judged(self) -> tuple[Panel, ...]:
-        """Return every panel with its SLO in seconds; all runs that the SLOs are measured by are one sweep."""
-        for panel in self.panels:  # a mistake shows before anything is run
-            for spec in panel.specs.values():
-                self._tried(panel, spec)
+        """Return every panel with its SLO in seconds; the base runs of all SLOs are one sweep."""
+        every = [(panel, spec) for panel in self.panels for spec in panel.specs.values()]
+        for done, (panel, spec) in enumerate(every):  # a mistake shows before anything is run
+            self.teller.planning(done, len(every))
+            self._tried(panel, spec)
+        self.teller.planning(len(every), len(every))
         if self.target is not None:
             return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
         based = [self._based(panel.first) for panel in self.panels]
         rules = [grids.rule(self.study, panel, panel.scale) for panel in self.panels]
         measured = [spec for spec, rule in zip(based, rules, strict=True) if "P95" in rule]
         if measured := list(dict.fromkeys(measured)):
-            with self.teller.step("SLO bases", lambda: f"P95 of {len(measured)} pairs of trace and models, each alone"):
+            with self.teller.step(
+                "SLO bases", lambda: f"P95 of each model alone, pairs of trace and models: {len(measured)}"
+            ):
                 self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
         return tuple(
             replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
@@ -300,7 +308,7 @@ class _Work:
             raise UserError(f"{where}{error}") from None
 
     def _based(self, spec: Spec) -> Spec:
-        """Return the spec that a panel's SLO is measured by: what the panel's runs share with each model alone."""
+        """Return the spec by which a panel's SLO is measured: that of its runs without placement."""
         return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
 
     def _judge_at(self, panel: Panel, spec: Spec, scale: float) -> SloTarget:
@@ -318,7 +326,7 @@ class _Work:
     # -------------------------------------------------------------- curves
 
     def sampled(self, grid: Grid) -> tuple[list[Point], Grid]:
-        """Run every point of the study; panels at a rate that others find come after the panels that find it."""
+        """Run every point of the study; panels at a searched rate come after the panels that search it."""
         curves: Curves = {}
         points = self._searched(grid, [panel for panel in grid.panels if not panel.holds_rate], curves)
         grid = replace(grid, held=self._held(grid, curves, points))
@@ -327,8 +335,7 @@ class _Work:
         bounds = [point for panel in grid.panels for point in grid.bounding(panel, self._xs_of_first(panel, points))]
         if bounds:
             self._run([point.spec for point in bounds], "bounds")
-        once = {(point.panel.key, point.x, point.system, point.spec.seed): point for point in (*points, *bounds)}
-        return list(once.values()), grid
+        return list({_place(point): point for point in (*points, *bounds)}.values()), grid
 
     def _xs_of_first(self, panel: Panel, points: Sequence[Point]) -> tuple[float, ...]:
         """List the x of the study's first system in a panel, in rising order."""
@@ -350,7 +357,7 @@ class _Work:
             seen += [run.point for run in runs]
             self._shown(grid, seen)
             kept += [run.point for run in runs if not run.ask.first_seed]
-            bisects = self.study.sample.rule == "bisect"  # what has no room is searched no further
+            bisects = self.study.sample.rule == "bisect"  # a group without room is searched no further
             groups = [group for group in groups if group in room and not asked[group].last
                       and (room[group] or not bisects)]  # fmt: skip
         raise AssertionError
@@ -362,7 +369,7 @@ class _Work:
         return [_Group(panel, some, panel.seeds) for some in together]
 
     def _ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
-        """Decide what a group runs next."""
+        """Choose the x that a group runs next."""
         panel = group.panel
         sample = grid.sample(panel)
         seen = {
@@ -374,7 +381,7 @@ class _Work:
         return following(sample, grid.bounds(panel), seen)
 
     def _heard(self, runs: Sequence[_Round], folders: Sequence[Path], curves: Curves) -> dict[_Group, bool]:
-        """Put attainment into the curves that later runs depend on; returns whether each group had room in some run."""
+        """Add attainment to the curves on which later runs depend; return whether each group had room in some run."""
         room: dict[_Group, bool] = {}
         for run, folder in zip(runs, folders, strict=True):
             room[run.group] = room.get(run.group, False) or score.ran(folder)
@@ -395,14 +402,17 @@ class _Work:
         panels = {panel.key: panel for panel in grid.panels if panel.drawn and panel.axis in (*RATED, "slo_scale")}
         asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
         spent, known, curves = 0.0, {point.spec for point in points}, dict[str, dict[str, tidy.Windows]]()
+        had = {_place(point) for point in points}
         for turn in count(1):
             self._counted(asked, curves)
-            wanted = [more for panel in panels.values() if (more := self._more(grid, panel, curves.get(panel.key, {})))]
+            every = [self._more(grid, panel, curves.get(panel.key, {})) for panel in panels.values()]
+            wanted = [more for all_ in every if (more := [each for each in all_ if _place(each[0]) not in had])]
             asked, taken = list[Point](), 0
             for more in sorted(wanted, key=lambda more: _cost(more, known)):  # the most panels for the budget
                 if spent + (cost := _cost(more, known)) <= scope.budget:
                     spent, taken = spent + cost, taken + 1
                     known |= {point.spec for point, _ in more}
+                    had |= {_place(point) for point, _ in more}
                     asked += [point for point, _ in more]
             if not asked:
                 return added
@@ -422,18 +432,18 @@ class _Work:
             return []
         more = enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level, grid.bounds(panel).least)
         shown = turned if panel.axis in EASES else float
-        return [(grid.point(panel, one.system, one.seed, shown(one.x)), one.requests) for one in more]
+        return [(grid.point(panel, m.system, m.seed, shown(m.x)), m.requests) for m in more]
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
-        """Put the misses of runs, by block, into the curves by panel and system; the first definition decides."""
+        """Add the misses of runs, by block, to the curves by panel and system, for the first definition."""
         definition = self.study.definitions[0]
         for point, task in zip(points, sweep.tasks(point.spec for point in points), strict=True):
-            found = score.counted(self.out / task.spec.folder, point.under, [definition])
-            if definition in found:
+            blocks = score.counted(self.out / task.spec.folder, point.under, [definition])
+            if definition in blocks and blocks[definition].offered.any():
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed
                 x = turned(point.x) if point.panel.axis in EASES else point.x
-                of.setdefault(seed, {})[x] = found[definition]
+                of.setdefault(seed, {})[x] = blocks[definition]
 
     def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
         """Find, by panel along rates, the highest x at which the first system holds every definition, if any."""
@@ -462,7 +472,7 @@ class _Work:
             [p.panel.key, p.x, p.system, p.under.identity, canonical(t.spec)]
             for p, t in zip(points, ready, strict=True)
         ]
-        seconds = [[panel.key, x, one.seconds] for panel in grid.panels for x, one in sorted(panel.targets.items())]
+        seconds = [[panel.key, x, judge.seconds] for panel in grid.panels for x, judge in sorted(panel.targets.items())]
         folder = self.out / f"{self.stem}-{digest(record.dumps([sorted(asked, key=record.dumps), seconds]))}"
         about = self._about(grid, points, ready)
 
@@ -481,7 +491,7 @@ class _Work:
                               workers=self.workers, scored=self._scored, teller=teller)  # fmt: skip
 
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
-        """Show the study, as far as it is, to `watch`."""
+        """Show the study's results so far to `watch`."""
         if self.watch is not None:
             ready = sweep.tasks(point.spec for point in points)
             so_far = self._table(points, ready, Silent())
@@ -526,6 +536,11 @@ def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
     return first.targets.get(first.scale, points[0].under)
 
 
+def _place(point: Point) -> tuple[str, float, str, int]:
+    """Return the panel, x, system and seed of a point."""
+    return point.panel.key, point.x, point.system, point.spec.seed
+
+
 def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float:
     """Count the requests of runs that were not asked for before; a run that stands at several points counts once."""
     return sum({point.spec: requests for point, requests in more if point.spec not in known}.values())
@@ -544,13 +559,13 @@ def activation_s(study: Study, claim: Claim) -> float:
 def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
     """List the pairs of systems to tell apart: the first with each other one, and those of the study's ratios."""
     first, *others = names or [""]
-    found = [(first, name) for name in others]
-    for claim in (one for one in study.claim if one.what == "ratio"):
+    listed = [(first, name) for name in others]
+    for claim in (c for c in study.claim if c.what == "ratio"):
         ours, theirs = ([name for part in systems_of(text) for name in part] for text in (claim.system, claim.over))
         files = {name.removeprefix(BEST) for name in theirs if name.startswith(BEST)}
         best = [name for name in names if study.systems.get(name, "").partition(":")[0].partition("+")[0] in files]
-        found += [(a, b) for a in ours for b in (*theirs, *best) if a in names and b in names]
-    return list(dict.fromkeys(found))
+        listed += [(a, b) for a in ours for b in (*theirs, *best) if a in names and b in names]
+    return list(dict.fromkeys(listed))
 
 
 def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
@@ -561,7 +576,7 @@ def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
 
 
 def fuller(study: Study) -> str:
-    """Say what --full has more of; empty where the quick scope is all there is."""
+    """Name the larger numbers of --full; empty where there are none."""
     full = study.full
     return ", ".join(
         f"{more} {name}"

@@ -1,4 +1,4 @@
-"""What the misses of a comparison were made of: the time of all requests that missed, by cause, over its runs."""
+"""Misses of a comparison by cause: the time of all requests that missed, over its runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from harness.study.study import AA, CONTROLS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NOTHING = "nothing was judged here (bench compare writes it anew)"
+NOTHING = "no requests were scored here (bench compare writes it again)"
 
 
-class Found(NamedTuple):
+class SweepMisses(NamedTuple):
     """The misses of a comparison at one rate by label, or of one label by rate."""
 
     rows: list[Misses]
@@ -42,7 +42,7 @@ def is_sweep(folder: Path) -> bool:
 
 def of_sweep(
     sweep: Path, *, definition: str | None = None, system: str | None = None, teller: Teller | None = None
-) -> Found:
+) -> SweepMisses:
     """Collect the misses at the rate that `bench compare` shows, by label; those of one `system` at each of its rates.
 
     Raises UserError where the folder is no comparison's, or its runs are gone.
@@ -62,16 +62,16 @@ def of_sweep(
         raise UserError(f"{sweep / record.SWEEP}: {NOTHING}")
     columns = ["label", "rate_scale", "run", "definition", "over", "value"]
     offered_rps: dict[tuple[str, float, str], float] = {}
-    for one in scored.select(columns).to_pylist():
-        key = one["label"], one["rate_scale"], one["run"]
+    for row in scored.select(columns).to_pylist():
+        key = row["label"], row["rate_scale"], row["run"]
         offered_rps.setdefault(key, math.nan)
-        if (one["definition"], one["over"]) == ("offered_rps", "pooled") and one["value"] is not None:
-            offered_rps[key] = one["value"]
+        if (row["definition"], row["over"]) == ("offered_rps", "pooled") and row["value"] is not None:
+            offered_rps[key] = row["value"]
     points: dict[tuple[str, float], list[Misses]] = {}
     for done, ((label, rate, run), rps) in enumerate(sorted(offered_rps.items())):
         teller.progress("runs read", done, len(offered_rps))
         points.setdefault((label, rate), []).append(_of_run(sweep.parent / run, under, definition, label, rate, rps))
-    return Found([Misses.pooled(runs) for runs in points.values()], scored, under.rule, definition)
+    return SweepMisses([Misses.pooled(runs) for runs in points.values()], scored, under.rule, definition)
 
 
 def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget]:

@@ -22,12 +22,12 @@ def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study
     """
     engines.path(engine)
     kept, notes = list[Condition](), list[str]()
-    for one in study.condition:
-        least = min(counts(study, one))
+    for condition in study.condition:
+        least = min(counts(study, condition))
         if least > gpus:
-            notes.append(f'skipped: condition "{one.name}" needs {least} GPUs, there are {gpus}')
+            notes.append(f'skipped: condition "{condition.name}" needs {least} GPUs, there are {gpus}')
         else:
-            kept.append(_narrowed(study, one, gpus))
+            kept.append(_narrowed(study, condition, gpus))
     if not kept:
         raise UserError(f"{study.name}: no condition runs on {gpus} GPUs")
     spec = {**study.spec, "engine": engine, **({"table": table} if table else {})}
@@ -62,7 +62,7 @@ def _fitting(counts: tuple[int, ...], gpus: int) -> Iterator[int]:
 
 
 def lack(spec: Spec) -> str:
-    """Return what an engine lacks for a contestant, whatever the trace; empty where nothing."""
+    """Return the names that an engine lacks for a contestant on any trace; empty where it lacks none."""
     asked = replace(spec, trace="sample", gpus=8)
     with blamed(asked):
         try:

@@ -1,9 +1,9 @@
-"""What a finished study rests on, kept beside its table: the next call looks at files and opens none of its runs.
+"""Receipts of finished studies, kept beside the table: the next call checks files and opens none of the runs.
 
-A receipt says what was asked, of which sources, and of each file that was read its size and time of change: the rows of
-all runs, the table, and what the study names by path. If all of that holds, the table is the answer. Whatever does not
-hold, a missing receipt too, means that the study is looked through run by run. A receipt is written last, and only
-where time is simulated: what real servers do depends on more than files. Figures have one of their own.
+A receipt holds the call, the hash of the sources, and the size and time of change of each file that was read: the rows
+of all runs, the table, and the files that the study names by path. If all of that holds, the table is the answer. Else,
+also without a receipt, the study is checked run by run. A receipt is written last, and only where time is simulated:
+runs on real servers depend on more than files. Figures have a receipt of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.study.study import Study
 from traces import load
 
 FILE, FIGURES = "receipt.json", "figures.json"
-DRAWING = ("harness", "plots", "systems")  # sources of what figures show
+DRAWING = ("harness", "plots", "systems")  # sources of figures
 Stamp = list[int] | None  # bytes, and ns of the last change; None: no file
 
 
@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what is asked and of all sources that runs, scores and the search can depend on."""
+        """SHA-256 of the arguments and of all sources that runs, scores and the search can depend on."""
         return sha256(f"{tuple(self)!r} {sources.tree(*sources.PACKAGES)}".encode()).hexdigest()
 
 
@@ -54,15 +54,15 @@ class Receipt(NamedTuple):
 
 
 def stamp(path: Path) -> Stamp:
-    """Return what of a file changes with its content: bytes, and ns of the last change; None where there is no file."""
+    """Return a file's bytes and the ns of its last change; None where there is no file."""
     with suppress(OSError):
         about = path.stat()
         return [about.st_size, about.st_mtime_ns]
     return None
 
 
-def found(call: Call, out: Path) -> Receipt | None:
-    """Read the receipt of an equal call below `out`, if all that it rests on is still as it was."""
+def lookup(call: Call, out: Path) -> Receipt | None:
+    """Read the receipt of an equal call below `out`, if all of its files are unchanged."""
     paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
     asked = call.digest if paths else ""
     for path in paths:
@@ -90,8 +90,8 @@ def write(
 ) -> None:  # fmt: skip
     """Keep a receipt of a call that began at `begun_ns` with this digest; nothing if a source or input changed since.
 
-    Nothing is kept of runs on real servers. `specs` are those of all runs, `rules` their SLOs, `runs` the stamps of
-    their rows by path below the results, and `traces` the names of traces as they were asked for.
+    Nothing is kept of runs on real servers. `specs` are those of all runs and `rules` their SLOs. `runs` are the stamps
+    of their rows by path below the results. `traces` are the names of traces as they were asked for.
     """
     specs = list(specs)
     named = {name: _trace_file(name) for name in sorted({*traces, *(spec.trace for spec in specs)})}
@@ -132,7 +132,7 @@ def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) ->
 
 def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:
     """Return the files of a user that specs and SLO rules name, as they name them."""
-    named = {(key, str(getattr(spec, key) or "")) for spec in specs for key in FILES} | {("slo", one) for one in rules}
+    named = {(key, str(getattr(spec, key) or "")) for spec in specs for key in FILES} | {("slo", x) for x in rules}
     paths = ((key, fields.asked(value).name if key == "engine" else value) for key, value in named)
     return {value.rpartition("classes:")[2] for key, value in paths if value.endswith(FILES[key])}
 

@@ -42,18 +42,18 @@ REASONS = {  # why a statement has no class
 }
 SAYS = {**CLASSES, **REASONS}
 DECIDED = ("size", "direction", "contradicted")
-SEEDS = {  # what the paper says of every run, and when a statement holds
+SEEDS = {  # words of a paper about every run, with the condition under which a statement holds
     "reached": "every seed reaches it",
     "never": "no seed reaches it",
     "met": "every seed meets it",
     "missed": "no seed meets it",
 }
 NEAR, WIDE = 1.25, 1.5  # factors within which the point and the interval are of the paper's size
-Reading = frozenset[tuple[str, str]]  # which of several that a paper leaves open: the choice, and what is taken
+Reading = frozenset[tuple[str, str]]  # choices that a paper leaves open, each with the option taken
 
 
 class Goal(NamedTuple):
-    """The range that a paper states: a value between two ends, and the value, if any, that means no difference."""
+    """The range that a paper states, and the value, if any, that means no difference."""
 
     least: float
     most: float
@@ -67,7 +67,7 @@ class Goal(NamedTuple):
         return 1 if self.least >= self.even else -1
 
     def within(self, factor: float) -> tuple[float, float]:
-        """Widen both ends by a factor of what they exceed no difference by; of all of it where there is no side."""
+        """Widen both ends by a factor: of their distance from no difference, or of the whole where there is no side."""
         base = (self.even or 0.0) if self.side else 0.0
         low, high = self.least - base, self.most - base
         return base + min(low / factor, low * factor), base + max(high / factor, high * factor)
@@ -112,36 +112,42 @@ def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> s
     if claim.paper == "equal":
         near = ((even(claim) or 1.0) / NEAR, (even(claim) or 1.0) * NEAR)
         return "size" if _inside((low, high), near) else "contradicted" if _apart((low, high), near) else "open"
-    said = goal(claim)
-    none = said.even or 0.0
-    if said.side and (high < none if said.side > 0 else low > none):
+    stated = goal(claim)
+    none = stated.even or 0.0
+    if stated.side and (high < none if stated.side > 0 else low > none):
         return "contradicted"
-    holds = bool(said.side) and (low > none if said.side > 0 else high < none)
+    holds = bool(stated.side) and (low > none if stated.side > 0 else high < none)
     point = (-math.inf if here.sign == "<" else here.mean, math.inf if here.sign == ">" else here.mean)
-    sized = _inside(point, said.within(NEAR)) and _inside((low, high), said.within(WIDE))
-    if sized and not isinstance(claim.paper, str) and (holds or not said.side):
+    sized = _inside(point, stated.within(NEAR)) and _inside((low, high), stated.within(WIDE))
+    if sized and not isinstance(claim.paper, str) and (holds or not stated.side):
         return "size"
     if holds:
         return "direction"
-    if not said.side and _apart(predicted(here, windows), said.within(NEAR)):
+    if not stated.side and _apart(predicted(here, windows), stated.within(NEAR)):
         return "contradicted"
     return "open"
 
 
-def judged_order(claim: Claim, one: Standing) -> str:
-    """Return the class of a claim by who is ahead, for a ratio that says nothing where its curve is flat."""
-    if not one.flat and one.ratio is not None:
-        found = judged(claim, one.ratio)
-        return "direction" if found == "size" else found
+def judged_order(claim: Claim, standing: Standing) -> str:
+    """Return the class of a claim by who is ahead, in place of a ratio where a curve is flat."""
+    if not standing.flat and standing.ratio is not None:
+        word = judged(claim, standing.ratio)
+        return "direction" if word == "size" else word
     if known := untried(claim):
         return known
     if claim.paper == "equal":
-        return "size" if one.says == "equal within 25 %" else "open"
+        return "size" if standing.says == "equal within 25 %" else "open"
     side = goal(claim).side
     ours, theirs = ("ahead", "behind") if side > 0 else ("behind", "ahead")
-    if not side or one.says == UNDECIDED:
+    if not side or standing.says == UNDECIDED:
         return "open"
-    return "direction" if one.says.startswith(ours) else "contradicted" if one.says.startswith(theirs) else "open"
+    return (
+        "direction"
+        if standing.says.startswith(ours)
+        else "contradicted"
+        if standing.says.startswith(theirs)
+        else "open"
+    )
 
 
 def untried(claim: Claim) -> str:
@@ -179,8 +185,8 @@ def of_statement(parts: Sequence[tuple[str, Reading]]) -> str:
         for choice, taken in sorted(reading):
             choices.setdefault(choice, {})[taken] = None
     each = product(*([(choice, taken) for taken in every] for choice, every in choices.items()))
-    found = [[says for says, reading in parts if reading <= {*one}] for one in each]
-    return together([all_of(words) for words in found if words])
+    classes = [[says for says, reading in parts if reading <= {*readings}] for readings in each]
+    return together([all_of(words) for words in classes if words])
 
 
 def ends(here: Estimate) -> tuple[float, float]:
@@ -206,8 +212,8 @@ def _inside(inner: tuple[float, float], outer: tuple[float, float]) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
-def _apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one[1] < other[0] or other[1] < one[0]
+def _apart(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return first[1] < second[0] or second[1] < first[0]
 
 
 def rule(claim: Claim) -> str:

@@ -1,7 +1,7 @@
-"""Which x of a curve is run next: one function, `following`, of what was attained so far.
+"""Choice of the next x of a curve: one function, `following`, of the attainment so far.
 
-A curve is sampled alone or with others (Sample.each). Nothing here knows whether x is a rate, an SLO scale or a number
-of GPUs, but that attainment falls along the one and rises along the other.
+A curve is sampled alone or with others (Sample.each). Whether x is a rate, an SLO scale or a number of GPUs matters
+only by the direction of attainment: it falls along rates and rises along GPUs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ask(NamedTuple):
     """The x to run next, of curves that are sampled together."""
 
     xs: Mapping[str, tuple[float, ...]]  # by system
-    first_seed: bool = False  # only of the first seed: a search for where to look
+    first_seed: bool = False  # of the first seed alone: a coarse search
     last: bool = False  # nothing follows
 
 
@@ -48,7 +48,7 @@ class Range:
 
 
 def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:
-    """Decide what to run next of the systems in `curves`, which hold attainment; nothing more where `xs` is empty."""
+    """Choose the x to run next of the systems in `curves`, which hold attainment; none where the search is over."""
     if sample.rule == "knee" and not bounds.given:
         return common_knee(bounds, curves) if sample.each == "panel" else knees(sample, bounds, curves)
     if not any(seeds for seeds in curves.values()):
@@ -145,7 +145,7 @@ def _begin(name: str, curve: Mapping[float, float], low: float) -> float:
 
 
 def _to(curve: Mapping[float, float], x: float) -> list[float]:
-    """List what a system attains up to x; a single 0 beyond the rates that it was run at."""
+    """List a system's attainment up to x; a single 0 beyond the rates that it was run at."""
     return [share for at, share in curve.items() if at <= x] if x <= max(curve) else [0.0]
 
 
@@ -193,7 +193,7 @@ def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
     for x, shares in runs:
         by_x.setdefault(x, []).append(shares)
     definitions = next(iter(by_x.values()))[0]
-    means = ({x: sum(one[d] for one in each) / len(each) for x, each in by_x.items()} for d in definitions)
+    means = ({x: sum(s[d] for s in each) / len(each) for x, each in by_x.items()} for d in definitions)
     held = [statistics.held(curve, level) for curve in means]
     return None if None in held else min(x for x in held if x is not None)
 

@@ -1,7 +1,7 @@
-"""Which constant of the machine turns the order of two systems: the leads that are kept, and what they say.
+"""Sensitivity of the order of two systems to constants of the machine: the stored leads, and their words.
 
-One constant at a time is changed, and all else stays. The SLOs stay as well, in seconds: they are those of the machine
-as it is. `varying` runs it; the table lies beside that of the comparison.
+One constant at a time is changed. SLOs keep the seconds of the unchanged machine. `varying` runs the changes; the table
+lies beside that of the comparison.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A change of a constant, and the lead of the first system under it; without one, `note` says why none was run."""
+    """A change of a constant, and the lead of the first system under it; without a lead `note` has the reason."""
 
     constant: Constant
     setting: str
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Leads:
     """The lead of one system over another, on the machine as it is and under every change of it.
 
     At one rate it is a difference of attainment; over several the ratio of the rates at which they meet `LEVEL`.
@@ -54,7 +54,7 @@ class Found:
 
     @property
     def even(self) -> float:
-        """The lead of equals."""
+        """The lead of equal systems: 1 for a ratio, 0 for a difference."""
         return 1.0 if self.many else 0.0
 
     def order(self, lead: Estimate) -> int:
@@ -74,33 +74,33 @@ class Found:
         """Constants by falling swing, then those that were left."""
         tried = {row.constant.name for row in self.rows if row.lead}
         every = dict.fromkeys(row.constant for row in self.rows)
-        return sorted(every, key=lambda one: (one.name not in tried, -self.swing(one.name)))
+        return sorted(every, key=lambda constant: (constant.name not in tried, -self.swing(constant.name)))
 
 
-# ------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------ the stored table
 
 
 def schema() -> pa.Schema:
-    """Return the columns of the table that is kept; a lead is null where nothing was run, and `note` says why."""
+    """Return the columns of the stored table; a lead is null where nothing was run, for the reason in `note`."""
     return forms.LEAD_COLUMNS
 
 
-def read(folder: Path) -> Found | None:
+def read(folder: Path) -> Leads | None:
     """Read the sensitivity kept beside a comparison's table; None where there is none of that table's runs."""
     path = folder / record.SENSITIVITY
-    with suppress(FileNotFoundError, Damaged):  # a file that cannot be read says nothing
+    with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
         stored = record.footer(path)
         if stored["sweep"] == key_of(folder / record.SWEEP):
-            return found_in(stored, record.table(path, schema()))
+            return leads_in(stored, record.table(path, schema()))
     return None
 
 
 def key_of(table: Path) -> str:
-    """Return the key that tells a comparison's table from another one of the same name."""
+    """Return the key that distinguishes a comparison's table from another of the same name."""
     return str(record.footer(table)["key"])
 
 
-def found_in(about: Mapping[str, Any], table: pa.Table) -> Found:
+def leads_in(about: Mapping[str, Any], table: pa.Table) -> Leads:
     """Build the leads from a table and the facts beside it."""
     base, *rows = table.to_pylist()
 
@@ -110,96 +110,96 @@ def found_in(about: Mapping[str, Any], table: pa.Table) -> Found:
     known = (Constant(row["constant"], row["means"], row["value"], row["source"]) for row in rows)
     start = lead(base)
     assert start is not None
-    return Found(
+    return Leads(
         about["first"],
         about["second"],
         about["definition"],
         tuple(about["rates"]),
         start,
-        tuple(Row(one, row["setting"], lead(row), row["note"]) for one, row in zip(known, rows, strict=True)),
+        tuple(Row(constant, row["setting"], lead(row), row["note"]) for constant, row in zip(known, rows, strict=True)),
     )
 
 
 # ------------------------------------------------------------------ in words
 
 
-def lines(found: Found) -> Iterator[str]:
+def lines(leads: Leads) -> Iterator[str]:
     """Yield a table of the leads by falling swing, then each constant's meaning, value and source."""
-    where = f"at {100 * LEVEL:g} %" if found.many else f"at rate scale {found.rates[0]:g}"
-    what = "rate ratio" if found.many else "SLO attainment"
-    yield f"lead of {found.first} over {found.second} in {what} ({found.definition}) {where}, and its 95 % interval"
-    cells = [("constant", "value", "change", f"lead {_unit(found)}", "", "swing")]
-    cells.append(("as it is", "", "", _text(found, found.base), "", ""))
-    for one in found.ranked:
-        for row in found.rows:
-            if row.constant == one and row.lead:
-                first = cells[-1][0] != one.name and all(cell[0] != one.name for cell in cells)
-                own = (one.name, one.value) if first else ("", "")
-                cells.append((*own, row.setting, _text(found, row.lead), _turn(found, row.lead),
-                              _swing(found, one.name) if first else ""))  # fmt: skip
+    where = f"at {100 * LEVEL:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
+    what = "rate ratio" if leads.many else "SLO attainment"
+    yield f"lead of {leads.first} over {leads.second} in {what} ({leads.definition}) {where}, and its 95 % interval"
+    cells = [("constant", "value", "change", f"lead {_unit(leads)}", "", "swing")]
+    cells.append(("as it is", "", "", _text(leads, leads.base), "", ""))
+    for constant in leads.ranked:
+        for row in leads.rows:
+            if row.constant == constant and row.lead:
+                first = cells[-1][0] != constant.name and all(cell[0] != constant.name for cell in cells)
+                named = (constant.name, constant.value) if first else ("", "")
+                cells.append((*named, row.setting, _text(leads, row.lead), _turn(leads, row.lead),
+                              _swing(leads, constant.name) if first else ""))  # fmt: skip
     yield from aligned(cells)
-    for row in found.rows:
+    for row in leads.rows:
         if row.note:
             yield f"{row.constant.name} {row.setting}: {row.note}" if row.setting else (
                 f"{row.constant.name}: not varied, {row.note}")  # fmt: skip
-    yield from (f"{one.name}: {one.means}, {one.value} ({one.source})" for one in found.ranked)
-    yield sentence(found)
+    yield from (f"{constant.name}: {constant.means}, {constant.value} ({constant.source})" for constant in leads.ranked)
+    yield sentence(leads)
 
 
 def kept(folder: Path) -> str:
     """Return the sentence of the sensitivity that is kept beside a comparison's table; empty where there is none."""
-    found = read(folder)
-    return "" if found is None else sentence(found)
+    leads = read(folder)
+    return "" if leads is None else sentence(leads)
 
 
-def sentence(found: Found) -> str:
+def sentence(leads: Leads) -> str:
     """Say, below a figure, which constants turn the order, or that none does, and which moves it most."""
-    at = f"in the rate at {100 * LEVEL:g} %" if found.many else f"at rate scale {found.rates[0]:g}"
-    lead = f"the lead of {found.first} over {found.second} {at}, {_text(found, found.base)} {_unit(found)},"
-    tried = [(row, row.lead) for row in found.rows if row.lead]
+    at = f"in the rate at {100 * LEVEL:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
+    lead = f"the lead of {leads.first} over {leads.second} {at}, {_text(leads, leads.base)} {_unit(leads)},"
+    tried = [(row, row.lead) for row in leads.rows if row.lead]
     if not tried:
-        return f"Sensitivity: {lead} was held against no constant."
+        return f"Sensitivity: {lead} was tested with no constant."
     names = ", ".join(dict.fromkeys(row.constant.name for row, _ in tried))
-    before = found.order(found.base)
+    before = leads.order(leads.base)
     by_order: dict[int, list[str]] = {-1: [], 0: [], 1: []}
     for row, value in tried:
-        by_order[found.order(value)].append(f"{row.constant.name} {row.setting} ({_text(found, value)})")
+        by_order[leads.order(value)].append(f"{row.constant.name} {row.setting} ({_text(leads, value)})")
     if before:
         turned = by_order[-before]
-        said = f"is turned by {_list(turned)}" if turned else "is turned by none of them"
-        said += f"; it is not told from chance with {_list(by_order[0])}" if by_order[0] else ""
+        clause = f"is turned by {_list(turned)}" if turned else "is turned by none of them"
+        clause += f"; it is not told from chance with {_list(by_order[0])}" if by_order[0] else ""
     else:
         told = by_order[1] + by_order[-1]
-        said = f"is not told from chance, but is with {_list(told)}" if told else "is never told from chance"
-    most = found.ranked[0].name
+        clause = f"is not told from chance, but is with {_list(told)}" if told else "is never told from chance"
+    most = leads.ranked[0].name
     why = "".join(f" ({row.setting}: {row.note})" for row, _ in tried if row.constant.name == most and row.note)
-    return f"Sensitivity ({names}, one at a time): {lead} {said}. Largest swing: {most}, {_swing(found, most)}{why}."
+    return f"Sensitivity ({names}, one at a time): {lead} {clause}. Largest swing: {most}, {_swing(leads, most)}{why}."
 
 
-def _list(said: Sequence[str]) -> str:
-    return " and ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else said[0]
+def _list(clauses: Sequence[str]) -> str:
+    return " and ".join([", ".join(clauses[:-1]), clauses[-1]]) if len(clauses) > 1 else clauses[0]
 
 
-def _turn(found: Found, lead: Estimate) -> str:
-    before, after = found.order(found.base), found.order(lead)
+def _turn(leads: Leads, lead: Estimate) -> str:
+    before, after = leads.order(leads.base), leads.order(lead)
     return "turned" if before * after < 0 else "no order" if before and not after else ""
 
 
-def _unit(found: Found) -> str:
-    return "x" if found.many else "points"
+def _unit(leads: Leads) -> str:
+    return "x" if leads.many else "points"
 
 
-def _text(found: Found, lead: Estimate) -> str:
+def _text(leads: Leads, lead: Estimate) -> str:
     """Render a lead with its interval, in points or as a ratio: `+14.2 [+12.9, +15.5]`, `1.74 [1.10, 2.76]`."""
 
     def shown(x: float | None) -> str:
-        return "?" if x is None else f"{x:.2f}" if found.many else f"{100 * x:+.1f}"
+        return "?" if x is None else f"{x:.2f}" if leads.many else f"{100 * x:+.1f}"
 
     sign = "" if lead.sign == "=" else f"{lead.sign} "
     bounded = lead.low is not None or lead.high is not None
     return f"{sign}{shown(lead.mean)}" + (f" [{shown(lead.low)}, {shown(lead.high)}]" if bounded else "")
 
 
-def _swing(found: Found, constant: str) -> str:
-    by = found.swing(constant)
-    return f"{math.exp(by):.2f} x" if found.many else f"{100 * by:.1f} points"
+def _swing(leads: Leads, constant: str) -> str:
+    by = leads.swing(constant)
+    return f"{math.exp(by):.2f} x" if leads.many else f"{100 * by:.1f} points"

@@ -1,4 +1,4 @@
-"""A comparison in sentences: what a reader must know before the numbers, after them, and may ask next."""
+"""A comparison in sentences: the setting before the numbers, the notes after them, and the next command."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
 
 from harness.policy import fields
 from harness.policy.types import GIB, Inst, Unsupported
@@ -32,17 +34,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def answer(found: Measured, shown: Summary, rule: str) -> str:
-    """Say what the comparison was for: who serves more, by how much, and on which models and machine."""
-    said = sentences.verdict(found.table, shown, rule, LEVEL)
-    spec = found.reference
+def answer(measured: Measured, shown: Summary, rule: str) -> str:
+    """Say who serves more, by how much, and on which models and machine."""
+    verdict = sentences.verdict(measured.table, shown, rule, LEVEL)
+    spec = measured.reference
     where = spec.measured_on or f"{shown.gpus or spec.gpus} x {spec.gpu}"
-    return f"{said} ({_name(spec.models)}, {where})" if said else ""
+    return f"{verdict} ({_name(spec.models)}, {where})" if verdict else ""
 
 
-def headline(found: Measured, shown: Summary) -> Iterator[str]:
-    """Yield what a reader must know before the numbers: trace, models, load, machine, SLO, seeds and the rate."""
-    spec = found.reference
+def headline(measured: Measured, shown: Summary) -> Iterator[str]:
+    """Yield the setting of the numbers: trace, models, load, machine, SLO, seeds and the rate."""
+    spec = measured.reference
     setup = Setup(spec)
     trace, models = setup.trace, setup.models
     load = f"{round(trace.span_s * rate_rps(trace, models))} requests in {trace.span_s:g} s"
@@ -51,37 +53,37 @@ def headline(found: Measured, shown: Summary) -> Iterator[str]:
     if (loop := closed(trace)) is not None:
         load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(setup.realism)
-    seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
-    fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
-    if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
-        fidelity += f" · {said}"
-    base = " (P95 on dedicated)" if found.target.rule.endswith("P95") else ""
+    seeds = "1 seed, no interval" if measured.seeds == 1 else f"{measured.seeds} seeds"
+    fidelity = " and ".join(sorted(measured.table.column("fidelity").unique().to_pylist()))
+    if unchecked := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
+        fidelity += f" · {unchecked}"
+    base = " (P95 on dedicated)" if measured.target.rule.endswith("P95") else ""
     plans = f" · {setting.plans([spec.plan])}"
     machine = f" · {asked}" if (asked := setting.machine(as_dict(spec))) else ""
     cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]
-    if spec.prefix_cache is None and found.study.spec.get("prefix_cache"):
+    if spec.prefix_cache is None and measured.study.spec.get("prefix_cache"):
         cache = " · no prefix cache: the trace has no ids of blocks"
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
         f"{load} · {spec.measured_on or f'{shown.gpus or spec.gpus} x {spec.gpu}'}{machine} · {fidelity} · "
-        f"SLO {found.target.rule}{base} · {seeds}{plans}{cache}"
+        f"SLO {measured.target.rule}{base} · {seeds}{plans}{cache}"
     )
     yield from streams.lines(setup)
-    if math.isnan(shown.rate_scale):  # nothing ran; `notes` say why
+    if math.isnan(shown.rate_scale):  # nothing ran; `notes` has the reasons
         return
-    of = f", one of {len(found.xs)}" if len(found.xs) > 1 else ""
+    of = f", one of {len(measured.xs)}" if len(measured.xs) > 1 else ""
     offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
-    yield f"the table is at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{of}{_gaps(found, shown)}"
+    yield f"the table is at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{of}{_gaps(measured, shown)}"
 
 
 def _fit(fit: str | None) -> str:
-    """Say how near a synthetic trace comes to what it is fitted to, where that was measured."""
+    """Render the fit of a synthetic trace to its target, where that was measured."""
     return f", fit {fit}" if fit else ""
 
 
-def _gaps(found: Measured, shown: Summary) -> str:
+def _gaps(measured: Measured, shown: Summary) -> str:
     """Render the ratio of the median idle gap to a swap, which tells whether models idle long enough to be swapped."""
-    spec = replace(found.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
+    spec = replace(measured.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
     setup = Setup(spec)
     cluster = setup.cluster
     try:
@@ -96,45 +98,45 @@ def _name(text: str) -> str:
     return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
 
 
-def notes(found: Measured, shown: Summary, rule: str) -> Iterator[str]:
-    """Yield the lines under the table: the systems that are not in it, what qualifies it, and what it says."""
-    yield from failures(found.failed) + _gone(found.table, "skipped")
-    yield from departures(found.table)
-    yield from invalid(found.table)
-    yield from unchecked_lines(found.table)
-    yield from served(found, shown)
-    yield from idle(found, shown)
-    yield from _refused(found, shown)
+def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
+    """Yield the lines under the table: the systems that are not in it, its limits, and its findings."""
+    yield from failures(measured.failed) + _gone(measured.table, "skipped")
+    yield from departures(measured.table)
+    yield from invalid(measured.table)
+    yield from unchecked_lines(measured.table)
+    yield from served(measured, shown)
+    yield from idle(measured, shown)
+    yield from _refused(measured, shown)
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
-    yield from sentences.caps(found.table, as_dict(found.reference))
+    yield from sentences.caps(measured.table, as_dict(measured.reference))
     copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
     for line in (
-        sentences.why(found.table, shown, rule, LEVEL),
-        copy and sentences.same(found.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
+        sentences.why(measured.table, shown, rule, LEVEL),
+        copy and sentences.same(measured.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
     ):
         if line:
             yield line
 
 
 def failures(failed: Mapping[str, str]) -> list[str]:
-    """List the systems that left a comparison, a line each: what the policy did."""
+    """List the systems that left a comparison, a line each with the policy's failure."""
     return [f"{label}: {why}" for label, why in failed.items()]
 
 
 def invalid(rows: pa.Table) -> list[str]:
-    """List the labels whose runs on real servers measured something else, a line each with the reason."""
+    """List the labels whose runs on real servers are not valid, a line each with the reason."""
     return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
 
 
-def served(found: Measured, shown: Summary) -> list[str]:
+def served(measured: Measured, shown: Summary) -> list[str]:
     """List the server of each model, and results by model; empty where no servers were attached."""
-    if fields.asked(found.reference.engine).name != "attach":
+    if fields.asked(measured.reference.engine).name != "attach":
         return []
-    runs = (record.meta(found.folder.parent / run) for run in found.table.column("run").unique().to_pylist())
+    runs = (record.meta(measured.folder.parent / run) for run in measured.table.column("run").unique().to_pylist())
     by: Mapping[str, str] = next((about["served"] for about in runs if about.get("served")), {})
-    own = found.target.definition
-    return [*(f"{model}: {how}" for model, how in by.items()), *by_model(found.table, shown.rate_scale, own)]
+    definition = measured.target.definition
+    return [*(f"{model}: {how}" for model, how in by.items()), *by_model(measured.table, shown.rate_scale, definition)]
 
 
 def _gone(rows: pa.Table, column: str) -> list[str]:
@@ -143,36 +145,36 @@ def _gone(rows: pa.Table, column: str) -> list[str]:
     return [f"{column}: {label}, {reason}" for label, reason in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 
-def unfit(found: Measured) -> tuple[dict[str, str], list[Remedy]]:
-    """Say, by label, what each system without room lacks and with what it has room; list the remedies for all of them.
+def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
+    """Describe, by label, the memory that each system without room lacks and its remedies; list the remedies for all.
 
     A remedy is tried on all seeds, at the lowest and the highest rate.
     """
     specs: dict[str, dict[tuple[float, int], Spec]] = {}
-    gone = tidy.infeasible(found.table)
-    ends = {min(found.xs), max(found.xs)}
-    of = dict(zip(found.table["run"].to_pylist(), found.table["label"].to_pylist(), strict=True))
-    for task in found.tasks:
+    gone = tidy.infeasible(measured.table)
+    ends = {min(measured.xs), max(measured.xs)}
+    of = dict(zip(measured.table["run"].to_pylist(), measured.table["label"].to_pylist(), strict=True))
+    for task in measured.tasks:
         label = of.get(task.spec.folder)
         if label in gone and task.spec.rate_scale in ends:
             specs.setdefault(str(label), {})[task.spec.rate_scale, task.spec.seed] = task.spec
-    said, by = {}, dict[str, list[Remedy]]()
+    texts, by = {}, dict[str, list[Remedy]]()
     for label, reason in gone.items():
-        own = list(specs.get(label, {}).values())
-        by[label] = room.remedies(own) if own else []
-        untold = [] if "short" in reason else [spec for spec in own if not room.fits(spec)]
+        runs = list(specs.get(label, {}).values())
+        by[label] = room.remedies(runs) if runs else []
+        untold = [] if "short" in reason else [spec for spec in runs if not room.fits(spec)]
         lacks = [most for spec in untold if (most := room.short_bytes(spec)) is not None]
         short = f"{max(lacks) / GIB:.1f} GiB short on each GPU: " if lacks else ""
-        ways = " or ".join(shlex.join(one.options) for one in by[label])
+        ways = " or ".join(shlex.join(remedy.options) for remedy in by[label])
         fits = f"fits with {ways}" if ways else "no memory setting or number of GPUs tried makes it fit"
-        said[label] = f"does not fit: {short}{reason} ({fits})"
+        texts[label] = f"does not fit: {short}{reason} ({fits})"
     if len(specs) == 1:
-        return said, by[next(iter(specs))]
-    every = [spec for own in specs.values() for spec in own.values()]
-    return said, room.remedies(every) if every else []
+        return texts, by[next(iter(specs))]
+    every = [spec for runs in specs.values() for spec in runs.values()]
+    return texts, room.remedies(every) if every else []
 
 
-def idle(found: Measured, shown: Summary) -> list[str]:
+def idle(measured: Measured, shown: Summary) -> list[str]:
     """List the systems that left GPUs without a request in some run at the rate shown, a line each.
 
     Warm-up and drain are included.
@@ -181,8 +183,8 @@ def idle(found: Measured, shown: Summary) -> list[str]:
     for row in shown.systems:
         if row.infeasible:
             continue
-        runs = _runs(found, row.label, shown.rate_scale)
-        none = [sorted(set(range(row.gpus)) - _used(found.folder.parent / run)) for run in runs]
+        runs = _runs(measured, row.label, shown.rate_scale)
+        none = [sorted(set(range(row.gpus)) - _used(measured.folder.parent / run)) for run in runs]
         if none and (least := min(none, key=len)):
             every = "" if len(runs) == 1 else " in every run" if len(set(map(tuple, none))) == 1 else " or more"
             which = f" ({_spans(least)})" if every != " or more" else ""
@@ -190,10 +192,11 @@ def idle(found: Measured, shown: Summary) -> list[str]:
     return lines
 
 
-def _runs(found: Measured, label: str, rate: float) -> list[str]:
+def _runs(measured: Measured, label: str, rate: float) -> list[str]:
     """List the runs of a label at a rate."""
-    columns = (found.table[name].to_pylist() for name in ("run", "label", "rate_scale"))
-    return list(dict.fromkeys(run for run, own, x in zip(*columns, strict=True) if own == label and x == rate))
+    here = (pc.field("label") == label) & (pc.field("rate_scale") == rate)
+    runs: list[str] = measured.table.select(["run", "label", "rate_scale"]).filter(here)["run"].unique().to_pylist()
+    return runs
 
 
 def _used(run: Path) -> set[int]:
@@ -210,15 +213,15 @@ def _spans(gpus: Sequence[int]) -> str:
             spans[-1].append(gpu)
         else:
             spans.append([gpu])
-    ends = ", ".join(str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in spans)
+    ends = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
     return f"GPU{'s' * (len(gpus) > 1)} {ends}"
 
 
-def _refused(found: Measured, shown: Summary) -> list[str]:
-    """List the labels whose actions the engine refused at the rate shown, a line each: how many, and the first."""
+def _refused(measured: Measured, shown: Summary) -> list[str]:
+    """List the labels whose actions the engine refused at the rate shown, a line each: their number, and the first."""
     lines = []
     for label in (row.label for row in shown.systems):  # a skipped one is not shown
-        every = [record.meta(found.folder.parent / name) for name in _runs(found, label, shown.rate_scale)]
+        every = [record.meta(measured.folder.parent / name) for name in _runs(measured, label, shown.rate_scale)]
         if hit := [about for about in every if about["refused"]]:
             count = sum(about["refused"] for about in hit)
             of = f" in {len(hit)} of {len(every)} runs" if len(every) > 1 else ""
@@ -227,7 +230,9 @@ def _refused(found: Measured, shown: Summary) -> list[str]:
     return lines
 
 
-def next_command(found: Measured, shown: Summary, rule: str, words: Sequence[str], ways: Sequence[Remedy] = ()) -> str:
+def next_command(
+    measured: Measured, shown: Summary, rule: str, words: Sequence[str], ways: Sequence[Remedy] = ()
+) -> str:
     """Return the command to run next: with room for all systems, with valid runs, or to explain why a system misses.
 
     Of several systems it explains the one that misses most, in its run nearest to its mean attainment. `ways` give room
@@ -235,70 +240,70 @@ def next_command(found: Measured, shown: Summary, rule: str, words: Sequence[str
     """
     if ways:
         return again(words, *ways[0].options)
-    if wrong := tidy.invalid(found.table):
-        return _valid(" ".join(wrong.values()), found, words)
+    if wrong := tidy.invalid(measured.table):
+        return _valid(" ".join(wrong.values()), measured, words)
     ran = [row for row in shown.systems if row.values.get(rule) is not None]
     missing = [row for row in ran if row.mean(rule) < 100 * LEVEL]
-    if not missing and ran and shown.rate_scale == max(found.xs) and found.reference.scaling != "none":
-        return again(words, "--rate-scale", f"{2 * max(found.xs):g}")
-    if not missing and len(found.xs) == 1:
-        return f"bench plot {short_path(found.folder)}"
-    if not missing:  # why it ends where it does
+    if not missing and ran and shown.rate_scale == max(measured.xs) and measured.reference.scaling != "none":
+        return again(words, "--rate-scale", f"{2 * max(measured.xs):g}")
+    if not missing and len(measured.xs) == 1:
+        return f"bench plot {short_path(measured.folder)}"
+    if not missing:  # explain the misses at the highest rate
         first = min((row for row in ran if not row.control), key=lambda row: row.mean("rate_99"), default=None)
         system = ["--system", first.label] if first else []
-        return shlex.join(["bench", "explain", short_path(found.folder), "--misses", *system])
+        return shlex.join(["bench", "explain", short_path(measured.folder), "--misses", *system])
     worst = min(missing, key=lambda row: row.mean(rule))
-    frame = found.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
+    frame = measured.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
     mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].drop_duplicates("seed")
-    met = scores(found.table, worst.label, shown.rate_scale, rule)
+    met = scores(measured.table, worst.label, shown.rate_scale, rule)
     mean = sum(met.values()) / len(met)
     seed = min(met, key=lambda seed: (abs(met[seed] - mean), seed))
-    run = found.folder.parent / str(mine.set_index("seed")["run"][seed])
-    own = ["--definition", rule] * (rule != found.target.definition)
-    return explain_command(run, found.target.rule, *own, "--misses")
+    run = measured.folder.parent / str(mine.set_index("seed")["run"][seed])
+    options = ["--definition", rule] * (rule != measured.target.definition)
+    return explain_command(run, measured.target.rule, *options, "--misses")
 
 
-def _valid(why: str, found: Measured, words: Sequence[str]) -> str:
-    """Say what makes runs on real servers valid, by why they were not; the new runs go to another folder.
+def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
+    """Say how to make runs on real servers valid, by the reason why they were not.
 
-    The runs that are there are kept.
+    The new runs go to another folder, and the present runs are kept.
     """
-    options = ["-o", short_path(found.folder.parent / "again")]
+    options = ["-o", short_path(measured.folder.parent / "again")]
     if "other processes took" in why:
         return f"end what else runs on this machine, then {again(words, *options)}"
     if "was not measured" in why:
         return f"let the client read the load of this machine (/proc), then {again(words, *options)}"
-    return f"a rate at which the client keeps up: {again(words, '--rate-scale', f'{min(found.xs) / 2:g}', *options)}"
+    return f"a rate at which the client keeps up: {again(words, '--rate-scale', f'{min(measured.xs) / 2:g}', *options)}"
 
 
-def facts(found: Measured, rule: str) -> dict[str, Any]:
+def facts(measured: Measured, rule: str) -> dict[str, Any]:
     """Collect the facts of a comparison for other programs."""
-    setup = Setup(found.reference)
+    setup = Setup(measured.reference)
     trace = setup.trace
     return {
         "trace": trace.name,
         "tier": trace.tier,
         "fit": setup.realism,
-        "models": found.reference.models,
-        "gpu": found.reference.gpu,
-        "engine": found.reference.engine,
-        "fidelity": sorted(found.table.column("fidelity").unique().to_pylist()),
-        "host": found.reference.host,
-        "checked": checked(found.reference.gpu, found.reference.host),
-        "scaling": found.reference.scaling,
-        "streams": assigned(trace, setup.models, found.reference.seed, found.reference.assign).rule,
-        "plan_origin": found.reference.plan,
-        "slo": found.target.rule,
-        "slo_s": found.target.seconds,
+        "models": measured.reference.models,
+        "gpu": measured.reference.gpu,
+        "engine": measured.reference.engine,
+        "fidelity": sorted(measured.table.column("fidelity").unique().to_pylist()),
+        "host": measured.reference.host,
+        "checked": checked(measured.reference.gpu, measured.reference.host),
+        "scaling": measured.reference.scaling,
+        "streams": assigned(trace, setup.models, measured.reference.seed, measured.reference.assign).rule,
+        "plan_origin": measured.reference.plan,
+        "slo": measured.target.rule,
+        "slo_s": measured.target.seconds,
         "definition": rule,
-        "rates": found.xs,
-        "seeds": found.seeds,
-        "folder": str(found.folder),
-        "departs": departures(found.table),
-        "invalid": invalid(found.table),
-        "unchecked": unchecked_lines(found.table),
-        "infeasible": [f"{label}, {why}" for label, why in unfit(found)[0].items()],
-        "skipped": _gone(found.table, "skipped"),
-        "failed": failures(found.failed),
-        "caps": sentences.caps(found.table, as_dict(found.reference)),
+        "rates": measured.xs,
+        "seeds": measured.seeds,
+        "folder": str(measured.folder),
+        "departs": departures(measured.table),
+        "invalid": invalid(measured.table),
+        "unchecked": unchecked_lines(measured.table),
+        "infeasible": [f"{label}, {why}" for label, why in unfit(measured)[0].items()],
+        "skipped": _gone(measured.table, "skipped"),
+        "failed": failures(measured.failed),
+        "caps": sentences.caps(measured.table, as_dict(measured.reference)),
     }

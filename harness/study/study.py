@@ -1,4 +1,4 @@
-"""A study as data: systems under conditions, how each curve is sampled, and what a paper says comes out.
+"""A study as data: systems under conditions, the sampling of each curve, and the claims of a paper.
 
 `studies/NAME.toml` is `bench study NAME`; a file of the same form is a study of one's own. Comparisons, figures of
 papers, fleets, bridges, regimes and ablations are all studies:
@@ -6,7 +6,7 @@ papers, fleets, bridges, regimes and ablations are all studies:
     condition   changes to the common spec, and systems that stand for others
     panel       a condition at one value of each field that it varies: what its curves share
     curve       attainment of a system in a panel over x, the field `along`
-    sample      how the x of a curve are chosen: all given, around a knee, by bisection, or by bracketing
+    sample      the choice of a curve's x: all given, around a knee, by bisection, or by bracketing
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from harness.toml import Count, Natural, NonNegative, Seconds, Share
 
 STUDIES = Path(__file__).parent / "studies"
 ORIGINS = ("paper states", "released code", "unknown")
-AXES = ("rate_scale", "rate_rps", "slo_scale", "gpus", "models")  # what may run along x
+AXES = ("rate_scale", "rate_rps", "slo_scale", "gpus", "models")  # fields that may run along x
 HELD = "held"  # as a rate: the highest at which the study's first system holds the level
 UPPER = "ideal"  # the bound above all
 CONTROLS = ("dedicated", UPPER, "static:oracle")  # bounds of every figure, which contend for nothing
 PRECISION = 0.1  # of a ratio
 AA_SEED = 504  # the A/A copy draws from here, apart from evaluations and from tuning
-AA = " (A/A)"  # what its name ends with
+AA = " (A/A)"  # the ending of its name
 START = "fair default"  # the condition without changes of a cumulative study
 BESIDE = ("rate_rps", "slo_scale")  # keys of a setting that are no fields of a spec
 SET_BY_STUDY = frozenset({"system", "preset", "fields", "seed", "slo_s", "trace_sha256", "workload", "measured_on",
                           "token_times", "homes"})  # fmt: skip
 AND, OR = " and ", " or "  # between the systems of a claim: all of them; readings of one that a paper leaves open
-BEST = "best "  # before the file of systems of which a claim means the best one
-OTHER = ("system", "over", "definition")  # what further evidence may have otherwise, beside facts
+BEST = "best "  # before a system's file: the best of the study's systems of that file
+OTHER = ("system", "over", "definition")  # fields that further evidence may change, beside facts
 Paper = float | str | tuple[float, float] | None
 
 
@@ -48,13 +48,13 @@ class Sample:
 
     fixed    those that are given
     knee     doubled (or halved) until attainment falls, by the first seed; then a grid around the knee, by all seeds
-    bisect   those that are given, then where the curve crosses the level, until there are `points`
+    bisect   those that are given, then near the crossing of the level, until there are `points`
     bracket  whole numbers between the least and the most that are given, until the fewest that hold the level stand
     """
 
     rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"
     points: Natural = 0  # knee: at least so many of each curve; bisect: at most
-    each: Literal["system", "panel"] = "system"  # what is sampled by itself; all seeds run the same x
+    each: Literal["system", "panel"] = "system"  # the unit of sampling; all seeds run the same x
     digits: Count = 6  # significant digits of an x that is searched
     below: NonNegative = (
         0.0  # bisect: how many times lower than the lowest x a search goes; 0: as far as requests suffice
@@ -63,7 +63,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The extent of what is run."""
+    """The extent of the runs."""
 
     seeds: Count = 5
     points: Natural = 0  # instead of the sample's
@@ -79,7 +79,7 @@ class Condition:
 
     name: str
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of a spec, rate_rps and slo_scale
-    systems: Mapping[str, str] = field(default_factory=dict)  # by name: what stands for a system of the study here
+    systems: Mapping[str, str] = field(default_factory=dict)  # by name: replacements of the study's systems here
     among: tuple[str, ...] = ()  # only these of the study's systems; none: all
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # fields, a panel for each combination of values
     along: str = ""  # "": the study's
@@ -123,18 +123,20 @@ class Claim:
     metric: str = ""  # the paper's own, in words, where `definition` does not say it
     on: Mapping[str, Any] = field(default_factory=dict)  # only panels with these facts: condition, axis, trace, slo ...
     paper: Paper = None
-    bound: Literal["", "up to", "at least"] = ""  # what the paper's number is
+    bound: Literal["", "up to", "at least"] = ""  # the kind of the paper's number
     even: float | None = None  # no difference; None: 1 for ratios, 0 for differences, and no such value for the rest
     at: NonNegative = 0.0  # of `met` and `missed`
-    why: str = ""  # where ours differs: what is sufficient for the paper's number; or what makes it not comparable
-    comparable: bool = True  # false where the paper leaves out what a comparison needs
+    why: str = (
+        ""  # where ours differs: a sufficient cause of the paper's number; or the reason why it is not comparable
+    )
+    comparable: bool = True  # false where the paper leaves out facts that a comparison needs
     lacks: str = ""  # the datum without which it cannot be tested
     input: str = ""  # the constant of ours that is the paper's number
     shape: str = ""
     tp: int = 1
-    subject: str = ""  # what a difference or a measure is about, in words
-    says: str = ""  # what the paper says of it in words
-    section: str = ""  # where it says so
+    subject: str = ""  # subject of a difference or a measure, in words
+    says: str = ""  # the paper's statement in words
+    section: str = ""  # the paper's section
     name: str = ""  # of a statement to which several claims belong, of whatever study
     evidence: bool = False  # stands beside the statement and is not judged with it
     also: tuple[Mapping[str, Any], ...] = ()  # further evidence: other facts, or another system, over or definition
@@ -153,7 +155,7 @@ class Study:
     systems: Mapping[str, str]  # by the name that tables have: as --systems takes them
     condition: tuple[Condition, ...]
     paper: str = ""
-    spec: Mapping[str, Any] = field(default_factory=dict)  # what all conditions share but for their changes
+    spec: Mapping[str, Any] = field(default_factory=dict)  # common to all conditions but for their changes
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of every condition, unless it has its own
     along: str = "rate_scale"
     at: tuple[Any, ...] = ()
@@ -178,7 +180,7 @@ class Study:
     # -------------------------------------------------------------- parts of it
 
     def scope(self, full: bool) -> Scope:
-        """Return the scope of what is run, with --full or without."""
+        """Return the scope of the runs, with --full or without."""
         return self.full if full and self.full else self.quick
 
     @cached_property
@@ -188,7 +190,7 @@ class Study:
 
     def of(self, full: bool) -> Study:
         """Return the study without the conditions that only --full runs, unless they are asked for."""
-        return self if full else self.restricted(one for one in self.condition if not one.extra)
+        return self if full else self.restricted(condition for condition in self.condition if not condition.extra)
 
     def without(self, gone: Collection[str]) -> Study | None:
         """Return the study without some systems; None where none is left that is in every condition, to stand first."""
@@ -214,10 +216,10 @@ class Study:
 
         Where a condition varies its models, `models` are a part of these. UserError for an unknown name.
         """
-        known = [one.name for one in self.condition]
+        known = [condition.name for condition in self.condition]
         if unknown := next((name for name in names or () if name not in known), None):
             raise UserError(f'{self.name} has no condition "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
-        study = self if names is None else self.restricted(one for one in self.condition if one.name in names)
+        study = self if names is None else self.restricted(c for c in self.condition if c.name in names)
         if systems:
             study = study.of_systems(systems)
         if traces:
@@ -233,8 +235,8 @@ class Study:
         """Return the study with other systems."""
         systems = named(texts)
         conditions = tuple(
-            replace(one, among=(), systems={name: one.systems[name] for name in one.systems if name in systems})
-            for one in self.condition
+            replace(c, among=(), systems={name: c.systems[name] for name in c.systems if name in systems})
+            for c in self.condition
         )
         return replace(self, systems=systems, condition=conditions)
 
@@ -248,7 +250,7 @@ class Study:
 
         UserError for an unknown model set, where there are several.
         """
-        sets = dict.fromkeys(name for one in self.condition for name in self.sets(one))
+        sets = dict.fromkeys(name for condition in self.condition for name in self.sets(condition))
         if len(sets) < 2:
             plain = self._without("models")
             if len(models) > 1:
@@ -256,8 +258,8 @@ class Study:
             return replace(plain, spec={**plain.spec, "models": models[0]})
         if unknown := next((name for name in models if name not in sets), None):
             raise UserError(f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sets)})')
-        parts = ((one, tuple(name for name in self.sets(one) if name in models)) for one in self.condition)
-        left = self.restricted(self._of_sets(one, mine) for one, mine in parts if mine)
+        parts = ((c, tuple(name for name in self.sets(c) if name in models)) for c in self.condition)
+        left = self.restricted(self._of_sets(condition, mine) for condition, mine in parts if mine)
         return replace(left, vary={key: value for key, value in self.vary.items() if key != "models"})
 
     def _of_sets(self, condition: Condition, sets: tuple[str, ...]) -> Condition:
@@ -280,7 +282,7 @@ class Study:
     def restricted(self, conditions: Iterable[Condition]) -> Study:
         """Return the study with these conditions, and the claims that are about some of them."""
         left = tuple(conditions)
-        names = {one.name for one in left}
+        names = {condition.name for condition in left}
         claims = tuple(c for c in self.claim if c.on.get("condition") is None or c.on["condition"] in names)
         return replace(self, condition=left, claim=claims)
 
@@ -294,19 +296,19 @@ class Study:
         if not self.cumulative:
             return self.condition
         together = (self._all_up_to(k) for k in range(len(self.condition)))
-        alone = (replace(one, kind="alone") for one in self.condition)
-        return (Condition(START, kind="base"), *(end for one in (*together, *alone) for end in _ends(one)))
+        alone = (replace(condition, kind="alone") for condition in self.condition)
+        return (Condition(START, kind="base"), *(end for condition in (*together, *alone) for end in _ends(condition)))
 
     def _all_up_to(self, k: int) -> Condition:
         spec, systems, band = dict[str, Any](), dict[str, str](), dict[str, Any]()
-        for one in self.condition[: k + 1]:
-            spec |= one.spec
-            systems |= one.systems
-            band |= one.band
+        for condition in self.condition[: k + 1]:
+            spec |= condition.spec
+            systems |= condition.systems
+            band |= condition.band
         return replace(self.condition[k], spec=spec, systems=systems, band=band, kind="cumulative")
 
     def axis(self, condition: Condition) -> str:
-        """Return what runs along x."""
+        """Return the field along x."""
         return condition.along or self.along
 
     def along_x(self, condition: Condition, full: bool = False) -> tuple[Any, ...]:
@@ -351,11 +353,11 @@ class Study:
 
 def beside(claim: Claim, other: Mapping[str, Any]) -> Claim:
     """Return the claim of further evidence: with another system, over or definition, and other facts."""
-    own = {key: str(value) for key, value in other.items() if key in OTHER}
+    changes = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}
     return replace(
-        claim, system=own.get("system", claim.system), over=own.get("over", claim.over), also=(), evidence=True,
-        definition=own.get("definition", claim.definition), on={**claim.on, **facts},
+        claim, system=changes.get("system", claim.system), over=changes.get("over", claim.over), also=(), evidence=True,
+        definition=changes.get("definition", claim.definition), on={**claim.on, **facts},
     )  # fmt: skip
 
 
@@ -375,9 +377,9 @@ def named(texts: Sequence[str]) -> dict[str, str]:
     return systems
 
 
-def _ends(one: Condition) -> Iterator[Condition]:
+def _ends(step: Condition) -> Iterator[Condition]:
     """Yield a condition; before it, where it has a band, the other end of the band."""
-    if one.band:
-        fields = ", ".join(f"{key} {value}" for key, value in one.band.items())
-        yield replace(one, name=f"{one.name}; {fields}", spec={**one.spec, **one.band}, other_end=True)
-    yield one
+    if step.band:
+        fields = ", ".join(f"{key} {value}" for key, value in step.band.items())
+        yield replace(step, name=f"{step.name}; {fields}", spec={**step.spec, **step.band}, other_end=True)
+    yield step

@@ -75,15 +75,18 @@ def table_of(
         teller.progress("scores", len(todo), len(todo))
     parts = []
     for place in places:
-        own = scored[place.key]
-        beside = [pa.array([place.condition] * len(own), pa.string()), pa.array([place.x] * len(own), pa.float64())]
-        parts.append(pa.Table.from_arrays([*beside, *own.columns], schema=plain))
+        scores = scored[place.key]
+        beside = [
+            pa.array([place.condition] * len(scores), pa.string()),
+            pa.array([place.x] * len(scores), pa.float64()),
+        ]
+        parts.append(pa.Table.from_arrays([*beside, *scores.columns], schema=plain))
     order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
     return pa.concat_tables(parts).sort_by(order).cast(schema()).combine_chunks()
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
-    """Return the table of one run that no study asked for, kept beside it; the table tells who judged the run."""
+    """Return the table of one run outside any study, kept beside it with the target that judged the run."""
     spec = task.spec
     key = digest(record.dumps([[spec.label, canonical(spec)], under.identity, under.seconds]))
     trace = Path(spec.trace).stem if spec.trace.endswith(".parquet") else spec.trace

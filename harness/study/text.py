@@ -1,4 +1,4 @@
-"""A measured study in words: one block a condition, a table of ratios or of parts, then claims beside what came out."""
+"""A measured study in words: one block a condition, a table of ratios or of parts, then claims with their classes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 
 
 class Shown(NamedTuple):
-    """The material of the text: a study's table, its facts, and the folder of both."""
+    """The input of the text: a study's table, its facts, and the folder of both."""
 
     table: pa.Table
     about: Mapping[str, Any]
     folder: Path
     markdown: bool = False
-    every: bool = False  # all that is known, not only what answers the study's question
+    every: bool = False  # all lines, not only those that answer the study's question
 
     def panels(self, row: int) -> list[Panel]:
         """Return the panels of a condition."""
@@ -45,7 +45,7 @@ class Shown(NamedTuple):
 
 
 def lines(shown: Shown) -> Iterator[str]:
-    """Yield the lines of a study: a screen that ends with what holds for all of it; with `every` all lines."""
+    """Yield the lines of a study: a screen that ends with the notes on all of it; with `every` all lines."""
     ends: Iterable[str] = ()
     match shown.about["layout"]:
         case "steps" | "matrix":
@@ -80,7 +80,7 @@ def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
 
 
 def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
-    """Yield a condition: a table a panel, a row a system; with `every` what weights did beside it."""
+    """Yield a condition: a table a panel, a row a system; with `every` the counts of weights' loads beside it."""
     about, axis = shown.about, panels[0]["axis"]
     yield _title(about, panels)
     place = _place(about, panels)
@@ -111,13 +111,13 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
 
 
 def _told(table: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """Return a table without the columns that say nothing."""
+    """Return a table without its empty columns."""
     columns = [x for x in zip(*table, strict=True) if set(x[1:]) != {NONE}]
     return zip(*columns, strict=True)
 
 
 def _place(about: Mapping[str, Any], panels: Sequence[Panel]) -> dict[str, Callable[[Panel], str]]:
-    """Return the columns that tell a condition's panels apart, and what each panel says there."""
+    """Return the columns that distinguish a condition's panels, each with a function for a panel's cell."""
     every: dict[str, Callable[[Panel], str]] = {
         "trace": lambda panel: str(panel["trace"]).partition("+")[0],
         "half": lambda panel: str(panel["half"]) or NONE,
@@ -126,8 +126,8 @@ def _place(about: Mapping[str, Any], panels: Sequence[Panel]) -> dict[str, Calla
         "GPUs": lambda panel: str(panel["gpus"]),
         "req/s": lambda panel: NONE if panel["rate_rps"] is None else f"{panel['rate_rps']:.3g}",
     }
-    own = [one for one in panels if about["layout"] != "fleet"] or panels
-    return {name: cell for name, cell in every.items() if len(set(map(cell, own))) > 1}
+    judged = [panel for panel in panels if about["layout"] != "fleet"] or panels
+    return {name: cell for name, cell in every.items() if len(set(map(cell, judged))) > 1}
 
 
 def _heads(shown: Shown, axis: str) -> list[str]:
@@ -140,7 +140,7 @@ def _heads(shown: Shown, axis: str) -> list[str]:
 
 
 def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Standings) -> list[str]:
-    """Render where a system crosses the level, by its first definition with what stands beside; then by the others."""
+    """Render a system's crossing of the level: by the first definition with the columns beside it, then by others."""
     about, axis = shown.about, panel["axis"]
     (first, *others), level, style = about["definitions"], about["level"], STYLES[axis]
 
@@ -159,9 +159,9 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
         return [estimate.text(c.at, style), fails, _below(rows, name, about), _each_seed(rows, name, about), *rest]
     steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
     slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
-    found = standings.get((panel["condition"], about["systems"][0], name))
+    standing = standings.get((panel["condition"], about["systems"][0], name))
     return [at(first, spread=True), *slope, at(first, "mean"), at(first, "worst"), *rest,
-            NONE if found is None else standing_text(found)]  # fmt: skip
+            NONE if standing is None else standing_text(standing)]  # fmt: skip
 
 
 def _standings(shown: Shown) -> Standings:
@@ -172,10 +172,13 @@ def _standings(shown: Shown) -> Standings:
     about = shown.about
     if about["layout"] in {"steps", "matrix"}:
         every = crossings.claimed(shown.table, about)
-        return {(one.panel["condition"], one.claim["system"], one.claim["over"]): one.standing for one in every}
+        return {
+            (claimed.panel["condition"], claimed.claim["system"], claimed.claim["over"]): claimed.standing
+            for claimed in every
+        }
     first, *others = about["systems"]
     pairs = [(first, name) for name in others]
-    keys, found = [], []
+    keys, standings = [], []
     for panel in about["panels"]:
         rows = crossings.of_panel(shown.table, panel)
         ran = set(rows["label"].unique().to_pylist())
@@ -183,47 +186,47 @@ def _standings(shown: Shown) -> Standings:
             gone = any((lack := tidy.unfit(rows, name)) and lack.every for name in pair)
             if panel["axis"] != "gpus" and ran.issuperset(pair) and not gone:
                 keys.append((panel["condition"], *pair))
-                found.append(side_by_side(rows, panel, pair, about["definitions"][0], about["level"]))
-    return dict(zip(keys, crossings.corrected(found), strict=True))
+                standings.append(side_by_side(rows, panel, pair, about["definitions"][0], about["level"]))
+    return dict(zip(keys, crossings.corrected(standings), strict=True))
 
 
-def standing_text(found: Standing) -> str:
-    """Say who is ahead: a sign with a ratio, or with differences in points where a ratio says nothing."""
-    sign = STANDINGS[found.says][0]
-    if found.flat or found.ratio is None:
-        gaps = [estimate.text(gap.times(100), POINTS, spread=False) for _, gap in found.differences]
-        return f"{sign} {' '.join(gaps)} points".strip() if gaps else f"{sign} {found.note}".strip()
-    return f"{sign} {estimate.text(found.ratio, RATIO)}".strip()
+def standing_text(standing: Standing) -> str:
+    """Say who is ahead: a sign with a ratio, or with differences in points where ratios do not decide."""
+    sign = STANDINGS[standing.says][0]
+    if standing.flat or standing.ratio is None:
+        gaps = [estimate.text(gap.times(100), POINTS, spread=False) for _, gap in standing.differences]
+        return f"{sign} {' '.join(gaps)} points".strip() if gaps else f"{sign} {standing.note}".strip()
+    return f"{sign} {estimate.text(standing.ratio, RATIO)}".strip()
 
 
 def _told_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
     panels = {panel["condition"]: panel for panel in shown.about["panels"]}
-    return _legend(first, [(panels[key[0]], one) for key, one in standings.items()])
+    return _legend(first, [(panels[key[0]], standing) for key, standing in standings.items()])
 
 
-def _legend(first: str, found: Sequence[tuple[Panel, Standing]]) -> Iterator[str]:
-    """Explain the signs that were printed, and what stands beside them."""
-    judged = [one for _, one in found if one.says not in {crossings.CASE, crossings.NO_ROOM}]
+def _legend(first: str, standings: Sequence[tuple[Panel, Standing]]) -> Iterator[str]:
+    """Explain the signs that were printed, and the numbers beside them."""
+    judged = [s for _, s in standings if s.says not in {crossings.CASE, crossings.NO_ROOM}]
     if judged:
-        decided = sum(one.says != crossings.UNDECIDED for one in judged)
-        shared = sorted(max(0.0, one.shared) for one in judged)[len(judged) // 2]
+        decided = sum(s.says != crossings.UNDECIDED for s in judged)
+        shared = sorted(max(0.0, s.shared) for s in judged)[len(judged) // 2]
         of = f"{decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
-        yield f"{first} is: {_signs({one.says for one in judged})}; {of if len(judged) > 1 else 'one verdict'}"
+        yield f"{first} is: {_signs({s.says for s in judged})}; {of if len(judged) > 1 else 'one verdict'}"
         yield f"common random numbers save {100 * shared:.0f} % of a difference's variance (median)"
-    points = [(panel, one) for panel, one in found if one.differences and (one.flat or one.ratio is None)]
+    points = [(panel, s) for panel, s in standings if s.differences and (s.flat or s.ratio is None)]
     if points:
-        at = dict.fromkeys(_at([x for x, _ in one.differences], panel["axis"]) for panel, one in points)
+        at = dict.fromkeys(_at([x for x, _ in s.differences], panel["axis"]) for panel, s in points)
         yield f"points: its attainment less the other's at {', or '.join(at)}, where no ratio tells them apart"
-        if any(one.says == "equal within 25 %" for _, one in points):
+        if any(s.says == "equal within 25 %" for _, s in points):
             yield f"= of points: equal within {100 * crossings.NEAR:g}"
 
 
-def _signs(said: Collection[str]) -> str:
-    return "; ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in said)
+def _signs(printed: Collection[str]) -> str:
+    return "; ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in printed)
 
 
 def _at(xs: Sequence[float], axis: str) -> str:
-    """Several x of an axis, with its unit."""
+    """Render several x of an axis, with its unit."""
     shown = _listed([f"{x:.3g}" for x in xs])
     return f"{shown} req/s" if axis in crossings.RATED else f"{AXES[axis]} {shown}"
 
@@ -238,11 +241,11 @@ def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
     holds = "holds" if axis in {*crossings.RATED, "models"} else "reaches"
     unit = " (req/s)" if axis in crossings.RATED else ""
     words = (setting.machine(first["own"]), setting.PLANS.get(first["own"].get("plan", "")))
-    own = "".join(f", {word}" for word in words if word)
+    extra = "".join(f", {word}" for word in words if word)
     if about["layout"] == "fleet":
-        fixed, own = f"{first['trace']} ({first['tier']}) at {first['rate_rps']:.3g} req/s", ""
+        fixed, extra = f"{first['trace']} ({first['tier']}) at {first['rate_rps']:.3g} req/s", ""
     what = f"{first['name']}: " if first["name"] else ""
-    return f"{what}{AXES[axis]}{unit} at which each system {holds} {100 * about['level']:g} % ({fixed}{gpus}{own})"
+    return f"{what}{AXES[axis]}{unit} at which each system {holds} {100 * about['level']:g} % ({fixed}{gpus}{extra})"
 
 
 def _bounds(about: Mapping[str, Any]) -> list[str]:
@@ -255,21 +258,21 @@ def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
     took: dict[str, set[int]] = {}
     for name, gpus in zip(tidy.column(rows, "label"), tidy.column(rows, "gpus"), strict=True):
         took.setdefault(name, set()).add(gpus)
-    own, late = tidy.own_gpus(took, panel["gpus"]), unchecked(rows)
-    shown = {name: tidy.with_gpus(name, counts) if name in own else name for name, counts in took.items()}
+    free, late = tidy.own_gpus(took, panel["gpus"]), unchecked(rows)
+    shown = {name: tidy.with_gpus(name, counts) if name in free else name for name, counts in took.items()}
     return {name: f"{label} (unchecked)" if name in late else label for name, label in shown.items()}
 
 
 def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
-    """Say what ends the fewest GPUs: on the next fewer tried the models have no room, or SLOs are missed."""
+    """Name the limit below the fewest GPUs: on the next fewer tried the models have no room, or SLOs are missed."""
     at = crossings.fewest(rows, name, "", about["definitions"][0], about["level"])
-    own = rows.filter(pc.equal(rows["label"].cast(pa.string()), name))
-    xs = sorted(set(own["x"].to_pylist()))
+    runs = rows.filter(pc.equal(rows["label"].cast(pa.string()), name))
+    xs = sorted(set(runs["x"].to_pylist()))
     lacks = at is None or at.sign == ">"
     fewer = xs[-1] if lacks else max((x for x in xs if at and x < at.mean), default=None)
     if fewer is None:
         return NONE
-    here = own.filter(pc.equal(own["x"], fewer))
+    here = runs.filter(pc.equal(runs["x"], fewer))
     seeds = dict(zip(here["seed"].to_pylist(), here["infeasible"].to_pylist(), strict=True))
     gone = sum(why is not None for why in seeds.values())
     some = f" ({gone} of {len(seeds)} seeds)" if 0 < gone < len(seeds) else ""
@@ -290,7 +293,7 @@ def _heads_beside(about: Mapping[str, Any]) -> list[str]:
 
 
 def _beside(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> list[str]:
-    """Render attainment at a telling x, and how often weights came, went and moved there: means over seeds."""
+    """Render attainment at the shown x, and the counts of loads, evictions and moves there: means over seeds."""
     curves = {d: tidy.curves(rows, name, d, "x") for d in (*about["definitions"], *tidy.WEIGHTS)}
     xs = sorted(set().union(*(curve for curve in curves[about["definitions"][0]].values())))
     if not xs:
@@ -323,7 +326,7 @@ def unchecked(rows: pa.Table) -> dict[str, str]:
 
 
 def unchecked_lines(rows: pa.Table) -> list[str]:
-    """List the labels that are marked `unchecked`, a line each: nothing says yet that they keep the rules."""
+    """List the labels that are marked `unchecked`, a line each with the command that checks the system."""
     return [f"unchecked: {label}, {command}" for label, command in sorted(unchecked(rows).items())]
 
 
@@ -353,7 +356,7 @@ def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
         if len(panels) > 1 and not shown.every:
             table.append([panels[0]["name"], *(_range(_of_pair(standings, panels, pair)) for pair in pairs)])
             continue
-        for panel in (one for one in panels if shown.every or not one.get("other_end")):
+        for panel in (panel for panel in panels if shown.every or not panel.get("other_end")):
             rows = crossings.of_panel(shown.table, panel)
             cells = [_short(standings.get((panel["condition"], *pair)), spread=spread) for pair in pairs]
             name = panel["name"] if len(panels) == 1 else panel["condition"]
@@ -374,26 +377,26 @@ def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
 def _of_pair(standings: Standings, panels: Sequence[Panel], pair: Sequence[str]) -> list[Standing]:
     """Return the standings of a pair of systems on some panels, where both ran."""
     ours, theirs = pair
-    keys = ((one["condition"], ours, theirs) for one in panels)
+    keys = ((panel["condition"], ours, theirs) for panel in panels)
     return [standings[key] for key in keys if key in standings]
 
 
-def _range(found: Sequence[Standing]) -> str:
+def _range(standings: Sequence[Standing]) -> str:
     """Write the range in which the ratios of several cases lie."""
-    c = crossings.cases(found)
+    c = crossings.cases(standings)
     return NONE if c is None else estimate.span(c.least, c.most, RATIO)
 
 
 def _borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
     """Count the verdicts on fitted traces that cases of real logs in the same setting bear out; none without both."""
     shares = []
-    for panel in (one for one in panels if one["tier"] == "synthetic"):
-        logs = [one for one in panels if one["tier"] != "synthetic"
-                and all(one[key] == panel[key] for key in ("models", "gpus", "own"))]  # fmt: skip
-        for (key, *pair), found in standings.items():
+    for panel in (panel for panel in panels if panel["tier"] == "synthetic"):
+        logs = [log for log in panels if log["tier"] != "synthetic"
+                and all(log[key] == panel[key] for key in ("models", "gpus", "own"))]  # fmt: skip
+        for (key, *pair), standing in standings.items():
             c = crossings.cases(_of_pair(standings, logs, pair)) if key == panel["condition"] else None
-            if c is not None and found.says.startswith(("ahead", "behind", "equal")):
-                shares.append(c.agree(found.says) / c.of)
+            if c is not None and standing.says.startswith(("ahead", "behind", "equal")):
+                shares.append(c.agree(standing.says) / c.of)
     if shares:
         every, most = sum(share == 1.0 for share in shares), sum(0.5 < share < 1.0 for share in shares)
         yield (
@@ -402,13 +405,13 @@ def _borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
         )
 
 
-def _short(found: Standing | None, *, spread: bool) -> str:
+def _short(pair: Standing | None, *, spread: bool) -> str:
     """Render a standing in a few letters, "-" where one does not fit; `spread` shows intervals and differences."""
-    if found is None or found.says == crossings.NO_ROOM:
+    if pair is None or pair.says == crossings.NO_ROOM:
         return NONE
-    if spread or found.ratio is None:
-        return standing_text(found)
-    return f"{STANDINGS[found.says][0]} {'flat' if found.flat else estimate.text(found.ratio, RATIO, spread=False)}"
+    if spread or pair.ratio is None:
+        return standing_text(pair)
+    return f"{STANDINGS[pair.says][0]} {'flat' if pair.flat else estimate.text(pair.ratio, RATIO, spread=False)}"
 
 
 def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> str:
@@ -426,31 +429,31 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
     Where a paper states a ratio, say under how many conditions it holds and is not excluded.
     """
     panels = {panel["condition"]: panel for panel in shown.about["panels"]}
-    papers = {(one.system, one.over): one.paper for one in claims.claims_of(shown.about)
-              if one.what == "ratio" and isinstance(one.paper, float | int)}  # fmt: skip
+    papers = {(claim.system, claim.over): claim.paper for claim in claims.claims_of(shown.about)
+              if claim.what == "ratio" and isinstance(claim.paper, float | int)}  # fmt: skip
     conditions = crossings.by_condition(shown.about["panels"])
     several = {panel["condition"] for of in conditions if len(of) > 1 for panel in of}
     for pair in dict.fromkeys(key[1:] for key in standings):
-        own = {key[0]: found for key, found in standings.items() if key[1:] == pair}
+        ours = {key[0]: standing for key, standing in standings.items() if key[1:] == pair}
         by: dict[str, list[str]] = {word: [] for word in STANDINGS}
-        for key, found in own.items():
+        for key, standing in ours.items():
             panel = panels[key]
             if key in several:
                 continue
             named = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
-            by.setdefault(found.note if "does not fit" in found.note else found.says, []).append(named)
+            by.setdefault(standing.note if "does not fit" in standing.note else standing.says, []).append(named)
         told = "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names)
         sides = {word.split(",")[0].split()[0] for word, names in by.items() if names and word in STANDINGS}
         turns = "depends on the condition: " if len(sides & {"ahead", "behind", "equal", "turns"}) > 1 else ""
-        if (c := crossings.cases([found for key, found in own.items() if key in several])) is not None:
+        if (c := crossings.cases([standing for key, standing in ours.items() if key in several])) is not None:
             told += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
         yield f"{' / '.join(pair)}: {turns}{told}."
         if (paper := papers.get(pair)) is not None:
-            ratios = {key: one.ratio for key, one in own.items() if one.ratio is not None and not one.flat}
+            ratios = {key: s.ratio for key, s in ours.items() if s.ratio is not None and not s.flat}
             there = sum(e.low is not None and e.low >= paper for e in ratios.values())
             may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios.values())
             yield (
-                f"{' / '.join(pair)}, {paper:g} in the paper: as much under {there} of {len(own)}, not excluded under "
+                f"{' / '.join(pair)}, {paper:g} in the paper: as much under {there} of {len(ours)}, not excluded under "
                 f"{may}."
             )
 
@@ -503,9 +506,9 @@ def _places(about: Mapping[str, Any], whole: Mapping[tuple[str, float], Any]) ->
 def offered_rps(table: pa.Table) -> dict[tuple[str, float], float]:
     """Compute the requests a second offered, by trace and x, in the mean over the runs."""
     frame = table.select(["trace", "x", "definition", "over", "value"]).to_pandas()
-    own = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled")]
+    offered = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled")]
     return {(str(trace), float(x)): float(rows["value"].mean())
-            for (trace, x), rows in own.groupby(["trace", "x"], observed=True)}  # fmt: skip
+            for (trace, x), rows in offered.groupby(["trace", "x"], observed=True)}  # fmt: skip
 
 
 def _change(lost: Estimate) -> str:
@@ -569,7 +572,7 @@ def _copies(shown: Shown) -> Iterator[str]:
 
 
 def cpu_s(folder: Path, about: Mapping[str, Any]) -> dict[str, float]:
-    """Sum the CPU seconds that the runs of each system took, as their folders say."""
+    """Sum the CPU seconds of each system's runs, as stored in their folders."""
     spent: dict[str, float] = {}
     for run, name in about["runs"].items():
         with suppress(OSError, ValueError, KeyError, TypeError):

@@ -1,9 +1,9 @@
-"""Fair tuning: what papers leave open is drawn as often for one system as for another, and never on evaluation seeds.
+"""Fair tuning: fields that papers leave open are drawn equally often for each system, never on evaluation seeds.
 
     cell    a trace, rate and seed; all draws of all systems share the cells
-    held    share of the cells in which 99 % of both SLOs are met: what figures compare systems by
+    held    share of the cells in which 99 % of both SLOs are met, by which figures compare systems
     score   mean over cells of pooled attainment of TTFT and TPOT
-    unit    a trace and seed, over the rates: what intervals take as one, for its rates share arrivals and assignment
+    unit    a trace and seed, over the rates: intervals count it once, since its rates share arrivals and assignment
 
 Draws are stratified (Latin hypercube): n draws of a number take one from each nth of its range, in logarithm where the
 range exceeds a decade; the values of a choice come about equally often. Draw 0 is the defaults. Chosen is the draw that
@@ -35,7 +35,7 @@ from harness.study.bases import TUNING_SEEDS, slo_target
 from harness.study.search import LEVEL
 
 TRACES = ("arena-like", "hyperbolic-like")
-# 0.6 to 23 requests a second: from where a system misses only by its own moves to where none holds its SLOs
+# 0.6 to 23 requests a second: at the lowest a system misses only by its own moves, at the highest none holds its SLOs
 RATE_SCALES = (0.5, 2.0, 4.0, 8.0)
 SEEDS = TUNING_SEEDS[:4]
 RULE, DEFINITION = "5xP95", "both"
@@ -48,7 +48,7 @@ Fields = Mapping[str, Option]
 
 
 class Draw(NamedTuple):
-    """Values of the tuned fields of a system, and what they came to."""
+    """Values of the tuned fields of a system, with their results."""
 
     fields: Fields
     held: float
@@ -66,16 +66,16 @@ class Tuned:
 
     @property
     def tuned(self) -> bool:
-        """Tell whether some draw holds a cell: else the choice says nothing of what figures compare systems by."""
+        """Tell whether some draw holds a cell; else the choice rests on the score alone."""
         return any(draw.held > 0 for draw in self.draws)
 
 
 def open_fields(name: str) -> dict[str, Domain]:
     """Return the fields of a system that its source leaves open. UserError where it has none."""
-    found = {field: domain for field, domain in domains(system.find(name)).items() if domain.tuned}
-    if not found:
+    fields = {field: domain for field, domain in domains(system.find(name)).items() if domain.tuned}
+    if not fields:
         raise UserError(f"{name} has no tuned field: a field is one by tuned=True where it is declared")
-    return found
+    return fields
 
 
 def drawn(name: str, draws: int) -> list[dict[str, Option]]:
@@ -83,20 +83,20 @@ def drawn(name: str, draws: int) -> list[dict[str, Option]]:
     import numpy as np
 
     rng = np.random.default_rng([TUNING_SEEDS[0], zlib.crc32(name.encode())])
-    found: list[dict[str, Option]] = [{} for _ in range(draws)]
+    tried: list[dict[str, Option]] = [{} for _ in range(draws)]
     for field, domain in open_fields(name).items():
         n = draws - 1
         at = (rng.permutation(n) + rng.random(n)) / max(n, 1)
         values = [domain.default, *(_value(domain, float(u)) for u in at)]
-        for one, value in zip(found, values, strict=True):
-            one[field] = value
-    return found
+        for fields, value in zip(tried, values, strict=True):
+            fields[field] = value
+    return tried
 
 
 def _value(domain: Domain, u: float) -> Option:
     """Return the value of a domain at u of [0, 1)."""
     if domain.choices:
-        open_ = [one for one in domain.choices if one not in domain.undrawn]
+        open_ = [choice for choice in domain.choices if choice not in domain.undrawn]
         return open_[int(u * len(open_))]
     least, most = domain.least, domain.most
     log = least > 0 and most / least > DECADE
@@ -138,18 +138,18 @@ def _tuned(
         held = {cell: float(share >= LEVEL) for cell, share in got.items()}
         units.append([fmean(held[trace, seed, rate] for rate in RATE_SCALES) for trace in TRACES for seed in SEEDS])
         scores.append(round(fmean(got.values()), PLACES))
-    found = [
+    chosen_from = [
         Draw(fields, round(fmean(mine), PLACES), mean, rounded([a - b for a, b in zip(mine, units[0], strict=True)]))
         for fields, mine, mean in zip(tried, units, scores, strict=True)
     ]
-    return Tuned(name, tuple(found), choose(found))
+    return Tuned(name, tuple(chosen_from), choose(chosen_from))
 
 
 def rounded(gains: Sequence[float]) -> Estimate:
     """Return mean and interval to the places that are recorded, so that the choice follows from the record."""
-    found = interval(gains)
-    low, high = (None if x is None else round(x, PLACES) for x in (found.low, found.high))
-    return replace(found, mean=round(found.mean, PLACES), low=low, high=high)
+    exact = interval(gains)
+    low, high = (None if x is None else round(x, PLACES) for x in (exact.low, exact.high))
+    return replace(exact, mean=round(exact.mean, PLACES), low=low, high=high)
 
 
 def choose(draws: Sequence[Draw]) -> int:
@@ -157,7 +157,7 @@ def choose(draws: Sequence[Draw]) -> int:
     return max(range(len(draws)), key=lambda k: (draws[k].held, draws[k].score, -k))
 
 
-# ------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------ the record
 
 
 def shown(fields: Fields) -> str:
@@ -173,7 +173,7 @@ HEAD = """\
 """
 
 
-def as_toml(found: Sequence[Tuned], day: str, command: str) -> str:
+def as_toml(tunings: Sequence[Tuned], day: str, command: str) -> str:
     """Render the record of a tuning: how it was made, every draw in order with its score, and the chosen draw."""
     import tomli_w
 
@@ -190,8 +190,7 @@ def as_toml(found: Sequence[Tuned], day: str, command: str) -> str:
         "slo": RULE,
     }
     systems = {
-        one.system: {"chosen": one.chosen, "tuned": one.tuned, "draw": [_recorded(draw) for draw in one.draws]}
-        for one in found
+        t.system: {"chosen": t.chosen, "tuned": t.tuned, "draw": [_recorded(draw) for draw in t.draws]} for t in tunings
     }
     return HEAD + tomli_w.dumps(about | systems)
 

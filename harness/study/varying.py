@@ -1,4 +1,4 @@
-"""Constants of the machine are changed under the first two systems of a comparison, one at a time, paired by seed."""
+"""Runs of the first two systems of a comparison under changed constants, one at a time, paired by seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.run.teller import Teller
 from harness.study.constants import Constant, Setting, constants, settings
 from harness.study.measure import Measured, measure
 from harness.study.search import LEVEL
-from harness.study.sensitivity import Found, found_in, key_of, schema
+from harness.study.sensitivity import Leads, key_of, leads_in, schema
 from harness.study.study import Condition, Sample, Study
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
     names, (definition,) = list(base.about["systems"]), base.about["definitions"]
     silent = silent if len(names) > 2 else ()
     summary = summarize(base.table, names, definition, LEVEL, controls=silent)
-    rivals = [one for one in summary.systems if not one.control]
+    rivals = [system for system in summary.systems if not system.control]
     if len(rivals) < 2:
         raise UserError("an order takes two systems: --systems a,b")
-    key = definition if any(one.values.get("rate_99") is None for one in rivals) else "rate_99"
-    worth = {one.label: -math.inf if (e := one.values[key]) is None else e.mean for one in rivals}
-    first, second = sorted(rivals, key=lambda one: -worth[one.label])[:2]
+    key = definition if any(system.values.get("rate_99") is None for system in rivals) else "rate_99"
+    worth = {system.label: -math.inf if (e := system.values[key]) is None else e.mean for system in rivals}
+    first, second = sorted(rivals, key=lambda system: -worth[system.label])[:2]
     return first.label, second.label
 
 
@@ -67,11 +67,11 @@ def sensitivity(
     knee: bool = False,
     workers: int | None = None,
     teller: Teller | None = None,
-) -> Found:
+) -> Leads:
     """Change constants (of `only` these, None: all) under the first two of a comparison; keep the leads beside it.
 
-    They are compared at the rate at which they differ most; with `knee` by the rates at which they meet `LEVEL`. A
-    change under which a model does not fit a GPU any more is no run. Raises UserError.
+    They are compared at the rate at which they differ most; with `knee` by the rates at which they meet `LEVEL`. There
+    is no run of a change under which a model no longer fits a GPU. Raises UserError.
     """
     if knee and len(base.xs) < 2:
         raise UserError("--knee needs several rates: leave --rate-scale out, or name a list as 1,2,4")
@@ -84,7 +84,7 @@ def sensitivity(
     measured = measure(varied, out, stem="constants", target=base.target, workers=workers, teller=teller)
     lines = [*_leads(measured, changes), *(_line(change, note=why) for change, why in tried if why)]
     lines += [_line(Setting(name, "", {}), note=why) for name, why in left.items()]
-    known = {one.name: one for one in constants(specs)}
+    known = {constant.name: constant for constant in constants(specs)}
 
     def make() -> pa.Table:
         import pyarrow as pa
@@ -100,14 +100,14 @@ def sensitivity(
     about = {"first": pair[0], "second": pair[1], "definition": base.about["definitions"][0], "rates": rates,
              "sweep": key_of(base.folder / record.SWEEP), "asked": sorted(only or ())}  # fmt: skip
     path = base.folder / record.SENSITIVITY
-    return found_in(about, score.kept(path, about, measured.tasks, __file__, make))
+    return leads_in(about, score.kept(path, about, measured.tasks, __file__, make))
 
 
 def varying(
     base: Measured, pair: tuple[str, str], rates: Sequence[float], changes: Sequence[Setting], spec: Spec
 ) -> Study:
     """Make the study of two systems of a comparison on the machine as it is, and under each change of it."""
-    conditions = (Condition(one.name, spec=one.fields(spec)) for one in (AS_IS, *changes))
+    conditions = (Condition(change.name, spec=change.fields(spec)) for change in (AS_IS, *changes))
     systems = {name: base.study.systems[name] for name in pair}
     return replace(base.study, name="constants", systems=systems, condition=tuple(conditions), at=tuple(rates),
                    sample=Sample("fixed"), by_model=False)  # fmt: skip
@@ -127,7 +127,7 @@ def _misfit(change: Setting, specs: Sequence[Spec], rates: Sequence[float], base
 
 def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str, Any]]:
     """Yield the lead of the first system on the machine as it is, and under each change that was run."""
-    by_name = {one.name: one for one in (AS_IS, *changes)}
+    by_name = {change.name: change for change in (AS_IS, *changes)}
     first, second = measured.about["systems"]
     definition = measured.about["definitions"][0]
     for panel in measured.about["panels"]:

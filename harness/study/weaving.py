@@ -1,16 +1,16 @@
-"""Weaver's figures 4 to 7: rates, TPOT, batches and KV of a hot and a cold model, beside what the paper says.
+"""Weaver's figures 4 to 7: rates, TPOT, batches and KV of a hot and a cold model, beside the paper's numbers.
 
 `python -m harness.study.weaving` prints a line a claim (`weaving.toml`), with its verdict; `-o` writes them, and
 the points of the figures, which plots/fig_weaver.py draws. Runs are those of any sweep, kept in `results/`.
 
-As section 5: two Llama-3-8B, lengths of Azure-Conv without sequences beyond 2,048 tokens (TRACES_DIR, azure2023/),
-Poisson arrivals, the cold model at 1 req/s, vLLM 0.6 (`vllm-0.6`). Each system has four GPUs: each model prefills on
-one of its own, the two that decode are what is shared. Weaver and dedicated serving (`weaver:off`) give one to each
-model, MuxServe has both models on both (TP2), with blocks of KV that both share, no quotas, and half of the SMs for
-each model's decodes, as the artifact sets it (gswxp2/weaver 2598e04, ae_exps/figure-4).
+The setting is section 5's: two Llama-3-8B, lengths of Azure-Conv without sequences beyond 2,048 tokens (TRACES_DIR,
+azure2023/), Poisson arrivals, the cold model at 1 req/s, vLLM 0.6 (`vllm-0.6`). Each system has four GPUs: each model
+prefills on a GPU of its own, and the two decode GPUs are shared. Weaver and dedicated serving (`weaver:off`) give one
+to each model. MuxServe has both models on both (TP2), with shared KV blocks and no quotas; each model's decodes have
+half of the SMs, as the artifact sets it (gswxp2/weaver 2598e04, ae_exps/figure-4).
 
-A highest rate is what is finished a second when 30 are offered. The knee is the highest rate, in halves, of which
-dedicated serving finishes all with every seed: beyond it a queue grows, and times to tokens say how long the run was.
+A highest rate is the number of requests finished a second when 30 are offered. The knee is the highest rate, in halves,
+of which dedicated serving finishes all with every seed: beyond it a queue grows, and latencies measure the run time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MODEL, HOST, MOST_TOKENS = "llama-3.1-8b", "vllm-0.6", 2048
 COLD_RPS = 1.0
 WARM_S, WINDOW_S = 50.0, 200.0
 LONG_WARM_S, LONG_WINDOW_S = 200.0, 600.0  # where outputs have 1,024 tokens, which take a minute and more
-LATE_S = 40.0  # who arrives so shortly before the end may not end by then, and is not looked at
+LATE_S = 40.0  # requests that arrive so shortly before the end may not end by then, and are not counted
 SEEDS = 5
 KNEE_RPS = 12.0  # of dedicated serving on A100: at 12.5 one seed of five, at 13 three do not hold it
 HIGH_RPS, LONG_RPS = 30.0, 10.0  # offered where a highest rate is measured
@@ -61,7 +61,7 @@ CONTROL_RPS = 2.0  # of figure 7a, which does not say its own; ours, CPU control
 RATES = (2.0, 5.0, 8.0, 10.0, 12.0, 13.0, 14.0, 15.0, 18.0, 22.0)
 HELD = 0.98  # of the requests offered, by every seed, where a line of a figure has a point
 RATIOS = (0.05, 0.15, 0.25, 0.35, 0.4, 0.45, 0.5, 0.6)  # figure 5b
-KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of a claim, beside what it says
+KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of a claim, beside its statement
 TABLE1_TOKENS = (1024, 128)  # prompt and output of table 1
 
 
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def window_s(self) -> float:
-        """Seconds that count."""
+        """Seconds of the window."""
         return WINDOW_S if self.fixed is None else LONG_WINDOW_S
 
     def at(self, rps: float) -> Run:
@@ -96,7 +96,7 @@ class Run:
 
 
 class Measured(NamedTuple):
-    """The results of a run; times are of requests that came in the window, `LATE_S` before its end, and ended in it."""
+    """The results of a run; latencies are of requests that came up to `LATE_S` before the window's end and ended."""
 
     hot_ms: float  # mean TPOT
     cold_ms: float
@@ -105,8 +105,8 @@ class Measured(NamedTuple):
     done_rps: float  # of the hot model, finished in the window
     held: float  # of its requests that came, the share that ended
     batch: float  # of its requests, those that are in a step at a time
-    kv_hot: float  # of the KV memory of the GPU where the hot model decodes, what is held; of requests that end in time
-    kv_cold: float  # and of that where the cold one does
+    kv_hot: float  # the share of KV memory in use on the hot model's decode GPU; of requests that end in time
+    kv_cold: float  # and on the cold model's
 
 
 # ------------------------------------------------------------------ a run
@@ -183,9 +183,9 @@ def _ratio(spec: Spec) -> float:
 
 def _token_share(spec: Spec) -> float:
     """Compute the part of a decode GPU's KV memory that a token takes."""
-    found = Setup(spec).cluster
-    model = found.models["hot"]
-    return model.kv_token_bytes / (found.gpus[0].mem_bytes - model.weight_bytes)
+    machine = Setup(spec).cluster
+    model = machine.models["hot"]
+    return model.kv_token_bytes / (machine.gpus[0].mem_bytes - model.weight_bytes)
 
 
 def mean(x: NDArray[np.float64]) -> float:
@@ -211,7 +211,7 @@ def tp2_loss(batch: int) -> float:
     return 1 - tokens_per_s(batch, 2) / tokens_per_s(batch, 1)
 
 
-# ------------------------------------------------------------------ what the claims are about
+# ------------------------------------------------------------------ measures of the claims
 
 WEAVER, OFF = Run(), Run(preset="off")
 MUXSERVE = Run("muxserve", "weaver")  # as the artifact has it: half of the SMs for each model's decodes
@@ -226,7 +226,7 @@ class Measure(NamedTuple):
     """A number of some runs with one seed."""
 
     runs: tuple[Run, ...]
-    value: Callable[..., float]  # of what they gave, in their order
+    value: Callable[..., float]  # of their results, in order
 
 
 def high(run: Run, **over: Any) -> Run:
@@ -235,9 +235,9 @@ def high(run: Run, **over: Any) -> Run:
     return run.at(HIGH_RPS if run.fixed is None else LONG_RPS)
 
 
-def gain(one: Run, other: Run) -> Measure:
+def gain(run: Run, other: Run) -> Measure:
     """Return the ratio of two systems' highest rates as a measure."""
-    return Measure((high(one), high(other)), lambda a, b: a.done_rps / b.done_rps)
+    return Measure((high(run), high(other)), lambda a, b: a.done_rps / b.done_rps)
 
 
 def shared(ratio: float, rps: float = 15.0) -> Run:
@@ -252,7 +252,7 @@ def at_knee(run: Run, value: Callable[..., float]) -> Measure:
 
 def best(*each: Measured) -> float:
     """Return the offload ratio, of RATIOS, with the least mean TPOT of the hot model."""
-    return min(zip(RATIOS, each, strict=True), key=lambda one: one[1].hot_ms)[0]
+    return min(zip(RATIOS, each, strict=True), key=lambda pair: pair[1].hot_ms)[0]
 
 
 def over(name: str) -> Callable[[Measured, Measured], float]:
@@ -265,7 +265,7 @@ def more(name: str) -> Callable[[Measured, Measured], float]:
     return lambda a, b: getattr(a, name) - getattr(b, name)
 
 
-def own(name: str) -> Callable[..., float]:
+def field_of(name: str) -> Callable[..., float]:
     """Return a function that reads a field of the first of some runs."""
     return lambda a, *_: getattr(a, name)
 
@@ -273,19 +273,19 @@ def own(name: str) -> Callable[..., float]:
 MEASURES: Mapping[str, Measure] = {
     **{f"tp2_loss_{b}": Measure((), lambda b=b: tp2_loss(b)) for b in (16, 128)},
     **{f"separate_tps_{b}": Measure((), lambda b=b: tokens_per_s(b, 1)) for b in (16, 128)},
-    "dedicated_rps": Measure((high(OFF),), own("done_rps")),
-    "weaver_rps": Measure((high(WEAVER),), own("done_rps")),
+    "dedicated_rps": Measure((high(OFF),), field_of("done_rps")),
+    "weaver_rps": Measure((high(WEAVER),), field_of("done_rps")),
     "gain_dedicated": gain(WEAVER, OFF),
-    "dedicated_batch": at_knee(OFF, own("batch")),
-    "dedicated_kv": at_knee(OFF, own("kv_hot")),
-    "weaver_kv_hot": Measure((WEAVER,), own("kv_hot")),
-    "weaver_kv_cold": Measure((WEAVER,), own("kv_cold")),
-    "weaver_batch": Measure((high(WEAVER),), own("batch")),
+    "dedicated_batch": at_knee(OFF, field_of("batch")),
+    "dedicated_kv": at_knee(OFF, field_of("kv_hot")),
+    "weaver_kv_hot": Measure((WEAVER,), field_of("kv_hot")),
+    "weaver_kv_cold": Measure((WEAVER,), field_of("kv_cold")),
+    "weaver_batch": Measure((high(WEAVER),), field_of("batch")),
     "tpot_knee": at_knee(WEAVER, over("hot_ms")),
     "tpot_low": Measure((WEAVER.at(2.0), OFF.at(2.0)), over("hot_ms")),
     "cold_low": Measure((WEAVER.at(2.0), OFF.at(2.0)), over("cold_ms")),
     "cold_high_ms": Measure((WEAVER, OFF), more("cold_ms")),
-    "cold_p99_ms": Measure((WEAVER,), own("cold_p99_ms")),
+    "cold_p99_ms": Measure((WEAVER,), field_of("cold_p99_ms")),
     "cold_p99_more_ms": Measure((WEAVER,), lambda a: a.cold_p99_ms - a.cold_ms),
     "gain_muxserve": gain(WEAVER, MUXSERVE),
     "gain_temporal": gain(WEAVER, TEMPORAL),
@@ -298,8 +298,8 @@ MEASURES: Mapping[str, Measure] = {
     "cold_half_ms": Measure((shared(0.5), OFF), more("cold_ms")),
     "gain_long": gain(replace(WEAVER, fixed=LONG), replace(MUXSERVE, fixed=LONG)),
     "cold_long_ms": Measure((high(WEAVER, fixed=LONG), high(OFF, fixed=LONG)), more("cold_ms")),
-    "cpu_ms": Measure((CPU,), own("hot_ms")),
-    "gpu_ms": Measure((UNSPLIT,), own("hot_ms")),
+    "cpu_ms": Measure((CPU,), field_of("hot_ms")),
+    "gpu_ms": Measure((UNSPLIT,), field_of("hot_ms")),
     "split_gain": Measure((ON_L40S, UNSPLIT), over("hot_ms")),
     "splits_ms": Measure((ON_L40S, UNSPLIT), more("cold_ms")),
     "polls_ms": Measure((UNSPLIT, OFF_L40S), more("cold_ms")),
@@ -307,7 +307,7 @@ MEASURES: Mapping[str, Measure] = {
 }
 
 
-# ------------------------------------------------------------------ what the figures show
+# ------------------------------------------------------------------ points of the figures
 
 
 class Shown(NamedTuple):
@@ -355,27 +355,27 @@ HIGHEST: Mapping[str, Run] = {
 
 # ------------------------------------------------------------------ all of it
 
-Found = Mapping[tuple[Run, int], Measured]  # by run and seed
+Results = Mapping[tuple[Run, int], Measured]  # by run and seed
 
 
 def ran(
     runs: Iterable[Run], seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
-) -> Found:
-    """Run what does not stand in `out`, with each seed; returns what each run measured."""
+) -> Results:
+    """Run those that are not stored in `out`, with each seed; return each run's results."""
     keys = [(run, seed) for run in dict.fromkeys(runs) for seed in range(seeds)]
     specs = [run.spec(seed, out) for run, seed in keys]
     folders = sweep.sweep(specs, out, workers=workers, teller=teller or Silent(), what="weaver")
     return {key: measured(spec, folder) for key, spec, folder in zip(keys, specs, folders, strict=True)}
 
 
-def values(name: str, found: Found, seeds: int) -> list[float]:
+def values(name: str, results: Results, seeds: int) -> list[float]:
     """Compute a measure for each seed."""
-    one = MEASURES[name]
-    return [one.value(*(found[run, seed] for run in one.runs)) for seed in range(seeds)]
+    measure = MEASURES[name]
+    return [measure.value(*(results[run, seed] for run in measure.runs)) for seed in range(seeds)]
 
 
 class Line(NamedTuple):
-    """A claim beside what came out, and the section that makes it."""
+    """A claim with its result, and the section that makes it."""
 
     section: str
     verdict: Verdict
@@ -387,28 +387,30 @@ def lines(
     """Yield every claim with its verdict; runs are kept in `out`."""
     stated = tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]
     runs = chain.from_iterable(MEASURES[claim["measure"]].runs for claim in stated if "measure" in claim)
-    found = ran(runs, seeds, out / "weaver", workers=workers, teller=teller)
-    for one in stated:
-        paper = tuple(one["paper"]) if isinstance(one["paper"], list) else one["paper"]
-        rest = {key: one[key] for key in KEYS if key in one}
-        claim = Claim("measure", "weaver", subject=one["says"], paper=paper, **rest)
-        if "lacks" in one:
-            yield Line(one["section"], Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {one['lacks']}"))
+    results = ran(runs, seeds, out / "weaver", workers=workers, teller=teller)
+    for entry in stated:
+        paper = tuple(entry["paper"]) if isinstance(entry["paper"], list) else entry["paper"]
+        rest = {key: entry[key] for key in KEYS if key in entry}
+        claim = Claim("measure", "weaver", subject=entry["says"], paper=paper, **rest)
+        if "lacks" in entry:
+            yield Line(
+                entry["section"], Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {entry['lacks']}")
+            )
             continue
-        yield Line(one["section"], by_number(claim, None, interval(values(one["measure"], found, seeds))))
+        yield Line(entry["section"], by_number(claim, None, interval(values(entry["measure"], results, seeds))))
 
 
 def curves(
     seeds: int = SEEDS, *, out: Path = RESULTS, workers: int | None = None, teller: Teller | None = None
 ) -> Iterator[Point]:
-    """Yield the points of the figures; a line ends where what is offered is no longer served."""
+    """Yield the points of the figures; a line ends at the highest rate that is still served."""
     every = list(shown())
-    found = ran((one.run for one in every), seeds, out / "weaver", workers=workers, teller=teller)
-    for one in every:
-        given = [found[one.run, seed] for seed in range(seeds)]
-        if one.x and min(x.held for x in given) < HELD:
-            continue  # beyond its knee times to tokens say how long the run was
-        yield from (Point(one.panel, one.series, one.x, s, getattr(x, one.field)) for s, x in enumerate(given))
+    results = ran((point.run for point in every), seeds, out / "weaver", workers=workers, teller=teller)
+    for point in every:
+        given = [results[point.run, seed] for seed in range(seeds)]
+        if point.x and min(x.held for x in given) < HELD:
+            continue  # beyond the knee latencies measure the run time
+        yield from (Point(point.panel, point.series, point.x, s, getattr(x, point.field)) for s, x in enumerate(given))
 
 
 def main(out: Path | None = None, results: Path = RESULTS) -> None:
@@ -426,7 +428,7 @@ def main(out: Path | None = None, results: Path = RESULTS) -> None:
 
 
 def reason(v: Verdict) -> str:
-    """Return why ours differs, or what a comparison lacks."""
+    """Return the reason why ours differs, or the datum that a comparison lacks."""
     return v.note or v.claim.why
 
 

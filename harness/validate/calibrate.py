@@ -1,4 +1,4 @@
-"""Servers of an engine are timed, and become a cost table that carries its machine: `bench calibrate --engine E`."""
+"""Calibration of an engine's servers to a cost table with its own machine: `bench calibrate --engine E`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COPIES = "not measured: on a processor no copy is timed apart, a start holds the
 
 
 class Calibrated(NamedTuple):
-    """What came of it."""
+    """The outcome of a calibration: the table's path, name, notes and points."""
 
     table: Path
     machine: str  # in words
@@ -50,19 +50,19 @@ def calibrate(
     members = model_set(",".join(f"{model}*{max(probe.BESIDE)}" for model in models)).serving(SERVED).members
     served = tuple(machine.Served(member.name, member.shape) for member in members)
     config = machine.Config(served, **given)
-    found = _servers(engine, config)
-    if slots := found.kind.slots:
+    servers = _servers(engine, config)
+    if slots := servers.kind.slots:
         config = replace(config, batch_cap=min(slots, config.batch_cap))
-        found = _servers(engine, config)
+        servers = _servers(engine, config)
     try:
-        found.kind.ready(folder)
-        subject = _subject(found.kind, config, found.measured_on)
+        servers.kind.ready(folder)
+        subject = _subject(servers.kind, config, servers.measured_on)
         lines, gaps = probe.profile(subject, folder, say, rounds)
     finally:
-        found.close()
+        servers.close()
     _needed(lines, gaps)
     try:
-        file, fitted = fit_whole.table(lines, _about(engine, found.kind, config, subject))
+        file, fitted = fit_whole.table(lines, _about(engine, servers.kind, config, subject))
     except UserError as error:
         raise UserError(f"{error}{'; ' * bool(gaps)}{'; '.join(lacking(lines, gaps))}") from None
     path = folder / f"{file['kind']}.toml"
@@ -97,7 +97,7 @@ def seats(kind: Kind) -> Callable[[Inst, Path], Any]:
 def _about(engine: str, kind: Kind, config: machine.Config, subject: probe.Subject) -> fit_whole.About:
     cluster = kind.cluster
     gpu, model = cluster.gpus[0], next(iter(cluster.models.values()))
-    said = ", ".join(f"{key} {value}" for key, value in subject.about.items())
+    conditions = ", ".join(f"{key} {value}" for key, value in subject.about.items())
     settings = {
         "block_tokens": model.page_bytes // model.kv_token_bytes,
         "batch_cap": config.batch_cap,
@@ -108,25 +108,25 @@ def _about(engine: str, kind: Kind, config: machine.Config, subject: probe.Subje
     }
     numbers = _card(gpu.kind) if gpu.kind in quantities.gpu_kinds() else _processor()
     numbers["mem_bytes"] = max(numbers["mem_bytes"], (gpu.mem_bytes, "what the engine gives to weights and KV"))
-    source = f"bench calibrate --engine {engine} on {said}"
+    source = f"bench calibrate --engine {engine} on {conditions}"
     weights = {m.shape.name: cluster.models[m.name].weight_bytes for m in config.models}
     starts = sorted(kind.ways - kind.sleeps.keys())
-    return fit_whole.About(f"{asked(engine).name}-{gpu.kind}", said, source, settings, numbers, starts, weights)
+    return fit_whole.About(f"{asked(engine).name}-{gpu.kind}", conditions, source, settings, numbers, starts, weights)
 
 
 def _card(kind: str) -> dict[str, tuple[float, str]]:
-    spec, said = quantities.gpu(kind), {s.quantity: s.source for s in quantities.sources([], kind, "none")}
-    return {name: (getattr(spec, name), said[f"{kind}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
+    spec, sources = quantities.gpu(kind), {s.quantity: s.source for s in quantities.sources([], kind, "none")}
+    return {name: (getattr(spec, name), sources[f"{kind}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
 
 
 def _processor() -> dict[str, tuple[float, str]]:
     """Describe a processor in the words of a GPU's specification."""
     cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found: dict[str, tuple[float, str]] = dict.fromkeys(("h2d", "d2h", "nvlink", "net", "disk"), (1e15, COPIES))
-    found |= dict.fromkeys(("flops", "hbm"), (1e15, NOTHING))
-    found |= dict.fromkeys(("mem_bytes", "host_bytes"), (memory, "the host's memory"))
-    found |= {"sms": (cores, "the host's cores"), "sm_step": (cores, "no part of them can be given to a server")}
-    return found
+    numbers: dict[str, tuple[float, str]] = dict.fromkeys(("h2d", "d2h", "nvlink", "net", "disk"), (1e15, COPIES))
+    numbers |= dict.fromkeys(("flops", "hbm"), (1e15, NOTHING))
+    numbers |= dict.fromkeys(("mem_bytes", "host_bytes"), (memory, "the host's memory"))
+    numbers |= {"sms": (cores, "the host's cores"), "sm_step": (cores, "no part of them can be given to a server")}
+    return numbers
 
 
 def points(fitted: fit_whole.Fitted) -> pd.DataFrame:
@@ -142,59 +142,59 @@ NEEDS = {"prefill": "no prefill", "decode": "no decode step", "beside": "no step
 def _needed(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> None:
     """Raise UserError if no cell of a shape has a measurement of a kind that every table needs."""
     there = {(line["what"], line["params"]["shape"]) for line in lines}
-    for one in gaps:
-        if (kind := (one.probe.what, one.probe.params["shape"])) not in there and one.probe.what in NEEDS:
-            lacks = f"{NEEDS[one.probe.what]} could be measured, and a cost table needs some"
-            raise UserError(f"{kind[1]}: {lacks}: {one.why}")
+    for gap in gaps:
+        if (kind := (gap.probe.what, gap.probe.params["shape"])) not in there and gap.probe.what in NEEDS:
+            lacks = f"{NEEDS[gap.probe.what]} could be measured, and a cost table needs some"
+            raise UserError(f"{kind[1]}: {lacks}: {gap.why}")
 
 
 def lacking(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> list[str]:
-    """List what was left out, why, and what follows for the table."""
+    """List measurements that were left out, why, and what follows for the table."""
 
     def cell(what: str, params: Mapping[str, Any]) -> tuple[Any, ...]:
         return what, *((name, value) for name, value in params.items() if name != "round")
 
-    found = dict[tuple[Any, ...], list[probe.Gap]]()
-    for one in gaps:
-        found.setdefault(cell(*one.probe[:2]), []).append(one)
+    by_cell = dict[tuple[Any, ...], list[probe.Gap]]()
+    for gap in gaps:
+        by_cell.setdefault(cell(*gap.probe[:2]), []).append(gap)
     every = {cell(line["what"], line["params"]): line for line in lines}
-    said = []
-    for key, own in found.items():
-        first, held = own[0].probe, own[0].probe.params.get("held", False)
+    texts = []
+    for key, omitted in by_cell.items():
+        first, held = omitted[0].probe, omitted[0].probe.params.get("held", False)
         text = probe.Probe(first.what, {name: value for name, value in first.params.items() if name != "round"}).text
         if key in every:
             follows = "other rounds have it"
         else:
             like = [k for k, line in every.items() if k[0] == first.what and line["params"].get("held", False) == held]
             part = "how servers slow each other down" if first.what == "beside" else f"its {first.what}"
-            follows = f"no round has it: {part}{' error of held-out rows' if held else ''} rests on {len(like)} others"
-        said.append(f"left out {len(own)} x: {text}: {own[0].why}; {follows}")
-    return [*said, "the same command again measures what was left out"] if said else []
+            follows = f"no round has it: {part}{' error of held-out rows' if held else ''} uses {len(like)} others"
+        texts.append(f"left out {len(omitted)} x: {text}: {omitted[0].why}; {follows}")
+    return [*texts, "the same command again measures what was left out"] if texts else []
 
 
 def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List what was found, with its errors, and what disturbed it."""
+    """List the fitted numbers with their errors, and disturbances of the measurements."""
     host, co_run = file["host"], file["co_run"]
-    found = [f"before a request is queued: {1e3 * host['api_in_s']:.3g} ms; spread of steps {host['sigma']:.1%}"]
+    texts = [f"before a request is queued: {1e3 * host['api_in_s']:.3g} ms; spread of steps {host['sigma']:.1%}"]
     for model, q in file["steps"].items():
-        found.append(f"{model}: {quantities.error(q)}")
-        found += [
+        texts.append(f"{model}: {quantities.error(q)}")
+        texts += [
             f"  {part}: {quantities.error({'fit': e}).removeprefix('fit ')}" for part, e in q["held_parts"].items()
         ]
-    said = f"{co_run['share']:.0%} of the machine, beside others {co_run['factor']:.3g} x what that tells"
-    found.append(f"a step asks for {said}: {quantities.error(co_run)}")
+    demand = f"{co_run['share']:.0%} of the machine, beside others {co_run['factor']:.3g} x what that tells"
+    texts.append(f"a step asks for {demand}: {quantities.error(co_run)}")
     spans = dict[str, list[float]]()
     for line in lines:
         if line["what"] in {"start", "stop", "sleep", "wake"}:
             way = line["params"].get("way")
             spans.setdefault(f"{line['what']} ({way})" if way else line["what"], []).extend(line["all"])
-    found += [f"{what}: {min(seconds):.3g} to {max(seconds):.3g} s" for what, seconds in spans.items()]
+    texts += [f"{what}: {min(seconds):.3g} to {max(seconds):.3g} s" for what, seconds in spans.items()]
     noisy = [line for line in lines if line["other_cores"] > probe.MOST_OTHERS]
     if noisy:
         worst = max(line["other_cores"] for line in noisy)
-        found.append(
+        texts.append(
             f"{len(noisy)} of {len(lines)} measurements while others took more than {probe.MOST_OTHERS:g} cores "
             f"(at most {worst:.2f}): measure again on a quiet machine"
         )
     naps = any(line["what"] == "wake" for line in lines)
-    return found if naps else [*found, "sleep and wake were not measured: these servers take no orders for them"]
+    return texts if naps else [*texts, "sleep and wake were not measured: these servers take no orders for them"]

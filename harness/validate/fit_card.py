@@ -33,8 +33,8 @@ RUNS = "kvcached 88b6753 (Apache-2.0), staggered ramps of six Qwen2.5-7B without
 
 def measured_ramps(folder: Path) -> Measured:
     """Read the rows of `FILE` in a folder of measured runs."""
-    (found,) = read(folder / FILE).found
-    return found
+    (ramps,) = read(folder / FILE).found
+    return ramps
 
 
 def inputs(run: Measured) -> str:
@@ -47,14 +47,14 @@ def inputs(run: Measured) -> str:
 
 def first_instance(run: Measured, peaks: Sequence[int]) -> F8:
     """Return what was measured of the first instance of elastic memory: (peaks, METRICS)."""
-    own = run.rows[(run.rows["system"] == "elastic") & (run.rows["instance"] == 1)].set_index("peak")
-    return own.loc[list(peaks), METRICS].to_numpy(np.float64)
+    rows = run.rows[(run.rows["system"] == "elastic") & (run.rows["instance"] == 1)].set_index("peak")
+    return rows.loc[list(peaks), METRICS].to_numpy(np.float64)
 
 
 def alone(run: Measured, host: quantities.HostProfile, peaks: Sequence[int]) -> F8:
     """Simulate the first instance of elastic memory, alone on the card: (peaks, METRICS)."""
     runs = [ours(run.load, "elastic", peak, GIB, models=1, host=host) for peak in peaks]
-    return np.stack([one.loc[0, METRICS].to_numpy(np.float64) for one in runs])
+    return np.stack([frame.loc[0, METRICS].to_numpy(np.float64) for frame in runs])
 
 
 def fit(run: Measured, peaks: Sequence[int] = ALONE) -> quantities.HostProfile:
@@ -62,8 +62,8 @@ def fit(run: Measured, peaks: Sequence[int] = ALONE) -> quantities.HostProfile:
     base, want = quantities.host(HOST, GPU), first_instance(run, peaks)
 
     def with_(x: F8) -> quantities.HostProfile:
-        found: dict[str, Any] = dict(zip(CONSTANTS, (x * START).tolist(), strict=True))
-        return base._replace(**found)
+        constants: dict[str, Any] = dict(zip(CONSTANTS, (x * START).tolist(), strict=True))
+        return base._replace(**constants)
 
     def residuals(x: F8) -> F8:
         error: F8 = np.log(alone(run, with_(x), peaks) / want).ravel()
@@ -91,7 +91,7 @@ def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any
     """Return the card's entry of the host profile, and `turns`, as `hosts.toml` has them."""
     host, want = fit(run), first_instance(run, ALONE)
     splits = [fit(run, [peak for peak in ALONE if peak != out]) for out in ALONE]
-    held = np.concatenate([alone(run, one, [peak]) for one, peak in zip(splits, ALONE, strict=True)])
+    held = np.concatenate([alone(run, split, [peak]) for split, peak in zip(splits, ALONE, strict=True)])
     quantum_s, beside = fit_quantum(run, host)
     its = {"file": FILE, "set": ["sweep1024-kvcached"]}
     card = {
@@ -101,7 +101,7 @@ def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any
         "fitted_on": fitted_on,
         "rows": [its | {"inst": [1], "peak": list(ALONE)}],
         **{name: getattr(host, name) for name in CONSTANTS},
-        "band": {name: _ends([getattr(one, name) for one in splits]) for name in CONSTANTS},
+        "band": {name: _ends([getattr(split, name) for split in splits]) for name in CONSTANTS},
         "fit": _errors(alone(run, host, ALONE) / want - 1),
         "held": _errors(held / want - 1),
     }

@@ -1,11 +1,11 @@
 """Fit host profiles on public end-to-end runs: `MEASURED_DIR=... make fit-hosts`.
 
-It writes them to `engines/costs/tables/hosts.toml`, with hashes of what they were fitted with (`inputs`), and beside
-them the one unnamed card (`fit_card`). Each measured row is replayed by the simulator under its own conditions
-(`measured`), so kernels are those of the cost tables, and only what an engine adds to them is fitted.
+It writes them to `engines/costs/tables/hosts.toml`, with a hash of the fit's inputs (`inputs`), and beside them the one
+unnamed card (`fit_card`). Each measured row is replayed by the simulator under its own conditions (`measured`). So
+kernels are those of the cost tables, and only the engine's addition to them is fitted.
 
-Two errors stand beside the constants: `fit` on the rows that they were fitted on, and `held`, in which each row is
-predicted by a fit without its run (Poisson), its prompt or output length (closed loop), or its model or batch size
+Two errors stand beside the constants: `fit` on the fitted rows, and `held`, in which each row is predicted by a fit
+without its group: its run (Poisson), its prompt or output length (closed loop), or its model or batch size
 (offline). The rows state no sampling flags. Inference-perf, the client of the Poisson runs, sends none, so vLLM takes
 the checkpoint's own; the same is assumed of the closed loops.
 """
@@ -71,8 +71,8 @@ def _folder() -> Path:
 def usable(setting: Setting) -> bool:
     """Tell whether a host profile may be fitted on a row: its KV memory suffices, and each kernel has a table.
 
-    The latter is Mistral-7B on vLLM 0.5 and 0.6 above 512 sequences x heads, where its sliding window selects the first
-    paged-attention kernel, which reads grouped KV once for every query head.
+    A kernel without one is Mistral-7B's on vLLM 0.5 and 0.6 above 512 sequences x heads: its sliding window selects the
+    first paged-attention kernel, which reads grouped KV once for every query head.
     """
     load = setting.load
     if isinstance(load, Closed | Batch):
@@ -94,9 +94,9 @@ def groups(case: Case) -> tuple[str, ...]:
     return (f"{setting.model} {load}",)
 
 
-def tables(found: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]]:
+def tables(cases: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]]:
     """Return tables of values by column that hold of these cases and of no other mixture of their values."""
-    each = dict.fromkeys((case.file, *((value(case.values[column]),) for column in columns)) for case in found)
+    each = dict.fromkeys((case.file, *((value(case.values[column]),) for column in columns)) for case in cases)
     boxes: list[tuple[Any, ...]] = list(each)
     for k in range(1, len(columns) + 1):
         merged: dict[tuple[Any, ...], tuple[Any, ...]] = {}
@@ -110,14 +110,14 @@ def tables(found: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]
     ]
 
 
-def inputs(found: Sequence[Case]) -> str:
+def inputs(cases: Sequence[Case]) -> str:
     """Hash what fits are told: each row's conditions, load and measurements, and the table of the GPU's kernels.
 
     The simulator is none of it: a refit of `stages` tells whether it still gives the same constant.
     """
     digest = hashlib.sha256((quantities.TABLES / f"{GPU}.toml").read_bytes())
     default = Config(())
-    for case in found:
+    for case in cases:
         load = case.setting.load
         its = {k: v for k, v in vars_of(case.setting.config).items() if v != getattr(default, k)}
         digest.update(repr((case.file, case.row, case.stage, sorted(case.measured.items()), load, its)).encode())
@@ -135,9 +135,9 @@ def vars_of(config: Config) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
-def stages(found: Sequence[Case]) -> list[Case]:
+def stages(cases: Sequence[Case]) -> list[Case]:
     """Select the rows of the newest engine that are stages: a whole Poisson run says nothing that they do not."""
-    return [c for c in found if c.setting.engine == NEWEST and c.setting.load is not None and c.stage is not None]
+    return [c for c in cases if c.setting.engine == NEWEST and c.setting.load is not None and c.stage is not None]
 
 
 # ---------------------------------------------------------------------------------------------------- fits
@@ -157,8 +157,8 @@ def whole(case: Case) -> str:
 def first_token(base: quantities.HostProfile) -> Fit:
     """Fit what API and tokeniser add to a first token: the median of what is left of TTFT."""
 
-    def fit(found: Sequence[Case]) -> quantities.HostProfile:
-        left = [c.measured["ttft"] - own["ttft"] for c, own in zip(found, ours(found, base), strict=True)]
+    def fit(cases: Sequence[Case]) -> quantities.HostProfile:
+        left = [c.measured["ttft"] - simulated["ttft"] for c, simulated in zip(cases, ours(cases, base), strict=True)]
         return base._replace(api_in_s=float(np.median(left)))
 
     return fit
@@ -169,14 +169,14 @@ def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> 
     names, scale = list(start), np.array(list(start.values()))
 
     def with_(x: F8) -> quantities.HostProfile:
-        found: dict[str, Any] = dict(zip(names, (np.abs(x) * scale).tolist(), strict=True))
-        return base._replace(**found)
+        constants: dict[str, Any] = dict(zip(names, (np.abs(x) * scale).tolist(), strict=True))
+        return base._replace(**constants)
 
-    def fit(found: Sequence[Case]) -> quantities.HostProfile:
-        y = np.array([c.measured[whole(c)] for c in found])
+    def fit(cases: Sequence[Case]) -> quantities.HostProfile:
+        y = np.array([c.measured[whole(c)] for c in cases])
 
         def residuals(x: F8) -> F8:
-            predicted = [own[whole(c)] for c, own in zip(found, ours(found, with_(x)), strict=True)]
+            predicted = [simulated[whole(c)] for c, simulated in zip(cases, ours(cases, with_(x)), strict=True)]
             return np.asarray(np.log(np.array(predicted) / y))
 
         steps = np.full(len(names), 0.05)  # wide: whole steps end whole requests
@@ -186,55 +186,55 @@ def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> 
     return fit
 
 
-def errors(found: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
+def errors(cases: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
     """Return the median and P95 of the absolute relative error, and the median signed one, by metric."""
     out = {}
     for metric in MEANS:
         pairs = [
-            (own[metric], c.measured[metric])
-            for c, own in zip(found, predicted, strict=True)
+            (simulated[metric], c.measured[metric])
+            for c, simulated in zip(cases, predicted, strict=True)
             if metric in c.measured and not unscored(c.setting, metric)
         ]
         if pairs:
-            e = np.array([mine / measured - 1 for mine, measured in pairs])
+            e = np.array([got / measured - 1 for got, measured in pairs])
             numbers = (np.median(np.abs(e)), np.quantile(np.abs(e), 0.95), np.median(e))
             out[metric] = dict(zip(("median", "p95", "bias"), (round(float(v), 4) for v in numbers), strict=True))
             out[metric]["n"] = len(e)
     return out
 
 
-def left_out(found: Sequence[Case], fit: Fit) -> tuple[list[Case], list[dict[str, float]]]:
+def left_out(cases: Sequence[Case], fit: Fit) -> tuple[list[Case], list[dict[str, float]]]:
     """Return every case as a fit without each of its groups predicts it."""
     rows: list[Case] = []
     predicted: list[dict[str, float]] = []
-    for group in dict.fromkeys(g for c in found for g in groups(c)):
-        held = [c for c in found if group in groups(c)]
+    for group in dict.fromkeys(g for c in cases for g in groups(c)):
+        held = [c for c in cases if group in groups(c)]
         rows += held
-        predicted += ours(held, fit([c for c in found if group not in groups(c)]))
+        predicted += ours(held, fit([c for c in cases if group not in groups(c)]))
     return rows, predicted
 
 
 def profile(
-    found: Sequence[Case], fit: Fit, source: str, formula: str, columns: Sequence[str] = ()
+    cases: Sequence[Case], fit: Fit, source: str, formula: str, columns: Sequence[str] = ()
 ) -> tuple[quantities.HostProfile, dict[str, Any]]:
     """Fit a host profile; return it with its table for `hosts.toml`.
 
     The values of `columns` tell the rows that it is fitted on.
     """
-    use = [c for c in found if usable(c.setting)]
+    use = [c for c in cases if usable(c.setting)]
     host = fit(use)
     numbers: dict[str, Any] = {k: float(f"{v:.3g}") for k, v in host._asdict().items() if isinstance(v, float)}
     host = host._replace(**numbers)
-    own, held = errors(use, ours(use, host)), errors(*left_out(use, fit))
-    plain = {k: {n: e[whole(use[0])][n] for n in ("median", "p95", "n")} for k, e in (("fit", own), ("held", held))}
-    parts = {f"{name} {kind}": e for kind, es in (("fit", own), ("held", held)) for name, e in es.items()}
-    said = {
-        "source": f"{source}; {len(use)} rows of {len(found)}",
+    fitted, held = errors(use, ours(use, host)), errors(*left_out(use, fit))
+    plain = {k: {n: e[whole(use[0])][n] for n in ("median", "p95", "n")} for k, e in (("fit", fitted), ("held", held))}
+    parts = {f"{name} {kind}": e for kind, es in (("fit", fitted), ("held", held)) for name, e in es.items()}
+    entry = {
+        "source": f"{source}; {len(use)} rows of {len(cases)}",
         "formula": formula,
         "fitted_on": FITTED_ON,
         "rows": tables(use, columns),
     }
-    return host, said | host._asdict() | plain | {"held_parts": parts}
+    return host, entry | host._asdict() | plain | {"held_parts": parts}
 
 
 def fit() -> dict[str, dict[str, Any]]:
@@ -295,17 +295,17 @@ def main() -> None:
     """Write the profiles into `hosts.toml` and say their errors."""
     path = quantities.TABLES / "hosts.toml"
     file = tomllib.loads(path.read_text(encoding="utf-8"))
-    found = fit()
+    profiles = fit()
     ramps = measured_ramps()
     card, turns = fit_card.tables(ramps, FITTED_ON)
     next_one = file["host"]["vllm-0.14"]  # as the newest, but for what its own rows gave on another card
-    newest = {k: v for k, v in found[NEWEST].items() if k in quantities.HostProfile._fields}
-    found["vllm-0.14"] = next_one | newest | {"on": {staggered.GPU: card}}
-    old = {k: v for k, v in file["host"].items() if k not in found}
-    hosts = {name: found.get(name, old.get(name)) for name in file["host"]}
+    newest = {k: v for k, v in profiles[NEWEST].items() if k in quantities.HostProfile._fields}
+    profiles["vllm-0.14"] = next_one | newest | {"on": {staggered.GPU: card}}
+    old = {k: v for k, v in file["host"].items() if k not in profiles}
+    hosts = {name: profiles.get(name, old.get(name)) for name in file["host"]}
     fitted = {"inputs": inputs(measured_rows()), "card": fit_card.inputs(ramps), "source": "make fit-hosts"}
     path.write_text(dumps(file | {"host": hosts, "turns": turns, "fitted_with": fitted}), encoding="utf-8")
-    for name, q in found.items():
+    for name, q in profiles.items():
         print(name, {k: q[k] for k in quantities.HostProfile._fields})
         for part, e in q.get("held_parts", {}).items():
             print(f"  {part}: {quantities.error({'fit': e})}, bias {e['bias']:+.1%}")

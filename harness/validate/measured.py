@@ -1,4 +1,4 @@
-"""Measured end-to-end runs of real engines: what each row states, and the conditions under which we replay it.
+"""Measured end-to-end runs of real engines: each row's facts, and the conditions of its replay.
 
 A CSV is known by its columns (`FORMATS`), whatever its name. Each row is one case: a model on some GPUs under an engine
 generation, which is a host profile, and a load. What a row does not state is its engine's own default (`ENGINES`).
@@ -85,8 +85,8 @@ class Poisson(NamedTuple):
             start_s += seconds
         jobs = _alike(np.concatenate(parts), self.prompt, self.output)
         whole, common = self.prompt // BLOCK_TOKENS, self.system // BLOCK_TOKENS
-        own = np.arange(len(jobs))[:, None] % PROMPTS * whole + np.arange(whole)  # by prompt and place in it
-        ids = np.where(np.arange(whole) < common, np.arange(whole), own)
+        unshared = np.arange(len(jobs))[:, None] % PROMPTS * whole + np.arange(whole)  # by prompt and place in it
+        ids = np.where(np.arange(whole) < common, np.arange(whole), unshared)
         return replace(jobs, prefix=Prefix(BLOCK_TOKENS, whole * np.arange(len(jobs) + 1), ids.ravel()))
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ Load = Poisson | Closed | Batch
 
 
 class Setting(NamedTuple):
-    """What one run of ours needs to know; equal settings are run once."""
+    """Settings of one simulated run; equal settings are run once."""
 
     engine: str
     gpu: str
@@ -197,7 +197,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a CSV; every mistake in it is told with file, line and column."""
+    """A line of a CSV; errors in it name file, line and column."""
 
     path: Path
     line: int
@@ -266,8 +266,8 @@ class Row:
 
     def stages(self, column: str) -> tuple[tuple[float, float], ...]:
         """Parse RATExSECONDS;... as pairs of numbers above 0."""
-        found = STAGES.fullmatch(self.values[column])
-        pairs = [part.split("x") for part in self.values[column].split(";")] if found else []
+        match = STAGES.fullmatch(self.values[column])
+        pairs = [part.split("x") for part in self.values[column].split(";")] if match else []
         try:
             stages = tuple((float(rate), float(seconds)) for rate, seconds in pairs)
         except ValueError:
@@ -355,7 +355,7 @@ FORMATS: Mapping[Callable[[Row], Found], tuple[str, ...]] = {
 
 
 class Read(NamedTuple):
-    """What a file or folder holds."""
+    """Cases of a file or folder, and what was skipped."""
 
     cases: list[Case]
     skipped: list[Skipped]
@@ -369,8 +369,8 @@ def cases(folder: Path) -> list[Case]:
 def read(folder: Path, shapes: Mapping[str, Shape] | None = None, others: Collection[str] = ()) -> Read:
     """Read a CSV, or all that lie in a folder or its `single/`; UserError names file, line and column.
 
-    Rows with a model (also none of `shapes`), engine or GPU that we lack are skipped, and so is a folder's file of
-    another form, unless it is one of `others`, which are read elsewhere.
+    Rows with a model (also none of `shapes`), engine or GPU that we lack are skipped. So is a folder's file of another
+    form, unless it is one of `others`, which are read elsewhere.
     """
     files = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("single/*.csv")))
     if not files:

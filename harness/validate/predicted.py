@@ -53,7 +53,7 @@ class Predicted(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is run."""
+    """The plan of a comparison: models, systems, counts, shares of the saturated rate, repeats."""
 
     engine: str
     table: str
@@ -76,12 +76,12 @@ class Plan(NamedTuple):
 def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
     """Return the spans of every run on servers, stored or not, before any begins."""
     asked = rule or slo_rule(plan)
-    found = list[Span]()
+    planned = list[Span]()
     for count in plan.counts:
         drain_s = ahead(plan.spec(count, "sim"), asked, out).drain_s
-        one = Span(WARMUP_S, plan.window_s, math.inf if drain_s is None else drain_s)
-        found += [one] * (len(plan.systems) * len(plan.shares) * plan.repeats)
-    return found
+        span = Span(WARMUP_S, plan.window_s, math.inf if drain_s is None else drain_s)
+        planned += [span] * (len(plan.systems) * len(plan.shares) * plan.repeats)
+    return planned
 
 
 def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> Predicted:
@@ -96,9 +96,9 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
         for side, engine in ((SIMULATOR, "sim"), (SERVERS, plan.engine)):  # a mistake shows where runs are cheap
             cells = list(grid(plan, count, engine, rates, under))
             sweep([spec for _, spec in cells], out, teller=teller, what=f"{count} models on {engine}")
-            found = tasks(spec for _, spec in cells)
-            _again(found, out, plan.again, teller)
-            runs = [(label, out / task.spec.folder) for (label, _), task in zip(cells, found, strict=True)]
+            scheduled = tasks(spec for _, spec in cells)
+            _again(scheduled, out, plan.again, teller)
+            runs = [(label, out / task.spec.folder) for (label, _), task in zip(cells, scheduled, strict=True)]
             table = tidy.scores(score.scorable(label, run, under) for label, run in runs).to_pandas()
             frames.append(_lines(table, side, count, {rate: share for share, rate in rates.items()}, under.definition))
             notes += _skipped(table, side)
@@ -110,7 +110,7 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
 def grid(
     plan: Plan, count: int, engine: str, rates: dict[float, float], under: SloTarget
 ) -> Iterator[tuple[str, Spec]]:
-    """Yield the runs with systems side by side in time, so that whatever drifts meets all of them."""
+    """Yield the runs with systems side by side in time, so that a drift of the machine meets all of them."""
     base = plan.spec(count, engine)
     for rate in rates.values():
         for seed in range(plan.repeats):
@@ -119,12 +119,12 @@ def grid(
                 yield spec.label, under.spec(replace(spec, rate_scale=rate, seed=seed))
 
 
-def _again(found: Sequence[Task], out: Path, times: int, teller: Teller) -> None:
+def _again(done: Sequence[Task], out: Path, times: int, teller: Teller) -> None:
     """Make invalid runs again, the last one of which is kept."""
     for _ in range(times):
-        invalid = [task for task in found if (record.meta(out / task.spec.folder).get("verdict") or {}).get("reasons")]
-        for done, task in enumerate(invalid):
-            teller.progress("invalid runs again", done, len(invalid))
+        invalid = [task for task in done if (record.meta(out / task.spec.folder).get("verdict") or {}).get("reasons")]
+        for count, task in enumerate(invalid):
+            teller.progress("invalid runs again", count, len(invalid))
             execute(task.spec, out, task.code)
 
 
@@ -156,20 +156,20 @@ def slo_rule(plan: Plan) -> str:
 
 def _lines(table: pd.DataFrame, side: str, count: int, shares: dict[float, float], attainment: str) -> pd.DataFrame:
     wanted = {attainment, *(f"{metric}_p{q}_s" for metric in METRICS for q in QUANTILES)}
-    own = table[(table["over"] == "pooled") & table["definition"].isin(wanted) & table["skipped"].isna()]
-    load = [f"{count} models, {100 * shares[rate]:.0f} %" for rate in own["rate_scale"]]
+    rows = table[(table["over"] == "pooled") & table["definition"].isin(wanted) & table["skipped"].isna()]
+    load = [f"{count} models, {100 * shares[rate]:.0f} %" for rate in rows["rate_scale"]]
     return pd.DataFrame(
         {
-            "condition": load, "label": own["label"].astype(str), "seed": own["seed"], "side": side,
-            "measure": own["definition"].astype(str), "value": own["value"], "invalid": own["invalid"].notna(),
+            "condition": load, "label": rows["label"].astype(str), "seed": rows["seed"], "side": side,
+            "measure": rows["definition"].astype(str), "value": rows["value"], "invalid": rows["invalid"].notna(),
         }
     )  # fmt: skip
 
 
 def _skipped(table: pd.DataFrame, side: str) -> Iterator[str]:
-    """List systems that did not run, and why; and why runs measured something else."""
+    """List systems that did not run, and invalid runs, each with the reason."""
     for column, says in (("skipped", "cannot run on"), ("infeasible", "does not fit on"), ("invalid", "invalid on")):
         rows = table[table[column].notna()].drop_duplicates(["run"])
-        for label, own in rows.groupby(table["label"].astype(str), sort=False):
-            if len(own):
-                yield f"{label} {says} {side}: {own[column].astype(str).iloc[0]} ({len(own)} runs)"
+        for label, group in rows.groupby(table["label"].astype(str), sort=False):
+            if len(group):
+                yield f"{label} {says} {side}: {group[column].astype(str).iloc[0]} ({len(group)} runs)"

@@ -1,4 +1,4 @@
-"""Whether the simulator predicts servers: how both rank systems, then how far attainment and latencies are off.
+"""The simulator beside servers: how both rank systems, then errors of attainment and latencies.
 
 Everything is judged on scored runs of the same specs on both: a condition is all of a spec but system and seed, and a
 repeat is a seed. A pair of systems counts where the servers themselves tell it apart: at least REPEATS valid repeats,
@@ -45,7 +45,7 @@ class Pair(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """What the simulator says of what the servers tell apart."""
+        """The simulator's ranking of a pair that the servers tell apart."""
         if self.servers.n < REPEATS:
             return "too few"
         if self.servers.low is None or not self.servers.low > 0.0:
@@ -56,7 +56,7 @@ class Pair(NamedTuple):
 
     @property
     def far(self) -> bool:
-        """Whether a large difference was predicted."""
+        """True if a large difference was predicted."""
         return abs(self.simulator.mean) >= FAR
 
 
@@ -86,30 +86,30 @@ def valid(frame: pd.DataFrame) -> pd.DataFrame:
 
 def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
     """Compare every pair of systems under each condition; `measure` is the attainment that is compared."""
-    kept, found = valid(frame), list[Pair]()
+    kept, compared = valid(frame), list[Pair]()
     kept = kept[kept["measure"] == measure]
-    for condition, own in frame[frame["measure"] == measure].groupby("condition", sort=False):
-        seeds = {label: set(rows["seed"]) for label, rows in own.groupby("label", sort=False)}
+    for condition, group in frame[frame["measure"] == measure].groupby("condition", sort=False):
+        seeds = {label: set(rows["seed"]) for label, rows in group.groupby("label", sort=False)}
         runs = {
             (label, side): dict(zip(rows["seed"].tolist(), rows[side].tolist(), strict=True))
             for label, rows in kept[kept["condition"] == condition].groupby("label", sort=False)
             for side in (SERVERS, SIMULATOR)
         }
-        for one, other in combinations(seeds, 2):
-            common = runs.get((one, SERVERS), {}).keys() & runs.get((other, SERVERS), {}).keys()
+        for left, right in combinations(seeds, 2):
+            common = runs.get((left, SERVERS), {}).keys() & runs.get((right, SERVERS), {}).keys()
             if not common:
                 continue
-            theirs, ours = (paired(runs[one, side], runs[other, side]) for side in (SERVERS, SIMULATOR))
-            first, second = str(one), str(other)
+            theirs, ours = (paired(runs[left, side], runs[right, side]) for side in (SERVERS, SIMULATOR))
+            first, second = str(left), str(right)
             if theirs.mean < 0.0:
                 theirs, ours, first, second = _turned(theirs), _turned(ours), second, first
-            left_out = len(seeds[one] | seeds[other]) - len(common)
-            found.append(Pair(str(condition), first, second, theirs, ours, left_out))
-    return found
+            left_out = len(seeds[left] | seeds[right]) - len(common)
+            compared.append(Pair(str(condition), first, second, theirs, ours, left_out))
+    return compared
 
 
 def _turned(x: Estimate) -> Estimate:
-    """Return the difference the other way round."""
+    """Return the difference with the two sides exchanged."""
     low, high = (None if bound is None else -bound for bound in (x.high, x.low))
     return replace(x, mean=-x.mean, low=low, high=high)
 
@@ -119,10 +119,10 @@ def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
 
     A quantile that is infinite on either side, because so many requests never end, has no error.
     """
-    kept, found = valid(frame), list[Cell]()
+    kept, scored = valid(frame), list[Cell]()
     for measure in (attainment, *(f"{metric}_p{q}_s" for metric in METRICS for q in QUANTILES)):
-        for (condition, label), own in kept[kept["measure"] == measure].groupby(["condition", "label"], sort=False):
-            theirs, ours = own[SERVERS].to_numpy(np.float64), own[SIMULATOR].to_numpy(np.float64)
+        for (condition, label), group in kept[kept["measure"] == measure].groupby(["condition", "label"], sort=False):
+            theirs, ours = group[SERVERS].to_numpy(np.float64), group[SIMULATOR].to_numpy(np.float64)
             spread = error = math.nan
             if np.isfinite(theirs).all() and np.isfinite(ours).all():
                 unit = 1.0 if measure == attainment else theirs
@@ -130,23 +130,23 @@ def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
                 if len(theirs) > 1:
                     spread = float(np.std(theirs, ddof=1)) / float(np.mean(unit))
             values = float(theirs.mean()), spread, float(ours.mean()), error
-            found.append(Cell(str(condition), str(label), measure, len(own), *values))
-    return found
+            scored.append(Cell(str(condition), str(label), measure, len(group), *values))
+    return scored
 
 
 # ------------------------------------------------------------------ in words
 
 
-def summary(found: Sequence[Pair]) -> list[str]:
-    """Say whether both rank alike, and whether that was enough to tell."""
-    told = [pair for pair in found if pair.verdict in {"alike", "wrong", "no difference"}]
+def summary(compared: Sequence[Pair]) -> list[str]:
+    """Say whether both rank alike, and whether the pairs are enough to judge by."""
+    told = [pair for pair in compared if pair.verdict in {"alike", "wrong", "no difference"}]
     counts = {
-        verdict: sum(pair.verdict == verdict for pair in found) for verdict in ("alike", "wrong", "no difference")
+        verdict: sum(pair.verdict == verdict for pair in compared) for verdict in ("alike", "wrong", "no difference")
     }
     far = sum(pair.far for pair in told)
-    said = f"ranks {counts['alike']} alike, {counts['wrong']} wrongly, sees no difference in {counts['no difference']}"
-    lines = [f"{len(told)} of {len(found)} pairs are told apart by the servers: the simulator {said}"]
-    few = sum(pair.verdict == "too few" for pair in found)
+    ranks = f"ranks {counts['alike']} alike, {counts['wrong']} wrongly, sees no difference in {counts['no difference']}"
+    lines = [f"{len(told)} of {len(compared)} pairs are told apart by the servers: the simulator {ranks}"]
+    few = sum(pair.verdict == "too few" for pair in compared)
     if few:
         lines.append(f"{few} pairs have fewer than {REPEATS} valid repeats, and count for nothing")
     enough = len(told) >= PAIRS and 2 * far >= len(told)
@@ -161,10 +161,10 @@ def summary(found: Sequence[Pair]) -> list[str]:
     return lines
 
 
-def pair_rows(found: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
+def pair_rows(compared: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
     """Yield a table of all pairs, with those first that the servers tell apart by most."""
     yield "condition", "better on servers", "worse", "repeats", "servers, points", "simulator", "ranked"
-    for pair in sorted(found, key=lambda pair: (pair.verdict == "too few", -pair.servers.mean)):
+    for pair in sorted(compared, key=lambda pair: (pair.verdict == "too few", -pair.servers.mean)):
         invalid = f" ({pair.invalid} left out)" if pair.invalid else ""
         yield (
             pair.condition, pair.first, pair.second, f"{pair.servers.n}{invalid}", _points(pair.servers),
@@ -176,7 +176,7 @@ def _points(difference: Estimate) -> str:
     return estimate.text(difference.times(100), POINTS)
 
 
-def cell_rows(found: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ...]]:
+def cell_rows(scored: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ...]]:
     """Yield a table of each system under each condition: attainment, then errors in %.
 
     Beside each error stands the servers' own spread.
@@ -184,8 +184,8 @@ def cell_rows(found: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ...
     columns = [f"{metric}_p{q}_s" for metric in METRICS for q in QUANTILES]
     heads = (f"{metric.upper()} P{q} %" for metric in METRICS for q in QUANTILES)
     yield "condition", "system", "repeats", "servers", "simulator", "off", *heads
-    by = {(cell.condition, cell.label, cell.measure): cell for cell in found}
-    for cell in (cell for cell in found if cell.measure == attainment):
+    by = {(cell.condition, cell.label, cell.measure): cell for cell in scored}
+    for cell in (cell for cell in scored if cell.measure == attainment):
         others = [by.get((cell.condition, cell.label, name)) for name in columns]
         yield (
             cell.condition, cell.label, str(cell.n), f"{100 * cell.servers:.1f}", f"{100 * cell.simulator:.1f}",
@@ -199,12 +199,12 @@ def _error(cell: Cell | None) -> str:
     return f"{100 * cell.error:+.0f} (±{100 * cell.spread:.0f})"
 
 
-def aims(found: Sequence[Cell]) -> list[str]:
+def aims(scored: Sequence[Cell]) -> list[str]:
     """Say how many cells are within the aim of each quantile, and the median error."""
     lines = []
     for metric in METRICS:
         for q in QUANTILES:
-            off = np.abs([c.error for c in found if c.measure == f"{metric}_p{q}_s" and not math.isnan(c.error)])
+            off = np.abs([c.error for c in scored if c.measure == f"{metric}_p{q}_s" and not math.isnan(c.error)])
             if not len(off):
                 continue
             aim = AIMS.get(q)

@@ -43,8 +43,8 @@ def replayed(
 
 def _priced(config: Config, host: quantities.HostProfile | None, quantum_s: float | None) -> Machine:
     """Return the machine of a config, with another host profile and quantum if they are given."""
-    found = _machine(config.models, config.gpu, config.host, host or quantities.host(config.host, config.gpu))
-    return found._replace(quantum_s=quantities.quantum_s() if quantum_s is None else quantum_s)
+    priced = _machine(config.models, config.gpu, config.host, host or quantities.host(config.host, config.gpu))
+    return priced._replace(quantum_s=quantities.quantum_s() if quantum_s is None else quantum_s)
 
 
 @lru_cache(maxsize=64)  # a fit runs many loads on few machines, whose cost tables take longer than the runs

@@ -9,7 +9,7 @@ there (50b8c51) and of its -baseline (22f605a): vLLM 0.14, .15 of the card for e
 .90 for all (kvcached_gpu_utilization), no prefix cache. vLLM's defaults on so large a card are 1,024 sequences and
 8,192 tokens a step.
 
-The card stands in for one that nobody names (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`fit_card`).
+The card stands in for an unnamed one (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`fit_card`).
 What a process holds beside weights comes from the first instance of the static split (`process`), peak by peak: an
 interval. Where no row tells, it is what the parts of a process add up to. The models are plain processes, without MPS,
 so they take turns on the card (`sharing=turns`). Nothing else is fitted, least of all the reserve and pages' size.
@@ -75,12 +75,12 @@ class Load(NamedTuple):
 
     @property
     def fitted(self) -> bool:
-        """Whether it is the one that the card was fitted on."""
+        """True for the load on which the card was fitted."""
         return (self.shape.name, self.models, self.prompt, self.cap) == FITTED
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its models, in the order of their instances."""
+        """Names of its models, in the order of their instances."""
         return tuple(f"m{k}" for k in range(1, self.models + 1))
 
 
@@ -92,14 +92,14 @@ class Measured(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a file holds."""
+    """Measured loads of a file, and what was skipped."""
 
     found: list[Measured]
     skipped: list[Skipped]
 
 
 class Held(NamedTuple):
-    """What a process holds beside weights: the least, the mean and the largest, and the peaks that tell it."""
+    """Bytes of a process beside weights: the least, the mean and the largest, and the peaks behind them."""
 
     low: float
     mean: float
@@ -112,8 +112,8 @@ class Held(NamedTuple):
 
 def files(folder: Path) -> list[Path]:
     """Return the CSVs of this form: in a folder or the folders in it, or the file itself."""
-    found = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("*/*.csv")))
-    return [path for path in found if set(COLUMNS) <= set(_header(path))]
+    paths = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("*/*.csv")))
+    return [path for path in paths if set(COLUMNS) <= set(_header(path))]
 
 
 def _header(path: Path) -> list[str]:
@@ -147,8 +147,8 @@ def _shape(row: Row) -> Shape:
     name = row.values.get("model") or SIZES.get(size)
     if name is None:
         raise UnknownName(f'size_b "{size}" names no model; a column `model` does')
-    found = row.given(name) or shape(names.model(name, row.shapes))
-    return found._replace(max_tokens=max(found.max_tokens, row.count("prompt") + row.count("completion")))
+    chosen = row.given(name) or shape(names.model(name, row.shapes))
+    return chosen._replace(max_tokens=max(chosen.max_tokens, row.count("prompt") + row.count("completion")))
 
 
 def _row(row: Row) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def process(run: Measured) -> Held:
     queued = (rows["system"] == "static") & (rows["instance"] == 1) & (rows["mean_ttft_s"] > LOW_S)
     few = rows[queued].sort_values("peak").head(FEW)
     most = _most_bytes(load) / GIB
-    found: dict[int, float] = {}
+    bytes_by_peak: dict[int, float] = {}
     for peak, want in zip(few["peak"].tolist(), few["mean_ttft_s"].tolist(), strict=True):
 
         def excess(gib: float, peak: int = peak, want: float = want) -> float:
@@ -246,13 +246,13 @@ def process(run: Measured) -> Held:
             return float(got["mean_ttft_s"].iloc[0]) - want
 
         if most > 0 and excess(0.0) < 0 < excess(most):
-            found[peak] = brentq(excess, 0.0, most, xtol=0.02) * GIB
-    if not found:
+            bytes_by_peak[peak] = brentq(excess, 0.0, most, xtol=0.02) * GIB
+    if not bytes_by_peak:
         parts = machine.parts(config(load, 1, None), Served("m1", load.shape))
         beside = (1 - SHARE) * quantities.gpu(GPU).mem_bytes / load.models
         return Held(*(parts.inside + max(0.0, parts.outside - beside),) * 3)
-    held = list(found.values())
-    return Held(min(held), float(np.mean(held)), max(held), tuple(found))
+    held = list(bytes_by_peak.values())
+    return Held(min(held), float(np.mean(held)), max(held), tuple(bytes_by_peak))
 
 
 def _most_bytes(load: Load) -> float:
@@ -299,45 +299,45 @@ def points(run: Measured, held: Held, tell: Tell | None = None) -> pd.DataFrame:
 
 def mean_ttft_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> float:
     """Return the mean TTFT over all instances, which were asked equally often."""
-    own = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
-    return float(own["mean_ttft_s"].mean())
+    rows = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
+    return float(rows["mean_ttft_s"].mean())
 
 
 def tpot_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> NDArray[np.float64]:
     """Return the mean TPOT of each instance, in their order, in s."""
-    own = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
-    return own.sort_values("instance")["mean_tpot_s"].to_numpy(np.float64)
+    rows = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
+    return rows.sort_values("instance")["mean_tpot_s"].to_numpy(np.float64)
 
 
 def congested(frame: pd.DataFrame, who: str, peak: int) -> int:
     """Count the instances of the static split with a median TTFT above a second."""
-    own = frame[(frame["who"] == who) & (frame["system"] == "static") & (frame["peak"] == peak)]
-    return int((own["median_ttft_s"] > LOW_S).sum())
+    rows = frame[(frame["who"] == who) & (frame["system"] == "static") & (frame["peak"] == peak)]
+    return int((rows["median_ttft_s"] > LOW_S).sum())
 
 
 def knee(frame: pd.DataFrame, who: str) -> int | None:
     """Return the first peak at which some instance of elastic memory has a P99 TTFT above a second; None if none."""
-    own = frame[(frame["who"] == who) & (frame["system"] == "elastic") & (frame["p99_ttft_s"] > LOW_S)]
-    return None if own.empty else int(own["peak"].min())
+    rows = frame[(frame["who"] == who) & (frame["system"] == "elastic") & (frame["p99_ttft_s"] > LOW_S)]
+    return None if rows.empty else int(rows["peak"].min())
 
 
 def scores(frame: pd.DataFrame) -> list[str]:
     """Return a line a system: median and P95 of the absolute errors of its rows' means."""
     told = []
-    for name, own in frame[frame["who"] == "measured"].groupby("system", sort=False):
-        both = own.merge(frame[frame["who"] == "ours"], on=KEYS, suffixes=("", "_ours"))
-        off = {said: 100 * (both[f"{metric}_ours"] / both[metric] - 1).abs() for metric, said in SCORED.items()}
-        each = ", ".join(f"{said} {error.median():.1f}/{error.quantile(0.95):.1f}" for said, error in off.items())
+    for name, rows in frame[frame["who"] == "measured"].groupby("system", sort=False):
+        both = rows.merge(frame[frame["who"] == "ours"], on=KEYS, suffixes=("", "_ours"))
+        off = {label: 100 * (both[f"{metric}_ours"] / both[metric] - 1).abs() for metric, label in SCORED.items()}
+        each = ", ".join(f"{label} {error.median():.1f}/{error.quantile(0.95):.1f}" for label, error in off.items())
         told.append(f"{name}, {len(both)} rows, median/P95 % of the error of means: {each}")
     return told
 
 
 def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
-    """List the simulated results of a load, what stands behind them, and the aims for the load of the fit."""
+    """List the simulated results of a load, their basis, and the aims for the load of the fit."""
     there = dict.fromkeys(frame.loc[frame["who"] == "measured", ["system", "peak"]].itertuples(index=False, name=None))
     lines = [*_behind(load, held), *scores(frame)]
 
-    def said(name: str, peak: int) -> str:
+    def compared(name: str, peak: int) -> str:
         got, low, high, fluid = (mean_ttft_s(frame, who, name, peak) for who in ("ours", "low", "high", "fluid"))
         want, digits = mean_ttft_s(frame, "measured", name, peak), 1 if load.fitted else 3
         return (
@@ -351,13 +351,13 @@ def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
     else:
         last = ""
     if not load.fitted:
-        return [*lines, *(f"{said(*one)}: no aim" for one in there), *filter(None, [last])]
+        return [*lines, *(f"{compared(*cell)}: no aim" for cell in there), *filter(None, [last])]
     missed = 0
     for peak in AIM_PEAKS:
         if ("static", peak) in there:
             error = mean_ttft_s(frame, "ours", "static", peak) / mean_ttft_s(frame, "measured", "static", peak) - 1
             missed += abs(error) > AIM
-            lines.append(f"{said('static', peak)}: {verdict(abs(error) <= AIM)} (within {100 * AIM:.0f} %)")
+            lines.append(f"{compared('static', peak)}: {verdict(abs(error) <= AIM)} (within {100 * AIM:.0f} %)")
     for peak in range(25, 31):
         if ("static", peak) in there:
             want, got = (congested(frame, who, peak) for who in ("measured", "ours"))
@@ -366,17 +366,18 @@ def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
                 f"static instances with a median TTFT above 1 s at peak {peak}: measured {want}, ours {got}:"
                 f" {verdict(abs(got - want) <= 1)} (within 1)"
             )
-    lines += [f"{said('elastic', peak)}: no aim" for peak in REPORTED if ("elastic", peak) in there]
+    lines += [f"{compared('elastic', peak)}: no aim" for peak in REPORTED if ("elastic", peak) in there]
     for name, peak in TPOT_PEAKS:
         if (name, peak) in there:
             each = {who: tpot_s(frame, who, name, peak) for who in ("measured", "ours", "fluid")}
-            said_ms = ", ".join(f"{who} {'/'.join(f'{1e3 * x:.0f}' for x in one)}" for who, one in each.items())
-            lines.append(f"{name} TPOT at peak {peak}, by instance: {said_ms} ms: no aim")
+            times_ms = ", ".join(f"{who} {'/'.join(f'{1e3 * x:.0f}' for x in times)}" for who, times in each.items())
+            lines.append(f"{name} TPOT at peak {peak}, by instance: {times_ms} ms: no aim")
     lines += filter(None, [last])
     if missed:
         lines.append(
             "not modelled here: a static instance that lacks memory takes longer a token than its batch explains, also"
-            " the first, before it has neighbours; kvcached keeps up to 20 freed pages mapped in each process, not 5"
+            " the first, before it has neighbours. The library kvcached keeps up to 20 freed pages mapped in each"
+            " process, not 5"
         )
     return lines
 

@@ -34,7 +34,7 @@ HEAD = (
 
 
 def ours(
-    found: Sequence[Case],
+    cases: Sequence[Case],
     host: quantities.HostProfile | None = None,
     draw: int | None = None,
     tell: Callable[[int], None] | None = None,
@@ -45,11 +45,11 @@ def ours(
     too. `host` replaces the settings' own profile: what a fit tries.
     """
     ran: dict[Setting, requests.Rows | None] = {}
-    for setting in dict.fromkeys(case.setting for case in found):
+    for setting in dict.fromkeys(case.setting for case in cases):
         if tell is not None:
             tell(len(ran))
         ran[setting] = _ran(setting, host, None if draw is None else SEEDS * len(ran) + draw)
-    return [_measures(case.setting, case.stage, ran[case.setting]) for case in found]
+    return [_measures(case.setting, case.stage, ran[case.setting]) for case in cases]
 
 
 def _ran(setting: Setting, host: quantities.HostProfile | None, seed: int | None) -> requests.Rows | None:
@@ -97,20 +97,20 @@ def unscored(setting: Setting, metric: str) -> str:
     return "start unknown" if waves and metric == "ttft" else ""
 
 
-def points(found: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) -> pd.DataFrame:
+def points(cases: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) -> pd.DataFrame:
     """Return measured beside simulated values: a line for each case and metric, in the order of the cases.
 
     `ours` and `error` are without noise; `spread` is the standard deviation over seeds and `real_spread` that over rows
     of equal conditions, both relative.
     """
-    runs = len({case.setting for case in found})
+    runs = len({case.setting for case in cases})
     told = tell or (lambda _done, _of: None)
-    plain = ours(found, tell=lambda done: told(done, runs * (1 + seeds)))
-    drawn = [ours(found, None, k, lambda done, k=k: told(runs * (1 + k) + done, runs * (1 + seeds)))  # type: ignore[misc]
+    plain = ours(cases, tell=lambda done: told(done, runs * (1 + seeds)))
+    drawn = [ours(cases, None, k, lambda done, k=k: told(runs * (1 + k) + done, runs * (1 + seeds)))  # type: ignore[misc]
              for k in range(seeds)]  # fmt: skip
     told(runs * (1 + seeds), runs * (1 + seeds))
     lines = []
-    for at, (case, values) in enumerate(zip(found, plain, strict=True)):
+    for at, (case, values) in enumerate(zip(cases, plain, strict=True)):
         setting = case.setting
         for metric, measured in case.measured.items():
             each, why = [draw[at][metric] for draw in drawn], unscored(setting, metric)
@@ -213,7 +213,7 @@ def worst(frame: pd.DataFrame, most: int = 10) -> pd.DataFrame:
 
 
 def notes(frame: pd.DataFrame) -> list[str]:
-    """List what a reader of the scores must know: errors of refits, runs that are far off, what is not checked."""
+    """List caveats of the scores: errors of refits, runs that are far off, conditions that are not checked."""
     slower, faster, of = sides(frame)
     percent = f"{100 * (SLOW - 1):.0f} %"
     new = sorted({(e, g) for e, g in zip(frame["engine"], frame["gpu"], strict=True) if not checked(g, e)})

@@ -21,19 +21,19 @@ EVERY = 100  # cases between two lines of progress
 
 
 def groups() -> list[str]:
-    """The modules that hold cases, a group each."""
-    names = (one.name for one in pkgutil.iter_modules(package.__path__) if one.name != "__main__")
+    """Return the modules that hold cases, a group each."""
+    names = (module.name for module in pkgutil.iter_modules(package.__path__) if module.name != "__main__")
     return [name for name in names if hasattr(import_module(f"tests.fuzz.{name}"), "cases")]
 
 
 def cases(group: str, here: Path) -> Iterator[Case]:
-    """The cases of a group, the same ones always; files that they need are written below a folder."""
+    """Yield the cases of a group, the same ones always; files that they need are written below a folder."""
     (folder := here / group).mkdir(parents=True)
     yield from import_module(f"tests.fuzz.{group}").cases(folder, random.Random(f"{SEED} {group}"))
 
 
 def main() -> int:
-    """Run what was asked for; 1 where any end is bad."""
+    """Run what was asked for; return 1 where any end is bad."""
     known = groups()
     asked = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     asked.add_argument("--group", choices=known, action="append", help="only this one (repeat)")
@@ -48,19 +48,19 @@ def main() -> int:
         every = [case for case in every if given.only in case.name]
         if given.sample is not None:
             every = random.Random(SEED).sample(every, min(given.sample, len(every)))
-        found, bad, cpu_s = Counter[str](), Counter[str](), 0.0
+        ended, bad, cpu_s = Counter[str](), Counter[str](), 0.0
         for done, end in enumerate(judge.ends(every, here / "runs", given.workers), 1):
             group = end.case.name.partition("/")[0]
-            found[group] += 1
+            ended[group] += 1
             cpu_s += end.cpu_s
             if why := end.bad:
                 bad[group] += 1
                 print(f"BAD {end.case.name}: {why}\n  {end.command}\n  {end.line[:300]}", flush=True)
             if done % EVERY == 0:
                 print(f"{done} of {len(every)}, {bad.total()} bad, {cpu_s:.0f} s of processor time", flush=True)
-    for group in found:
-        print(f"{group}: {found[group]} cases, {bad[group]} bad")
-    print(f"{found.total()} cases, {bad.total()} bad")
+    for group in ended:
+        print(f"{group}: {ended[group]} cases, {bad[group]} bad")
+    print(f"{ended.total()} cases, {bad.total()} bad")
     return int(bad.total() > 0)
 
 

@@ -11,7 +11,7 @@ Around = Literal["", "stdout closed", "stderr closed", "reader gone", "folder go
 
 
 class Case(NamedTuple):
-    """What is run, in an empty folder, and what is asked of its end."""
+    """A command line for an empty folder, and the end that is asked of it."""
 
     name: str  # group/what
     argv: tuple[str, ...]  # of bench

@@ -152,7 +152,7 @@ POLICIES: dict[str, dict[str, str]] = {
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Each command that takes a path or a name, and runs under odd settings."""
+    """Yield each command that takes a path or a name, and runs under odd settings."""
     (here / "empty").mkdir()
     (here / "file").write_text("mine")
     (here / "loop").symlink_to(here / "loop")

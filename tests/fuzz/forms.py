@@ -297,7 +297,7 @@ LONG = "'''" + "x" * 100000 + "'''"
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Every form: files that are no TOML, a line too few or too many, odd values of every key."""
+    """Yield every form: files that are no TOML, a line too few or too many, odd values of every key."""
     specs, folder = 0, here / "spec"
     folder.mkdir()
 
@@ -320,7 +320,7 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
         (path := folder / f"{what}.toml").write_bytes(content)
         yield Case(f"forms/spec {what}", ("run", str(path), "--dry-run", "-o", "res"), path.name, accept=False)
     for form, (argv, sound, most) in FORMS.items():
-        (own := here / form).mkdir()
+        (place := here / form).mkdir()
         texts = [(what, text, "", True) for what, text in pools.mutated(sound)]
         odd = [(f"{key} = {value[:40]}", text, "", value not in NEVER) for key, value, text in pools.swapped(sound)]
         keys = len(odd) // len(pools.ODD)
@@ -328,17 +328,17 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
         for line in KEYS.get(form, ()):
             texts.append((f"{line[:60]!r} wrong", _with(sound, line), "", False))
         for number, (what, text, culprit, accept) in enumerate(texts):
-            (path := own / f"{number}.toml").write_text(text)
+            (path := place / f"{number}.toml").write_text(text)
             yield Case(f"forms/{form} {what}", _named(argv, path), culprit, accept)
         for what, content in pools.NO_TOML.items():
-            (path := own / f"{what}.toml").write_bytes(content)
+            (path := place / f"{what}.toml").write_bytes(content)
             fine = (form, what) in {("table", "empty")}
             yield Case(f"forms/{form} {what}", _named(argv, path), "" if fine else path.name, accept=fine)
-        (own / "folder.toml").mkdir()
-        (own / "loop.toml").symlink_to(own / "loop.toml")
-        (own / "zero.toml").symlink_to("/dev/zero")
+        (place / "folder.toml").mkdir()
+        (place / "loop.toml").symlink_to(place / "loop.toml")
+        (place / "zero.toml").symlink_to("/dev/zero")
         for what in ("folder", "loop", "zero", "none"):
-            yield Case(f"forms/{form} {what}", _named(argv, own / f"{what}.toml"), f"{what}.toml", accept=False)
+            yield Case(f"forms/{form} {what}", _named(argv, place / f"{what}.toml"), f"{what}.toml", accept=False)
 
 
 def _named(argv: Sequence[str], path: Path) -> tuple[str, ...]:
@@ -346,10 +346,10 @@ def _named(argv: Sequence[str], path: Path) -> tuple[str, ...]:
 
 
 def _with(sound: str, line: str) -> str:
-    """The sound file with this line in place of the first of the same key, else before the first table."""
+    """Return the sound file with this line in place of the first of the same key, else before the first table."""
     key = line.partition(" = ")[0]
     lines = sound.splitlines()
-    at = next((k for k, one in enumerate(lines) if one.partition(" = ")[0] == key), None)
+    at = next((k for k, row in enumerate(lines) if row.partition(" = ")[0] == key), None)
     if at is None:
         return f"{line}\n{sound}" if not line.startswith("[") else f"{sound}{line}\n"
     return "\n".join([*lines[:at], line, *lines[at + 1 :]]) + "\n"

@@ -1,11 +1,12 @@
-"""Runs cases, each in a process forked from one that has imported the bench already, and says what is bad about an end.
+"""A judge of cases: each runs in a process forked from one that has imported the bench, and a bad end has its reason.
 
-A good end is exit code 2 (of `bench check` also 1), one line that names the culprit, and an empty folder; or exit code
-0 where the case has it for sane. Either within limits of processor time and memory.
+A good end is exit code 2 (of `bench check` also 1), one line that names the culprit, and an empty folder. So is exit
+code 0 where the case has it for sane. Either stays within limits of processor time and memory.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import select
@@ -35,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class End(NamedTuple):
-    """How a case ended."""
+    """A case's end."""
 
     case: Case
     code: int  # exit code, or minus the signal
@@ -48,7 +49,7 @@ class End(NamedTuple):
 
     @property
     def bad(self) -> str:
-        """What is bad about it; "" where nothing is."""
+        """The fault of it; "" where it has none."""
         return "; ".join(_faults(self))
 
     @property
@@ -80,16 +81,16 @@ def _faults(end: End) -> Iterator[str]:
     if end.code != 2 and not (end.code == 1 and case.argv[:1] == ("check",)):
         yield f"exit code {end.code}"
         return
-    said = end.err.splitlines()
-    while said and (not said[0] or said[0].startswith(USAGE)):
-        said.pop(0)
-    if not said and not end.out and case.around != "stderr closed":
+    lines = end.err.splitlines()
+    while lines and (not lines[0] or lines[0].startswith(USAGE)):
+        lines.pop(0)
+    if not lines and not end.out and case.around != "stderr closed":
         yield "no line"
-    elif len(said) > 1:
-        yield f"{len(said)} lines on stderr"
-    if case.culprit and case.culprit not in (end.err if said else end.out):
+    elif len(lines) > 1:
+        yield f"{len(lines)} lines on stderr"
+    if case.culprit and case.culprit not in (end.err if lines else end.out):
         yield f'"{case.culprit}" is not named'
-    if said and end.left:  # where stderr is empty, a part of what was asked for is done and told
+    if lines and end.left:  # where stderr is empty, a part of what was asked for is done and told
         yield f"left {', '.join(end.left[:3])}"
 
 
@@ -177,7 +178,7 @@ class _Running(NamedTuple):
 
 
 def ends(cases: Iterable[Case], folder: Path, workers: int = 1) -> Iterator[End]:
-    """Run cases below a folder, some at once; yields each when it has ended."""
+    """Run cases below a folder, some at once; yield each when it has ended."""
     left, running, number = iter(cases), dict[int, _Running](), 0
     poll = select.poll()
     more = True
@@ -187,40 +188,40 @@ def ends(cases: Iterable[Case], folder: Path, workers: int = 1) -> Iterator[End]
             if case is None:
                 more = False
                 break
-            own = folder / f"run-{number}"
+            run_folder = folder / f"run-{number}"
             number += 1
-            started = _started(case, own)
+            started = _started(case, run_folder)
             running[started.fd] = started
             poll.register(started.fd, select.POLLIN)
         for fd, _ in poll.poll(1000):
             poll.unregister(fd)
             yield _ended(running.pop(fd), late=False)
-        for one in [one for one in running.values() if time.monotonic() > one.until_s]:
-            poll.unregister(one.fd)
-            yield _ended(running.pop(one.fd), late=True)
+        for run in [run for run in running.values() if time.monotonic() > run.until_s]:
+            poll.unregister(run.fd)
+            yield _ended(running.pop(run.fd), late=True)
 
 
-def _started(case: Case, own: Path) -> _Running:
-    (own / "cwd").mkdir(parents=True)
+def _started(case: Case, folder: Path) -> _Running:
+    (folder / "cwd").mkdir(parents=True)
     sys.stdout.flush()
     sys.stderr.flush()
     if not (pid := os.fork()):
-        _child(case, own)
-    return _Running(case, own, pid, os.pidfd_open(pid), time.monotonic() + WALL_S)
+        _child(case, folder)
+    return _Running(case, folder, pid, os.pidfd_open(pid), time.monotonic() + WALL_S)
 
 
-def _ended(one: _Running, *, late: bool) -> End:
+def _ended(run: _Running, *, late: bool) -> End:
     if late:
-        _kill(one.pid)
-    _, status, usage = os.wait4(one.pid, 0)
-    os.close(one.fd)
-    _kill(one.pid)  # what it started and left behind
-    out, err = ((one.folder / name).read_text("utf-8", "replace") for name in ("out", "err"))
-    cwd = one.folder / "cwd"
+        _kill(run.pid)
+    _, status, usage = os.wait4(run.pid, 0)
+    os.close(run.fd)
+    _kill(run.pid)  # what it started and left behind
+    out, err = ((run.folder / name).read_text("utf-8", "replace") for name in ("out", "err"))
+    cwd = run.folder / "cwd"
     left = tuple(str(path.relative_to(cwd)) for path in sorted(cwd.rglob("*")) if not path.is_dir())
-    rmtree(one.folder)
+    rmtree(run.folder)
     return End(
-        one.case,
+        run.case,
         os.waitstatus_to_exitcode(status),
         usage.ru_utime + usage.ru_stime,
         usage.ru_maxrss << 10,
@@ -238,26 +239,28 @@ def _kill(group: int) -> None:
         return
 
 
-def _child(case: Case, own: Path) -> NoReturn:
+def _child(case: Case, folder: Path) -> NoReturn:
     """Become the command. Never returns into the process that was forked."""
     code = 1
     try:
         os.setsid()
         for fd, name in ((0, ""), (1, "out"), (2, "err")):
-            path, flags = (own / name, os.O_WRONLY | os.O_CREAT) if name else (Path(os.devnull), os.O_RDONLY)
+            path, flags = (folder / name, os.O_WRONLY | os.O_CREAT) if name else (Path(os.devnull), os.O_RDONLY)
             os.dup2(os.open(path, flags, 0o600), fd)
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - the process's own
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         _limit()
-        os.chdir(own / "cwd")
+        os.chdir(folder / "cwd")
         for key, value in case.env.items():
             os.environ[key] = value
             if not value:
                 del os.environ[key]
         if case.env or case.around:
-            _exec(case, own)
+            _exec(case, folder)
+        from harness.cli import terminal
         from harness.cli.app import main
 
+        terminal.FIRST_S = math.inf  # a slow stage is no second line of an error
         main(args=list(case.argv), prog_name="bench")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -283,7 +286,7 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _exec(case: Case, own: Path) -> NoReturn:
+def _exec(case: Case, folder: Path) -> NoReturn:
     """Run the command in an interpreter of its own: its start is what is tried."""
     os.environ["PYTHONPATH"] = str(ROOT)
     if case.around == "stdout closed":
@@ -296,6 +299,6 @@ def _exec(case: Case, own: Path) -> NoReturn:
         os.dup2(to, 1)
         os.close(to)
     elif case.around == "folder gone":
-        (own / "cwd").rmdir()
-        (own / "cwd").parent.joinpath("gone").mkdir()
+        (folder / "cwd").rmdir()
+        (folder / "cwd").parent.joinpath("gone").mkdir()
     os.execv(sys.executable, [sys.executable, "-m", "harness", *case.argv])

@@ -63,7 +63,7 @@ MUST_FAIL = {  # values that no machine or load has
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """A file for each bad value, below `here`."""
+    """Yield a file for each bad value, below `here`."""
     numbers = count()
 
     def case(what: str, text: str | bytes, culprit: str = "", accept: bool = True) -> Case:

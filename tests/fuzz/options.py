@@ -487,7 +487,7 @@ SETS: Mapping[str, tuple[tuple[str, ...], Sequence[Option]]] = {
         (
             Option("--constants", [*LISTS, "nope", "pcie,nope", "PCIE", "a\nb"], ("pcie,pcie", "swap"), " "),
             Option("--systems", [*LISTS, "nope", "static", "static,nope"], (), " "),
-            *(one for one in SETTINGS if one.name in {"--rate-scale", "--slo", "--slo-scale", "--seeds"}),
+            *(option for option in SETTINGS if option.name in {"--rate-scale", "--slo", "--slo-scale", "--seeds"}),
         ),
     ),
     "study": ((*STUDY, "--dry-run"), STUDIES),
@@ -500,7 +500,7 @@ SETS: Mapping[str, tuple[tuple[str, ...], Sequence[Option]]] = {
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Each odd value of each option, then pairs of odd values that were drawn."""
+    """Yield each odd value of each option, then pairs of odd values that were drawn."""
     files(here)
     for command, (base, options) in SETS.items():
         words = filled(base, here)
@@ -515,8 +515,8 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
             for value in option.odd:
                 yield Case(f"options/{command} {option.name} {value[:40]!r} odd", (*argv, option.name, value))
         for number in range(PAIRS.get(command, 0)):
-            some = draw.sample([one for one in options if one.dry], 2)
-            given = [word for one in some for word in (one.name, draw.choice([*one.wrong, *one.odd]))]
+            some = draw.sample([option for option in options if option.dry], 2)
+            given = [word for option in some for word in (option.name, draw.choice([*option.wrong, *option.odd]))]
             yield Case(f"options/{command} pair {number}", (*words, *given))
 
 
@@ -524,12 +524,12 @@ PAIRS = {"compare": 40, "study": 20, "mock": 20, "convert": 20}
 
 
 def files(here: Path) -> None:
-    """What the command lines name."""
+    """Write the files that the command lines name."""
     (here / "mine.toml").write_text(SOUND)
     (here / "log.csv").write_text(LOG)
     (here / "empty").mkdir()
 
 
 def filled(words: Sequence[str], here: Path) -> tuple[str, ...]:
-    """A command line with the folder of its files in it."""
+    """Return a command line with the folder of its files in it."""
     return tuple(word.replace("{here}", str(here)) for word in words)

@@ -120,7 +120,7 @@ NO_TOML: dict[str, bytes] = {
 
 
 def mutated(text: str) -> Iterator[tuple[str, str]]:
-    """A sound file with one line left out, doubled, or cut, by what was done."""
+    """Yield a sound file with one line left out, doubled, or cut, by what was done."""
     lines = text.splitlines()
     for k, line in enumerate(lines):
         if not line.strip() or line.startswith("#"):
@@ -131,7 +131,7 @@ def mutated(text: str) -> Iterator[tuple[str, str]]:
 
 
 def swapped(text: str) -> Iterator[tuple[str, str, str]]:
-    """A sound file with the value of one key replaced by an odd one: (key, value, text)."""
+    """Yield a sound file with the value of one key replaced by an odd one: (key, value, text)."""
     lines = text.splitlines()
     for k, line in enumerate(lines):
         key, equals, _ = line.partition(" = ")

@@ -1,4 +1,4 @@
-"""What is wrong with the process itself: closed streams, a reader that left, the environment, a folder that is gone."""
+"""Faults of the process itself: closed streams, a reader that left, the environment, a folder that is gone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """A few commands under each."""
+    """Yield a few commands under each."""
     files(here)
     for what, words in COMMANDS.items():
         argv = filled(words, here)

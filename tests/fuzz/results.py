@@ -34,7 +34,7 @@ class Store(NamedTuple):
     run: str
 
     def copy(self, to: Path) -> Store:
-        """The same elsewhere."""
+        """Copy it to another folder."""
         shutil.copytree(self.top, to)
         return self._replace(top=to)
 
@@ -49,26 +49,26 @@ class Store(NamedTuple):
         return self.top / self.sweep / SCORED
 
     def of_run(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Commands that read the run."""
+        """Yield commands that read the run."""
         run = str(self.top / self.run)
         yield "misses", ("explain", run, "--misses")
         yield "request", ("explain", run, "--request", "3")
         yield "timeline", ("timeline", run, "-o", str(self.top / "t.json"))
 
     def of_sweep(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Commands that read the comparison's table."""
+        """Yield commands that read the comparison's table."""
         sweep = str(self.top / self.sweep)
         yield "plot", ("plot", sweep, "--figure", "compare", "-o", str(self.top / "figure"))
         yield "misses", ("explain", sweep, "--misses")
 
     def of_all(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Commands that read or write whatever stands there."""
+        """Yield commands that read or write whatever stands there."""
         yield "compare", (*COMPARE, "-o", str(self.top))
         yield "upgrade", ("upgrade", str(self.top))
 
 
 def made(here: Path) -> Store:
-    """A comparison of two systems below `here`."""
+    """Make a comparison of two systems below `here`."""
     top = here / "whole"
     bench = [sys.executable, "-m", "harness"]
     subprocess.run([*bench, *COMPARE, "-o", str(top)], check=True, capture_output=True)
@@ -77,16 +77,16 @@ def made(here: Path) -> Store:
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Several hundred damages, each in a copy of its own below `here`."""
+    """Yield several hundred damages, each in a copy of its own below `here`."""
     whole, numbers = made(here), count()
 
     def anew() -> Store:
         return whole.copy(here / f"{next(numbers):04d}")
 
     def each(store: Store, what: str, culprit: str = "", accept: bool = True, kinds: str = "rsa") -> Iterator[Case]:
-        """The commands that read what was damaged; what writes has a copy of its own."""
-        for letter, found in zip("rsa", (store.of_run(), store.of_sweep(), store.of_all()), strict=True):
-            for name, argv in found if letter in kinds else ():
+        """Yield the commands that read what was damaged; what writes has a copy of its own."""
+        for letter, commands in zip("rsa", (store.of_run(), store.of_sweep(), store.of_all()), strict=True):
+            for name, argv in commands if letter in kinds else ():
                 yield Case(f"results/{what}/{name}", argv, culprit, accept or letter == "a")
 
     yield from _bits(anew, each, draw)
@@ -102,18 +102,18 @@ Anew = Callable[[], Store]
 
 
 def flipped(data: bytes, draw: random.Random) -> tuple[bytes, int]:
-    """The bytes with one bit turned over, but none of the seal's mark; and which byte it is in."""
+    """Return the bytes with one bit turned over, but none of the seal's mark; and which byte it is in."""
     mark = data.rfind(SEAL)
     while True:
         at = draw.randrange(len(data))
         if mark < 0 or not mark <= at < mark + len(SEAL):
-            found = bytearray(data)
-            found[at] ^= 1 << draw.randrange(8)
-            return bytes(found), at
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << draw.randrange(8)
+            return bytes(damaged), at
 
 
 def _bits(anew: Anew, each: Each, draw: random.Random) -> Iterator[Case]:
-    """One bit."""
+    """Yield cases of one flipped bit."""
     for which, kinds, files in (("rows", "r", 2 * FLIPS), ("scored", "s", FLIPS)):
         for _ in range(files):
             store = anew()
@@ -132,7 +132,7 @@ def _bits(anew: Anew, each: Each, draw: random.Random) -> Iterator[Case]:
 
 
 def _cuts(anew: Anew, each: Each) -> Iterator[Case]:
-    """Files that end early, or are not what they were."""
+    """Yield files that end early, or are not what they were."""
     for which, kinds in (("rows", "r"), ("scored", "s")):
         for keep in (0, 1, 4, 8, 12, 0.5, -1, -4, -8, -9, -100):
             store = anew()
@@ -150,7 +150,7 @@ def _cuts(anew: Anew, each: Each) -> Iterator[Case]:
 
 
 def anew_like(store: Store, anew: Anew) -> Store:
-    """Another copy with the same damage, for commands that mend it."""
+    """Return another copy with the same damage, for commands that mend it."""
     other = anew()
     for path in (store.rows, store.scored):
         (other.top / path.relative_to(store.top)).write_bytes(path.read_bytes())
@@ -158,7 +158,7 @@ def anew_like(store: Store, anew: Anew) -> Store:
 
 
 def facts(path: Path) -> dict[str, Any]:
-    """What a file's footer says."""
+    """Return the facts of a file's footer."""
     known = pq.read_metadata(path).metadata
     return {key.decode(): json.loads(known[key]) for key in known if not key.startswith((b"ARROW", b"pandas"))}
 
@@ -173,26 +173,26 @@ GONE = object()
 
 
 def _others(value: Any, draw: random.Random, most: int) -> list[Any]:
-    """Values of other types in place of one, and its absence."""
-    kinds = [one for one in OTHERS if type(one) is not type(value) or isinstance(one, str | float)]
+    """Return values of other types in place of one, and its absence."""
+    kinds = [kind for kind in OTHERS if type(kind) is not type(value) or isinstance(kind, str | float)]
     return [GONE, None, *draw.sample(kinds, most)]
 
 
 def changed(about: Mapping[str, Any], steps: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """The facts with one of them, or a part of it, changed."""
-    found: Any = json.loads(json.dumps(about))
-    inner = found
+    """Return the facts with one of them, or a part of it, changed."""
+    facts: Any = json.loads(json.dumps(about))
+    inner = facts
     for step in steps[:-1]:
         inner = inner[step]
     if value is GONE:
         del inner[steps[-1]]
     else:
         inner[steps[-1]] = value
-    return dict(found)
+    return dict(facts)
 
 
 def _facts(anew: Anew, each: Each, draw: random.Random) -> Iterator[Case]:
-    """Facts one at a time, and parts of the deep ones."""
+    """Yield facts one at a time, and parts of the deep ones."""
     store = anew()
     about, scored = facts(store.rows), facts(store.scored)
     paths: list[tuple[str, tuple[Any, ...]]] = [("rows", (key,)) for key in about]
@@ -236,7 +236,7 @@ def _facts(anew: Anew, each: Each, draw: random.Random) -> Iterator[Case]:
 
 
 def _typed(table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
-    """The table with a column of another type, of nulls where its values do not become that."""
+    """Return the table with a column of another type, of nulls where its values do not become that."""
     at = table.schema.get_field_index(name)
     column = table[name]
     if pa.types.is_dictionary(column.type):
@@ -249,7 +249,7 @@ def _typed(table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
 
 
 def _columns(anew: Anew, each: Each) -> Iterator[Case]:
-    """Columns one at a time: gone, null, of another type, twice."""
+    """Yield columns one at a time: gone, null, of another type, twice."""
     store = anew()
     for which, kinds in (("rows", "r"), ("scored", "s")):
         path: Path = getattr(store, which)
@@ -269,15 +269,15 @@ def _columns(anew: Anew, each: Each) -> Iterator[Case]:
             for k, (what, other) in enumerate(damaged.items()):
                 store = anew()
                 rewrite(getattr(store, which), other, about)
-                found = list(each(store, f"column {name} of {path.name} {what}", kinds=kinds))
+                cases = list(each(store, f"column {name} of {path.name} {what}", kinds=kinds))
                 vital = name in {"arrival_ns", "id", "model", "state"}
-                yield found[(i + k) % len(found)]._replace(accept=not vital)
+                yield cases[(i + k) % len(cases)]._replace(accept=not vital)
                 if not (i + k) % 10:
                     yield from each(store, f"column {name} of {path.name} {what}", kinds="a")
 
 
 def _rows(anew: Anew, each: Each) -> Iterator[Case]:
-    """Rows too few, too many, in another order, or with values that cannot be."""
+    """Yield rows too few, too many, in another order, or with values that cannot be."""
     store = anew()
     table, about = pq.read_table(store.rows), facts(store.rows)
     of = table.column_names
@@ -329,7 +329,7 @@ def _rows(anew: Anew, each: Each) -> Iterator[Case]:
 
 
 def _files(anew: Anew, each: Each) -> Iterator[Case]:
-    """Files swapped, and other things in their places."""
+    """Yield files swapped, and other things in their places."""
     store = anew()
     shutil.copy(store.scored, store.rows)
     yield from each(store, "scored table as rows", ROWS, accept=False, kinds="r")
@@ -390,7 +390,7 @@ def _files(anew: Anew, each: Each) -> Iterator[Case]:
 
 
 def _ways() -> dict[str, Callable[[Path], object]]:
-    """What else may stand at a path."""
+    """Return other things that may stand at a path."""
     return {
         "a folder": lambda path: path.mkdir(),
         "a file": lambda path: path.write_bytes(b"x"),

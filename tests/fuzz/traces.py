@@ -49,7 +49,7 @@ ROW = 13  # of those of a file, from 0
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Bad rows, bad files, bad columns and bad metadata."""
+    """Yield bad rows, bad files, bad columns and bad metadata."""
     yield from _csv(here)
     yield from _jsonl(here)
     yield from _files(here)
@@ -110,8 +110,8 @@ def _jsonl(here: Path) -> Iterator[Case]:
     lines = [json.dumps(row) for row in rows]
     for column, values in JSONS.items():
         for k, value in enumerate(values):
-            cells = {key: json.dumps(one) for key, one in rows[ROW].items()} | {column: value}
-            line = "{" + ", ".join(f'"{key}": {one}' for key, one in cells.items()) + "}"
+            cells = {key: json.dumps(cell) for key, cell in rows[ROW].items()} | {column: value}
+            line = "{" + ", ".join(f'"{key}": {cell}' for key, cell in cells.items()) + "}"
             (path := here / f"{column}-{k}.jsonl").write_text("\n".join([*lines[:ROW], line, *lines[ROW + 1 :]]))
             columns = HASHES if column == "h" else COLUMNS
             yield _convert(f"jsonl {column} {value[:30]}", path, f"{path.name}:{ROW + 1}", columns=columns)
@@ -178,7 +178,7 @@ def _parquet(here: Path, draw: random.Random) -> Iterator[Case]:
         )
 
     wrong: list[tuple[str, Any]] = [
-        *(("arrival_s", one) for one in (float("nan"), float("inf"), -1.0, 1e300)),
+        *(("arrival_s", arrival_s) for arrival_s in (float("nan"), float("inf"), -1.0, 1e300)),
         ("request_id", 0),
         ("prompt_tokens", 0),
         ("prompt_tokens", 2**32 - 1),
@@ -219,12 +219,12 @@ def _parquet(here: Path, draw: random.Random) -> Iterator[Case]:
         "timestamp_resolution_s": ('"x"', "{}"),
         "length_origin": ("1",),
     }.items():
-        for one in value:
+        for text in value:
             table = schema.table(sound, meta)
-            facts = {**(table.schema.metadata or {}), key.encode(): one.encode()}
-            wrong_span = key == "span_s" and one not in {"1e300", "true"}
+            facts = {**(table.schema.metadata or {}), key.encode(): text.encode()}
+            wrong_span = key == "span_s" and text not in {"1e300", "true"}
             yield from looked(
-                f"metadata {key} {one}",
+                f"metadata {key} {text}",
                 table.replace_schema_metadata(facts),
                 key if wrong_span else "",
                 accept=not wrong_span,

@@ -30,7 +30,7 @@ HOST = {
 
 
 def lines(q: Mapping[str, Any], spec: quantities.GpuSpec, noise: float = 0.0) -> Iterator[dict[str, Any]]:
-    """One line a measurement of the probes that a table is fitted on, each `noise` (1 sigma) off."""
+    """Yield one line a measurement of the probes that a table is fitted on, each `noise` (1 sigma) off."""
     rng = np.random.default_rng(0)
 
     def line(
@@ -98,7 +98,7 @@ def lines(q: Mapping[str, Any], spec: quantities.GpuSpec, noise: float = 0.0) ->
 
 
 def write(folder: Path, q: Mapping[str, Any], noise: float = 0.0) -> Path:
-    """A folder of results as `make gpu` leaves it."""
+    """Write a folder of results as `make gpu` leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
     ends = [{"probe": name, "state": "done", "s": 1.0, "call": 1, "t": 0.0} for name in ("gemm", "attention")]
     ends.append({"probe": "hole", "state": "fault", "why": "killed by signal 6", "s": 1.0, "call": 1, "t": 0.0})

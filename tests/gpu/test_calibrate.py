@@ -21,7 +21,7 @@ SPEC = quantities.gpu("h200")
 
 
 def truth() -> dict[str, Any]:
-    """A card that is not as the committed table has it."""
+    """Return a card that is not as the committed table has it."""
     q: dict[str, Any] = copy.deepcopy(dict(quantities.quantities("h200")))
     q["gemm"] |= {"launch_s": 1.5 * q["gemm"]["launch_s"], "hbm_frac": 0.9 * q["gemm"]["hbm_frac"]}
     q["gemm"]["tiles"] = [[m, n, 0.92 * rate] for m, n, rate in q["gemm"]["tiles"]]
@@ -34,7 +34,7 @@ def truth() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path, list[str]]:
-    """The table that is fitted to the made-up card, its file, and what was said."""
+    """Return the table that is fitted to the made-up card, its file, and what was said."""
     folder = raw.write(tmp_path_factory.mktemp("h200"), truth(), noise=0.01)
     path, notes = calibrate.write(folder)
     return dict(quantities.quantities("h200", str(path))), path, notes
@@ -131,7 +131,7 @@ def test_a_folder_without_measurements_is_an_error(tmp_path: Path) -> None:
 
 def test_the_report_says_what_was_found(tmp_path: Path) -> None:
     folder = raw.write(tmp_path / "h200", truth())
-    said = report.write(folder, PLAN)
+    line = report.write(folder, PLAN)
     text = (folder / "README.md").read_text()
     assert text.startswith("# What a NVIDIA H200 does")
     assert "| hole | fault (killed by signal 6) | CUDA_ERROR_ILLEGAL_ADDRESS | - |" in text
@@ -139,6 +139,6 @@ def test_the_report_says_what_was_found(tmp_path: Path) -> None:
     assert "2 MiB: create 200 us, map 2 us, allow 40 us, unmap 30 us, release 10 us" in text
     assert "plain, decode1 beside: decode1 1.50, decode64 1.50" in text
     assert "h2d: 50.0 GB/s" in text
-    assert f"wrote {folder / 'README.md'}, shares.png, interference.png, vmm.png" in said
+    assert f"wrote {folder / 'README.md'}, shares.png, interference.png, vmm.png" in line
     assert all((folder / name).stat().st_size > 10_000 for name in ("shares.png", "interference.png", "vmm.png"))
     assert all(len(line.split("|")) == 6 for line in text.splitlines() if line.startswith("|"))

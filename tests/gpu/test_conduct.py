@@ -29,7 +29,7 @@ def hanging(name: str = "hangs", *, alone: bool = False) -> Probe:
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
-    """Conducts fake probes in one folder and returns the lines that this call added."""
+    """Conduct fake probes in one folder; return the lines that this call added."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     raw = tmp_path / "fake-1" / conduct.RAW
 
@@ -124,9 +124,9 @@ def test_a_machine_without_a_gpu_is_one_line(
     monkeypatch.setenv("FAKE_NO_GPU", "torch 9 sees no CUDA device")
     monkeypatch.setattr(command, "PLAN", Plan(FAKES, (fake("good"),)))
     assert command.main(["--out", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: no GPU can be probed here: RuntimeError: torch 9 sees no CUDA device (")
-    assert "make gpu PYTHON=" in said
+    error = capsys.readouterr().err
+    assert error.startswith("error: no GPU can be probed here: RuntimeError: torch 9 sees no CUDA device (")
+    assert "make gpu PYTHON=" in error
     assert not list(tmp_path.iterdir())
 
 

@@ -60,8 +60,8 @@ def no_driver() -> bool:
 
 
 def test_every_call_is_tried() -> None:
-    own = {f for f in vars(driver).values() if callable(f) and getattr(f, "__module__", "") == driver.__name__}
-    assert own - set(CALLS) == {driver.ok, driver._property, driver.DriverError}
+    defined = {f for f in vars(driver).values() if callable(f) and getattr(f, "__module__", "") == driver.__name__}
+    assert defined - set(CALLS) == {driver.ok, driver._property, driver.DriverError}
 
 
 @pytest.mark.skipif(not no_driver(), reason="there is a driver here, which these made-up addresses may harm")

@@ -78,7 +78,7 @@ CASES = [
 
 
 def compiled(case: Case) -> Any:
-    """The kernel for sm_90; no device is asked."""
+    """Compile the kernel for sm_90; no device is asked."""
     kernel = getattr(kernels, case.kernel)
     signature = dict.fromkeys(kernel.arg_names, "constexpr")
     attrs = {}
@@ -94,12 +94,12 @@ def compiled(case: Case) -> Any:
 
 
 def usage(cubin: bytes, folder: Path) -> dict[str, int]:
-    """REG, STACK, SHARED, LOCAL of the only kernel in a cubin."""
+    """Return REG, STACK, SHARED, LOCAL of the only kernel in a cubin."""
     path = folder / "kernel.cubin"
     path.write_bytes(cubin)
     tool = triton.knobs.nvidia.cuobjdump.path
-    said = subprocess.run([tool, "-res-usage", str(path)], capture_output=True, text=True, check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", said)}
+    report = subprocess.run([tool, "-res-usage", str(path)], capture_output=True, text=True, check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", report)}
 
 
 def test_every_kernel_is_compiled_somewhere() -> None:
@@ -131,11 +131,11 @@ def test_flags_are_handed_over_with_the_right_order() -> None:
 
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The same kernels in Triton's interpreter, and a rig whose tensors lie in host memory."""
+    """Run the same kernels in Triton's interpreter, on a rig whose tensors lie in host memory."""
     patch = interpreter._patch_lang_tensor
 
     def one_number(tensor: Any, *more: Any) -> None:
-        """Loop bounds are arrays of one number there, which numpy >= 2.4 no longer takes for a number."""
+        """Make numbers of loop bounds: there they are arrays of one number, which numpy >= 2.4 refuses."""
         patch(tensor, *more)
         patched = more[0].set_attr if more else setattr  # newer versions undo what they patch
         patched(tensor, "__index__", lambda self: int(self.handle.data.item()))
@@ -143,7 +143,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dot = interpreter.InterpreterBuilder.create_dot
 
     def wide(x: Any) -> Any:
-        """bf16 is kept as its bits there, and `dot` takes them for whole numbers."""
+        """Widen bf16, which is kept as its bits there: `dot` takes them for whole numbers."""
         if x.dtype.scalar != triton.language.bfloat16:
             return x
         return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), triton.language.float32)
@@ -156,8 +156,8 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (kernels, triton.language.standard, triton.language):  # sums and maxima are kernels too
         for name, kernel in list(vars(module).items()):
             if isinstance(kernel, triton.runtime.jit.JITFunction):
-                one = done.setdefault(id(kernel), interpreter.InterpretedFunction(kernel.fn))
-                monkeypatch.setattr(module, name, one)
+                interpreted = done.setdefault(id(kernel), interpreter.InterpretedFunction(kernel.fn))
+                monkeypatch.setattr(module, name, interpreted)
     monkeypatch.setattr(rig, "DEVICE", "cpu")
     torch.manual_seed(0)
     llama.rotary.cache_clear()
@@ -166,7 +166,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def error(got: Any, want: Any) -> float:
-    """The largest difference, relative to the largest number."""
+    """Return the largest difference, relative to the largest number."""
     return float((got.double() - want.double()).abs().max() / want.double().abs().max())
 
 
@@ -252,7 +252,7 @@ def test_gather_then_scatter_is_nothing() -> None:
 
 
 def torch_step(model: Any, ids: Any, position: Any, past: list[tuple[Any, Any]]) -> tuple[Any, list[tuple[Any, Any]]]:
-    """Logits of one token a row by plain torch in fp32, and the K, V that it adds, a (rows, heads, d) pair a layer."""
+    """Return logits of one token a row by plain torch in fp32, and each layer's added K, V as (rows, heads, d)."""
     m, w = model.m, {name: x.float() for name, x in model.w.items()}
     cosine, sine = (table[position.long()][:, None, :] for table in llama.rotary(m.d, 1 << 14))
     x, new = w["embedding"][ids], []

@@ -68,7 +68,7 @@ class Event:
 
 
 class Graph:
-    """Captures nothing: what is launched runs at once."""
+    """A graph that captures nothing: what is launched runs at once."""
 
     def capture_begin(self, capture_error_mode: str = "global") -> None:
         assert capture_error_mode == "thread_local"
@@ -81,7 +81,7 @@ class Graph:
 
 
 class Kernel:
-    """Takes what the kernel takes."""
+    """A kernel that takes the real one's arguments."""
 
     def __init__(self, kernel: Any) -> None:
         self.signature = inspect.signature(kernel.fn)
@@ -145,7 +145,7 @@ class Memory:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
-    """A tiny H200 in host memory."""
+    """Emulate a tiny H200 in host memory."""
     fake = Memory()
     for name in ("reserve", "unreserve", "create", "release", "map_at", "allow", "unmap"):
         monkeypatch.setattr(driver, name, getattr(fake, name))
@@ -161,17 +161,17 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
         "granularity": lambda ordinal=0: 1 << 21,
         "all_sms": lambda dev: resource(132),
         "split": lambda whole, n: (resource(n), resource(whole.sm.smCount - n)),
-        "describe": lambda one: one,
-        "green": lambda one, dev: one,
-        "green_sms": lambda one: one,
-        "green_stream": lambda one, priority=0: 7,
+        "describe": lambda resource: resource,
+        "green": lambda desc, dev: desc,
+        "green_sms": lambda context: context,
+        "green_stream": lambda context, priority=0: 7,
         "destroy_stream": lambda stream: None,
-        "destroy_green": lambda one: None,
+        "destroy_green": lambda context: None,
         "pin": lambda at, size: None,
         "to_device": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
         "to_host": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
         "copy_batch": lambda dsts, srcs, sizes, stream: [
-            ctypes.memmove(*one) for one in zip(dsts, srcs, sizes, strict=True)
+            ctypes.memmove(*copy) for copy in zip(dsts, srcs, sizes, strict=True)
         ],
         "write_word": lambda stream, at, value: None,
         "wait_word": lambda stream, at, value: None,
@@ -219,35 +219,35 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     duel = sharing.duel
     monkeypatch.setattr(sharing, "duel", lambda lanes, seconds: duel(lanes, 0.002))
     cached = (rig.sms, rig.l2_bytes, rig.whole, rig.pair, llama.rotary)
-    for one in cached:
-        one.cache_clear()
+    for lookup in cached:
+        lookup.cache_clear()
     yield fake
-    for one in cached:
-        one.cache_clear()
+    for lookup in cached:
+        lookup.cache_clear()
 
 
 run = llama.Attend.run
 
 
 def launched(a: llama.Attend, layer: int) -> None:
-    """The real launch, and something to look at in its output."""
+    """Launch it, and leave something to look at in its output."""
     assert 0 <= layer < a.kv.m.layers
     run(a, layer)
     a.out.fill_(1.0)
 
 
-def finite(one: Sample) -> bool:
-    return all(math.isfinite(v) for v in one.values) and len(one.values) > 0
+def finite(sample: Sample) -> bool:
+    return all(math.isfinite(v) for v in sample.values) and len(sample.values) > 0
 
 
 @pytest.mark.parametrize("probe", PLAN.probes, ids=lambda p: p.name)
 def test_a_probe_runs_to_its_end(probe: Any, device: Memory) -> None:
     samples = list(find(probe.module, probe.name, Box(600.0)))
     assert samples
-    assert all(finite(one) for one in samples)
-    keys = [key(one.what, one.params) for one in samples]
+    assert all(finite(sample) for sample in samples)
+    keys = [key(sample.what, sample.params) for sample in samples]
     assert len(set(keys)) == len(keys)
-    assert all(record(probe.name, one)["n"] == len(one.values) for one in samples)
+    assert all(record(probe.name, sample)["n"] == len(sample.values) for sample in samples)
     if probe.name in {"vmm", "attention", "evict", "unmap"}:
         assert not device.mapped  # what was taken was given back
         assert not device.spans
@@ -261,6 +261,6 @@ REPEATED = {"same_twice", "swap_equal", "seen", "error", "step_beside", "unit"}
 @pytest.mark.parametrize("probe", PLAN.probes, ids=lambda p: p.name)
 @pytest.mark.usefixtures("device")
 def test_a_probe_does_nothing_twice(probe: Any) -> None:
-    done = [key(one.what, one.params) for one in find(probe.module, probe.name, Box(600.0))]
-    more = {one.what for one in find(probe.module, probe.name, Box(600.0, done))}
+    done = [key(sample.what, sample.params) for sample in find(probe.module, probe.name, Box(600.0))]
+    more = {sample.what for sample in find(probe.module, probe.name, Box(600.0, done))}
     assert more <= REPEATED

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 
 def body(model: str, prompt: list[int], tokens: int) -> dict[str, Any]:
-    """A streamed completion of exactly so many tokens."""
+    """Return a streamed completion of exactly so many tokens."""
     return {
         "model": model,
         "prompt": prompt,
@@ -34,8 +34,8 @@ def complete(ready_url: str, model: str, prompt: list[int], tokens: int) -> Answ
     """Ask for a completion, and read its stream to the end."""
     url = urlsplit(ready_url)
     connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=300.0)
-    said = json.dumps(body(model, prompt, tokens))
-    connection.request("POST", "/v1/completions", said, {"Content-Type": "application/json"})
+    payload = json.dumps(body(model, prompt, tokens))
+    connection.request("POST", "/v1/completions", payload, {"Content-Type": "application/json"})
     response = connection.getresponse()
     lines = response.read().decode().splitlines()
     connection.close()

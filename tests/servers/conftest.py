@@ -14,7 +14,7 @@ from harness.engines.servers.process import Process, launch
 
 
 def interpreter(name: str) -> Path:
-    """Of a server's environment."""
+    """Return the interpreter of a server's environment."""
     if lacks := environments.lacking(name):
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{name} needs {lacks}")
     return environments.python(name)
@@ -22,25 +22,25 @@ def interpreter(name: str) -> Path:
 
 @pytest.fixture(scope="session")
 def llamacpp() -> Path:
-    """The interpreter of .venv-llamacpp."""
+    """Return the interpreter of .venv-llamacpp."""
     return interpreter("llamacpp")
 
 
 @pytest.fixture(scope="session")
 def vllm() -> Path:
-    """The interpreter of .venv-vllm."""
+    """Return the interpreter of .venv-vllm."""
     return interpreter("vllm")
 
 
 @pytest.fixture(scope="session")
 def sglang() -> Path:
-    """The interpreter of .venv-sglang."""
+    """Return the interpreter of .venv-sglang."""
     return interpreter("sglang")
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where checkpoints are written."""
+    """Return the folder of checkpoints."""
     return tmp_path_factory.mktemp("models")
 
 
@@ -62,5 +62,5 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return launch(make, 600.0)
 
     yield run
-    for one in started:
-        one.stop()
+    for server in started:
+        server.stop()

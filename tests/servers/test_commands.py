@@ -35,10 +35,10 @@ def test_a_server_is_asked_where_it_was_told_to_listen(command: Command) -> None
 
 def test_a_gpu_is_shared_by_memory_then_sms_then_pages() -> None:
     def env(on: Gpu) -> dict[str, str]:
-        found = [dict(of(PYTHON, SERVE, on).env) for of in (commands.vllm, commands.sglang)]
-        names = [name for name in found[0] if name.startswith(("CUDA", "KVCACHED", "ENABLE"))]
-        assert [found[1].get(name) for name in names] == [found[0][name] for name in names]
-        return {name: found[0][name] for name in names}
+        envs = [dict(of(PYTHON, SERVE, on).env) for of in (commands.vllm, commands.sglang)]
+        names = [name for name in envs[0] if name.startswith(("CUDA", "KVCACHED", "ENABLE"))]
+        assert [envs[1].get(name) for name in names] == [envs[0][name] for name in names]
+        return {name: envs[0][name] for name in names}
 
     assert env(Gpu(2, 0.4)) == {"CUDA_VISIBLE_DEVICES": "2"}
     assert env(Gpu(0, 0.4, sm_percent=30)) == {

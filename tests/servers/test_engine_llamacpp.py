@@ -24,19 +24,19 @@ def test_its_own_wakes_are_those_of_its_log(llamacpp: Path, cache: Path, monkeyp
     config = Config(models)
     kind = module.LlamaCpp(config, machine(config), module.Fields(keep_s=1))
     assert kind.keep is not None
-    one = Servers(config, kind)
+    engine = Servers(config, kind)
     at_s, model = np.array([0.0, 0.1, 6.0, 6.1, 12.0]), np.array([0, 1, 0, 1, 0], np.int32)
     none, prompts, outputs = np.full(5, np.inf), np.full(5, 40, np.int32), np.full(5, 4, np.int32)
     try:
-        replay(Script(), one, Jobs(("a", "b"), at_s, model, prompts, outputs, none, none))
-        rows = [row for part in one.rows() for row in part.to_pylist()]
-        stats, said = one.stats(), one.about()["wakes"]
+        replay(Script(), engine, Jobs(("a", "b"), at_s, model, prompts, outputs, none, none))
+        rows = [row for part in engine.rows() for row in part.to_pylist()]
+        stats, wakes = engine.stats(), engine.about()["wakes"]
     finally:
-        one.close()
+        engine.close()
     assert [row["state"] for row in rows] == ["done"] * 5
-    assert {wake.rid for wake in one.wakes} >= {2, 3, 4}
-    assert one.log is not None
-    assert (one.log.prompt_ns > 0).all()
-    assert (stats["loads"], stats["wakes"]) == (0.0, float(said["logged"]))
-    assert all(rows[wake.rid]["load_ns"] == pytest.approx(1e9 * wake.seconds, abs=10) for wake in one.wakes)
-    assert all(wake.seconds > 0.0 for wake in one.wakes)
+    assert {wake.rid for wake in engine.wakes} >= {2, 3, 4}
+    assert engine.log is not None
+    assert (engine.log.prompt_ns > 0).all()
+    assert (stats["loads"], stats["wakes"]) == (0.0, float(wakes["logged"]))
+    assert all(rows[wake.rid]["load_ns"] == pytest.approx(1e9 * wake.seconds, abs=10) for wake in engine.wakes)
+    assert all(wake.seconds > 0.0 for wake in engine.wakes)

@@ -20,7 +20,7 @@ PROMPT = list(range(300, 340))
 
 
 def described(python: Path, cache: Path, model: str, port: int, idle_s: int | None = None) -> Command:
-    """A server of the tiny model."""
+    """Return a server of the tiny model."""
     serve = Serve(model, weights(TINY, cache, python), port, 512, 4, 256)
     return command(python, serve, Cpu(threads=1, kv_bytes=0), context=2048, idle_s=idle_s)
 

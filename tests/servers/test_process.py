@@ -48,15 +48,15 @@ subprocess.run([sys.executable, "-c", grand, child], check=True)
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[list[Process]]:
-    """Processes to end, whatever a test does."""
+    """Yield a list of processes to end, whatever a test does."""
     all_of_them: list[Process] = []
     yield all_of_them
-    for one in all_of_them:
-        one.stop(0.0)
+    for process in all_of_them:
+        process.stop(0.0)
 
 
 def server(made: list[Process], tmp_path: Path, code: str, port: int) -> Process:
-    """A server of some code, not started."""
+    """Return a server of some code, not started."""
     env = environments.variables(os.environ, {})
     url = f"http://127.0.0.1:{port}/health"
     made.append(Process([sys.executable, "-c", code, str(port)], env, tmp_path / "mine.log", url))
@@ -64,30 +64,30 @@ def server(made: list[Process], tmp_path: Path, code: str, port: int) -> Process
 
 
 def test_a_server_answers_and_is_gone_after_stop(made: list[Process], tmp_path: Path) -> None:
-    one = server(made, tmp_path, ANSWER, free_port())
-    assert not one.alive()
-    one.start()
-    one.wait_ready(60.0)
-    assert one.alive()
-    assert os.getsid(one.pid) == os.getpgid(one.pid) == one.pid
-    one.stop()
-    assert not one.alive()
-    assert not psutil.pid_exists(one.pid)
-    one.stop()
+    process = server(made, tmp_path, ANSWER, free_port())
+    assert not process.alive()
+    process.start()
+    process.wait_ready(60.0)
+    assert process.alive()
+    assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
+    process.stop()
+    assert not process.alive()
+    assert not psutil.pid_exists(process.pid)
+    process.stop()
 
 
 def test_stop_without_start_does_nothing(tmp_path: Path) -> None:
-    one = server([], tmp_path, ANSWER, free_port())
-    one.stop()
-    assert not one.alive()
-    assert not one.log.exists()
+    process = server([], tmp_path, ANSWER, free_port())
+    process.stop()
+    assert not process.alive()
+    assert not process.log.exists()
 
 
 def test_a_server_that_dies_says_why(made: list[Process], tmp_path: Path) -> None:
-    one = server(made, tmp_path, "import sys; print('first'); print('no such device'); sys.exit(7)", free_port())
-    one.start()
+    process = server(made, tmp_path, "import sys; print('first'); print('no such device'); sys.exit(7)", free_port())
+    process.start()
     with pytest.raises(UserError) as told:
-        one.wait_ready(60.0)
+        process.wait_ready(60.0)
     assert "server mine ended before it was ready (exit code 7)" in str(told.value)
     assert str(told.value).endswith("first\nno such device")
     assert not isinstance(told.value, PortTaken)
@@ -103,49 +103,49 @@ def test_a_server_that_dies_says_why(made: list[Process], tmp_path: Path) -> Non
     ],
 )
 def test_the_cause_of_death_is_named(code: str, why: str, made: list[Process], tmp_path: Path) -> None:
-    one = server(made, tmp_path, code, free_port())
-    one.start()
+    process = server(made, tmp_path, code, free_port())
+    process.start()
     with pytest.raises(UserError) as told:
-        one.wait_ready(60.0)
+        process.wait_ready(60.0)
     assert why in str(told.value)
 
 
 def test_only_this_start_is_quoted(made: list[Process], tmp_path: Path) -> None:
     for word in ("early", "late"):
-        one = server(made, tmp_path, f"print({word!r}); raise SystemExit(1)", free_port())
-        one.start()
+        process = server(made, tmp_path, f"print({word!r}); raise SystemExit(1)", free_port())
+        process.start()
         with pytest.raises(UserError) as told:
-            one.wait_ready(60.0)
+            process.wait_ready(60.0)
     assert "late" in str(told.value)
     assert "early" not in str(told.value)
-    assert one.log.read_text() == "early\nlate\n"
+    assert process.log.read_text() == "early\nlate\n"
 
 
 def test_a_command_that_does_not_exist_is_a_users_mistake(made: list[Process], tmp_path: Path) -> None:
-    made.append(one := Process(["/no/such/python"], {}, tmp_path / "mine.log", f"http://127.0.0.1:{free_port()}/"))
-    one.start()
+    made.append(process := Process(["/no/such/python"], {}, tmp_path / "mine.log", f"http://127.0.0.1:{free_port()}/"))
+    process.start()
     with pytest.raises(UserError, match="/no/such/python"):
-        one.wait_ready(60.0)
+        process.wait_ready(60.0)
 
 
 def test_a_server_that_hangs_is_given_up(made: list[Process], tmp_path: Path) -> None:
-    one = server(made, tmp_path, HANG, free_port())
-    one.start()
+    process = server(made, tmp_path, HANG, free_port())
+    process.start()
     with pytest.raises(UserError, match=r"server mine was not ready within 0\.2 s"):
-        one.wait_ready(0.2)
-    assert not one.alive()
+        process.wait_ready(0.2)
+    assert not process.alive()
 
 
 def test_another_server_on_the_port_does_not_pass_for_ours(made: list[Process], tmp_path: Path) -> None:
     other = server(made, tmp_path, ANSWER, free_port())
     other.start()
     other.wait_ready(60.0)
-    one = server(made, tmp_path, "import signal; signal.pause()", int(other.ready_url.split(":")[2].split("/")[0]))
-    one.start()
+    process = server(made, tmp_path, "import signal; signal.pause()", int(other.ready_url.split(":")[2].split("/")[0]))
+    process.start()
     with pytest.raises(PortTaken, match="server mine is not what answers"):
-        one.wait_ready(60.0)
+        process.wait_ready(60.0)
     assert other.alive()
-    assert not one.alive()
+    assert not process.alive()
 
 
 def test_launch_goes_on_to_another_port(made: list[Process], tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_launch_goes_on_to_another_port(made: list[Process], tmp_path: Path) -> 
             ports.append(port)
             return server(made, tmp_path, ANSWER, ports[0] if len(ports) == 2 else port)
 
-        one = launch(make, 60.0)
-    assert one.alive()
-    assert one.ready_url == f"http://127.0.0.1:{ports[2]}/health"
+        process = launch(make, 60.0)
+    assert process.alive()
+    assert process.ready_url == f"http://127.0.0.1:{ports[2]}/health"
     assert not made[0].alive()
 
 
@@ -180,24 +180,24 @@ def test_a_free_port_is_no_outgoing_connections() -> None:
 
 
 def test_a_server_that_ignores_sigterm_is_killed(made: list[Process], tmp_path: Path) -> None:
-    one = server(made, tmp_path, DEAF, free_port())
-    one.start()
-    one.wait_ready(60.0)
-    one.stop(0.05)
-    assert not psutil.pid_exists(one.pid)
+    process = server(made, tmp_path, DEAF, free_port())
+    process.start()
+    process.wait_ready(60.0)
+    process.stop(0.05)
+    assert not psutil.pid_exists(process.pid)
 
 
 @cases("first", ["stop", "death of the server"])
 def test_children_end_with_their_server(first: str, made: list[Process], tmp_path: Path) -> None:
-    one = server(made, tmp_path, PARENT, free_port())
-    one.start()
-    one.wait_ready(60.0)
-    members = one.members()
+    process = server(made, tmp_path, PARENT, free_port())
+    process.start()
+    process.wait_ready(60.0)
+    members = process.members()
     assert len(members) == 3
     assert len({os.getsid(member.pid) for member in members}) == 2
     if first != "stop":
-        os.kill(one.pid, signal.SIGKILL)
-    one.stop(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+    process.stop(0.05)
     assert [member for member in members if member.is_running() and member.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -275,11 +275,11 @@ def test_no_secret_reaches_a_server(made: list[Process], tmp_path: Path) -> None
     with pytest.raises(UserError, match="VLLM_API_KEY looks like a key"):
         environments.variables({}, {"VLLM_API_KEY": "x"})
     code = "import os; print(sorted(os.environ)); raise SystemExit(1)"
-    made.append(one := Process([sys.executable, "-c", code], given, tmp_path / "mine.log", "http://127.0.0.1:1/"))
-    one.start()
+    made.append(process := Process([sys.executable, "-c", code], given, tmp_path / "mine.log", "http://127.0.0.1:1/"))
+    process.start()
     with pytest.raises(UserError):
-        one.wait_ready(60.0)
-    assert set(eval(one.last_lines())) - set(given) <= {"LC_CTYPE", "PWD", "OLDPWD", "_", "SHLVL"}
+        process.wait_ready(60.0)
+    assert set(eval(process.last_lines())) - set(given) <= {"LC_CTYPE", "PWD", "OLDPWD", "_", "SHLVL"}
 
 
 def test_an_environment_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ print("read:" + json.dumps({
 
 
 def commands(folder: Path) -> list[tuple[Command, dict[str, Any]]]:
-    """Every command line that we can write for it, with what it shall mean."""
+    """Return every command line that we can write for it, with what it shall mean."""
     serve = Serve("a", Path("/models/a"), 12_345, 2048, 64, 512)
     cases = []
-    splits = [None, *(PdMux(folder / f"{k}.yaml", **said) for k, said in enumerate(SPLITS))]
+    splits = [None, *(PdMux(folder / f"{k}.yaml", **settings) for k, settings in enumerate(SPLITS))]
     for split, saver, elastic in itertools.product(splits, (False, True), (None, "a")):
         on = Gpu(index=1, fraction=0.45, elastic=elastic)
         meant = {
@@ -83,14 +83,14 @@ def commands(folder: Path) -> list[tuple[Command, dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def read(sglang: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What SGLang read, and beside it what was meant."""
+    """Return the values that SGLang read, and beside them those that were meant."""
     folder = tmp_path_factory.mktemp("splits")
     cases = commands(folder)
-    splits = [PdMux(folder / f"{k}.yaml", **said) for k, said in enumerate(SPLITS)]
+    splits = [PdMux(folder / f"{k}.yaml", **settings) for k, settings in enumerate(SPLITS)]
     for split in splits:
         split.file.write_text(split.text())
     asked = {
-        "argv": [one.argv[3:] for one, _ in cases],
+        "argv": [launch.argv[3:] for launch, _ in cases],
         "splits": [str(split.file) for split in splits],
         "body": body("a", [300, 301, 302], 2),
     }
@@ -103,9 +103,9 @@ def read(sglang: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    said = next(line for line in run.stdout.splitlines() if line.startswith("read:"))
-    found: dict[str, Any] = json.loads(said.removeprefix("read:"))
-    return found | {"meant": [meant for _, meant in cases]}
+    line = next(line for line in run.stdout.splitlines() if line.startswith("read:"))
+    parsed: dict[str, Any] = json.loads(line.removeprefix("read:"))
+    return parsed | {"meant": [meant for _, meant in cases]}
 
 
 def test_its_parser_reads_every_command_line_as_meant(read: dict[str, Any]) -> None:
@@ -117,8 +117,8 @@ def test_its_parser_reads_every_command_line_as_meant(read: dict[str, Any]) -> N
 def test_its_loader_reads_every_split_as_meant(read: dict[str, Any]) -> None:
     default = {"sm_group_num": 8, "manual_divisions": [], "split_forward_token_budget": 65_536, "decode_bs_divisor": 36}
     names = {"groups": "sm_group_num", "divisions": "manual_divisions"}
-    for loaded, said in zip(read["splits"], SPLITS, strict=True):
-        meant = default | {names.get(name, name): value for name, value in said.items()}
+    for loaded, settings in zip(read["splits"], SPLITS, strict=True):
+        meant = default | {names.get(name, name): value for name, value in settings.items()}
         assert loaded == json.loads(json.dumps(meant))
 
 

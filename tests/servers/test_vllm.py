@@ -34,7 +34,7 @@ print("read:" + json.dumps([[{k: v for k, v in one.items() if isinstance(v, plai
 
 
 def described(python: Path, cache: Path, model: str, port: int) -> Command:
-    """A server of the tiny model."""
+    """Return a server of the tiny model."""
     serve = Serve(model, dummy(TINY, cache), port, 512, 4, 256)
     return command(python, serve, Cpu(threads=1, kv_bytes=64 << 20), eager=True)
 
@@ -82,12 +82,12 @@ def test_its_parser_reads_every_command_line_as_meant(vllm: Path, tmp_path: Path
         (command(Path("python"), serve, Gpu(0, 0.9, elastic="a"), eager=True), {"enforce_eager": True}),
         (command(Path("python"), serve, Cpu(1, 1 << 26)), {"kv_cache_memory_bytes": 1 << 26, "dtype": "float32"}),
     ]
-    said = json.dumps([one.argv[3:] for one, _ in cases])
-    run = subprocess.run([str(vllm), "-c", READ], input=said, capture_output=True, text=True, check=False)
+    argvs = json.dumps([launch.argv[3:] for launch, _ in cases])
+    run = subprocess.run([str(vllm), "-c", READ], input=argvs, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     line = next(line for line in run.stdout.splitlines() if line.startswith("read:"))
     parsed, routes = json.loads(line.removeprefix("read:"))
-    for found, (_, meant) in zip(parsed, cases, strict=True):
-        assert {name: found[name] for name in common | meant} == common | meant
+    for values, (_, meant) in zip(parsed, cases, strict=True):
+        assert {name: values[name] for name in common | meant} == common | meant
     orders = [vllm_sleep(1), vllm_sleep(2), *vllm_wake(1), *vllm_wake(2)]
     assert all([order.path.split("?")[0], ["POST"]] in routes for order in orders)

@@ -57,7 +57,7 @@ class OnDemand:
                     yield from self.push(m, view)
 
     def push(self, m: str, view: View) -> Iterable[Action]:
-        """Whatever model m's held requests still lack."""
+        """Yield the orders that model m's held requests still lack."""
         batch = self.batch[m]
         if m not in self.model.values():
             return

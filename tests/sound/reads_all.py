@@ -1,4 +1,4 @@
-"""Asks everything that there is to ask, every few milliseconds and at each event, and acts on all of it.
+"""A system that asks for everything, every few milliseconds and at each event, and acts on all of it.
 
 What a view says while many steps are taken at once must not depend on when they end.
 """
@@ -77,12 +77,12 @@ class ReadsAll:
                         yield Run(Batch(inst, tag), chunk_tokens=256 << tag, seqs=8)
 
     def calmer(self, model: str, view: View) -> Batch:
-        """The batch that has been less busy, by exact numbers."""
+        """Return the batch that has been less busy, by exact numbers."""
         both = [Batch(self.insts[model], tag) for tag in (0, 1)]
         return min(both, key=lambda batch: (view.batch(batch).busy_s, batch.tag))
 
     def look(self, view: View) -> float:
-        """A sum over everything that can be asked."""
+        """Sum everything that can be asked."""
         total = view.now_s
         for g in range(len(self.cluster.gpus)):
             total += view.free_bytes(g) + len(view.insts(g))

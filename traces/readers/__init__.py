@@ -45,7 +45,7 @@ def read(name: str, path: Path, /, **asked: Any) -> pa.Table:
 
     reader = find(name).read
     takes = signature(reader).parameters
-    if all(one.kind is not Parameter.VAR_KEYWORD for one in takes.values()):
+    if all(param.kind is not Parameter.VAR_KEYWORD for param in takes.values()):
         for option in asked.keys() - takes.keys():
             raise UserError(f"the reader {name} takes no --{option.replace('_', '-')}: its format leaves no choice")
     if not path.is_file():
@@ -58,13 +58,13 @@ def logs(folder: Path) -> dict[str, list[Path]]:
     """Find the files below a folder that a reader knows by their names, by reader."""
     from harness.policy.types import UserError
 
-    found = dict[str, list[Path]]()
+    by_reader = dict[str, list[Path]]()
     for name in names():
         with suppress(UserError):
             patterns = getattr(find(name), "FILES", ())
             if files := sorted({path for pattern in patterns for path in folder.rglob(pattern)}):
-                found[name] = files
-    return found
+                by_reader[name] = files
+    return by_reader
 
 
 def listing() -> list[tuple[str, str]]:

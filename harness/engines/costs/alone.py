@@ -1,4 +1,4 @@
-"""What requests take alone on idle GPUs: their steps under a run's batching limits, by the cost table."""
+"""Seconds of requests alone on idle GPUs: their steps under a run's batching limits, by the cost table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ I8 = NDArray[np.integer[Any]]
 
 
 def alone_s(t: Tables, row: I8, prompt: I8, output: I8, chunk_tokens: int) -> tuple[F8, F8]:
-    """Seconds of the prefill of each request, in pieces of `chunk_tokens` (0: whole), and of its decode steps.
+    """Return seconds of the prefill of each request, in pieces of `chunk_tokens` (0: whole), and of its decode steps.
 
     `row` is that of its model in the tables. A decode step is affine in the context, so the mean one stands for all.
     """
@@ -28,7 +28,7 @@ def alone_s(t: Tables, row: I8, prompt: I8, output: I8, chunk_tokens: int) -> tu
 
 
 def _prefill_s(t: Tables, k: int, prompt: I8, chunk_tokens: int) -> F8:
-    """Seconds of prompts by themselves, piece after piece."""
+    """Return the seconds of prompts by themselves, piece after piece."""
     c = t.cost[k]
     seconds, done = np.zeros(len(prompt)), 0
     left = np.flatnonzero(prompt > 0)
@@ -44,7 +44,7 @@ def _prefill_s(t: Tables, k: int, prompt: I8, chunk_tokens: int) -> F8:
 
 
 def _decode_s(t: Tables, k: int, context: F8) -> F8:
-    """Seconds of a decode step of one sequence."""
+    """Return the seconds of a decode step of one sequence."""
     c = t.cost[k]
     attention_s = np.maximum(c["att0"] + c["att1"], c["dec0"] + c["dec1"] + c["dec2"] * context)
     return _on_host(c, _at(t.grid, t.gemm[k], np.ones(1)) + _at(t.grid, t.head[k], np.ones(1)) + attention_s)
@@ -57,7 +57,7 @@ def _on_host(c: np.void, gpu_s: F8) -> F8:
 
 
 def _at(grid: NDArray[np.int64], f: F8, x: NDArray[Any]) -> F8:
-    """Linear between grid points and beyond the last two, of x from 1."""
+    """Interpolate linearly between grid points, and beyond the last two, for x from 1."""
     i = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
-    found: F8 = f[i] + (f[i + 1] - f[i]) * (x - grid[i]) / (grid[i + 1] - grid[i])
-    return found
+    values: F8 = f[i] + (f[i + 1] - f[i]) * (x - grid[i]) / (grid[i + 1] - grid[i])
+    return values

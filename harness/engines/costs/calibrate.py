@@ -1,10 +1,10 @@
-"""From what `make gpu` measured to a cost table of the usual form: `bench calibrate --from results/h200`.
+"""A cost table from the measurements of `make gpu`: `bench calibrate --from results/h200`.
 
-Each quantity starts from the committed one of its GPU kind. A few of its numbers are scaled to the measured rows, what
-is left goes into its factors (by ridge regression: far from any row they stay as they were), and its errors are those
-on these rows, held-out ones apart (the 3B's GEMMs and prompts, batches of 16, partitions of about 48 SMs). A probe that
-did not run leaves its quantity out, and then the committed one holds. Copy rates belong to a kind's specification,
-which a table does not replace: they are told, not written.
+Each quantity starts from the committed one of its GPU kind. A few of its numbers are scaled to the measured rows, and
+the rest of the error goes into its factors (by ridge regression: far from any row they stay as they were). Its errors
+are those on these rows, held-out ones apart: the 3B's GEMMs and prompts, batches of 16, partitions of about 48 SMs. A
+probe that did not run leaves its quantity out, and then the committed one holds. Copy rates belong to a kind's
+specification, which a table does not replace: they are printed, not written.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHAPES = {
 
 
 class Calibrated(NamedTuple):
-    """A table, and what to say about it."""
+    """A table, and notes on it."""
 
     name: str  # h200-measured
     table: Quantity
@@ -60,7 +60,7 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
     host = _host(folder)
     spec = quantities.gpu(kind or _kind(str(host["short"])))
     base = quantities.quantities(spec.kind)
-    said = f"make gpu on {host['name']}, CUDA {host.get('cuda')}, driver {host.get('driver')}, " + ", ".join(
+    origin = f"make gpu on {host['name']}, CUDA {host.get('cuda')}, driver {host.get('driver')}, " + ", ".join(
         f"{k} {v}" for k, v in host.get("packages", {}).items()
     )
     out: Quantity = {"kind": spec.kind}
@@ -77,7 +77,7 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
         q = was["gqa"] if op == "decode" else was
         before = fit.error(seconds(q, rows), rows.y)
         new = _refit(q, names, rows, seconds, at)
-        new |= {"source": f"{said}; scaled from: {was['source']}", "formula": was["formula"]}
+        new |= {"source": f"{origin}; scaled from: {was['source']}", "formula": was["formula"]}
         if op == "decode":  # one query head a KV head was not measured
             mha = {k: v for k, v in was["mha"].items() if k not in quantities.ERRORS}
             errors = {k: new[k] for k in quantities.ERRORS if k in new}
@@ -100,12 +100,12 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
     partial, speeds = share_rows(book, {**base, **out}, spec)
     add("share", partial, ("arith_power", "saturation", "power"), lambda q, r: speeds(q)[r.x["i"]], ())
     if len(out) == 1:
-        raise UserError(f"{folder}: too few measurements for any quantity; call make gpu again, it goes on")
+        raise UserError(f"{folder}: too few measurements for any quantity; call make gpu again, it resumes")
     return Calibrated(f"{spec.kind}-measured", out, notes + _copies(book, spec))
 
 
 def write(folder: Path, kind: str | None = None, out: Path | None = None) -> tuple[Path, list[str]]:
-    """Write the table, `<folder>/<kind>-measured.toml` unless told otherwise; its path, and what to say about it."""
+    """Write the table, `<folder>/<kind>-measured.toml` by default; return its path, and notes on it."""
     got = calibrate(folder, kind)
     path = out or folder / f"{got.name}.toml"
     write_bytes(path, fit.dumps(got.table).encode())
@@ -122,9 +122,9 @@ def whole_rows(book: report.Book, spec: quantities.GpuSpec, what: str) -> Rows:
 
     Held out are batches of 16 of `attention`, and the 3B's samples of the others.
     """
-    found = [line for line in _plain(book, what) if line["sms"] >= spec.sms]
-    x, y = _features(what, found), _seconds(found)
-    model = np.array([str(line["params"]["of"]).split(".")[0] for line in found], dtype=str)
+    lines = [line for line in _plain(book, what) if line["sms"] >= spec.sms]
+    x, y = _features(what, lines), _seconds(lines)
+    model = np.array([str(line["params"]["of"]).split(".")[0] for line in lines], dtype=str)
     held = {"B 16": x["B"] == 16} if what == "attention" else {"3B": model == "3B"}
     if what == "gemm":  # no better than 95 % of peak, as in every fit
         m, n, k = (x[name] for name in "mnk")
@@ -137,13 +137,13 @@ def small_rows(book: report.Book) -> Rows:
 
     `of` is the index of the model in SHAPES.
     """
-    found = [line for line in book.all("small") if line["params"]["of"] in SHAPES]
-    m, of = _column(found, "m"), np.array([list(SHAPES).index(line["params"]["of"]) for line in found], dtype=np.int64)
-    return Rows({"m": m, "of": of}, _seconds(found), {"m 256": m == 256})
+    lines = [line for line in book.all("small") if line["params"]["of"] in SHAPES]
+    m, of = _column(lines, "m"), np.array([list(SHAPES).index(line["params"]["of"]) for line in lines], dtype=np.int64)
+    return Rows({"m": m, "of": of}, _seconds(lines), {"m 256": m == 256})
 
 
 def share_rows(book: report.Book, q: Quantity, spec: quantities.GpuSpec) -> tuple[Rows, Callable[[Quantity], F8]]:
-    """Speeds of kernels on a partition, of those on all SMs, and the same by a share's numbers.
+    """Return the speeds of kernels on a partition, of those on all SMs, and the same by a share's numbers.
 
     Held out: partitions of about 48 SMs.
     """
@@ -154,9 +154,9 @@ def share_rows(book: report.Book, q: Quantity, spec: quantities.GpuSpec) -> tupl
     )
     speed, sms, parts = [], [], []
     for op, seconds, what in probed:
-        found = _plain(book, what)
-        whole = {_without_ask(line): line["p50"] for line in found if line["sms"] >= spec.sms}
-        on = [line for line in found if line["sms"] < spec.sms and _without_ask(line) in whole]
+        lines = _plain(book, what)
+        whole = {_without_ask(line): line["p50"] for line in lines if line["sms"] >= spec.sms}
+        on = [line for line in lines if line["sms"] < spec.sms and _without_ask(line) in whole]
         if not on:
             continue
         here = np.array([line["sms"] for line in on], dtype=np.float64)
@@ -166,7 +166,7 @@ def share_rows(book: report.Book, q: Quantity, spec: quantities.GpuSpec) -> tupl
 
     def predicted(share: Quantity) -> F8:
         return np.concatenate(
-            [s(one, spec, **x) / s(one, spec, **x, part=kernels.part_of(share, part)) for one, s, x, part in parts]
+            [s(k, spec, **x) / s(k, spec, **x, part=kernels.part_of(share, part)) for k, s, x, part in parts]
         )
 
     y, n = (np.concatenate(c) if c else np.empty(0) for c in (speed, sms))
@@ -183,26 +183,26 @@ def _plain(book: report.Book, what: str) -> list[Line]:
     return book.all(what, **usual[what])
 
 
-def _features(what: str, found: Sequence[Line]) -> dict[str, F8]:
+def _features(what: str, lines: Sequence[Line]) -> dict[str, F8]:
     names = {
         "gemm": ("m", "n", "k"),
         "attention": ("B", "ctx", "heads", "kv", "d"),
         "prefill_attention": ("tokens", "heads", "kv", "d"),
     }[what]
-    x = {name: _column(found, name) for name in names}
-    return x if what != "prefill_attention" else {"n": np.ones(len(found)), **x}
+    x = {name: _column(lines, name) for name in names}
+    return x if what != "prefill_attention" else {"n": np.ones(len(lines)), **x}
 
 
 def _without_ask(line: Line) -> str:
     return json.dumps({k: v for k, v in line["params"].items() if k != "ask"}, sort_keys=True)
 
 
-def _column(found: Sequence[Line], name: str) -> F8:
-    return np.array([line["params"][name] for line in found], dtype=np.float64)
+def _column(lines: Sequence[Line], name: str) -> F8:
+    return np.array([line["params"][name] for line in lines], dtype=np.float64)
 
 
-def _seconds(found: Sequence[Line]) -> F8:
-    return np.array([line["p50"] for line in found], dtype=np.float64)
+def _seconds(lines: Sequence[Line]) -> F8:
+    return np.array([line["p50"] for line in lines], dtype=np.float64)
 
 
 # ------------------------------------------------------------------------------------------------------ fitting
@@ -257,7 +257,7 @@ def _small(q: Quantity, spec: quantities.GpuSpec, rows: Rows) -> F8:
 
 
 def _copies(book: report.Book, spec: quantities.GpuSpec) -> list[str]:
-    """Measured copy rates beside those of the kind's specification."""
+    """List measured copy rates beside those of the kind's specification."""
     out = []
     for what, known in (("h2d", spec.h2d), ("d2h", spec.d2h)):
         if line := book.one(what, chunk=64 << 20, beside=""):

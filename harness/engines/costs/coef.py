@@ -1,4 +1,4 @@
-"""The shape of a step's cost: what cost tables give and what every core of the simulator consumes.
+"""The form of a step's cost, which cost tables give and the simulator's kernel consumes.
 
 One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds are solo seconds.
 

@@ -1,4 +1,4 @@
-"""From quantities to the coefficient arrays of `coef.Tables`: plain numpy, run once at the start of a run."""
+"""Coefficient arrays of `coef.Tables` from quantities: plain numpy, computed once at the start of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GRID = np.array(
 
 
 def tables(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> Tables:
-    """Coefficients of (shape, tensor-parallel degree) pairs on a GPU kind under a host profile.
+    """Return the coefficients of (shape, tensor-parallel degree) pairs on a GPU kind under a host profile.
 
     `table`: path of a TOML that replaces committed quantities. Raises `UserError` for unknown names.
     """
@@ -54,7 +54,7 @@ def tables(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str |
 
 
 def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: HostProfile) -> Tables:
-    """`tables` from quantities in hand: what a fit evaluates before it writes them."""
+    """Return `tables` of quantities in hand, which a fit evaluates before it writes them."""
     cost = np.zeros(len(rows), dtype=COST)
     gemm, head = np.empty((2, len(rows), len(GRID)))
     dec_rate, pre_rate = np.empty((len(rows), len(SHARES), len(SEQS))), np.empty((len(rows), len(SHARES)))
@@ -108,8 +108,8 @@ def _decode_lines(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer
     B, ctx = B[B * ctx <= 1 << 20], ctx[B * ctx <= 1 << 20]
     y = decode_s(q, spec, B, ctx, heads, kv, d)
     w = 1 / (y + np.interp(B, GRID, layer))
-    one = np.ones_like(B)
-    short, long = np.stack([one, B], axis=1), np.stack([one, B, B * ctx], axis=1)
+    ones = np.ones_like(B)
+    short, long = np.stack([ones, B], axis=1), np.stack([ones, B, B * ctx], axis=1)
     upper = ctx > 128
     for _ in range(4):
         att = nonnegative(short[~upper], y[~upper], w[~upper])
@@ -122,7 +122,7 @@ def _decode_lines(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer
 
 
 def _prefill_plane(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer: F8) -> F8:
-    """pre0, pre1, pre2 of a layer, nearest to `prefill_s` relative to the whole layer."""
+    """Fit pre0, pre1, pre2 of a layer, nearest to `prefill_s` relative to the whole layer."""
     n, L = (x.ravel() for x in np.meshgrid(2.0 ** np.arange(5), 2.0 ** np.arange(4, 15)))
     n, L = n[n * L <= 1 << 14], L[n * L <= 1 << 14]
     y = prefill_s(q, spec, n, L, heads, kv, d)
@@ -131,7 +131,7 @@ def _prefill_plane(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, laye
 
 
 def nonnegative(X: F8, y: F8, w: F8) -> F8:
-    """Weighted least squares with coefficients >= 0: the worst negative one leaves until none is left."""
+    """Fit by weighted least squares with coefficients >= 0: the worst negative one leaves until none is left."""
     use = np.ones(X.shape[1], dtype=bool)
     while True:
         got = np.linalg.lstsq(X[:, use] * w[:, None], y * w, rcond=None)[0]
@@ -143,7 +143,7 @@ def nonnegative(X: F8, y: F8, w: F8) -> F8:
 
 
 def _share_rates(q: Toml, spec: GpuSpec, shape: Shape, tp: int, h: HostProfile) -> tuple[F8, F8]:
-    """Speeds of decode and prefill steps at the shares of SMs, of 1; the host's part is the same at each."""
+    """Return the speeds of decode and prefill steps at the shares of SMs, of 1; the host's part is the same at each."""
 
     def speed(kernels_s: F8, seqs: F8 | float) -> F8:
         host_s = h.host0 + h.host1 * seqs

@@ -1,4 +1,4 @@
-"""The constants of a machine that a run may scale, each by a factor, so that one sees what depends on them."""
+"""Constants of a machine that a run may scale, each by a factor, for studies of sensitivity."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SOURCES: Mapping[str, str] = {
     "co_run": "max-min shares of compute and HBM bandwidth among the steps on a GPU, as under MPS; a model, not fitted",
     # 1.195 is all that a server of that pair loses; by shares alone a light pair loses 1.06 (`fit.anchors`), so that
     # 1.195 after shares reads it high.
-    "interference": "none beyond shares; tried are 1.195, the TPOT of two vLLM servers (Qwen3-4B-FP8, A100-80GB, MPS, "
-    "60 % of the SMs each) over that of one with a card to itself (medians 62.5 and 52.3 ms; gopebble.com, case study "
-    "NVIDIA MPS vs dedicated GPU allocation for LLM inference), and 1.5, an assumption",
+    "interference": "none beyond shares. Tried are 1.195 and 1.5, an assumption. The former is the TPOT of two vLLM "
+    "servers (Qwen3-4B-FP8, A100-80GB, MPS, 60 % of the SMs each) over that of one alone (medians 62.5 and 52.3 ms). "
+    "Its source is gopebble.com, case study NVIDIA MPS vs dedicated GPU allocation for LLM inference",
 }
 
 
@@ -55,7 +55,7 @@ def links(spec: GpuSpec, factors: Factors) -> GpuSpec:
 
 
 def ladder(ways: Mapping[str, Way], factors: Factors) -> Mapping[str, Way]:
-    """Ways to load with scaled fixed seconds."""
+    """Return the ways to load with scaled fixed seconds."""
     return {name: way._replace(fixed_s=of(factors, "swap") * way.fixed_s) for name, way in ways.items()}
 
 

@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
     @property
     def out(self) -> Mask:
-        """Held out for any reason."""
+        """Mask of the rows that are held out for any reason."""
         return cast("Mask", np.logical_or.reduce(list(self.held.values())))
 
     def pick(self, rows: Mask | NDArray[np.int64]) -> Rows:
@@ -73,7 +73,7 @@ def profiles() -> Path:
 
 
 def _clamp(kind: str, seconds: F8, nbytes: F8, flops: F8) -> tuple[F8, Mask]:
-    """Seconds no better than 95 % of peak, and the rows to keep (see the module's text)."""
+    """Return seconds no better than 95 % of peak, and the rows to keep (see the module's text)."""
     spec = quantities.gpu(kind)
     y = np.maximum(seconds, np.maximum(nbytes / (0.95 * spec.hbm), flops / (0.95 * spec.flops)))
     cached = (nbytes < 96e6) & (nbytes / spec.hbm > 0.1 * y)
@@ -81,7 +81,7 @@ def _clamp(kind: str, seconds: F8, nbytes: F8, flops: F8) -> tuple[F8, Mask]:
 
 
 def gemm_rows(kind: str) -> Rows:
-    """bf16 GEMMs of a layer's size (n and k >= 512)."""
+    """Return bf16 GEMMs of a layer's size (n and k >= 512)."""
     d = pd.read_parquet(profiles() / "aiconfigurator" / FOLDERS[kind] / "gemm_perf.parquet")
     d = d[(d.gemm_dtype == "bfloat16") & (d.n >= 512) & (d.k >= 512)].sort_values(["m", "n", "k"])
     m, n, k = (d[c].to_numpy(np.float64) for c in "mnk")
@@ -100,7 +100,7 @@ def _attention(kind: str, op: str) -> pd.DataFrame:
 
 
 def decode_rows(kind: str) -> Rows:
-    """Decode attention of one layer, up to 256 sequences (the simulator's largest batch)."""
+    """Return decode attention of one layer, up to 256 sequences (the simulator's largest batch)."""
     d = _attention(kind, "generation")
     d = d[d.batch_size <= 256]
     names = ("batch_size", "num_heads", "num_key_value_heads", "head_dim", "step")
@@ -111,7 +111,7 @@ def decode_rows(kind: str) -> Rows:
 
 
 def prefill_rows(kind: str) -> Rows:
-    """Causal attention of one layer, steps of up to 65,536 tokens (four times the simulator's largest)."""
+    """Return causal attention of one layer, in steps of up to 65,536 tokens (four times the simulator's largest)."""
     d = _attention(kind, "context")
     d = d[(d.batch_size * d.isl <= 1 << 16) & (d.isl > 1)]
     names = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim")
@@ -133,7 +133,7 @@ def _held(heads: F8, kv: F8, name: str, size: F8) -> dict[str, Mask]:
 def _minimise(
     seconds: Callable[[F8], F8], y: F8, starts: Sequence[Sequence[float]], steps: Sequence[float] = (1e-4,)
 ) -> F8:
-    """Positive parameters with the least robust error of ln(seconds / y), the best from several starts."""
+    """Return the positive parameters with the least robust error of ln(seconds / y), the best from several starts."""
 
     def residuals(x: F8) -> F8:
         return np.clip(np.log(seconds(np.exp(x)) / y), -1, 1)
@@ -157,7 +157,7 @@ def _minimise(
 
 
 def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
-    """Rows of multilinear weights over the grid of `axes`, as `kernels` interpolates."""
+    """Return the rows of multilinear weights over the grid of `axes`, as `kernels` interpolates."""
     parts = []
     for x, axis in zip(at, axes, strict=True):
         u = np.interp(np.log2(np.maximum(x, 1)), np.log2(axis), np.arange(len(axis)))
@@ -173,7 +173,7 @@ def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
 
 
 def _factors(axes: Sequence[Sequence[float]], at: Sequence[F8], log_error: F8) -> list[float]:
-    """Factors on the grid that take up `log_error`, by ridge regression reweighted towards the median."""
+    """Return the factors on the grid that take up `log_error`, by ridge regression reweighted towards the median."""
     A, w = _weights(axes, at), np.ones(len(log_error))
     c = np.zeros(A.shape[1])
     for _ in range(5):
@@ -185,13 +185,13 @@ def _factors(axes: Sequence[Sequence[float]], at: Sequence[F8], log_error: F8) -
 
 
 def error(predicted: F8, y: F8) -> dict[str, float | int]:
-    """Median and P95 of the relative error of predicted seconds."""
+    """Return the median and P95 of the relative error of predicted seconds."""
     e = np.abs(predicted / y - 1)
     return {"median": round(float(np.median(e)), 4), "p95": round(float(np.quantile(e, 0.95)), 4), "n": len(e)}
 
 
 def _errors(predicted: F8, rows: Rows) -> Quantity:
-    """Errors on fitted rows, on all held-out rows and on each kind of them."""
+    """Return the errors on fitted rows, on all held-out rows and on each kind of them."""
     out: Quantity = {"fit": error(predicted[~rows.out], rows.y[~rows.out])}
     out["held"] = error(predicted[rows.out], rows.y[rows.out])
     out["held_parts"] = {why: error(predicted[s], rows.y[s]) for why, s in rows.held.items() if s.any()}
@@ -229,7 +229,7 @@ TILES = ((128, 256), (128, 128), (64, 128), (64, 64))
 
 
 def fit_gemm(kind: str, rows: Rows) -> Quantity:
-    """Tile rates, fill times, bandwidth and launch of a kind's GEMMs, and their factors over (m, n, k)."""
+    """Fit tile rates, fill times, bandwidth and launch of a kind's GEMMs, and their factors over (m, n, k)."""
     spec, fit = quantities.gpu(kind), rows.pick(~rows.out)
     few = fit.pick(np.sort(np.random.default_rng(0).permutation(len(fit.y))[:3000]))
 
@@ -262,7 +262,7 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_decode(kind: str, rows: Rows) -> Quantity:
-    """Decode attention of a layer, apart for grouped heads and for one query head a KV head."""
+    """Fit decode attention of a layer, apart for grouped heads and for one query head a KV head."""
     mha = rows.x["heads"] == rows.x["kv"]
     q = {"gqa": _fit_decode(kind, rows.pick(~mha)), "mha": _fit_decode(kind, rows.pick(mha))}
     return {
@@ -296,7 +296,7 @@ def _fit_decode(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_prefill(kind: str, rows: Rows) -> Quantity:
-    """Floor, tile and rate parts of a layer's causal attention, and its factors over (tokens, n x heads)."""
+    """Fit floor, tile and rate parts of a layer's causal attention, and its factors over (tokens, n x heads)."""
     spec, fit = quantities.gpu(kind), rows.pick(~rows.out)
     dims = sorted({int(d) for d in fit.x["d"]})
 
@@ -327,7 +327,7 @@ def fit_prefill(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_all_reduce(kind: str) -> Quantity:
-    """Seconds at every other message size; those between, and the largest, are held out."""
+    """Fit seconds at every other message size; the sizes between, and the largest, are held out."""
     d = pd.read_parquet(profiles() / "aiconfigurator" / FOLDERS[kind] / "custom_allreduce_perf.parquet")
     d = d[d.backend == "vllm_graph"].sort_values(["num_gpus", "message_size"])
     t = d.pivot_table(index="message_size", columns="num_gpus", values="latency") * 1e-3
@@ -350,7 +350,7 @@ def fit_all_reduce(kind: str) -> Quantity:
 
 
 def small(kind: str) -> Quantity:
-    """Estimate the kernels that nobody measured per GPU, from launch floors known for two kinds and from bytes."""
+    """Estimate the kernels without measurements per GPU, from launch floors known for two kinds and from bytes."""
     known = {"a100-80g": 25e-6, "h100": 20e-6, "h800": 20e-6}
     ends = [(1 / quantities.gpu(k).hbm, known[k]) for k in ("a100-80g", "h100")]
     slope = (ends[0][1] - ends[1][1]) / (ends[0][0] - ends[1][0])
@@ -395,7 +395,7 @@ ENGINES = {
 
 
 def whole_steps(kind: str) -> pd.DataFrame:
-    """Measured steps of dense models, at most 4,096 prompt tokens in all: model, phase, prompt, batch, seconds."""
+    """Return measured steps of dense models, by model, phase, prompt, batch; at most 4,096 prompt tokens in all."""
     d = pd.read_csv(profiles() / "aegaeon/latency.csv")
     d = d[(d.gpu == ENGINES[kind][0]) & d.model.isin(list(DENSE))]
     d = d.rename(columns={"prompt_tokens_per_sequence": "prompt", "prefill_p50_s": "prefill", "decode_p50_s": "decode"})
@@ -404,19 +404,19 @@ def whole_steps(kind: str) -> pd.DataFrame:
 
 
 def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
-    """Seconds of the rows of `whole_steps` by cost tables."""
+    """Return the seconds of the rows of `whole_steps` by cost tables."""
     rows = {model: profile.row(t, i) for model, i in row_of.items()}
 
-    def one(model: str, phase: str, prompt: int, batch: int) -> float:
+    def seconds(model: str, phase: str, prompt: int, batch: int) -> float:
         if phase == "decode":
             return profile.step_s(rows[model], B=batch, C=batch * prompt)
         return profile.step_s(rows[model], p=batch * prompt, n=batch, area=batch * prompt * prompt / 2)
 
-    return np.array([one(*r) for r in zip(d.model, d.phase, d.prompt, d.batch, strict=True)])
+    return np.array([seconds(*r) for r in zip(d.model, d.phase, d.prompt, d.batch, strict=True)])
 
 
 def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
-    """c0, c1 and the two kernel scales of eager vLLM, by reweighted relative least squares on one model."""
+    """Fit c0, c1 and the kernel scales of eager vLLM, by reweighted relative least squares on one model."""
     spec, base = quantities.gpu(kind), quantities.host("none", kind)
     d, fitted = whole_steps(kind), ENGINES[kind][1]
     models = list(dict.fromkeys(d.model))
@@ -427,8 +427,8 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
         h = base._replace(scale_decode=decode, scale_prefill=prefill)
         return predict_steps(here, coefficients.coefficients(rows, q, spec, h), row_of)
 
-    y, batch, one = here.seconds.to_numpy(), here.batch.to_numpy(np.float64), kernels(1, 1)
-    X = np.stack([np.ones_like(y), batch, kernels(2, 1) - one, kernels(1, 2) - one], axis=1)
+    y, batch, unscaled = here.seconds.to_numpy(), here.batch.to_numpy(np.float64), kernels(1, 1)
+    X = np.stack([np.ones_like(y), batch, kernels(2, 1) - unscaled, kernels(1, 2) - unscaled], axis=1)
     # One model's kernels hardly vary in a decode step: what the data does not tell, keeps a scale at 1.
     X, y = np.concatenate([X, [[0, 0, 1, 0], [0, 0, 0, 1]]]), np.concatenate([y, [1, 1]])
     trust = np.where(np.arange(len(y)) < len(y) - 2, 1.0, PRIOR_ROWS**0.5)
@@ -452,7 +452,7 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 
 
 def share_rows() -> pd.DataFrame:
-    """MuxServe's A100 table, one GPU: seconds at a share and at 100 %."""
+    """Read MuxServe's A100 table, one GPU: seconds at a share and at 100 %."""
     tree = json.loads((profiles() / "muxserve/llama-a100-sm-share.json").read_text(encoding="utf-8"))
     out = [
         (
@@ -477,7 +477,7 @@ def share_rows() -> pd.DataFrame:
 
 
 def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) -> F8:
-    """Speed at a share: kernels stretch, the rest of a step does not.
+    """Return the speed at a share: kernels stretch, the rest of a step does not.
 
     That engine's kernels were slower than ours: `scale` times in a decode step, all of its time in a prefill.
     """
@@ -499,7 +499,7 @@ def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) ->
 
 
 def fit_share(q: Quantity) -> tuple[Quantity, pd.DataFrame]:
-    """Worth of a share of SMs, fitted on the 7B model, held out: the 13B one."""
+    """Fit the worth of a share of SMs on the 7B model; the 13B one is held out."""
     d = share_rows()
     seven = d[d.model == "7b"]
 
@@ -552,7 +552,7 @@ def _toml(value: Any) -> str:
 
 
 def dumps(file: Mapping[str, Any]) -> str:
-    """TOML text: a section for every table that holds tables of its own names, errors inline.
+    """Return TOML text: a section for every table that holds tables of its own names, errors inline.
 
     Grids of factors stand in rows of 14, for people read them; tomli-w has a line for every number.
     """
@@ -572,7 +572,7 @@ def dumps(file: Mapping[str, Any]) -> str:
 
 
 def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
-    """All files of `tables/`, by stem: what is committed, with every fitted quantity fitted anew."""
+    """Return all files of `tables/`, by stem: the committed ones, with every fitted quantity fitted anew."""
     files: dict[str, dict[str, Any]] = {
         p.stem: tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted(quantities.TABLES.glob("*.toml"))
     }
@@ -589,8 +589,8 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
         files[kind]["small"] = small(kind)
         like = files[kind].get("like")
         if like and kind != "h800":  # H100's chip keeps H100's errors; other cards take coefficients on trust
-            said = f"roofline: coefficients of {like} at this card's own peaks, unmeasured"
-            files[kind] |= {op: {"source": said} for op in ("gemm", "prefill", "decode", "all_reduce")}
+            on_trust = f"roofline: coefficients of {like} at this card's own peaks, unmeasured"
+            files[kind] |= {op: {"source": on_trust} for op in ("gemm", "prefill", "decode", "all_reduce")}
     # Fewer and slower SMs: H100's rate in large GEMMs for every tile, without what its small tiles lose to latency.
     best = files["h100"]["gemm"]["best_flops_frac"]
     files["h20"]["gemm"] |= {
@@ -663,7 +663,7 @@ def anchors() -> list[tuple[str, float, float]]:
     at("h200", 132, (32, 48, 64, 80, 96), (1.33, 1.21, 1.09, 1.08, 1.06), (2.5, 1.83, 1.49, 1.3, 1.18), "omni 1934")
 
     def pair(shape: Shape, host: str, B: int, ctx: int, weights: float, sms: float) -> float:
-        """Slowdown of each of two equal decode lanes: capped at a share of SMs, HBM divided max-min."""
+        """Return the slowdown of each of two equal decode lanes: capped at a share of SMs, HBM divided max-min."""
         t = coefficients.tables([(shape, 1)], "a100-80g", host)
         c = t.cost[0]
         step = profile.step_s(profile.row(t, 0), B=B, C=B * ctx) - (1 - weights) * c["wbytes"] / c["hbm"]
@@ -678,7 +678,7 @@ def anchors() -> list[tuple[str, float, float]]:
 
 
 def points() -> pd.DataFrame:
-    """Measured and predicted seconds of every row, by the committed tables: panel, gpu, op, model, held, seconds."""
+    """Return measured and predicted seconds of every row, by committed table: panel, gpu, op, model, held, seconds."""
     frames = []
     ops: Sequence[tuple[str, Callable[[str], Rows], Callable[..., F8]]] = (
         ("gemm", gemm_rows, kernels.gemm_s),

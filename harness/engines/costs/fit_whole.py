@@ -1,9 +1,9 @@
-"""From what was measured of servers from outside to the table of a machine that was measured whole (`whole.py`).
+"""Fit the table of a machine that was measured whole (`whole.py`) on timings of its servers from outside.
 
 A step's seconds are linear in numbers that are not negative: those of a step of one token, those of each token more by
-segment of KNOTS, and those of a sequence, a token of context and of area. `api_in_s` is common to all models. Whoever
-waits for a prompt's first token sees it and a step, whoever decodes a step alone. Relative errors are squared; the
-rows that are held out are in no fit, and have errors of their own.
+segment of KNOTS, and those of a sequence, a token of context and of area. `api_in_s` is common to all models. A TTFT
+is `api_in_s` and a step, a decode measurement a step alone. The fit minimizes squared relative errors. Held-out rows
+are in no fit, and have errors of their own.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Step(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Whether it is a prefill or a decode."""
+        """The kind of the step: prefill or decode."""
         return "prefill" if self.prompt else "decode"
 
 
 class Beside(NamedTuple):
-    """A step while so many servers do the same, itself among them, and alone."""
+    """Seconds of a step with `servers` running the same concurrently, itself among them, and alone."""
 
     servers: int
     seconds: float
@@ -62,7 +62,7 @@ class Beside(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """Sections of a table, and each step with the seconds that they say."""
+    """Sections of a table, and each step with its predicted seconds."""
 
     host: dict[str, Any]
     steps: dict[str, dict[str, Any]]
@@ -70,7 +70,7 @@ class Fitted(NamedTuple):
 
 
 def knots(most: int) -> list[int]:
-    """Those below the most tokens of a step that were measured, and these."""
+    """Return the knots below the most tokens of a measured step, and that number."""
     return [*(k for k in KNOTS if k < most), most]
 
 
@@ -87,30 +87,30 @@ def fit(steps: Sequence[Step], source: str) -> Fitted:
         for row, step in zip(X, rows, strict=True):
             at, grid = starts[models.index(step.model)], grids[step.model]
             area = step.prompt**2 / 2
-            own = [*ramps(step.tokens, grid), step.seqs + (step.prompt > 0), step.ctx_tokens, area]
-            row[0], row[at : at + len(own)] = step.prompt > 0, own
+            values = [*ramps(step.tokens, grid), step.seqs + (step.prompt > 0), step.ctx_tokens, area]
+            row[0], row[at : at + len(values)] = step.prompt > 0, values
         return X
 
     used = [step for step in steps if not step.held]
     y = np.array([step.seconds for step in used])
     if np.linalg.matrix_rank(features(used) / y[:, None]) < starts[-1]:
         raise UserError(f"{len(used)} measured steps do not tell {starts[-1]} numbers apart")
-    found = nonnegative(features(used), y, 1 / y)
-    points = list(zip(steps, (features(steps) @ found).tolist(), strict=True))
-    said = {"source": source, "formula": FORMULA}
+    solution = nonnegative(features(used), y, 1 / y)
+    points = list(zip(steps, (features(steps) @ solution).tolist(), strict=True))
+    origin = {"source": source, "formula": FORMULA}
     sections = {}
     for at, model in zip(starts[:-1], models, strict=True):
-        grid, own = grids[model], [pair for pair in points if pair[0].model == model]
-        slopes, line = found[at : at + len(grid)], found[at + len(grid) : at + len(grid) + len(LINE)]
+        grid, pairs = grids[model], [pair for pair in points if pair[0].model == model]
+        slopes, line = solution[at : at + len(grid)], solution[at + len(grid) : at + len(grid) + len(LINE)]
         seconds = [max(LEAST_S, float(ramps(m, grid) @ slopes)) for m in grid]
         numbers = {name: sig(x, DIGITS) for name, x in zip(LINE, line.tolist(), strict=True)}
         sections[model] = {
-            "tokens": grid, "seconds": [sig(s, DIGITS) for s in np.maximum.accumulate(seconds)], **numbers, **said,
-            **errors(own),
+            "tokens": grid, "seconds": [sig(s, DIGITS) for s in np.maximum.accumulate(seconds)], **numbers, **origin,
+            **errors(pairs),
         }  # fmt: skip
     off = np.array([abs(math.log(step.seconds / max(LEAST_S, ours))) for step, ours in points])
     host = {
-        "api_in_s": sig(float(found[0]), DIGITS),
+        "api_in_s": sig(float(solution[0]), DIGITS),
         "sigma": sig(1.4826 * float(np.median(off)), 2),
         "source": source,
         "formula": "first token of a prompt - its step; sigma: 1.4826 x median |ln error| of the steps",
@@ -128,15 +128,15 @@ def ramps(m: int, grid: Sequence[int]) -> F8:
 
 
 def errors(points: Sequence[tuple[Step, float]]) -> dict[str, Any]:
-    """Errors of the fitted and of the held-out rows, and of each kind of step in both."""
+    """Return the errors of the fitted and of the held-out rows, and of each kind of step in both."""
     groups = {
         which: [(step.what, step.seconds, x) for step, x in points if step.held == (which == "held")]
         for which in ("fit", "held")
     }
-    found = {which: _off([(y, x) for _, y, x in rows]) for which, rows in groups.items()}
+    by_group = {which: _off([(y, x) for _, y, x in rows]) for which, rows in groups.items()}
     for what in ("prefill", "decode"):
-        found |= {f"{what} {k}": _off([(y, x) for of, y, x in rows if of == what]) for k, rows in groups.items()}
-    there = {name: one for name, one in found.items() if one["n"]}
+        by_group |= {f"{what} {k}": _off([(y, x) for of, y, x in rows if of == what]) for k, rows in groups.items()}
+    there = {name: numbers for name, numbers in by_group.items() if numbers["n"]}
     whole = {name: there.pop(name) for name in ("fit", "held") if name in there}
     return whole | {"held_parts": there}
 
@@ -156,14 +156,14 @@ def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
     """
     if not measured:
         raise UserError("no servers were measured side by side")
-    y = np.array([one.seconds / one.alone_s for one in measured])
-    k = np.array([float(one.servers) for one in measured])
+    y = np.array([row.seconds / row.alone_s for row in measured])
+    k = np.array([float(row.servers) for row in measured])
     candidates = [*((float(share), 1.0) for share in SHARES), *((1.0, float(factor)) for factor in FACTORS)]
-    share, factor = min(candidates, key=lambda one: float(((slowdown(k, *one) / y - 1) ** 2).sum()))
-    own = error(slowdown(k, share, factor), y)
+    share, factor = min(candidates, key=lambda candidate: float(((slowdown(k, *candidate) / y - 1) ** 2).sum()))
+    deviation = error(slowdown(k, share, factor), y)
     formula = "seconds beside k - 1 servers that do the same / seconds alone = 1 + factor (max(1, k share) - 1)"
     numbers = {"share": sig(share, DIGITS), "factor": sig(factor, DIGITS)}
-    return {**numbers, **dict(zip(SAID, (source, formula), strict=True)), "fit": own}
+    return {**numbers, **dict(zip(SAID, (source, formula), strict=True)), "fit": deviation}
 
 
 def slowdown(servers: F8, share: float, factor: float) -> F8:
@@ -172,7 +172,7 @@ def slowdown(servers: F8, share: float, factor: float) -> F8:
 
 
 class About(NamedTuple):
-    """What a table says of its machine beside what was measured."""
+    """Facts of a table's machine beside the measurements."""
 
     kind: str
     name: str
@@ -185,14 +185,14 @@ class About(NamedTuple):
 
 def steps(lines: Iterable[Line]) -> list[Step]:
     """Read the prefill and decode steps from a journal's lines."""
-    found = []
+    parsed = []
     for line in lines:
         at, seconds = line["params"], line["p50"]
         if line["what"] == "prefill":
-            found.append(Step(at["shape"], seconds, prompt=at["tokens"], held=at["held"]))
+            parsed.append(Step(at["shape"], seconds, prompt=at["tokens"], held=at["held"]))
         elif line["what"] == "decode":
-            found.append(Step(at["shape"], seconds, at["seqs"], line["facts"]["ctx_tokens"], held=at["held"]))
-    return found
+            parsed.append(Step(at["shape"], seconds, at["seqs"], line["facts"]["ctx_tokens"], held=at["held"]))
+    return parsed
 
 
 def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
@@ -203,7 +203,7 @@ def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
         for line in lines
         if line["what"] == "beside"
     ]
-    found = {
+    file = {
         "kind": about.kind,
         "name": about.name,
         "settings": dict(about.settings),
@@ -213,7 +213,7 @@ def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
         "co_run": co_run(beside, about.source),
         "ladder": ladder(lines, about),
     }
-    return found, fitted
+    return file, fitted
 
 
 def ladder(lines: Sequence[Line], about: About) -> dict[str, dict[str, Any]]:
@@ -230,9 +230,9 @@ def ladder(lines: Sequence[Line], about: About) -> dict[str, dict[str, Any]]:
 
     starts = [line for line in lines if line["what"] == "start"]
     wakes = [line for line in lines if line["what"] == "wake"]
-    found = {way: rung(starts, "from the start to the first answer") for way in about.ways}
+    rungs = {way: rung(starts, "from the start to the first answer") for way in about.ways}
     for way in dict.fromkeys(line["params"]["way"] for line in wakes):
-        found[way] = rung(
+        rungs[way] = rung(
             [line for line in wakes if line["params"]["way"] == way], "from the order to wake to its answer"
         )
-    return found
+    return rungs

@@ -21,7 +21,7 @@ Errors = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """What is said of any."""
+    """Source, formula and errors, which every quantity has."""
 
     source: Text
     formula: Text
@@ -33,7 +33,7 @@ class Quantity:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What a formula misses, by axes."""
+    """Correction factors of a formula, on a grid of axes."""
 
     axes_of: tuple[str, ...] = ()
     axes: tuple[Numbers, ...] = ()

@@ -24,7 +24,7 @@ WHOLE = Part()
 
 
 def gemm_s(q: Toml, spec: GpuSpec, m: ArrayLike, n: ArrayLike, k: ArrayLike, part: Part = WHOLE) -> F8:
-    """Seconds of one bf16 GEMM, m tokens x n outputs x k inputs, weights in HBM.
+    """Return the seconds of one bf16 GEMM, m tokens x n outputs x k inputs, weights in HBM.
 
     The library picks a tile shape and how often to split k; a choice costs whole waves of tiles over the SMs, or the
     bytes, whichever is more; we take the cheapest choice, and correct it by a coarse table over (m, n, k).
@@ -55,7 +55,7 @@ def decode_s(
     d: ArrayLike,
     part: Part = WHOLE,
 ) -> F8:
-    """Seconds of one layer's decode attention: B sequences of `ctx` tokens, per-GPU heads of `d` numbers.
+    """Return the seconds of one layer's decode attention: B sequences of `ctx` tokens, per-GPU heads of `d` numbers.
 
     With one query head a KV head (`q["mha"]`) other kernels run than with grouped ones (`q["gqa"]`).
     """
@@ -85,7 +85,7 @@ def prefill_s(
     d: ArrayLike,
     part: Part = WHOLE,
 ) -> F8:
-    """Seconds of one layer's causal attention over n prompts of `tokens` tokens: tiles of 128 queries over the SMs."""
+    """Return seconds of a layer's causal attention over n prompts of `tokens` tokens: tiles of 128 queries."""
     n, L, heads, kv, d = (np.asarray(x, dtype=np.float64) for x in (n, tokens, heads, kv, d))
     frac = np.interp(np.log(d), np.log(np.array(q["head_dims"], dtype=np.float64)), q["flops_frac"])
     key_s = 4 * 128 * d / (frac * spec.flops / spec.sms)  # one tile against one key
@@ -118,7 +118,7 @@ def _correction(q: Toml, *at: F8) -> F8:
 
 
 def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
-    """Seconds a layer of the two norms, rope, activation and cache write of `m` tokens."""
+    """Return the seconds a layer of the two norms, rope, activation and cache write of `m` tokens."""
     heads = shape.q_heads / tp + 2 * max(1.0, shape.kv_heads / tp)
     wide = (3 if shape.gated else 2) * shape.ffn / tp
     token = BF16 * (8 * shape.hidden + 2 * heads * shape.head_dim + wide)
@@ -126,7 +126,7 @@ def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
 
 
 def all_reduce_s(q: Toml, tp: int, elements: ArrayLike) -> F8:
-    """Seconds of one all-reduce of bf16 `elements` over `tp` GPUs: log-log between knots, linear beyond the last."""
+    """Return seconds of an all-reduce of bf16 `elements` over `tp` GPUs: log-log between knots, linear beyond."""
     x, elements = np.array(q["elements"], dtype=np.float64), np.asarray(elements, dtype=np.float64)
     if tp == 1:
         return np.zeros_like(elements)
@@ -150,7 +150,7 @@ class Gemms(NamedTuple):
 
 
 def gemms(shape: Shape, tp: int) -> Gemms:
-    """QKV fused, gate and up fused; columns, then rows, split over `tp` GPUs."""
+    """Return the GEMMs with QKV fused, gate and up fused; columns, then rows, split over `tp` GPUs."""
     heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
     ffn = shape.ffn / tp
     return Gemms(
@@ -168,14 +168,14 @@ def part_of(q: Toml, share: F8) -> Part:
 
 
 def decode_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, B: F8, ctx: float, part: Part = WHOLE) -> F8:
-    """Seconds of a decode step's kernels on a part of each GPU; the launch floors do not shrink."""
+    """Return the seconds of a decode step's kernels on a part of each GPU; the launch floors do not shrink."""
     return _kernels_s(q, spec, shape, tp, B, B, part) + shape.layers * decode_s(
         q["decode"], spec, B, ctx, shape.q_heads / tp, max(1.0, shape.kv_heads / tp), shape.head_dim, part
     )
 
 
 def prefill_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, n: F8, tokens: F8, part: Part = WHOLE) -> F8:
-    """Seconds of a prefill step's kernels, n prompts of `tokens` tokens, on a part of each GPU."""
+    """Return the seconds of a prefill step's kernels, n prompts of `tokens` tokens, on a part of each GPU."""
     return _kernels_s(q, spec, shape, tp, n * tokens, n, part) + shape.layers * prefill_s(
         q["prefill"], spec, n, tokens, shape.q_heads / tp, max(1.0, shape.kv_heads / tp), shape.head_dim, part
     )
@@ -190,7 +190,7 @@ def _kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, out: F8, pa
 
 
 def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: int) -> tuple[list[float], list[float]]:
-    """Seconds of one layer's kernels for `m` tokens, in the order in which they run: before attention, and after it.
+    """Return seconds of a layer's kernels for `m` tokens, in order of running: before attention, and after it.
 
     Norm, QKV, rope, cache write; output, norm, gate and up, activation, down. The output and the down projection are
     each followed by an all-reduce where the layer is cut over GPUs. The five small ones count as equally long: in steps

@@ -54,5 +54,5 @@ def record(page: str) -> np.dtype[Any]:
 def fields(layout: np.dtype[Any]) -> tuple[Field, ...]:
     """Return the lines of the page from which a layout was made, in order."""
     assert layout.metadata is not None
-    found: tuple[Field, ...] = layout.metadata["fields"]
-    return found
+    lines: tuple[Field, ...] = layout.metadata["fields"]
+    return lines

@@ -12,8 +12,8 @@ vLLM runs one step of the largest size before it sizes its KV pool, and takes fr
 
 `tokens` is the budget of a step, `seqs` the batch cap. What is `outside` was there before that step, or comes after the
 pool was taken. It lies in the share of the card that the engine leaves alone, and costs KV memory only where processes
-are so many that it exceeds that share. Room for it is left for models at the degrees of their set: what the process
-of a model at another degree has outside beyond that counts as inside.
+are so many that it exceeds that share. Room for it is left for models at the degrees of their set. At another degree,
+a process's excess outside counts as inside.
 
 The form is vLLM's: vllm/v1/worker/gpu_worker.py, `init_device` (communicators come before the first snapshot of memory)
 and `determine_available_memory`; `profile_run` and `_dummy_sampler_run` in gpu_model_runner.py. Nothing is fitted. The
@@ -57,7 +57,7 @@ class Parts(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What engines may use of each GPU, and what each model's process takes of that beside its weights."""
+    """Bytes of each GPU that engines may use, and those of each model's process beside its weights."""
 
     gpu_bytes: int
     process_bytes: tuple[int, ...]
@@ -86,23 +86,23 @@ def memory(
         gpu    one process a GPU, which serves one model after the other: the largest is there all the time
         kept   a process a model on every GPU: it keeps its context and graphs while the model is out (asleep)
     """
-    inside = [one.inside for one, _ in processes]
-    outside = [one.outside for one, _ in processes]
-    spread = -(-sum(one.outside * tp for one, tp in processes) // gpus)
+    inside = [taken.inside for taken, _ in processes]
+    outside = [taken.outside for taken, _ in processes]
+    spread = -(-sum(taken.outside * tp for taken, tp in processes) // gpus)
     beside = {"model": spread, "pair": 2 * spread, "gpu": max(outside, default=0), "kept": sum(outside)}[layout]
     left = max(0, min(int(card_bytes * fraction), card_bytes - beside))
     if layout == "gpu":
         left = max(0, left - max(inside, default=0))
-    own = [one for one, _ in processes]
-    return Memory(left, tuple(process_bytes(one, one, own, layout) for one in own))
+    every = [taken for taken, _ in processes]
+    return Memory(left, tuple(process_bytes(taken, taken, every, layout) for taken in every))
 
 
-def process_bytes(at: Parts, own: Parts, every: Sequence[Parts], layout: Layout) -> int:
+def process_bytes(at: Parts, configured: Parts, every: Sequence[Parts], layout: Layout) -> int:
     """Return the bytes that a model's process takes of the engine's share at a degree where it has the parts `at`.
 
-    `own` are its parts at the degree of the model set, and `every` those of all models.
+    `configured` are its parts at the degree of the model set, and `every` those of all models.
     """
     if layout == "gpu":  # the one process of a GPU is there all the time, as large as any model makes it
-        most = Parts(max(one.inside for one in every), max(one.outside for one in every))
+        most = Parts(max(taken.inside for taken in every), max(taken.outside for taken in every))
         return sum(max(0, part - whole) for part, whole in zip(at, most, strict=True))
-    return (2 if layout == "pair" else 1) * (at.inside + max(0, at.outside - own.outside))
+    return (2 if layout == "pair" else 1) * (at.inside + max(0, at.outside - configured.outside))

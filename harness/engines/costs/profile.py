@@ -1,4 +1,4 @@
-"""What a policy may ask of costs: seconds of steps, kernels, loads and moves, from coefficients and quantities."""
+"""The cost profile of policies: seconds of steps, kernels, loads and moves, from coefficients and quantities."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Row(NamedTuple):
 
 
 def row(t: Tables, i: int) -> Row:
-    """Row i of coefficient tables."""
+    """Return row i of coefficient tables."""
     numbers = dict(zip(COST.names or (), t.cost[i].item(), strict=True))
     grid, gemm, head = (x.tolist() for x in (t.grid, t.gemm[i], t.head[i]))
     return Row(numbers, grid, gemm, head, t.share, t.seqs, t.dec_rate[i], t.pre_rate[i])
 
 
 def step_s(r: Row, B: int = 0, C: float = 0, p: int = 0, n: int = 0, area: float = 0, out: int | None = None) -> float:
-    """Solo seconds of a step, as `coef` writes it; `out` defaults to B + n."""
+    """Return the solo seconds of a step, as `coef` writes it; `out` defaults to B + n."""
     c = r.cost
     gpu_s = _at(r.grid, r.gemm, B + p) + _at(r.grid, r.head, B + n if out is None else out)
     gpu_s += attend_s(r, B, C)
@@ -47,13 +47,13 @@ def step_s(r: Row, B: int = 0, C: float = 0, p: int = 0, n: int = 0, area: float
 
 
 def attend_s(r: Row, B: int, C: float) -> float:
-    """Seconds of all layers' decode attention in a step, as `coef` writes it."""
+    """Return the seconds of all layers' decode attention in a step, as `coef` writes it."""
     c = r.cost
     return max(c["att0"] + c["att1"] * B, c["dec0"] + c["dec1"] * B + c["dec2"] * C) if B else 0.0
 
 
 def _at(grid: list[int], f: list[float], x: int) -> float:
-    """Linear between grid points and beyond the last two; f(0) = 0."""
+    """Interpolate linearly between grid points, and beyond the last two; f(0) = 0."""
     if x <= 0:
         return 0.0
     i = min(bisect_right(grid, x) - 1, len(grid) - 2)
@@ -62,7 +62,7 @@ def _at(grid: list[int], f: list[float], x: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TableProfile:
-    """`types.Profile` over cost tables: what a policy may ask. Solo seconds on idle links, no host API time."""
+    """`types.Profile` over cost tables: solo seconds on idle links, without host API time."""
 
     rows: Mapping[tuple[str, int], Row]  # of (model, tensor-parallel degree)
     spec: GpuSpec
@@ -73,7 +73,7 @@ class TableProfile:
     node_gpus: int = 8
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
-        """Seconds of a prefill of one prompt alone on its GPUs."""
+        """Return the seconds of a prefill of one prompt alone on its GPUs."""
         r = self._row(inst)
         solo = step_s(r, p=tokens, n=1, area=tokens * tokens / 2)
         if sms is None:
@@ -81,7 +81,7 @@ class TableProfile:
         return solo / float(np.interp(sms / self.spec.sms, r.share, r.pre_rate))
 
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
+        """Return the seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
         r = self._row(inst)
         solo = step_s(r, B=seqs, C=ctx_tokens)
         if sms is None:
@@ -90,7 +90,7 @@ class TableProfile:
         return solo / float(np.interp(sms / self.spec.sms, r.share, at))
 
     def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Seconds of one layer's attention in such a step, alone on its GPUs."""
+        """Return the seconds of one layer's attention in such a step, alone on its GPUs."""
         shape, tp = self.shapes[inst.model], _tp(inst)
         solo = attend_s(self._row(inst), seqs, ctx_tokens) / shape.layers
         if sms is None or seqs == 0:
@@ -101,7 +101,7 @@ class TableProfile:
         return solo * max(1.0, float(decode_s(*at, part) / decode_s(*at)))
 
     def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
-        """Seconds of each kernel of such a step, layer by layer, then of the LM head; see `layer_kernels_s`.
+        """Return the seconds of each kernel of such a step, layer by layer, then of the LM head; see `layer_kernels_s`.
 
         The row has the sum of a layer's kernels, scaled to its engine; what each takes of it is by the quantities.
         Raises Unsupported on a machine that was measured whole.
@@ -118,7 +118,7 @@ class TableProfile:
         return (*(layer * shape.layers), _at(r.grid, r.head, seqs))
 
     def load_s(self, inst: Inst, way: str) -> float:
-        """Seconds of a `Load` by `way` on idle links."""
+        """Return the seconds of a `Load` by `way` on idle links."""
         if way not in self.ladder:
             raise UserError(f"unknown way to load {way!r}; known: {', '.join(self.ladder)}")
         fixed_s, link, _ = rung = self.ladder[way]
@@ -134,7 +134,7 @@ class TableProfile:
                 return fixed_s + max(part / self.spec.h2d, (size - part) / self.spec.nvlink)
 
     def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
-        """Seconds to move KV on an idle link."""
+        """Return the seconds to move KV on an idle link."""
         if isinstance(src, Host) or isinstance(dst, Host):
             return kv_bytes / (self.spec.h2d if isinstance(src, Host) else self.spec.d2h)
         same = src // self.node_gpus == dst // self.node_gpus

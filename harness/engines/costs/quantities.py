@@ -1,4 +1,4 @@
-"""Where the numbers of a GPU come from: `tables/*.toml` (value, source, formula, error), read.
+"""Quantities of GPUs and engines, read from `tables/*.toml`: value, source, formula, error.
 
 One file a GPU kind (`h100.toml`: specification, kernels, ladder) and one for engines (`hosts.toml`). Times are seconds,
 sizes bytes per GPU. A quantity is a TOML table with a `source` and a `formula`; `fit` and `held` are its errors, and
@@ -52,7 +52,7 @@ class GpuSpec(NamedTuple):
 
 
 class HostProfile(NamedTuple):
-    """What an engine adds to kernels. A step: `host0 + host1 x sequences`, added (serial) or hidden behind the GPU."""
+    """Host costs of an engine. A step: `host0 + host1 x sequences`, added (serial) or hidden behind the GPU."""
 
     api_in_s: float  # before a request is queued
     api_out_s: float  # after its last token
@@ -78,12 +78,12 @@ class Way(NamedTuple):
     bytes_s: float = math.inf
 
     def after_s(self, size: float, link_bytes_s: float) -> float:
-        """Seconds of a load once its bytes have had the link to themselves."""
+        """Return the seconds of a load once its bytes have had the link to themselves."""
         return self.fixed_s + max(0.0, size / self.bytes_s - size / link_bytes_s)
 
 
 class Source(NamedTuple):
-    """Where a quantity comes from and how wrong it is; `error` is one phrase."""
+    """The source and error of a quantity; `error` is one phrase."""
 
     quantity: str
     source: str
@@ -119,7 +119,7 @@ def _aliases() -> Mapping[str, str]:
 
 
 def gpu_kinds() -> tuple[str, ...]:
-    """Every GPU kind, by its short name."""
+    """Return every GPU kind, by its short name."""
     return tuple(dict.fromkeys(_aliases().values()))
 
 
@@ -139,15 +139,15 @@ def machine(table: str | None) -> whole.Machine | None:
     """
     if table is None or not whole.is_whole(file := _user(table)):
         return None
-    found = toml.convert(file, whole.Machine)
-    if found.kind.lower() in _aliases():
-        raise UserError(f'cost table {table}: kind is "{found.kind}", which is a GPU kind; it carries its own [spec]')
-    return found
+    timed = toml.convert(file, whole.Machine)
+    if timed.kind.lower() in _aliases():
+        raise UserError(f'cost table {table}: kind is "{timed.kind}", which is a GPU kind; it carries its own [spec]')
+    return timed
 
 
 def settings(table: str | None) -> dict[str, Any]:
     """Return the settings of a spec under which a table's machine was measured; empty where there is none."""
-    return {} if (measured := machine(table)) is None else {str(key): one for key, one in measured.settings.items()}
+    return {} if (measured := machine(table)) is None else {str(key): value for key, value in measured.settings.items()}
 
 
 def quantities(kind: str, table: str | None = None) -> Toml:
@@ -172,28 +172,28 @@ def _committed(kind: str) -> Toml:
 
     Another chip at its own peaks takes the coefficients on trust, without their errors.
     """
-    own = _read(TABLES / f"{kind}.toml")
-    if "like" not in own:
-        return own
-    base, like = _committed(_kind(own["like"])), own["like"]
-    merged = over(base, own)
+    file = _read(TABLES / f"{kind}.toml")
+    if "like" not in file:
+        return file
+    base, like = _committed(_kind(file["like"])), file["like"]
+    merged = over(base, file)
     spec = merged["spec"]
     same = all(spec[name]["value"] == base["spec"][name]["value"] for name in CHIP)
     on_trust = {"source": f"roofline: coefficients of {like} at this card's own peaks, unmeasured"}
     for op in OPS:
-        if op not in own:
-            said = {"source": f"as {like}, the same chip: {base[op]['source']}"}
+        if op not in file:
+            stated = {"source": f"as {like}, the same chip: {base[op]['source']}"}
             kept = {key: value for key, value in base[op].items() if same or key not in ERRORS}
-            merged[op] = {**kept, **(said if same else on_trust)}
-    inherited = {name: q for name, q in spec.items() if name not in own.get("spec", {})}
-    said_so = {name: {**q, "source": f"as {like}: {q['source']}"} for name, q in inherited.items()}
-    return {**merged, "spec": {**spec, **said_so}}
+            merged[op] = {**kept, **(stated if same else on_trust)}
+    inherited = {name: q for name, q in spec.items() if name not in file.get("spec", {})}
+    sourced = {name: {**q, "source": f"as {like}: {q['source']}"} for name, q in inherited.items()}
+    return {**merged, "spec": {**spec, **sourced}}
 
 
-def over(base: Toml, own: Toml) -> dict[str, Any]:
+def over(base: Toml, file: Toml) -> dict[str, Any]:
     """Lay a kind's quantities over those of the kind that it is `like`; a rewritten one loses the other's errors."""
     merged = dict(base)
-    for key, q in own.items():
+    for key, q in file.items():
         inherits = isinstance(q, dict) and key in base
         merged[key] = {**{k: v for k, v in base[key].items() if k not in ERRORS}, **q} if inherits else q
     return merged
@@ -234,7 +234,7 @@ def co_run(table: str | None) -> float:
 
 
 def hosts() -> tuple[str, ...]:
-    """Names of the host profiles."""
+    """Return the names of the host profiles."""
     return tuple(_read(TABLES / "hosts.toml")["host"])
 
 
@@ -285,7 +285,7 @@ def band(name: str, kind: str) -> Mapping[str, Sequence[float]]:
 
 
 def noise(kind: str, host: str, table: str | None = None) -> float:
-    """Relative spread of a step's seconds around its prediction (1 sigma)."""
+    """Return the relative spread of a step's seconds around its prediction (1 sigma)."""
     if (measured := machine(table)) is not None:
         return float(measured.host.sigma)
     sigma = _read(TABLES / "hosts.toml")["sigma"]
@@ -293,17 +293,17 @@ def noise(kind: str, host: str, table: str | None = None) -> float:
 
 
 def quantum_s() -> float:
-    """Seconds that a process keeps a GPU at least, where plain processes take turns on it."""
+    """Return the seconds that a process keeps a GPU at least, where plain processes take turns on it."""
     return float(_read(TABLES / "hosts.toml")["turns"]["quantum_s"])
 
 
 def poll_s() -> float:
-    """Seconds for which a kernel's end looks whether others ask for attention on its GPU (`[poll]` of `hosts.toml`)."""
+    """Return seconds for which a kernel, at its end, polls for others' attention (`[poll]` of `hosts.toml`)."""
     return float(_read(TABLES / "hosts.toml")["poll"]["poll_s"])
 
 
 def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> list[Source]:
-    """Every quantity that `tables` with the same arguments rests on."""
+    """List every quantity that `tables` with the same arguments rests on."""
     if (measured := machine(table)) is not None:
         return _measured_sources(measured)
     q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)
@@ -317,15 +317,15 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
     return out + [Source(f"{name}.{k}", spec[k]["source"], f"{spec[k]['value']:g}", "-") for k in GpuSpec._fields[2:]]
 
 
-def _measured_sources(found: whole.Machine) -> list[Source]:
+def _measured_sources(measured: whole.Machine) -> list[Source]:
     parts: Mapping[str, forms.Quantity] = {
-        f"host {found.kind}": found.host,
-        f"{found.kind}.co_run": found.co_run,
-        **{f'{found.kind}.steps."{model}"': steps for model, steps in found.steps.items()},
+        f"host {measured.kind}": measured.host,
+        f"{measured.kind}.co_run": measured.co_run,
+        **{f'{measured.kind}.steps."{model}"': steps for model, steps in measured.steps.items()},
     }
     out = [Source(what, q.source, q.formula, error(_stated(q))) for what, q in parts.items()]
-    spec = {name: getattr(found.spec, name) for name in GpuSpec._fields[2:]}
-    return out + [Source(f"{found.kind}.{name}", one.source, f"{one.value:g}", "-") for name, one in spec.items()]
+    spec = {name: getattr(measured.spec, name) for name in GpuSpec._fields[2:]}
+    return out + [Source(f"{measured.kind}.{name}", n.source, f"{n.value:g}", "-") for name, n in spec.items()]
 
 
 def _stated(q: forms.Quantity) -> Toml:
@@ -336,8 +336,8 @@ def _stated(q: forms.Quantity) -> Toml:
 def error(q: Toml) -> str:
     """Return a quantity's errors in words."""
 
-    def one(e: Toml) -> str:
+    def text(e: Toml) -> str:
         return f"median {e['median']:.1%}, P95 {e['p95']:.1%} (n {e['n']})"
 
-    said = [f"{what} {one(q[key])}" for key, what in (("held", "held out"), ("fit", "fit")) if key in q]
-    return "; ".join(said) or str(q.get("error", "roofline, error unknown"))
+    texts = [f"{what} {text(q[key])}" for key, what in (("held", "held out"), ("fit", "fit")) if key in q]
+    return "; ".join(texts) or str(q.get("error", "roofline, error unknown"))

@@ -12,18 +12,18 @@ DEGREES = (1, 2, 4, 8)  # of tensor parallelism: those whose all-reduces are in 
 
 
 def params(shape: Shape) -> int:
-    """Parameters of the whole model."""
+    """Return the parameters of the whole model."""
     return _params(shape, 1)
 
 
 def weight_bytes(shape: Shape, tp: int = 1) -> int:
-    """Weight bytes on each GPU of a tensor-parallel group of `tp`; UserError where heads do not divide."""
+    """Return the weight bytes on each GPU of a tensor-parallel group of `tp`; UserError where heads do not divide."""
     _check(shape, tp)
     return BF16 * _params(shape, tp)
 
 
 def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
-    """KV bytes of one token on each GPU of the group: K and V of every layer. Heads are copied when tp > kv_heads."""
+    """Return KV bytes of a token on each GPU of the group: K and V of all layers; heads are copied if tp > kv_heads."""
     _check(shape, tp)
     return BF16 * 2 * shape.layers * _kv_heads(shape, tp) * shape.head_dim
 

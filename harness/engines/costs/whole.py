@@ -126,7 +126,7 @@ def is_whole(file: Mapping[str, Any]) -> bool:
 
 
 def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
-    """Coefficients of (shape, tensor-parallel degree) pairs; UserError for a model that was not measured there."""
+    """Return coefficients of (shape, tensor-parallel degree) pairs; UserError for a model not measured there."""
     steps = machine.steps
     for shape, tp in rows:
         if shape.name not in steps:
@@ -136,19 +136,19 @@ def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
     grid = np.array(sorted({m for shape, _ in rows for m in steps[shape.name].tokens}), dtype=np.int64)
     cost, gemm = np.zeros(len(rows), COST), np.empty((len(rows), len(grid)))
     for i, (shape, _) in enumerate(rows):
-        own, c = steps[shape.name], cost[i]
-        gemm[i] = _lines(grid, own.tokens, own.seconds)
-        c["host1"], c["serial"], c["dec2"], c["pre2"] = own.seq_s, 1, own.ctx_s, own.area_s
+        fitted, c = steps[shape.name], cost[i]
+        gemm[i] = _lines(grid, fitted.tokens, fitted.seconds)
+        c["host1"], c["serial"], c["dec2"], c["pre2"] = fitted.seq_s, 1, fitted.ctx_s, fitted.area_s
         c["share"], c["flops"], c["hbm"] = machine.co_run.share, 1.0, 1.0
         c["layers"] = shape.layers
         c["query_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * (shape.q_heads + 2 * shape.kv_heads)
         c["result_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * shape.q_heads
     whole = np.ones(1)
-    one = np.ones((len(rows), 1))
-    return Tables(cost, grid, gemm, 0.0 * gemm, whole, whole, one[:, :, None], one, np.ones((len(rows), len(grid), 1)))
+    row = np.ones((len(rows), 1))
+    return Tables(cost, grid, gemm, 0.0 * gemm, whole, whole, row[:, :, None], row, np.ones((len(rows), len(grid), 1)))
 
 
 def _lines(x: np.ndarray[Any, np.dtype[np.int64]], tokens: Sequence[int], seconds: Sequence[float]) -> Any:
-    """Linear between points, and beyond the last two."""
+    """Interpolate linearly between points, and beyond the last two."""
     slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
     return np.interp(x, tokens, seconds) + slope * np.maximum(0, x - tokens[-1])

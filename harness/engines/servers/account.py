@@ -1,9 +1,9 @@
-"""What the client saw of each request, beside what the engine knew: rows, and a file of what rows have no room for.
+"""Rows of requests from the client's log and the engine's records; client.parquet has data a chunk.
 
 Times before a request was sent are the engine's: until it was admitted (admission), while its server was starting
 (load) or its lane closed (queue). From there on they are the client's: until it was written (host: the lag, and the
-connection), and until its end (compute), less what it waited for a server to wake by itself (load; wakes.py). Of a
-request that failed without a token all of that is host: nobody knows that it ran.
+connection), and until its end (compute), less what it waited for a server to wake by itself (load; wakes.py). If a
+request failed without a token, all of that is host: nothing shows that it ran.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Chunks(NamedTuple):
 
 
 def chunks(log: Log, zero_ns: int, end_s: float) -> Chunks:
-    """Those that came by the end; tokens that only the usage counts came with the last one."""
+    """Return the chunks that came by the end; tokens that only the usage counts came with the last one."""
     ns = log.chunk_ns - zero_ns
     kept = ns <= end_s * 1e9
     of = np.repeat(np.arange(len(log.state)), np.diff(log.offsets))
@@ -59,7 +59,7 @@ def batches(
     end_s: float,
     token_times: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of requests.parquet. `R` and `ends` as in engines/rows.py, without what the client alone knows.
+    """Yield rows of requests.parquet. `R` and `ends` are as in engines/rows.py, without the client's own facts.
 
     `sent_s` is when the engine gave a request to its server (NaN: never), `woken_s` how long it then waited for
     that one to wake, `zero_ns` the client's clock at 0 s.
@@ -103,7 +103,7 @@ def batches(
 
 
 def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
-    """Return a table of what the client knows of each request beside its row.
+    """Return a table of the client's facts of each request beside its row.
 
     Its columns are stamps in ns from the window's start, status, error and chunks.
     """
@@ -121,14 +121,14 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
             "tries": log.tries,
             "usage_tokens": pa.array(log.usage_tokens, mask=log.usage_tokens < 0),
             "prompt_ns": pa.array(log.prompt_ns, mask=log.prompt_ns < 0),
-            "error": [errors.get(i, said) for i, said in enumerate(log.error)],
+            "error": [errors.get(i, error) for i, error in enumerate(log.error)],
             **{name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in lists.items()},
         }
     )
 
 
-def parquet(found: pa.Table) -> bytes:
+def parquet(data: pa.Table) -> bytes:
     """Return a table as the bytes of a Parquet file."""
     out = io.BytesIO()
-    pq.write_table(found, out, compression="zstd")
+    pq.write_table(data, out, compression="zstd")
     return out.getvalue()

@@ -26,7 +26,7 @@ LAUNCHER = Path(__file__).with_name("llamacpp.py")
 
 
 class Command(NamedTuple):
-    """What to run, the variables that come with it, and where it answers once it is ready."""
+    """A command line, its environment variables, and the URL that answers once it is ready."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -42,7 +42,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """What every server is told."""
+    """Settings that every server is given."""
 
     model: str  # the name that requests call it by
     weights: Path  # a folder, or a GGUF
@@ -101,14 +101,14 @@ class PdMux:
 
     def text(self) -> str:
         """Return the content of the file. It is read as YAML, of which JSON is a part."""
-        said: dict[str, object] = {
+        options: dict[str, object] = {
             "sm_group_num": self.groups,
             "split_forward_token_budget": self.split_forward_token_budget,
             "decode_bs_divisor": self.decode_bs_divisor,
         }
         if self.divisions:
-            said["manual_divisions"] = self.divisions
-        return json.dumps(said, indent=2) + "\n"
+            options["manual_divisions"] = self.divisions
+        return json.dumps(options, indent=2) + "\n"
 
 
 def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eager: bool = False) -> Command:
@@ -189,7 +189,7 @@ LLAMACPP_WAKES = "server is exiting sleeping state"  # once a wake in its log, b
 
 
 def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int | None = None) -> Command:
-    """llama.cpp's server; `context` tokens of KV, shared by its requests, and nothing kept from one to the next.
+    """Return llama.cpp's command: `context` tokens of KV, shared by its requests; nothing is kept between them.
 
     With `idle_s` it gives its memory back after as many idle seconds, and takes it again with the next request. Its
     log then says "entering sleeping state", and `LLAMACPP_WAKES`; `GET /props` has `is_sleeping`, and wakes it

@@ -1,14 +1,14 @@
 """Real servers behind the protocol of engines: one server a model and place, and one open-loop client before them all.
 
 `Load` starts a server, and is done when it answers; `Evict` stops it once its requests have ended. One that came by a
-way of sleeping sleeps instead, and wakes at its next Load. The requests of a
-model that is routed (`Admit(model, batch)`) leave the client at their time, and nobody else has a hand in it. Others
-leave when they are admitted. Requests whose server is not up, or whose lane is not open, wait here until it is.
+way of sleeping sleeps instead, and wakes at its next Load. Requests of a routed model (`Admit(model, batch)`) leave the
+client at their time, without a part of the engine. Others leave when they are admitted. Requests whose server is not
+up, or whose lane is not open, wait here until it is.
 
 What a server does inside cannot be ordered: it batches, and shares the processors with its neighbours, as it likes. So
 there is one lane a batch ("mixed", open for good), no turns, and KV does not move. A part of the SMs (`Run.sms`, of
-kinds that have it) is taken when a server starts, and kept. What a
-request waited for is known up to the moment at which it was written; from then on its time counts as `solo`.
+kinds that have it) is taken when a server starts, and kept. Causes of waiting are known up to the moment at which a
+request was written; from then on its time counts as `compute`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def connect(jobs: Jobs, seed: int, style: Style) -> Client:
 
 
 class Servers(WallClock):
-    """Serves a workload on servers of one kind."""
+    """An engine that serves a workload on servers of one kind."""
 
     tells = frozenset({Woke, Arrived, Prefilled, Finished, Done, Load, Evict})
     fidelity: Fidelity = "real"
@@ -158,14 +158,14 @@ class Servers(WallClock):
             self.fleet.wait(until_s - self.now_s, self.client.fileno())
 
     def _coming(self) -> bool:
-        """Tell whether something happens without a new action."""
+        """Tell whether something will happen without a new action."""
         moving = any(up.state != "ready" for up in self.fleet.up.values())
         return bool(self._expected or self.sent or self.cancelled or self.unsure or moving)
 
     def _hear(self) -> bool:
-        """Take in one thing that the client has to say, or what the servers have; False: nobody has anything.
+        """Take in one event of the client, or changes of the servers; False if there is none.
 
-        One by one, so that a policy finds the world as the event tells it, whatever came after.
+        Events come one by one, so that the view a policy reads is that of the event, whatever came after.
         """
         assert self.client is not None
         if not self._heard:
@@ -207,39 +207,39 @@ class Servers(WallClock):
         model, prompt = jobs.models[jobs.model.item(r)], jobs.prompt_tokens.item(r)
         self._expected -= 1
         self._due_s[r] = self._R["arrival"][r] = due_s
-        one = self.live[r] = Live(r, model, prompt, jobs.output_tokens.item(r), due_s)
+        request = self.live[r] = Live(r, model, prompt, jobs.output_tokens.item(r), due_s)
         if (batch := self.routes.get(model)) is not None:
-            self._R["admit"][r], one.batch = due_s, batch
-            self.batches.setdefault(batch, []).append(one)
+            self._R["admit"][r], request.batch = due_s, batch
+            self.batches.setdefault(batch, []).append(request)
             if sent:
-                self._sending(one, due_s)
+                self._sending(request, due_s)
             else:
-                self._offer(one)
+                self._offer(request)
         slos = jobs.ttft_slo_s.item(r), jobs.tpot_slo_s.item(r)
         self.tell([Arrived(Request(r, model, due_s, prompt, *slos))])
 
-    def _first(self, one: Live, tokens: int, at_s: float) -> None:
-        assert one.batch is not None
-        self._R["first"][one.rid] = at_s
-        one.made, one.kv_tokens = tokens, one.prompt_tokens + tokens
-        if tokens < one.output_tokens:
-            self.tell([Prefilled(one.rid, one.batch)])
+    def _first(self, request: Live, tokens: int, at_s: float) -> None:
+        assert request.batch is not None
+        self._R["first"][request.rid] = at_s
+        request.made, request.kv_tokens = tokens, request.prompt_tokens + tokens
+        if tokens < request.output_tokens:
+            self.tell([Prefilled(request.rid, request.batch)])
 
-    def _ended(self, one: Live, how: Literal["done", "failed", "dropped"], at_s: float, tokens: int) -> None:
-        r, up = one.rid, self.sent.pop(one.rid, None)
+    def _ended(self, request: Live, how: Literal["done", "failed", "dropped"], at_s: float, tokens: int) -> None:
+        r, up = request.rid, self.sent.pop(request.rid, None)
         self.cancelled.discard(r)
-        if how == "done" and tokens != one.output_tokens:
-            how, self.errors[r] = "failed", f"{tokens} tokens, {one.output_tokens} were asked for"
+        if how == "done" and tokens != request.output_tokens:
+            how, self.errors[r] = "failed", f"{tokens} tokens, {request.output_tokens} were asked for"
         elif how == "dropped" and r in self.errors:  # given up here, for want of a server
             how = "failed"
         if up is None:
-            self._pass(one, at_s)
+            self._pass(request, at_s)
         else:
             up.flying.discard(r)
         self._R["done"][r], self._ends[r] = at_s, rows.NAMES.index(how)
-        self._leave(one)
+        self._leave(request)
         del self.live[r]
-        self.tell([Finished(r, one.batch, how)])
+        self.tell([Finished(r, request.batch, how)])
 
     # ------------------------------------------------------------ where requests go
 
@@ -248,33 +248,33 @@ class Servers(WallClock):
         up = self.fleet.up.get(batch.inst)
         return up.seat.at if up is not None and up.seat and up.state == "ready" and batch in self.lanes else None
 
-    def _offer(self, one: Live) -> None:
+    def _offer(self, request: Live) -> None:
         """Send a member of a batch if its server takes it; it fails where its server ended by itself."""
-        assert one.batch is not None
+        assert request.batch is not None
         assert self.client is not None
-        self._pass(one, self.now_s)
-        if (to := self._at(one.batch)) is not None:
-            self.client.send(one.rid, to)
-            self._sending(one, self.now_s)
-        elif (why := self.fleet.dead.get(one.batch.inst)) is not None and one.rid not in self.cancelled:
-            self.errors[one.rid] = why
-            self._cancel(one.rid)
+        self._pass(request, self.now_s)
+        if (to := self._at(request.batch)) is not None:
+            self.client.send(request.rid, to)
+            self._sending(request, self.now_s)
+        elif (why := self.fleet.dead.get(request.batch.inst)) is not None and request.rid not in self.cancelled:
+            self.errors[request.rid] = why
+            self._cancel(request.rid)
 
-    def _sending(self, one: Live, at_s: float) -> None:
-        """From here on a request is its server's."""
-        assert one.batch is not None
-        inst = one.batch.inst
+    def _sending(self, request: Live, at_s: float) -> None:
+        """Hand a request over to its server from `at_s` on."""
+        assert request.batch is not None
+        inst = request.batch.inst
         assert not isinstance(inst.place, Host)
-        self._pass(one, at_s)
+        self._pass(request, at_s)
         last = self._places.setdefault(inst.place, len(self._places))
-        self._R["first_inst"][one.rid] = self._R["last_inst"][one.rid] = last
-        self._sent_s[one.rid] = at_s
+        self._R["first_inst"][request.rid] = self._R["last_inst"][request.rid] = last
+        self._sent_s[request.rid] = at_s
         if (up := self.fleet.up.get(inst)) is None:  # it ended by itself a moment ago, and the client does not know yet
             up = Up(inst, state="dead")
-            self.errors[one.rid] = self.fleet.dead.get(inst, "its server has ended")
-        self.sent[one.rid] = up
-        up.flying.add(one.rid)
-        self.stays.setdefault(up, []).append(one.rid)
+            self.errors[request.rid] = self.fleet.dead.get(inst, "its server has ended")
+        self.sent[request.rid] = up
+        up.flying.add(request.rid)
+        self.stays.setdefault(up, []).append(request.rid)
 
     def _cancel(self, rid: int) -> None:
         assert self.client is not None
@@ -282,11 +282,11 @@ class Servers(WallClock):
         self.cancelled.add(rid)
 
     def _flow(self, inst: Inst) -> None:
-        """Something changed at an instance: its members go on, or wait for something else; so do later arrivals."""
+        """Offer the members of an instance anew after a change there, and route later arrivals."""
         for batch in [batch for batch in self.batches if batch.inst == inst]:
-            for one in self.batches[batch]:
-                if one.rid not in self.sent:
-                    self._offer(one)
+            for request in self.batches[batch]:
+                if request.rid not in self.sent:
+                    self._offer(request)
         for model, batch in self.routes.items():
             if batch.inst == inst:
                 self._route(model)
@@ -299,26 +299,26 @@ class Servers(WallClock):
             self.routed[model] = to
             self.unsure += self.begun
 
-    def _pass(self, one: Live, at_s: float) -> None:
-        """Close a request's books at a time: what it waited for; from there on it waits for what holds it then."""
-        self._R[one.cause][one.rid] += max(0.0, at_s - one.since_s)
-        one.since_s, one.cause = at_s, "admission" if one.batch is None else self.waits_for(one)
+    def _pass(self, request: Live, at_s: float) -> None:
+        """Charge a request's wait up to `at_s`, then start the next cause."""
+        self._R[request.cause][request.rid] += max(0.0, at_s - request.since_s)
+        request.since_s, request.cause = at_s, "admission" if request.batch is None else self.waits_for(request)
 
-    def waits_for(self, one: Live) -> str:
+    def waits_for(self, request: Live) -> str:
         """See WallClock."""
-        assert one.batch is not None
-        up = self.fleet.up.get(one.batch.inst)
+        assert request.batch is not None
+        up = self.fleet.up.get(request.batch.inst)
         return "queue" if up is not None and up.state == "ready" else "load"
 
     def charge(self, stepping: Iterable[Live]) -> None:
-        """Nothing is charged for all at once: books are closed request by request (`_pass`)."""
+        """Do nothing: waits are charged request by request (`_pass`)."""
 
-    def release(self, one: Live) -> None:
-        """Nothing of a request is held here; see WallClock."""
+    def release(self, request: Live) -> None:
+        """Do nothing: KV is held by the servers; see WallClock."""
 
-    def kv_bytes(self, one: Live) -> int:
+    def kv_bytes(self, request: Live) -> int:
         """Return the KV bytes of the tokens that the client knows of, at a request's server; see WallClock."""
-        return one.kv_tokens * self.cluster.models[one.model].kv_token_bytes
+        return request.kv_tokens * self.cluster.models[request.model].kv_token_bytes
 
     # ------------------------------------------------------------ what became of a server
 
@@ -341,7 +341,7 @@ class Servers(WallClock):
     # ------------------------------------------------------------ actions
 
     def act(self, action: Action) -> Refusal | None:
-        """See WallClock; whatever has a field that is not in `can` is refused."""
+        """See WallClock; an action with a field that is not in `can` is refused."""
         match action:
             case Load(inst, way) if way in self.kind.ways:
                 return self._nowhere(inst) or self._load(action)
@@ -448,15 +448,15 @@ class Servers(WallClock):
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield what happened to each request, and end the client."""
         assert self.client is not None
-        for one in self.live.values():
-            if one.rid not in self.sent:
-                self._pass(one, self.now_s)
+        for request in self.live.values():
+            if request.rid not in self.sent:
+                self._pass(request, self.now_s)
         self._other_cores = self._other.cores() if self._other is not None else math.nan
         self.log = self.client.log()
         self.fleet.faults += self.log.illegal
         if self.kind.keep is not None:
             stays = [wakes.Stay(up.inst.model, up.ready_s, rids) for up, rids in self.stays.items()]
-            self.wakes, woken_s = wakes.found(self.log, stays, self.kind.keep.idle_s)
+            self.wakes, woken_s = wakes.find(self.log, stays, self.kind.keep.idle_s)
         else:
             woken_s = np.zeros(len(self.jobs))
         yield from account.batches(
@@ -466,31 +466,31 @@ class Servers(WallClock):
 
     def stats(self) -> dict[str, float]:
         """See Engine."""
-        own = {"wakes": float(len(self.wakes)), "wake_s": sum(one.seconds for one in self.wakes)}
+        woken = {"wakes": float(len(self.wakes)), "wake_s": sum(wake.seconds for wake in self.wakes)}
         return {
             "loads": float(self.loads),
             "evicts": float(self.evicts),
             "faults": float(len(self.fleet.faults)),
             "gpus": float(len(self.cluster.gpus)),
             "span_s": self.now_s - self.config.start_s,
-            **(own if self.kind.keep is not None else {}),
+            **(woken if self.kind.keep is not None else {}),
         }
 
     def about(self) -> dict[str, Any]:
         """Return the verdict whether the run measured its servers, and the servers themselves; see Observed."""
         assert self.log is not None
-        found = verdict(self.log, self._other_cores)
-        plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in found._asdict().items()}
-        said: dict[str, Any] = {
-            "verdict": {**plain, "reasons": list(found.reasons), "text": found.text},
+        judged = verdict(self.log, self._other_cores)
+        plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in judged._asdict().items()}
+        facts: dict[str, Any] = {
+            "verdict": {**plain, "reasons": list(judged.reasons), "text": judged.text},
             "served": self.kind.served(),
         }
         if (keep := self.kind.keep) is not None:
-            said["wakes"] = wakes.said(self.wakes, keep.idle_s, wakes.told(self.fleet.logs, keep.line))
-        return said
+            facts["wakes"] = wakes.summary(self.wakes, keep.idle_s, wakes.told(self.fleet.logs, keep.line))
+        return facts
 
     def side(self) -> dict[str, Any]:
-        """Faults of servers, starts and stops, and what the client took; see Observed."""
+        """Return faults of servers, starts and stops, and the client's own load; see Observed."""
         assert self.log is not None
         taken = {"cpu_s": self.log.cpu_s, "wall_s": self.log.wall_s, "peak_bytes": self.log.peak_bytes}
         return {"faults": self.fleet.faults, "servers": self.fleet.about(self._zero_s), "client": taken}
@@ -511,45 +511,45 @@ def _read(log: Path) -> Iterator[bytes]:
 
 
 class Seen(WallView):
-    """What policies see of it."""
+    """The view that policies have of servers."""
 
     def __init__(self, engine: Servers) -> None:
         super().__init__(engine)
-        self._own = engine
+        self._engine = engine
 
     def weights(self, inst: Inst) -> Weights:
         """See View; the files of all models are at hand on the host."""
-        up = self._own.fleet.up.get(inst)
+        up = self._engine.fleet.up.get(inst)
         return "in" if isinstance(inst.place, Host) else up.weights if up is not None else "out"
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
         """See View."""
         if isinstance(home, Host):
-            return tuple(Inst(m, home) for m in self._own.cluster.models)
-        return tuple(inst for inst in self._own.fleet.up if isinstance(inst.place, tuple) and home in inst.place)
+            return tuple(Inst(m, home) for m in self._engine.cluster.models)
+        return tuple(inst for inst in self._engine.fleet.up if isinstance(inst.place, tuple) and home in inst.place)
 
     def free_bytes(self, home: int | Host) -> int:
         """See View; no KV goes to the host."""
         if isinstance(home, Host):
             return 0
-        free = self._own.fleet.free_bytes(home)
-        elastic = self.insts(home) if self._own.kind.elastic else ()
-        return free - sum(self._known(self._own.fleet.up[inst]) for inst in elastic)
+        free = self._engine.fleet.free_bytes(home)
+        elastic = self.insts(home) if self._engine.kind.elastic else ()
+        return free - sum(self._known(self._engine.fleet.up[inst]) for inst in elastic)
 
     def kv(self, model: str, gpu: int) -> KvState:
         """See View: of what its server may have, the part that tokens known to the client fill."""
-        mine = [self._own.fleet.up[inst] for inst in self.insts(gpu) if inst.model == model]
-        have, used = sum(up.kv_bytes for up in mine), sum(map(self._known, mine))
+        servers = [self._engine.fleet.up[inst] for inst in self.insts(gpu) if inst.model == model]
+        have, used = sum(up.kv_bytes for up in servers), sum(map(self._known, servers))
         left = have - used
-        if self._own.kind.elastic:
+        if self._engine.kind.elastic:
             left = max(0, min(left, self.free_bytes(gpu)))
-        return KvState(used, self._own.fleet.limits.get((model, gpu)), left)
+        return KvState(used, self._engine.fleet.limits.get((model, gpu)), left)
 
     def _known(self, up: Up) -> int:
-        """Bytes of KV that a server holds for all that the client knows."""
-        return min(up.kv_bytes, sum(self._own.kv_bytes(self._own.live[r]) for r in up.flying))
+        """Return the bytes of KV that a server holds, as far as the client knows."""
+        return min(up.kv_bytes, sum(self._engine.kv_bytes(self._engine.live[r]) for r in up.flying))
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
         """See View."""
-        open_ = phase == "mixed" and batch in self._own.lanes
-        return Run(batch, sms=self._own.fleet.sms.get(batch.inst)) if open_ else None
+        open_ = phase == "mixed" and batch in self._engine.lanes
+        return Run(batch, sms=self._engine.fleet.sms.get(batch.inst)) if open_ else None

@@ -1,4 +1,4 @@
-"""Servers that come and go: their processes, the memory that they take, and what became of them.
+"""The fleet of servers that come and go: their processes, their memory, and changes of their states.
 
 A thread waits for each server that starts or stops, and leaves word; nothing else happens beside the caller's thread.
 """
@@ -32,18 +32,18 @@ from harness.policy.types import Cluster, Infeasible, Inst, Option, UserError
 from harness.policy.view import Weights
 
 READY_S = 300.0  # within which a server must answer, fall asleep or wake
-TRIES = 3  # of a start whose port somebody else takes
+TRIES = 3  # of a start whose port is taken meanwhile
 
 
 class Seat(NamedTuple):
-    """Where a server is to be had."""
+    """The address of a server, and its process if it is ours."""
 
     at: Server
     process: Process | None  # not started yet; None: it is not ours, and runs
 
 
 class Sleep(NamedTuple):
-    """How a server gives its memory back, and takes it again, while its process goes on."""
+    """Orders by which a server gives its memory back, and takes it again, while its process goes on."""
 
     down: tuple[Ask, ...]
     up: tuple[Ask, ...]
@@ -51,14 +51,14 @@ class Sleep(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """How a server gives its memory back by itself, and takes it again with the next request."""
+    """The idle rule by which a server gives its memory back by itself until the next request."""
 
     idle_s: float  # without a request, after which it does
     line: str  # a part of the line of its log that tells of a wake
 
 
 class Kind(Protocol):
-    """What differs between servers."""
+    """A kind of server: program, abilities and settings."""
 
     name: str
     can: frozenset[str]
@@ -121,7 +121,7 @@ class Up:
 
     @property
     def weights(self) -> Weights:
-        """Where its weights are, as policies see it."""
+        """The state of its weights, as policies see it."""
         return WEIGHTS[self.state]
 
     @property
@@ -135,7 +135,7 @@ DOES: Mapping[State, str] = {"starting": "start", "waking": "wake", "stopping": 
 
 
 class Change(NamedTuple):
-    """What became of a server, and why where it is dead."""
+    """A change of a server's state, with the reason where it is dead."""
 
     up: Up
     what: What
@@ -143,7 +143,7 @@ class Change(NamedTuple):
 
 
 class Span(NamedTuple):
-    """How long a start, a stop, a sleep or a wake took."""
+    """Seconds of a start, a stop, a sleep or a wake."""
 
     what: str
     model: str
@@ -171,7 +171,7 @@ class Fleet:
         self._threads: list[Thread] = []
 
     def open(self, folder: Path) -> None:
-        """Be ready to start servers, whose logs go to a folder."""
+        """Prepare to start servers, whose logs go to a folder."""
         self._folder, self._bell = folder, os.pipe()
         self.kind.ready(folder)
 
@@ -203,8 +203,8 @@ class Fleet:
             return limit
         model = self.models[inst.model]
         page = model.page_bytes
-        one = -(-(model.max_tokens + 1) * model.kv_token_bytes // page) * page
-        return min(self.kind.slots * one, max(one, room // page * page)) if self.kind.slots else 0
+        longest = -(-(model.max_tokens + 1) * model.kv_token_bytes // page) * page
+        return min(self.kind.slots * longest, max(longest, room // page * page)) if self.kind.slots else 0
 
     def free_bytes(self, gpu: int) -> int:
         """Return the bytes of a GPU that no server takes for its weights or, where that is fixed, for its KV."""
@@ -219,9 +219,9 @@ class Fleet:
         kv = self.kv_bytes(inst, free - weights) if sized else 0
         least = weights + (self.kv_bytes(inst, 0) if sized and not self.kind.elastic else 0)
         if least > have:
-            return kv, ("never", f"{inst.model} takes {least} bytes, GPU {_said(inst)} has {have}")
+            return kv, ("never", f"{inst.model} takes {least} bytes, GPU {_gpu_text(inst)} has {have}")
         if least > free:
-            return kv, ("not now", f"{inst.model} takes {least} bytes, {free} are free on GPU {_said(inst)}")
+            return kv, ("not now", f"{inst.model} takes {least} bytes, {free} are free on GPU {_gpu_text(inst)}")
         return kv, None
 
     def size(self) -> None:
@@ -246,7 +246,7 @@ class Fleet:
 
     def step(self, up: Up, state: State) -> None:
         """Move a server to a state. A step that its diagram does not have is a fault, or raises: see Diagram."""
-        if wrong := SERVER.illegal(up.state, state, f"of {up.inst.model} on GPU {_said(up.inst)}"):
+        if wrong := SERVER.illegal(up.state, state, f"of {up.inst.model} on GPU {_gpu_text(up.inst)}"):
             self.faults.append(wrong)
         up.state = state
 
@@ -271,7 +271,7 @@ class Fleet:
             self._attend(up, lambda process: tell(process, self.kind.sleeps[up.way].up), "ready")
             return
         self.step(up, "starting")
-        log = self._folder / f"{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}-gpu{_said(up.inst)}.log"
+        log = self._folder / f"{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}-gpu{_gpu_text(up.inst)}.log"
         self.logs[log] = None
         up.since_s, up.sms = time.monotonic(), self.sms.get(up.inst)
         try:
@@ -313,7 +313,7 @@ class Fleet:
         self._beside(attend)
 
     def resize(self, up: Up, kv_bytes: int) -> None:
-        """Let a server have more or less KV memory at most; one that does not obey has ended by itself."""
+        """Change the limit of a server's KV memory; one that does not obey has ended by itself."""
 
         def tell() -> None:
             try:
@@ -328,15 +328,15 @@ class Fleet:
     def _limit(self, up: Up) -> None:
         """Tell an elastic server its limit of now, if it does not know; in a thread. Raises UserError."""
         with up.telling:  # one after the other, so that the last one holds
-            said = up.kv_bytes
-            command = self.kind.resize(up.inst, said) if said != up.told_bytes else ()
+            kv_bytes = up.kv_bytes
+            command = self.kind.resize(up.inst, kv_bytes) if kv_bytes != up.told_bytes else ()
             if command:
                 run = subprocess.run(
                     command, env=environments.variables(os.environ, {}), capture_output=True, text=True, check=False
                 )
                 if run.returncode:
                     raise UserError(f"no limit for the server of {up.inst.model}: {(run.stderr or run.stdout).strip()}")
-            up.told_bytes = said
+            up.told_bytes = kv_bytes
 
     def _beside(self, work: Callable[[], None]) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -374,12 +374,12 @@ class Fleet:
             if up.process is not None and not up.process.alive():
                 self.step(up, "dead")
                 del self.asleep[inst]  # its next Load starts it
-                self.faults.append(f"the server of {inst.model} on GPU {_said(inst)} ended in its sleep")
+                self.faults.append(f"the server of {inst.model} on GPU {_gpu_text(inst)} ended in its sleep")
         for up in list(self.up.values()):
             process = up.process
             if up.state in {"ready", "draining"} and process is not None and not process.alive():
                 last = process.last_lines()
-                why = f"the server of {up.inst.model} on GPU {_said(up.inst)} ended by itself"
+                why = f"the server of {up.inst.model} on GPU {_gpu_text(up.inst)} ended by itself"
                 yield self._dead(up, f"{why}; its log ends with:\n{last}" if last else why)
         while True:
             try:
@@ -432,20 +432,20 @@ class Fleet:
 
 
 def tell(process: Process, asks: tuple[Ask, ...]) -> None:
-    """Order something of a running server, one thing after the other. Raises UserError where it does not obey."""
+    """Send orders to a running server, one after the other. Raises UserError where it does not obey."""
     url = urlsplit(process.ready_url)
     for ask in asks:
         connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=READY_S)
         try:
             connection.request("POST", ask.path, ask.body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            said = answer.read(200).decode(errors="replace")
+            text = answer.read(200).decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
             raise UserError(f"server {process.name} does not answer {ask.path}: {error}") from None
         finally:
             connection.close()
         if answer.status != http.HTTPStatus.OK:
-            raise UserError(f"server {process.name} answers {ask.path} with HTTP {answer.status}: {said}")
+            raise UserError(f"server {process.name} answers {ask.path} with HTTP {answer.status}: {text}")
 
 
 def _gpus(inst: Inst) -> tuple[int, ...]:
@@ -453,5 +453,5 @@ def _gpus(inst: Inst) -> tuple[int, ...]:
     return inst.place
 
 
-def _said(inst: Inst) -> str:
+def _gpu_text(inst: Inst) -> str:
     return "+".join(map(str, _gpus(inst)))

@@ -77,8 +77,8 @@ def dummy(shape: Shape, cache: Path) -> Path:
     if not to.is_dir():
         begun = cache / f"{to.name}.{os.getpid()}"
         begun.mkdir(parents=True, exist_ok=True)
-        for name, said in files.items():
-            (begun / name).write_text(json.dumps(said))
+        for name, content in files.items():
+            (begun / name).write_text(json.dumps(content))
         try:
             begun.rename(to)
         except OSError:  # another process was first
@@ -91,11 +91,11 @@ def weights(shape: Shape, cache: Path, python: Path, seed: int = 0) -> Path:
     _check(shape)
     if shape.vocab <= gguf.RESERVED:
         raise UserError(f"a GGUF needs more than {gguf.RESERVED} tokens of vocabulary, {shape.name} has {shape.vocab}")
-    said = {name: value for name, value in shape._asdict().items() if name not in {"name", "sampled"}} | {"seed": seed}
-    to = cache / f"llama-{_hash(said)}.gguf"
+    fields = {name: x for name, x in shape._asdict().items() if name not in {"name", "sampled"}} | {"seed": seed}
+    to = cache / f"llama-{_hash(fields)}.gguf"
     if not to.is_file():
         cache.mkdir(parents=True, exist_ok=True)
-        command = [str(python), "-I", gguf.__file__, str(to), json.dumps(said)]
+        command = [str(python), "-I", gguf.__file__, str(to), json.dumps(fields)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode:
             raise UserError(f"{python} could not write {to}: {(run.stderr.strip() or 'no message').splitlines()[-1]}")
@@ -107,5 +107,5 @@ def _check(shape: Shape) -> None:
         raise UserError(f"{shape.name} has no gate in its FFN: a Llama, which stands for it, has one")
 
 
-def _hash(said: Any) -> str:
-    return hashlib.sha256(json.dumps([FORMAT, said], sort_keys=True).encode()).hexdigest()[:12]
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps([FORMAT, content], sort_keys=True).encode()).hexdigest()[:12]

@@ -1,8 +1,8 @@
-"""End the servers of a process that is gone: a process of its own, which waits for that.
+"""A guard process, which ends the servers of the process that it watches when that is gone.
 
-However a run ends, SIGKILL included, its servers must not outlive it. The kernel's own way, a signal at the death of a
-child's parent, is sent when the *thread* that started the child ends, and does not reach the children of a server. So
-each process that starts servers has one guard, told on standard input which sessions to watch:
+However a run ends, SIGKILL included, its servers must not outlive it. The kernel's signal at the death of a child's
+parent is sent when the *thread* that started the child ends, and does not reach the children of a server. So each
+process that starts servers has one guard, and names the sessions to watch on its standard input:
 
     +PID    watch the session that PID leads        -PID    it has been stopped        end    stop them all and exit
 
@@ -22,35 +22,35 @@ from contextlib import suppress
 
 import psutil
 
-KILL_S = 10.0  # a process in the driver of a device can outlive SIGKILL; nobody waits longer for it
+KILL_S = 10.0  # a process in the driver of a device can outlive SIGKILL; no wait for it is longer
 
 
 def family(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Living processes of a server: its session's, its descendants in any session, and others known before.
+    """Return the living processes of a server: its session's, its descendants in any session, and others known before.
 
-    A descendant in a session of its own is nobody's once the processes between are gone: it has to be known before.
+    A descendant in a session of its own is not found once the processes between are gone: it has to be known before.
     """
-    found = set(others)
+    members = set(others)
     with suppress(psutil.NoSuchProcess):
-        found |= {leader, *leader.children(recursive=True)}
+        members |= {leader, *leader.children(recursive=True)}
     for pid in psutil.pids():
         with suppress(psutil.NoSuchProcess, OSError):
             if os.getsid(pid) == leader.pid:
-                found.add(psutil.Process(pid))
-    return [one for one in found if _lives(one)]
+                members.add(psutil.Process(pid))
+    return [member for member in members if _lives(member)]
 
 
-def _lives(one: psutil.Process) -> bool:
+def _lives(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return bool(one.is_running() and one.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
     """Send a signal to each that still lives."""
-    for one in processes:
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
-            one.send_signal(number)
+            process.send_signal(number)
 
 
 def kill(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
@@ -68,13 +68,13 @@ def main(parent: int) -> None:
     gone.register(0, select.POLLIN)
     with suppress(ProcessLookupError):
         gone.register(os.pidfd_open(parent), select.POLLIN)
-    watched, lines, said = dict[int, psutil.Process](), b"", b" "
-    while said and (0 in dict(gone.poll(0 if os.getppid() != parent else None))):
-        said = os.read(0, 65536)
-        *whole, lines = (lines + said).split(b"\n")
+    watched, lines, data = dict[int, psutil.Process](), b"", b" "
+    while data and (0 in dict(gone.poll(0 if os.getppid() != parent else None))):
+        data = os.read(0, 65536)
+        *whole, lines = (lines + data).split(b"\n")
         for line in whole:
             if line == b"end":
-                said = b""
+                data = b""
             elif line.startswith(b"+"):
                 with suppress(psutil.NoSuchProcess):
                     watched[int(line[1:])] = psutil.Process(int(line[1:]))

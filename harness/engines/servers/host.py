@@ -1,7 +1,7 @@
-"""What this host has for servers: its cards, and the programs by which they are shared. Nothing is started or touched.
+"""Facilities of this host for servers: its cards, and the programs that share them. Nothing is started or touched.
 
-Whether servers can take KV memory on demand (kvcached), or run at the same time within parts of the SMs (MPS), is asked
-here and nowhere else: `can` and `offers` of an engine follow from it.
+KV memory on demand (kvcached) and running at the same time within parts of the SMs (MPS) are looked up here and nowhere
+else: `can` and `offers` of an engine follow from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MPS = "nvidia-cuda-mps-control"  # https://docs.nvidia.com/deploy/mps/appendix-t
 
 
 class Card(NamedTuple):
-    """The cards of a host, and what servers of one environment may do with them."""
+    """The cards of a host, and the ways to share them that an environment has."""
 
     gpus: int = 1
     mps: str | None = None  # the program that starts the daemon of MPS
@@ -32,8 +32,8 @@ def card(environment: str) -> Card | None:
 
 
 def version(environment: str, package: str, root: Path | None = None) -> str | None:
-    """Which version of a package an environment holds, if any."""
+    """Return the version of a package in an environment; None if it lacks it."""
     paths = [
         str(path) for path in ((root or environments.ROOT) / f".venv-{environment}").glob("lib/python*/site-packages")
     ]
-    return next((one.version for one in metadata.distributions(name=package, path=paths)), None)
+    return next((distribution.version for distribution in metadata.distributions(name=package, path=paths)), None)

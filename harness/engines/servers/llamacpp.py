@@ -16,18 +16,18 @@ def main() -> None:
     """Serve until killed."""
     import xllamacpp
 
-    said = argparse.ArgumentParser(description=__doc__)
-    said.add_argument("--model", required=True, help="a GGUF file")
-    said.add_argument("--alias", required=True, help="the name that requests call it by")
-    said.add_argument("--port", type=int, required=True)
-    said.add_argument("--context", type=int, required=True, help="tokens of KV, of all slots together")
-    said.add_argument("--slots", type=int, required=True, help="requests that step together")
-    said.add_argument("--shared", action="store_true", help="slots share the KV; else each has an equal part")
-    said.add_argument("--chunk", type=int, required=True, help="most tokens of a step")
-    said.add_argument("--threads", type=int, required=True)
-    said.add_argument("--sleep-idle-s", type=int, default=-1, help="idle seconds until it gives its memory back")
-    said.add_argument("--prompt-cache", action="store_true", help="keep KV of finished requests for equal prefixes")
-    args = said.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True, help="a GGUF file")
+    parser.add_argument("--alias", required=True, help="the name that requests call it by")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--context", type=int, required=True, help="tokens of KV, of all slots together")
+    parser.add_argument("--slots", type=int, required=True, help="requests that step together")
+    parser.add_argument("--shared", action="store_true", help="slots share the KV; else each has an equal part")
+    parser.add_argument("--chunk", type=int, required=True, help="most tokens of a step")
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--sleep-idle-s", type=int, default=-1, help="idle seconds until it gives its memory back")
+    parser.add_argument("--prompt-cache", action="store_true", help="keep KV of finished requests for equal prefixes")
+    args = parser.parse_args()
 
     params = xllamacpp.CommonParams()
     params.model.path = args.model

@@ -1,4 +1,4 @@
-"""Servers are timed from outside: what `bench calibrate --engine E` measures, a line a measurement.
+"""Timings of servers from outside, which `bench calibrate --engine E` takes: a line a measurement.
 
     prefill     seconds to a first token, of a prompt alone on its server
     decode      seconds of a step in which all streams of a server make a token
@@ -66,12 +66,12 @@ class Probe(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What equal measurements have in common."""
+        """The key that equal measurements share."""
         return key(self.what, dict(self.params))
 
     @property
     def text(self) -> str:
-        """What is measured, in a line."""
+        """The measurement in a line."""
         return f"{self.what} " + ", ".join(f"{name} {value}" for name, value in self.params.items() if value)
 
 
@@ -87,7 +87,7 @@ class Gap(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """All that stands in the journal of a folder, and what of the plan this call could not measure."""
+    """The lines of a folder's journal, and the gaps: measurements of the plan that this call could not make."""
 
     lines: list[dict[str, Any]]
     gaps: list[Gap]
@@ -107,36 +107,36 @@ class Subject(NamedTuple):
 
 
 def plan(subject: Subject, rounds: int = ROUNDS) -> list[Probe]:
-    """Every measurement, in order, as many times as there are rounds."""
+    """List every measurement in order, as many times as there are rounds."""
     once = list(_once(subject))
-    return [Probe(one.what, {**one.params, "round": k}) for k in range(1, rounds + 1) for one in once]
+    return [Probe(probe.what, {**probe.params, "round": k}) for k in range(1, rounds + 1) for probe in once]
 
 
 def _once(subject: Subject) -> list[Probe]:
     """List the measurements of a round: a shape after the other, those of one server first."""
-    found, most = list[Probe](), subject.most
+    probes, most = list[Probe](), subject.most
     seqs = [n for n in SEQS if n <= subject.slots]
     prompts = sorted({*(p for p in PROMPTS if p < most), most})
     contexts = [max(1, int(share * (most - STEPS))) for share in CONTEXTS]
     for shape in subject.servers:
-        found += [Probe("start", {"shape": shape}), Probe("stop", {"shape": shape})]
-        found += [Probe(what, {"shape": shape, "way": way}) for way in subject.sleeps for what in ("sleep", "wake")]
-        found += [Probe("prefill", {"shape": shape, "tokens": p, "held": p in HELD_PROMPTS}) for p in prompts]
+        probes += [Probe("start", {"shape": shape}), Probe("stop", {"shape": shape})]
+        probes += [Probe(what, {"shape": shape, "way": way}) for way in subject.sleeps for what in ("sleep", "wake")]
+        probes += [Probe("prefill", {"shape": shape, "tokens": p, "held": p in HELD_PROMPTS}) for p in prompts]
         for n in seqs:
             for k, ctx in enumerate(contexts):
                 held = n in HELD_SEQS or (k == HELD_CONTEXT and n > 1)
-                found.append(Probe("decode", {"shape": shape, "seqs": n, "ctx": ctx, "held": held}))
+                probes.append(Probe("decode", {"shape": shape, "seqs": n, "ctx": ctx, "held": held}))
         for k in BESIDE:
             for tokens in sorted({max(1, most // 16), max(1, most // 4)}):
-                found.append(Probe("beside", {"shape": shape, "servers": k, "tokens": tokens, "seqs": 0, "ctx": 0}))
+                probes.append(Probe("beside", {"shape": shape, "servers": k, "tokens": tokens, "seqs": 0, "ctx": 0}))
             for n in sorted({1, seqs[-1]}):
                 ctx = contexts[0]
-                found.append(Probe("beside", {"shape": shape, "servers": k, "tokens": 0, "seqs": n, "ctx": ctx}))
-    return found
+                probes.append(Probe("beside", {"shape": shape, "servers": k, "tokens": 0, "seqs": n, "ctx": ctx}))
+    return probes
 
 
 def profile(subject: Subject, folder: Path, say: Callable[[str], None], rounds: int = ROUNDS) -> Profile:
-    """Make what of the plan is not in the folder's journal yet. UserError where a server fails."""
+    """Make the measurements of the plan that are not in the folder's journal yet. UserError if a server fails."""
     folder.mkdir(parents=True, exist_ok=True)
     _same_machine(folder / HOST, subject.about)
     book = Journal(folder / RAW)
@@ -189,7 +189,7 @@ class Rig:
             self._stop(inst)
 
     def measured(self, probe: Probe) -> dict[str, Any] | None:
-        """One measurement; None where these servers have nothing to measure of the kind.
+        """Make a measurement; None where these servers have nothing of the kind.
 
         Raises Unseen where no try shows any.
         """
@@ -232,23 +232,23 @@ class Rig:
     def _take(self, probe: Probe) -> tuple[list[float], dict[str, Any]] | None:
         shape = str(probe.params["shape"])
         every = self._subject.servers[shape]
-        one = every[0]
+        first = every[0]
         number = {name: int(value) for name, value in probe.params.items() if name not in {"shape", "way"}}
         match probe.what:
             case "start" | "stop" | "sleep" | "wake":
-                spans = self._spans(probe, one)
+                spans = self._spans(probe, first)
                 return ([span[probe.what in ENDS] for span in spans], {}) if spans else None
             case "prefill":
-                return self._prefills([one], number["tokens"]), {}
+                return self._prefills([first], number["tokens"]), {}
             case "decode":
-                seconds, ctx = self._decodes([one], number["seqs"], number["ctx"])
+                seconds, ctx = self._decodes([first], number["seqs"], number["ctx"])
                 return seconds, {"ctx_tokens": ctx}
         some, facts = every[: number["servers"]], dict[str, Any]()
         if number["tokens"]:
-            alone = self._prefills([one], number["tokens"])
+            alone = self._prefills([first], number["tokens"])
             beside = self._prefills(some, number["tokens"])
         else:
-            alone, _ = self._decodes([one], number["seqs"], number["ctx"])
+            alone, _ = self._decodes([first], number["seqs"], number["ctx"])
             beside, _ = self._decodes(some, number["seqs"], number["ctx"])
         facts["alone_s"] = float(np.median(alone))
         return beside, facts
@@ -280,12 +280,12 @@ class Rig:
         return time.monotonic() - begun_s
 
     def _spans(self, probe: Probe, inst: Inst) -> list[tuple[float, float]]:
-        """Seconds of starts and stops, or of sleeps and wakes; those of an end were measured with its beginning."""
+        """Return seconds of starts and stops, or of sleeps and wakes; an end is measured with its beginning."""
         if (known := self._begun.pop(ENDS.get(probe.what, ""), None)) is not None:
             return known
         way = probe.params.get("way")
-        found = [self._cycle(inst) if way is None else self._nap(inst, str(way)) for _ in range(STARTS)]
-        spans = [span for span in found if span is not None]
+        cycles = [self._cycle(inst) if way is None else self._nap(inst, str(way)) for _ in range(STARTS)]
+        spans = [span for span in cycles if span is not None]
         if probe.what not in ENDS:
             self._begun[probe.what] = spans
         return spans
@@ -309,13 +309,13 @@ class Rig:
     # ------------------------------------------------------------ requests
 
     def _prefills(self, insts: Sequence[Inst], tokens: int) -> list[float]:
-        """Seconds to first tokens of prompts, one after the other on each server, side by side."""
+        """Return the seconds to first tokens of prompts, one after the other on each server, side by side."""
         rounds = WARM_UPS + REPEATS
         log = self._log([(tokens, 1)] * (rounds * len(insts)), insts, rounds)
         return [float(s) for s in 1e-9 * (log.first_ns - log.write_ns)[WARM_UPS * len(insts) :]]
 
     def _decodes(self, insts: Sequence[Inst], seqs: int, ctx: int) -> tuple[list[float], float]:
-        """Seconds of steps while all streams of all servers decode, and the tokens of context of one server's."""
+        """Return seconds of steps while all streams of all servers decode, and a server's tokens of context."""
         log = self._log([(ctx, STEPS)] * (seqs * len(insts)), insts, 1)
         streams = [log.chunk_ns[a:b] for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)]
         counts = [
@@ -337,7 +337,7 @@ class Rig:
         return steps, float(np.median(contexts))
 
     def _log(self, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
-        """Send requests of (prompt, output) tokens, dealt over servers in turn, in rounds that wait for each other."""
+        """Send requests of (prompt, output) tokens, dealt over servers in turn; each round waits for the one before."""
         models, n = tuple(inst.model for inst in insts), len(sizes)
         prompt, output = np.array(sizes, np.int32).T
         never = np.full(n, np.inf)
@@ -358,7 +358,7 @@ class Rig:
 
 
 def _why_unseen(servers: int, seqs: int) -> str:
-    """Why no step was seen in which all streams made a token, as far as the number of streams tells."""
+    """Explain, by the number of streams, why no step was seen in which all of them made a token."""
     if servers * seqs == 1:
         return "all tokens of its request came at once: the client was kept from reading, or the server is too fast"
     where = f"{servers} servers with a request each" if seqs == 1 else f"{seqs} requests of a server"
@@ -368,12 +368,12 @@ def _why_unseen(servers: int, seqs: int) -> str:
 
 
 def _wait(client: Client, rids: set[int]) -> None:
-    """Until all of these have ended."""
+    """Wait until all of these have ended."""
     while rids:
         rids -= {told.rid for told in client.poll(SILENT_S) if told.kind in {"done", "failed", "dropped"}}
 
 
 def _made(ns: I8, tokens: I8, at_ns: int) -> int:
-    """Tokens of a stream that had come by a time."""
+    """Return the tokens of a stream that had come by a time."""
     k = int(np.searchsorted(ns, at_ns, "right"))
     return int(tokens[k - 1]) if k else 0

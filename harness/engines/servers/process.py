@@ -57,7 +57,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process that the command became, also after its end."""
+        """Id of the process that the command became, also after its end."""
         assert self._child is not None, "not started"
         return self._child.pid
 
@@ -109,10 +109,10 @@ class Process:
         members = self.members()
         guard.signal_all(members, signal.SIGTERM)
         self._wait(grace_s)
-        others = [one for one in members if one.pid != child.pid]
+        others = [member for member in members if member.pid != child.pid]
         psutil.wait_procs(others, timeout=max(0.0, deadline - time.monotonic()))
         child.kill()
-        child.wait()  # before anybody else asks for its exit code
+        child.wait()  # before other code asks for its exit code
         left = guard.kill(self._leader, self._seen)
         with self._closing:  # a thread that waits for readiness may stop it too
             pidfd, self._pidfd = self._pidfd, -1
@@ -120,15 +120,15 @@ class Process:
             os.close(pidfd)
             _tell(_guard(os.getpid()), f"-{child.pid}")
         if left:
-            raise UserError(f"{self.name}: processes {', '.join(str(one.pid) for one in left)} survive SIGKILL")
+            raise UserError(f"{self.name}: processes {', '.join(str(member.pid) for member in left)} survive SIGKILL")
 
     @property
     def name(self) -> str:
-        """What messages call it: its log's name."""
+        """Its name in messages: that of its log."""
         return self.log.stem
 
     def members(self) -> list[psutil.Process]:
-        """Its living processes, for what they use."""
+        """Return its living processes, for their use of resources."""
         if self._child is None:
             return []
         living = guard.family(self._leader, self._seen)
@@ -136,7 +136,7 @@ class Process:
         return living
 
     def last_lines(self) -> str:
-        """Of its log since this start."""
+        """Return the last lines of its log since this start."""
         with suppress(OSError), self.log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._logged_before, end - 16_384))
@@ -166,9 +166,9 @@ class Process:
     def _listens(self) -> bool:
         """Tell whether one of the server's processes has the port: another server may answer in its place."""
         port = urlsplit(self.ready_url).port
-        for one in self.members():
+        for process in self.members():
             with suppress(psutil.NoSuchProcess):
-                listening = (c for c in one.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+                listening = (c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
                 if any(c.laddr.port == port for c in listening):
                     return True
         return False
@@ -193,7 +193,7 @@ class Process:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at now.
+    """Return a port without a listener now.
 
     It lies below the ports that the kernel gives to outgoing connections: a server takes its port seconds after this,
     and the client's connections, thousands of them, would get in between.
@@ -208,7 +208,7 @@ def free_port() -> int:
 
 
 def launch(make: Callable[[int], Process], timeout_s: float, tries: int = 3) -> Process:
-    """Start a server on a free port and wait until it is ready; on another port where somebody else took the first."""
+    """Start a server on a free port and wait until it is ready; on another port where the first was taken meanwhile."""
     while True:
         process = make(free_port())
         process.start()

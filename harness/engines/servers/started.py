@@ -1,4 +1,4 @@
-"""Servers that we start: what their kinds have in common, whatever the program.
+"""Servers that we start: the part that their kinds share, whatever the program.
 
 On a host a model too large for it is stood in for by four layers (`folder.TINY`), and weights are drawn: server and
 seconds are real, the models are not, and `measured_on` says so. A GPU of the spec is then a budget of host memory for
@@ -74,11 +74,11 @@ class Started:
             self.cluster = machines.cluster(config, self.elastic, priced)
         self.facts: Mapping[str, str] = {
             self.package: host.version(self.name, self.package) or "not installed",
-            **self._said(),
+            **self._model_facts(),
         }
 
     def _have(self, card: Card, options: Mapping[str, Option]) -> None:
-        """Take to what a card can do, and to what of it a system asks for."""
+        """Set the ways to share that a card has, and those of them that a system asks for."""
         self.sleeps = {way: nap for way, nap in self.naps.items() if self.files or not nap.rereads}
         self.can = self.can | {f"Load.way:{way}" for way in self.sleeps} | ({"Run.sms"} if card.mps else set())
         self.ways = self.ways | set(self.sleeps)
@@ -88,8 +88,8 @@ class Started:
             "sharing": ("turns", "fluid") if card.mps else ("turns",),
         }
         self.slots = self.config.batch_cap  # it takes what there is
-        own = options.get("sharing", "fluid" if card.mps else "turns")
-        asked = own if self.config.sharing == "own" else self.config.sharing
+        preferred = options.get("sharing", "fluid" if card.mps else "turns")
+        asked = preferred if self.config.sharing == "own" else self.config.sharing
         self.at_once, self.elastic = asked == "fluid", card.kvcached and options.get("kv") == "elastic"
 
     def _host(self) -> Cluster:
@@ -108,7 +108,7 @@ class Started:
         profile = machines.profile(config, self.priced) if config.table else NoProfile()
         return Cluster(gpus, models, dict(config.plan), profile, dict(config.homes))
 
-    def _said(self) -> dict[str, str]:
+    def _model_facts(self) -> dict[str, str]:
         if self.card is not None:
             return {"weights": "read" if self.files else "drawn"}
         large = sorted({m.shape.name for m in self.config.models if folder.on_host(m.shape) is not m.shape})
@@ -204,12 +204,12 @@ class Started:
 
 
 def real(config: Config) -> dict[str, Path]:
-    """Checkpoints by model, if MODELS_DIR has one for each; a folder there is named like a shape."""
+    """Return checkpoints by model if MODELS_DIR has one for each; a folder there is named like a shape."""
     root = os.environ.get(MODELS)
-    found = {m.name: Path(root, m.shape.name) for m in config.models} if root else {}
+    checkpoints = {m.name: Path(root, m.shape.name) for m in config.models} if root else {}
     return (
-        found
-        if all((path / "config.json").is_file() and any(path.glob("*.safetensors")) for path in found.values())
+        checkpoints
+        if all((path / "config.json").is_file() and any(path.glob("*.safetensors")) for path in checkpoints.values())
         else {}
     )
 

@@ -1,10 +1,10 @@
-"""Servers that sleep when idle, by themselves, and wake with the next request: when they did, and what that took.
+"""Wakes of servers that sleep by themselves when idle and wake with the next request: times and seconds.
 
-Nobody orders these wakes, and no server tells of one in its answer. What the client saw says it: a request that was
-written more than `idle_s` after its server had ended its last one, or was ready, woke it. The wake took what that
-request's first token came late by: the time since it was written, less what its prompt took by the server's own account
-where that is known. Requests written in the meantime waited for the rest of it. The server's log has a line for each
-wake; where its count is another, that is said.
+These wakes are not ordered, and no answer of a server tells of one. They are inferred from the client's log: a request
+that was written more than `idle_s` after its server had ended its last one, or was ready, woke it. The wake's seconds
+are those from the request's writing to its first token, less the server's own seconds of its prompt where these are
+known. Requests written in the meantime waited for the rest of it. The server's log has a line for each wake; a count
+that differs is reported.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Stay(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """A server woke."""
+    """A wake of a server."""
 
     rid: int  # the request that woke it
     model: str
     seconds: float
 
 
-def found(log: Log, stays: Iterable[Stay], idle_s: float) -> tuple[list[Wake], NDArray[np.float64]]:
+def find(log: Log, stays: Iterable[Stay], idle_s: float) -> tuple[list[Wake], NDArray[np.float64]]:
     """Find the wakes of servers that sleep after `idle_s`, and the seconds that each request waited for one."""
     first_ns, waited_s = log.first_ns, np.zeros(len(log.state))
     wakes = list[Wake]()
@@ -58,7 +58,7 @@ def told(logs: Iterable[Path], line: str) -> int:
     return sum(log.read_bytes().count(line.encode()) for log in logs if log.is_file())
 
 
-def said(wakes: Sequence[Wake], idle_s: float, logged: int) -> dict[str, Any]:
+def summary(wakes: Sequence[Wake], idle_s: float, logged: int) -> dict[str, Any]:
     """Return a run's account of its wakes, in words and numbers."""
     seconds = sorted(wake.seconds for wake in wakes)
     text = f"server's own: {len(wakes)} {'wake' if len(wakes) == 1 else 'wakes'} after {idle_s:g} s without a request"

@@ -118,8 +118,8 @@ class Sim:
         self._elastic = options.get("kv", "paged") == "elastic"
         layout: Any = options.get("process", "model")
         self._layout: process.Layout = layout
-        own = options.get("sharing", "fluid")
-        self._sharing = own if config.sharing == "own" or own == "none" else config.sharing
+        preferred = options.get("sharing", "fluid")
+        self._sharing = preferred if config.sharing == "own" or preferred == "none" else config.sharing
         self.cluster = cluster(config, self._elastic, self._machine, self._layout)
         self._memory = memory(config, self._machine.spec, self._layout)
         self._ways = self._machine.ladder
@@ -278,7 +278,7 @@ class Sim:
         return row
 
     def _footprint(self, model: Served) -> int:
-        """`footprint_bytes`, which looks at all models: once for each model and degree."""
+        """Return `footprint_bytes`, which looks at all models, once for each model and degree."""
         known = self._footprints.get((model.name, model.tp))
         if known is None:
             known = self._footprints[model.name, model.tp] = footprint_bytes(self.config, model, self._layout)
@@ -325,7 +325,7 @@ class Sim:
         return row
 
     def _attend(self, i: int) -> None:
-        """Batches of an account's model, also later ones, may attend to KV that lies there."""
+        """Let batches of an account's model, also later ones, attend to KV that lies there."""
         if i not in self._attended:
             self._attended.append(i)
             for row in range(len(self._batches)):
@@ -355,7 +355,7 @@ class Sim:
         kernel.tie(S.at, mine[0], gpus[0])
 
     def _link_s(self, g: int, h: int) -> float:
-        """Seconds a byte from a GPU to another: over their own link, or else through the host."""
+        """Return the seconds a byte takes between two GPUs: over their own link, or else through the host."""
         K, node = self.S.links["bytes_per_s"], self.S.gpus["node"]
         peers = float(K[4 * g + (2 if node[g] == node[h] else 3)])
         return 1 / peers if peers > 0 else 1 / float(K[4 * g + 1]) + 1 / float(K[4 * h])
@@ -416,15 +416,15 @@ class Sim:
         R["ids"], R["chain"] = np.diff(prefix.offsets), prefix.offsets[:-1]
         chains, owner = np.zeros(len(prefix.ids), records.CHAIN), np.repeat(model, R["ids"])
         for k in range(len(self._model)):
-            found, chains["entry"][owner == k] = np.unique(prefix.ids[owner == k], return_inverse=True)
-            self._ids.append(len(found))
+            unique, chains["entry"][owner == k] = np.unique(prefix.ids[owner == k], return_inverse=True)
+            self._ids.append(len(unique))
         S.s["reuse"], S.s["id_blocks"] = 1, prefix.block_tokens // tokens
         S.put(chains=chains, entries=np.zeros(len(R), records.ENTRY))
         for row in range(len(self._insts)):
             self._cache(row)
 
     def _cache(self, row: int) -> None:
-        """Entries for the ids of an account's model, if there is a prefix cache and the account is on GPUs."""
+        """Make entries for the ids of an account's model, if there is a prefix cache and the account is on GPUs."""
         S = self.S
         if self._ids and not S.insts[row]["is_host"]:
             S.insts["entries"][row] = len(S.entries)
@@ -432,7 +432,7 @@ class Sim:
 
     @staticmethod
     def _closed(R: NDArray[Any], after: NDArray[np.int32], think_s: NDArray[np.float64]) -> int:
-        """Note who comes after whom; the number of requests that arrive by themselves, which are the first rows."""
+        """Note each request's successor; return the number that arrive by themselves, which are the first rows."""
         later = np.flatnonzero(after >= 0)
         opened = len(after) - len(later)
         before = after[later]
@@ -444,13 +444,13 @@ class Sim:
     # ------------------------------------------------------------ the protocol
 
     def ready(self) -> None:
-        """Nothing to start; see Engine."""
+        """Do nothing: there is nothing to start; see Engine."""
 
     def close(self) -> None:
-        """Nothing to give back; see Engine."""
+        """Do nothing: there is nothing to give back; see Engine."""
 
     def view(self) -> View:
-        """Read-only queries; see Engine."""
+        """Return read-only queries; see Engine."""
         return self._view
 
     def idle(self) -> bool:
@@ -458,7 +458,7 @@ class Sim:
         return not (self.S.left[0] or self._told)
 
     def poll(self, until_s: float) -> Event | None:
-        """Next event due by `until_s`; see Engine."""
+        """Return the next event due by `until_s`; see Engine."""
         S = self.S
         if until_s < S.quiet_s[0]:  # no call into the kernel
             if until_s > S.now[0]:
@@ -493,7 +493,7 @@ class Sim:
         return Freed()
 
     def _grow(self) -> None:
-        """Room in whatever log is short of it."""
+        """Enlarge the logs that are short of room."""
         S, cap = self.S, self.config.batch_cap
         w = S.s
         most = 4 * cap + 64 + int(S.batches["count"][:, state.WAITING].max(initial=0))
@@ -507,7 +507,7 @@ class Sim:
             S.put(log=np.zeros(max(len(S.log), 4 * (most + len(S.lanes))), records.LOG))
 
     def _room(self, events: int, transfers: int) -> None:
-        """Room for what one action may tell and start: outside `advance` nothing else sees to it."""
+        """Make room for the events and transfers of one action, which only `advance` checks otherwise."""
         S = self.S
         if len(S.events) - S.events_told[0] < events:
             S.put(events=more(S.events, len(S.events) + events))
@@ -524,7 +524,7 @@ class Sim:
         return a
 
     def _give_up(self) -> bool:
-        """Nothing else will happen: the first transfer that still waits for memory fails."""
+        """Fail the first transfer that still waits for memory, as nothing else will happen."""
         x = self._grant()
         if x < 0:
             return False
@@ -657,7 +657,7 @@ class Sim:
         return None
 
     def _evicted(self, i: int) -> Action:
-        """Free the number of the eviction under which an instance leaves, and return it; the caller tells its end."""
+        """Pop the Evict under which an instance is leaving; the caller tells its end."""
         a = self.S.insts["evict"].item(i)
         kernel.forget(self.S.at, a)
         return self._actions[a]
@@ -763,7 +763,7 @@ class Sim:
         return i
 
     def _members(self, b: int) -> Iterator[int]:
-        """Ids of a batch in order of Admit."""
+        """Return the ids of a batch in order of Admit."""
         r = kernel.members(self.S.at, b)
         while r >= 0:
             yield r
@@ -772,7 +772,7 @@ class Sim:
     # ------------------------------------------------------------ results
 
     def stats(self) -> dict[str, float]:
-        """Counters of the whole run, for a run's metadata."""
+        """Return the counters of the whole run, for a run's metadata."""
         S, n = self.S, self.config.gpus
         w, gpus = S.s, S.gpus[:n]
         steps = max(1.0, float(S.batches["steps"].sum()))  # those of a span one by one
@@ -805,7 +805,7 @@ class Sim:
         return {"hit_share": int(R["found"][came].sum()) / asked if asked else 0.0} if self._ids else {}
 
     def finish(self) -> None:
-        """Close the books at the clock's time, once: the waits of whatever has not ended."""
+        """Charge the waits of requests that have not ended up to the clock's time, once."""
         if self._settled:
             return
         self._settled = True
@@ -814,7 +814,7 @@ class Sim:
         kernel.settle(self.S.at, float(self.S.s["now"]))
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Rows of requests.parquet; see Engine."""
+        """Yield rows of requests.parquet; see Engine."""
         from harness.engines import rows
         from harness.engines.costs.alone import alone_s
 
@@ -862,7 +862,7 @@ def more(rows: NDArray[Any], n: int) -> NDArray[Any]:
 
 
 def more_free(S: State, name: str, n: int) -> None:
-    """Room for n more transfers and their parts, or for n more actions, on the free list."""
+    """Make room for n more transfers and their parts, or for n more actions, on the free list."""
     w, rows, free = S.s, more(getattr(S, f"{name}s"), n), f"{name}_free"
     old = len(rows) - n
     rows["next"][old:] = np.arange(old + 1, len(rows) + 1)

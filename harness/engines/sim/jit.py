@@ -74,7 +74,7 @@ def jit(f: F) -> F:
 
 
 def number_at(builder: Any, world: Any, offset: int) -> Any:
-    """Code that reads the integer so many bytes into the world."""
+    """Return the code that reads the integer so many bytes into the world."""
     return builder.load(builder.inttoptr(builder.add(world, cgutils.intp_t(offset)), cgutils.intp_t.as_pointer()))
 
 

@@ -54,7 +54,7 @@ WORLD = record(
     sent_head        i8   row       of REQUEST: the first that a client has sent and that has not arrived
     sent_tail        i8   row       of REQUEST: the last of those
     seq              i8   order     the latest place given in the order of Admit
-    heard            i8   bits      1 << code of each kind of event that is told
+    heard            i8   bits      1 << code of each kind of event that policies hear
     log_tokens       i8   flag      token times are asked for
     unlimited        i8   flag      memory never runs short
     alone            i8   flag      lanes of a GPU do not slow each other down
@@ -75,7 +75,7 @@ WORLD = record(
     events_read      i8   count     events of this instant that the engine has read
     events_told      i8   count     events of this instant
     left             i8   count     requests that have not ended
-    lookahead_steps  i8   steps     that are scheduled ahead: a prompt joins so many after the one that is under way
+    lookahead_steps  i8   steps     that are scheduled ahead: a prompt joins that many after the one that is under way
     cost             i8   address   COST, a row for each model and degree at which it is served
     grid             i8   address   token counts at which `gemm` and `head` are given
     gemm             i8   address   seconds, by row of COST and point of the grid
@@ -168,7 +168,7 @@ LINK = record(
 INST = record(
     """An instance: a model at a place, which is a group of GPUs or a host; also the KV account of that model there.
 
-    left_s         f8   s        when it was last told to leave
+    left_s         f8   s        of the last order to leave
     model          i8   row      of MODEL
     gpu_count      i8   count    GPUs that it is on; a host counts as one
     state          i8   code     of its weights: OUT ... LEAVING
@@ -188,7 +188,7 @@ INST = record(
     kept           i8   bytes    of that reserve that it has now
     holders        i8   count    requests with KV in the account
     entries        i8   row      of ENTRY: the first of the account's ids; -1: it caches nothing
-    cached         i8   blocks   that nobody holds and that are still there, in free memory
+    cached         i8   blocks   that no request holds and that are still there, in free memory
     oldest         i8   row      of ENTRY: of those, the first that was released
     youngest       i8   row      of ENTRY: the last
     unbegun        i8   blocks   that spans hold for steps not begun, when the account was last looked at
@@ -262,7 +262,7 @@ LANE = record(
     rate           f8  ratio     solo seconds a second; 0: not shared out yet
     end            f8  s         when the step or span ends at this rate
     started_s      f8  s         when it began
-    max_rate       f8  ratio     its rate when nobody competes
+    max_rate       f8  ratio     its rate without competition
     part           f8  ratio     of the time in which its process has its GPUs: 1, or its slice of a round
     part_since     f8  s         when `part` last changed
     off_s          f8  s         of the step in flight, in time slices of other processes, up to `part_since`
@@ -315,8 +315,8 @@ DEMAND = record(
 
     compute        f8  ratio     of the GPU's compute
     hbm            f8  ratio     of its memory bandwidth
-    time           f8  ratio     of its time, which nobody else has meanwhile: of a lane's attention to KV there
-    slack_s        f8  s         in each layer for which that attention may be late and keep nobody waiting
+    time           f8  ratio     of its time, which no other lane has meanwhile: of a lane's attention to KV there
+    slack_s        f8  s         in each layer for which that attention may be late without a wait
     gpu            i8  row       of GPU
     next           i8  row       of DEMAND: the next of the lane
     """
@@ -376,7 +376,7 @@ ACTION = record(
     left           i8  count     parts that are not over
     failed         i8  count     parts that failed
     never          i8  count     parts that failed and can never succeed
-    heard          i8  flag      its end is told even if nothing failed
+    heard          i8  flag      its end is reported even if nothing failed
     next           i8  row       of ACTION: the next that is free
     """
 )
@@ -397,7 +397,7 @@ ENTRY = record(
     inst           i8  row       of INST: the account
     blocks         i8  blocks    of it that are there, from the first on
     refs           i8  count     requests that hold it; while there are any it stays
-    stamp          i8  order     of its release, if nobody holds it; 0: it is held, or empty
+    stamp          i8  order     of its release, if no request holds it; 0: it is held, or empty
     prev           i8  row       of ENTRY: the one of the account that was released before
     next           i8  row       of ENTRY: the one released after
     """

@@ -161,5 +161,5 @@ class State:
 
 
 def seen(rows: NDArray[Any]) -> NDArray[Any]:
-    """Rows as the kernel wants them: plain where it is compiled, records where it runs as Python."""
+    """Return rows as the kernel takes them: plain where it is compiled, records where it runs as Python."""
     return rows.view(np.recarray) if DISABLED and rows.dtype.names else rows

@@ -1,4 +1,4 @@
-"""The simulator with a recorder: what each request waited for in order of time, and what lanes, links and memory did.
+"""The simulator with a recorder: causes of each request's waits in order of time, and use of lanes, links and memory.
 
 A run that is recorded makes the same rows: it stops at every instant, once all is formed, and reads the kernel's
 records. Nothing here is called by a run that is not asked for its trace.
@@ -96,7 +96,7 @@ class Transfer:
 
 
 class Carried(NamedTuple):
-    """What a link moved: of which transfer, and when."""
+    """A link's work on a transfer, from a time to another."""
 
     link: int  # LINKS of each GPU, then four rows a host, of which the first is its disk
     transfer: int  # index into the trace's transfers
@@ -115,7 +115,7 @@ class Memory(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """What happened in a run, in order of its ends; seconds from the window's start."""
+    """The record of a run, in order of ends; seconds from the window's start."""
 
     start_s: float
     end_s: float = math.nan
@@ -133,7 +133,7 @@ class Trace:
 
 
 class _Running(NamedTuple):
-    """What is noted of a step when it begins."""
+    """Facts of a step at its beginning."""
 
     ran: int
     work: float
@@ -144,7 +144,7 @@ Progress = Callable[[int, int], None]
 
 
 def silent(_done: int, _total: int) -> None:
-    """Nobody hears how a run goes on."""
+    """Ignore the progress of a run."""
 
 
 class Traced(Sim):
@@ -159,12 +159,12 @@ class Traced(Sim):
         Where one request is looked at, its stretches alone are noted, and what was on links while it lived.
         `progress` hears how many requests have ended, of how many.
         """
-        found = cls(sim.config, sim._options, sim._machine)
-        found.recorder = Recorder(found, look_at, progress)
-        return found
+        traced = cls(sim.config, sim._options, sim._machine)
+        traced.recorder = Recorder(traced, look_at, progress)
+        return traced
 
     def poll(self, until_s: float) -> Event | None:
-        """Next event due by `until_s`, instant by instant; see Engine."""
+        """Return the next event due by `until_s`, instant by instant; see Engine."""
         S = self.S
         while True:
             now = S.now[0]
@@ -194,7 +194,7 @@ class Traced(Sim):
         return super().do(action)
 
     def _next_s(self) -> float:
-        """When something is due, now that all is formed."""
+        """Return the time of the next end, now that all is formed."""
         S = self.S
         r = next_arrival(S.at)
         arrival_s = float(S.requests["arrival"][r]) if r >= 0 else math.inf
@@ -202,7 +202,7 @@ class Traced(Sim):
 
 
 class Recorder:
-    """Reads the kernel's records at each instant, and notes what has changed."""
+    """A recorder that reads the kernel's records at each instant, and notes changes."""
 
     def __init__(self, sim: Sim, look_at: int, progress: Progress) -> None:
         self._sim, self._look_at, self._progress = sim, look_at, progress
@@ -223,7 +223,7 @@ class Recorder:
         self._memory: list[tuple[int, int]] = []  # by GPU
 
     def trace(self) -> Trace:
-        """Return what was noted; call it once, when the run is over."""
+        """Return the trace; call it once, when the run is over."""
         S, trace = self._sim.S, self._trace
         now = float(S.s["now"])
         self.note(now)
@@ -243,7 +243,7 @@ class Recorder:
         return trace
 
     def asleep_until(self) -> float:
-        """When the request that is looked at arrives; infinity once it has ended and its end is noted."""
+        """Return the arrival of the request that is looked at; infinity once it has ended and its end is noted."""
         if self._look_at < 0:
             return -math.inf
         R, r = self._sim.S.requests, self._look_at
@@ -255,7 +255,7 @@ class Recorder:
     # ------------------------------------------------------------ an instant
 
     def note(self, now: float) -> None:
-        """Note how things stand from now on."""
+        """Note the state of requests, lanes, links and memory from now on."""
         L = self._sim.S.lanes.view(np.ndarray)
         for name in ("_work", "_rate", "_part", "_since", "_began"):
             if len(rows := getattr(self, name)) < len(L):
@@ -366,7 +366,7 @@ class Recorder:
             self._spent[r, CONTENTION] += had_s - solo_s
 
     def _doing(self, L: NDArray[Any], R: NDArray[Any], live: Ints) -> tuple[Ints, Ints, Ints]:
-        """Of each request what it does, which of SECONDS passes (COMPUTE: of steps, all three), and its lane.
+        """Return each request's activity, its kind of SECONDS (COMPUTE: all three, of steps), and its lane.
 
         Causes go before each other as in the kernel's `waits.charge`.
         """
@@ -462,25 +462,25 @@ class Recorder:
         if index < 0:
             index = self._transfers[x] = len(self._trace.transfers)
             self._trace.transfers.append(Transfer(KINDS[kind], to.model, None, to.place, request, 0, now))
-        one, I = self._trace.transfers[index], self._sim.S.insts
+        transfer, I = self._trace.transfers[index], self._sim.S.insts
         if kind == state.LOAD:
-            one.size_bytes = int(I["weight_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
+            transfer.size_bytes = int(I["weight_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
         elif request >= 0:
-            one.request, one.source = request, self._sim._insts[X["source"]].place
-            one.size_bytes = int(X["blocks"] * I["block_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
-        if stage >= LINK and math.isnan(one.granted_s):
-            one.granted_s = now
-        if stage == TAIL and math.isnan(one.moved_s):
-            one.moved_s = now
+            transfer.request, transfer.source = request, self._sim._insts[X["source"]].place
+            transfer.size_bytes = int(X["blocks"] * I["block_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
+        if stage >= LINK and math.isnan(transfer.granted_s):
+            transfer.granted_s = now
+        if stage == TAIL and math.isnan(transfer.moved_s):
+            transfer.moved_s = now
         self._stages[index] = stage
 
     def _end_transfer(self, x: int, now: float) -> None:
         index = self._transfers.pop(x)
-        one = self._trace.transfers[index]
-        one.end_s = now
-        one.done = self._stages.pop(index) >= LINK
-        if one.done and math.isnan(one.moved_s):
-            one.moved_s = now
+        transfer = self._trace.transfers[index]
+        transfer.end_s = now
+        transfer.done = self._stages.pop(index) >= LINK
+        if transfer.done and math.isnan(transfer.moved_s):
+            transfer.moved_s = now
 
     def _end_carried(self, link: int, now: float) -> None:
         index, since = self._carried.pop(link)
@@ -501,7 +501,7 @@ Link = Literal["from host", "to host", "to GPUs of its node", "to other nodes", 
 
 
 def link_of(link: int, gpus: int) -> tuple[int | Host, Link]:
-    """Whose link it is, and which."""
+    """Return the owner of a link, and its name there."""
     whose, which = divmod(link, 4)
     if whose >= gpus:
         return Host(whose - gpus), "disk"

@@ -1,8 +1,8 @@
-"""Every jitted function of the simulator: how work gets done, memory taken and time passed.
+"""The jitted functions of the simulator: steps, memory and time.
 
 Semantics: docs/semantics.md. `loop.advance` runs from event to event; `steps.form` decides a lane's next step;
-`lanes.share` sets the rates of lanes that compete; a decode span covers many steps in closed form until something could
-change its batch. Pages of a span's later steps are taken in advance and given back when somebody else runs short, so
+`lanes.share` sets the rates of lanes that compete. A decode span covers many steps in closed form until something could
+change its batch. Pages of a span's later steps are taken in advance and given back when another lane runs short, so
 that memory is exact at every step. Every field of the records is explained in `sim/records.py`.
 
 Short names mean the same in every function; of a pair, the capital is the record and the small letter its row:

@@ -1,4 +1,4 @@
-"""What a step takes: lookups in the cost tables, noise, and speed at a share of the SMs."""
+"""Seconds of a step: lookups in the cost tables, noise, and speed at a share of the SMs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.engines.sim.state import (
 
 @jit
 def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int) -> float:
-    """One factor of mean 1 by counter: the sum of four uniforms from a 32-bit mix, so no state is carried."""
+    """Draw a factor of mean 1 by counter: the sum of four uniforms from a 32-bit mix, so no state is carried."""
     h = 0x9E3779B9
     for v in (seed, model, slot, kind, index):
         h ^= v & 0xFFFFFFFF
@@ -78,14 +78,14 @@ def table(grid, row, m: int) -> float:  # type: ignore[no-untyped-def]
 
 @jit
 def attend_s(S: int, c: int, B: int, C: float) -> float:
-    """Seconds of the decode attention of a step, or of a part of its members (formula: coef.py)."""
+    """Return the seconds of the decode attention of a step, or of a part of its members (formula: coef.py)."""
     k = cost_at(S)[c]
     return max(k.att0 + k.att1 * B, k.dec0 + k.dec1 * B + k.dec2 * C) if B > 0 else 0.0
 
 
 @jit
 def lerp(xs, ys, x: float) -> float:  # type: ignore[no-untyped-def]
-    """Piecewise linear, clamped at both ends."""
+    """Interpolate linearly between points, clamped at both ends."""
     if x <= xs[0]:
         return ys[0]
     for i in range(1, xs.size):
@@ -96,7 +96,7 @@ def lerp(xs, ys, x: float) -> float:  # type: ignore[no-untyped-def]
 
 @jit
 def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
-    """Speed of a step at a share x of the SMs."""
+    """Return the speed of a step at a share x of the SMs."""
     if prefill:
         return lerp(T.share, T.pre_rate[c], x)
     n = T.seqs.size

@@ -1,4 +1,4 @@
-"""What the kernel tells the engine: events in order, and actions under way."""
+"""Events that the kernel tells the engine, in order, and actions under way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.engines.sim.state import E_DONE, NEVER, OK, action_at, event_at, wo
 
 @jit
 def tell(S: int, kind: int, a: int, b: int, c: int) -> None:
-    """Note an event of this instant, if anybody hears its kind."""
+    """Note an event of this instant, if its kind is heard."""
     W = world(S)
     if (W.heard >> kind) & 1:
         e = event_at(S, W.events_told)
@@ -71,7 +71,7 @@ def over(S: int, a: int, how: int) -> bool:
 
 @jit
 def done(S: int, a: int, how: int) -> None:
-    """Record the end of a part of an action; the last one is told, if anybody hears of it or a part failed.
+    """Record the end of a part of an action; the last one is told, if it is heard or a part failed.
 
     An action of -1 is none. The event's detail is twice the number of parts that failed, and one more if some of them
     can never succeed.

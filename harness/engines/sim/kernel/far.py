@@ -1,4 +1,4 @@
-"""Steps that attend to KV elsewhere: their time, the blocks they take there, and the kernels at which others get in."""
+"""Steps that attend to KV elsewhere: their seconds, blocks there, and the kernels at whose ends others get in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from harness.engines.sim.state import (
 
 @jit
 def far_context(S: int, b: int) -> int:
-    """Tokens of the running members whose KV is elsewhere."""
+    """Return the tokens of the running members whose KV is elsewhere."""
     total = 0
     f = batch_at(S, b).remote
     while f >= 0:
@@ -36,14 +36,14 @@ def far_context(S: int, b: int) -> int:
 
 @jit
 def there_s(S: int, f: int, c: int, each: float) -> float:
-    """Seconds of a step's attention in an account elsewhere, at `each` tokens a member; -1: at those that it has."""
+    """Return seconds of a step's attention in an account elsewhere, at `each` tokens a member (-1: at its own)."""
     F = remote_at(S, f)
     return attend_s(S, c, F.count, F.count * each if each >= 0.0 else float(F.context))
 
 
 @jit
 def far_s(S: int, b: int, c: int, each: float) -> float:
-    """Seconds until the last results of a step's attention elsewhere are back, if nobody is in its way."""
+    """Return the seconds until the last results of a step's attention elsewhere are back, without competition."""
     longest = 0.0
     f = batch_at(S, b).remote
     while f >= 0:
@@ -98,7 +98,7 @@ def overtakes(y: float, slope: float, z: float, rise: float) -> int:
 
 @jit
 def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
-    """First step and slope of a span that attends to KV elsewhere; returns the steps until another part is the longest.
+    """Set first step and slope of a span that attends to KV elsewhere; return the steps until its longest part changes.
 
     A step takes the longest of what its own KV and each account elsewhere take, each with a floor, and of the host.
     """

@@ -1,4 +1,4 @@
-"""Growth of KV: blocks for the next decode step, and who loses theirs where none is free."""
+"""Growth of KV: blocks for the next decode step, and the choice of victims where none is free."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def preempt(S: int, b: int, r: int) -> None:
 
 @jit
 def due_blocks(S: int, b: int, f: int) -> int:
-    """Blocks that one decode step takes in the batch's own account (-1), or in one elsewhere."""
+    """Return the blocks that one decode step takes in the batch's own account (-1), or in one elsewhere."""
     B = batch_at(S, b)
     at = (1 - B.tick) % world(S).block_tokens
     if f < 0:
@@ -97,7 +97,7 @@ def due_blocks(S: int, b: int, f: int) -> int:
 
 @jit
 def grow_in(S: int, b: int, f: int) -> int:
-    """Pages in one account for one decode step of the running members that have KV there; as `grow`."""
+    """Take pages in one account for one decode step of the running members with KV there; as `grow`."""
     W = world(S)
     B = batch_at(S, b)
     i = B.inst if f < 0 else remote_at(S, f).inst
@@ -126,7 +126,7 @@ def grow_in(S: int, b: int, f: int) -> int:
 
 @jit
 def grow(S: int, b: int) -> int:
-    """Pages for one decode step of the running members, in every account that has KV of theirs.
+    """Take pages for one decode step of the running members, in every account that has KV of theirs.
 
     0: had room, 1: some member lost its own, 2: must wait for a swap under way, 3: for one that began now.
     """

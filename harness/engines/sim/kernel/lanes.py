@@ -47,7 +47,7 @@ def room(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def freed(S: int, i: int) -> None:
-    """Memory came free on the GPUs of an instance: whoever waited for it looks again."""
+    """Let all that wait for memory on the GPUs of an instance try again, since some came free."""
     W = world(S)
     W.grants = 1
     if W.blocked > 0 or W.swap:
@@ -78,14 +78,14 @@ def dirty(S: int, lane: int) -> None:
 
 @jit
 def solo_at(S: int, lane: int, j: int) -> float:
-    """Solo seconds of the first j steps of a span."""
+    """Return the solo seconds of the first j steps of a span."""
     n = lane_at(S, lane)
     return j * n.first_s + n.slope_s * (0.5 * j * (j - 1))
 
 
 @jit
 def steps_to(S: int, lane: int, done: float) -> int:
-    """Fewest steps, at least one, whose solo seconds reach `done`."""
+    """Return the fewest steps, at least one, whose solo seconds reach `done`."""
     n = lane_at(S, lane)
     h = n.first_s - 0.5 * n.slope_s
     if n.slope_s > 0.0:
@@ -102,7 +102,7 @@ def steps_to(S: int, lane: int, done: float) -> int:
 
 @jit
 def done_at(S: int, lane: int, t: float) -> float:
-    """Solo seconds done by t."""
+    """Return the solo seconds done by t."""
     n = lane_at(S, lane)
     return n.anchor_work + (t - n.anchor_s) * n.rate
 
@@ -124,7 +124,7 @@ def next_end(S: int, p: int) -> None:
 
 @jit
 def step_of(S: int, lane: int) -> int:
-    """Which of its steps, from 1, a busy lane is in."""
+    """Return the step, from 1, that a busy lane is in."""
     W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.steps == 1 or n.rate <= 0.0:  # rate 0: formed at this instant, not under way yet
@@ -179,7 +179,7 @@ def shorten(S: int, lane: int, j: int) -> None:
 
 @jit
 def wake(S: int, lane: int) -> None:
-    """Something changed for a lane: form it if idle, else at its next boundary."""
+    """Form a lane anew after a change: now if it is idle, else at its next boundary."""
     n = lane_at(S, lane)
     if n.busy == IDLE:
         dirty(S, lane)
@@ -276,7 +276,7 @@ def set_part(S: int, lane: int, part: float) -> None:
 
 @jit
 def off_s(S: int, lane: int, t: float) -> float:
-    """Seconds of a step up to t for which other processes had its GPUs to themselves."""
+    """Return the seconds of a step up to t for which other processes had its GPUs to themselves."""
     n = lane_at(S, lane)
     return n.off_s + (t - n.part_since) * (1.0 - n.part)
 
@@ -339,14 +339,14 @@ def slice_of(S: int, p: int, lane: int) -> float:
     """Return the time slice of a lane's process in a round, in seconds; 0 if another lane of it has a longer step."""
     W = world(S)
     n = lane_at(S, lane)
-    own = n.slice_s / n.max_rate
+    turn = n.slice_s / n.max_rate
     x = gpu_at(S, p).head
     while x >= 0:
         y = lane_at(S, x)
-        if y.process == n.process and (y.slice_s / y.max_rate > own or (y.slice_s / y.max_rate == own and x < lane)):
+        if y.process == n.process and (y.slice_s / y.max_rate > turn or (y.slice_s / y.max_rate == turn and x < lane)):
             return 0.0
         x = y.next
-    return max(own, W.quantum_s)
+    return max(turn, W.quantum_s)
 
 
 @jit
@@ -398,7 +398,7 @@ def take_turns(S: int, p: int) -> None:
 
 @jit
 def raise_rates(S: int, p: int, left: int) -> None:
-    """Max-min: raise the rates of a pool's `left` lanes not yet frozen, each to its cap or until a GPU is full."""
+    """Raise the rates of a pool's `left` lanes not yet frozen, max-min: each to its cap or until a GPU is full."""
     W = world(S)
     P = gpu_at(S, p)
     while left > 0:
@@ -456,7 +456,7 @@ def saturation(S: int, p: int, g: int) -> float:
 
 @jit
 def unbound(S: int, b: int) -> None:
-    """Cut the lanes that a cap binds, after the last waiting or parked member has gone: it keeps nobody out now."""
+    """Cut the lanes that a cap binds, after the last waiting or parked member has gone: the cap binds no more."""
     for lane in (2 * b, 2 * b + 1):
         if lane_at(S, lane).bound:
             cut(S, lane)
@@ -464,7 +464,7 @@ def unbound(S: int, b: int) -> None:
 
 @jit
 def occupy(S: int, g: int) -> None:
-    """One lane more has a demand of a GPU."""
+    """Count one more lane with a demand of a GPU."""
     G = gpu_at(S, g)
     if G.active == 0:
         G.busy_since = world(S).now

@@ -1,4 +1,4 @@
-"""GPU time lent to attention: what steps wait for, and lose to, KV that is attended on others' GPUs."""
+"""GPU time lent to attention: waits and losses of steps for KV that is attended on others' GPUs."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def lent_on(S: int, lane: int, g: int) -> float:
 def share_time(S: int, p: int, g: int) -> None:
     """Share a GPU's time out to its own lanes, and to each lane elsewhere that attends to KV there: max-min."""
     G = gpu_at(S, g)
-    own, parties = 0, 0
+    local, parties = 0, 0
     lane = gpu_at(S, p).head
     while lane >= 0:
         n = lane_at(S, lane)
         n.frozen = int(lent_on(S, lane, g) <= 0.0)
         parties += 1 - n.frozen
         if demand_on(S, lane, g) >= 0:
-            own = 1
+            local = 1
         lane = n.next
     left, level, more = 1.0, INF, 1
     while parties > 0 and more:  # who asks for less than an equal part gets it all
-        level = left / (parties + own)
+        level = left / (parties + local)
         more = 0
         lane = gpu_at(S, p).head
         while lane >= 0:
@@ -78,12 +78,12 @@ def share_time(S: int, p: int, g: int) -> None:
                     more = 1
             lane = n.next
     G.lent_most = level if parties > 0 else INF
-    G.own = left / (parties + own) if own else 1.0
+    G.own = left / (parties + local) if local else 1.0
 
 
 @jit
 def lend(S: int, p: int) -> None:
-    """Take from the rates of a pool's lanes what they wait for, and lose to, attention to KV on others' GPUs.
+    """Reduce the rates of a pool's lanes by their waits and losses for attention to KV on others' GPUs.
 
     Such attention waits for the kernel that it finds there, and then has the GPU to itself. Its time is shared out
     max-min: each lane elsewhere asks for its part, the GPU's own lanes together for all.

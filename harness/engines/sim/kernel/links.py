@@ -65,7 +65,7 @@ def set_weights(S: int, i: int, state: int) -> None:
 
 @jit
 def place(S: int, i: int) -> bool:
-    """Before the start weights are there at no cost, if there is room."""
+    """Place weights at no cost before the start, if there is room."""
     W = world(S)
     I = inst_at(S, i)
     for j in range(I.gpu_count):
@@ -80,7 +80,7 @@ def place(S: int, i: int) -> bool:
 
 @jit
 def leave(S: int, i: int) -> None:
-    """Weights go; KV that somebody holds stays."""
+    """Remove weights; KV that requests hold stays."""
     W = world(S)
     shed(S, i)
     forget_cached(S, i)
@@ -148,7 +148,7 @@ def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: 
 
 @jit
 def add_part(S: int, x: int, link: int, nbytes: float) -> None:
-    """Part of a transfer on one link."""
+    """Add a transfer's part on one link."""
     W = world(S)
     p = W.transfer_free
     Q = xfer_at(S, p)
@@ -246,7 +246,7 @@ def enlist(S: int, link: int, p: int, weights: int) -> None:
 
 @jit
 def rank_links(S: int) -> None:
-    """Weights that came to be awaited go before prefetches."""
+    """Rank the weights that came to be awaited before prefetches."""
     for k in range(world(S).n_links):
         K = link_at(S, k)
         if K.weights_parts > 1 and K.kv_head < 0 and foremost(S, k) != K.current:

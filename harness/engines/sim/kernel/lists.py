@@ -48,7 +48,7 @@ def unlink(S: int, b: int, lst: int, r: int) -> None:
     else:
         batch_at(S, b).ends[2 * lst + 1] = prev
     batch_at(S, b).count[lst] -= 1
-    if lst == WAITING and batch_at(S, b).count[lst] == 0:  # nobody left who was stopped for memory
+    if lst == WAITING and batch_at(S, b).count[lst] == 0:  # no member left that was stopped for memory
         flag(S, b, 0, batch_at(S, b).stalled)
 
 

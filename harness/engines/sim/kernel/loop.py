@@ -71,7 +71,7 @@ def receive(S: int, r: int) -> None:
 
 @jit
 def next_time(S: int) -> float:
-    """When the next step or transfer ends."""
+    """Return the time at which the next step or transfer ends."""
     W = world(S)
     t = INF
     for p in range(W.n_gpus):
@@ -127,7 +127,7 @@ def form_all(S: int, T: Tables) -> bool:
     if W.due and not end_lanes(S):
         return False
     lane = -1
-    while W.dirty_head >= 0:  # in rounds: whoever is to be formed again waits for the others' turn
+    while W.dirty_head >= 0:  # in rounds: a lane to be formed again waits for the others' turn
         prev, x = -1, W.dirty_head
         while x >= 0 and x <= lane:
             prev, x = x, lane_at(S, x).next_dirty

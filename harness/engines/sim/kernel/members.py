@@ -1,6 +1,6 @@
-"""Members of batches: how requests are admitted, parked, moved, dropped and ended.
+"""Members of batches: requests are admitted, parked, moved, dropped and ended.
 
-Over 600 lines: whatever changes a membership keeps the same lists, heaps and counters, so it all stands together.
+Over 600 lines: all changes of a membership keep the same lists, heaps and counters, so they stand together.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from harness.engines.sim.state import (
 
 @jit
 def target(S: int, r: int) -> int:
-    """Tokens that a request's prefill has to go through: its prompt, and what a recompute repeats."""
+    """Return the tokens that a request's prefill has to go through: its prompt, and what a recompute repeats."""
     return req_at(S, r).prompt + req_at(S, r).made
 
 
@@ -295,7 +295,7 @@ def unlist(S: int, r: int) -> None:
         if q.home == batch_at(S, b).inst:
             batch_at(S, b).started -= 1
         elif q.home >= 0:
-            batch_at(S, b).swapped -= 1  # whoever it held up may be brought back, or let in
+            batch_at(S, b).swapped -= 1  # members that it held up may be brought back, or let in
             wake(S, 2 * b)
             wake(S, 2 * b + 1)
         if batch_at(S, b).count[WAITING] == 0:
@@ -318,7 +318,7 @@ def unlist(S: int, r: int) -> None:
 
 @jit
 def rest(S: int, b: int) -> None:
-    """No lane decodes any more: running members keep their KV and park."""
+    """Park the running members, with their KV, when no lane decodes any more."""
     if lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).decodes > 0):
         return
     if lane_at(S, 2 * b + 1).open or (lane_at(S, 2 * b).open and lane_at(S, 2 * b).kind == MIXED):
@@ -421,7 +421,7 @@ def refuse(S: int, x: int, how: int) -> None:
 
 @jit
 def turn_down(S: int, what: int, arg: int) -> None:
-    """Something asked of a request cannot be any more."""
+    """Fail an action on a request that cannot take place any more."""
     if what == P_MOVE:
         refuse(S, arg, GONE)
     elif what == P_DISCARD:
@@ -438,7 +438,7 @@ def next_seq(S: int) -> int:
 
 @jit
 def admit_now(S: int, r: int, b: int, seq: int) -> None:
-    """Membership: the old batch loses the request; KV stays where it is."""
+    """Change a request's batch: the old one loses it; KV stays where it is."""
     W = world(S)
     q = req_at(S, r)
     i = batch_at(S, b).inst
@@ -623,7 +623,7 @@ def move_now(S: int, r: int, x: int) -> None:
 
 @jit
 def withdraw(S: int, x: int) -> bool:
-    """Take back a transfer that still waits for memory; whether its action is over, which is not told."""
+    """Take back a transfer that still waits for memory; return whether its action, untold, is over."""
     X = xfer_at(S, x)
     i = X.inst
     last = over(S, X.action, NEVER)

@@ -10,7 +10,7 @@ from harness.engines.sim.state import GRANT, RUNNING, SHIFT, batch_at, gpu_at, i
 
 @jit
 def kv_bytes(S: int, i: int, blocks: int) -> int:
-    """Bytes that so many blocks of an account take: whole granules, with fragmentation."""
+    """Return the bytes that so many blocks of an account take: whole granules, with fragmentation."""
     I = inst_at(S, i)
     d = 1024 * I.granule_blocks
     return I.granule * ((blocks * (1024 + I.fragmentation) + d - 1) // d)
@@ -60,7 +60,7 @@ def asked_bytes(S: int, x: int) -> int:
 
 @jit
 def promised(S: int, g: int) -> int:
-    """Bytes of a GPU that loads and moves wait for: in whole granules, if KV comes in more than blocks."""
+    """Return the bytes of a GPU that loads and moves wait for: in whole granules, if KV comes in more than blocks."""
     W = world(S)
     total = gpu_at(S, g).waiting
     if not W.elastic or total == 0:
@@ -96,7 +96,7 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def needs(S: int, b: int, d0: int, k: int) -> int:
-    """Blocks that the running members with KV here take at ticks d0 .. d0 + k - 1."""
+    """Return the blocks that the running members with KV here take at ticks d0 .. d0 + k - 1."""
     W = world(S)
     bt = W.block_tokens
     total = (k // bt) * (batch_at(S, b).count[RUNNING] - batch_at(S, b).far)
@@ -107,7 +107,7 @@ def needs(S: int, b: int, d0: int, k: int) -> int:
 
 @jit
 def needs_far(S: int, f: int, d0: int, k: int) -> int:
-    """Blocks that those take at these ticks whose KV is in an account elsewhere."""
+    """Return the blocks that those take at these ticks whose KV is in an account elsewhere."""
     W = world(S)
     bt = W.block_tokens
     total = (k // bt) * remote_at(S, f).count
@@ -157,7 +157,7 @@ def never(S: int, i: int, n: int) -> bool:
 
 @jit
 def watermark(S: int, i: int) -> int:
-    """Blocks kept free when a prompt is let in beside others."""
+    """Return the blocks kept free when a prompt is let in beside others."""
     W = world(S)
     if W.unlimited or W.watermark <= 0.0:
         return 0

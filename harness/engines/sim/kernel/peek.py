@@ -1,4 +1,4 @@
-"""Answers to queries, read without changing anything but how far a span has come."""
+"""Answers to queries, read without any change but the progress of a span."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from harness.engines.sim.state import (
 
 @jit
 def stepped(S: int, lane: int) -> int:
-    """Whole steps of a span that are done by now."""
+    """Return the whole steps of a span that are done by now."""
     W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.rate <= 0.0:
@@ -55,7 +55,7 @@ def decode_lane(S: int, b: int) -> int:
 
 @jit
 def ahead(S: int, b: int, i: int) -> int:
-    """Blocks of an account that a batch's span holds for steps not begun."""
+    """Return the blocks of an account that a batch's span holds for steps not begun."""
     lane = decode_lane(S, b)
     if lane < 0 or lane_at(S, lane).busy != SPAN:
         return 0
@@ -118,7 +118,7 @@ def peek_free(S: int, g: int) -> int:
 
 @jit
 def peek_used(S: int, i: int) -> int:
-    """Bytes that an account holds for the steps begun so far."""
+    """Return the bytes that an account holds for the steps begun so far."""
     W = world(S)
     n = inst_at(S, i).blocks
     for b in range(W.n_batches):
@@ -153,10 +153,10 @@ def peek_request(S: int, r: int) -> tuple[int, int, int, int, int]:
 
 
 @jit
-def tie(S: int, one: int, other: int) -> None:
-    """Lanes have demands of both GPUs: those of their pools compete as one pool from now on."""
+def tie(S: int, gpu: int, other: int) -> None:
+    """Let the pools of two GPUs compete as one from now on, as some lanes have demands of both."""
     W = world(S)
-    to, old = gpu_at(S, one).pool, gpu_at(S, other).pool
+    to, old = gpu_at(S, gpu).pool, gpu_at(S, other).pool
     if to == old:
         return
     for g in range(W.n_gpus):
@@ -178,7 +178,7 @@ def tie(S: int, one: int, other: int) -> None:
 
 @jit
 def settle(S: int, t: float) -> None:
-    """At the end of a run: book all time up to t, also of steps in flight."""
+    """Book all time up to t at the end of a run, also of steps in flight."""
     W = world(S)
     for p in range(W.n_gpus):
         lane = gpu_at(S, p).head

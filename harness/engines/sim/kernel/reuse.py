@@ -1,12 +1,12 @@
-"""The prefix cache: what requests leave in free memory, what later prompts find of it, and what is forgotten first.
+"""The prefix cache: blocks that requests leave in free memory, hits of later prompts, and the order of eviction.
 
 As in vLLM's v1/core (kv_cache_manager.py and single_type_kv_cache_manager.py at 003df29, block_pool.py at 002f349): a
 prompt's blocks can be found from the step on that is to fill them; a request frees its blocks from the last to the
-first; of blocks that nobody holds, those freed first are forgotten first.
+first; of blocks that no request holds, those freed first are forgotten first.
 
-Memory in use is what requests hold, and a block that several hold counts once. What nobody holds lies in free memory:
-it keeps nobody waiting and is forgotten before anybody is preempted. `shed` forgets what has lost its room. It runs
-before hits are looked up and before memory in use shrinks: between two such points the room only gets less.
+Memory in use is that of blocks held by requests; a block that several hold counts once. Other cached blocks lie in free
+memory: no request waits for them, and they are forgotten before any is preempted. `shed` forgets those that have lost
+their room. It runs before hits are looked up and before memory in use shrinks: until then free room can only shrink.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def entries_of(S: int, r: int) -> int:
 
 @jit
 def enqueue(S: int, i: int, x: int) -> None:
-    """Put an entry that nobody holds any more behind those of its account that were released before."""
+    """Put an entry that no request holds any more behind those of its account that were released before."""
     W = world(S)
     I, E = inst_at(S, i), entry_at(S, x)
     W.released += 1
@@ -62,7 +62,7 @@ def enqueue(S: int, i: int, x: int) -> None:
 
 @jit
 def dequeue(S: int, x: int) -> None:
-    """Take an entry out of those that nobody holds."""
+    """Take an entry out of those that no request holds."""
     E = entry_at(S, x)
     I = inst_at(S, E.inst)
     E.stamp = 0

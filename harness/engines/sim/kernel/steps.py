@@ -1,4 +1,4 @@
-"""How a batch forms a step, and how it ends: pieces of prompts, spans of decode steps."""
+"""Steps of a batch, from their formation to their end: pieces of prompts, spans of decode steps."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
     last = -1
     count = 0
     tokens = 0
-    blocked = int(B.swapped > 0)  # nobody passes those swapped out
+    blocked = int(B.swapped > 0)  # no prompt passes those swapped out
     left = 0 if blocked else budget
     short = 0  # of tokens
     r = B.ends[2 * WAITING]
@@ -106,14 +106,14 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
             if not room(S, i, need - held + extra, 0):
                 blocked = 1
                 break
-            found = hits(S, r, i) if W.reuse else 0
-            known = min(found, (goal - 1) // W.block_tokens) * W.block_tokens  # the last token is computed
+            cached = hits(S, r, i) if W.reuse else 0
+            known = min(cached, (goal - 1) // W.block_tokens) * W.block_tokens  # the last token is computed
             if whole and count > 0 and tokens + goal - known > budget:
                 short = 1
                 break
             take_blocks(S, r, i, need, held)
             if W.reuse:
-                hold(S, r, i, found)
+                hold(S, r, i, cached)
                 q.prefilled = known
                 B.left -= known
                 if q.found < 0:
@@ -154,7 +154,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
 
 @jit
 def compose(S: int, lane: int) -> tuple[int, int, int]:
-    """Decide who is in an idle lane's next step: (members that decode, prompts, whether it is one step alone).
+    """Compose an idle lane's next step: (members that decode, prompts, 1 if it is one step alone).
 
     Without any, (0, 0, 0), nothing starts now.
     """
@@ -235,7 +235,7 @@ def compose(S: int, lane: int) -> tuple[int, int, int]:
             break
         ran = ANY
     if pieces == 0 and run == 0:
-        if state == 1:  # all lost their pages: whoever waits may try again, after the others
+        if state == 1:  # all lost their pages: waiting members may try again, after the others
             dirty(S, lane)
         return 0, 0, 0
     if run == cap and B.count[PARKED] > 0:
@@ -391,7 +391,7 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
         young = req_at(S, B.ends[2 * WAITING + 1]).joins_step - n.ran
         if young > 0:  # the latest prompt joins then
             steps = min(steps, young)
-    steps = 1 if once else max(steps, 1)  # once: whoever lost its pages is let in again at the next boundary
+    steps = 1 if once else max(steps, 1)  # once: a member that lost its pages is let in again at the next boundary
     f = B.remote if B.far > 0 else -1
     while f >= 0:
         steps = hold_far(S, b, f, steps)

@@ -1,4 +1,4 @@
-"""Orders of lanes: how a lane opens and closes, and what happens when a turn ends (by time, steps, stuck or empty)."""
+"""Orders of lanes: opening and closing of a lane, and ends of turns (by time, steps, stuck or empty)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def open_turn(S: int, lane: int, for_s: float, steps: int) -> None:
 
 @jit
 def forget_turn(S: int, lane: int) -> None:
-    """Take a lane's turn away without telling anybody; a step in flight then belongs to no turn."""
+    """Cancel a lane's turn silently; a step in flight no longer counts toward it."""
     W = world(S)
     n = lane_at(S, lane)
     n.in_turn = 0
@@ -85,7 +85,7 @@ def forget_turn(S: int, lane: int) -> None:
 
 @jit
 def shut(S: int, lane: int) -> None:
-    """Close a lane; whom it kept waiting for memory waits for a turn now."""
+    """Close a lane; members that waited for memory wait for a turn now."""
     b = lane >> 1
     lane_at(S, lane).open = 0
     if lane == 2 * b:
@@ -169,7 +169,7 @@ def stuck(S: int, lane: int) -> bool:
 
 @jit
 def settle_turns(S: int) -> bool:
-    """At the end of an instant: end the turns of idle lanes that are deserted or stuck. False: a log is full."""
+    """End the turns of idle lanes that are deserted or stuck, at an instant's end. False: a log is full."""
     lane = world(S).turn_head
     while lane >= 0:
         n = lane_at(S, lane)
@@ -253,7 +253,7 @@ def run_lane(
 
 @jit
 def limit(S: int, i: int, nbytes: int) -> None:
-    """Cap the growth of an account; nothing is taken back but what nobody holds."""
+    """Cap the growth of an account; only cached blocks that no request holds are taken back."""
     W = world(S)
     if inst_at(S, i).cached > 0:  # what has no room now has none under the new limit
         shed(S, i)
@@ -270,7 +270,7 @@ def limit(S: int, i: int, nbytes: int) -> None:
 
 @jit
 def spare(S: int, waiting: int) -> bool:
-    """Tell whether the logs have room for whatever one lane's step can produce."""
+    """Tell whether the logs have room for all that one lane's step can produce."""
     W = world(S)
     most = 4 * W.batch_cap + 64 + waiting
     if W.n_events - W.events_told < most or W.transfer_spare < 9 * (W.batch_cap + 8):

@@ -1,4 +1,4 @@
-"""Where waiting time is charged: clocks of causes, and when weights are in."""
+"""Charging of waits: clocks of causes, and the times at which weights are in."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loaded(S: int, i: int) -> bool:
 
 @jit
 def out_s(S: int, k: int, t: float) -> float:
-    """Seconds up to t, which is now, for which a model's weights were in nowhere."""
+    """Return the seconds up to t, which is now, for which no GPU had a model's weights."""
     M = model_at(S, k)
     return M.out_s + (t - M.since) if M.places == 0 else M.out_s
 
@@ -96,7 +96,7 @@ def ran_for(S: int, r: int, wall: float, solo: float, off: float) -> None:
 
 @jit
 def made_first(S: int, r: int, t: float) -> None:
-    """Record a request's first token; what was waited for so far was waited for it."""
+    """Record a request's first token; all waits so far count toward its TTFT."""
     q = req_at(S, r)
     q.first = t
     q.ttft_admission = q.admission

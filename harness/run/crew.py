@@ -1,0 +1,174 @@
+"""Worker processes that execute runs: each takes a task at a time through a pipe.
+
+A worker ends when its pipe closes, so none outlives its parent, however that dies.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from harness.loop.guard import LIMIT_S, Terminated
+from harness.policy.types import UserError
+from harness.run.execute import execute
+from harness.run.setup import Failed
+from harness.run.sources import Task
+
+CLOSE_S = 30.0  # how long a worker that is ended may take to close its engine
+
+Why = Mapping[str, str]  # failures as Failed has them; empty: none
+
+
+class Crew:
+    """Workers, started when they are first needed."""
+
+    def __init__(self) -> None:
+        self._idle: list[tuple[Connection, BaseProcess]] = []
+        self._busy: dict[Connection, tuple[BaseProcess, Task]] = {}
+
+    @property
+    def started(self) -> int:
+        """The number of running processes."""
+        return len(self._idle) + len(self._busy)
+
+    def run(self, tasks: Sequence[Task], out: Path, workers: int, failed: Why) -> Iterator[Why]:
+        """Execute tasks in order by at most `workers` processes; yield the failures of each task that was run.
+
+        Tasks of systems in `failed`, which may grow, are left out. A caller that stops early, or an error, ends all.
+        """
+        queue = [*reversed(tasks)]
+        try:
+            while queue or self._busy:
+                while queue and len(self._busy) < workers:
+                    task = queue.pop()
+                    if task.spec.label not in failed:
+                        self._give(task, out)
+                for ready in wait(list(self._busy)):
+                    assert isinstance(ready, Connection)
+                    process, task = self._busy.pop(ready)
+                    why = _heard(ready, process, task)
+                    self._idle.append((ready, process))
+                    yield why
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all processes."""
+        processes = [process for _, process in self._idle] + [process for process, _ in self._busy.values()]
+        pipes = [*(pipe for pipe, _ in self._idle), *self._busy]
+        self._idle, self._busy = [], {}
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(CLOSE_S)
+            process.kill()
+            process.join()
+        for pipe in pipes:
+            pipe.close()
+
+    def _give(self, task: Task, out: Path) -> None:
+        pipe, process = self._idle.pop() if self._idle else _started()
+        self._busy[pipe] = (process, task)
+        with suppress(BrokenPipeError):  # it died: `_heard` reports it
+            pipe.send((task, out))
+
+
+_KEPT: ContextVar[Crew | None] = ContextVar("_KEPT", default=None)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Keep one crew for all sweeps within the block; outside of it each sweep has its own."""
+    if _KEPT.get():
+        yield
+        return
+    crew = Crew()
+    token = _KEPT.set(crew)
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+        crew.close()
+
+
+@contextmanager
+def hired() -> Iterator[Crew]:
+    """Give the crew that is kept, or else a crew that ends with the block."""
+    if crew := _KEPT.get():
+        yield crew
+        return
+    crew = Crew()
+    try:
+        yield crew
+    finally:
+        crew.close()
+
+
+def tried(task: Task, out: Path) -> Why:
+    """Execute a task; return its failures."""
+    try:
+        execute(task.spec, out, task.code)
+    except Failed as failed:
+        return failed.why
+    return {}
+
+
+def _started() -> tuple[Connection, BaseProcess]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process: BaseProcess = context.Process(target=_serve, args=(theirs, LIMIT_S.get()), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
+    """Receive a worker's answer: return the failures, or raise the worker's error."""
+    try:
+        answer: Why | BaseException = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        process.join()
+        raise UserError(
+            f"a worker died while running {task.spec.folder} (exit code {process.exitcode}; -9 often means that memory "
+            f"ran out: --workers 1 takes less)"
+        ) from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def _serve(pipe: Connection, limit_s: float) -> None:
+    """Execute the tasks that come through the pipe until it closes: the main function of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    LIMIT_S.set(limit_s)
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            task, out = pipe.recv()
+            try:
+                pipe.send(tried(Task(*task), out))
+            except UserError as error:
+                pipe.send(error)
+            except Terminated:  # by the parent
+                return
+            except BaseException as error:  # whatever it is, the parent shows it
+                pipe.send(_portable(error))
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Attach an error's traceback to it as a note; return a RuntimeError of that text where it cannot be pickled."""
+    text = "".join(traceback.format_exception(error))
+    error.add_note(f"in a worker:\n{text}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(text)
+    return error
