@@ -9,6 +9,7 @@ MINUTES = 8
 CORES = 2
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
+BESIDE = transformers==5.23.0 safetensors==0.8.0
 SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,ideal
 TRACE = hyperbolic-like+span_s=1800
 FULL =
@@ -18,7 +19,7 @@ BENCH := $(PY) -m harness
 LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
 IMPORTS := import torch, triton, cuda.bindings.driver
 DOCUMENTED = .venv/.docs-$(shell cksum <requirements-docs.lock | cut -d' ' -f1)-$(LOCK)
-TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS)' | cksum | cut -d' ' -f1)
+TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS) $(BESIDE)' | cksum | cut -d' ' -f1)
 SERVERS := harness/engines/servers
 # $(call pinned,name,lists): the marker of an environment, named by the pins of all that it holds
 pinned = .venv-$(1)/.pins-$(shell { cat $(2:%=$(SERVERS)/%.txt); echo '$(TORCH)'; } | cksum | cut -d' ' -f1)
@@ -95,15 +96,15 @@ test-fast: $(READY) ## tests that take seconds
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
 	$(call loud,test-slow,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "slow and not torch and not servers")
 
-test-torch: torch ## tests that need torch, on a CPU: the torchcpu engine; a GPU's kernels compiled and interpreted
+test-torch: torch ## tests that need torch, on a CPU: the engine on it; a GPU's kernels compiled and interpreted
 	$(call loud,test-torch,$(PY) -m pytest -q -n 1 -m torch)
 
-torch: $(TORCHED) ## torch, triton and cuda-bindings into .venv, beside the lock, for test-torch
+torch: $(TORCHED) ## torch, triton, cuda-bindings and transformers into .venv, beside the lock, for test-torch
 
 # Apart: torch's CUDA builds name a triton of their own, its CPU builds none; what is compiled here needs no GPU.
 $(TORCHED): | $(READY)
 	$(call quiet,torch,$(PY) -m pip install --disable-pip-version-check $(TORCH) && \
-	$(PY) -m pip install --disable-pip-version-check $(KERNELS) && \
+	$(PY) -m pip install --disable-pip-version-check $(KERNELS) $(BESIDE) && \
 	$(PY) -c '$(IMPORTS)' && rm -f .venv/.torch-* && touch $@)
 
 test-servers: servers-llamacpp servers-vllm servers-sglang ## tests with real servers on a CPU: llama.cpp, vLLM; SGLang's own parsers

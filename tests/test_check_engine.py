@@ -24,7 +24,7 @@ def test_the_simulator_conforms() -> None:
 @pytest.mark.torch
 def test_the_engine_on_the_processor_conforms() -> None:
     pytest.importorskip("torch")
-    assert check("torchcpu") == []
+    assert check("torch") == []
 
 
 CONSTANT = str(Path(constant.__file__))

@@ -547,7 +547,7 @@ def test_list_shows_systems_engines_and_gaps() -> None:
     text = ok("list", "--all")
     _, head, *lines = (re.split("  +", line) for line in text.splitlines())
     engines = engine.names()  # without torch and servers, too
-    assert {"attach", "llamacpp", "sglang", "sglang_pdmux", "sim", "torchcpu", "vllm"} <= set(engines)
+    assert {"attach", "llamacpp", "sglang", "sglang_pdmux", "sim", "torch", "vllm"} <= set(engines)
     most = 2 + len(engines)
     assert head[:most] == ["system", "presets", *engines]
     rows = {line[0]: dict(zip(head[1:most], line[1:most], strict=True)) for line in lines if len(line) > most}
@@ -555,7 +555,7 @@ def test_list_shows_systems_engines_and_gaps() -> None:
         assert (rows[name]["presets"], rows[name]["sim"]) == (presets, "yes")
     assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")
     assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
-    assert "qlm on torchcpu: no cost table" in text.splitlines()
+    assert "qlm on torch: no cost table" in text.splitlines()
     assert "static on attach: no Limit" in text.splitlines()
     assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()
     assert "heavy8, light8" in text

@@ -262,17 +262,17 @@ def test_a_simulated_run_is_the_same_everywhere() -> None:
 
 def test_an_engine_whose_library_is_missing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
-    spec = resolve(replace(SPEC, system="static", engine="torchcpu", gpus=1))
-    with pytest.raises(UserError, match="torchcpu needs torch: pip install torch"):
+    spec = resolve(replace(SPEC, system="static", engine="torch", gpus=1))
+    with pytest.raises(UserError, match="torch needs torch: pip install torch"):
         execute(spec, tmp_path, "")
     assert not record.exists(tmp_path / spec.folder)
 
 
 def test_an_engine_without_a_cost_table_leaves_out_who_asks_for_one(tmp_path: Path) -> None:
-    for system, lacks in (("qlm", "cost table"), ("chunked", "Run.chunk_tokens")):
-        folder = done(replace(SPEC, system=system, engine="torchcpu", gpus=1), tmp_path)
+    for system, lacks in (("qlm", "cost table"), ("ideal", "option memory=unlimited, option sharing=none")):
+        folder = done(replace(SPEC, system=system, engine="torch", gpus=1), tmp_path)
         assert record.meta(folder)["skipped"] == lacks
-    setup = Setup(resolve(replace(SPEC, system="static", engine="torchcpu", gpus=1)))
+    setup = Setup(resolve(replace(SPEC, system="static", engine="torch", gpus=1)))
     jobs = setup.jobs()
-    with pytest.raises(UserError, match="no SLO by solo latency on torchcpu: it has no cost table"):
+    with pytest.raises(UserError, match="no SLO by solo latency on torch: it has no cost table"):
         setup.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens)

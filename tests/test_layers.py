@@ -77,6 +77,7 @@ MOST_ARROWS = 83
 NAMING = {"run", "study", "validate", "check", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.
 DEVICE = {f"probe.{name}" for name in ("driver", "kernels", "rig", "llama", "compute", "memory", "sharing")}
+DEVICE |= {f"harness.engines.torch.{name}" for name in ("device", "model", "worker")}
 
 
 def modules() -> dict[str, Path]:
@@ -250,7 +251,7 @@ def test_a_chain_is_the_longest_way_down() -> None:
 
 def test_engines_in_front_of_servers_are_known_by_their_imports() -> None:
     assert {"engines.attach", "engines.llamacpp", "engines.vllm"} <= OF_SERVERS
-    assert not {"engines.sim", "engines.torchcpu"} & OF_SERVERS
+    assert not {"engines.sim", "engines.torch"} & OF_SERVERS
 
 
 def test_engines_do_not_build_on_each_other() -> None:

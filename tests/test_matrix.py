@@ -38,7 +38,7 @@ def test_every_system_and_preset_has_a_cell_for_every_engine(rows: list[matrix.R
         (name, preset) for name in system.names() for preset in (None, *system.find(name).presets)
     ]
     assert all(tuple(row.lacks) == engine.names() for row in rows)
-    assert {"sim", "torchcpu"} <= set(engine.names())
+    assert {"sim", "torch"} <= set(engine.names())
 
 
 def refusal(row: matrix.Row, where: str) -> str:
@@ -60,7 +60,7 @@ def test_a_cell_is_what_replay_refuses_the_pair_for(rows: list[matrix.Row], subt
 
 
 class Real(Sim):
-    """An engine in real time with eviction, and no more than torchcpu beside."""
+    """An engine in real time with eviction, and no more than a small engine has beside."""
 
     wall_clock = True
 

@@ -129,8 +129,8 @@ def test_a_wrong_factor_is_named(scaled: Any, says: str) -> None:
 
 
 def test_where_time_is_real_nothing_scales() -> None:
-    with pytest.raises(UserError, match=r"scaled\.swap: on torchcpu the machine is real"):
-        timed(Spec("static", engine="torchcpu", scaled=(("swap", 2.0),)))
+    with pytest.raises(UserError, match=r"scaled\.swap: on torch the machine is real"):
+        timed(Spec("static", engine="torch", scaled=(("swap", 2.0),)))
 
 
 # ------------------------------------------------------------------ where it acts

@@ -12,7 +12,9 @@ import numpy as np
 from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
-from harness.engines.torchcpu import TorchCpu
+from harness.engines.torch.core import Kv
+from harness.engines.torch.engine import Torch
+from harness.engines.torch.processes import Bytes, Workers
 from harness.engines.wallclock import Live
 from harness.loop.recorder import Note, Recorder
 from harness.loop.replay import Outcome, replay
@@ -170,16 +172,27 @@ def test_what_speaks_of_the_same_thing(asked: Action, stands: Action, same: bool
 # ---------------------------------------------------------------- an engine in real time
 
 
+class Workerless(Workers):
+    """Starts no process and copies nothing."""
+
+    def seat(self, device: int, *key: Any, cold: bool = False) -> Any:
+        """See Workers."""
+
+    def fill(self, parts: Iterable[Bytes]) -> None:
+        """See Workers."""
+
+
 def test_blocks_that_come_free_are_told_once_after_a_refusal_for_now() -> None:
     served = tuple(Served(f"m{k}", SHAPE) for k in range(64))
-    engine = TorchCpu(Config(served))  # not made ready: no tensor is touched
-    engine.master = {m.name: [] for m in served}
+    engine = Torch(Config(served, pool_bytes=16 << 20), {})  # not made ready: no process is started
+    engine.workers = Workerless(engine.arenas, engine.accounts)
     refusals = [engine.do(Load(Inst(m.name, (0,)))) for m in served]
     first = next(refusal for refusal in refusals if refusal is not None)
     assert first == Done(first.action, "not now", f"no room for {first.action.inst.model}")  # type: ignore[union-attr]
     assert engine.idle()
+    account = engine.accounts["m0", 0]
     for rid in (1, 2):
-        engine.blocks[rid] = [engine.free.pop()]
+        engine.kv[rid] = Kv(account, (0,), account.take(1))
         engine.release(Live(rid, "m0", 1, 1, 0.0))
     assert [engine.poll(0.0), engine.poll(0.0)] == [Freed(), None]
     engine.do(Load(Inst("m64", (0,))))

@@ -153,8 +153,7 @@ class WallClock:
         until_s = min(until_s, self._end_s)
         while True:
             self.clock()
-            while self._future and self._future[0][0] <= self.now_s:
-                self._arrive(*heapq.heappop(self._future))
+            self.arrivals()
             if self._told:
                 return self._told.popleft()
             if self.now_s >= until_s or self.idle():
@@ -166,6 +165,11 @@ class WallClock:
             if next_s == math.inf:
                 return None
             time.sleep(max(0.0, next_s - self.clock()))
+
+    def arrivals(self) -> None:
+        """Let requests come that are due."""
+        while self._future and self._future[0][0] <= self.now_s:
+            self._arrive(*heapq.heappop(self._future))
 
     def do(self, action: Action) -> Done | None:
         """See Engine."""
@@ -266,11 +270,15 @@ class WallClock:
         if np.isnan(self._R["admit"][who]):
             self._R["admit"][who] = self.now_s
         if request.batch != batch:
-            self._leave(request)
+            self.withdrawn(request)
             request.batch = batch
             self.batches.setdefault(batch, []).append(request)
             self.charge(())
         return None
+
+    def withdrawn(self, request: Live) -> None:
+        """Take a request out of its batch for another one; its KV goes, unless an engine keeps it."""
+        self._leave(request)
 
     def _leave(self, request: Live) -> None:
         if request.batch is not None:

@@ -88,7 +88,7 @@ OPTIONS = (
     ("--models", "llama-3.3-70b*8"),
     ("--models", "llama-3.2-1b*9"),
     ("--engine", "attach+urls=http://127.0.0.1:1"),
-    *((("--engine", "torchcpu"),) if find_spec("torch") is None else ()),  # with torch it runs, for minutes
+    *((("--engine", "torch"),) if find_spec("torch") is None else ()),  # with torch it runs, for minutes
     ("--systems", "./none.py"),
     ("--placement", "static"),
     ("--policy-limit-s", "0.001"),

@@ -164,7 +164,7 @@ SETTINGS = (
             "attach+urls=",
             "attach+urls=http://127.0.0.1:1",
             "attach+urls=http://127.0.0.1:1+key_env=NOPE_NOPE",
-            "torchcpu",
+            "torch",
         ),
         " ",
     ),

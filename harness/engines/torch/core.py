@@ -1,0 +1,129 @@
+"""What all parts of the engine read and change: the models, memory, and who steps.
+
+`engine.py` derives from it; what is here does not know how steps are formed, or weights and KV brought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.engines.machine import Refusal
+from harness.engines.torch.nets import Net
+from harness.engines.torch.pages import Account, Arena, whole
+from harness.engines.torch.processes import Bytes, Seat, Workers
+from harness.engines.wallclock import Live, WallClock
+from harness.policy.events import Done, Preempted
+from harness.policy.types import Gpus, Host, Inst
+
+
+@dataclass(slots=True, eq=False)
+class Kv:
+    """A request's KV: where it lies, and of how many tokens."""
+
+    account: Account
+    home: Gpus | Host
+    blocks: list[int] = field(default_factory=list)
+    tokens: int = 0
+    attend: bool = False  # where it lies, for a batch elsewhere
+    swapped: bool = False  # to the host by the engine, which brings it back
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its blocks."""
+        return len(self.blocks) * self.account.pages.block_bytes
+
+
+class Core(WallClock):
+    """The engine's state, and the memory of its requests."""
+
+    nets: Mapping[str, Net]
+    arenas: Mapping[int | Host, Arena]
+    accounts: Mapping[tuple[str, int | Host], Account]
+    links: Mapping[str, float]  # GB/s
+    layout: str
+    workers: Workers
+    residents: Any  # residents.Residents, and so on: they know this class
+    moves: Any
+    lanes: dict[Any, Any]
+    stepping: dict[int, Any]  # the step whose result a request waits for
+    kv: dict[int, Kv]
+
+    def preempt(self, one: Live) -> Preempted:
+        """Take the KV of a member that lacks memory."""
+        raise NotImplementedError
+
+    def retired(self, step: Any) -> None:
+        """Free what only a step has used."""
+        raise NotImplementedError
+
+    def unseat(self, seat: Seat) -> None:
+        """Let a worker end."""
+        raise NotImplementedError
+
+    @property
+    def places(self) -> list[Gpus]:
+        """Where instances may be."""
+        return [(device,) for device in range(self.config.gpus)]
+
+    def nowhere(self, inst: Inst) -> Refusal | None:
+        """Why an instance cannot be where it is named, if so."""
+        if inst.model not in self.nets or isinstance(inst.place, Host) or inst.place not in self.places:
+            many = not isinstance(inst.place, Host) and len(inst.place) > 1
+            return "never", "tensor parallelism is not served" if many else f"no {inst.model} on {inst.place}"
+        return None
+
+    def here(self, one: Live, place: Gpus) -> bool:
+        """Tell whether a member's KV can be attended by its batch."""
+        kv = self.kv[one.rid]
+        return kv.home == place or (kv.attend and not isinstance(kv.home, Host))
+
+    def kv_bytes(self, one: Live) -> int:
+        """See WallClock."""
+        return self.kv[one.rid].bytes if one.rid in self.kv else 0
+
+    def hold(self, one: Live, tokens: int) -> bool:
+        """Hold blocks for so many tokens of a request; False where there is no room."""
+        kv = self.kv[one.rid]
+        more = kv.account.blocks_for(tokens) - len(kv.blocks)
+        if more > 0 and not kv.account.fits(more):
+            return False
+        kv.blocks += kv.account.take(max(0, more))
+        return True
+
+    def could_hold(self, one: Live) -> bool:
+        """Tell whether a prompt and a token would fit if nobody else were there."""
+        assert one.batch is not None
+        account = self.account(one.model, one.batch.inst.place)
+        most = account.arena.size - whole(self.nets[one.model].weight_bytes)
+        if account.limit_bytes is not None:
+            most = min(most, account.limit_bytes)
+        return account.blocks_for(one.ctx_tokens + 1) * account.pages.block_bytes <= most
+
+    def enter(self, one: Live) -> bool:
+        """Take the blocks of a prompt and a token, and leave the watermark; False where there is no room."""
+        assert one.batch is not None
+        place = one.batch.inst.place
+        account = self.account(one.model, place)
+        of = account.arena.size if account.limit_bytes is None else account.limit_bytes
+        beside = self.residents.claims.get(place[0], 0) if not isinstance(place, Host) else 0
+        alone = not account.used_bytes
+        if not account.fits(account.blocks_for(one.ctx_tokens + 1), 0 if alone else int(self.config.watermark * of)):
+            return False
+        if beside and account.need_bytes(account.blocks_for(one.ctx_tokens + 1)) + beside > account.arena.free_bytes:
+            return False
+        self.kv[one.rid] = Kv(account, place)
+        return self.hold(one, one.ctx_tokens + 1)
+
+    def account(self, model: str, place: Gpus | Host) -> Account:
+        """Return a model's account of KV."""
+        return self.accounts[model, place if isinstance(place, Host) else place[0]]
+
+    def copy(self, link: str, parts: Iterable[Bytes], *, kv: bool = False, part: float = 1.0) -> int | None:
+        """Order a copy over a link, at a part of its rate; return its number, None where there is nothing to copy."""
+        return self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
+
+    def refuse(self, done: Done) -> None:
+        """Tell an end that every policy hears, or that nobody asked to be spared."""
+        self._told.append(done)

@@ -1,0 +1,568 @@
+"""An engine for every action of the vocabulary: real kernels on CPU devices, one worker process a device.
+
+The policy and all bookkeeping are in this process, which imports no torch: memory in granules (pages.py), lanes and
+their steps (lanes.py), requests (wallclock.py). A worker maps what it is told to and steps what it is ordered to
+(worker.py); the links copy (links.py). Times of steps are the workers' own.
+
+A worker steps one lane after the other. `process=gpu` is one worker a device; `model` and `kept` have one a model on
+it, `pair` one a model and phase, and lanes with a partition (`Run.sms`) have one each. All workers of a device share
+its core, as the kernel gives it to them (`sharing=fluid`), or one step at a time (`sharing=turns`).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.engines.machine import Config, Refusal, laid_out
+from harness.engines.torch import nets
+from harness.engines.torch.core import Core, Kv
+from harness.engines.torch.lanes import Lane, Step, Turn, ended, formed
+from harness.engines.torch.moves import Moves, Transfer
+from harness.engines.torch.pages import Account, Arena, runs, whole
+from harness.engines.torch.processes import Seat, Workers
+from harness.engines.torch.residents import WAYS, Residents
+from harness.engines.torch.view import Seen
+from harness.engines.torch.wire import Copied, Order, Part, Stepped
+from harness.engines.wallclock import Counts, Live, NoProfile, machine_facts
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.types import (
+    GIB,
+    MIB,
+    Batch,
+    Cluster,
+    Fidelity,
+    Gpu,
+    Host,
+    Model,
+    Option,
+    UserError,
+)  # fmt: skip
+from harness.policy.view import View
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MEMORY = 512 * MIB  # of a device, unless `pool_bytes` says otherwise
+HOST = 8 * GIB  # for KV; taken as it is used
+SMS, SM_STEP = 100, 10  # of a CPU device: percents of its core
+CHARGE_S = 0.01  # between two looks at why those who do not step wait
+LINKS = {"h2d": 0.1, "d2h": 0.1, "peer": 0.8, "disk": 0.01}  # GB/s; H100's 55, 55, 450 and 5.5 less the same part
+
+
+class Torch(Core):
+    """Steps the networks of a run's models."""
+
+    can = frozenset(
+        {
+            "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill", "Run.phase:decode",
+            "Run.for_s", "Run.steps", "Run.steps:0", "Run.seqs", "Run.chunk_tokens", "Run.sms", "Run.slice_layers",
+            "Run.op_s", "Move", "Move.to:gpu", "Move.to:host", "Move.to:none", "Move.attend", "view.oracle_tokens",
+            *(f"Load.way:{way}" for way in WAYS),
+        }
+    )  # fmt: skip
+    tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done, Load, Evict, Move})
+    offers: Mapping[str, tuple[Option, ...]] = {
+        "kv": ("paged", "elastic"), "preempt": ("recompute", "swap"), "sharing": ("fluid", "turns"),
+        "process": ("model", "pair", "gpu", "kept"), "memory": ("real",),
+    }  # fmt: skip
+    fidelity: Fidelity = "emulated"
+    wall_clock = exclusive = True
+    residents: Residents
+    moves: Moves
+
+    def __init__(self, config: Config, options: Mapping[str, Option]) -> None:
+        super().__init__(config)
+        self.lacks = "" if find_spec("torch") else "torch: pip install torch"
+        self.nets = {m.name: nets.net(m.shape) for m in config.models}
+        self.logits: dict[int, list[Any]] | None = None  # of each request's tokens, where a test asks for them
+        layout: Any = options.get("process", "model")
+        self.layout = laid_out(config, layout)
+        self.turns = "turns" in {options.get("sharing") if config.sharing == "own" else config.sharing}
+        self.swap = options.get("preempt") == "swap"
+        self.mem_bytes = config.pool_bytes or MEMORY
+        self.links = LINKS | {
+            link: rate
+            for link, rate in (("h2d", config.pcie_gbps), ("d2h", config.pcie_gbps), ("peer", config.nvlink_gbps),
+                               ("disk", config.disk_gbps)) if rate is not None
+        }  # fmt: skip
+        served = {m.shape.name: self.nets[m.name].text for m in config.models}
+        places: list[int | Host] = [*range(config.gpus), Host(0)]
+        self.arenas = {place: Arena(HOST if isinstance(place, Host) else self.mem_bytes) for place in places}
+        elastic = options.get("kv") == "elastic"
+        self.accounts = {
+            (m, place): Account(
+                arena, net, config.block_tokens, elastic=elastic and not isinstance(place, Host)
+            )
+            for m, net in self.nets.items() for place, arena in self.arenas.items()
+        }  # fmt: skip
+        self.workers = Workers(self.arenas, self.accounts)
+        self.cluster = self._cluster()
+        served = {m.shape.name: self.nets[m.name].text for m in config.models}
+        self.measured_on: Mapping[str, str] = {
+            **machine_facts("torch"),
+            "a GPU": f"1 of {len(self.workers.cores)} cores, {self.mem_bytes // MIB} MiB by mmap, SMs by sleeping",
+            "GB/s": " ".join(f"{link} {rate:g}" for link, rate in self.links.items()),
+            **{f"{name} by": text for name, text in served.items()},
+        }
+        self.residents, self.moves = Residents(self), Moves(self)
+        self.lanes: dict[tuple[Batch, bool], Lane] = {}  # by batch, and whether it is that for decodes alone
+        self.kv: dict[int, Kv] = {}
+        self.made: dict[int, list[int]] = {}  # tokens of requests
+        self.stepping: dict[int, Step] = {}  # whose result a request waits for
+        self.lost: list[str] = []  # what happened to workers
+        self._numbers = 0
+        self._charged_s = -math.inf
+        self._cpu_s = self._passed_s = 0.0
+
+    def _cluster(self) -> Cluster:
+        c = self.config
+        gpu = Gpu("cpu", 0, self.arenas[0].size, SMS, tuple(range(SM_STEP, SMS, SM_STEP)))
+        models = {}
+        for m in c.models:
+            net, page = self.nets[m.name], self.accounts[m.name, 0].page_bytes
+            sizes = 1, whole(net.weight_bytes), net.kv_token_bytes, page
+            models[m.name] = Model(
+                net.shape.layers, *sizes, m.shape.max_tokens, m.ttft_slo_s, m.tpot_slo_s, kept_pages=0.0
+            )
+        return Cluster((gpu,) * c.gpus, models, dict(c.plan), NoProfile(), dict(c.homes))
+
+    def ready(self) -> None:
+        """Start the nursery and the links, take memory, draw weights; see Engine."""
+        if self.lacks:
+            raise UserError(f"torch needs {self.lacks}")
+        self.workers.logits = self.logits is not None
+        self.workers.start(self.nets)
+
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Wait until the workers that were asked for are there, and start the clock; see Engine."""
+        if self.layout == "gpu":
+            for device in range(self.config.gpus):
+                self.workers.seat(device)
+        while not all(seat.ready for seat in self.workers.seats.values()):
+            self._hear(None)
+        super().begin(hears, oracle, end_s)
+        self._cpu_s, self._passed_s = time.process_time(), time.monotonic()
+
+    def close(self) -> None:
+        """End every process and give memory back; see Engine."""
+        self.workers.close()
+
+    def view(self) -> View:
+        """See Engine."""
+        return Seen(self)
+
+    def stats(self) -> dict[str, float]:
+        """See Engine; `policy_core` is this process's share of a core, beside the workers."""
+        passed_s = time.monotonic() - self._passed_s
+        return {
+            **super().stats(), "moves": float(self.moves.count),
+            "loads": float(self.residents.loads), "evicts": float(self.residents.evicts),
+            "policy_core": (time.process_time() - self._cpu_s) / max(passed_s, 1e-9),
+            "workers_lost": float(len(self.lost)),
+        }  # fmt: skip
+
+    def _place(self, batch: Batch, phase: str, sms: int | None) -> Seat:
+        """Return the worker of a lane."""
+        assert not isinstance(batch.inst.place, Host)
+        (device,), model = batch.inst.place, batch.inst.model
+        held = self.residents.held.get(batch.inst)
+        if held is not None and held.seat is not None and sms is None:
+            return held.seat
+        key: tuple[Any, ...] = () if self.layout == "gpu" else (model,)
+        if sms is not None or self.layout == "pair":
+            key = (*key, phase)
+        return self.workers.seat(device, *key)
+
+    def unseat(self, seat: Seat) -> None:
+        """Let a worker end; what it was loaded into is others' from now on."""
+        self.workers.unseat(seat)
+        for held in self.residents.held.values():
+            if held.seat is seat:
+                held.seat = None
+
+    def _lost(self, seat: Seat) -> None:
+        """Go on without a worker that ended by itself: those whom it was stepping fail, and another one comes."""
+        self.lost.append(f"worker {seat.pid} of device {seat.device} ended at {self.now_s:.3f} s")
+        print(f"torch: {self.lost[-1]}; the requests of its step fail", file=sys.stderr, flush=True)
+        steps = [lane.step for lane in self.lanes.values() if lane.step is not None and lane.step.seat is seat]
+        failed = [row.one for step in steps for row in step.rows if self.stepping.get(row.one.rid) is step]
+        for step in steps:
+            step.lane.step = None
+            self.retired(step)
+        self.unseat(seat)
+        self.tell([self.end(one, "failed") for one in failed])
+        self.residents.landed(list(self.residents.held))
+        self.freed()
+
+    def clock(self) -> float:
+        """Read the clock, once all that happened before is taken in."""
+        if self.begun:
+            self._hear(0.0)
+        return super().clock()
+
+    def _hear(self, wait_s: float | None) -> None:
+        """Take in what the processes have to say, at its times; wait for it so long, or for ever."""
+        for at_s, seat, what in self.workers.hear(wait_s):
+            if self.begun and 0 < at_s < math.inf:
+                self.now_s = max(self.now_s, min(at_s - self._zero_s, self._end_s))
+            if isinstance(what, Copied):
+                if not self.residents.copied(what.number):
+                    self.moves.copied(what.number)
+                continue
+            assert seat is not None
+            if isinstance(what, Stepped):
+                self._stepped(seat, what)
+            elif what is None:
+                self._lost(seat)
+            else:
+                seat.ready = True
+                self.residents.landed(list(self.residents.held))
+
+    def poll(self, until_s: float) -> Event | None:
+        """See Engine."""
+        until_s = min(until_s, self._end_s)
+        while True:
+            self.clock()
+            self.arrivals()
+            if not self._told and self.now_s < until_s and not self.idle():
+                self._go_on()
+            if self._told:
+                return self._told.popleft()
+            if self.now_s >= until_s or self.idle():
+                return None
+            due_s = min([until_s, *(one[0] for one in self._future[:1]), *self._turns_end()])
+            if due_s == math.inf and not self._under_way():
+                if not self.moves.stalled():
+                    return None
+                continue
+            self._hear(None if due_s == math.inf else max(0.0, due_s - self.now_s))
+
+    def _under_way(self) -> bool:
+        """Tell whether something happens without a new action."""
+        busy = any(seat.step is not None or not seat.ready for seat in self.workers.seats.values())
+        return bool(
+            busy or self.moves.under_way or any(held.state == "loading" for held in self.residents.held.values())
+        )
+
+    def act(self, action: Action) -> Refusal | None:
+        """See WallClock."""
+        match action:
+            case Load(inst, way) if way in WAYS:
+                return self.nowhere(inst) or self.residents.load(action)
+            case Evict(inst):
+                return self.nowhere(inst) or self.residents.evict(action)
+            case Limit(model, gpu, kv_bytes) if (model, gpu) in self.accounts:
+                self.accounts[model, gpu].limit_bytes = kv_bytes
+                self.freed()
+            case Admit(_, batch):
+                return self.nowhere(batch.inst) or self.admit(action)
+            case Drop(rid):
+                if failed := self.gone(rid):
+                    return failed
+                self.tell([self.end(self.live[rid], "dropped")])
+            case Run(batch):
+                return self.nowhere(batch.inst) or self._run(action)
+            case Move():
+                return self.moves.move(action)
+            case _:
+                return "never", "there is no such model, GPU or way to load"
+        return None
+
+    def _run(self, order: Run) -> Refusal | None:
+        if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
+            return "never", "a slice is of a prefill, and has at least one layer"
+        if order.op_s is not None and not order.op_s > 0:
+            return "never", "kernels of no time"
+        if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
+            return "never", "a turn takes a time or a count of steps, none below 0"
+        if order.sms is not None and not 0 < order.sms <= SMS:
+            return "never", f"no partition of {order.sms} SMs"
+        batch, decode = order.batch, order.phase == "decode"
+        lane = self.lanes.setdefault((batch, decode), Lane(batch, order.phase))
+        if order.steps == 0:
+            if lane.phase == order.phase:
+                if lane.turn is not None and self._in_flight(lane):
+                    lane.turn.most = 0  # its step is the last
+                elif lane.turn is not None:
+                    self._end_turn(lane, "steps")
+                lane.order = None
+            return None
+        lane.phase, lane.order = order.phase, order
+        lane.turn = None if order.for_s is None and order.steps is None else Turn(order.for_s, order.steps)
+        other = self.lanes.get((batch, not decode))
+        if other is not None and "mixed" in {order.phase, other.phase}:
+            other.order = other.turn = None
+        self._place(batch, order.phase, order.sms)  # started before it is needed
+        return None
+
+    def _in_flight(self, lane: Lane) -> bool:
+        step = lane.step
+        return step is not None and step.seat.step is step and step.turn is lane.turn
+
+    def release(self, one: Live) -> None:
+        """Take a request's KV, once the step or the copy that uses it is over; see WallClock."""
+        one.kv_tokens = 0
+        if (transfer := self.moves.moving.pop(one.rid, None)) is not None:
+            self.moves.leave(transfer)
+        kv = self.kv.pop(one.rid, None)
+        step = self.stepping.pop(one.rid, None)
+        if kv is None or (transfer is not None and transfer.kv is not None):
+            return  # the copy frees both ends
+        if step is not None:
+            step.left.append((kv.account, kv.blocks))
+        else:
+            kv.account.give(kv.blocks)
+            self.freed()
+
+    def freed(self) -> None:
+        """See WallClock; moves that wait for memory go first."""
+        for transfer in [
+            one for one in self.moves.moving.values() if one.kv is None and one.one.rid not in self.stepping
+        ]:
+            self.moves.depart(transfer)
+        self.residents.claims.clear()
+        super().freed()
+
+    def withdrawn(self, one: Live) -> None:
+        """See WallClock: KV stays where it is."""
+        if one.batch is not None:
+            batch, kv = one.batch, self.kv.get(one.rid)
+            self.batches[batch].remove(one)
+            if kv is not None and not one.kv_tokens and one.rid not in self.stepping:
+                self.release(one)  # of a prompt that has begun
+            self.residents.leave_if_due(batch.inst)
+
+    def preempt(self, one: Live) -> Preempted:
+        """Take the KV of a member that lacks memory: it is computed anew, or comes back from the host."""
+        if self.swap and one.kv_tokens:
+            self.moves.begin(Transfer(one, Host(0), attend=False, under=None))
+        else:
+            self.release(one)
+        return self.preempted(one)
+
+    def _go_on(self) -> None:
+        """Let every idle worker step what it can, and end the turns that are over."""
+        for lane in sorted(self.lanes.values(), key=lambda lane: lane.last):
+            self._go(lane)
+        for one in list(self.live.values()) if self.swap else ():
+            if one.rid not in self.kv or not self.kv[one.rid].swapped:
+                continue
+            if one.batch is not None and one.rid not in self.moves.moving:  # it comes back after those who grow
+                place = one.batch.inst.place
+                if self.account(one.model, place).fits(len(self.kv[one.rid].blocks) + 1):
+                    self.moves.begin(Transfer(one, place, attend=False, under=None))
+        for lane in list(self.lanes.values()):
+            if lane.turn is not None and not self._in_flight(lane) and (why := ended(self, lane)):
+                self._end_turn(lane, why)
+
+    def _taken(self, seat: Seat) -> bool:
+        """Tell whether another worker steps on this device, where they take turns."""
+        return self.turns and any(s.step is not None and s.device == seat.device for s in self.workers.seats.values())
+
+    def _go(self, lane: Lane) -> None:
+        """Send a lane's next step, if it has one and its worker is idle."""
+        order, step, inst = lane.order, lane.step, lane.batch.inst
+        held = self.residents.held.get(inst)
+        if order is None or held is None or held.state not in {"in", "leaving"} or self._over(lane):
+            return
+        if held.evict is not None and not held.evict.drain:
+            return
+        seat = step.seat if step is not None else self._place(lane.batch, lane.phase, order.sms)
+        if not seat.ready or seat.step is not None or self._taken(seat):
+            return
+        if step is None:
+            rows, events = formed(self, lane, order)
+            self.tell(events)
+            if not rows:
+                return
+            self._numbers += 1
+            step = lane.step = Step(self._numbers, lane, seat, order, lane.turn, rows)
+            for row in rows:
+                self.stepping[row.one.rid] = step
+        if lane.turn is not None and lane.turn.began_s is None:
+            lane.turn.began_s = self.now_s
+        self._numbers += 1
+        lane.last = self._numbers
+        self._send(seat, step)
+
+    def _send(self, seat: Seat, step: Step) -> None:
+        inst, order = step.lane.batch.inst, step.order
+        model = inst.model
+        if model not in seat.weights:
+            seat.weights.add(model)
+            seat.send("weights", model, runs(self.residents.held[inst].granules))
+        self.workers.sync(seat, model)
+        layers = self.nets[model].shape.layers
+        parts = []
+        for one, start, count in step.rows if not step.layers else ():
+            kv = self.kv[one.rid]
+            made = self.made.get(one.rid, [])[max(0, start - one.prompt_tokens) : start + count - one.prompt_tokens]
+            if start + count <= one.prompt_tokens:
+                made = []
+            far = -1
+            if kv.home != inst.place:
+                assert not isinstance(kv.home, Host)
+                far = kv.home[0]
+                there = self.workers.seat(far, *(() if self.layout == "gpu" else (model,)))
+                self.workers.sync(there, model)
+                self.workers.introduce(seat, there)
+            blocks = tuple(kv.blocks)
+            parts.append(Part(one.rid, one.prompt_tokens, start, count, tuple(made), blocks, far))
+        until = layers if order.slice_layers is None else min(layers, step.layers + order.slice_layers)
+        share = None if order.sms is None else order.sms / SMS
+        self._begun(step)
+        seat.step = step
+        seat.send("step", Order(step.number, model, tuple(parts), until, share, order.op_s))
+        step.layers = until
+
+    def _begun(self, step: Step) -> None:
+        """Book those who step now."""
+        step.begun_s = self.now_s
+        for row in step.rows:
+            if self.stepping.get(row.one.rid) is step:
+                self._book(row.one)
+                row.one.cause = "compute"
+
+    def _stepped(self, seat: Seat, done: Stepped) -> None:
+        """Take in a step, or a slice, that a worker has done."""
+        step, seat.step = seat.step, None
+        lane, inst = step.lane, step.lane.batch.inst
+        at_s = self.now_s
+        counts = self.counts.setdefault(lane.batch, Counts())
+        counts.busy_s += done.ended_s - done.begun_s
+        if not self.over:
+            if done.tokens:
+                counts.steps += 1
+                self._tokens(step, done)
+                if lane.step is step:
+                    lane.step = None
+                self.retired(step)
+                self._count_turn(step, at_s)
+            else:
+                for row in step.rows:
+                    if self.stepping.get(row.one.rid) is step:
+                        self._book(row.one)
+                        row.one.cause = "queue"
+        self.residents.leave_if_due(inst)
+
+    def _tokens(self, step: Step, done: Stepped) -> None:
+        """Give each member what the step made for it."""
+        batch, events = step.lane.batch, list[Event]()
+        counts = self.counts[batch]
+        for k, (one, start, count) in enumerate(step.rows):
+            if self.stepping.get(one.rid) is not step:
+                continue
+            del self.stepping[one.rid]
+            self._book(one)
+            kv = self.kv[one.rid]
+            kv.tokens = start + count
+            fresh = not one.kv_tokens
+            counts.prefilled_tokens += count * fresh
+            counts.decoded_tokens += not fresh
+            if kv.tokens == one.ctx_tokens:
+                one.kv_tokens = kv.tokens
+                self.made.setdefault(one.rid, []).append(done.tokens[k])
+                if self.logits is not None:
+                    self.logits.setdefault(one.rid, []).append(done.logits[k])
+                self._token(one, batch)
+                if one.made == one.output_tokens:
+                    events.append(self.end(one, "done"))
+                elif fresh:
+                    events.append(Prefilled(one.rid, batch))
+            one.cause = self.waits_for(one) if one.batch is not None else "admission"
+            if (transfer := self.moves.moving.get(one.rid)) is not None:
+                self.moves.depart(transfer)
+        self.tell(events)
+
+    def retired(self, step: Step) -> None:
+        """Nothing touches a step's KV any more."""
+        for row in step.rows:
+            if self.stepping.get(row.one.rid) is step:
+                del self.stepping[row.one.rid]
+        for account, blocks in step.left:
+            account.give(blocks)
+        if step.left:
+            step.left = []
+            self.freed()
+
+    def _count_turn(self, step: Step, at_s: float) -> None:
+        lane, turn = step.lane, step.turn
+        if turn is None or lane.turn is not turn:
+            return
+        turn.steps += 1
+        if turn.most is not None and turn.steps >= turn.most:
+            self._end_turn(lane, "steps")
+        elif turn.over(at_s):
+            self._end_turn(lane, "time")
+
+    def _over(self, lane: Lane) -> bool:
+        return lane.turn is not None and (lane.turn.over(self.now_s) or lane.turn.most == 0)
+
+    def _turns_end(self) -> Iterator[float]:
+        """Yield when turns of idle lanes are over."""
+        for lane in self.lanes.values():
+            turn = lane.turn
+            if turn is not None and turn.for_s is not None and turn.began_s is not None and not self._in_flight(lane):
+                yield turn.began_s + turn.for_s
+
+    def _end_turn(self, lane: Lane, why: Literal["time", "steps", "empty", "stuck"]) -> None:
+        turn = lane.turn
+        assert turn is not None
+        lane.turn = lane.order = None
+        ran_s = 0.0 if turn.began_s is None else self.now_s - turn.began_s
+        self.tell([TurnEnded(lane.batch, lane.phase, why, turn.steps, ran_s)])
+
+    def waits_for(self, one: Live) -> str:
+        """See WallClock."""
+        assert one.batch is not None
+        held = self.residents.held.get(one.batch.inst)
+        if held is None or held.state == "loading":
+            return "load"
+        if one.rid in self.moves.moving:
+            return "transfer"
+        lanes = (self.lanes.get((one.batch, decode)) for decode in (False, True))
+        if all(lane is None or lane.order is None for lane in lanes) or one.rid in self.kv:
+            return "queue"
+        account = self.account(one.model, one.batch.inst.place)
+        return "queue" if account.fits(account.blocks_for(one.ctx_tokens + 1)) else "kv"
+
+    def charge(self, stepping: Iterable[Live]) -> None:
+        """See WallClock: those who step are booked as they begin and end; here all others are, at intervals."""
+        if self.now_s < self._charged_s + CHARGE_S and math.isfinite(self._charged_s) and stepping == ():
+            return
+        self._charged_s = self.now_s
+        for one in self.live.values():
+            running = self.stepping.get(one.rid)
+            self._book(one)
+            if running is None or running.seat.step is not running:
+                one.cause = "admission" if one.batch is None else self.waits_for(one)
+
+    def admit(self, action: Admit) -> Refusal | None:
+        """See WallClock."""
+        refusal = super().admit(action)
+        if refusal is None and isinstance(action.who, int):
+            one = self.live[action.who]
+            self._book(one)
+            if one.rid not in self.stepping:
+                one.cause = self.waits_for(one)
+        return refusal
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """See Engine."""
+        self._charged_s = -math.inf
+        return super().rows()
+
+    def end(self, one: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
+        """See WallClock."""
+        self._book(one)
+        batch, found = one.batch, super().end(one, state)
+        self.made.pop(one.rid, None)
+        if batch is not None:
+            self.residents.leave_if_due(batch.inst)
+        return found

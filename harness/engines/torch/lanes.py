@@ -1,0 +1,155 @@
+"""Lanes, their turns and steps, and how a step is formed of a batch's members (docs/semantics.md, "A step")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from harness.engines.torch.core import Core
+from harness.engines.torch.pages import Account
+from harness.engines.torch.processes import Seat
+from harness.engines.wallclock import Live
+from harness.policy.actions import Run
+from harness.policy.events import Event
+from harness.policy.types import Batch, Host, Phase
+
+
+@dataclass(slots=True)
+class Turn:
+    """A lane's quota: for so long from its first step, or so many steps."""
+
+    for_s: float | None
+    most: int | None
+    steps: int = 0
+    began_s: float | None = None
+
+    def over(self, now_s: float) -> bool:
+        """Tell whether its time is up."""
+        return self.for_s is not None and self.began_s is not None and now_s >= self.began_s + self.for_s
+
+
+class Row(NamedTuple):
+    """A member's part of a step."""
+
+    one: Live
+    start: int
+    tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A step in flight, or between two slices."""
+
+    number: int
+    lane: Lane
+    seat: Seat
+    order: Run  # under which it began
+    turn: Turn | None
+    rows: list[Row]
+    layers: int = 0  # done
+    begun_s: float = 0.0
+    left: list[tuple[Account, list[int]]] = field(default_factory=list)  # blocks of members who went meanwhile
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A batch's lane: the order in force, its turn, and its step."""
+
+    batch: Batch
+    phase: Phase
+    order: Run | None = None
+    turn: Turn | None = None
+    step: Step | None = None
+    last: int = 0  # order of its last step among all
+
+
+def formed(engine: Core, lane: Lane, order: Run) -> tuple[list[Row], list[Event]]:
+    """Return the members that step together now, each with its tokens; and what happened to those who lack memory."""
+    c, batch = engine.config, lane.batch
+    place = batch.inst.place
+    assert not isinstance(place, Host)
+    cap = c.batch_cap if order.seqs is None else min(order.seqs, c.batch_cap)
+    chunk = c.chunk_tokens if order.chunk_tokens is None else order.chunk_tokens
+    members = [one for one in engine.batches.get(batch, ()) if one.rid not in engine.stepping]
+    members = [one for one in members if one.rid not in engine.moves.moving]
+    events, rows = list[Event](), list[Row]()
+    swapped = any(one.rid in engine.kv and engine.kv[one.rid].swapped for one in engine.batches.get(batch, ()))
+    if lane.phase != "decode" and not chunk and not swapped:
+        rows = _prompts(engine, members, cap, c.prefill_tokens, events, whole=True)
+    if lane.phase != "prefill" and not rows:
+        decodes = [one for one in members if one.kv_tokens and engine.here(one, place)][:cap]
+        rows += _decodes(engine, members, decodes, events)
+    if lane.phase != "decode" and chunk and not events and not swapped:
+        rows += _prompts(engine, members, cap - len(rows), chunk - len(rows), events, whole=False)
+    return rows, events
+
+
+def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[Row]:
+    """Step each by a token; who finds no block takes those of the latest member, which starts anew or is swapped."""
+    for one in decodes:
+        while one.kv_tokens and not engine.hold(one, one.ctx_tokens):
+            kv = engine.kv[one.rid]
+            if kv.account.used_blocks == len(kv.blocks):
+                events.append(engine.end(one, "failed"))
+                break
+            if engine.moves.touch(kv.account):
+                break  # somebody is on the way out or in: nobody else is chosen until then
+            victims = [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is kv.account]
+            events.append(engine.preempt(victims[-1]))
+    held = [one for one in decodes if one.rid in engine.live and one.kv_tokens and one.rid not in engine.moves.moving]
+    return [Row(one, one.ctx_tokens - 1, 1) for one in held if engine.hold(one, one.ctx_tokens)]
+
+
+def _prompts(
+    engine: Core, members: list[Live], cap: int, budget: int, events: list[Event], *, whole: bool
+) -> list[Row]:
+    """Pieces of prompts up to a budget of tokens, or whole ones; the first that does not fit stops those behind."""
+    rows, left = list[Row](), budget
+    for one in members:
+        if one.kv_tokens or one.rid not in engine.live:
+            continue
+        if len(rows) >= cap or left <= 0:
+            break
+        if one.rid not in engine.kv:
+            if not engine.could_hold(one):
+                events.append(engine.end(one, "failed"))
+                continue
+            if (whole and one.ctx_tokens > left < budget) or not engine.enter(one):
+                break
+        start = engine.kv[one.rid].tokens
+        count = one.ctx_tokens - start if whole else min(left, one.ctx_tokens - start)
+        rows.append(Row(one, start, count))
+        left -= count
+    return rows
+
+
+def ended(engine: Core, lane: Lane) -> Literal["time", "steps", "empty", "stuck"] | None:
+    """Why an idle lane's turn is over, if it is."""
+    turn, inst = lane.turn, lane.batch.inst
+    assert turn is not None
+    if turn.most == 0:
+        return "steps"
+    if turn.over(engine.now_s):
+        return "time"
+    if lane.step is not None:
+        return None
+    members = engine.batches.get(lane.batch, [])
+    mine = [one for one in members if lane.phase == "mixed" or bool(one.kv_tokens) == (lane.phase == "decode")]
+    if not mine:
+        return "empty"
+    held = engine.residents.held.get(inst)
+    if held is None or (held.evict is not None and not held.evict.drain):
+        return "stuck"
+    if held.state == "loading" or any(one.rid in engine.moves.moving or one.rid in engine.stepping for one in mine):
+        return None
+    assert not isinstance(inst.place, Host)
+    if all(one.kv_tokens and not engine.here(one, inst.place) for one in mine):
+        return "stuck"
+    device = inst.place[0]
+    busy = any(
+        seat.device == device and (seat.step is not None or not seat.ready) for seat in engine.workers.seats.values()
+    )
+    moving = bool(engine.moves.moving) or any(
+        one.state == "loading" and i.place == inst.place for i, one in engine.residents.held.items()
+    )
+    return None if busy or moving else "stuck"

@@ -1,0 +1,63 @@
+"""The links: a process that copies between stores at stated rates, as copy engines do beside the kernels.
+
+On a GPU a byte from the host is some 60 times as dear as one from its memory, on a CPU they cost the same. So a link
+moves chunks of CHUNK_S each, and a chunk is done no sooner than its rate allows. Each link moves one thing at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from multiprocessing.connection import Connection
+
+from harness.engines.torch.wire import Copied, Copy, take_files
+
+CHUNK_S = 0.002  # of a link's time: what cannot be overtaken; 64 MiB take 1.2 ms over PCIe 5
+LEAST = 16 * 1024  # bytes of a chunk
+
+
+class Job:
+    """A copy under way."""
+
+    def __init__(self, copy: Copy) -> None:
+        self.copy, self.parts = copy, list(reversed(copy.parts))
+        self.chunk = max(LEAST, int(copy.rate * CHUNK_S))
+
+    def move(self, stores: dict[int, int]) -> int:
+        """Copy a chunk; return its bytes."""
+        left = self.chunk
+        while left and self.parts:
+            source, a, target, b, size = self.parts.pop()
+            if size > left:
+                self.parts.append((source, a + left, target, b + left, size - left))
+                size = left
+            os.pwrite(stores[target], os.pread(stores[source], size, a), b)
+            left -= size
+        return self.chunk - left
+
+
+def serve(engine: Connection) -> None:
+    """Copy what is asked for, until EOFError: the engine is gone."""
+    stores: dict[int, int] = {}
+    links: dict[str, list[Job]] = {}
+    free_s: dict[str, float] = {}  # when a link has moved its last chunk
+    while True:
+        now_s = time.monotonic()
+        for link, jobs in links.items():
+            while jobs and free_s.get(link, 0.0) <= now_s:
+                job = next((job for job in jobs if job.copy.kv), jobs[0])
+                if not job.parts:  # the time of its last chunk is over
+                    jobs.remove(job)
+                    engine.send(Copied(job.copy.number, max(free_s.get(link, 0.0), now_s)))
+                    continue
+                free_s[link] = max(free_s.get(link, 0.0), now_s - CHUNK_S) + job.move(stores) / job.copy.rate
+        due_s = min((free_s.get(link, 0.0) for link, jobs in links.items() if jobs), default=None)
+        wait_s = None if due_s is None else max(0.0, due_s - time.monotonic())
+        if not select.select([engine], [], [], wait_s)[0]:
+            continue
+        said = engine.recv()
+        if isinstance(said, Copy):
+            links.setdefault(said.link, []).append(Job(said))
+        else:
+            stores |= zip(said, take_files(engine, len(said)), strict=True)

@@ -1,0 +1,200 @@
+"""The forward pass: RMSNorm, rotary positions, grouped-query attention over paged KV, SwiGLU.
+
+The KV of a model on a device is one tensor (block, layer, key or value, token, head, dimension), mapped as far as it
+is used. A step is a list of pieces, one a request, each behind `start` tokens whose KV is there. What has one token is
+attended together, padded to the longest context; a longer piece by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harness.engines.torch.nets import Net, tensors
+
+
+class Piece(NamedTuple):
+    """A request's part of a step."""
+
+    tokens: int  # that are computed
+    start: int  # tokens before them, whose KV is there
+    blocks: Sequence[int]  # where its KV lies
+    far: int = -1  # the device on which it lies and is attended; -1: this one
+
+    @property
+    def context(self) -> int:
+        """Its tokens once the step is done."""
+        return self.start + self.tokens
+
+
+Far = Callable[[int, int, list[Piece], Tensor, Tensor, Tensor], Tensor]  # device, layer, pieces, q, k, v -> attention
+
+
+class Layer(NamedTuple):
+    """A layer's weights."""
+
+    norm_1: Tensor
+    qkv: Tensor
+    bias: Tensor | None  # of qkv
+    norms: tuple[Tensor, ...] | None  # of queries and of keys
+    out: Tensor
+    norm_2: Tensor
+    up: Tensor  # gate and up
+    down: Tensor
+
+
+class Weights:
+    """Views of a blob: by layer, what is multiplied at once in one matrix."""
+
+    def __init__(self, net: Net, flat: Tensor) -> None:
+        self.net, at, parts = net, 0, dict[str, Tensor]()
+        s = net.shape
+        for name, size in tensors(net):
+            parts[name] = flat[at : (at := at + math.prod(size))].view(size)
+        width = (s.q_heads + 2 * s.kv_heads) * s.head_dim
+
+        def joined(name: str, *size: int) -> Tensor:
+            """Widen a tensor over those that lie behind it."""
+            return parts[name].as_strided(size, (size[1], 1) if len(size) > 1 else (1,))
+
+        self.embedding, self.norm = parts["model.embed_tokens.weight"], parts["model.norm.weight"]
+        self.head = parts.get("lm_head.weight", self.embedding)
+        self.layers = list[Layer]()
+        for k in range(s.layers):
+            at_k = f"model.layers.{k}."
+            attention, up = f"{at_k}self_attn.", "mlp.gate_proj.weight" if s.gated else "mlp.up_proj.weight"
+            norms = tuple(parts[f"{attention}{name}_norm.weight"] for name in "qk") if net.qk_norm else None
+            self.layers.append(
+                Layer(
+                    parts[f"{at_k}input_layernorm.weight"],
+                    joined(f"{attention}q_proj.weight", width, s.hidden),
+                    joined(f"{attention}q_proj.bias", width) if net.bias else None,
+                    norms,
+                    parts[f"{attention}o_proj.weight"],
+                    parts[f"{at_k}post_attention_layernorm.weight"],
+                    joined(f"{at_k}{up}", (1 + s.gated) * s.ffn, s.hidden),
+                    parts[f"{at_k}mlp.down_proj.weight"],
+                )
+            )
+
+
+class Pass:
+    """A step under way: it may stop after any layer and go on later."""
+
+    def __init__(self, weights: Weights, kv: Tensor, pieces: Sequence[Piece], tokens: Tensor) -> None:
+        net, self.weights, self.kv = weights.net, weights, kv
+        self.pieces, self.layer = pieces, 0
+        self.x = weights.embedding[tokens]
+        at = torch.cat([torch.arange(p.start, p.context) for p in pieces])
+        dim = net.shape.head_dim
+        theta = at[:, None] * net.theta ** (-torch.arange(0, dim, 2) / dim)
+        self.cos, self.sin = theta.cos()[:, None], theta.sin()[:, None]
+        ends = [0]
+        for p in pieces:
+            ends.append(ends[-1] + p.tokens)
+        self.last = torch.tensor([b - 1 for b in ends[1:]])
+        every = list(zip(pieces, ends, ends[1:], strict=False))
+        self.long = [(p, a, b) for p, a, b in every if p.far < 0 and p.tokens > 1]
+        singles = [(p, a) for p, a, b in every if p.far < 0 and p.tokens == 1]
+        self.single = torch.tensor([a for _, a in singles], dtype=torch.long)
+        self.table = table([p for p, _ in singles], kv.shape[3]) if singles else None
+        self.far = {d: [(p, a) for p, a, _ in every if p.far == d] for d in {p.far for p in pieces} - {-1}}
+        near = [(p, a, b) for p, a, b in every if p.far < 0]
+        self.near = torch.cat([torch.arange(a, b) for _, a, b in near]) if near else torch.zeros(0, dtype=torch.long)
+        self.slots = slots([p for p, _, _ in near], kv.shape[3])
+
+    def run(self, until: int, breathe: Callable[[], None], far: Far) -> None:
+        """Compute layers up to `until`; `breathe` is called after every kernel."""
+        s = self.weights.net.shape
+        q_heads, kv_heads, n = s.q_heads, s.kv_heads, len(self.x)
+        for k in range(self.layer, until):
+            W, x = self.weights.layers[k], self.x
+            qkv = functional.linear(self._norm(x, W.norm_1), W.qkv, W.bias).view(n, -1, s.head_dim)
+            breathe()
+            q, key, value = torch.split(qkv, [q_heads, kv_heads, kv_heads], 1)
+            if W.norms is not None:
+                q, key = self._norm(q, W.norms[0]), self._norm(key, W.norms[1])
+            q, key = self._turned(q), self._turned(key)
+            mixed = torch.empty(n, q_heads, s.head_dim)
+            write(self.kv, k, self.slots, key[self.near], value[self.near])
+            if self.table is not None:
+                mixed[self.single] = attend(self.kv, k, self.table, q[self.single])
+            for piece, a, b in self.long:
+                mixed[a:b] = attend_long(self.kv, k, piece, q[a:b])
+            for device, pieces in self.far.items():
+                rows = torch.tensor([a for _, a in pieces])
+                mixed[rows] = far(device, k, [p for p, _ in pieces], q[rows], key[rows], value[rows])
+            breathe()
+            x = x + functional.linear(mixed.view(n, -1), W.out)
+            up = functional.linear(self._norm(x, W.norm_2), W.up)
+            breathe()
+            if s.gated:
+                gate, up = up.chunk(2, -1)
+                up = functional.silu(gate) * up
+            else:
+                up = functional.gelu(up)
+            self.x = x + functional.linear(up, W.down)
+            breathe()
+        self.layer = until
+
+    def logits(self) -> Tensor:
+        """Return those after each piece's last token."""
+        return functional.linear(self._norm(self.x[self.last], self.weights.norm), self.weights.head)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), weight, self.weights.net.eps)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), -1)
+
+
+def slots(pieces: Sequence[Piece], block: int) -> tuple[Tensor, Tensor]:
+    """Return the block, and the place within it, of every token that pieces compute."""
+    if not pieces:
+        return torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+    at = [torch.arange(p.start, p.context) for p in pieces]
+    return torch.cat([torch.tensor(p.blocks)[x // block] for p, x in zip(pieces, at, strict=True)]), torch.cat(
+        at
+    ) % block
+
+
+def table(pieces: Sequence[Piece], block: int) -> tuple[Tensor, Tensor]:
+    """Return the blocks of contexts, padded by their own first, and which of their tokens count."""
+    count = [-(-p.context // block) for p in pieces]
+    rows = [[*p.blocks[:n], *([p.blocks[0]] * (max(count) - n))] for p, n in zip(pieces, count, strict=True)]
+    there = torch.arange(max(count) * block) < torch.tensor([p.context for p in pieces])[:, None]
+    return torch.tensor(rows), there[:, None, None]
+
+
+def write(kv: Tensor, layer: int, at: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
+    """Put keys and values of new tokens where `slots` says."""
+    blocks, within = at
+    kv[blocks, layer, 0, within], kv[blocks, layer, 1, within] = key, value
+
+
+def attend(kv: Tensor, layer: int, contexts: tuple[Tensor, Tensor], q: Tensor) -> Tensor:
+    """Attend one query of each context: (contexts, heads, dimension)."""
+    blocks, there = contexts
+    found = kv[blocks, layer].transpose(1, 2).flatten(2, 3).transpose(2, 3)  # context, K or V, head, token, dimension
+    key, value = found.unbind(1)
+    return functional.scaled_dot_product_attention(q[:, :, None], key, value, attn_mask=there, enable_gqa=True)[:, :, 0]
+
+
+def attend_long(kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
+    """Attend the queries of one piece, each to the tokens before it and itself."""
+    blocks = torch.tensor(piece.blocks[: -(-piece.context // kv.shape[3])])
+    found = kv[blocks, layer].transpose(0, 1).flatten(1, 2)[:, : piece.context].transpose(1, 2)[:, None]
+    key, value = found.unbind(0)
+    mask = None
+    if piece.start:
+        mask = torch.ones(piece.tokens, piece.context, dtype=torch.bool).tril(piece.start)
+    mixed = functional.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
+    return mixed[0].transpose(0, 1)

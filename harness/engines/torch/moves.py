@@ -1,0 +1,183 @@
+"""KV on its way: what `Move` asks for, and what the engine swaps by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.engines.machine import Refusal
+from harness.engines.torch.core import Core, Kv
+from harness.engines.torch.pages import Account
+from harness.engines.torch.processes import Bytes
+from harness.engines.wallclock import Live
+from harness.policy.actions import Move
+from harness.policy.events import Done
+from harness.policy.types import Batch, Gpus, Host
+
+NOWHERE = Host(-1)  # KV that is discarded
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """KV on its way, or waiting for memory where it is to go."""
+
+    one: Live
+    to: Gpus | Host
+    attend: bool
+    under: Moving | None  # the action; none: the engine swaps
+    kv: Kv | None = None  # where it will be; none: it waits
+    source: Kv | None = None  # where it was
+    dead: bool = False  # its request has gone
+
+
+@dataclass(slots=True, eq=False)
+class Moving:
+    """A Move that has not ended: whose KV is still to arrive."""
+
+    action: Move
+    left: set[int]
+
+
+class Moves:
+    """The moves of an engine that have not ended."""
+
+    def __init__(self, engine: Core) -> None:
+        self.engine = engine
+        self.moving: dict[int, Transfer] = {}  # by request
+        self.under_way: dict[int, Transfer] = {}  # by the number of their copies
+        self.moves: list[Moving] = []
+        self.count = 0
+
+    def move(self, action: Move) -> Refusal | None:
+        """Start a Move; the reason where it cannot be."""
+        to, who = action.to, action.who
+        known = to in self.engine.arenas if isinstance(to, Host) else to is None or to in self.engine.places
+        if not known:
+            return "never", f"no KV on {to}"
+        if isinstance(who, Batch):
+            if failed := self.engine.nowhere(who.inst):
+                return failed
+            ones, place = list(self.engine.batches.get(who, ())), who.inst.place
+        else:
+            if failed := self.engine.gone(who):
+                return failed
+            one = self.engine.live[who]
+            if one.batch is None:
+                return "gone", "a request in no batch has no KV"
+            ones, place = [one], one.batch.inst.place
+        if action.attend and (not isinstance(to, tuple) or to == place):
+            return "never", "KV is attended on as many other GPUs as its batch has, and not on its own"
+        ones = [one for one in ones if one.rid in self.engine.kv and (one.kv_tokens or to is None)]
+        if not ones:
+            return "gone", "no KV to move"
+        move = Moving(action, {one.rid for one in ones})
+        self.moves.append(move)
+        for one in ones:
+            if (before := self.moving.get(one.rid)) is not None:
+                if before.kv is not None:  # on its way: it lies where it arrives
+                    move.left.discard(one.rid)
+                    continue
+                self.leave(self.moving.pop(one.rid))
+            transfer = Transfer(one, to if to is not None else NOWHERE, action.attend, move)
+            self.begin(transfer)
+        self._arrived(move)
+        return None
+
+    def touch(self, account: Account) -> bool:
+        """Tell whether KV is on its way from or to an account."""
+        ends = (end for one in self.under_way.values() for end in (one.source, one.kv))
+        return any(end is not None and end.account is account for end in ends)
+
+    def begin(self, transfer: Transfer) -> None:
+        """Let KV depart at its request's next boundary."""
+        self.moving[transfer.one.rid] = transfer
+        if transfer.one.rid not in self.engine.stepping:
+            self.depart(transfer)
+
+    def depart(self, transfer: Transfer) -> None:
+        """Copy KV to where it is to go, if there is room."""
+        one, to, kv = transfer.one, transfer.to, self.engine.kv[transfer.one.rid]
+        if to == NOWHERE:  # nowhere: discarded
+            self.moving.pop(one.rid)
+            self.engine.release(one)
+            self._landed_kv(transfer)
+            return
+        if kv.home == to:
+            self.moving.pop(one.rid)
+            kv.attend = transfer.attend
+            self._landed_kv(transfer)
+            return
+        account = self.engine.account(one.model, to)
+        if not account.fits(len(kv.blocks)):
+            return
+        transfer.kv = Kv(account, to, account.take(len(kv.blocks)), kv.tokens, transfer.attend, transfer.under is None)
+        number = self.engine.copy(self._link(kv.home, to), self._kv_parts(kv, transfer.kv), kv=True)
+        assert number is not None
+        self.under_way[number] = transfer
+        transfer.source = kv
+        self.count += 1
+
+    def _link(self, source: Gpus | Host, target: Gpus | Host) -> str:
+        if isinstance(source, Host):
+            assert not isinstance(target, Host)
+            return f"h2d{target[0]}"
+        return f"d2h{source[0]}" if isinstance(target, Host) else f"peer{source[0]}"
+
+    def _kv_parts(self, kv: Kv, new: Kv) -> Iterator[Bytes]:
+        """Yield the copies of a request's blocks, run by run."""
+        ends = [self.engine.config.gpus if isinstance(one.home, Host) else one.home[0] for one in (kv, new)]
+        for a, b in zip(kv.blocks, new.blocks, strict=True):
+            left, right = list(kv.account.place(a)), list(new.account.place(b))
+            while left:
+                (x, n), (y, m) = left.pop(0), right.pop(0)
+                size = min(n, m)
+                yield ends[0], x, ends[1], y, size
+                if n > size:
+                    left.insert(0, (x + size, n - size))
+                if m > size:
+                    right.insert(0, (y + size, m - size))
+
+    def copied(self, number: int) -> None:
+        """Let KV be where it was copied to."""
+        transfer = self.under_way.pop(number)
+        source, kv = transfer.source, transfer.kv
+        assert source is not None
+        assert kv is not None
+        source.account.give(source.blocks)
+        if transfer.dead:
+            kv.account.give(kv.blocks)
+        else:
+            self.moving.pop(transfer.one.rid)
+            self.engine.kv[transfer.one.rid] = kv
+            kv.swapped = kv.swapped and isinstance(kv.home, Host)
+            self._landed_kv(transfer)
+        self.engine.freed()
+
+    def _landed_kv(self, transfer: Transfer) -> None:
+        if (move := transfer.under) is not None:
+            move.left.discard(transfer.one.rid)
+            self._arrived(move)
+
+    def _arrived(self, move: Moving) -> None:
+        """End a Move once all its KV is there."""
+        if not move.left and move in self.moves:
+            self.moves.remove(move)
+            self.engine.tell([Done(move.action)])
+
+    def leave(self, transfer: Transfer) -> None:
+        """Forget a request that left while its KV was on its way."""
+        transfer.dead = True
+        if (move := transfer.under) is not None:
+            move.left.discard(transfer.one.rid)
+            self._arrived(move)
+
+    def stalled(self) -> bool:
+        """Nothing can happen any more: the first move that waits for memory fails. False where none does."""
+        for one in self.moving.values():
+            if one.kv is None and one.under is not None:
+                self.moves.remove(one.under)
+                for rid in one.under.left:
+                    self.moving.pop(rid, None)
+                self.engine.refuse(Done(one.under.action, "never", "nothing is left that could free memory"))
+                return True
+        return False

@@ -1,0 +1,175 @@
+"""The networks that stand for a run's models: dimensions, the order of their weights in memory, and the weights.
+
+A shape of at most AS_IT_IS bytes is served as it is; a larger one by its twin, whose layers are an eighth, whose widths
+are a sixteenth and whose vocabulary is a 128th, so that every part keeps about its share of the weights. Weights are
+float32, drawn unless a folder of `MODELS_DIR` has the shape's name. They lie in one flat blob, in the order of
+`tensors`: what is multiplied together (query, key and value; gate and up) is adjacent, so one view spans it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.engines.costs import shapes
+from harness.policy.types import MIB, Shape, UserError
+
+FLOAT = 4  # bytes
+AS_IT_IS = 64 * MIB  # of float32 weights
+F4 = NDArray[np.float32]
+
+
+class Net(NamedTuple):
+    """A decoder of Llama's or Qwen's kind, as it is computed."""
+
+    shape: Shape
+    bias: bool = False  # of query, key and value: Qwen 2
+    qk_norm: bool = False  # of each head: Qwen 3
+    theta: float = 10_000.0  # of the rotary positions
+    eps: float = 1e-5
+    folder: str = ""  # of its checkpoint; "": drawn
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights."""
+        return FLOAT * sum(math.prod(size) for _, size in tensors(self))
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of a token's keys and values in all layers."""
+        s = self.shape
+        return FLOAT * 2 * s.layers * s.kv_heads * s.head_dim
+
+    @property
+    def text(self) -> str:
+        """Its dimensions, for the facts of a run."""
+        s = self.shape
+        return f"{s.name}, {s.layers} layers of {s.hidden}, {s.q_heads}/{s.kv_heads} heads of {s.head_dim}"
+
+
+def net(shape: Shape) -> Net:
+    """Return the network by which a shape is served here. UserError where its checkpoint is of another kind."""
+    folder = os.environ.get("MODELS_DIR", "")
+    if folder and (Path(folder) / shape.name / "config.json").is_file():
+        return described(Path(folder) / shape.name)
+    whole = FLOAT * shapes.params(shape) <= AS_IT_IS
+    bias, qk_norm = (shape.name.startswith(f"qwen-{generation}") for generation in (2, 3))
+    return Net(shape if whole else twin(shape), bias, qk_norm)
+
+
+def twin(shape: Shape) -> Shape:
+    """Return the scaled twin of a shape: heads and their width a quarter each where heads divide by it."""
+    part = next(n for n in (4, 2, 1) if shape.q_heads % n == 0 == shape.kv_heads % n)
+    return shape._replace(
+        name=f"twin of {shape.name}",
+        layers=max(2, shape.layers // 8),
+        hidden=shape.hidden // 16,
+        q_heads=shape.q_heads // part,
+        kv_heads=shape.kv_heads // part,
+        head_dim=shape.head_dim * part // 16,
+        ffn=shape.ffn // 16,
+        vocab=shape.vocab // 128,
+    )
+
+
+def tensors(net: Net) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the weights in the order of the blob, by their names in checkpoints of Hugging Face."""
+    s = net.shape
+    q, kv, d = s.q_heads * s.head_dim, s.kv_heads * s.head_dim, s.hidden
+    yield "model.embed_tokens.weight", (s.vocab, d)
+    for k in range(s.layers):
+        at = f"model.layers.{k}."
+        yield f"{at}input_layernorm.weight", (d,)
+        for name, rows in (("q", q), ("k", kv), ("v", kv)):
+            yield f"{at}self_attn.{name}_proj.weight", (rows, d)
+        if net.bias:
+            for name, rows in (("q", q), ("k", kv), ("v", kv)):
+                yield f"{at}self_attn.{name}_proj.bias", (rows,)
+        if net.qk_norm:
+            yield f"{at}self_attn.q_norm.weight", (s.head_dim,)
+            yield f"{at}self_attn.k_norm.weight", (s.head_dim,)
+        yield f"{at}self_attn.o_proj.weight", (d, q)
+        yield f"{at}post_attention_layernorm.weight", (d,)
+        if s.gated:
+            yield f"{at}mlp.gate_proj.weight", (s.ffn, d)
+        yield f"{at}mlp.up_proj.weight", (s.ffn, d)
+        yield f"{at}mlp.down_proj.weight", (d, s.ffn)
+    yield "model.norm.weight", (d,)
+    if not s.tied:
+        yield "lm_head.weight", (s.vocab, d)
+
+
+def blob(net: Net, seed: int) -> F4:
+    """Return the weights: read from the checkpoint, else drawn."""
+    out, at = np.empty(net.weight_bytes // FLOAT, np.float32), 0
+    read = checkpoint(Path(net.folder)) if net.folder else {}
+    draw = np.random.default_rng(seed)
+    for name, size in tensors(net):
+        part = out[at : (at := at + math.prod(size))]
+        if net.folder:
+            if name not in read or read[name].size != part.size:
+                raise UserError(f"{net.folder}: no tensor {name} of {size}")
+            part[:] = read[name].reshape(-1)
+        elif len(size) == 1:
+            part[:] = 0.0 if name.endswith("bias") else 1.0
+        else:
+            draw.standard_normal(out=part, dtype=np.float32)
+            part *= size[-1] ** -0.5
+    return out
+
+
+def described(folder: Path) -> Net:
+    """Return the network of a checkpoint, by its `config.json`. UserError for other kinds than Llama and Qwen."""
+    has: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    if (kind := has.get("model_type")) not in {"llama", "qwen2", "qwen3", "mistral"}:
+        raise UserError(f"{folder}: model_type is {kind}; llama, mistral, qwen2 and qwen3 are served")
+    heads, hidden = has["num_attention_heads"], has["hidden_size"]
+    rope = has.get("rope_parameters") or has.get("rope_scaling") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise UserError(f"{folder}: rotary positions of type {rope['rope_type']}; only default ones are served")
+    shape = Shape(
+        folder.name, has["num_hidden_layers"], hidden, heads, has.get("num_key_value_heads", heads),
+        has.get("head_dim") or hidden // heads, has["intermediate_size"], has["vocab_size"], gated=True,
+        tied=has.get("tie_word_embeddings", False), max_tokens=has["max_position_embeddings"],
+    )  # fmt: skip
+    theta = rope.get("rope_theta") or has.get("rope_theta") or 10_000.0
+    return Net(shape, kind == "qwen2", kind == "qwen3", float(theta), float(has["rms_norm_eps"]), str(folder))
+
+
+def checkpoint(folder: Path) -> dict[str, F4]:
+    """Read the tensors of a folder's safetensors files, in float32, float16 or bfloat16."""
+    found: dict[str, F4] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        raw = np.memmap(path, np.uint8, "r")
+        start = 8 + int(raw[:8].view("<u8")[0])
+        for name, about in json.loads(bytes(raw[8:start])).items():
+            if name == "__metadata__":
+                continue
+            a, b = (start + offset for offset in about["data_offsets"])
+            found[name] = _floats(np.array(raw[a:b]), about["dtype"], f"{path}: {name}")
+    return found
+
+
+def _floats(raw: NDArray[np.uint8], kind: str, where: str) -> F4:
+    match kind:
+        case "F32":
+            return raw.view(np.float32)
+        case "F16":
+            return raw.view(np.float16).astype(np.float32)
+        case "BF16":
+            return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    raise UserError(f"{where} is of {kind}")
+
+
+def prompt_ids(rid: int, first: int, last: int, vocab: int) -> NDArray[np.int64]:
+    """Return tokens `first` to `last` of a request's prompt: traces have lengths, not texts."""
+    k = np.arange(first, last, dtype=np.uint64) + np.uint64((rid + 1) * 0x9E3779B97F4A7C15 % (1 << 64))
+    k = (k ^ (k >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+    return ((k ^ (k >> np.uint64(29))) % np.uint64(vocab)).astype(np.int64)

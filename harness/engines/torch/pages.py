@@ -1,0 +1,169 @@
+"""Memory as the engine counts it: a device's granules, and the pages of KV that a model takes of them.
+
+Weights and KV come out of one pool of granules, as on a GPU they come out of one pool of physical handles. A model's
+KV on a device is an account: a range of addresses in which pages are mapped. With `kv=paged` a page is one block, and
+stays mapped when it comes free until somebody needs its granules. With `kv=elastic` a page is as many blocks as BUFFER
+bytes a layer, for K and for V, hold; it is unmapped as soon as none of its blocks is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from heapq import heapify, heappop, heappush
+from itertools import groupby
+
+from harness.engines.torch.nets import Net
+from harness.engines.torch.wire import Pages
+
+GRANULE = 4096  # bytes: a page of the host, the least that can be mapped
+BUFFER = 64 * 1024  # bytes a layer: kvcached's 2 MiB for models about 2,000 times as large, rounded up to granules
+Runs = list[tuple[int, int]]  # (offset, bytes) in a device's memory
+
+
+def whole(size: int) -> int:
+    """Round bytes up to granules."""
+    return -(-size // GRANULE) * GRANULE
+
+
+class Arena:
+    """The memory of a device, or of the host."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size // GRANULE * GRANULE
+        self._free = list(range(self.size // GRANULE))
+        self.accounts: list[Account] = []
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that nobody uses; some may still be mapped."""
+        return len(self._free) * GRANULE + sum(account.spare_bytes for account in self.accounts)
+
+    def take(self, size: int) -> list[int]:
+        """Take whole granules for so many bytes, which are free: the lowest, so that runs are long."""
+        count = whole(size) // GRANULE
+        for account in self.accounts:
+            while len(self._free) < count and account.spare_bytes:
+                account.shrink()
+        return [heappop(self._free) for _ in range(count)]
+
+    def give(self, granules: list[int]) -> None:
+        """Give granules back."""
+        for one in granules:
+            heappush(self._free, one)
+
+
+def runs(granules: list[int]) -> Runs:
+    """Join neighbours to runs of bytes."""
+    found = []
+    for _, group in groupby(enumerate(granules), lambda pair: pair[1] - pair[0]):
+        members = [granule for _, granule in group]
+        found.append((members[0] * GRANULE, len(members) * GRANULE))
+    return found
+
+
+class Account:
+    """A model's KV in an arena, in blocks of pages."""
+
+    def __init__(self, arena: Arena, net: Net, block_tokens: int, *, elastic: bool) -> None:
+        block_bytes = whole(block_tokens * net.kv_token_bytes)
+        self._of_page = max(1, 2 * net.shape.layers * BUFFER // block_bytes) if elastic else 1
+        self.page_bytes = self._of_page * block_bytes
+        self.pages = Pages(block_tokens, block_bytes, arena.size // self.page_bytes * self._of_page)
+        self.limit_bytes: int | None = None
+        self.arena, self._elastic = arena, elastic
+        self._granules: dict[int, list[int]] = {}  # of mapped pages
+        self._used: dict[int, int] = {}  # blocks of pages, where any is
+        self._blocks: list[int] = []  # free, of mapped pages, and of pages of which some block is used
+        self._spare: list[int] = []  # mapped pages of which none is
+        self._out = list(range(arena.size // self.page_bytes))  # pages that are not mapped
+        heapify(self._out)
+        self.changes: list[tuple[int, Runs]] = []  # what was mapped (runs) and unmapped (none), by page
+        arena.accounts.append(self)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages that hold something."""
+        return len(self._used) * self.page_bytes
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that somebody holds."""
+        return sum(self._used.values())
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of mapped pages that hold nothing."""
+        return len(self._spare) * self.page_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that it may take beside those in use."""
+        free = self.arena.free_bytes
+        return max(0, free if self.limit_bytes is None else min(free, self.limit_bytes - self.used_bytes))
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks of so many tokens."""
+        return -(-tokens // self.pages.block_tokens)
+
+    def need_bytes(self, blocks: int) -> int:
+        """Bytes of the pages that so many more blocks take."""
+        return -(-max(0, blocks - len(self._blocks)) // self._of_page) * self.page_bytes
+
+    def fits(self, blocks: int, beside: int = 0) -> bool:
+        """Tell whether so many more blocks fit, with so many bytes left beside."""
+        need = self.need_bytes(blocks)
+        return not need or need + beside <= self.room_bytes
+
+    def take(self, blocks: int) -> list[int]:
+        """Take blocks, which fit: those of begun pages first."""
+        while len(self._blocks) < blocks:
+            page = self._spare.pop() if self._spare else self._grown()
+            self._used[page] = 0
+            self._blocks += reversed(range(page * self._of_page, (page + 1) * self._of_page))
+        found = [self._blocks.pop() for _ in range(blocks)]
+        for block in found:
+            self._used[block // self._of_page] += 1
+        return found
+
+    def give(self, blocks: list[int]) -> None:
+        """Give blocks back, and their pages once they are empty."""
+        for block in blocks:
+            page = block // self._of_page
+            self._used[page] -= 1
+            self._blocks.append(block)
+            if not self._used[page]:
+                del self._used[page]
+                self._blocks = [one for one in self._blocks if one // self._of_page != page]
+                self._spare.append(page)
+        while self._elastic and self._spare:
+            self.shrink()
+
+    def shrink(self) -> None:
+        """Unmap a page that holds nothing."""
+        page = self._spare.pop()
+        self.arena.give(self._granules.pop(page))
+        heappush(self._out, page)
+        self.changes.append((page, []))
+
+    def _grown(self) -> int:
+        """Map a page."""
+        page = heappop(self._out)
+        self._granules[page] = sorted(self.arena.take(self.page_bytes))
+        self.changes.append((page, self.runs(page)))
+        return page
+
+    def runs(self, page: int) -> Runs:
+        """Where a mapped page lies in the arena."""
+        return runs(self._granules[page])
+
+    @property
+    def mapped(self) -> Collection[int]:
+        """The mapped pages."""
+        return self._granules.keys()
+
+    def place(self, block: int) -> Runs:
+        """Where a block lies in the arena."""
+        page, k = divmod(block, self._of_page)
+        size = self.pages.block_bytes
+        first = k * size // GRANULE
+        return runs(self._granules[page][first : first + size // GRANULE])

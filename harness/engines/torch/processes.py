@@ -1,0 +1,238 @@
+"""The processes of an engine, from its side: the nursery, workers and links. All end with `close`."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.engines.torch import nets
+from harness.engines.torch.nets import Net
+from harness.engines.torch.pages import Account, Arena
+from harness.engines.torch.wire import Copy, Given, pair, send_files
+from harness.policy.types import Host, UserError
+
+Bytes = tuple[int, int, int, int, int]  # source, offset, target, offset, bytes
+ROOT = Path(__file__).resolve().parents[3]
+ONE = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+
+
+class Nursery:
+    """The process that starts the others."""
+
+    def __init__(self) -> None:
+        self._end, file = pair()
+        env = {**os.environ, **ONE, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        command = [sys.executable, "-m", "harness.engines.torch.nursery", str(file)]
+        self._child = subprocess.Popen(command, env=env, pass_fds=[file], start_new_session=True)
+        os.close(file)
+        try:
+            self._end.recv()
+        except (EOFError, ConnectionResetError):
+            raise UserError("torch: the engine's processes ended as they started; the reason is above") from None
+
+    def start(self, what: Literal["worker", "cold", "links"]) -> tuple[Connection, int]:
+        """Start a process; return the connection to it, and its id."""
+        mine, file = pair()
+        self._end.send(what)
+        send_files(self._end, [file])
+        os.close(file)
+        return mine, self._end.recv()
+
+    def close(self) -> None:
+        """End it; what it started ends with it."""
+        with suppress(OSError):
+            os.killpg(self._child.pid, 9)
+        self._child.kill()
+        self._child.wait()
+        self._end.close()
+
+
+class Seat:
+    """A worker process, and what it knows: one on a device, or one a model or lane."""
+
+    def __init__(self, nursery: Nursery, device: int, *, cold: bool = False) -> None:
+        self.device, self.cold = device, cold
+        self.conn, self.pid = nursery.start("cold" if cold else "worker")
+        self.ready = False
+        self.weights: set[str] = set()  # models whose weights it has mapped
+        self.accounts: set[str] = set()  # models whose KV it has mapped
+        self.step: Any = None  # in flight
+        self.lanes: list[Any] = []  # the next to step first
+
+    def send(self, *said: Any) -> None:
+        """Tell it something. A worker that is gone is noticed where its answers are read."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.conn.send(said)
+
+    def close(self) -> None:
+        """Let it end: a worker ends with its connection."""
+        with suppress(OSError):
+            self.conn.close()
+
+
+class Workers:
+    """All processes of an engine, and the files that they map: the memory of devices, and weights elsewhere.
+
+    Files are numbered as stores of the links: a device's memory by its number, then the host's for KV, then each
+    model's weights in host memory, then on disk.
+    """
+
+    def __init__(self, arenas: Mapping[int | Host, Arena], accounts: Mapping[tuple[str, int | Host], Account]) -> None:
+        self.arenas, self.accounts = arenas, accounts
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.nets: Mapping[str, Net] = {}
+        self.seats: dict[tuple[Any, ...], Seat] = {}
+        self.logits = False
+        self._asked: set[tuple[Seat, Seat]] = set()
+        self._nursery: Nursery | None = None
+        self._links: Connection | None = None
+        self._poll = select.poll()
+        self._by_file: dict[int, Seat | None] = {}
+        self._files: list[int] = []
+        self._folder: Path | None = None
+        self._copies = 0
+
+    def start(self, served: Mapping[str, Net]) -> None:
+        """Start the nursery and the links, take memory, draw weights. UserError where they do not start."""
+        self.nets, self._nursery = served, Nursery()
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-torch-"))
+        for arena in self.arenas.values():
+            self._files.append(os.memfd_create("device"))
+            os.ftruncate(self._files[-1], arena.size)
+        weights = [nets.blob(net, k).tobytes() for k, net in enumerate(served.values())]
+        for raw in weights:
+            self._files.append(os.memfd_create("weights"))
+            with open(self._files[-1], "wb", closefd=False) as file:
+                file.write(raw)
+        for k, raw in enumerate(weights):
+            (self._folder / str(k)).write_bytes(raw)
+            self._files.append(os.open(self._folder / str(k), os.O_RDONLY))
+        self._links, _ = self._nursery.start("links")
+        self._links.send(tuple(range(len(self._files))))
+        send_files(self._links, self._files)
+        self._watch(self._links.fileno(), None)
+
+    def close(self) -> None:
+        """End every process and give memory back. May come twice, or without `start`."""
+        nursery, self._nursery = self._nursery, None
+        if nursery is not None:
+            nursery.close()
+        for seat in self.seats.values():
+            seat.close()
+        self.seats = {}
+        if self._links is not None:
+            self._links.close()
+            self._links = None
+        while self._files:
+            os.close(self._files.pop())
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _watch(self, file: int, seat: Seat | None) -> None:
+        self._by_file[file] = seat
+        self._poll.register(file, select.POLLIN)
+
+    def seat(self, device: int, *key: Any, cold: bool = False) -> Seat:
+        """Return a worker of a device, started where there is none."""
+        if (seat := self.seats.get((device, *key))) is None:
+            assert self._nursery is not None
+            seat = self.seats[device, *key] = Seat(self._nursery, device, cold=cold)
+            given = {m: Given(net, self.accounts[m, device].pages) for m, net in self.nets.items()}
+            seat.send("begin", {self.cores[device % len(self.cores)]}, given, self.logits)
+            send_files(seat.conn, [self._files[device]])
+            self._watch(seat.conn.fileno(), seat)
+        return seat
+
+    def unseat(self, seat: Seat) -> None:
+        """Forget a worker, and let it end."""
+        for key in [key for key, one in self.seats.items() if one is seat]:
+            del self.seats[key]
+        del self._by_file[seat.conn.fileno()]
+        self._poll.unregister(seat.conn.fileno())
+        seat.close()
+        self._asked = {two for two in self._asked if seat not in two}
+
+    def hear(self, wait_s: float | None) -> list[tuple[float, Seat | None, Any]]:
+        """Return what the processes say, in order of its times; wait for it so long, or for ever.
+
+        Each is (time, worker or None for the links, what); a worker that ended says None, last of all.
+        """
+        said: list[tuple[float, Seat | None, Any]] = []
+        for file, _ in self._poll.poll(None if wait_s is None else math.ceil(1e3 * wait_s)):
+            seat = self._by_file[file]
+            end = self._links if seat is None else seat.conn
+            assert end is not None
+            try:
+                what = end.recv()
+                said.append((getattr(what, "ended_s", 0.0), seat, what))
+            except (EOFError, ConnectionResetError):
+                if seat is None:
+                    raise RuntimeError("torch: the links' process has ended") from None
+                said.append((math.inf, seat, None))
+        return sorted(said, key=lambda one: one[0])
+
+    # ------------------------------------------------------------ what they are told
+
+    def copy(self, link: str, rate: float, parts: Iterable[Bytes], *, kv: bool = False) -> int | None:
+        """Order a copy at so many bytes/s; return its number, None where there is nothing to copy."""
+        if not (every := tuple(parts)):
+            return None
+        assert self._links is not None
+        self._copies += 1
+        self._links.send(Copy(self._copies, link, rate, kv, every))
+        return self._copies
+
+    def fill(self, parts: Iterable[Bytes]) -> None:
+        """Copy at once, as before the start."""
+        for source, a, target, b, size in parts:
+            os.pwrite(self._files[target], os.pread(self._files[source], size, a), b)
+
+    def sync(self, seat: Seat, model: str) -> None:
+        """Tell the workers of a device what was mapped and unmapped since; to a new one, all of a model's KV."""
+        fresh = "" if model in seat.accounts else model
+        if fresh:
+            account = self.accounts[model, seat.device]
+            seat.accounts.add(model)
+            seat.send("map", model, [run for page in account.mapped for run in _mapping(account, page)])
+        for name in self.nets:
+            account = self.accounts[name, seat.device]
+            changes, account.changes = account.changes, []
+            for other in self.seats.values() if changes else ():
+                if other.device != seat.device or name not in other.accounts or (other is seat and name == fresh):
+                    continue
+                for page, mapped in changes:
+                    if not mapped:
+                        other.send("unmap", name, [(page * account.page_bytes, account.page_bytes)])
+                    elif page in account.mapped:
+                        other.send("map", name, list(_mapping(account, page)))
+
+    def introduce(self, seat: Seat, far: Seat) -> None:
+        """Let a worker ask another device's for attention."""
+        if (seat, far) in self._asked:
+            return
+        self._asked.add((seat, far))
+        one, other = socket.socketpair()
+        for who, said, end in ((seat, ("ask", far.device), one), (far, ("answer",), other)):
+            who.send(*said)
+            send_files(who.conn, [end.fileno()])
+            end.close()
+
+
+def _mapping(account: Account, page: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (place in the account's range, place in the device's memory, bytes) of a page."""
+    at = page * account.page_bytes
+    for offset, size in account.runs(page):
+        yield at, offset, size
+        at += size

@@ -1,0 +1,73 @@
+"""What policies see of the engine."""
+
+from __future__ import annotations
+
+from harness.engines.torch.core import Core
+from harness.engines.wallclock import Counts, WallView
+from harness.policy.actions import Run
+from harness.policy.types import Batch, Host, Inst, Phase
+from harness.policy.view import BatchState, KvState, RequestState, Weights
+
+
+class Seen(WallView):
+    """The engine's state, read in place."""
+
+    def __init__(self, engine: Core) -> None:
+        super().__init__(engine)
+        self._own = engine
+
+    def weights(self, inst: Inst) -> Weights:
+        """See View; a load that waits for memory stands with the loop."""
+        if isinstance(inst.place, Host):
+            return "in"
+        held = self._own.residents.held.get(inst)
+        return "out" if held is None else held.state
+
+    def insts(self, home: int | Host) -> tuple[Inst, ...]:
+        """See View."""
+        if isinstance(home, Host):
+            return tuple(Inst(m, home) for m in self._own.nets)
+        return tuple(inst for inst in self._own.residents.held if inst.place == (home,))
+
+    def free_bytes(self, home: int | Host) -> int:
+        """See View."""
+        return self._own.arenas[home].free_bytes
+
+    def kv(self, model: str, gpu: int) -> KvState:
+        """See View."""
+        account = self._own.accounts[model, gpu]
+        return KvState(account.used_bytes, account.limit_bytes, account.room_bytes)
+
+    def batch(self, batch: Batch) -> BatchState:
+        """See View."""
+        own = self._own
+        counts, members, place = own.counts.get(batch, Counts()), own.batches.get(batch, []), batch.inst.place
+        prompts = [one for one in members if not one.kv_tokens]
+        whole = [one for one in members if one.kv_tokens]
+        assert not isinstance(place, Host)
+        here = [one for one in whole if one.rid not in own.moves.moving and own.here(one, place)]
+        away = [
+            own.moves.moving.get(one.rid) for one in whole if one.rid in own.moves.moving or not own.here(one, place)
+        ]
+        begun = {one.rid: own.kv[one.rid].tokens for one in prompts if one.rid in own.kv}
+        left = sum(one.ctx_tokens - begun.get(one.rid, 0) for one in prompts)
+        return BatchState(
+            len(prompts) - len(begun), len(here), len(away), left,
+            sum(one.ctx_tokens for one in here), counts.steps, counts.decoded_tokens, counts.prefilled_tokens,
+            counts.busy_s, sum(one is not None and one.kv is None for one in away),
+        )  # fmt: skip
+
+    def request(self, rid: int) -> RequestState:
+        """See View."""
+        state, kv = super().request(rid), self._own.kv.get(rid)
+        transfer = self._own.moves.moving.get(rid)
+        if kv is None:
+            return state._replace(home=None)
+        if transfer is None or (transfer.kv is None and rid in self._own.stepping):
+            return state._replace(home=kv.home)
+        return state._replace(home=kv.home, transit="waiting" if transfer.kv is None else "moving")
+
+    def lane(self, batch: Batch, phase: Phase) -> Run | None:
+        """See View."""
+        lane = self._own.lanes.get((batch, phase == "decode"))
+        return lane.order if lane is not None and lane.phase == phase else None

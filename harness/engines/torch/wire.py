@@ -1,0 +1,103 @@
+"""What the engine and its processes say to each other: pickled tuples over a socket, with files sent beside them."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from harness.engines.torch.nets import Net
+
+
+class Pages(NamedTuple):
+    """How a model's KV lies on a device."""
+
+    block_tokens: int
+    block_bytes: int  # from one block to the next: whole granules
+    blocks: int  # as many as the device's memory could hold
+
+
+class Given(NamedTuple):
+    """A model as a worker needs it."""
+
+    net: Net
+    pages: Pages
+
+
+class Part(NamedTuple):
+    """A request's part of a step."""
+
+    rid: int
+    prompt_tokens: int
+    start: int  # tokens whose KV is there
+    tokens: int  # to compute
+    made: tuple[int, ...]  # of these, the ones behind the prompt
+    blocks: tuple[int, ...]
+    far: int = -1  # the device that attends to its KV, where it is another one
+
+
+class Order(NamedTuple):
+    """A step, or a slice of one: up to layer `until`."""
+
+    step: int
+    model: str
+    parts: tuple[Part, ...]
+    until: int
+    share: float | None = None  # of the device
+    op_s: float | None = None  # others' attention gets in after each kernel, not after the step
+
+
+class Stepped(NamedTuple):
+    """What came of it; times of the monotonic clock."""
+
+    step: int
+    begun_s: float
+    ended_s: float
+    cpu_s: float
+    tokens: tuple[int, ...]  # one a part, after the last layer
+    logits: Any = None  # where they are asked for
+
+
+class Copy(NamedTuple):
+    """Bytes from one store to another, over a link; the link's next chunk is of KV, else of the oldest copy."""
+
+    number: int
+    link: str
+    rate: float  # bytes/s
+    kv: bool
+    parts: tuple[tuple[int, int, int, int, int], ...]  # source, offset, target, offset, bytes
+
+
+class Copied(NamedTuple):
+    """A copy is done."""
+
+    number: int
+    ended_s: float
+
+
+def pair() -> tuple[Connection, int]:
+    """Return one end of a new connection, and the file of the other."""
+    mine, other = socket.socketpair()
+    return Connection(mine.detach()), other.detach()
+
+
+def send_files(to: Connection, files: Sequence[int]) -> None:
+    """Send open files behind a message that announces them."""
+    with socket.socket(fileno=os.dup(to.fileno())) as link:
+        socket.send_fds(link, [b"f"], files)
+
+
+def take_files(source: Connection, count: int) -> list[int]:
+    """Take the files that a message announced."""
+    with socket.socket(fileno=os.dup(source.fileno())) as link:
+        size = socket.CMSG_LEN(count * array.array("i").itemsize)
+        data, ancillary, *_ = link.recvmsg(1, size)
+        if not data:
+            raise EOFError
+        found = array.array("i")
+        for _, _, raw in ancillary:
+            found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
+        return list(found)

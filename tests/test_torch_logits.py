@@ -1,0 +1,195 @@
+"""Logits of the engine on the processor beside those of `transformers`, whatever happens to a request on its way.
+
+The checkpoints are small and drawn here. Each scenario is a policy in a few lines, and the engine's own processes serve
+it: what is compared is what a worker computed from the pages that it had mapped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from harness.engines.machine import Config, Served  # noqa: E402
+from harness.engines.torch.engine import Torch  # noqa: E402
+from harness.engines.torch.nets import prompt_ids  # noqa: E402
+from harness.loop.replay import missing, replay  # noqa: E402
+from harness.policy.actions import Action, Admit, Evict, Limit, Load, Move, Run  # noqa: E402
+from harness.policy.events import Arrived, Done, Event, Prefilled, Woke  # noqa: E402
+from harness.policy.types import Batch, Host, Inst, Jobs, Option  # noqa: E402
+from harness.policy.view import View  # noqa: E402
+from workloads.models import shape  # noqa: E402
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 160, "max_position_embeddings": 512}  # fmt: skip
+HOME, AWAY = Batch(Inst("m", (0,))), Batch(Inst("m", (1,)))
+PROMPTS, OUTPUTS = (37, 5, 70, 18, 1), (30, 28, 24, 20, 26)
+
+Script = Callable[[Event, View], Iterable[Action]]
+
+
+class Scenario(NamedTuple):
+    """What happens to requests, and what it shows in the run's counters."""
+
+    script: Script
+    options: Mapping[str, Option] = {}
+    gpus: int = 1
+    happened: str = ""  # a counter that must not be 0
+
+
+class Policy:
+    """A script as a system that may do anything."""
+
+    def __init__(self, script: Script, engine: Torch, options: Mapping[str, Option]) -> None:
+        self.on, self.hears, self.uses, self.options = script, engine.tells, engine.can, options
+
+
+def opened(*orders: Run, batch: Batch = HOME) -> Script:
+    """Load at the start, open lanes, and admit whoever comes."""
+
+    def script(event: Event, _: View) -> Iterator[Action]:
+        if event == Woke("start"):
+            yield Load(batch.inst)
+            yield from orders or (Run(batch),)
+        if isinstance(event, Arrived):
+            yield Admit(event.request.id, batch)
+
+    return script
+
+
+def then(first: Script, more: Callable[[Event], Iterable[Action]]) -> Script:
+    """Do what a script does, and more."""
+
+    def script(event: Event, view: View) -> Iterator[Action]:
+        yield from first(event, view)
+        yield from more(event)
+
+    return script
+
+
+def squeezed(event: Event) -> Iterator[Action]:
+    """Leave room for a part of the requests' KV; a block is of 16 tokens and 12 KiB."""
+    if event == Woke("start"):
+        yield Limit("m", 0, 12 * 12288)
+
+
+def replaced(event: Event) -> Iterator[Action]:
+    """Evict and load again in mid-run."""
+    if event == Prefilled(0, HOME):
+        yield Evict(HOME.inst, drain=False)
+    if isinstance(event, Done) and isinstance(event.action, Evict):
+        yield Load(HOME.inst, "naive")
+
+
+def to_host(event: Event) -> Iterator[Action]:
+    """Send KV to the host and back."""
+    if isinstance(event, Prefilled):
+        yield Move(event.rid, Host(0))
+    if isinstance(event, Done) and isinstance(event.action, Move) and event.action.to == Host(0):
+        yield Move(event.action.who, (0,))
+
+
+def to_other(event: Event) -> Iterator[Action]:
+    """Prefill here, decode there."""
+    if event == Woke("start"):
+        yield from (Load(AWAY.inst), Run(AWAY, "decode"))
+    if isinstance(event, Prefilled):
+        yield from (Admit(event.rid, AWAY), Move(event.rid, (1,)))
+
+
+def lent(event: Event) -> Iterator[Action]:
+    """Attend to the KV of some on another device."""
+    if isinstance(event, Prefilled) and event.rid % 2 == 0:
+        yield Move(event.rid, (1,), attend=True)
+
+
+PD = Run(HOME, "prefill"), Run(HOME, "decode")
+SCENARIOS = {
+    "batched": Scenario(opened()),
+    "one by one": Scenario(opened(Run(HOME, seqs=1))),
+    "whole prompts": Scenario(opened(Run(HOME, chunk_tokens=0))),
+    "chunked": Scenario(opened(Run(HOME, chunk_tokens=7))),
+    "sliced": Scenario(opened(Run(HOME, "prefill", slice_layers=2), Run(HOME, "decode"))),
+    "partitioned": Scenario(opened(Run(HOME, "prefill", sms=60), Run(HOME, "decode", sms=40))),
+    "elastic": Scenario(opened(), {"kv": "elastic", "process": "model"}),
+    "recomputed": Scenario(then(opened(), squeezed), happened="preemptions"),
+    "swapped out": Scenario(then(opened(), squeezed), {"preempt": "swap"}, happened="moves"),
+    "evicted and loaded": Scenario(then(opened(), replaced), happened="evicts"),
+    "to the host and back": Scenario(then(opened(), to_host), happened="moves"),
+    "to another device": Scenario(then(opened(PD[0]), to_other), gpus=2, happened="moves"),
+    "attended elsewhere": Scenario(then(opened(), lent), gpus=2, happened="moves"),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Draw a checkpoint of each kind, none of whose tensors is trivial."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("Llama", "Qwen2", "Qwen3"):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(**SIZES, tie_word_embeddings=name == "Qwen3")
+        made = getattr(transformers, f"{name}ForCausalLM")(config)
+        with torch.no_grad():
+            for weight in made.parameters():
+                weight.normal_(0.0, 0.2) if weight.dim() > 1 else weight.uniform_(0.5, 1.5)
+        made.save_pretrained(folder / name)
+    return folder
+
+
+def served(folder: Path, name: str, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Torch:
+    """Run a scenario on a checkpoint, and return the engine with the logits that it kept."""
+    monkeypatch.setenv("MODELS_DIR", str(folder))
+    n, none = len(PROMPTS), np.full(len(PROMPTS), math.inf)
+    config = Config((Served("m", shape("llama-tiny")._replace(name=name)),), gpus=scenario.gpus, watermark=0.0)
+    jobs = Jobs(("m",), np.zeros(n), np.zeros(n, np.int32), np.array(PROMPTS, np.int32), np.array(OUTPUTS, np.int32),
+                none, none)  # fmt: skip
+    options = {"process": "gpu", **scenario.options}
+    engine = Torch(config, options)
+    engine.logits = {}
+    policy: Any = Policy(scenario.script, engine, options)
+    assert missing(policy, engine) == []
+    try:
+        outcome = replay(policy, engine, jobs, end_s=60.0)
+        states = [row["state"] for part in engine.rows() for row in part.to_pylist()]
+        counters = engine.stats()
+    finally:
+        engine.close()
+    assert states == ["done"] * n
+    assert outcome.refused == 0
+    assert counters.get(scenario.happened, 1) > 0
+    return engine
+
+
+def compare(engine: Torch, folder: Path) -> None:
+    """Compare every token's logits with those of the whole context."""
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert engine.logits is not None
+    for rid, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
+        mine = np.stack(engine.logits[rid])
+        assert len(mine) == output
+        made = mine.argmax(-1)
+        ids = [*prompt_ids(rid, 0, prompt, SIZES["vocab_size"]).tolist(), *made.tolist()]
+        with torch.inference_mode():
+            whole = reference(torch.tensor([ids])).logits[0, prompt - 1 : -1].numpy()
+        assert np.abs(mine - whole).max() < 1e-4
+        assert made.tolist() == whole.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_logits_are_those_of_transformers(name: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(served(checkpoints, "Llama", SCENARIOS[name], monkeypatch), checkpoints / "Llama")
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3"])
+def test_biases_and_norms_of_heads_are_those_of_transformers(
+    kind: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(served(checkpoints, kind, SCENARIOS["chunked"], monkeypatch), checkpoints / kind)
