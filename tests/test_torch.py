@@ -62,7 +62,7 @@ def test_every_shape_has_a_network_whose_parts_are_near_its_own(name: str) -> No
 
 def test_prompts_are_tokens_of_the_vocabulary_and_differ() -> None:
     ids = [nets.prompt_ids(rid, 0, 500, 1000) for rid in range(3)]
-    assert all(one.min() >= 0 and one.max() < 1000 for one in ids)
+    assert all(tokens.min() >= 0 and tokens.max() < 1000 for tokens in ids)
     assert np.array_equal(np.concatenate([nets.prompt_ids(1, 0, 77, 1000), nets.prompt_ids(1, 77, 500, 1000)]), ids[1])
     assert (ids[0] == ids[1]).mean() < 0.05
     assert len(np.unique(ids[2])) > 300
@@ -105,11 +105,11 @@ float(space.tensor()[5])
 @pytest.mark.parametrize("elastic", [False, True])
 def test_memory_is_conserved_whatever_is_taken_and_given(elastic: bool) -> None:
     draw, arena = np.random.default_rng(3), Arena(8 * MIB)
-    one, other = (Account(arena, nets.net(shape("llama-3.2-1b")), 16, elastic=elastic) for _ in range(2))
+    first, second = (Account(arena, nets.net(shape("llama-3.2-1b")), 16, elastic=elastic) for _ in range(2))
     held: list[tuple[Account, list[int]]] = []
     weights: list[list[int]] = []
     for _ in range(600):
-        account, count = (one, other)[draw.integers(2)], int(draw.integers(1, 40))
+        account, count = (first, second)[draw.integers(2)], int(draw.integers(1, 40))
         match draw.integers(4):
             case 0 | 1 if account.fits(count):
                 blocks = account.take(count)
@@ -122,10 +122,10 @@ def test_memory_is_conserved_whatever_is_taken_and_given(elastic: bool) -> None:
                 weights.append(arena.take(count * GRANULE))
             case 3 if weights:
                 arena.give(weights.pop())
-        used = one.used_bytes + other.used_bytes + GRANULE * sum(map(len, weights))
+        used = first.used_bytes + second.used_bytes + GRANULE * sum(map(len, weights))
         assert arena.free_bytes + used == arena.size
         granules = [g for taken in weights for g in taken]
-        for a in (one, other):
+        for a in (first, second):
             granules += [
                 at // GRANULE + k for page in a.mapped for at, size in a.runs(page) for k in range(size // GRANULE)
             ]
@@ -224,12 +224,12 @@ def test_a_run_by_its_spec_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_comparison_says_what_it_was_measured_on(tmp_path: Path) -> None:
-    said = ok("compare", "--systems", "static,qlm", "--engine", "torch", "--gpus", "1", "--models", "llama-3.2-1b*2",
+    text = ok("compare", "--systems", "static,qlm", "--engine", "torch", "--gpus", "1", "--models", "llama-3.2-1b*2",
               "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1", "--rate-scale", "1", "--no-plot",
               "--set", "window_s=1", "--set", "warmup_s=0.1", "-o", tmp_path)  # fmt: skip
-    assert f"torch {torch.__version__}" in said
-    assert "h100" not in said.splitlines()[0]
-    assert re.search("qlm.*cost table", said)
+    assert f"torch {torch.__version__}" in text
+    assert "h100" not in text.splitlines()[0]
+    assert re.search("qlm.*cost table", text)
 
 
 def test_the_process_of_a_run_never_imports_torch() -> None:

@@ -37,7 +37,7 @@ Script = Callable[[Event, View], Iterable[Action]]
 
 
 class Scenario(NamedTuple):
-    """What happens to requests, and what it shows in the run's counters."""
+    """A script of what happens to requests, and the counter of the run that shows it."""
 
     script: Script
     options: Mapping[str, Option] = {}

@@ -1,4 +1,4 @@
-"""What all parts of the engine read and change: the models, memory, and who steps.
+"""State that all parts of the engine read and change: the models, memory, and the requests in a step.
 
 `engine.py` derives from it; what is here does not know how steps are formed, or weights and KV brought.
 """
@@ -50,7 +50,7 @@ class Core(WallClock):
     stepping: dict[int, Any]  # the step whose result a request waits for
     kv: dict[int, Kv]
 
-    def preempt(self, one: Live) -> Preempted:
+    def preempt(self, request: Live) -> Preempted:
         """Take the KV of a member that lacks memory."""
         raise NotImplementedError
 
@@ -64,57 +64,62 @@ class Core(WallClock):
 
     @property
     def places(self) -> list[Gpus]:
-        """Where instances may be."""
+        """Places of instances: one device each."""
         return [(device,) for device in range(self.config.gpus)]
 
     def nowhere(self, inst: Inst) -> Refusal | None:
-        """Why an instance cannot be where it is named, if so."""
+        """Return the reason for which an instance cannot be at its place, None where it can."""
         if inst.model not in self.nets or isinstance(inst.place, Host) or inst.place not in self.places:
             many = not isinstance(inst.place, Host) and len(inst.place) > 1
             return "never", "tensor parallelism is not served" if many else f"no {inst.model} on {inst.place}"
         return None
 
-    def here(self, one: Live, place: Gpus) -> bool:
+    def here(self, request: Live, place: Gpus) -> bool:
         """Tell whether a member's KV can be attended by its batch."""
-        kv = self.kv[one.rid]
+        kv = self.kv[request.rid]
         return kv.home == place or (kv.attend and not isinstance(kv.home, Host))
 
-    def kv_bytes(self, one: Live) -> int:
+    def kv_bytes(self, request: Live) -> int:
         """See WallClock."""
-        return self.kv[one.rid].bytes if one.rid in self.kv else 0
+        return self.kv[request.rid].bytes if request.rid in self.kv else 0
 
-    def hold(self, one: Live, tokens: int) -> bool:
+    def hold(self, request: Live, tokens: int) -> bool:
         """Hold blocks for so many tokens of a request; False where there is no room."""
-        kv = self.kv[one.rid]
+        kv = self.kv[request.rid]
         more = kv.account.blocks_for(tokens) - len(kv.blocks)
         if more > 0 and not kv.account.fits(more):
             return False
         kv.blocks += kv.account.take(max(0, more))
         return True
 
-    def could_hold(self, one: Live) -> bool:
+    def could_hold(self, request: Live) -> bool:
         """Tell whether a prompt and a token would fit if nobody else were there."""
-        assert one.batch is not None
-        account = self.account(one.model, one.batch.inst.place)
-        most = account.arena.size - whole(self.nets[one.model].weight_bytes)
+        assert request.batch is not None
+        account = self.account(request.model, request.batch.inst.place)
+        most = account.arena.size - whole(self.nets[request.model].weight_bytes)
         if account.limit_bytes is not None:
             most = min(most, account.limit_bytes)
-        return account.blocks_for(one.ctx_tokens + 1) * account.pages.block_bytes <= most
+        return account.blocks_for(request.ctx_tokens + 1) * account.pages.block_bytes <= most
 
-    def enter(self, one: Live) -> bool:
+    def enter(self, request: Live) -> bool:
         """Take the blocks of a prompt and a token, and leave the watermark; False where there is no room."""
-        assert one.batch is not None
-        place = one.batch.inst.place
-        account = self.account(one.model, place)
+        assert request.batch is not None
+        place = request.batch.inst.place
+        account = self.account(request.model, place)
         of = account.arena.size if account.limit_bytes is None else account.limit_bytes
         beside = self.residents.claims.get(place[0], 0) if not isinstance(place, Host) else 0
         alone = not account.used_bytes
-        if not account.fits(account.blocks_for(one.ctx_tokens + 1), 0 if alone else int(self.config.watermark * of)):
+        if not account.fits(
+            account.blocks_for(request.ctx_tokens + 1), 0 if alone else int(self.config.watermark * of)
+        ):
             return False
-        if beside and account.need_bytes(account.blocks_for(one.ctx_tokens + 1)) + beside > account.arena.free_bytes:
+        if (
+            beside
+            and account.need_bytes(account.blocks_for(request.ctx_tokens + 1)) + beside > account.arena.free_bytes
+        ):
             return False
-        self.kv[one.rid] = Kv(account, place)
-        return self.hold(one, one.ctx_tokens + 1)
+        self.kv[request.rid] = Kv(account, place)
+        return self.hold(request, request.ctx_tokens + 1)
 
     def account(self, model: str, place: Gpus | Host) -> Account:
         """Return a model's account of KV."""

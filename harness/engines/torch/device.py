@@ -28,11 +28,11 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def _mmap(address: int | None, size: int, access: int, flags: int, file: int, offset: int) -> int:
-    found = _libc.mmap(address, size, access, flags, file, offset)
-    if found is None or found == ctypes.c_void_p(-1).value:
+    mapped = _libc.mmap(address, size, access, flags, file, offset)
+    if mapped is None or mapped == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
         raise OSError(error, f"mmap of {size / MIB:.1f} MiB: {os.strerror(error)}")
-    return int(found)
+    return int(mapped)
 
 
 class Space:

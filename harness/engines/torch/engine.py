@@ -196,7 +196,7 @@ class Torch(Core):
             step.lane.step = None
             self.retired(step)
         self.unseat(seat)
-        self.tell([self.end(one, "failed") for one in failed])
+        self.tell([self.end(request, "failed") for request in failed])
         self.residents.landed(list(self.residents.held))
         self.freed()
 
@@ -236,7 +236,7 @@ class Torch(Core):
                 return self._told.popleft()
             if self.now_s >= until_s or self.idle():
                 return None
-            due_s = min([until_s, *(one[0] for one in self._future[:1]), *self._turns_end()])
+            due_s = min([until_s, *(arrival[0] for arrival in self._future[:1]), *self._turns_end()])
             if due_s == math.inf and not self._under_way():
                 if not self.moves.stalled():
                     return None
@@ -305,13 +305,13 @@ class Torch(Core):
         step = lane.step
         return step is not None and step.seat.step is step and step.turn is lane.turn
 
-    def release(self, one: Live) -> None:
+    def release(self, request: Live) -> None:
         """Take a request's KV, once the step or the copy that uses it is over; see WallClock."""
-        one.kv_tokens = 0
-        if (transfer := self.moves.moving.pop(one.rid, None)) is not None:
+        request.kv_tokens = 0
+        if (transfer := self.moves.moving.pop(request.rid, None)) is not None:
             self.moves.leave(transfer)
-        kv = self.kv.pop(one.rid, None)
-        step = self.stepping.pop(one.rid, None)
+        kv = self.kv.pop(request.rid, None)
+        step = self.stepping.pop(request.rid, None)
         if kv is None or (transfer is not None and transfer.kv is not None):
             return  # the copy frees both ends
         if step is not None:
@@ -323,40 +323,42 @@ class Torch(Core):
     def freed(self) -> None:
         """See WallClock; moves that wait for memory go first."""
         for transfer in [
-            one for one in self.moves.moving.values() if one.kv is None and one.one.rid not in self.stepping
+            transfer
+            for transfer in self.moves.moving.values()
+            if transfer.kv is None and transfer.one.rid not in self.stepping
         ]:
             self.moves.depart(transfer)
         self.residents.claims.clear()
         super().freed()
 
-    def withdrawn(self, one: Live) -> None:
+    def withdrawn(self, request: Live) -> None:
         """See WallClock: KV stays where it is."""
-        if one.batch is not None:
-            batch, kv = one.batch, self.kv.get(one.rid)
-            self.batches[batch].remove(one)
-            if kv is not None and not one.kv_tokens and one.rid not in self.stepping:
-                self.release(one)  # of a prompt that has begun
+        if request.batch is not None:
+            batch, kv = request.batch, self.kv.get(request.rid)
+            self.batches[batch].remove(request)
+            if kv is not None and not request.kv_tokens and request.rid not in self.stepping:
+                self.release(request)  # of a prompt that has begun
             self.residents.leave_if_due(batch.inst)
 
-    def preempt(self, one: Live) -> Preempted:
+    def preempt(self, request: Live) -> Preempted:
         """Take the KV of a member that lacks memory: it is computed anew, or comes back from the host."""
-        if self.swap and one.kv_tokens:
-            self.moves.begin(Transfer(one, Host(0), attend=False, under=None))
+        if self.swap and request.kv_tokens:
+            self.moves.begin(Transfer(request, Host(0), attend=False, under=None))
         else:
-            self.release(one)
-        return self.preempted(one)
+            self.release(request)
+        return self.preempted(request)
 
     def _go_on(self) -> None:
         """Let every idle worker step what it can, and end the turns that are over."""
         for lane in sorted(self.lanes.values(), key=lambda lane: lane.last):
             self._go(lane)
-        for one in list(self.live.values()) if self.swap else ():
-            if one.rid not in self.kv or not self.kv[one.rid].swapped:
+        for request in list(self.live.values()) if self.swap else ():
+            if request.rid not in self.kv or not self.kv[request.rid].swapped:
                 continue
-            if one.batch is not None and one.rid not in self.moves.moving:  # it comes back after those who grow
-                place = one.batch.inst.place
-                if self.account(one.model, place).fits(len(self.kv[one.rid].blocks) + 1):
-                    self.moves.begin(Transfer(one, place, attend=False, under=None))
+            if request.batch is not None and request.rid not in self.moves.moving:  # it comes back after those who grow
+                place = request.batch.inst.place
+                if self.account(request.model, place).fits(len(self.kv[request.rid].blocks) + 1):
+                    self.moves.begin(Transfer(request, place, attend=False, under=None))
         for lane in list(self.lanes.values()):
             if lane.turn is not None and not self._in_flight(lane) and (why := ended(self, lane)):
                 self._end_turn(lane, why)
@@ -400,10 +402,12 @@ class Torch(Core):
         self.workers.sync(seat, model)
         layers = self.nets[model].shape.layers
         parts = []
-        for one, start, count in step.rows if not step.layers else ():
-            kv = self.kv[one.rid]
-            made = self.made.get(one.rid, [])[max(0, start - one.prompt_tokens) : start + count - one.prompt_tokens]
-            if start + count <= one.prompt_tokens:
+        for request, start, count in step.rows if not step.layers else ():
+            kv = self.kv[request.rid]
+            made = self.made.get(request.rid, [])[
+                max(0, start - request.prompt_tokens) : start + count - request.prompt_tokens
+            ]
+            if start + count <= request.prompt_tokens:
                 made = []
             far = -1
             if kv.home != inst.place:
@@ -413,7 +417,7 @@ class Torch(Core):
                 self.workers.sync(there, model)
                 self.workers.introduce(seat, there)
             blocks = tuple(kv.blocks)
-            parts.append(Part(one.rid, one.prompt_tokens, start, count, tuple(made), blocks, far))
+            parts.append(Part(request.rid, request.prompt_tokens, start, count, tuple(made), blocks, far))
         until = layers if order.slice_layers is None else min(layers, step.layers + order.slice_layers)
         share = None if order.sms is None else order.sms / SMS
         self._begun(step)
@@ -455,28 +459,28 @@ class Torch(Core):
         """Give each member what the step made for it."""
         batch, events = step.lane.batch, list[Event]()
         counts = self.counts[batch]
-        for k, (one, start, count) in enumerate(step.rows):
-            if self.stepping.get(one.rid) is not step:
+        for k, (request, start, count) in enumerate(step.rows):
+            if self.stepping.get(request.rid) is not step:
                 continue
-            del self.stepping[one.rid]
-            self._book(one)
-            kv = self.kv[one.rid]
+            del self.stepping[request.rid]
+            self._book(request)
+            kv = self.kv[request.rid]
             kv.tokens = start + count
-            fresh = not one.kv_tokens
+            fresh = not request.kv_tokens
             counts.prefilled_tokens += count * fresh
             counts.decoded_tokens += not fresh
-            if kv.tokens == one.ctx_tokens:
-                one.kv_tokens = kv.tokens
-                self.made.setdefault(one.rid, []).append(done.tokens[k])
+            if kv.tokens == request.ctx_tokens:
+                request.kv_tokens = kv.tokens
+                self.made.setdefault(request.rid, []).append(done.tokens[k])
                 if self.logits is not None:
-                    self.logits.setdefault(one.rid, []).append(done.logits[k])
-                self._token(one, batch)
-                if one.made == one.output_tokens:
-                    events.append(self.end(one, "done"))
+                    self.logits.setdefault(request.rid, []).append(done.logits[k])
+                self._token(request, batch)
+                if request.made == request.output_tokens:
+                    events.append(self.end(request, "done"))
                 elif fresh:
-                    events.append(Prefilled(one.rid, batch))
-            one.cause = self.waits_for(one) if one.batch is not None else "admission"
-            if (transfer := self.moves.moving.get(one.rid)) is not None:
+                    events.append(Prefilled(request.rid, batch))
+            request.cause = self.waits_for(request) if request.batch is not None else "admission"
+            if (transfer := self.moves.moving.get(request.rid)) is not None:
                 self.moves.depart(transfer)
         self.tell(events)
 
@@ -518,39 +522,39 @@ class Torch(Core):
         ran_s = 0.0 if turn.began_s is None else self.now_s - turn.began_s
         self.tell([TurnEnded(lane.batch, lane.phase, why, turn.steps, ran_s)])
 
-    def waits_for(self, one: Live) -> str:
+    def waits_for(self, request: Live) -> str:
         """See WallClock."""
-        assert one.batch is not None
-        held = self.residents.held.get(one.batch.inst)
+        assert request.batch is not None
+        held = self.residents.held.get(request.batch.inst)
         if held is None or held.state == "loading":
             return "load"
-        if one.rid in self.moves.moving:
+        if request.rid in self.moves.moving:
             return "transfer"
-        lanes = (self.lanes.get((one.batch, decode)) for decode in (False, True))
-        if all(lane is None or lane.order is None for lane in lanes) or one.rid in self.kv:
+        lanes = (self.lanes.get((request.batch, decode)) for decode in (False, True))
+        if all(lane is None or lane.order is None for lane in lanes) or request.rid in self.kv:
             return "queue"
-        account = self.account(one.model, one.batch.inst.place)
-        return "queue" if account.fits(account.blocks_for(one.ctx_tokens + 1)) else "kv"
+        account = self.account(request.model, request.batch.inst.place)
+        return "queue" if account.fits(account.blocks_for(request.ctx_tokens + 1)) else "kv"
 
     def charge(self, stepping: Iterable[Live]) -> None:
         """See WallClock: those who step are booked as they begin and end; here all others are, at intervals."""
         if self.now_s < self._charged_s + CHARGE_S and math.isfinite(self._charged_s) and stepping == ():
             return
         self._charged_s = self.now_s
-        for one in self.live.values():
-            running = self.stepping.get(one.rid)
-            self._book(one)
+        for request in self.live.values():
+            running = self.stepping.get(request.rid)
+            self._book(request)
             if running is None or running.seat.step is not running:
-                one.cause = "admission" if one.batch is None else self.waits_for(one)
+                request.cause = "admission" if request.batch is None else self.waits_for(request)
 
     def admit(self, action: Admit) -> Refusal | None:
         """See WallClock."""
         refusal = super().admit(action)
         if refusal is None and isinstance(action.who, int):
-            one = self.live[action.who]
-            self._book(one)
-            if one.rid not in self.stepping:
-                one.cause = self.waits_for(one)
+            request = self.live[action.who]
+            self._book(request)
+            if request.rid not in self.stepping:
+                request.cause = self.waits_for(request)
         return refusal
 
     def rows(self) -> Iterator[pa.RecordBatch]:
@@ -558,11 +562,11 @@ class Torch(Core):
         self._charged_s = -math.inf
         return super().rows()
 
-    def end(self, one: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
+    def end(self, request: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
         """See WallClock."""
-        self._book(one)
-        batch, found = one.batch, super().end(one, state)
-        self.made.pop(one.rid, None)
+        self._book(request)
+        batch, finished = request.batch, super().end(request, state)
+        self.made.pop(request.rid, None)
         if batch is not None:
             self.residents.leave_if_due(batch.inst)
-        return found
+        return finished

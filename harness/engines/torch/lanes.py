@@ -70,14 +70,16 @@ def formed(engine: Core, lane: Lane, order: Run) -> tuple[list[Row], list[Event]
     assert not isinstance(place, Host)
     cap = c.batch_cap if order.seqs is None else min(order.seqs, c.batch_cap)
     chunk = c.chunk_tokens if order.chunk_tokens is None else order.chunk_tokens
-    members = [one for one in engine.batches.get(batch, ()) if one.rid not in engine.stepping]
-    members = [one for one in members if one.rid not in engine.moves.moving]
+    members = [request for request in engine.batches.get(batch, ()) if request.rid not in engine.stepping]
+    members = [request for request in members if request.rid not in engine.moves.moving]
     events, rows = list[Event](), list[Row]()
-    swapped = any(one.rid in engine.kv and engine.kv[one.rid].swapped for one in engine.batches.get(batch, ()))
+    swapped = any(
+        request.rid in engine.kv and engine.kv[request.rid].swapped for request in engine.batches.get(batch, ())
+    )
     if lane.phase != "decode" and not chunk and not swapped:
         rows = _prompts(engine, members, cap, c.prefill_tokens, events, whole=True)
     if lane.phase != "prefill" and not rows:
-        decodes = [one for one in members if one.kv_tokens and engine.here(one, place)][:cap]
+        decodes = [request for request in members if request.kv_tokens and engine.here(request, place)][:cap]
         rows += _decodes(engine, members, decodes, events)
     if lane.phase != "decode" and chunk and not events and not swapped:
         rows += _prompts(engine, members, cap - len(rows), chunk - len(rows), events, whole=False)
@@ -86,18 +88,22 @@ def formed(engine: Core, lane: Lane, order: Run) -> tuple[list[Row], list[Event]
 
 def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[Row]:
     """Step each by a token; who finds no block takes those of the latest member, which starts anew or is swapped."""
-    for one in decodes:
-        while one.kv_tokens and not engine.hold(one, one.ctx_tokens):
-            kv = engine.kv[one.rid]
+    for request in decodes:
+        while request.kv_tokens and not engine.hold(request, request.ctx_tokens):
+            kv = engine.kv[request.rid]
             if kv.account.used_blocks == len(kv.blocks):
-                events.append(engine.end(one, "failed"))
+                events.append(engine.end(request, "failed"))
                 break
             if engine.moves.touch(kv.account):
                 break  # somebody is on the way out or in: nobody else is chosen until then
             victims = [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is kv.account]
             events.append(engine.preempt(victims[-1]))
-    held = [one for one in decodes if one.rid in engine.live and one.kv_tokens and one.rid not in engine.moves.moving]
-    return [Row(one, one.ctx_tokens - 1, 1) for one in held if engine.hold(one, one.ctx_tokens)]
+    held = [
+        request
+        for request in decodes
+        if request.rid in engine.live and request.kv_tokens and request.rid not in engine.moves.moving
+    ]
+    return [Row(request, request.ctx_tokens - 1, 1) for request in held if engine.hold(request, request.ctx_tokens)]
 
 
 def _prompts(
@@ -105,26 +111,26 @@ def _prompts(
 ) -> list[Row]:
     """Pieces of prompts up to a budget of tokens, or whole ones; the first that does not fit stops those behind."""
     rows, left = list[Row](), budget
-    for one in members:
-        if one.kv_tokens or one.rid not in engine.live:
+    for request in members:
+        if request.kv_tokens or request.rid not in engine.live:
             continue
         if len(rows) >= cap or left <= 0:
             break
-        if one.rid not in engine.kv:
-            if not engine.could_hold(one):
-                events.append(engine.end(one, "failed"))
+        if request.rid not in engine.kv:
+            if not engine.could_hold(request):
+                events.append(engine.end(request, "failed"))
                 continue
-            if (whole and one.ctx_tokens > left < budget) or not engine.enter(one):
+            if (whole and request.ctx_tokens > left < budget) or not engine.enter(request):
                 break
-        start = engine.kv[one.rid].tokens
-        count = one.ctx_tokens - start if whole else min(left, one.ctx_tokens - start)
-        rows.append(Row(one, start, count))
+        start = engine.kv[request.rid].tokens
+        count = request.ctx_tokens - start if whole else min(left, request.ctx_tokens - start)
+        rows.append(Row(request, start, count))
         left -= count
     return rows
 
 
 def ended(engine: Core, lane: Lane) -> Literal["time", "steps", "empty", "stuck"] | None:
-    """Why an idle lane's turn is over, if it is."""
+    """Return the reason for which an idle lane's turn is over, None where it is not."""
     turn, inst = lane.turn, lane.batch.inst
     assert turn is not None
     if turn.most == 0:
@@ -134,22 +140,26 @@ def ended(engine: Core, lane: Lane) -> Literal["time", "steps", "empty", "stuck"
     if lane.step is not None:
         return None
     members = engine.batches.get(lane.batch, [])
-    mine = [one for one in members if lane.phase == "mixed" or bool(one.kv_tokens) == (lane.phase == "decode")]
+    mine = [
+        request for request in members if lane.phase == "mixed" or bool(request.kv_tokens) == (lane.phase == "decode")
+    ]
     if not mine:
         return "empty"
     held = engine.residents.held.get(inst)
     if held is None or (held.evict is not None and not held.evict.drain):
         return "stuck"
-    if held.state == "loading" or any(one.rid in engine.moves.moving or one.rid in engine.stepping for one in mine):
+    if held.state == "loading" or any(
+        request.rid in engine.moves.moving or request.rid in engine.stepping for request in mine
+    ):
         return None
     assert not isinstance(inst.place, Host)
-    if all(one.kv_tokens and not engine.here(one, inst.place) for one in mine):
+    if all(request.kv_tokens and not engine.here(request, inst.place) for request in mine):
         return "stuck"
     device = inst.place[0]
     busy = any(
         seat.device == device and (seat.step is not None or not seat.ready) for seat in engine.workers.seats.values()
     )
     moving = bool(engine.moves.moving) or any(
-        one.state == "loading" and i.place == inst.place for i, one in engine.residents.held.items()
+        weights.state == "loading" and i.place == inst.place for i, weights in engine.residents.held.items()
     )
     return None if busy or moving else "stuck"

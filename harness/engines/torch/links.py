@@ -56,8 +56,8 @@ def serve(engine: Connection) -> None:
         wait_s = None if due_s is None else max(0.0, due_s - time.monotonic())
         if not select.select([engine], [], [], wait_s)[0]:
             continue
-        said = engine.recv()
-        if isinstance(said, Copy):
-            links.setdefault(said.link, []).append(Job(said))
+        message = engine.recv()
+        if isinstance(message, Copy):
+            links.setdefault(message.link, []).append(Job(message))
         else:
-            stores |= zip(said, take_files(engine, len(said)), strict=True)
+            stores |= zip(message, take_files(engine, len(message)), strict=True)

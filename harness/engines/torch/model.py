@@ -181,16 +181,16 @@ def write(kv: Tensor, layer: int, at: tuple[Tensor, Tensor], key: Tensor, value:
 def attend(kv: Tensor, layer: int, contexts: tuple[Tensor, Tensor], q: Tensor) -> Tensor:
     """Attend one query of each context: (contexts, heads, dimension)."""
     blocks, there = contexts
-    found = kv[blocks, layer].transpose(1, 2).flatten(2, 3).transpose(2, 3)  # context, K or V, head, token, dimension
-    key, value = found.unbind(1)
+    cached = kv[blocks, layer].transpose(1, 2).flatten(2, 3).transpose(2, 3)  # context, K or V, head, token, dimension
+    key, value = cached.unbind(1)
     return functional.scaled_dot_product_attention(q[:, :, None], key, value, attn_mask=there, enable_gqa=True)[:, :, 0]
 
 
 def attend_long(kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
     """Attend the queries of one piece, each to the tokens before it and itself."""
     blocks = torch.tensor(piece.blocks[: -(-piece.context // kv.shape[3])])
-    found = kv[blocks, layer].transpose(0, 1).flatten(1, 2)[:, : piece.context].transpose(1, 2)[:, None]
-    key, value = found.unbind(0)
+    cached = kv[blocks, layer].transpose(0, 1).flatten(1, 2)[:, : piece.context].transpose(1, 2)[:, None]
+    key, value = cached.unbind(0)
     mask = None
     if piece.start:
         mask = torch.ones(piece.tokens, piece.context, dtype=torch.bool).tril(piece.start)

@@ -57,35 +57,37 @@ class Moves:
         if isinstance(who, Batch):
             if failed := self.engine.nowhere(who.inst):
                 return failed
-            ones, place = list(self.engine.batches.get(who, ())), who.inst.place
+            requests, place = list(self.engine.batches.get(who, ())), who.inst.place
         else:
             if failed := self.engine.gone(who):
                 return failed
-            one = self.engine.live[who]
-            if one.batch is None:
+            request = self.engine.live[who]
+            if request.batch is None:
                 return "gone", "a request in no batch has no KV"
-            ones, place = [one], one.batch.inst.place
+            requests, place = [request], request.batch.inst.place
         if action.attend and (not isinstance(to, tuple) or to == place):
             return "never", "KV is attended on as many other GPUs as its batch has, and not on its own"
-        ones = [one for one in ones if one.rid in self.engine.kv and (one.kv_tokens or to is None)]
-        if not ones:
+        requests = [
+            request for request in requests if request.rid in self.engine.kv and (request.kv_tokens or to is None)
+        ]
+        if not requests:
             return "gone", "no KV to move"
-        move = Moving(action, {one.rid for one in ones})
+        move = Moving(action, {request.rid for request in requests})
         self.moves.append(move)
-        for one in ones:
-            if (before := self.moving.get(one.rid)) is not None:
+        for request in requests:
+            if (before := self.moving.get(request.rid)) is not None:
                 if before.kv is not None:  # on its way: it lies where it arrives
-                    move.left.discard(one.rid)
+                    move.left.discard(request.rid)
                     continue
-                self.leave(self.moving.pop(one.rid))
-            transfer = Transfer(one, to if to is not None else NOWHERE, action.attend, move)
+                self.leave(self.moving.pop(request.rid))
+            transfer = Transfer(request, to if to is not None else NOWHERE, action.attend, move)
             self.begin(transfer)
         self._arrived(move)
         return None
 
     def touch(self, account: Account) -> bool:
         """Tell whether KV is on its way from or to an account."""
-        ends = (end for one in self.under_way.values() for end in (one.source, one.kv))
+        ends = (end for transfer in self.under_way.values() for end in (transfer.source, transfer.kv))
         return any(end is not None and end.account is account for end in ends)
 
     def begin(self, transfer: Transfer) -> None:
@@ -96,18 +98,18 @@ class Moves:
 
     def depart(self, transfer: Transfer) -> None:
         """Copy KV to where it is to go, if there is room."""
-        one, to, kv = transfer.one, transfer.to, self.engine.kv[transfer.one.rid]
+        request, to, kv = transfer.one, transfer.to, self.engine.kv[transfer.one.rid]
         if to == NOWHERE:  # nowhere: discarded
-            self.moving.pop(one.rid)
-            self.engine.release(one)
+            self.moving.pop(request.rid)
+            self.engine.release(request)
             self._landed_kv(transfer)
             return
         if kv.home == to:
-            self.moving.pop(one.rid)
+            self.moving.pop(request.rid)
             kv.attend = transfer.attend
             self._landed_kv(transfer)
             return
-        account = self.engine.account(one.model, to)
+        account = self.engine.account(request.model, to)
         if not account.fits(len(kv.blocks)):
             return
         transfer.kv = Kv(account, to, account.take(len(kv.blocks)), kv.tokens, transfer.attend, transfer.under is None)
@@ -125,7 +127,7 @@ class Moves:
 
     def _kv_parts(self, kv: Kv, new: Kv) -> Iterator[Bytes]:
         """Yield the copies of a request's blocks, run by run."""
-        ends = [self.engine.config.gpus if isinstance(one.home, Host) else one.home[0] for one in (kv, new)]
+        ends = [self.engine.config.gpus if isinstance(side.home, Host) else side.home[0] for side in (kv, new)]
         for a, b in zip(kv.blocks, new.blocks, strict=True):
             left, right = list(kv.account.place(a)), list(new.account.place(b))
             while left:
@@ -173,11 +175,11 @@ class Moves:
 
     def stalled(self) -> bool:
         """Nothing can happen any more: the first move that waits for memory fails. False where none does."""
-        for one in self.moving.values():
-            if one.kv is None and one.under is not None:
-                self.moves.remove(one.under)
-                for rid in one.under.left:
+        for transfer in self.moving.values():
+            if transfer.kv is None and transfer.under is not None:
+                self.moves.remove(transfer.under)
+                for rid in transfer.under.left:
                     self.moving.pop(rid, None)
-                self.engine.refuse(Done(one.under.action, "never", "nothing is left that could free memory"))
+                self.engine.refuse(Done(transfer.under.action, "never", "nothing is left that could free memory"))
                 return True
         return False

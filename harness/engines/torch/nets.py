@@ -145,7 +145,7 @@ def described(folder: Path) -> Net:
 
 def checkpoint(folder: Path) -> dict[str, F4]:
     """Read the tensors of a folder's safetensors files, in float32, float16 or bfloat16."""
-    found: dict[str, F4] = {}
+    weights: dict[str, F4] = {}
     for path in sorted(folder.glob("*.safetensors")):
         raw = np.memmap(path, np.uint8, "r")
         start = 8 + int(raw[:8].view("<u8")[0])
@@ -153,8 +153,8 @@ def checkpoint(folder: Path) -> dict[str, F4]:
             if name == "__metadata__":
                 continue
             a, b = (start + offset for offset in about["data_offsets"])
-            found[name] = _floats(np.array(raw[a:b]), about["dtype"], f"{path}: {name}")
-    return found
+            weights[name] = _floats(np.array(raw[a:b]), about["dtype"], f"{path}: {name}")
+    return weights
 
 
 def _floats(raw: NDArray[np.uint8], kind: str, where: str) -> F4:

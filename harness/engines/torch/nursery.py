@@ -52,7 +52,7 @@ def main() -> None:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == here:
                 engine.close()
-                (links.serve if what == "links" else lambda one: worker.Worker(one).serve())(Connection(file))
+                (links.serve if what == "links" else lambda conn: worker.Worker(conn).serve())(Connection(file))
             os._exit(0)
         os.close(file)
         engine.send(pid)

@@ -48,17 +48,17 @@ class Arena:
 
     def give(self, granules: list[int]) -> None:
         """Give granules back."""
-        for one in granules:
-            heappush(self._free, one)
+        for granule in granules:
+            heappush(self._free, granule)
 
 
 def runs(granules: list[int]) -> Runs:
     """Join neighbours to runs of bytes."""
-    found = []
+    spans = []
     for _, group in groupby(enumerate(granules), lambda pair: pair[1] - pair[0]):
         members = [granule for _, granule in group]
-        found.append((members[0] * GRANULE, len(members) * GRANULE))
-    return found
+        spans.append((members[0] * GRANULE, len(members) * GRANULE))
+    return spans
 
 
 class Account:
@@ -120,10 +120,10 @@ class Account:
             page = self._spare.pop() if self._spare else self._grown()
             self._used[page] = 0
             self._blocks += reversed(range(page * self._of_page, (page + 1) * self._of_page))
-        found = [self._blocks.pop() for _ in range(blocks)]
-        for block in found:
+        taken = [self._blocks.pop() for _ in range(blocks)]
+        for block in taken:
             self._used[block // self._of_page] += 1
-        return found
+        return taken
 
     def give(self, blocks: list[int]) -> None:
         """Give blocks back, and their pages once they are empty."""
@@ -133,7 +133,7 @@ class Account:
             self._blocks.append(block)
             if not self._used[page]:
                 del self._used[page]
-                self._blocks = [one for one in self._blocks if one // self._of_page != page]
+                self._blocks = [free for free in self._blocks if free // self._of_page != page]
                 self._spare.append(page)
         while self._elastic and self._spare:
             self.shrink()
@@ -153,7 +153,7 @@ class Account:
         return page
 
     def runs(self, page: int) -> Runs:
-        """Where a mapped page lies in the arena."""
+        """Return the runs of a mapped page in the arena."""
         return runs(self._granules[page])
 
     @property
@@ -162,7 +162,7 @@ class Account:
         return self._granules.keys()
 
     def place(self, block: int) -> Runs:
-        """Where a block lies in the arena."""
+        """Return the runs of a block in the arena."""
         page, k = divmod(block, self._of_page)
         size = self.pages.block_bytes
         first = k * size // GRANULE

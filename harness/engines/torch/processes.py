@@ -70,10 +70,10 @@ class Seat:
         self.step: Any = None  # in flight
         self.lanes: list[Any] = []  # the next to step first
 
-    def send(self, *said: Any) -> None:
+    def send(self, *message: Any) -> None:
         """Tell it something. A worker that is gone is noticed where its answers are read."""
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.conn.send(said)
+            self.conn.send(message)
 
     def close(self) -> None:
         """Let it end: a worker ends with its connection."""
@@ -157,7 +157,7 @@ class Workers:
 
     def unseat(self, seat: Seat) -> None:
         """Forget a worker, and let it end."""
-        for key in [key for key, one in self.seats.items() if one is seat]:
+        for key in [key for key, other in self.seats.items() if other is seat]:
             del self.seats[key]
         del self._by_file[seat.conn.fileno()]
         self._poll.unregister(seat.conn.fileno())
@@ -169,19 +169,19 @@ class Workers:
 
         Each is (time, worker or None for the links, what); a worker that ended says None, last of all.
         """
-        said: list[tuple[float, Seat | None, Any]] = []
+        messages: list[tuple[float, Seat | None, Any]] = []
         for file, _ in self._poll.poll(None if wait_s is None else math.ceil(1e3 * wait_s)):
             seat = self._by_file[file]
             end = self._links if seat is None else seat.conn
             assert end is not None
             try:
                 what = end.recv()
-                said.append((getattr(what, "ended_s", 0.0), seat, what))
+                messages.append((getattr(what, "ended_s", 0.0), seat, what))
             except (EOFError, ConnectionResetError):
                 if seat is None:
                     raise RuntimeError("torch: the links' process has ended") from None
-                said.append((math.inf, seat, None))
-        return sorted(said, key=lambda one: one[0])
+                messages.append((math.inf, seat, None))
+        return sorted(messages, key=lambda message: message[0])
 
     # ------------------------------------------------------------ what they are told
 
@@ -223,9 +223,9 @@ class Workers:
         if (seat, far) in self._asked:
             return
         self._asked.add((seat, far))
-        one, other = socket.socketpair()
-        for who, said, end in ((seat, ("ask", far.device), one), (far, ("answer",), other)):
-            who.send(*said)
+        near, remote = socket.socketpair()
+        for who, message, end in ((seat, ("ask", far.device), near), (far, ("answer",), remote)):
+            who.send(*message)
             send_files(who.conn, [end.fileno()])
             end.close()
 

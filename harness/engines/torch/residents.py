@@ -102,15 +102,15 @@ class Residents:
         """Return the copies of a model's weights to the memory that it has taken, at most 64 KiB each."""
         index, place = list(self.engine.nets).index(inst.model), inst.place
         source = len(self.engine.arenas) + index + (len(self.engine.nets) if way.source == "disk" else 0)
-        size, at, found = self.engine.nets[inst.model].weight_bytes, 0, []
+        size, at, parts = self.engine.nets[inst.model].weight_bytes, 0, []
         assert not isinstance(place, Host)
         for offset, length in runs(held.granules):
             for a in range(0, length, PART):
                 n = min(PART, length - a, size - at)
                 if n > 0:
-                    found.append((source, at, place[0], offset + a, n))
+                    parts.append((source, at, place[0], offset + a, n))
                 at += n
-        return found
+        return parts
 
     def landed(self, insts: Iterable[Inst]) -> None:
         """Weights whose copies, and whose process, are there can be used."""

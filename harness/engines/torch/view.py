@@ -1,4 +1,4 @@
-"""What policies see of the engine."""
+"""The view of the engine that policies read."""
 
 from __future__ import annotations
 
@@ -40,21 +40,23 @@ class Seen(WallView):
 
     def batch(self, batch: Batch) -> BatchState:
         """See View."""
-        own = self._own
-        counts, members, place = own.counts.get(batch, Counts()), own.batches.get(batch, []), batch.inst.place
-        prompts = [one for one in members if not one.kv_tokens]
-        whole = [one for one in members if one.kv_tokens]
+        engine = self._own
+        counts, members, place = engine.counts.get(batch, Counts()), engine.batches.get(batch, []), batch.inst.place
+        prompts = [request for request in members if not request.kv_tokens]
+        whole = [request for request in members if request.kv_tokens]
         assert not isinstance(place, Host)
-        here = [one for one in whole if one.rid not in own.moves.moving and own.here(one, place)]
+        here = [request for request in whole if request.rid not in engine.moves.moving and engine.here(request, place)]
         away = [
-            own.moves.moving.get(one.rid) for one in whole if one.rid in own.moves.moving or not own.here(one, place)
+            engine.moves.moving.get(request.rid)
+            for request in whole
+            if request.rid in engine.moves.moving or not engine.here(request, place)
         ]
-        begun = {one.rid: own.kv[one.rid].tokens for one in prompts if one.rid in own.kv}
-        left = sum(one.ctx_tokens - begun.get(one.rid, 0) for one in prompts)
+        begun = {request.rid: engine.kv[request.rid].tokens for request in prompts if request.rid in engine.kv}
+        left = sum(request.ctx_tokens - begun.get(request.rid, 0) for request in prompts)
         return BatchState(
             len(prompts) - len(begun), len(here), len(away), left,
-            sum(one.ctx_tokens for one in here), counts.steps, counts.decoded_tokens, counts.prefilled_tokens,
-            counts.busy_s, sum(one is not None and one.kv is None for one in away),
+            sum(request.ctx_tokens for request in here), counts.steps, counts.decoded_tokens, counts.prefilled_tokens,
+            counts.busy_s, sum(transfer is not None and transfer.kv is None for transfer in away),
         )  # fmt: skip
 
     def request(self, rid: int) -> RequestState:

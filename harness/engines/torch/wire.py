@@ -1,4 +1,4 @@
-"""What the engine and its processes say to each other: pickled tuples over a socket, with files sent beside them."""
+"""Messages between the engine and its processes: pickled tuples over a socket, with files sent beside them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.engines.torch.nets import Net
 
 
 class Pages(NamedTuple):
-    """How a model's KV lies on a device."""
+    """The layout of a model's KV on a device."""
 
     block_tokens: int
     block_bytes: int  # from one block to the next: whole granules
@@ -51,7 +51,7 @@ class Order(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What came of it; times of the monotonic clock."""
+    """The result of a step or slice; times of the monotonic clock."""
 
     step: int
     begun_s: float
@@ -97,7 +97,7 @@ def take_files(source: Connection, count: int) -> list[int]:
         data, ancillary, *_ = link.recvmsg(1, size)
         if not data:
             raise EOFError
-        found = array.array("i")
+        files = array.array("i")
         for _, _, raw in ancillary:
-            found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
-        return list(found)
+            files.frombytes(raw[: len(raw) - len(raw) % files.itemsize])
+        return list(files)

@@ -53,16 +53,16 @@ class Worker:
         while self.engine.poll():
             self.do(*self.engine.recv())
 
-    def do(self, what: str, *said: Any) -> None:
+    def do(self, what: str, *args: Any) -> None:
         """Do one thing."""
         match what:
             case "begin":
-                cores, self.given, self.logits = said
+                cores, self.given, self.logits = args
                 (self.memory,) = take_files(self.engine, 1)
                 os.sched_setaffinity(0, cores)
                 self.engine.send("ready")
             case "weights":
-                name, runs = said
+                name, runs = args
                 space, at = Space(self.memory, self.given[name].net.weight_bytes), 0
                 for offset, size in runs:
                     space.map(at, offset, size)
@@ -70,23 +70,23 @@ class Worker:
                 flat = space.tensor()[: self.given[name].net.weight_bytes // 4]
                 self.weights[name] = space, Weights(self.given[name].net, flat)
             case "drop":
-                self.weights.pop(said[0])[0].close()
+                self.weights.pop(args[0])[0].close()
             case "map":
-                name, runs = said
+                name, runs = args
                 for at, offset, size in runs:
                     self._kv(name)[0].map(at, offset, size)
             case "unmap":
-                name, runs = said
+                name, runs = args
                 for at, size in runs:
                     self._kv(name)[0].unmap(at, size)
             case "ask" | "answer":
                 (file,) = take_files(self.engine, 1)
                 if what == "ask":
-                    self.peers[said[0]] = Connection(file)
+                    self.peers[args[0]] = Connection(file)
                 else:
                     self.askers.append(Connection(file))
             case "step":
-                self.orders.append(said[0])
+                self.orders.append(args[0])
             case _:
                 raise ValueError(what)
 
@@ -112,7 +112,7 @@ class Worker:
                 spent_s = time.thread_time() - cpu_s
                 time.sleep(max(0.0, spent_s / order.share - (time.monotonic() - begun_s)))
 
-        found, logits = None, None
+        tokens, logits = None, None
         with torch.inference_mode():
             under_way = self.begun.pop(order.step, None)
             if under_way is None:
@@ -127,11 +127,11 @@ class Worker:
                 self.begun[order.step] = under_way
             else:
                 logits = under_way.logits()
-                found = logits.argmax(-1).tolist()
+                tokens = logits.argmax(-1).tolist()
                 breathe()
         ended_s = time.monotonic()
         shown = logits.numpy() if self.logits and logits is not None else None
-        return Stepped(order.step, begun_s, ended_s, time.thread_time() - cpu_s, tuple(found or ()), shown)
+        return Stepped(order.step, begun_s, ended_s, time.thread_time() - cpu_s, tuple(tokens or ()), shown)
 
     # ------------------------------------------------------------ attention elsewhere
 
@@ -149,12 +149,12 @@ class Worker:
     def answer(self) -> None:
         """Attend to what others ask now; what the engine said before they asked comes first."""
         self.heed()
-        for one in select.select(self.askers, [], [], 0)[0] if self.askers else ():
+        for asker in select.select(self.askers, [], [], 0)[0] if self.askers else ():
             self.heed()
             try:
-                name, layer, pieces, q, key, value = one.recv()
+                name, layer, pieces, q, key, value = asker.recv()
             except (EOFError, ConnectionResetError):
-                self.askers.remove(one)
+                self.askers.remove(asker)
                 continue
             kv = self._kv(name)[1]
             with torch.inference_mode():
@@ -162,4 +162,4 @@ class Worker:
                     self.tables = {pieces: (model.slots(pieces, kv.shape[3]), model.table(pieces, kv.shape[3]))}
                 slots, table = self.tables[pieces]
                 model.write(kv, layer, slots, torch.from_numpy(key), torch.from_numpy(value))
-                one.send(model.attend(kv, layer, table, torch.from_numpy(q)).numpy())
+                asker.send(model.attend(kv, layer, table, torch.from_numpy(q)).numpy())
