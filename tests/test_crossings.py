@@ -297,7 +297,20 @@ def test_models_weigh_alike_and_the_worst_stands_alone() -> None:
                      "mean": pytest.approx(2 * (2 / (1 / 10**4 + 1 / 5**4)) ** 0.25)}  # fmt: skip
 
 
-def test_a_model_that_some_window_never_asked_for_is_left_out_of_the_mean() -> None:
+def test_a_model_that_some_windows_never_asked_for_may_be_the_worst() -> None:
+    """A model that one of three seeds asked for, and that met nothing, at every rate."""
+    often = rows({"a": knee(10.0)}, over="model", model="often")
+    rare = rows({"a": lambda _: 0.0}, seeds=1, over="model", model="rare")
+    made = pa.concat_tables([often, rare]).unify_dictionaries()
+    c = crossings.counts(made, PANEL["axis"], "a", "ttft", "worst")
+    assert c is not None
+    assert (c.missed.sum(axis=1) == c.offered.sum(axis=1)).all()
+    alone = crossings.counts(often, PANEL["axis"], "a", "ttft", "worst")
+    assert alone is not None
+    assert (alone.missed.sum(axis=1) < alone.offered.sum(axis=1)).any()
+
+
+def test_a_model_without_requests_at_some_rate_is_left_out_of_the_mean() -> None:
     lone = {"over": "model", "model": "rare", "x": 16.0, "label": "a", "seed": 0, "ttft": 0.0, "condition": "p"}
     often = rows({"a": knee(10.0)}, over="model", model="often")
     made = pa.concat_tables([often, table([lone])]).unify_dictionaries()

@@ -105,14 +105,33 @@ def _windows(rows: pa.Table, axis: str, system: str, definition: str, over: str)
 def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | None:
     """Combine counts over `seeds`: pooled, or the mean or the worst of the models; None where there are none.
 
-    Leave out a model without requests in some window.
+    A model without a request in some run counts there with an empty block. One without any at some x is left out.
     """
     if over == "pooled":
         return tidy.together(sides[0], seeds) if sides else None
-    each = [c for side in sides if set(side) >= seeds and (c := tidy.together(side, seeds)) is not None]
-    most = max((len(c.rates_rps) for c in each), default=0)
-    each = [c for c in each if len(c.rates_rps) == most]
+    every = [{seed: curve for seed, curve in side.items() if seed in seeds} for side in _filled(sides)]
+    asked = [side for side in every if all(sum(float(curve[x].offered.sum()) for curve in side.values())
+                                           for x in _shared(side))]  # fmt: skip
+    each = [c for side in asked if (c := tidy.together(side, seeds)) is not None]
     return (pooled.mean if over == "mean" else pooled.worst)(each) if each else None
+
+
+def _filled(sides: Sequence[Windows]) -> list[Windows]:
+    """Return the windows of models, with an empty block for each run in which a model had no request."""
+    blocks = [((seed, x), block) for side in sides for seed, curve in side.items() for x, block in curve.items()]
+    empty = {place: tidy.Block(*(np.zeros_like(counted) for counted in block)) for place, block in blocks}
+    filled: list[Windows] = []
+    for side in sides:
+        windows: Windows = {}
+        for (seed, x), none in empty.items():
+            windows.setdefault(seed, {})[x] = side.get(seed, {}).get(x, none)
+        filled.append(windows)
+    return filled
+
+
+def _shared(side: Windows) -> set[float]:
+    """Return the x that all seeds have."""
+    return set.intersection(*(set(curve) for curve in side.values())) if side else set()
 
 
 def _pair(
