@@ -9,7 +9,7 @@ bytes a layer, for K and for V, hold; it is unmapped as soon as none of its bloc
 from __future__ import annotations
 
 from collections.abc import Collection
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import groupby
 
 from harness.engines.torch.nets import Net
@@ -25,12 +25,36 @@ def whole(size: int) -> int:
     return -(-size // GRANULE) * GRANULE
 
 
+class Lowest:
+    """Numbers below a bound that are free: the lowest goes first. Those never taken take no memory."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound, self._fresh = bound, 0  # all from `_fresh` on are free
+        self._back: list[int] = []  # a heap of those that were given back
+
+    def __len__(self) -> int:
+        return len(self._back) + self._bound - self._fresh
+
+    def take(self) -> int:
+        """Take the lowest. Raises IndexError where none is free."""
+        if self._back:
+            return heappop(self._back)
+        if self._fresh == self._bound:
+            raise IndexError("none is free")
+        self._fresh += 1
+        return self._fresh - 1
+
+    def give(self, number: int) -> None:
+        """Give one back."""
+        heappush(self._back, number)
+
+
 class Arena:
     """The memory of a device, or of the host."""
 
     def __init__(self, size: int) -> None:
         self.size = size // GRANULE * GRANULE
-        self._free = list(range(self.size // GRANULE))
+        self._free = Lowest(self.size // GRANULE)
         self.accounts: list[Account] = []
 
     @property
@@ -44,12 +68,12 @@ class Arena:
         for account in self.accounts:
             while len(self._free) < count and account.spare_bytes:
                 account.shrink()
-        return [heappop(self._free) for _ in range(count)]
+        return [self._free.take() for _ in range(count)]
 
     def give(self, granules: list[int]) -> None:
         """Give granules back."""
         for granule in granules:
-            heappush(self._free, granule)
+            self._free.give(granule)
 
 
 def runs(granules: list[int]) -> Runs:
@@ -75,8 +99,7 @@ class Account:
         self._used: dict[int, int] = {}  # blocks of pages, where any is
         self._blocks: list[int] = []  # free, of mapped pages, and of pages of which some block is used
         self._spare: list[int] = []  # mapped pages of which none is
-        self._out = list(range(arena.size // self.page_bytes))  # pages that are not mapped
-        heapify(self._out)
+        self._out = Lowest(arena.size // self.page_bytes)  # pages that are not mapped
         self.changes: list[tuple[int, Runs]] = []  # what was mapped (runs) and unmapped (none), by page
         arena.accounts.append(self)
 
@@ -142,12 +165,12 @@ class Account:
         """Unmap a page that holds nothing."""
         page = self._spare.pop()
         self.arena.give(self._granules.pop(page))
-        heappush(self._out, page)
+        self._out.give(page)
         self.changes.append((page, []))
 
     def _grown(self) -> int:
         """Map a page."""
-        page = heappop(self._out)
+        page = self._out.take()
         self._granules[page] = sorted(self.arena.take(self.page_bytes))
         self.changes.append((page, self.runs(page)))
         return page
