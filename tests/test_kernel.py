@@ -299,7 +299,7 @@ def test_oracle_notices_a_wrong_prefix_cache() -> None:
             "    for k in range(entries_of(S, r) - 1, -1, -1):\n",
             "    for k in range(entries_of(S, r)):\n",
         ),  # heads first
-        (1, "min(found, (goal - 1) // W.block_tokens)", "min(found, goal // W.block_tokens)"),  # nothing to compute
+        (1, "min(cached, (goal - 1) // W.block_tokens)", "min(cached, goal // W.block_tokens)"),  # nothing to compute
     ]
     assert escaped(SHARED, SHARED + 120, changes) == []
 
@@ -347,7 +347,7 @@ def test_oracle_notices_wrong_interference() -> None:
 @pytest.mark.slow
 def test_oracle_notices_wrong_turns_of_processes() -> None:
     changes = [
-        (4, "    return max(own, W.quantum_s)\n", "    return own\n"),  # knows no quantum
+        (4, "    return max(turn, W.quantum_s)\n", "    return turn\n"),  # knows no quantum
         (10, "            longest = turn\n", "            longest = turn + W.quantum_s\n"),  # one alone yields
         (7, "        if y.process == n.process and (", "        if False and ("),  # lanes of a process in sequence
         (0, "                longest = max(longest, ", "                longest = min(longest, "),  # has no rivals
