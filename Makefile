@@ -12,6 +12,8 @@ KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 BESIDE = transformers==5.23.0 safetensors==0.8.0
 SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,ideal
 TRACE = hyperbolic-like+span_s=1800
+COPIES = prism,alpaserve
+SHORT = hyperbolic-like+span_s=300
 FULL =
 
 PY := .venv/bin/python
@@ -68,6 +70,7 @@ claims: $(READY) ## results/claims.md: every paper's claims beside what comes ou
 
 compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
+	@$(BENCH) compare --answer --systems $(COPIES) --trace $(SHORT) --gpus 2 --rate-scale 14,16,20,22 --seeds 5
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9%-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' Makefile

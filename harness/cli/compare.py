@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from harness.study.study import Study
 
 ALL = "all"
-FORMS = ("--json", "--csv", "--markdown", "--latex")
+FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 
 
 @click.command(epilog=examples(
@@ -75,6 +75,7 @@ FORMS = ("--json", "--csv", "--markdown", "--latex")
 @click.option("--csv", "form", flag_value="csv", help="Print the table as CSV.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print the table as Markdown.")
 @click.option("--latex", "form", flag_value="latex", help="Print the table as LaTeX.")
+@click.option("--answer", "form", flag_value="answer", help="Print the first line alone, and draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
 @MOVED
 @LIMIT
@@ -130,9 +131,11 @@ def compare(
         measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told, watch=watch)
     shown = _summary(measured, rule)
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
-    plots = not no_plot and not all(system.infeasible for system in shown.systems)
+    plots = not no_plot and form != "answer" and not all(system.infeasible for system in shown.systems)
     if form is None:
         _print(measured, shown, rule, stem if plots else None, every)
+    elif form == "answer":
+        prose(sentences.answer(measured, shown, rule) or "no system has a rate at which it meets its SLOs")
     elif form == "json":
         click.echo(formats.as_json(shown, sentences.facts(measured, rule)))
     elif form == "csv":
