@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,7 +55,7 @@ def rows(noise: Callable[[], float] = lambda: 1.0) -> Iterator[Step]:
 
 
 def table_of(fitted: fit_whole.Fitted) -> whole.Machine:
-    co_run = {"share": 1.0, "factor": 1.0, **whole_table.SAID}
+    co_run = whole_table.beside(1.0, 1.0)
     return toml.convert(whole_table.file(host=fitted.host, steps=fitted.steps, co_run=co_run), whole.Machine)
 
 
@@ -105,23 +108,27 @@ def test_too_few_rows_are_refused() -> None:
         fit_whole.fit([Step("m", 0.1, prompt=10), Step("m", 0.2, prompt=20)], "by hand")
     with pytest.raises(UserError, match="m was measured with one token a step alone"):
         fit_whole.fit([Step("m", 0.1, 1, 10.0)], "by hand")
-    with pytest.raises(UserError, match="no servers were measured side by side"):
+    with pytest.raises(UserError, match="no prefill was measured side by side"):
         fit_whole.co_run([], "by hand")
+    with pytest.raises(UserError, match="no decode was measured side by side"):
+        fit_whole.co_run([Beside("prefill", 2, 1.8, 1.0)], "by hand")
 
 
 @cases(("share", "factor"), [(0.5, 1.0), (0.62, 1.0), (1.0, 1.0), (1.0, 2.5), (0.25, 1.0)])
 def test_servers_side_by_side_tell_their_share(share: float, factor: float) -> None:
     """Two of half a machine each do not slow each other down, four of them take twice as long."""
-    measured = [
-        Beside(k, alone_s * (1 + factor * (max(1, k * share) - 1)), alone_s) for k in (2, 4) for alone_s in (0.1, 2.0)
-    ]
-    fitted = fit_whole.co_run(measured, "by hand")
-    assert (fitted["share"], fitted["factor"]) == pytest.approx((share, factor), rel=0.01)
-    assert fitted["fit"]["p95"] < 0.01
+    pairs = [(k, alone_s) for k in (2, 4) for alone_s in (0.1, 2.0)]
+    measured = [Beside("decode", k, alone_s * (1 + factor * (max(1, k * share) - 1)), alone_s) for k, alone_s in pairs]
+    apart = [Beside("prefill", k, alone_s * max(1, k * 0.65), alone_s) for k, alone_s in pairs]
+    fitted = fit_whole.co_run([*measured, *apart], "by hand")
+    for phase, numbers in (("decode", (share, factor)), ("prefill", (0.65, 1.0))):
+        assert (fitted[phase]["share"], fitted[phase]["factor"]) == pytest.approx(numbers, rel=0.01)
+        assert fitted[phase]["fit"]["p95"] < 0.01
 
 
 def test_what_servers_do_side_by_side_has_an_error() -> None:
-    fitted = fit_whole.co_run([Beside(2, 1.8, 1.0), Beside(2, 2.2, 1.0)], "by hand")
+    measured = [Beside(what, 2, seconds, 1.0) for what in ("prefill", "decode") for seconds in (1.8, 2.2)]
+    fitted = fit_whole.co_run(measured, "by hand")["decode"]
     assert 1.8 < 2 * fitted["share"] < 2.2
     assert fitted["fit"]["n"] == 2
     assert fitted["fit"]["median"] == pytest.approx(0.1, abs=0.02)
@@ -137,7 +144,8 @@ def test_a_journals_lines_become_a_table() -> None:
             facts = {"ctx_tokens": s.ctx_tokens}
             lines.append({"what": "decode", "params": at | {"seqs": s.seqs}, "p50": s.seconds, "facts": facts})
     lines += [
-        {"what": "beside", "params": {"servers": 2}, "p50": 0.2, "facts": {"alone_s": 0.1}},
+        {"what": "beside", "params": {"servers": 2, "seqs": 0}, "p50": 0.13, "facts": {"alone_s": 0.1}},
+        {"what": "beside", "params": {"servers": 2, "seqs": 4}, "p50": 0.2, "facts": {"alone_s": 0.1}},
         {"what": "start", "params": {"shape": "x"}, "p50": 0.6, "facts": {}},
         {"what": "start", "params": {"shape": "x"}, "p50": 0.8, "facts": {}},
         {"what": "stop", "params": {"shape": "x"}, "p50": 0.1, "facts": {}},
@@ -148,9 +156,28 @@ def test_a_journals_lines_become_a_table() -> None:
     about = fit_whole.About("desk", "a desk", "by hand", {"batch_cap": 4}, spec, ["cold", "host"], {"x": 10**9})
     file, fitted = fit_whole.table(lines, about)
     assert fitted.steps == fit_whole.fit(list(rows()), "by hand").steps
-    assert (file["co_run"]["share"], file["co_run"]["factor"]) == (1.0, 1.0)
+    shares = {phase: (beside["share"], beside["factor"]) for phase, beside in file["co_run"].items()}
+    assert shares == {"prefill": (0.65, 1.0), "decode": (1.0, 1.0)}
     assert {way: rung["fixed_s"] for way, rung in file["ladder"].items()} == {
         "cold": pytest.approx(0.6), "host": pytest.approx(0.6), "sleep": pytest.approx(0.2),
     }  # fmt: skip  # a run adds the copy of the weights, 0.1 s
     assert file["spec"]["sms"] == {"value": 2.0, "source": "cores"}
     assert toml.convert(file, whole.Machine).spec.sms.value == 2.0
+
+
+CPU = Path(__file__).resolve().parent.parent / "results" / "cpu"
+
+
+@cases("path", [CPU / "llamacpp-cpu.toml", CPU / "vllm" / "vllm-cpu.toml"])
+def test_a_committed_table_is_what_its_journal_gives(path: Path) -> None:
+    """Within 2 %: the last digits of a fit depend on the processor."""
+    there = tomllib.loads(path.read_text("utf-8"))
+    lines = [json.loads(line) for line in (path.parent / "raw.jsonl").read_text("utf-8").splitlines()]
+    steps = fit_whole.fit(fit_whole.steps(lines), "by hand").steps
+    assert steps.keys() == there["steps"].keys()
+    for model, fitted in steps.items():
+        assert fitted["seconds"] == pytest.approx(there["steps"][model]["seconds"], rel=0.02)
+    for phase, beside in fit_whole.co_run(fit_whole.besides(lines), "by hand").items():
+        assert {key: beside[key] for key in ("share", "factor")} == pytest.approx(
+            {key: there["co_run"][phase][key] for key in ("share", "factor")}, rel=0.02
+        )

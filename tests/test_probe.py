@@ -99,7 +99,8 @@ def test_what_is_measured_of_a_known_table_gives_it_back(tmp_path: Path) -> None
     assert q["seconds"] == pytest.approx([KNOWN.seconds(m) for m in q["tokens"]], rel=1e-3)
     assert (q["seq_s"], q["ctx_s"], q["area_s"]) == pytest.approx((SEQ_S, CTX_S, AREA_S), rel=1e-2)
     assert file["host"]["api_in_s"] == pytest.approx(API_S, rel=1e-2)
-    assert file["co_run"]["share"] == pytest.approx(SHARE, rel=0.05)  # first tokens also wait for the API
+    for beside in file["co_run"].values():
+        assert beside["share"] == pytest.approx(SHARE, rel=0.05)  # first tokens also wait for the API
     assert file["ladder"]["host"]["fixed_s"] == 0.0  # they ran already
     assert {step.what for step, _ in fitted.points} == {"prefill", "decode"}
     assert q["held"]["p95"] < 1e-3
@@ -171,7 +172,7 @@ def test_a_cell_that_shows_nothing_is_left_out_and_the_table_stands(
     assert sum("left out: nothing came" in line for line in notes) == probe.ROUNDS
     spec = dict.fromkeys(quantities.GpuSpec._fields[2:], (1.0, "by hand"))
     file, _ = fit_whole.table(lines, fit_whole.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
-    assert file["co_run"]["share"] == pytest.approx(SHARE, rel=0.05)
+    assert file["co_run"]["decode"]["share"] == pytest.approx(SHARE, rel=0.05)
     told, again = calibrate.lacking(lines, gaps)
     assert told.startswith("left out 3 x: beside shape m, servers 4, seqs 1, ctx 19: nothing came; no round has it")
     assert "again measures" in again
@@ -304,7 +305,7 @@ def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, mon
             at = line["params"]
             assert at["seqs"] * (at["ctx"] + 1) <= line["facts"]["ctx_tokens"] <= at["seqs"] * (at["ctx"] + probe.STEPS)
     assert len(calibrated.points) == sum(line["what"] in {"prefill", "decode"} for line in lines)
-    assert any(note.startswith("a step asks for") for note in calibrated.notes)
+    assert any(note.startswith("a step of decode asks for") for note in calibrated.notes)
 
 
 def test_a_server_that_obeys_is_put_to_sleep_and_woken(tmp_path: Path) -> None:

@@ -118,9 +118,31 @@ def test_a_prompt_steps_together_with_a_decode(tmp_path: Path) -> None:
 def test_servers_side_by_side_slow_each_other_down_as_measured(
     tmp_path: Path, share: float, factor: float, models: int, times: float
 ) -> None:
-    path = whole_table.write(tmp_path, co_run={"share": share, "factor": factor, **whole_table.SAID})
+    path = whole_table.write(tmp_path, co_run=whole_table.beside(share, factor))
     rows = ran(path, [(0.0, k, 100, 1) for k in range(models)], models)
     assert rows.ttft_s == pytest.approx([API_S + times * step_s(0, 0, [100])] * models, abs=2e-9)
+
+
+def test_prefills_and_decode_steps_each_have_their_share(tmp_path: Path) -> None:
+    """Two prefills of half a machine each go on as if alone; two decodes of all of it take 1 + 1.5 (2 - 1) times."""
+    co_run = {"prefill": whole_table.beside(0.5, 1.0)["prefill"], "decode": whole_table.beside(1.0, 1.5)["decode"]}
+    path = whole_table.write(tmp_path, co_run=co_run)
+    rows = ran(path, [(0.0, k, 100, 3) for k in range(2)], 2)
+    ttft_s = API_S + step_s(0, 0, [100])
+    assert rows.ttft_s == pytest.approx([ttft_s] * 2, abs=2e-9)
+    assert rows.e2e_s == pytest.approx([ttft_s + 2.5 * (step_s(1, 101) + step_s(1, 102))] * 2, abs=4e-9)
+
+
+def test_a_prefill_and_a_decode_side_by_side_are_each_slowed_by_their_own_factor(tmp_path: Path) -> None:
+    """They ask for 1.5 machines, so the same work takes each 1.5 times as long, but for their factors."""
+    co_run = {"prefill": whole_table.beside(0.5, 3.0)["prefill"], "decode": whole_table.beside(1.0, 1.5)["decode"]}
+    prefill_s = step_s(0, 0, [100])
+    first_s = API_S + prefill_s
+    rows = ran(whole_table.write(tmp_path, co_run=co_run), [(0.0, 0, 100, 2), (first_s - API_S, 1, 100, 1)], 2)
+    beside_s = (1 + 1.5 * 0.5) * step_s(1, 101)
+    assert rows.e2e_s[0] == pytest.approx(first_s + beside_s, abs=4e-9)
+    alone_s = prefill_s - beside_s / (1 + 3.0 * 0.5)
+    assert rows.ttft_s[1] == pytest.approx(API_S + beside_s + alone_s, abs=4e-9)
 
 
 def test_beyond_the_last_tokens_seconds_go_on_as_they_were(tmp_path: Path) -> None:
@@ -149,5 +171,10 @@ def test_a_run_takes_the_machine_and_its_settings_from_the_table(tmp_path: Path)
 
 def test_every_number_says_where_it_comes_from(tmp_path: Path) -> None:
     sources = quantities.sources([], "desk", "desk", whole_table.write(tmp_path))
-    assert {s.quantity for s in sources} >= {"host desk", "desk.co_run", 'desk.steps."llama-tiny"', "desk.mem_bytes"}
+    assert {s.quantity for s in sources} >= {
+        "host desk",
+        "desk.co_run.decode",
+        'desk.steps."llama-tiny"',
+        "desk.mem_bytes",
+    }
     assert all(s.source and s.formula and s.error for s in sources)

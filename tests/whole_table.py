@@ -21,6 +21,11 @@ STEPS = {
 }
 
 
+def beside(share: float, factor: float) -> dict[str, dict[str, Any]]:
+    """Return [co_run]; decode steps and those with prefill disturb others alike."""
+    return {phase: {"share": share, "factor": factor, **SAID} for phase in ("prefill", "decode")}
+
+
 def file(**changed: Any) -> dict[str, Any]:
     """Return the table; `changed` sections stand in for its own."""
     numbers = dict.fromkeys(quantities.GpuSpec._fields[2:], 1e8) | {"mem_bytes": 1 << 30, "sms": 2, "sm_step": 2}
@@ -31,7 +36,7 @@ def file(**changed: Any) -> dict[str, Any]:
         "spec": {name: {"value": value, "source": "by hand"} for name, value in numbers.items()},
         "host": {"api_in_s": 0.0005, "sigma": 0.0, **SAID},
         "steps": {MODEL: STEPS},
-        "co_run": {"share": 1.0, "factor": 1.5, **SAID},
+        "co_run": beside(1.0, 1.5),
         "ladder": {
             "host": {"fixed_s": 0.5, "link": "disk", "source": "by hand"},
             "cold": {"fixed_s": 0.5, "link": "disk", "source": "by hand"},

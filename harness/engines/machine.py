@@ -85,7 +85,6 @@ class Machine(NamedTuple):
     host: quantities.HostProfile
     quantum_s: float = 0.0  # of a process's slice of a GPU, where processes take turns
     poll_s: float = 0.0  # of a look for others' attention behind a kernel, of orders with `op_s`
-    co_run: float = 1.0  # of what steps on a GPU slow each other down: 1 as their demands tell
 
 
 def machine(config: Config, host: quantities.HostProfile | None = None) -> Machine:
@@ -104,7 +103,6 @@ def machine(config: Config, host: quantities.HostProfile | None = None) -> Machi
         host,
         quantities.quantum_s(),
         quantities.poll_s(),
-        quantities.co_run(c.table),
     )
 
 

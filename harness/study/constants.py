@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from harness.engines import machine
-from harness.engines.costs import quantities
+from harness.engines.costs import quantities, whole
 from harness.engines.costs.constants import CONSTANTS, SOURCES
 from harness.loop.system import System
 from harness.policy.fields import meant
@@ -98,7 +98,7 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
     """List every constant with its value for these contestants and the source of that value."""
     spec = resolve(specs[0])
     setup = Setup(spec)
-    config, priced = setup.config, setup.machine
+    config, priced, measured = setup.config, setup.machine, quantities.machine(spec.table)
     card, ladder, host = priced.spec, priced.ladder, priced.host
     sources = {row.quantity: row.source for row in quantities.sources((), spec.gpu, spec.host, spec.table)}
     uses = {what for policy in _policies(specs) for what in policy.uses}
@@ -126,15 +126,20 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
         ),
         "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),
         "reserve": (f"{machine.kept_pages(config):g} pages", SOURCES["reserve"]),
-        "co_run": (
-            ("as demands tell", SOURCES["co_run"])
-            if quantities.machine(spec.table) is None
-            else (f"{priced.co_run:g} x what shares tell", sources[f"{card.kind}.co_run"])
-        ),
+        "co_run": _beside(measured, sources),
         "interference": ("none but shares", SOURCES["interference"]),
         SHARING: (", ".join(sorted(_sharing(specs))), SOURCES["co_run"]),
     }
     return tuple(Constant(name, means, *stated[name]) for name, means in MEANS.items())
+
+
+def _beside(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple[str, str]:
+    """Return what steps side by side slow each other down, and its source."""
+    if measured is None:
+        return "as demands tell", SOURCES["co_run"]
+    prefill, decode = measured.co_run.prefill, measured.co_run.decode
+    told = f"prefill {prefill.factor:g} x and decode {decode.factor:g} x what shares tell"
+    return told, sources[f"{measured.kind}.co_run.decode"]
 
 
 def _sharing(specs: Sequence[Spec]) -> set[str]:

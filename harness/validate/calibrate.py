@@ -181,8 +181,9 @@ def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[s
         texts += [
             f"  {part}: {quantities.error({'fit': e}).removeprefix('fit ')}" for part, e in q["held_parts"].items()
         ]
-    demand = f"{co_run['share']:.0%} of the machine, beside others {co_run['factor']:.3g} x what that tells"
-    texts.append(f"a step asks for {demand}: {quantities.error(co_run)}")
+    for phase, beside in co_run.items():
+        demand = f"{beside['share']:.0%} of the machine, beside others {beside['factor']:.3g} x what that tells"
+        texts.append(f"a step of {phase} asks for {demand}: {quantities.error(beside)}")
     spans = dict[str, list[float]]()
     for line in lines:
         if line["what"] in {"start", "stop", "sleep", "wake"}:

@@ -20,7 +20,8 @@ query_bytes B' go out and result_bytes B' come back; `kernels` divides gemm(m) /
 
 Demands of a step on each of its GPUs, both <= 1 (the fluid sharing of the simulator):
     compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (wbytes + kbytes C) / (hbm step))
-    compute = share, whatever is in the step, where that is above 0
+    compute = pre_share or dec_share, by whether the step has prefill tokens, where that is above 0
+Beside others a step takes 1 + slow (t - 1) times as long, where their demands tell t; slow is pre_slow or dec_slow.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ COST = record(
     fl_area        f8  FLOP/token^2  of area, of a step
     flops          f8  FLOP/s        that the GPU achieves
     hbm            f8  bytes/s       that the GPU achieves from HBM
-    share          f8  ratio         of each of its GPUs' compute that any step asks for; 0: as FLOPs tell
+    pre_share      f8  ratio         of each of its GPUs' compute that a step with prefill asks for; 0: as FLOPs tell
+    dec_share      f8  ratio         the same of a decode step
+    pre_slow       f8  ratio         of what other steps slow a step with prefill down: 1 as their demands tell
+    dec_slow       f8  ratio         the same of a decode step
     layers         i8  count         of the model
     query_bytes    f8  bytes/sequence that a step sends to where KV is attended: a token's query, key and value
     result_bytes   f8  bytes/sequence that come back

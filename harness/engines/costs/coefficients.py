@@ -81,6 +81,7 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         if shape.sampled:  # each GPU of a group samples from whole rows
             head[i] += h.sample_s * shape.vocab * m
         weights = float((n * k).sum()) * L
+        c["pre_slow"] = c["dec_slow"] = 1.0
         c["host0"], c["host1"], c["serial"] = h.host0 + h.host_tp * math.log2(tp), h.host1, h.serial
         dec = h.scale_decode * L * _decode_lines(q["decode"], spec, heads, kv, d, layer)
         c["att0"], c["att1"], c["dec0"], c["dec1"], c["dec2"] = dec

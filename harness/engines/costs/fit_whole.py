@@ -56,6 +56,7 @@ class Step(NamedTuple):
 class Beside(NamedTuple):
     """Seconds of a step with `servers` running the same concurrently, itself among them, and alone."""
 
+    what: str  # prefill or decode
     servers: int
     seconds: float
     alone_s: float
@@ -149,13 +150,22 @@ def _off(pairs: Sequence[tuple[float, float]]) -> dict[str, float | int]:
     return error(x, y)
 
 
-def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
+def co_run(measured: Sequence[Beside], source: str) -> dict[str, dict[str, Any]]:
+    """Fit one number for prefills and one for decode steps, each on its own measurements.
+
+    Raises UserError where a kind has none.
+    """
+    kinds = {what: [row for row in measured if row.what == what] for what in ("prefill", "decode")}
+    if lacking := [what for what, rows in kinds.items() if not rows]:
+        raise UserError(f"no {lacking[0]} was measured side by side")
+    return {what: _co_run(rows, source) for what, rows in kinds.items()}
+
+
+def _co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
     """Fit the one number, of SHARES or FACTORS, that gives servers' slowdown with the least squared relative error.
 
     Up to a share of 1 it is the share of the machine that a step asks for; beyond, servers disturb each other more.
     """
-    if not measured:
-        raise UserError("no servers were measured side by side")
     y = np.array([row.seconds / row.alone_s for row in measured])
     k = np.array([float(row.servers) for row in measured])
     candidates = [*((float(share), 1.0) for share in SHARES), *((1.0, float(factor)) for factor in FACTORS)]
@@ -195,14 +205,19 @@ def steps(lines: Iterable[Line]) -> list[Step]:
     return parsed
 
 
+def besides(lines: Iterable[Line]) -> list[Beside]:
+    """Read the steps of servers side by side from a journal's lines."""
+    parsed = []
+    for line in lines:
+        if line["what"] == "beside":
+            what = "decode" if line["params"]["seqs"] else "prefill"
+            parsed.append(Beside(what, line["params"]["servers"], line["p50"], line["facts"]["alone_s"]))
+    return parsed
+
+
 def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
     """Fit the table that the lines of a journal give, and return it with the fit behind it."""
     fitted = fit(steps(lines), about.source)
-    beside = [
-        Beside(line["params"]["servers"], line["p50"], line["facts"]["alone_s"])
-        for line in lines
-        if line["what"] == "beside"
-    ]
     file = {
         "kind": about.kind,
         "name": about.name,
@@ -210,7 +225,7 @@ def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
         "spec": {name: {"value": value, "source": source} for name, (value, source) in about.spec.items()},
         "host": fitted.host,
         "steps": fitted.steps,
-        "co_run": co_run(beside, about.source),
+        "co_run": co_run(besides(lines), about.source),
         "ladder": ladder(lines, about),
     }
     return file, fitted

@@ -227,12 +227,6 @@ def _ladder(table: str | None) -> Toml:
     return ways
 
 
-def co_run(table: str | None) -> float:
-    """Return the factor on the slowdown that steps on a GPU cause each other by their demands: 1, unless measured."""
-    measured = machine(table)
-    return 1.0 if measured is None else float(measured.co_run.factor)
-
-
 def hosts() -> tuple[str, ...]:
     """Return the names of the host profiles."""
     return tuple(_read(TABLES / "hosts.toml")["host"])
@@ -320,7 +314,8 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
 def _measured_sources(measured: whole.Machine) -> list[Source]:
     parts: Mapping[str, forms.Quantity] = {
         f"host {measured.kind}": measured.host,
-        f"{measured.kind}.co_run": measured.co_run,
+        f"{measured.kind}.co_run.prefill": measured.co_run.prefill,
+        f"{measured.kind}.co_run.decode": measured.co_run.decode,
         **{f'{measured.kind}.steps."{model}"': steps for model, steps in measured.steps.items()},
     }
     out = [Source(what, q.source, q.formula, error(_stated(q))) for what, q in parts.items()]

@@ -7,7 +7,8 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
     [spec.FIELD]         `value` and `source` of every number of `GpuSpec`
     [host]               `api_in_s` before a request is queued, `sigma` of steps around the table
     [steps."SHAPE"]      steps of a model
-    [co_run]             `share` of the machine that a step asks for; `factor`: below
+    [co_run.PHASE]       of steps with `prefill` tokens, and of `decode`: the `share` of the machine that a step asks
+                         for; `factor`: below
     [ladder.WAY]         `fixed_s` of a start or wake, and its `link`
 
     step = seconds(m) + seq_s (B + n) + ctx_s C + area_s area                  (m, B, n, C, area: coef.py)
@@ -89,11 +90,19 @@ class Steps(Quantity):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoRun(Quantity):
-    """[co_run]."""
+class Beside(Quantity):
+    """[co_run.PHASE]."""
 
     share: Annotated[int | float, Gt(0), Le(1)]
     factor: Number
+
+
+@dataclass(frozen=True, slots=True)
+class CoRun:
+    """[co_run]."""
+
+    prefill: Beside
+    decode: Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +148,9 @@ def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
         fitted, c = steps[shape.name], cost[i]
         gemm[i] = _lines(grid, fitted.tokens, fitted.seconds)
         c["host1"], c["serial"], c["dec2"], c["pre2"] = fitted.seq_s, 1, fitted.ctx_s, fitted.area_s
-        c["share"], c["flops"], c["hbm"] = machine.co_run.share, 1.0, 1.0
+        for phase, beside in (("pre", machine.co_run.prefill), ("dec", machine.co_run.decode)):
+            c[f"{phase}_share"], c[f"{phase}_slow"] = beside.share, beside.factor
+        c["flops"], c["hbm"] = 1.0, 1.0
         c["layers"] = shape.layers
         c["query_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * (shape.q_heads + 2 * shape.kv_heads)
         c["result_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * shape.q_heads

@@ -183,7 +183,7 @@ class Sim:
         w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s
         w["poll_s"] = self._machine.poll_s
         w["sliced"] = self._sharing == "turns" and laid_out(c, self._layout) != "gpu"  # one process takes no turns
-        w["co_run"] = constants.of(c.scaled, "co_run") * self._machine.co_run
+        w["co_run"] = constants.of(c.scaled, "co_run")
         w["interference"] = constants.of(c.scaled, "interference")
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["elastic"] = self._elastic

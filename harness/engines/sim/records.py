@@ -19,7 +19,7 @@ WORLD = record(
     sigma            f8   ratio     standard deviation of the noise on a step's time
     poll_s           f8   s         of a look for others' attention, after each kernel of an order with `op_s`
     quantum_s        f8   s         of a process's slice in a round, at least, while others of its GPU are busy
-    co_run           f8   ratio     of what lanes of a GPU slow each other down: 1 as their demands tell
+    co_run           f8   ratio     of what lanes of a GPU slow each other down: 1 as the cost tables tell
     interference     f8   ratio     of the time of a step while another lane has one on a GPU of its; 1: shares tell all
     piece_bytes      f8   bytes     what a link moves of weights before it looks for something more urgent
     round_trip_s     f8   s         from a request's end to the arrival of its client's next one, without `think`
@@ -267,6 +267,7 @@ LANE = record(
     part_since     f8  s         when `part` last changed
     off_s          f8  s         of the step in flight, in time slices of other processes, up to `part_since`
     slice_s        f8  s         solo, of a step without noise: what it asks of a round at `max_rate` 1
+    slow           f8  ratio     of what other lanes slow its step down: 1 as their demands tell
     new_rate       f8  ratio     its rate once compute and bandwidth are shared out
     given          f8  ratio     its rate once all is shared out
     op_s           f8  s         of the order's kernels, at most: longer ones are cut; -1: others wait for whole steps

@@ -306,7 +306,7 @@ def share(S: int, p: int) -> None:
         lane = P.head
         while lane >= 0:
             n = lane_at(S, lane)
-            n.given = n.new_rate if W.co_run == 1.0 else slowed(n.max_rate, n.new_rate, W.co_run)
+            n.given = n.new_rate if n.slow == 1.0 else slowed(n.max_rate, n.new_rate, n.slow)
             if W.interference > 1.0 and accompanied(S, p, lane):
                 n.given /= W.interference
             lane = n.next

@@ -105,7 +105,7 @@ def lend(S: int, p: int) -> None:
                         late = max(late, late_s(S, x, demand_at(S, d).slack_s))
                     x = lane_at(S, x).next
                 d = demand_at(S, d).next
-            n.given *= n.slice_s / (n.slice_s + W.co_run * n.layers * late)
+            n.given *= n.slice_s / (n.slice_s + n.slow * n.layers * late)
         lane = n.next
     if not lent:
         return
@@ -126,7 +126,7 @@ def lend(S: int, p: int) -> None:
             if lent_on(S, lane, g) > gpu_at(S, g).lent_most:
                 part = min(part, gpu_at(S, g).lent_most / lent_on(S, lane, g))
             d = demand_at(S, d).next
-        n.new_rate = n.given * part if W.co_run == 1.0 else slowed(n.given, n.given * part, W.co_run)
+        n.new_rate = n.given * part if n.slow == 1.0 else slowed(n.given, n.given * part, n.slow)
         lane = n.next
     lane = P.head
     while lane >= 0:

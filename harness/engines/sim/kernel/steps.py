@@ -271,6 +271,7 @@ def form(S: int, T: Tables, lane: int) -> None:
     share_ = 1.0
     if n.sms > 0:
         share_ = n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms
+    n.slow = W.co_run * (k.pre_slow if pieces > 0 else k.dec_slow)
     W.steps += int(n.layers_left == 0)
     if pieces > 0:
         tokens, area, out = 0, 0.0, run
@@ -296,7 +297,8 @@ def form(S: int, T: Tables, lane: int) -> None:
             gpu += W.poll_s * cut_kernels(S, lane, c, run + tokens, out, near + pre)
         host = k.host0 + k.host1 * (run + pieces)
         solo = gpu + host if k.serial else max(gpu, host)
-        compute = k.share if k.share > 0.0 else (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo)
+        flops = k.fl_tok * (run + tokens) + k.fl_area * area
+        compute = k.pre_share if k.pre_share > 0.0 else flops / (k.flops * solo)
         hbm = (k.wbytes + k.kbytes * C) / (k.hbm * solo)
         layers = model_at(S, inst_at(S, i).model).layers
         left = n.layers_left if n.layers_left > 0 else layers
@@ -382,7 +384,7 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
         steps = min(steps, NOISE_TICKS - B.tick % NOISE_TICKS)
     solo = base + decode
     solo = solo + host if k.serial else max(solo, host)
-    compute = k.share if k.share > 0.0 else (k.fl_tok * run) / (k.flops * solo)
+    compute = k.dec_share if k.dec_share > 0.0 else (k.fl_tok * run) / (k.flops * solo)
     ask(S, lane, solo, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * near_context) / (k.hbm * solo)))
     steps = min(steps, (2 * q - B.context + run - 1) // run)
     if n.turn != NO_TURN:
