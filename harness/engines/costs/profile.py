@@ -95,6 +95,8 @@ class TableProfile:
         solo = attend_s(self._row(inst), seqs, ctx_tokens) / shape.layers
         if sms is None or seqs == 0:
             return solo
+        if not self.quantities:  # measured whole
+            return solo / float(np.interp(sms / self.spec.sms, self._row(inst).share, self._row(inst).pre_rate))
         heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
         at = self.quantities["decode"], self.spec, seqs, ctx_tokens / seqs, heads, kv, shape.head_dim
         part = part_of(self.quantities["share"], np.array(sms / self.spec.sms))

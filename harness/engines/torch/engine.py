@@ -19,20 +19,20 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.engines.machine import Config, Refusal, laid_out
-from harness.engines.torch import nets
+from harness.engines.torch import costs, nets
 from harness.engines.torch.core import Core, Kv
-from harness.engines.torch.lanes import Lane, Step, Turn, ended, formed
+from harness.engines.torch.costs import HOST, SMS
+from harness.engines.torch.lanes import Lane, Step, Turn, Watched, ended, formed
 from harness.engines.torch.moves import Moves, Transfer
 from harness.engines.torch.pages import Account, Arena, runs, whole
 from harness.engines.torch.processes import Seat, Workers
 from harness.engines.torch.residents import WAYS, Residents
 from harness.engines.torch.view import Seen
 from harness.engines.torch.wire import Copied, Order, Part, Stepped
-from harness.engines.wallclock import Counts, Live, NoProfile, machine_facts
+from harness.engines.wallclock import Counts, Live, machine_facts
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import (
-    GIB,
     MIB,
     Batch,
     Cluster,
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MEMORY = 512 * MIB  # of a device, unless `pool_bytes` says otherwise
-HOST = 8 * GIB  # for KV; taken as it is used
-SMS, SM_STEP = 100, 10  # of a CPU device: percents of its core
+SM_STEP = 10  # percents of a CPU device's core: the least part of it
 CHARGE_S = 0.01  # between two looks at why those who do not step wait
 LINKS = {"h2d": 0.1, "d2h": 0.1, "peer": 0.8, "disk": 0.01}  # GB/s; H100's 55, 55, 450 and 5.5 less the same part
 
@@ -81,6 +80,7 @@ class Torch(Core):
         self.lacks = "" if find_spec("torch") else "torch: pip install torch"
         self.nets = {m.name: nets.net(m.shape) for m in config.models}
         self.logits: dict[int, list[Any]] | None = None  # of each request's tokens, where a test asks for them
+        self.watched: list[Watched] | None = None  # every step, where a measurement asks for them
         layout: Any = options.get("process", "model")
         self.layout = laid_out(config, layout)
         self.turns = "turns" in {options.get("sharing") if config.sharing == "own" else config.sharing}
@@ -103,7 +103,6 @@ class Torch(Core):
         }  # fmt: skip
         self.workers = Workers(self.arenas, self.accounts)
         self.cluster = self._cluster()
-        served = {m.shape.name: self.nets[m.name].text for m in config.models}
         self.measured_on: Mapping[str, str] = {
             **machine_facts("torch"),
             "a GPU": f"1 of {len(self.workers.cores)} cores, {self.mem_bytes // MIB} MiB by mmap, SMs by sleeping",
@@ -130,7 +129,9 @@ class Torch(Core):
             models[m.name] = Model(
                 net.shape.layers, *sizes, m.shape.max_tokens, m.ttft_slo_s, m.tpot_slo_s, kept_pages=0.0
             )
-        return Cluster((gpu,) * c.gpus, models, dict(c.plan), NoProfile(), dict(c.homes))
+        shapes = {m.name: m.shape for m in c.models}
+        profile = costs.profile(self.nets, shapes, self.links, self.arenas[0].size, c.gpus)
+        return Cluster((gpu,) * c.gpus, models, dict(c.plan), profile, dict(c.homes))
 
     def ready(self) -> None:
         """Start the nursery and the links, take memory, draw weights; see Engine."""
@@ -442,6 +443,9 @@ class Torch(Core):
         counts.busy_s += done.ended_s - done.begun_s
         if not self.over:
             if done.tokens:
+                if self.watched is not None:
+                    rows = tuple((row.start, row.tokens) for row in step.rows)
+                    self.watched.append(Watched(inst.model, rows, step.begun_s, at_s))
                 counts.steps += 1
                 self._tokens(step, done)
                 if lane.step is step:

@@ -51,6 +51,15 @@ class Step:
     left: list[tuple[Account, list[int]]] = field(default_factory=list)  # blocks of members who went meanwhile
 
 
+class Watched(NamedTuple):
+    """A step that is over, as a measurement sees it."""
+
+    model: str
+    rows: tuple[tuple[int, int], ...]  # of each member: tokens whose KV was there, and tokens computed
+    ordered_s: float
+    ended_s: float
+
+
 @dataclass(slots=True, eq=False)
 class Lane:
     """A batch's lane: the order in force, its turn, and its step."""

@@ -181,9 +181,13 @@ def write(kv: Tensor, layer: int, at: tuple[Tensor, Tensor], key: Tensor, value:
 def attend(kv: Tensor, layer: int, contexts: tuple[Tensor, Tensor], q: Tensor) -> Tensor:
     """Attend one query of each context: (contexts, heads, dimension)."""
     blocks, there = contexts
-    cached = kv[blocks, layer].transpose(1, 2).flatten(2, 3).transpose(2, 3)  # context, K or V, head, token, dimension
-    key, value = cached.unbind(1)
-    return functional.scaled_dot_product_attention(q[:, :, None], key, value, attn_mask=there, enable_gqa=True)[:, :, 0]
+    seqs, (heads, dim) = len(blocks), kv.shape[4:]
+    key, value = (
+        kv[:, layer, part].index_select(0, blocks.flatten()).view(seqs, -1, heads, dim).transpose(1, 2)
+        for part in (0, 1)
+    )  # context, head, token, dimension; queries of a KV head attend together
+    groups = q.view(seqs, heads, -1, dim)
+    return functional.scaled_dot_product_attention(groups, key, value, attn_mask=there).flatten(1, 2)
 
 
 def attend_long(kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:

@@ -52,7 +52,8 @@ def main() -> None:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == here:
                 engine.close()
-                (links.serve if what == "links" else lambda conn: worker.Worker(conn).serve())(Connection(file))
+                link = Connection(file)
+                _ended_with(lambda: links.serve(link) if what == "links" else worker.Worker(link).serve())  # noqa: B023
             os._exit(0)
         os.close(file)
         engine.send(pid)

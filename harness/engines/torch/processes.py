@@ -25,6 +25,8 @@ from harness.policy.types import Host, UserError
 Bytes = tuple[int, int, int, int, int]  # source, offset, target, offset, bytes
 ROOT = Path(__file__).resolve().parents[3]
 ONE = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+# Of glibc: what a step frees stays with the process, whose next step would else wait for each page of it anew.
+KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 
 class Nursery:
@@ -32,7 +34,12 @@ class Nursery:
 
     def __init__(self) -> None:
         self._end, file = pair()
-        env = {**os.environ, **ONE, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        env = {
+            **os.environ,
+            **ONE,
+            **KEEP,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
         command = [sys.executable, "-m", "harness.engines.torch.nursery", str(file)]
         self._child = subprocess.Popen(command, env=env, pass_fds=[file], start_new_session=True)
         os.close(file)

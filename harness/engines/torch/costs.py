@@ -1,0 +1,129 @@
+"""Seconds of a device's steps and loads, as policies may know them before a run: seven numbers for all networks.
+
+    step = step_s + layer_s L + seq_s (B + n) + byte_s W + flop_s 2 P (m + r - 1) + kv_s K C + area_s A area
+
+L layers, W bytes of weights that a step reads, P their number, K bytes of a token's KV, A what attention multiplies for
+a pair of tokens; B decodes with C tokens of context, n prompts, m tokens in all, area as in engines/costs/coef.py. The
+numbers are fitted on steps that `measure.py` times on an idle machine. A part of a device takes its share of the time,
+for its lane sleeps the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness import toml
+from harness.engines.costs import quantities
+from harness.engines.costs.coef import COST
+from harness.engines.costs.forms import Number, Quantity
+from harness.engines.costs.profile import Row, TableProfile
+from harness.engines.costs.quantities import GpuSpec
+from harness.engines.torch.nets import FLOAT, Net
+from harness.engines.torch.residents import WAYS
+from harness.policy.types import GIB, Shape
+
+TABLE = Path(__file__).parent / "cpu.toml"
+SMS = 100  # of a CPU device: percents of its core
+HOST = 8 * GIB  # for KV in the host's memory; taken as it is used
+SHARES = np.linspace(0.01, 1.0, SMS)
+F8 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers(Quantity):
+    """The fitted numbers, and the seconds of a process's start."""
+
+    step_s: Number
+    layer_s: Number
+    seq_s: Number
+    byte_s: Number
+    flop_s: Number
+    kv_s: Number
+    area_s: Number
+    start_s: Number
+
+
+NAMES = ("step_s", "layer_s", "seq_s", "byte_s", "flop_s", "kv_s", "area_s")  # in the order of `features`
+
+
+class Work(NamedTuple):
+    """What is in a step."""
+
+    decodes: int = 0
+    ctx_tokens: float = 0.0
+    prompts: int = 0
+    prompt_tokens: int = 0
+    area: float = 0.0
+
+
+def numbers() -> Numbers:
+    """Read the fitted numbers."""
+    return toml.convert(toml.tables(TABLE), Numbers, f"{TABLE.name}: ")
+
+
+def features(net: Net, work: Work) -> list[float]:
+    """Return what each number of NAMES is multiplied with."""
+    s, rows = net.shape, work.decodes + work.prompts
+    tokens = work.decodes + work.prompt_tokens
+    head = s.vocab * s.hidden
+    layers = net.weight_bytes // FLOAT - head * (1 if s.tied else 2)
+    pairs = 4 * s.layers * s.q_heads * s.head_dim
+    multiplied = 2.0 * (layers * (tokens - 1) + head * (rows - 1))
+    return [1.0, s.layers, rows, FLOAT * (layers + head), multiplied, net.kv_token_bytes * work.ctx_tokens,
+            pairs * work.area]  # fmt: skip
+
+
+def row(net: Net, fitted: Numbers) -> Row:
+    """Return the coefficients of a network's steps, in the form of cost tables."""
+    rates = [getattr(fitted, name) for name in NAMES]
+
+    def seconds(work: Work) -> float:
+        return float(np.dot(features(net, work), rates))
+
+    base, more = seconds(Work(1)), seconds(Work(0, 0.0, 1, 2)) - seconds(Work(0, 0.0, 1, 1))
+    beside = seconds(Work(2)) - base - more  # of a sequence, its part of the LM head included
+    cost = dict.fromkeys(COST.names or (), 0.0) | {
+        "host1": beside, "serial": 1.0, "dec2": net.kv_token_bytes * fitted.kv_s,
+        "pre2": seconds(Work(0, 0.0, 1, 1, 1.0)) - seconds(Work(0, 0.0, 1, 1)),
+    }  # fmt: skip
+    gemm = [base - beside, base - beside + more]
+    rate = SHARES.copy()
+    return Row(cost, [1, 2], gemm, [0.0, 0.0], SHARES, np.ones(1), rate[:, None], rate)
+
+
+def profile(
+    nets: Mapping[str, Net], shapes: Mapping[str, Shape], links: Mapping[str, float], mem_bytes: int, devices: int
+) -> TableProfile:
+    """Return the profile of devices that serve these networks; `links` in GB/s."""
+    fitted = numbers()
+    h2d, d2h, peer, disk = (1e9 * links[name] for name in ("h2d", "d2h", "peer", "disk"))
+    spec = GpuSpec("cpu", "a core", mem_bytes, SMS, SMS, math.inf, math.inf, h2d, d2h, peer, peer, disk, HOST)
+    ways = {
+        name: quantities.Way(
+            fitted.start_s if way.starts else 0.0,
+            "spread" if way.spread else "disk" if way.source == "disk" else "pcie",
+            way.part * h2d,
+        )
+        for name, way in WAYS.items()
+    }
+    weight_bytes = {(name, 1): net.weight_bytes for name, net in nets.items()}
+    rows = {(name, 1): row(net, fitted) for name, net in nets.items()}
+    return TableProfile(rows, spec, ways, weight_bytes, shapes, {}, devices)
+
+
+def fit(steps: Sequence[tuple[Net, Work, float]]) -> tuple[list[float], F8]:
+    """Fit the numbers of NAMES on steps and their seconds; return them, and each step's relative error."""
+    from harness.engines.costs.coefficients import nonnegative
+
+    X = np.array([features(net, work) for net, work, _ in steps])
+    y = np.array([seconds for *_, seconds in steps])
+    unit = X.max(axis=0)
+    solved = nonnegative(X / unit, y, 1 / y) / unit
+    return solved.tolist(), X @ solved / y - 1
