@@ -21,7 +21,7 @@ from typing import IO, Any
 from probe.plan import Plan, Probe
 from probe.worker import Key, key
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 RAW, HOST = "raw.jsonl", "host.json"
 GONE_S = 10.0  # a killed process leaves within this, or is stuck in the driver
 LEAST_S = 2.0  # a probe is not started with less
