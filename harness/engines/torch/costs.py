@@ -54,7 +54,7 @@ NAMES = ("step_s", "layer_s", "seq_s", "byte_s", "flop_s", "kv_s", "area_s")  # 
 
 
 class Work(NamedTuple):
-    """What is in a step."""
+    """The work of a step: sequences, their context and area, and tokens of prompts."""
 
     decodes: int = 0
     ctx_tokens: float = 0.0
