@@ -25,7 +25,7 @@ NEAR = 0.02  # relative error that bf16 results may have
 
 
 def device(box: Box) -> Iterator[Sample]:
-    """Read attributes and granularity; measure the two ceilings: bytes by a kernel that reads and writes, FLOPs by a large GEMM."""
+    """Read attributes and granularity; measure the ceilings: bytes of a kernel that copies, FLOPs of a large GEMM."""
     dev = driver.device()
     for name in ATTRIBUTES:
         if box.todo("attribute", name=name):
