@@ -38,7 +38,7 @@ class Decoded(NamedTuple):
 
 
 class Device(Protocol):
-    """What differs between devices."""
+    """A device, as a worker uses it: a CPU's core or a card."""
 
     place: torch.device
     dtype: torch.dtype
