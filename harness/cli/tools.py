@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
     from harness.check.findings import Failure
     from harness.validate.names import Skipped
+    from harness.validate.predicted import Plan
     from harness.validate.staggered import Read
 
-SIM = "sim"
+SIM, TORCH = "sim", "torch"
 INVALID = "Runs that did not measure their servers are left out."
 
 
@@ -348,14 +349,17 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
 @click.command(epilog=examples(
     "bench validate", "bench validate mine.csv -o /tmp/validate",
     "bench validate --engine llamacpp --table results/cpu/llamacpp-cpu.toml -o results/cpu/validate",
+    "bench validate --engine torch --table results/cpu/torch/torch-cpu.toml -o results/cpu/torch/validate",
 ))  # fmt: skip
 @click.argument("folder", type=PATH, required=False, envvar="MEASURED_DIR",
                 metavar="[FOLDER|FILE.csv]")  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Run the same specs on an engine's servers and on the "
               "simulator.")  # fmt: skip
 @click.option("--table", metavar="FILE", help="With --engine: the servers' cost table, by bench calibrate.")
+@click.option("--full", is_flag=True, help="With --engine torch: every system, 4 and 8 models, windows of 60 s; "
+              "the aims are judged.")  # fmt: skip
 @click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="With --engine: the shape of "
-              "every model.")  # fmt: skip
+              "every model; of torch, the table's first.")  # fmt: skip
 @click.option("--counts", metavar="LIST", default="2,4,8", show_default=True, help="With --engine: numbers of models.")
 @click.option("--systems", metavar="LIST", help="With --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")
 @click.option("--loads", metavar="LIST", default="30,70,100", show_default=True,
@@ -457,7 +461,9 @@ def _measured(
 
 
 def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any) -> None:
-    """Hold the simulator against servers, on the same specs."""
+    """Hold the simulator against servers, or devices, on the same specs."""
+    from functools import partial
+
     from harness.policy.types import UserError
     from harness.report.text_table import aligned
     from harness.run import realtime
@@ -465,40 +471,83 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
 
     if asked["table"] is None:
         raise UserError(f"--engine {engine} needs the servers' cost table: --table FILE (bench calibrate writes one)")
-    plan = predicted.Plan(
-        engine, asked["table"], asked["models"],
-        tuple(asked["systems"].split(",")) if asked["systems"] else predicted.SYSTEMS,
-        _counts(asked["counts"]),
-        tuple(load / 100 for load in _numbers("--loads", asked["loads"])),
-        asked["seeds"], asked["window_s"], asked["again"],
-    )  # fmt: skip
+    plan, skipped = _plan(engine, asked)
     with Terminal() as teller:
         ahead = realtime.told(predicted.spans(plan, runs, slo))
-        teller.say(f"{ahead} on the servers, beside their starts; runs are kept, and a second call resumes")
+        teller.say(f"{ahead} on {engine}, beside starts; runs are kept, and a second call resumes")
         comparison = predicted.predict(plan, runs, teller, slo)
     frame, void = comparison.frame, ""
     lines = [*ranks.summary(ranks.pairs(frame, comparison.attainment))]
-    lines += [f"SLO {comparison.rule}; attainment: {comparison.attainment}", *comparison.notes]
+    lines += [f"SLO {comparison.rule}; attainment: {comparison.attainment}", *comparison.notes, *skipped]
     if not len(ranks.valid(frame)):
         void = "No run on the servers is valid: all that follows comes from INVALID runs."
         lines.insert(0, void)
         frame = frame.assign(invalid=False)
+    told = list(lines)
     pairs, cells = ranks.pairs(frame, comparison.attainment), ranks.cells(frame, comparison.attainment)
     lines += aligned(list(ranks.pair_rows(pairs)))
     lines.append("attainment in %; error of the simulated latencies, beside the spread of the servers' repeats")
     lines += aligned(list(ranks.cell_rows(cells, comparison.attainment)))
-    screen(lines, tail=ranks.aims(cells), every=every)
+    met = (
+        ranks.aims(cells)
+        if engine_name(engine) != TORCH
+        else ranks.told(cells, comparison.attainment, judged=plan.judged)
+    )
+    for cell in ranks.misses(cells, comparison.attainment) if engine_name(engine) == TORCH else ():
+        reason = predicted.cause(comparison.waits, cell.condition, cell.label)
+        met.append(f"{ranks.miss(cell, comparison.attainment)}{'; ' * bool(reason)}{reason}")
+    screen(lines, tail=met, every=every)
     sys.stdout.flush()
     if plot and cells:
         import pandas as pd
 
+        from harness.report.text_table import laid
+        from harness.rows.record import write_bytes
+        from harness.validate.page import compared
         from plots import fig_predicted
 
         stem.parent.mkdir(parents=True, exist_ok=True)
-        caption = f"Servers: real, {comparison.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
+        who = "Torch's devices: emulated" if engine_name(engine) == TORCH else "Servers: real"
+        caption = f"{who}, {comparison.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
         command = f"bench validate --engine {engine} --table {asked['table']}"
         paths = fig_predicted.render(pd.DataFrame(cells), comparison.attainment, stem, command, caption)
-        click.echo(" · ".join(short_path(path) for path in paths))
+        page = compared(command, told, pairs, cells, comparison.attainment, met, partial(laid, markdown=True))
+        write_bytes(stem.with_suffix(".md"), page.encode())
+        click.echo(" · ".join(short_path(path) for path in (*paths, stem.with_suffix(".md"))))
+
+
+def engine_name(engine: str) -> str:
+    """Return an engine's name without its fields."""
+    from harness.policy.fields import asked
+
+    return asked(engine).name
+
+
+def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
+    """Return what is run on an engine and on the simulator, and a line for each system that cannot be."""
+    from harness.policy.types import UserError
+    from harness.validate import predicted, tiers
+
+    ctx = click.get_current_context()
+    own = engine_name(engine) == TORCH
+    if asked["full"] and not own:
+        raise UserError(f"--full is a tier of --engine torch; --counts, --systems and others say what {engine} runs")
+    base = tiers.plan(engine, asked["table"], full=asked["full"]) if own else predicted.Plan(
+        engine, asked["table"], asked["models"]
+    )  # fmt: skip
+    given = {
+        "models": ("model", lambda text: text), "systems": ("systems", lambda text: tuple(text.split(","))),
+        "counts": ("counts", _counts), "seeds": ("repeats", int), "window_s": ("window_s", float),
+        "loads": ("shares", lambda text: tuple(load / 100 for load in _numbers("--loads", text))),
+        "again": ("again", int),
+    }  # fmt: skip
+    said = {
+        field: read(asked[option])
+        for option, (field, read) in given.items()
+        if asked[option] is not None and (not own or ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE)
+    }
+    plan = base._replace(**said)
+    return tiers.runnable(plan) if own else (plan, [])
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -45,8 +45,11 @@ def calibrate(
 ) -> Calibrated:
     """Measure the servers of an engine for each of these shapes, as far as the folder has not, and write their table.
 
-    `given`: further fields of the engine's configuration. UserError where they cannot be measured.
+    Engine `torch` has no servers, and its devices are measured from inside. `given`: further fields of the engine's
+    configuration. UserError where they cannot be measured.
     """
+    if asked(engine).name == "torch":
+        return _torch(engine, models, folder, say, given)
     members = model_set(",".join(f"{model}*{max(probe.BESIDE)}" for model in models)).serving(SERVED).members
     served = tuple(machine.Served(member.name, member.shape) for member in members)
     config = machine.Config(served, **given)
@@ -70,6 +73,22 @@ def calibrate(
     quantities.forget()
     quantities.machine(str(path))  # it reads as any user's table
     return Calibrated(path, file["name"], [*notes(file, lines), *lacking(lines, gaps)], points(fitted))
+
+
+def _torch(
+    engine: str, models: Sequence[str], folder: Path, say: Callable[[str], None], given: Mapping[str, Any]
+) -> Calibrated:
+    """Measure the devices of the torch engine, on this host's processors."""
+    from harness.engines.torch.engine import Torch
+    from harness.validate import torch_table
+
+    made = engines.find(engine)(machine.Config(()), {}, None)
+    if made.lacks:
+        raise UserError(f"torch needs {made.lacks}")
+    assert isinstance(made, Torch)
+    path, fitted, lines, file = torch_table.write(folder, models, say, made.fields, given)
+    texts = [*notes(file, lines), *torch_table.notes(lines, path, models)]
+    return Calibrated(path, file["name"], texts, points(fitted))
 
 
 def _servers(name: str, config: machine.Config) -> Servers:

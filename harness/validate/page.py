@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pandas as pd
 
+from harness.validate import ranks
 from harness.validate.names import Skipped
+from harness.validate.ranks import Cell, Pair
 from harness.validate.validate import notes, scores, worst
 
 HEAD = """# The simulator beside measured runs
@@ -36,6 +38,18 @@ def _lines(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str
     if shared:
         yield "## Models that share a card\n"
         yield from (f"- {line}" for line in shared)
+
+
+def compared(
+    command: str, told: Sequence[str], pairs: Sequence[Pair], cells: Sequence[Cell], attainment: str,
+    met: Sequence[str], table: Table,
+) -> str:  # fmt: skip
+    """Return a comparison of an engine with the simulator as Markdown: what was said, pairs, cells, then the aims."""
+    lines = [f"`{command}`\n", *(f"- {line}" for line in told), ""]
+    lines += [*table(ranks.pair_rows(pairs)), ""] if pairs else []
+    lines += ["Attainment in %; errors of simulated latencies, beside the spread of the measured repeats.\n"]
+    lines += [*table(ranks.cell_rows(cells, attainment)), "", *(f"- {line}" for line in met)]
+    return "\n".join(lines) + "\n"
 
 
 def worst_rows(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:

@@ -4,8 +4,8 @@
 
 L layers, W bytes of weights that a step reads, P their number, K bytes of a token's KV, A what attention multiplies for
 a pair of tokens; B decodes with C tokens of context, n prompts, m tokens in all, area as in engines/costs/coef.py. The
-numbers are fitted on steps that `measure.py` times on an idle machine. A part of a device takes its share of the time,
-for its lane sleeps the rest.
+numbers are fitted on steps timed on an idle machine (validate/torch_table.py). A part of a device takes its share of
+the time, for its lane sleeps the rest.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from harness.engines.torch.residents import WAYS
 from harness.policy.types import GIB, Shape
 
 TABLE = Path(__file__).parent / "cpu.toml"
-SMS = 100  # of a CPU device: percents of its core
+SMS = 132  # of a CPU device: parts of its core, as many as an H100 has
+SM_STEP = 8  # the least part, as there
 HOST = 8 * GIB  # for KV in the host's memory; taken as it is used
-SHARES = np.linspace(0.01, 1.0, SMS)
+SHARES = np.arange(1, SMS + 1) / SMS
 F8 = NDArray[np.float64]
 
 

@@ -58,6 +58,9 @@ def serve(engine: Connection) -> None:
             continue
         message = engine.recv()
         if isinstance(message, Copy):
-            links.setdefault(message.link, []).append(Job(message))
+            jobs = links.setdefault(message.link, [])
+            if not jobs:  # an idle link has saved up nothing
+                free_s[message.link] = max(free_s.get(message.link, 0.0), time.monotonic())
+            jobs.append(Job(message))
         else:
             stores |= zip(message, take_files(engine, len(message)), strict=True)

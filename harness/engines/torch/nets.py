@@ -54,27 +54,33 @@ class Net(NamedTuple):
         return f"{s.name}, {s.layers} layers of {s.hidden}, {s.q_heads}/{s.kv_heads} heads of {s.head_dim}"
 
 
-def net(shape: Shape) -> Net:
-    """Return the network by which a shape is served here. UserError where its checkpoint is of another kind."""
+def net(shape: Shape, wide: int = 1) -> Net:
+    """Return the network by which a shape is served here, a twin so many times as wide.
+
+    UserError where its checkpoint is of another kind.
+    """
     folder = os.environ.get("MODELS_DIR", "")
     if folder and (Path(folder) / shape.name / "config.json").is_file():
         return described(Path(folder) / shape.name)
-    whole = FLOAT * shapes.params(shape) <= AS_IT_IS
+    whole = shape.number_bytes == FLOAT or FLOAT * shapes.params(shape) <= AS_IT_IS  # 4 bytes: a twin, by its table
     bias, qk_norm = (shape.name.startswith(f"qwen-{generation}") for generation in (2, 3))
-    return Net(shape if whole else twin(shape), bias, qk_norm)
+    return Net(shape if whole else twin(shape, wide), bias, qk_norm)
 
 
-def twin(shape: Shape) -> Shape:
-    """Return the scaled twin of a shape: heads and their width a quarter each where heads divide by it."""
+def twin(shape: Shape, wide: int = 1) -> Shape:
+    """Return the scaled twin of a shape: heads and their width a quarter each where heads divide by it.
+
+    With `wide` its widths are so many sixteenths instead of one.
+    """
     part = next(n for n in (4, 2, 1) if shape.q_heads % n == 0 == shape.kv_heads % n)
     return shape._replace(
         name=f"twin of {shape.name}",
         layers=max(2, shape.layers // 8),
-        hidden=shape.hidden // 16,
+        hidden=wide * shape.hidden // 16,
         q_heads=shape.q_heads // part,
         kv_heads=shape.kv_heads // part,
-        head_dim=shape.head_dim * part // 16,
-        ffn=shape.ffn // 16,
+        head_dim=wide * shape.head_dim * part // 16,
+        ffn=wide * shape.ffn // 16,
         vocab=shape.vocab // 128,
     )
 

@@ -65,8 +65,11 @@ def _ended_with(serve: Callable[[], None]) -> None:
         serve()
     except (EOFError, ConnectionResetError, BrokenPipeError):
         pass
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = (str(error).strip() or repr(error)).splitlines()[0]
+        place = f"{os.path.basename(where.filename)}:{where.lineno}"  # noqa: PTH119 - of a path that may be none
+        print(f"torch: process {os.getpid()}: {type(error).__name__}: {said} ({place})", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ import math
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.engines.torch import nets
+from harness.engines.torch.load import Load
 from harness.engines.torch.nets import Net
 from harness.engines.torch.pages import Account, Arena
 from harness.engines.torch.wire import Copy, Given, pair, send_files
@@ -56,6 +59,11 @@ class Nursery:
         os.close(file)
         return mine, self._end.recv()
 
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self._child.pid
+
     def close(self) -> None:
         """End it; what it started ends with it."""
         with suppress(OSError):
@@ -72,6 +80,7 @@ class Seat:
         self.device, self.cold = device, cold
         self.conn, self.pid = nursery.start("cold" if cold else "worker")
         self.ready = False
+        self.since_s = time.monotonic()  # by that clock, since when an answer is due; inf: none is
         self.weights: set[str] = set()  # models whose weights it has mapped
         self.accounts: set[str] = set()  # models whose KV it has mapped
         self.step: Any = None  # in flight
@@ -81,6 +90,11 @@ class Seat:
         """Tell it something. A worker that is gone is noticed where its answers are read."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.conn.send(message)
+
+    def kill(self) -> None:
+        """End it at once, as the kernel would."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Let it end: a worker ends with its connection."""
@@ -109,6 +123,13 @@ class Workers:
         self._files: list[int] = []
         self._folder: Path | None = None
         self._copies = 0
+        self._links_pid = 0
+        self.load: Load | None = None  # from the start of the clock
+
+    def watch_load(self) -> None:
+        """Count processor seconds from now on."""
+        assert self._nursery is not None
+        self.load = Load([self._nursery.pid, self._links_pid, *(seat.pid for seat in self.seats.values())])
 
     def start(self, served: Mapping[str, Net]) -> None:
         """Start the nursery and the links, take memory, draw weights. UserError where they do not start."""
@@ -125,7 +146,7 @@ class Workers:
         for k, raw in enumerate(weights):
             (self._folder / str(k)).write_bytes(raw)
             self._files.append(os.open(self._folder / str(k), os.O_RDONLY))
-        self._links, _ = self._nursery.start("links")
+        self._links, self._links_pid = self._nursery.start("links")
         self._links.send(tuple(range(len(self._files))))
         send_files(self._links, self._files)
         self._watch(self._links.fileno(), None)
@@ -156,6 +177,8 @@ class Workers:
         if (seat := self.seats.get((device, *key))) is None:
             assert self._nursery is not None
             seat = self.seats[device, *key] = Seat(self._nursery, device, cold=cold)
+            if self.load is not None:
+                self.load.join(seat.pid)
             given = {m: Given(net, self.accounts[m, device].pages) for m, net in self.nets.items()}
             seat.send("begin", {self.cores[device % len(self.cores)]}, given, self.logits)
             send_files(seat.conn, [self._files[device]])
@@ -166,10 +189,16 @@ class Workers:
         """Forget a worker, and let it end."""
         for key in [key for key, other in self.seats.items() if other is seat]:
             del self.seats[key]
+        if self.load is not None:
+            self.load.leave(seat.pid)
         del self._by_file[seat.conn.fileno()]
         self._poll.unregister(seat.conn.fileno())
         seat.close()
         self._asked = {two for two in self._asked if seat not in two}
+
+    def overdue(self, limit_s: float) -> list[Seat]:
+        """Return the workers whose answer has been due for longer than this."""
+        return [seat for seat in self.seats.values() if time.monotonic() - seat.since_s > limit_s]
 
     def hear(self, wait_s: float | None) -> list[tuple[float, Seat | None, Any]]:
         """Return what the processes say, in order of its times; wait for it so long, or for ever.
