@@ -488,12 +488,9 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     lines += aligned(list(ranks.pair_rows(pairs)))
     lines.append("attainment in %; error of the simulated latencies, beside the spread of the servers' repeats")
     lines += aligned(list(ranks.cell_rows(cells, comparison.attainment)))
-    met = (
-        ranks.aims(cells)
-        if engine_name(engine) != TORCH
-        else ranks.told(cells, comparison.attainment, judged=plan.judged)
-    )
-    for cell in ranks.misses(cells, comparison.attainment) if engine_name(engine) == TORCH else ():
+    own, attainment = engine_name(engine) == TORCH, comparison.attainment
+    met = ranks.told(cells, attainment, judged=plan.judged) if own else ranks.aims(cells)
+    for cell in ranks.misses(cells, attainment) if own else ():
         reason = predicted.cause(comparison.waits, cell.condition, cell.label)
         met.append(f"{ranks.miss(cell, comparison.attainment)}{'; ' * bool(reason)}{reason}")
     screen(lines, tail=met, every=every)

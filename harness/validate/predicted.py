@@ -65,7 +65,7 @@ class Memory(NamedTuple):
         setup = Setup(replace(spec, engine="sim"))
         members = setup.served.members
         each = [shapes.weight_bytes(m.shape) + self.requests * SERVED * shapes.kv_token_bytes(m.shape) for m in members]
-        return math.ceil(sum(each) / spec.gpus / PAGE) * PAGE
+        return math.ceil(math.ceil(len(each) / spec.gpus) * max(each) / PAGE) * PAGE
 
 
 class Plan(NamedTuple):

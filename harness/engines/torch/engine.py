@@ -212,7 +212,7 @@ class Torch(Core):
             (batch, sms, spent_s / all_s) for (batch, sms), (spent_s, all_s) in self._got.items() if all_s >= LEAST_S
         ]
         reasons = [
-            f"{text} {share:.0%} of a core, the limit {MOST_CORES:.0%}{per}"
+            f"{text} {share:.1%} of a core, the limit {MOST_CORES:.0%}{per}"
             for text, share, per, limit in (
                 ("the run's own process took", here, "", MOST_CORES),
                 ("other processes took", others, f" of each of {cores}", MOST_CORES * cores),
