@@ -210,7 +210,7 @@ def test_studies_are_listed_and_a_dry_run_runs_nothing(tmp_path: Path) -> None:
         (("fig77",), 'no study "fig77"; did you mean fig7?'),
         (("fig12", "--only", "equal"), 'fig12 has no condition "equal"; did you mean equal rates?'),
         (("fig12", "--only", " ; "), '--only " ; " names nothing'),
-        (("fig12", "--table", "x.toml"), "--table is of --engine"),
+        (("fig12", "--table", "x.toml"), "cost table x.toml"),
     ):
         result = bench("study", *args, "--dry-run", "-o", tmp_path)
         assert (result.exit_code, says in result.stderr) == (2, True)

@@ -61,8 +61,9 @@ if TYPE_CHECKING:
 @click.option("--engine", default="sim", show_default=True, metavar="NAME",
               help="Simulator or real servers (bench list); reports the runs it lacks.")  # fmt: skip
 @click.option("--gpus", type=click.IntRange(1, 4096), metavar="N",
-              help="Number of GPUs of --engine.  [default: 1]")  # fmt: skip
-@click.option("--table", metavar="FILE", help="Cost table of --engine (bench calibrate writes one).")
+              help="Number of GPUs of --engine or --table.  [default: 1]")  # fmt: skip
+@click.option("--table", metavar="FILE", help="Cost table of --engine, or of another machine to simulate (bench "
+              "calibrate writes one).")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
@@ -109,16 +110,14 @@ def study(
         listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
         listed("--models", models), seeds, precision, budget,
     )  # fmt: skip
-    if engine != "sim":
+    if engine != "sim" or table is not None:
         from harness.study.on_engine import part
 
         asked, notes = part(asked, engine, table, gpus or 1)
         for line in notes:
             click.echo(line)
-    elif table is not None:
-        raise UserError("--table is of --engine: bench compare --table takes one for the simulator")
     elif gpus is not None:
-        raise UserError("--gpus is of --engine: a study says its own")
+        raise UserError("--gpus is of --engine or --table: a study says its own")
     folder = real(out or RESULTS / asked.name)
     if dry_run:
         dry(asked, full, folder)

@@ -20,6 +20,27 @@ vary the noise of steps and Poisson arrivals, each row with seeds of its own; `m
 under equal conditions, where rows repeat. Rows `fitted` are those that the engine's host profile was fitted on.
 """
 
+TAIL = """
+## Engines on this project's own hosts
+
+`bench validate --engine` runs the same specs on an engine and on the simulator with a cost table of that engine.
+
+### The torch engine, every system on real kernels
+
+```{include} ../results/README.md
+:start-after: "<!-- torch -->"
+:end-before: "<!-- /torch -->"
+:relative-images:
+```
+
+### vLLM on a processor
+
+```{include} ../results/README.md
+:start-after: "<!-- vllm -->"
+:end-before: "<!-- /vllm -->"
+:relative-images:
+```"""
+
 Table = Callable[[Iterable[Sequence[str]]], Iterable[str]]  # rows, the first of which is the head, as Markdown
 
 
@@ -38,6 +59,7 @@ def _lines(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str
     if shared:
         yield "## Models that share a card\n"
         yield from (f"- {line}" for line in shared)
+    yield TAIL
 
 
 def compared(
