@@ -55,9 +55,9 @@ class Hit:
 def jobs(prompt: int) -> Jobs:
     """Return requests of 40 tokens, but for the one at whose arrival it happens."""
     none = np.full(REQUESTS, np.inf)
-    tokens = [np.full(REQUESTS, n, np.int32) for n in (0, 40, 30)]
-    tokens[1][HIT] = prompt
-    return Jobs(("a",), np.linspace(0.0, 0.4, REQUESTS), *tokens, none, none)
+    model, prompts, output = (np.full(REQUESTS, n, np.int32) for n in (0, 40, 30))
+    prompts[HIT] = prompt
+    return Jobs(("a",), np.linspace(0.0, 0.4, REQUESTS), model, prompts, output, none, none)
 
 
 def run(what: Callable[[Torch, Seat], None], prompt: int = 40, **fields: Any) -> tuple[list[Mapping[str, Any]], Torch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from harness.engines.costs import fit, quantities, shapes
 from harness.engines.machine import Config
 from harness.engines.torch import nets
 from harness.engines.torch.engine import LINKS, Torch, rates
+from harness.engines.torch.residents import WAYS
 from harness.loop import engine as engines
 from harness.policy.types import MIB, Inst, UserError
 from harness.run.resolve import resolve
@@ -48,7 +50,7 @@ def lines(seconds: float = 1.0) -> Iterator[dict[str, Any]]:
             for seqs in (0, 8):
                 yield line("beside", {"shape": name, "servers": count, "seqs": seqs}, 0.01 * count, alone_s=0.01)
         for gbps in (torch_timed.link_gbps(LINES, NAMES, 1)["pcie_gbps"],) if LINES else ():
-            for way, how in torch_timed.WAYS.items():
+            for way, how in WAYS.items():
                 rate = 1e9 * gbps * how.part * (1 if how.source == "host" else DISK)
                 params = {"shape": name, "gbps": gbps, "way": way}
                 yield line("load", params, 0.01 + size / rate, bytes=size)
@@ -135,7 +137,7 @@ def test_a_wider_twin_has_wider_matrices_and_as_many_layers() -> None:
 def test_a_tier_leaves_out_who_takes_more_devices_than_there_are_cores(
     table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiers.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     tier, left_out = tiers.runnable(tiers.plan("torch", table, full=False))
     assert tier.systems == tuple(name for name in tiers.EIGHT if name != "dedicated")
     assert left_out == ["dedicated is not run: it takes 4 devices, each a core, and there are 2"]
@@ -173,7 +175,7 @@ def test_the_way_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(torch_timed, name, value)
     monkeypatch.setattr(torch_table, "CTX", 64)
     for way in ("disk", "sleep2", "naive", "reinit"):  # slow by their rates
-        monkeypatch.delitem(torch_timed.WAYS, way)  # type: ignore[arg-type]
+        monkeypatch.delitem(WAYS, way)  # type: ignore[arg-type]
     command = ("calibrate", "--engine", "torch", "--models", "llama-3.2-1b", "-o", tmp_path)
     said = ok(*command)
     assert "a load over a decode step is " in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -532,13 +532,13 @@ def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     base = tiers.plan(engine, asked["table"], full=asked["full"]) if own else predicted.Plan(
         engine, asked["table"], asked["models"]
     )  # fmt: skip
-    given = {
+    given: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "models": ("model", lambda text: text), "systems": ("systems", lambda text: tuple(text.split(","))),
         "counts": ("counts", _counts), "seeds": ("repeats", int), "window_s": ("window_s", float),
         "loads": ("shares", lambda text: tuple(load / 100 for load in _numbers("--loads", text))),
         "again": ("again", int),
     }  # fmt: skip
-    said = {
+    said: dict[str, Any] = {
         field: read(asked[option])
         for option, (field, read) in given.items()
         if asked[option] is not None and (not own or ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE)

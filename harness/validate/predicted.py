@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -144,7 +144,7 @@ def _waits_s(run: Path) -> dict[str, float]:
 def cause(waits: pd.DataFrame, condition: str, label: str) -> str:
     """Name the cause whose mean seconds a request differ most between both sides of a cell; "" where none is known."""
     here = waits[(waits["condition"] == condition) & (waits["label"] == label)]
-    sides = here.groupby("side")[[c for c in record.WAITS if c in here]].mean()
+    sides: Any = here.groupby("side")[[c for c in record.WAITS if c in here]].mean()
     if {SERVERS, SIMULATOR} - set(sides.index):
         return ""
     off = (sides.loc[SIMULATOR] - sides.loc[SERVERS]).dropna()

@@ -47,7 +47,7 @@ def table(
     served = networks(names, wide)
     conditions = ", ".join(f"{key} {value}" for key, value in machine_facts("torch").items())
     source = f"bench calibrate --engine torch on {conditions}"
-    links = link_gbps(lines, names, wide)
+    links: dict[str, Any] = link_gbps(lines, names, wide)
     gbps = rates(Config((), **links))
     limited = "to which the engine holds its copies"
     spec: dict[str, tuple[float, str]] = {

@@ -96,10 +96,9 @@ class Scripted:
 
 def jobs(models: tuple[str, ...], each: Iterable[tuple[int, int, int]]) -> Jobs:
     """Return requests of (model's number, prompt, output) that all come at the start."""
-    rows = np.array(list(each), np.int32).reshape(-1, 3)
-    n = len(rows)
-    none = np.full(n, np.inf)
-    return Jobs(models, np.zeros(n), *(np.ascontiguousarray(column) for column in rows.T), none, none)
+    model, prompt, output = np.array(list(each), np.int32).reshape(-1, 3).T.copy()
+    none = np.full(len(model), np.inf)
+    return Jobs(models, np.zeros(len(model)), model, prompt, output, none, none)
 
 
 def wait(kind: type, actions: Iterable[Action] = (), count: int = 1) -> Generator[Iterable[Action], Event, Any]:
@@ -159,7 +158,7 @@ def ran(
     engine = Torch(config, options, bench.fields)
     watched = engine.watched = list[Watched]()
     try:
-        replay(Scripted(script(engine), uses, options), engine, work)  # type: ignore[arg-type]
+        replay(Scripted(script(engine), uses, options), engine, work)
         others = float(engine.stats()["other_cores"])
     finally:
         engine.close()
@@ -218,11 +217,11 @@ def steps(bench: Bench, name: str) -> tuple[list[Timed], float]:
     groups += [(1, CHUNKED, 1, CHUNK)] * 2
     batch = Batch(Inst(name, (0,)))
 
-    def script(_: Torch) -> Script:
+    def script(_engine: Torch) -> Script:
         yield from wait(Woke)
         yield from wait(Arrived, [Load(batch.inst), Run(batch)], sum(seqs for seqs, *_ in groups))
         rid, now = 0, 0
-        for seqs, _, _, chunk in groups:
+        for seqs, *_, chunk in groups:
             order = [Run(batch, chunk_tokens=chunk)] * (chunk != now) if chunk else []
             now = chunk
             yield from wait(Finished, [*order, *(Admit(rid + k, batch) for k in range(seqs))], seqs)
