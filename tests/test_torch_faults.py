@@ -22,8 +22,9 @@ pytest.importorskip("torch")
 
 from harness.check.engine import children  # noqa: E402
 from harness.engines.machine import Config, Served  # noqa: E402
-from harness.engines.torch.engine import Fields, Torch  # noqa: E402
+from harness.engines.torch.engine import Torch  # noqa: E402
 from harness.engines.torch.processes import Seat  # noqa: E402
+from harness.engines.torch.setting import Fields  # noqa: E402
 from harness.loop.replay import replay  # noqa: E402
 from harness.loop.system import ROOT  # noqa: E402
 from harness.policy.actions import Admit, Load, Run  # noqa: E402
@@ -110,25 +111,25 @@ def stopped(_: Torch, seat: Seat) -> None:
 @pytest.mark.parametrize("what", [killed, broken_kernel])
 def test_a_worker_that_ends_costs_its_step_and_says_so(what: Any, capfd: pytest.CaptureFixture[str]) -> None:
     rows, made = run(what)
-    said = capfd.readouterr().err
+    text = capfd.readouterr().err
     (lost,) = made.lost
-    assert f"torch: {lost}; the requests of its step fail" in said
-    assert "Traceback" not in said
+    assert f"torch: {lost}; the requests of its step fail" in text
+    assert "Traceback" not in text
     assert rows[-1]["state"] == "done"  # another worker came
     assert made.stats()["workers_lost"] == 1
     if what is broken_kernel:
         assert "failed" in {row["state"] for row in rows}
-        (line,) = [line for line in said.splitlines() if line.startswith("torch: process")]
+        (line,) = [line for line in text.splitlines() if line.startswith("torch: process")]
         assert "Error: " in line
         assert ".py:" in line
 
 
 def test_a_worker_without_memory_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     rows, made = run(without_memory, prompt=4000)
-    said = capfd.readouterr().err
+    text = capfd.readouterr().err
     assert made.lost
-    assert "memory" in said.lower()
-    assert "Traceback" not in said
+    assert "memory" in text.lower()
+    assert "Traceback" not in text
     assert rows[HIT]["state"] == "failed"
     assert rows[-1]["state"] == "done"
 

@@ -13,8 +13,9 @@ import pytest
 from harness.engines.costs import fit, quantities, shapes
 from harness.engines.machine import Config
 from harness.engines.torch import nets
-from harness.engines.torch.engine import LINKS, Torch, rates
+from harness.engines.torch.engine import Torch
 from harness.engines.torch.residents import WAYS
+from harness.engines.torch.setting import LINKS, rates
 from harness.loop import engine as engines
 from harness.policy.types import MIB, Inst, UserError
 from harness.run.resolve import resolve
@@ -90,9 +91,8 @@ def test_the_simulator_counts_the_bytes_that_the_engine_counts(table: str, name:
     inst = Inst(f"{name}/1", (0,))
     for ask in ("step_s", "prefill_s", "load_s", "kernels_s"):
         arguments = {"step_s": (3, 500, 64), "prefill_s": (200, 64), "load_s": ("parallel",), "kernels_s": (2, 90)}
-        both = (getattr(cluster.profile, ask)(inst, *arguments[ask]) for cluster in (simulated, real))
-        one, other = both
-        assert one == other
+        here, there = (getattr(cluster.profile, ask)(inst, *arguments[ask]) for cluster in (simulated, real))
+        assert here == there
 
 
 def test_the_table_has_the_steps_it_was_made_of_and_loads_their_extra(table: str) -> None:
@@ -175,11 +175,11 @@ def test_the_way_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(torch_timed, name, value)
     monkeypatch.setattr(torch_table, "CTX", 64)
     for way in ("disk", "sleep2", "naive", "reinit"):  # slow by their rates
-        monkeypatch.delitem(WAYS, way)  # type: ignore[arg-type]
+        monkeypatch.delitem(WAYS, way)
     command = ("calibrate", "--engine", "torch", "--models", "llama-3.2-1b", "-o", tmp_path)
-    said = ok(*command)
-    assert "a load over a decode step is " in said
-    assert "to map a granule of 4 KiB takes " in said
+    text = ok(*command)
+    assert "a load over a decode step is " in text
+    assert "to map a granule of 4 KiB takes " in text
     raw = (tmp_path / torch_timed.RAW).read_text()
     assert {json.loads(line)["what"] for line in raw.splitlines()} == {
         "prefill", "decode", "chunk", "beside", "load", "move", "turn", "page",
@@ -192,8 +192,8 @@ def test_the_way_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "validate", "--engine", "torch", "--table", file, "--systems", "static,qlm", "--loads", "70", "--seeds", "1",
         "--window-s", "1", "--again", "0", "--runs", tmp_path / "runs", "-o", tmp_path / "validate",
     )  # fmt: skip
-    said = ok(*check)
-    assert "no aim is judged in this tier" in said
+    text = ok(*check)
+    assert "no aim is judged in this tier" in text
     page = (tmp_path / "validate.md").read_text()
     assert "| 4 models, 70 % | static | 1 |" in page
     assert all((tmp_path / f"validate.{ending}").is_file() for ending in ("csv", "png", "pdf"))

@@ -1,4 +1,4 @@
-"""What `bench validate --engine torch` runs: a tier of some 40 minutes, and one of hours whose aims are judged.
+"""Tiers of `bench validate --engine torch`: one of some 40 minutes, and one of hours whose aims are judged.
 
 Models are equal, at equal Poisson rates; each device holds the weights of its part of them and KV for a few requests of
 each, so memory and time are both short. An SLO leaves room for a load from the host.

@@ -19,9 +19,9 @@ from harness.engines.costs.whole import Network
 from harness.engines.machine import Config, Served
 from harness.engines.torch import nets
 from harness.engines.torch.costs import HOST, SM_STEP, SMS
-from harness.engines.torch.engine import MEMORY, Fields, rates
 from harness.engines.torch.pages import BUFFER
 from harness.engines.torch.residents import WAYS
+from harness.engines.torch.setting import MEMORY, Fields, rates
 from harness.engines.wallclock import machine_facts
 from harness.policy.types import GIB, Inst, Shape
 from harness.rows.record import write_bytes

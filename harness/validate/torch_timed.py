@@ -32,9 +32,10 @@ from harness.engines.costs import quantities
 from harness.engines.costs.fit import sig
 from harness.engines.machine import Config, Served
 from harness.engines.torch import nets
-from harness.engines.torch.engine import Fields, Torch
+from harness.engines.torch.engine import Torch
 from harness.engines.torch.lanes import Watched
 from harness.engines.torch.residents import WAYS, Way
+from harness.engines.torch.setting import Fields
 from harness.loop.guard import terminable
 from harness.loop.replay import replay
 from harness.loop.system import ROOT
@@ -309,19 +310,19 @@ def beside(bench: Bench, name: str) -> tuple[list[Timed], float]:
 
 def _together(watched: Iterable[Watched], models: Iterable[str], seqs: int) -> list[float]:
     """Return the seconds of steps of a kind while all models had such steps; `seqs` = 0: prefills."""
-    mine = {m: list[tuple[float, float]]() for m in models}
-    every = {m: [step for step in watched if step.model == m] for m in mine}
-    for m, own in every.items():
-        for step, after in pairwise([*own, Watched("", (), 0.0, 0.0)]):
+    spans_of = {m: list[tuple[float, float]]() for m in models}
+    for m, spans in spans_of.items():
+        steps_of = [step for step in watched if step.model == m]
+        for step, after in pairwise([*steps_of, Watched("", (), 0.0, 0.0)]):
             (start, tokens), n = step.rows[0], len(step.rows)
             if not seqs and start == 0 and tokens == BESIDE_PROMPT:
-                mine[m].append((step.ordered_s, step.ended_s))
+                spans.append((step.ordered_s, step.ended_s))
             elif seqs == n and start and [a + 1 for a, _ in step.rows] == [a for a, _ in after.rows]:
-                mine[m].append((step.ordered_s, after.ordered_s))
-    first = max(own[0][0] for own in mine.values())
-    last = min(own[-1][1] for own in mine.values())
-    spans = [span for own in mine.values() for span in own]
-    return [b - a for a, b in spans if a >= first and b <= last] or [b - a for a, b in spans]
+                spans.append((step.ordered_s, after.ordered_s))
+    first = max(spans[0][0] for spans in spans_of.values())
+    last = min(spans[-1][1] for spans in spans_of.values())
+    every = [span for spans in spans_of.values() for span in spans]
+    return [b - a for a, b in every if a >= first and b <= last] or [b - a for a, b in every]
 
 
 # ------------------------------------------------------------------ weights and KV

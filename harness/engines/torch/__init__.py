@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harness.engines.machine import Config, Machine
-from harness.engines.torch.engine import Fields, Torch
+from harness.engines.torch.engine import Torch
+from harness.engines.torch.setting import Fields
 from harness.policy.types import Option
 
 __all__ = ["Fields", "make"]

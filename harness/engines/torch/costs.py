@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import toml
 from harness.engines.costs import quantities
 from harness.engines.costs.coef import COST
 from harness.engines.costs.forms import Number, Quantity
@@ -55,7 +54,7 @@ NAMES = ("step_s", "layer_s", "seq_s", "byte_s", "flop_s", "kv_s", "area_s")  # 
 
 
 class Work(NamedTuple):
-    """What is in a step."""
+    """The content of a step."""
 
     decodes: int = 0
     ctx_tokens: float = 0.0
@@ -66,7 +65,7 @@ class Work(NamedTuple):
 
 def numbers() -> Numbers:
     """Read the fitted numbers."""
-    return toml.convert(toml.tables(TABLE), Numbers, f"{TABLE.name}: ")
+    return quantities.read(TABLE, Numbers)
 
 
 def features(net: Net, work: Work) -> list[float]:

@@ -15,36 +15,31 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.engines.costs import quantities
-from harness.engines.costs.profile import TableProfile
-from harness.engines.machine import Config, Refusal, laid_out, machine, profile
-from harness.engines.torch import costs, nets
+from harness.engines.machine import Config, Refusal, laid_out
+from harness.engines.torch import nets
 from harness.engines.torch.core import Core, Kv
-from harness.engines.torch.costs import HOST, SM_STEP, SMS
+from harness.engines.torch.costs import HOST, SMS
 from harness.engines.torch.lanes import Lane, Step, Turn, Watched, ended, formed
 from harness.engines.torch.moves import Moves, Transfer
-from harness.engines.torch.pages import Account, Arena, runs, whole
+from harness.engines.torch.pages import Account, Arena, runs
 from harness.engines.torch.processes import Seat, Workers
 from harness.engines.torch.residents import WAYS, Residents
+from harness.engines.torch.setting import MEMORY, Fields, cluster, rates
+from harness.engines.torch.verdict import Share, verdict
 from harness.engines.torch.view import Seen
 from harness.engines.torch.wire import Copied, Order, Part, Stepped
 from harness.engines.wallclock import Counts, Live, machine_facts
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.policy.fields import number
 from harness.policy.types import (
     MIB,
     Batch,
-    Cluster,
     Fidelity,
-    Gpu,
     Host,
-    Model,
     Option,
     UserError,
 )  # fmt: skip
@@ -53,33 +48,9 @@ from harness.policy.view import View
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MEMORY = 512 * MIB  # of a device, unless `pool_bytes` says otherwise
 CHECK_S = 0.1  # between two looks for workers that are stuck
 MOST_LOST = 3  # workers one after the other
-MOST_CORES = 0.05  # of a core for this process, and of each core for strangers: a run beside more is invalid
-SHARE_OFF = 0.10  # between the share of a device that a lane got and the one it asked for
-LEAST_S = 0.5  # of steps, before a lane's share is judged
 CHARGE_S = 0.01  # between two looks at why those who do not step wait
-LINKS = {"h2d": 0.1, "d2h": 0.1, "peer": 0.8, "disk": 0.01}  # GB/s; H100's 55, 55, 450 and 5.5 less the same part
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Fields that `--engine torch+wide=...` sets."""
-
-    wide: int = number(1, 1, 16)  # sixteenths of a shape's widths that its twin has
-    stuck_s: int = number(60, 1, 86400)  # a worker that does not answer for so long is stuck, and is killed
-
-
-def rates(config: Config) -> dict[str, float]:
-    """Return GB/s of the links: as the run says, else as its cost table was measured, else LINKS."""
-    given, measured = LINKS, quantities.machine(config.table)
-    if measured is not None:
-        spec = measured.spec
-        values = {"h2d": spec.h2d, "d2h": spec.d2h, "peer": spec.nvlink, "disk": spec.disk}
-        given = {link: number.value / 1e9 for link, number in values.items()}
-    asked = {"h2d": config.pcie_gbps, "d2h": config.pcie_gbps, "peer": config.nvlink_gbps, "disk": config.disk_gbps}
-    return {**given, **{link: rate for link, rate in asked.items() if rate is not None}}
 
 
 class Torch(Core):
@@ -127,7 +98,8 @@ class Torch(Core):
             for m, net in self.nets.items() for place, arena in self.arenas.items()
         }  # fmt: skip
         self.workers = Workers(self.arenas, self.accounts)
-        self.cluster = self._cluster()
+        page_bytes = {m: account.page_bytes for (m, place), account in self.accounts.items() if place == 0}
+        self.cluster = cluster(config, self.nets, page_bytes, self.arenas[0].size)
         self.measured_on: Mapping[str, str] = {
             **machine_facts("torch"),
             "a GPU": f"1 of {len(self.workers.cores)} cores, {self.mem_bytes // MIB} MiB by mmap, SMs by sleeping",
@@ -145,26 +117,6 @@ class Torch(Core):
         self._check_s = 0.0  # by the clock of the machine, when workers are looked after next
         self._in_a_row = 0  # workers lost, and no step between them
         self._got: dict[tuple[Batch, int], tuple[float, float]] = {}  # by lane and SMs: CPU seconds of its steps, all
-
-    def _cluster(self) -> Cluster:
-        c = self.config
-        gpu = Gpu("cpu", 0, self.arenas[0].size, SMS, tuple(range(SM_STEP, SMS, SM_STEP)))
-        models = {}
-        for m in c.models:
-            net, page = self.nets[m.name], self.accounts[m.name, 0].page_bytes
-            sizes = 1, whole(net.weight_bytes), net.kv_token_bytes, page
-            models[m.name] = Model(
-                net.shape.layers, *sizes, m.shape.max_tokens, m.ttft_slo_s, m.tpot_slo_s, kept_pages=0.0
-            )
-        return Cluster((gpu,) * c.gpus, models, dict(c.plan), self._profile(), dict(c.homes))
-
-    def _profile(self) -> TableProfile:
-        """Return what policies may know of steps: of the cost table that the run names, else of the shipped one."""
-        c = self.config
-        if quantities.machine(c.table) is not None:
-            return profile(c, machine(c))
-        shapes = {m.name: m.shape for m in c.models}
-        return costs.profile(self.nets, shapes, self.links, self.arenas[0].size, c.gpus)
 
     def ready(self) -> None:
         """Start the nursery and the links, take memory, draw weights; see Engine."""
@@ -207,30 +159,8 @@ class Torch(Core):
 
     def about(self) -> Mapping[str, Any]:
         """Return whether the run measured its devices; see Observed."""
-        (here, others), cores = self._cores, len(self.workers.cores)
-        shares = [
-            (batch, sms, spent_s / all_s) for (batch, sms), (spent_s, all_s) in self._got.items() if all_s >= LEAST_S
-        ]
-        reasons = [
-            f"{text} {share:.1%} of a core, the limit {MOST_CORES:.0%}{per}"
-            for text, share, per, limit in (
-                ("the run's own process took", here, "", MOST_CORES),
-                ("other processes took", others, f" of each of {cores}", MOST_CORES * cores),
-            )
-            if share > limit
-        ]
-        reasons += [
-            f"{batch.inst.model} got {got:.0%} of its device, asked were {sms / SMS:.0%}"
-            for batch, sms, got in shares
-            if abs(got - sms / SMS) > SHARE_OFF
-        ]
-        if self.config.gpus > cores:
-            reasons.append(f"{self.config.gpus} devices share {cores} cores")
-        text = f"own process {here:.1%} of a core, others {others:.1%}"
-        text += "".join(f", {b.inst.model} {got:.0%} of {sms / SMS:.0%}" for b, sms, got in shares)
-        text = f"invalid: {'; '.join(reasons)}" if reasons else f"valid: {text}"
-        return {"verdict": {"text": text, "reasons": reasons, "policy_core": here, "other_cores": others,
-                            "shares": [[b.inst.model, sms / SMS, got] for b, sms, got in shares]}}  # fmt: skip
+        lanes = (Share(batch.inst.model, sms, *seconds) for (batch, sms), seconds in self._got.items())
+        return {"verdict": verdict(*self._cores, len(self.workers.cores), self.config.gpus, lanes)}
 
     def side(self) -> Mapping[str, Any]:
         """Return what happened to workers; see Observed."""

@@ -1,4 +1,4 @@
-"""Who kept the processors busy during a run: the engine's own process, its other processes, and everybody else."""
+"""The load of the processors during a run: by the engine's own process, by its other processes, by strangers."""
 
 from __future__ import annotations
 

@@ -67,9 +67,9 @@ def _ended_with(serve: Callable[[], None]) -> None:
         pass
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        said = (str(error).strip() or repr(error)).splitlines()[0]
+        text = (str(error).strip() or repr(error)).splitlines()[0]
         place = f"{os.path.basename(where.filename)}:{where.lineno}"  # noqa: PTH119 - of a path that may be none
-        print(f"torch: process {os.getpid()}: {type(error).__name__}: {said} ({place})", file=sys.stderr, flush=True)
+        print(f"torch: process {os.getpid()}: {type(error).__name__}: {text} ({place})", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
