@@ -14,8 +14,10 @@ from harness.engines.costs import fit, quantities, shapes
 from harness.engines.machine import Config
 from harness.engines.torch import nets
 from harness.engines.torch.engine import Torch
+from harness.engines.torch.links import CHUNK_S
 from harness.engines.torch.residents import WAYS
 from harness.engines.torch.setting import LINKS, rates
+from harness.engines.torch.verdict import Share, verdict
 from harness.loop import engine as engines
 from harness.policy.types import MIB, Inst, UserError
 from harness.run.resolve import resolve
@@ -88,6 +90,9 @@ def test_the_simulator_counts_the_bytes_that_the_engine_counts(table: str, name:
         assert ours.page_bytes == theirs.page_bytes
     assert simulated.gpus[0].mem_bytes == real.gpus[0].mem_bytes == 256 * MIB
     assert simulated.gpus[0].sm_choices == real.gpus[0].sm_choices
+    measured = quantities.machine(table)
+    assert measured is not None
+    assert setup.config.piece_bytes / measured.spec.h2d.value == pytest.approx(CHUNK_S, rel=0.01)
     inst = Inst(f"{name}/1", (0,))
     for ask in ("step_s", "prefill_s", "load_s", "kernels_s"):
         arguments = {"step_s": (3, 500, 64), "prefill_s": (200, 64), "load_s": ("parallel",), "kernels_s": (2, 90)}
@@ -165,6 +170,23 @@ def test_a_folder_of_other_networks_is_refused(tmp_path: Path) -> None:
         torch_timed.Bench(tmp_path, print, Torch(Config(()), {}).fields, {})
 
 
+@cases(("here", "others", "devices", "lanes", "reasons"), [
+    (0.04, 0.09, 2, [], []),
+    (0.06, 0.0, 2, [], ["the run's own process took 6.0% of a core, the limit 5%"]),
+    (0.0, 0.11, 2, [], ["other processes took 11.0% of a core, the limit 5% of each of 2"]),
+    (0.0, 0.0, 4, [], ["4 devices share 2 cores"]),
+    (0.0, 0.0, 2, [Share("a", 66, 0.55, 1.0)], []),
+    (0.0, 0.0, 2, [Share("a", 66, 0.39, 1.0)], ["a got 39% of its device, asked were 50%"]),
+    (0.0, 0.0, 2, [Share("a", 66, 0.03, 0.1)], []),  # too short to judge
+])  # fmt: skip
+def test_a_run_that_was_disturbed_is_invalid(
+    here: float, others: float, devices: int, lanes: list[Share], reasons: list[str]
+) -> None:
+    judged = verdict(here, others, 2, devices, lanes)
+    assert judged["reasons"] == reasons
+    assert judged["text"].startswith("invalid: " if reasons else "valid: own process ")
+
+
 @pytest.mark.torch
 def test_the_way_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
@@ -184,6 +206,9 @@ def test_the_way_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert {json.loads(line)["what"] for line in raw.splitlines()} == {
         "prefill", "decode", "chunk", "beside", "load", "move", "turn", "page",
     }  # fmt: skip
+    for line in map(json.loads, raw.splitlines()):  # no copy is faster than its link
+        if (line["what"] == "load" and line["params"]["way"] == "host") or line["params"].get("link") in {"d2h", "h2d"}:
+            assert min(line["all"]) >= line["facts"]["bytes"] / (1e9 * line["params"]["gbps"]) * (1 - 1e-6)
     file = tmp_path / "torch-cpu.toml"
     first = file.read_bytes()
     ok(*command)

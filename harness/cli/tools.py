@@ -278,7 +278,7 @@ def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
 @click.option("--slots", type=click.IntRange(1), metavar="N",
               help="With --engine: largest batch of a server.  [default: the engine's]")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
-              help="With --engine: how often all is measured, for hosts whose speed varies.")  # fmt: skip
+              help="With --engine: how often servers are measured, for hosts whose speed varies.")  # fmt: skip
 @click.option("--from", "folder", type=PATH, metavar="FOLDER",
               help="Read results of `make gpu` instead of running servers.")  # fmt: skip
 @click.option("--gpu", "kind", shell_complete=complete(gpu_names), metavar="KIND",

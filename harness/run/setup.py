@@ -166,7 +166,7 @@ class Setup:
             token_times=spec.token_times,
             plan=_plan(spec.trace, models, spec.rate_scale, spec.plan, spec.seed, spec.assign),
             homes=dict(spec.homes),
-            **_pages(spec),
+            **_grains(spec),
         )
 
     # ------------------------------------------------------------ engine and policy
@@ -331,12 +331,14 @@ def _machine(
     )
 
 
-def _pages(spec: Spec) -> dict[str, Any]:
-    """Return the pages of elastic KV memory, where the machine of a cost table has its own."""
-    measured = quantities.machine(spec.table)
-    if measured is None or measured.pages is None:
-        return {}
-    return {"buffer_bytes": measured.pages.buffer_bytes, "kept_pages": float(measured.pages.kept)}
+def _grains(spec: Spec) -> dict[str, Any]:
+    """Return pages of elastic KV memory and pieces of copies, where the machine of a cost table has its own."""
+    measured, grains = quantities.machine(spec.table), dict[str, Any]()
+    if measured is not None and measured.pages is not None:
+        grains |= {"buffer_bytes": measured.pages.buffer_bytes, "kept_pages": float(measured.pages.kept)}
+    if measured is not None and measured.piece_bytes is not None:
+        grains |= {"piece_bytes": measured.piece_bytes}
+    return grains
 
 
 def _links(spec: Spec) -> dict[str, Any]:

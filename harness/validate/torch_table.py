@@ -19,6 +19,7 @@ from harness.engines.costs.whole import Network
 from harness.engines.machine import Config, Served
 from harness.engines.torch import nets
 from harness.engines.torch.costs import HOST, SM_STEP, SMS
+from harness.engines.torch.links import CHUNK_S, LEAST
 from harness.engines.torch.pages import BUFFER
 from harness.engines.torch.residents import WAYS
 from harness.engines.torch.setting import MEMORY, Fields, rates
@@ -66,6 +67,8 @@ def table(
     file["networks"] = {
         name: {key: getattr(net, key) for key in Network.__dataclass_fields__} for name, net in served.items()
     }
+    piece_bytes = max(LEAST, int(1e9 * gbps["h2d"] * CHUNK_S))
+    file = {"kind": file.pop("kind"), "name": file.pop("name"), "piece_bytes": piece_bytes, **file}
     file["pages"] = {"buffer_bytes": BUFFER, "kept": 0}
     timed = list(of(mine, "load", gbps=links["pcie_gbps"]))
     file["ladder"] = ladder(timed, {link: 1e9 * rate for link, rate in gbps.items()}, source)

@@ -6,6 +6,7 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
     [settings]           of a spec, under which it was measured; a run takes them where it does not say otherwise
     [spec.FIELD]         `value` and `source` of every number of `GpuSpec`
     [host]               `api_in_s` before a request is queued, `sigma` of steps around the table
+    piece_bytes          of a copy, that cannot be overtaken; without it as on a GPU
     [networks."SHAPE"]   what is served under a shape's name where that is a smaller network: its dimensions
     [pages]              of elastic KV: `buffer_bytes` that a page has in each layer for K and for V, and pages `kept`
     [steps."SHAPE"]      steps of a model
@@ -155,6 +156,7 @@ class Machine:
     settings: Mapping[Setting, Option] = field(default_factory=dict)
     networks: Mapping[str, Network] = field(default_factory=dict)
     pages: Pages | None = None
+    piece_bytes: Positive | None = None
 
     def served(self, shape: Shape) -> Shape:
         """Return the network that this machine serves under a shape's name."""
