@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 @click.option("--engine", default="sim", show_default=True, metavar="NAME",
               help="Simulator or real servers (bench list); reports the runs it lacks.")  # fmt: skip
 @click.option("--gpus", type=click.IntRange(1, 4096), metavar="N",
-              help="Number of GPUs of --engine or --table.  [default: 1]")  # fmt: skip
+              help="Number of GPUs of --engine or --table.  [default: 1 of an engine]")  # fmt: skip
 @click.option("--table", metavar="FILE", help="Cost table of --engine, or of another machine to simulate (bench "
               "calibrate writes one).")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
@@ -111,9 +111,10 @@ def study(
         listed("--models", models), seeds, precision, budget,
     )  # fmt: skip
     if engine != "sim" or table is not None:
+        from harness.run.spec import MOST_GPUS
         from harness.study.on_engine import part
 
-        asked, notes = part(asked, engine, table, gpus or 1)
+        asked, notes = part(asked, engine, table, gpus or (MOST_GPUS if engine == "sim" else 1))
         for line in notes:
             click.echo(line)
     elif gpus is not None:
