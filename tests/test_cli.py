@@ -557,7 +557,7 @@ def test_list_shows_systems_engines_and_gaps() -> None:
     assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")
     assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
     assert not [line for line in text.splitlines() if " on torch: " in line and not line.startswith("ideal ")]
-    assert "prism:partitioned on vllm: no cost table" in text.splitlines()
+    assert "serverlessllm on vllm: no cost table" in text.splitlines()
     assert "static on attach: no Limit" in text.splitlines()
     assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()
     assert "heavy8, light8" in text

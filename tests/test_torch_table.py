@@ -120,6 +120,15 @@ def test_a_load_over_a_decode_step_is_that_of_a_gpu(table: str) -> None:
     assert "not within 10 %" in ratios["llama-3.2-1b"].text  # its step is the engine's own time, mostly
 
 
+def test_twins_stand_beside_the_originals_ratios(table: str) -> None:
+    (line,) = torch_table.relative(("qwen-3-32b", "llama-3.2-1b"), Path(table))
+    small, large = shape("llama-3.2-1b"), shape("qwen-3-32b")
+    weights = shapes.weight_bytes(small) / shapes.weight_bytes(large)
+    assert line.startswith("llama-3.2-1b over qwen-3-32b, and originals on h100: weights 0.0")
+    assert f"({weights:.3g}), kv token " in line
+    assert f" 0.125 ({shapes.kv_token_bytes(small) / shapes.kv_token_bytes(large):.3g}), step " in line
+
+
 def test_links_are_those_of_the_run_then_of_the_table_then_the_usual_ones(table: str) -> None:
     spec = quantities.machine(table)
     assert spec is not None

@@ -123,9 +123,50 @@ def ratios(lines: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str])
         yield Ratio(name, load["p50"] / step["p50"], by_table, gpu_ratio(name))
 
 
+class Sizes(NamedTuple):
+    """What a shape takes: bytes, and seconds of a decode step and of a load from the host."""
+
+    weights: float
+    kv_token: float
+    step: float
+    load: float
+
+
+def sizes(names: Sequence[str], path: Path | None) -> dict[str, Sizes]:
+    """Return the sizes of shapes by a table, or by their own numbers on a GPU."""
+    measured = None if path is None else quantities.machine(str(path))
+    kind = GPU if measured is None else KIND
+    each = {name: shape(name) if measured is None else measured.served(shape(name)) for name in names}
+    served, table = tuple(Served(name, of) for name, of in each.items()), None if path is None else str(path)
+    config = Config(served, gpu=kind, host=Config(()).host if measured is None else KIND, table=table)
+    known = machine.profile(config, machine.machine(config))
+    return {
+        name: Sizes(
+            shapes.weight_bytes(of), shapes.kv_token_bytes(of), known.step_s(Inst(name, (0,)), 1, CTX),
+            known.load_s(Inst(name, (0,)), "host"),
+        )
+        for name, of in each.items()
+    }  # fmt: skip
+
+
+def relative(names: Sequence[str], path: Path) -> list[str]:
+    """Say what each shape takes of what the first one does, by the table, beside the originals on a GPU."""
+    here, there, first = sizes(names, path), sizes(names, None), names[0]
+    lines = []
+    for name in names[1:]:
+        parts = (
+            f"{what.replace('_', ' ')} {ours / one:.3g} ({theirs / other:.3g})"
+            for what, ours, one, theirs, other in zip(
+                Sizes._fields, here[name], here[first], there[name], there[first], strict=True
+            )
+        )
+        lines.append(f"{name} over {first}, and originals on {GPU}: {', '.join(parts)}")
+    return lines
+
+
 def notes(lines: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str]) -> list[str]:
     """List what was measured and is not in the table, the ratios, and what disturbed the measurements."""
-    texts = [ratio.text for ratio in ratios(lines, path, names)]
+    texts = [*(ratio.text for ratio in ratios(lines, path, names)), *relative(names, path)]
     bytes_s = {link: 1e9 * rate for link, rate in rates(Config((), table=str(path))).items()}
     texts.append("links, GB/s: " + ", ".join(f"{link} {rate / 1e9:g}" for link, rate in bytes_s.items()))
     for line in of(lines, "move", gbps=fit.sig(bytes_s["h2d"] / 1e9, 3)):
