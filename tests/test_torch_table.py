@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,49 +32,42 @@ from workloads.models import shape
 NAMES = ("llama-3.2-1b", "qwen-3-32b")
 
 
-def lines(seconds: float = 1.0) -> Iterator[dict[str, Any]]:
-    """Yield a journal in which steps are linear in tokens and contexts, and loads take 10 ms beyond their bytes."""
+def journal(names: Sequence[str], wide: int = 1) -> list[dict[str, Any]]:
+    """Return a journal in which steps are linear in tokens and contexts, and loads take 10 ms beyond their bytes."""
+    lines = list[dict[str, Any]]()
 
-    def line(what: str, params: dict[str, Any], s: float, **facts: float) -> dict[str, Any]:
-        return {"run": what, "wide": 1, "what": what, "params": params, "p50": s, "all": [s], "facts": facts,
-                "other_cores": 0.0}  # fmt: skip
+    def add(what: str, params: dict[str, Any], seconds: float, **facts: float) -> None:
+        about = {"run": what, "wide": wide, "what": what, "params": params, "facts": facts, "other_cores": 0.0}
+        lines.append({**about, "p50": seconds, "all": [seconds]})
 
-    for name in NAMES:
-        size = nets.net(shape(name)).weight_bytes
+    for name in names:
         for tokens in torch_timed.PROMPTS:
-            held = tokens in torch_timed.HELD_PROMPTS
-            step_s = seconds * (0.004 + 1e-4 * tokens + 1e-8 * tokens**2)
-            yield line("prefill", {"shape": name, "tokens": tokens, "held": held}, step_s)
-        for seqs in torch_timed.SEQS:
-            for ctx in torch_timed.CONTEXTS:
-                params = {"shape": name, "seqs": seqs, "ctx": ctx, "held": False}
-                step_s = seconds * (0.004 + 2e-4 * seqs + 1e-6 * seqs * ctx)
-                yield line("decode", params, step_s, ctx_tokens=float(seqs * ctx))
-        for count in (2, 4):
-            for seqs in (0, 8):
-                yield line("beside", {"shape": name, "servers": count, "seqs": seqs}, 0.01 * count, alone_s=0.01)
-        for gbps in (torch_timed.link_gbps(LINES, NAMES, 1)["pcie_gbps"],) if LINES else ():
-            for way, how in WAYS.items():
-                rate = 1e9 * gbps * how.part * (1 if how.source == "host" else DISK)
-                params = {"shape": name, "gbps": gbps, "way": way}
-                yield line("load", params, 0.01 + size / rate, bytes=size)
+            params: dict[str, Any] = {"shape": name, "tokens": tokens, "held": tokens in torch_timed.HELD_PROMPTS}
+            add("prefill", params, 0.004 + 1e-4 * tokens + 1e-8 * tokens**2)
+        for seqs, ctx in product(torch_timed.SEQS, torch_timed.CONTEXTS):
+            params = {"shape": name, "seqs": seqs, "ctx": ctx, "held": False}
+            add("decode", params, 0.004 + 2e-4 * seqs + 1e-6 * seqs * ctx, ctx_tokens=float(seqs * ctx))
+        for count, seqs in product((2, 4), (0, 8)):
+            add("beside", {"shape": name, "servers": count, "seqs": seqs}, 0.01 * count, alone_s=0.01)
+    gbps = torch_timed.link_gbps(lines, names, wide)
+    for name, (way, how) in product(names, WAYS.items()):
+        size = nets.net(shape(name), wide).weight_bytes
+        rate = 1e9 * how.part * gbps["pcie_gbps" if how.source == "host" else "disk_gbps"]
+        add("load", {"shape": name, "gbps": gbps["pcie_gbps"], "way": way}, 0.01 + size / rate, bytes=size)
+    return lines
 
 
-H100 = quantities.gpu("h100")
-DISK = H100.disk / H100.h2d
-LINES: list[dict[str, Any]] = []
+def written(folder: Path, names: Sequence[str], wide: int = 1) -> str:
+    file, _ = torch_table.table(journal(names, wide), names, wide)
+    path = folder / "torch-cpu.toml"
+    path.write_text(fit.dumps(file))
+    quantities.forget()
+    return str(path)
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    LINES[:] = list(lines())  # link rates follow from decode steps
-    made = list(lines())
-    file, _ = torch_table.table(made, NAMES)
-    path = tmp_path_factory.mktemp("table") / "torch-cpu.toml"
-    path.write_text(fit.dumps(file))
-    quantities.forget()
-    LINES[:] = made
-    return str(path)
+    return written(tmp_path_factory.mktemp("table"), NAMES)
 
 
 @cases(("name", "kv"), [(name, kv) for name in NAMES for kv in ("paged", "elastic")])
@@ -113,7 +107,7 @@ def test_the_table_has_the_steps_it_was_made_of_and_loads_their_extra(table: str
 
 
 def test_a_load_over_a_decode_step_is_that_of_a_gpu(table: str) -> None:
-    ratios = {ratio.shape: ratio for ratio in torch_table.ratios(LINES, Path(table), NAMES)}
+    ratios = {ratio.shape: ratio for ratio in torch_table.ratios(journal(NAMES), Path(table), NAMES)}
     largest = ratios["qwen-3-32b"]
     assert largest.measured == pytest.approx(largest.gpu, rel=torch_table.RATIO_OFF)
     assert ", within 10 %; by this table " in largest.text
@@ -162,6 +156,15 @@ def test_a_tier_leaves_out_who_takes_more_devices_than_there_are_cores(
     assert {"ideal"}.isdisjoint(full.systems)
     assert len(full.systems) > 15
     assert (full.counts, full.window_s, full.judged, tier.judged) == ((4, 8), 60.0, True, False)
+
+
+def test_figure_7_on_devices_takes_minutes(tmp_path: Path) -> None:
+    file = written(tmp_path, ("nemo-12b", "llama-3.1-8b", "mistral-7b", "llama-3.2-3b"), 4)
+    study = ("study", "fig7-torch", "--gpus", "2", "--table", file, "--dry-run", "-o", tmp_path)
+    text = ok(*study, "--engine", "torch")
+    assert "30 runs x (5 s of warm-up + 30 s + up to 20 s of drain): 17 to 28 min of real time" in text
+    assert "skipped" not in text
+    assert "real time" not in ok(*study)  # the simulator, by the same table
 
 
 def test_memory_of_a_tier_holds_its_models_and_some_requests(table: str) -> None:

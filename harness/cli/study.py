@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -253,7 +253,9 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float], 
 
     xs = panel.xs or tuple(2.0**k for k in range(7))  # the octaves of a search for the knee
     most = max((_rate_scale(panel, spec, x) for x in panel.xs), default=spec.rate_scale)
-    ready = resolve(replace(spec, slo="", rate_scale=most))
+    cut = {"window_s": panel.window_s, "warmup_s": panel.warmup_s}
+    given: dict[str, Any] = {name: seconds for name, seconds in cut.items() if seconds is not None}
+    ready = resolve(replace(spec, slo="", rate_scale=most, **given))
     scaled = [replace(ready, rate_scale=_rate_scale(panel, spec, x)) for x in xs]
     each = [sweep.estimate_s(run, known) for run in scaled]
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
