@@ -18,7 +18,7 @@ from harness.run.resolve import resolve  # noqa: E402
 from harness.run.spec import Spec  # noqa: E402
 
 MODELS = "llama-3.2-1b*4"
-TRACE = "aegaeon-like+rate_rps=12+max_tokens=128+span_s=60"
+TRACE = "aegaeon-like+rate_rps=12+max_tokens=64+span_s=60"
 SLOS = tuple((f"llama-3.2-1b/{k}", 1.0, 0.1) for k in range(1, 5))
 SYSTEMS = [name for name in system_names() if name != "ideal"]  # whose memory has no bound
 
@@ -27,7 +27,7 @@ SYSTEMS = [name for name in system_names() if name != "ideal"]  # whose memory h
 def test_a_system_serves_two_hundred_requests(name: str, tmp_path: Path) -> None:
     before = children()
     spec = resolve(Spec(name, engine="torch", trace=TRACE, models=MODELS, gpus=2, window_s=4.0, warmup_s=0.0,
-                        drain_s=90.0, slo="absolute:ttft=1,tpot=0.1", slo_s=SLOS))  # fmt: skip
+                        drain_s=900.0, slo="absolute:ttft=1,tpot=0.1", slo_s=SLOS))  # fmt: skip
     path = execute(spec, tmp_path, "")
     about = record.meta(path)
     assert (about["skipped"], about["infeasible"], about["fidelity"]) == (None, None, "emulated")

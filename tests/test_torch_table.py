@@ -15,9 +15,10 @@ from harness.engines.costs import fit, quantities, shapes
 from harness.engines.machine import Config
 from harness.engines.torch import nets
 from harness.engines.torch.engine import Torch
+from harness.engines.torch.kind import CPU
 from harness.engines.torch.links import CHUNK_S
 from harness.engines.torch.residents import WAYS
-from harness.engines.torch.setting import LINKS, rates
+from harness.engines.torch.setting import rates
 from harness.engines.torch.verdict import Share, verdict
 from harness.loop import engine as engines
 from harness.policy.types import MIB, Inst, UserError
@@ -51,7 +52,7 @@ def journal(names: Sequence[str], wide: int = 1) -> list[dict[str, Any]]:
             add("beside", {"shape": name, "servers": count, "seqs": seqs}, 0.01 * count, alone_s=0.01)
     gbps = torch_timed.link_gbps(lines, names, wide)
     for name, (way, how) in product(names, WAYS.items()):
-        size = nets.net(shape(name), wide).weight_bytes
+        size = nets.net(shape(name), wide=wide).weight_bytes
         rate = 1e9 * how.part * gbps["pcie_gbps" if how.source == "host" else "disk_gbps"]
         add("load", {"shape": name, "gbps": gbps["pcie_gbps"], "way": way}, 0.01 + size / rate, bytes=size)
     return lines
@@ -126,19 +127,20 @@ def test_twins_stand_beside_the_originals_ratios(table: str) -> None:
 def test_links_are_those_of_the_run_then_of_the_table_then_the_usual_ones(table: str) -> None:
     spec = quantities.machine(table)
     assert spec is not None
-    assert rates(Config(())) == LINKS
-    assert rates(Config((), table=table))["h2d"] == pytest.approx(spec.spec.h2d.value / 1e9)
-    assert rates(Config((), table=table, pcie_gbps=3.0)) == rates(Config((), table=table)) | {"h2d": 3.0, "d2h": 3.0}
+    assert rates(Config(()), CPU) == CPU.links
+    assert rates(Config((), table=table), CPU)["h2d"] == pytest.approx(spec.spec.h2d.value / 1e9)
+    by_table = rates(Config((), table=table), CPU)
+    assert rates(Config((), table=table, pcie_gbps=3.0), CPU) == by_table | {"h2d": 3.0, "d2h": 3.0}
 
 
 def test_a_wider_twin_has_wider_matrices_and_as_many_layers() -> None:
-    thin, wide = (nets.net(shape("llama-3.1-8b"), n).shape for n in (1, 4))
+    thin, wide = (nets.net(shape("llama-3.1-8b"), wide=n).shape for n in (1, 4))
     assert (wide.hidden, wide.ffn, wide.head_dim) == tuple(4 * n for n in (thin.hidden, thin.ffn, thin.head_dim))
     assert (wide.layers, wide.q_heads, wide.kv_heads, wide.vocab) == (
         thin.layers, thin.q_heads, thin.kv_heads, thin.vocab,
     )  # fmt: skip
     served = torch_table.networks(["llama-3.1-8b"], 4)["llama-3.1-8b"]
-    assert shapes.weight_bytes(served) == pytest.approx(nets.net(shape("llama-3.1-8b"), 4).weight_bytes, rel=0.01)
+    assert shapes.weight_bytes(served) == pytest.approx(nets.net(shape("llama-3.1-8b"), wide=4).weight_bytes, rel=0.01)
     assert nets.net(served).shape == served  # by a table it is served as it stands there
 
 
@@ -187,9 +189,9 @@ def test_a_folder_of_other_networks_is_refused(tmp_path: Path) -> None:
     (0.06, 0.0, 2, [], ["the run's own process took 6.0% of a core, the limit 5%"]),
     (0.0, 0.11, 2, [], ["other processes took 11.0% of a core, the limit 5% of each of 2"]),
     (0.0, 0.0, 4, [], ["4 devices share 2 cores"]),
-    (0.0, 0.0, 2, [Share("a", 66, 0.55, 1.0)], []),
-    (0.0, 0.0, 2, [Share("a", 66, 0.39, 1.0)], ["a got 39% of its device, asked were 50%"]),
-    (0.0, 0.0, 2, [Share("a", 66, 0.03, 0.1)], []),  # too short to judge
+    (0.0, 0.0, 2, [Share("a", 0.5, 0.55, 1.0)], []),
+    (0.0, 0.0, 2, [Share("a", 0.5, 0.39, 1.0)], ["a got 39% of its device, asked were 50%"]),
+    (0.0, 0.0, 2, [Share("a", 0.5, 0.03, 0.1)], []),  # too short to judge
 ])  # fmt: skip
 def test_a_run_that_was_disturbed_is_invalid(
     here: float, others: float, devices: int, lanes: list[Share], reasons: list[str]

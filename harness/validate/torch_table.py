@@ -18,11 +18,10 @@ from harness.engines.costs import fit, fit_whole, quantities, shapes
 from harness.engines.costs.whole import Network
 from harness.engines.machine import Config, Served
 from harness.engines.torch import nets
-from harness.engines.torch.costs import HOST, SM_STEP, SMS
+from harness.engines.torch.kind import CPU
 from harness.engines.torch.links import CHUNK_S, LEAST
-from harness.engines.torch.pages import BUFFER
 from harness.engines.torch.residents import WAYS
-from harness.engines.torch.setting import MEMORY, Fields, rates
+from harness.engines.torch.setting import Fields, rates
 from harness.engines.wallclock import machine_facts
 from harness.policy.types import GIB, Inst, Shape
 from harness.rows.record import write_bytes
@@ -37,8 +36,8 @@ RATIO_OFF = 0.10  # between the ratio of a load to a decode step and the GPU's
 
 def networks(names: Sequence[str], wide: int = 1) -> dict[str, Shape]:
     """Return the network that stands for each shape, under the shape's name and in its numbers of 4 bytes."""
-    made = {name: nets.net(shape(name), wide).shape for name in names}
-    return {name: net._replace(name=name, number_bytes=nets.FLOAT) for name, net in made.items()}
+    made = {name: nets.net(shape(name), wide=wide).shape for name in names}
+    return {name: net._replace(name=name, number_bytes=CPU.float_bytes) for name, net in made.items()}
 
 
 def table(
@@ -49,18 +48,18 @@ def table(
     conditions = ", ".join(f"{key} {value}" for key, value in machine_facts("torch").items())
     source = f"bench calibrate --engine torch on {conditions}"
     links: dict[str, Any] = link_gbps(lines, names, wide)
-    gbps = rates(Config((), **links))
+    gbps = rates(Config((), **links), CPU)
     limited = "to which the engine holds its copies"
     spec: dict[str, tuple[float, str]] = {
         "h2d": (1e9 * gbps["h2d"], limited), "d2h": (1e9 * gbps["d2h"], limited),
         "nvlink": (1e9 * gbps["peer"], limited), "net": (1e9 * gbps["peer"], limited),
         "disk": (1e9 * gbps["disk"], limited), "flops": (NEVER, NOTHING), "hbm": (NEVER, NOTHING),
         "mem_bytes": (64 * GIB, "a bound: `pool_bytes` is what a run gives a device"),
-        "host_bytes": (HOST, "KV in the host's memory"),
-        "sms": (SMS, "parts of a core, as many as an H100 has"), "sm_step": (SM_STEP, "as on an H100"),
+        "host_bytes": (CPU.host_bytes, "KV in the host's memory"),
+        "sms": (CPU.sms, "parts of a core, as many as an H100 has"), "sm_step": (CPU.sm_choices[0], "as on an H100"),
     }  # fmt: skip
     weights = {name: shapes.weight_bytes(net) for name, net in served.items()}
-    settings = {"pool_bytes": MEMORY, "sharing": "fluid"}
+    settings = {"pool_bytes": CPU.mem_bytes, "sharing": "fluid"}
     about = fit_whole.About(KIND, conditions, source, settings, spec, (), weights)
     mine = [line for line in lines if line["params"].get("shape") in served]
     file, fitted = fit_whole.table(mine, about)
@@ -69,7 +68,7 @@ def table(
     }
     piece_bytes = max(LEAST, int(1e9 * gbps["h2d"] * CHUNK_S))
     file = {"kind": file.pop("kind"), "name": file.pop("name"), "piece_bytes": piece_bytes, **file}
-    file["pages"] = {"buffer_bytes": BUFFER, "kept": 0}
+    file["pages"] = {"buffer_bytes": CPU.buffer, "kept": 0}
     timed = list(of(mine, "load", gbps=links["pcie_gbps"]))
     file["ladder"] = ladder(timed, {link: 1e9 * rate for link, rate in gbps.items()}, source)
     return file, fitted
@@ -167,7 +166,7 @@ def relative(names: Sequence[str], path: Path) -> list[str]:
 def notes(lines: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str]) -> list[str]:
     """List what was measured and is not in the table, the ratios, and what disturbed the measurements."""
     texts = [*(ratio.text for ratio in ratios(lines, path, names)), *relative(names, path)]
-    bytes_s = {link: 1e9 * rate for link, rate in rates(Config((), table=str(path))).items()}
+    bytes_s = {link: 1e9 * rate for link, rate in rates(Config((), table=str(path)), CPU).items()}
     texts.append("links, GB/s: " + ", ".join(f"{link} {rate / 1e9:g}" for link, rate in bytes_s.items()))
     for line in of(lines, "move", gbps=fit.sig(bytes_s["h2d"] / 1e9, 3)):
         link, size = line["params"]["link"], line["facts"]["bytes"]

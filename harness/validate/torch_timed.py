@@ -189,7 +189,7 @@ def link_gbps(lines: Iterable[Mapping[str, Any]], names: Iterable[str], wide: in
 
     The other links have the parts of that rate which they have on the GPU.
     """
-    sizes = {name: nets.net(shape(name), wide).weight_bytes for name in names}
+    sizes = {name: nets.net(shape(name), wide=wide).weight_bytes for name in names}
     largest = max(sizes, key=lambda name: sizes[name])
     (step,) = of(lines, "decode", shape=largest, seqs=1, ctx=CTX)
     h2d = sig(sizes[largest] / (gpu_ratio(largest) * step["p50"]) / 1e9, 3)
@@ -398,7 +398,7 @@ def turns(bench: Bench, name: str) -> tuple[list[Timed], float]:
 
 PAGES = """
 import os, time
-from harness.engines.torch.device import Space
+from harness.engines.torch.cpu import Space
 memory = os.memfd_create("pages")
 os.ftruncate(memory, 1 << 24)
 space, took = Space(memory, 1 << 24), []

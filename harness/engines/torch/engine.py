@@ -20,29 +20,21 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.engines.machine import Config, Refusal, laid_out
-from harness.engines.torch import nets
+from harness.engines.torch import kind, nets
 from harness.engines.torch.core import Core, Kv
-from harness.engines.torch.costs import HOST, SMS
 from harness.engines.torch.lanes import Lane, Step, Turn, Watched, ended, formed
 from harness.engines.torch.moves import Moves, Transfer
-from harness.engines.torch.pages import Account, Arena, runs
+from harness.engines.torch.pages import Account, Arena
 from harness.engines.torch.processes import Seat, Workers
 from harness.engines.torch.residents import WAYS, Residents
-from harness.engines.torch.setting import MEMORY, Fields, cluster, rates
+from harness.engines.torch.setting import Fields, cluster, rates
 from harness.engines.torch.verdict import Share, verdict
 from harness.engines.torch.view import Seen
 from harness.engines.torch.wire import Copied, Order, Part, Stepped
 from harness.engines.wallclock import Counts, Live, machine_facts
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.policy.types import (
-    MIB,
-    Batch,
-    Fidelity,
-    Host,
-    Option,
-    UserError,
-)  # fmt: skip
+from harness.policy.types import MIB, Batch, Fidelity, Host, Option, UserError
 from harness.policy.view import View
 
 if TYPE_CHECKING:
@@ -78,31 +70,36 @@ class Torch(Core):
         super().__init__(config)
         self.fields = fields or Fields()
         self.lacks = "" if find_spec("torch") else "torch: pip install torch"
-        self.nets = {m.name: nets.net(m.shape, self.fields.wide) for m in config.models}
+        k = self.kind = kind.kind(config)
+        self.fidelity = k.fidelity
+        if not k.starts:
+            self.can = self.can - {f"Load.way:{name}" for name, way in WAYS.items() if way.starts}
+        self.nets = {m.name: nets.net(m.shape, k.as_it_is, k.float_bytes, self.fields.wide) for m in config.models}
         self.logits: dict[int, list[Any]] | None = None  # of each request's tokens, where a test asks for them
         self.watched: list[Watched] | None = None  # every step, where a measurement asks for them
         layout: Any = options.get("process", "model")
         self.layout = laid_out(config, layout)
         self.turns = "turns" in {options.get("sharing") if config.sharing == "own" else config.sharing}
         self.swap = options.get("preempt") == "swap"
-        self.mem_bytes = config.pool_bytes or MEMORY
-        self.links = rates(config)
+        self.mem_bytes = config.pool_bytes or k.mem_bytes
+        self.links = rates(config, k)
         served = {m.shape.name: self.nets[m.name].text for m in config.models}
         places: list[int | Host] = [*range(config.gpus), Host(0)]
-        self.arenas = {place: Arena(HOST if isinstance(place, Host) else self.mem_bytes) for place in places}
-        elastic = options.get("kv") == "elastic"
+        self.arenas = {
+            place: Arena(k.host_bytes if isinstance(place, Host) else self.mem_bytes, k.granule) for place in places
+        }
+        buffer = k.buffer if options.get("kv") == "elastic" else 0
+        block = max(config.block_tokens, k.block_tokens)
         self.accounts = {
-            (m, place): Account(
-                arena, net, config.block_tokens, elastic=elastic and not isinstance(place, Host)
-            )
+            (m, place): Account(arena, net, block, buffer=0 if isinstance(place, Host) else buffer)
             for m, net in self.nets.items() for place, arena in self.arenas.items()
         }  # fmt: skip
-        self.workers = Workers(self.arenas, self.accounts)
+        self.workers = Workers(k, self.arenas, self.accounts)
         page_bytes = {m: account.page_bytes for (m, place), account in self.accounts.items() if place == 0}
-        self.cluster = cluster(config, self.nets, page_bytes, self.arenas[0].size)
+        self.cluster = cluster(config, k, self.nets, page_bytes, self.arenas[0])
         self.measured_on: Mapping[str, str] = {
             **machine_facts("torch"),
-            "a GPU": f"1 of {len(self.workers.cores)} cores, {self.mem_bytes // MIB} MiB by mmap, SMs by sleeping",
+            "a GPU": f"{k.on}; {self.mem_bytes // MIB} MiB",
             "GB/s": " ".join(f"{link} {rate:g}" for link, rate in self.links.items()),
             **{f"{name} by": text for name, text in served.items()},
         }
@@ -159,7 +156,9 @@ class Torch(Core):
 
     def about(self) -> Mapping[str, Any]:
         """Return whether the run measured its devices; see Observed."""
-        lanes = (Share(batch.inst.model, sms, *seconds) for (batch, sms), seconds in self._got.items())
+        if self.kind.name != "cpu":  # a card is in nobody's way, and its kernels in none of a processor's accounts
+            return {}
+        lanes = (Share(b.inst.model, sms / self.kind.sms, *seconds) for (b, sms), seconds in self._got.items())
         return {"verdict": verdict(*self._cores, len(self.workers.cores), self.config.gpus, lanes)}
 
     def side(self) -> Mapping[str, Any]:
@@ -302,7 +301,7 @@ class Torch(Core):
             return "never", "kernels of no time"
         if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
             return "never", "a turn takes a time or a count of steps, none below 0"
-        if order.sms is not None and not 0 < order.sms <= SMS:
+        if order.sms is not None and not 0 < order.sms <= self.kind.sms:
             return "never", f"no partition of {order.sms} SMs"
         batch, decode = order.batch, order.phase == "decode"
         lane = self.lanes.setdefault((batch, decode), Lane(batch, order.phase))
@@ -419,7 +418,8 @@ class Torch(Core):
         model = inst.model
         if model not in seat.weights:
             seat.weights.add(model)
-            seat.send("weights", model, runs(self.residents.held[inst].granules))
+            granules = self.residents.held[inst].granules
+            seat.send("weights", model, self.arenas[seat.device].runs(granules))
         self.workers.sync(seat, model)
         layers = self.nets[model].shape.layers
         parts = []
@@ -440,10 +440,10 @@ class Torch(Core):
             blocks = tuple(kv.blocks)
             parts.append(Part(request.rid, request.prompt_tokens, start, count, tuple(made), blocks, far))
         until = layers if order.slice_layers is None else min(layers, step.layers + order.slice_layers)
-        share = None if order.sms is None else order.sms / SMS
+        share = None if order.sms is None else order.sms / self.kind.sms
         self._begun(step)
         seat.step, seat.since_s = step, time.monotonic()
-        seat.send("step", Order(step.number, model, tuple(parts), until, share, order.op_s))
+        seat.send("step", Order(step.number, model, tuple(parts), until, share, order.op_s, order.phase))
         step.layers = until
 
     def _begun(self, step: Step) -> None:

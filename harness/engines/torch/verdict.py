@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from harness.engines.torch.costs import SMS
-
 MOST_CORES = 0.05  # of a core for the run's own process, and of each core for strangers
 SHARE_OFF = 0.10  # between the share of a device that a lane got and the one it asked for
 LEAST_S = 0.5  # of steps, before a lane's share is judged
 
 
 class Share(NamedTuple):
-    """A lane with a part of its device: seconds of its processor, and all, during its steps."""
+    """A lane with a part of its device: the part asked for, seconds of its processor, and all, during its steps."""
 
     model: str
-    sms: int
+    asked: float
     spent_s: float
     all_s: float
-
-    @property
-    def asked(self) -> float:
-        """The part of the device that it asked for."""
-        return self.sms / SMS
 
     @property
     def got(self) -> float:
