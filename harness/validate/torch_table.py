@@ -123,7 +123,7 @@ def ratios(lines: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str])
 
 
 class Sizes(NamedTuple):
-    """What a shape takes: bytes, and seconds of a decode step and of a load from the host."""
+    """Sizes of a shape: bytes, and seconds of a decode step and of a load from the host."""
 
     weights: float
     kv_token: float
@@ -153,11 +153,9 @@ def relative(names: Sequence[str], path: Path) -> list[str]:
     here, there, first = sizes(names, path), sizes(names, None), names[0]
     lines = []
     for name in names[1:]:
+        pairs = zip(Sizes._fields, here[name], here[first], there[name], there[first], strict=True)
         parts = (
-            f"{what.replace('_', ' ')} {ours / one:.3g} ({theirs / other:.3g})"
-            for what, ours, one, theirs, other in zip(
-                Sizes._fields, here[name], here[first], there[name], there[first], strict=True
-            )
+            f"{what.replace('_', ' ')} {ours / by:.3g} ({theirs / over:.3g})" for what, ours, by, theirs, over in pairs
         )
         lines.append(f"{name} over {first}, and originals on {GPU}: {', '.join(parts)}")
     return lines
