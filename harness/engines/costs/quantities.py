@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,12 +92,6 @@ class Source(NamedTuple):
 
 
 _read = cache(toml.tables)
-T = TypeVar("T")
-
-
-def read(path: Path, form: type[T]) -> T:
-    """Read a file of a dataclass's form. UserError names the file and the key of a mistake."""
-    return toml.convert(_read(path), form, f"{path.name}: ")
 
 
 @cache
