@@ -156,7 +156,7 @@ class Machine:
     settings: Mapping[Setting, Option] = field(default_factory=dict)
     networks: Mapping[str, Network] = field(default_factory=dict)
     pages: Pages | None = None
-    piece_bytes: Positive | None = None
+    piece_bytes: Positive | None = None  # of a copy, that cannot be overtaken; none: as on a GPU
 
     def served(self, shape: Shape) -> Shape:
         """Return the network that this machine serves under a shape's name."""
