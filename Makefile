@@ -15,6 +15,7 @@ TRACE = hyperbolic-like+span_s=1800
 COPIES = prism,alpaserve
 SHORT = hyperbolic-like+span_s=300
 FULL =
+ENGINE =
 
 PY := .venv/bin/python
 BENCH := $(PY) -m harness
@@ -61,9 +62,17 @@ STUDIES-fig12 := fig12 prism-ablations
 STUDIES-pdmux := pdmux pdmux-70b
 RUN = for study in $(or $(STUDIES-$*),$*); do $(BENCH) study $$study $(if $(FULL),--full) || exit; done
 # Weaver's claims are about TPOT and batches, which a study does not measure.
+# Figure 7 on the torch engine's devices: what they cost, what the simulator says by that table, and the devices.
+TORCH_AT = results/cpu/torch/fig7
+SHAPES = nemo-12b,llama-3.1-8b,mistral-7b,llama-3.2-3b
+STUDY = $(BENCH) study fig7-torch --markdown --gpus 2 --table $(TORCH_AT)/torch-cpu.toml $(if $(FULL),--full)
+# $(call beside,side,engine): the study on it, whose tables are kept beside the cost table
+beside = $(STUDY) --engine $(2) -o results/fig7-torch-$(1) >$(TORCH_AT)/$(1).md && echo && cat $(TORCH_AT)/$(1).md
+RUN-fig7-torch = $(MAKE) torch && $(BENCH) calibrate --engine torch+wide=4 --models $(SHAPES) -o $(TORCH_AT) && \
+	$(call beside,simulator,sim) && $(call beside,devices,torch)
 RUN-weaver = $(PY) -m harness.study.weaving -o plots/out && $(PY) -m plots.fig_weaver plots/out/weaver.csv
-reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; FULL=1: more of all
-	@$(or $(RUN-$*),$(RUN))
+reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; FULL=1: more; fig7 ENGINE=torch
+	@$(or $(RUN-$*$(ENGINE:%=-%)),$(if $(ENGINE),$(error ENGINE=$(ENGINE) runs no $*; fig7 runs with ENGINE=torch)),$(RUN-$*),$(RUN))
 
 claims: $(READY) ## results/claims.md: every paper's claims beside what comes out here; runs what is not stored
 	@$(BENCH) claims

@@ -154,7 +154,9 @@ def steps(**changed: Any) -> str:
 WHOLE = {
     whole(kind="h100"): 'kind is "h100", which is a GPU kind; it carries its own [spec]',
     whole(kind=3): "kind is 3, not a string",
-    whole(gem={}): 'unknown key "gem" (kind, name, spec, host, steps, co_run, ladder, settings)',
+    whole(
+        gem={}
+    ): 'unknown key "gem" (kind, name, spec, host, steps, co_run, ladder, settings, networks, pages, piece_bytes)',
     whole(settings={"seed": 1}): (
         'settings: unknown key "seed" (block_tokens, batch_cap, chunk_tokens, prefill_tokens, pool_bytes, sharing)'
     ),
@@ -174,7 +176,7 @@ WHOLE = {
     steps(seconds=[0.1, 0.3, 0.2]): "steps.llama-tiny: seconds must be above 0, and never fall",
     steps(seconds=[0.0, 0.1, 0.2]): "steps.llama-tiny: seconds must be above 0, and never fall",
     whole(ladder={"cold": {"fixed_s": 1.0, "link": "wire", "source": "x"}}): (
-        'ladder.cold.link is "wire" (pcie, disk)'
+        'ladder.cold.link is "wire" (pcie, disk, spread)'
     ),
 }
 

@@ -210,7 +210,7 @@ def test_studies_are_listed_and_a_dry_run_runs_nothing(tmp_path: Path) -> None:
         (("fig77",), 'no study "fig77"; did you mean fig7?'),
         (("fig12", "--only", "equal"), 'fig12 has no condition "equal"; did you mean equal rates?'),
         (("fig12", "--only", " ; "), '--only " ; " names nothing'),
-        (("fig12", "--table", "x.toml"), "--table is of --engine"),
+        (("fig12", "--table", "x.toml"), "cost table x.toml"),
     ):
         result = bench("study", *args, "--dry-run", "-o", tmp_path)
         assert (result.exit_code, says in result.stderr) == (2, True)
@@ -558,6 +558,7 @@ def test_list_shows_systems_engines_and_gaps() -> None:
     assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
     assert rows["qlm"]["torch"] == "yes"  # it asks for a cost table, and torch has one
     assert "qlm on vllm: no cost table" in text.splitlines()
+    assert not [line for line in text.splitlines() if " on torch: " in line and not line.startswith("ideal ")]
     assert "static on attach: no Limit" in text.splitlines()
     assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()
     assert "heavy8, light8" in text

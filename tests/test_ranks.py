@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from harness.validate import ranks
+from harness.validate.predicted import cause
 from harness.validate.ranks import SERVERS, SIMULATOR
 from tests.cases import cases
 
@@ -113,3 +114,51 @@ def test_a_summary_says_whether_the_pairs_are_enough() -> None:
     assert ranks.summary(ranks.pairs(runs(many, many), "both"))[1].endswith("enough to judge by")
     rows = list(ranks.pair_rows(few))
     assert rows[1] == ("2 models", "b", "a", "5", "+30.0 [30.0, 30.0]", "+50.0 [50.0, 50.0]", "alike")
+
+
+def cell(measure: str, error: float, spread: float, n: int = 5) -> ranks.Cell:
+    return ranks.Cell("2 models", "a", measure, n, 1.0, spread, 1.0 + error, error)
+
+
+def test_an_aim_counts_cells_whose_own_repeats_tell_it() -> None:
+    # 2.776 standard deviations over the root of five: a spread of 0.08 is an interval of 0.099, 0.09 one of 0.112
+    scored = [
+        cell("both", 0.04, 0.01),
+        cell("both", 0.06, 0.01),
+        cell("both", 0.5, 0.5),
+        cell("ttft_p50_s", 0.09, 0.08),
+    ]
+    scored += [cell("ttft_p50_s", 0.3, 0.09), cell("ttft_p95_s", 0.1, 0.05, n=1), cell("tpot_p50_s", math.nan, 0.0)]
+    lines = ranks.told(scored, "both", judged=True)
+    assert lines[0].startswith("attainment: 1 of 2 cells within 5 points; 1 of 3 cells have a wider interval")
+    assert lines[0].endswith("the aim is missed")
+    assert lines[1].startswith("P50 of TTFT: 1 of 1 cells within 10 %; 1 of 2 cells have")
+    assert lines[1].endswith("the aim is met")
+    assert lines[2].startswith("P95 of TTFT: 0 of 0 cells within 20 %")
+    assert "lengthen --window-s" in lines[2]
+    assert lines[3].startswith("P50 of TPOT: 0 of 0 cells within 10 %; 0 of 0 cells")
+    unjudged = ranks.told(scored, "both", judged=False)
+    assert not [line for line in unjudged if "the aim is" in line]
+    assert unjudged[-1] == "no aim is judged in this tier (--full judges them)"
+
+
+def test_misses_are_those_beyond_a_bound_furthest_first() -> None:
+    scored = [
+        cell("both", -0.06, 0.01),
+        cell("both", 0.05, 0.0),
+        cell("ttft_p50_s", 0.5, 0.1),
+        cell("tpot_p99_s", 9.0, 0.1),
+    ]
+    first, second = ranks.misses(scored, "both")
+    assert ranks.miss(first, "both") == "a, 2 models: P50 of TTFT +50 % (±10)"
+    assert ranks.miss(second, "both") == "a, 2 models: attainment -6.0 points (±1)"
+
+
+def test_a_miss_stands_with_the_wait_that_differs_most() -> None:
+    lines = [
+        ("2 models", "a", SERVERS, 1.0, 0.5), ("2 models", "a", SERVERS, 3.0, 0.5),
+        ("2 models", "a", SIMULATOR, 1.9, 0.1), ("4 models", "a", SERVERS, 9.0, 0.0),
+    ]  # fmt: skip
+    waits = pd.DataFrame(lines, columns=["condition", "label", "side", "load", "queue"])
+    assert cause(waits, "2 models", "a") == "queue 0.1 s a request, measured 0.5 s"
+    assert cause(waits, "4 models", "a") == ""

@@ -17,8 +17,8 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from harness.check.engine import children, run  # noqa: E402
-from harness.check.engine_cases import cases, jobs  # noqa: E402
+from harness.check.engine import run  # noqa: E402
+from harness.check.engine_cases import cases  # noqa: E402
 from harness.engines.machine import Config, Served  # noqa: E402
 from harness.engines.torch import cpu, nets  # noqa: E402
 from harness.engines.torch.engine import Torch  # noqa: E402
@@ -27,9 +27,7 @@ from harness.engines.torch.pages import Account, Arena  # noqa: E402
 from harness.loop import system  # noqa: E402
 from harness.loop.replay import replay  # noqa: E402
 from harness.loop.system import ROOT  # noqa: E402
-from harness.policy.actions import Admit, Load, Run  # noqa: E402
-from harness.policy.events import Arrived, Woke  # noqa: E402
-from harness.policy.types import MIB, Batch, Inst, Jobs, Plan  # noqa: E402
+from harness.policy.types import MIB, Jobs, Plan  # noqa: E402
 from harness.rows import record  # noqa: E402
 from harness.run.execute import execute  # noqa: E402
 from harness.run.resolve import resolve  # noqa: E402
@@ -174,45 +172,6 @@ def test_a_member_without_room_takes_that_of_the_latest() -> None:
     assert trial is not None
     assert sum(row["preemptions"] for row in trial.rows) == trial.engine.stats()["preemptions"] > 0
     assert {row["state"] for row in trial.rows} == {"done", "failed"}  # some are longer than the limit
-
-
-class Killer:
-    """Serves one model, and kills its worker at the third arrival."""
-
-    hears, uses, options = frozenset({Woke, Arrived}), frozenset({"Load", "Run", "Admit"}), {"process": "gpu"}
-
-    def __init__(self, engine: Torch) -> None:
-        self.engine, self.killed = engine, 0
-
-    def on(self, event: Any, _: Any) -> Any:
-        batch = Batch(Inst("a", (0,)))
-        if event == Woke("start"):
-            return [Load(batch.inst), Run(batch)]
-        if event.request.id == 2:
-            self.killed = self.engine.workers.seats[0,].pid
-            os.kill(self.killed, signal.SIGKILL)
-        return [Admit(event.request.id, batch)]
-
-
-def test_a_killed_worker_costs_its_step_and_no_more(capfd: pytest.CaptureFixture[str]) -> None:
-    before = children()
-    work = jobs(1, 12, 0.3, (8, 48), (20, 30))
-    work = Jobs(("a",), work.arrival_s, 0 * work.model, *(getattr(work, name) for name in (
-        "prompt_tokens", "output_tokens", "ttft_slo_s", "tpot_slo_s")))  # fmt: skip
-    made = Torch(Config((Served("a", shape("llama-3.2-1b")),)), {"process": "gpu"})
-    policy: Any = Killer(made)
-    try:
-        replay(policy, made, work, end_s=120.0)
-        states = [row["state"] for part in made.rows() for row in part.to_pylist()]
-        (lost,) = made.lost
-    finally:
-        made.close()
-    noticed_s = float(lost.removesuffix(" s").rpartition(" ")[2])
-    came = int((work.arrival_s <= noticed_s).sum())
-    assert set(states) <= {"done", "failed"}
-    assert states[came:] == ["done"] * (12 - came)
-    assert f"worker {policy.killed} of device 0 ended" in capfd.readouterr().err
-    assert children() == before
 
 
 def test_a_run_by_its_spec_says_what_it_is(tmp_path: Path) -> None:

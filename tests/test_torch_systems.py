@@ -12,19 +12,22 @@ pytest.importorskip("torch")
 from harness.check.engine import children  # noqa: E402
 from harness.cli.options import system_names  # noqa: E402
 from harness.rows import record  # noqa: E402
+from harness.run import matrix  # noqa: E402
 from harness.run.execute import execute  # noqa: E402
 from harness.run.resolve import resolve  # noqa: E402
 from harness.run.spec import Spec  # noqa: E402
 
 MODELS = "llama-3.2-1b*4"
+TRACE = "aegaeon-like+rate_rps=12+max_tokens=64+span_s=60"
 SLOS = tuple((f"llama-3.2-1b/{k}", 1.0, 0.1) for k in range(1, 5))
+SYSTEMS = [name for name in system_names() if name != "ideal"]  # whose memory has no bound
 
 
-@pytest.mark.parametrize("name", [name for name in system_names() if name != "ideal"])
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_a_system_serves_two_hundred_requests(name: str, tmp_path: Path) -> None:
     before = children()
-    spec = resolve(Spec(name, engine="torch", trace="sample", models=MODELS, gpus=2, window_s=4.0, warmup_s=0.0,
-                        drain_s=20.0, rate_scale=24.0, slo="absolute:ttft=1,tpot=0.1", slo_s=SLOS))  # fmt: skip
+    spec = resolve(Spec(name, engine="torch", trace=TRACE, models=MODELS, gpus=2, window_s=4.0, warmup_s=0.0,
+                        drain_s=900.0, slo="absolute:ttft=1,tpot=0.1", slo_s=SLOS))  # fmt: skip
     path = execute(spec, tmp_path, "")
     about = record.meta(path)
     assert (about["skipped"], about["infeasible"], about["fidelity"]) == (None, None, "emulated")
@@ -34,3 +37,10 @@ def test_a_system_serves_two_hundred_requests(name: str, tmp_path: Path) -> None
         assert row["state"] in {"done", "failed", "dropped"}
         assert sum(row[f"{wait}_ns"] for wait in record.WAITS) == row["done_ns"] - row["arrival_ns"]
     assert children() == before
+
+
+def test_the_matrix_has_every_preset_of_every_system() -> None:
+    lacking = {(row.system, row.preset) for row in matrix.rows(SYSTEMS, ["torch"]) if row.lacks["torch"] != ((), "")}
+    assert not lacking
+    (ideal,) = matrix.rows(["ideal"], ["torch"])
+    assert ideal.lacks["torch"].names

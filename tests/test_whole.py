@@ -17,7 +17,7 @@ from harness.engines.machine import Config, Served, machine
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Event, Woke
-from harness.policy.types import Batch, Inst, Jobs, Unsupported, UserError
+from harness.policy.types import Batch, Inst, Jobs, UserError
 from harness.policy.view import View
 from harness.rows import requests
 from harness.run.resolve import resolve
@@ -151,8 +151,20 @@ def test_beyond_the_last_tokens_seconds_go_on_as_they_were(tmp_path: Path) -> No
     assert profile.prefill_s(Inst("m", (0,)), 1024) == pytest.approx(step_s(0, 0, [1024]))
     assert profile.step_s(Inst("m", (0,)), 4, 1000) == pytest.approx(step_s(4, 1000))
     assert profile.load_s(Inst("m", (0,)), "cold") == pytest.approx(0.5 + 9_417_216 / 1e8)
-    with pytest.raises(Unsupported, match="measured whole"):
-        profile.kernels_s(Inst("m", (0,)), 4, 1000)
+
+
+def test_kernels_have_the_parts_of_their_weights(tmp_path: Path) -> None:
+    dims = shape("llama-tiny")
+    config = Config((Served("m", dims),), table=whole_table.write(tmp_path))
+    profile = sim.make(config, {}, machine(config)).cluster.profile
+    *kernels, head = profile.kernels_s(Inst("m", (0,)), 4, 1000)
+    qkv, attention, out, up, down = kernels[:5]
+    assert (len(kernels), head) == (5 * dims.layers, 0.0)  # the LM head is in the layers
+    assert sum(kernels) == pytest.approx(profile.step_s(Inst("m", (0,)), 4, 1000) - 4 * 0.00025)
+    assert attention == profile.attend_s(Inst("m", (0,)), 4, 1000)
+    ffn = dims.ffn
+    assert (up / down, out / down) == pytest.approx((2.0, dims.q_heads * dims.head_dim / ffn))
+    assert qkv / out == pytest.approx((dims.q_heads + 2 * dims.kv_heads) / dims.q_heads)
 
 
 def test_a_run_takes_the_machine_and_its_settings_from_the_table(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "trace": ("traces.trace", "Look at traces, convert logs, draw synthetic ones."),
     "tune": ("tune.tune", "Tune systems alike, on seeds that no evaluation uses."),
     "upgrade": ("runs.upgrade", "Rewrite results of earlier releases with current names."),
-    "validate": ("tools.validate", "Compare the simulator with measured end-to-end runs."),
+    "validate": ("validate.validate", "Compare the simulator with measured end-to-end runs."),
 }
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -61,8 +61,9 @@ if TYPE_CHECKING:
 @click.option("--engine", default="sim", show_default=True, metavar="NAME",
               help="Simulator or real servers (bench list); reports the runs it lacks.")  # fmt: skip
 @click.option("--gpus", type=click.IntRange(1, 4096), metavar="N",
-              help="Number of GPUs of --engine.  [default: 1]")  # fmt: skip
-@click.option("--table", metavar="FILE", help="Cost table of --engine (bench calibrate writes one).")
+              help="Number of GPUs of --engine or --table.  [default: 1 of an engine]")  # fmt: skip
+@click.option("--table", metavar="FILE", help="Cost table of --engine, or of another machine to simulate (bench "
+              "calibrate writes one).")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
@@ -109,16 +110,15 @@ def study(
         listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
         listed("--models", models), seeds, precision, budget,
     )  # fmt: skip
-    if engine != "sim":
+    if engine != "sim" or table is not None:
+        from harness.run.spec import MOST_GPUS
         from harness.study.on_engine import part
 
-        asked, notes = part(asked, engine, table, gpus or 1)
+        asked, notes = part(asked, engine, table, gpus or (MOST_GPUS if engine == "sim" else 1))
         for line in notes:
             click.echo(line)
-    elif table is not None:
-        raise UserError("--table is of --engine: bench compare --table takes one for the simulator")
     elif gpus is not None:
-        raise UserError("--gpus is of --engine: a study says its own")
+        raise UserError("--gpus is of --engine or --table: a study says its own")
     folder = real(out or RESULTS / asked.name)
     if dry_run:
         dry(asked, full, folder)
@@ -253,7 +253,9 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float], 
 
     xs = panel.xs or tuple(2.0**k for k in range(7))  # the octaves of a search for the knee
     most = max((_rate_scale(panel, spec, x) for x in panel.xs), default=spec.rate_scale)
-    ready = resolve(replace(spec, slo="", rate_scale=most))
+    cut = {"window_s": panel.window_s, "warmup_s": panel.warmup_s}
+    given: dict[str, Any] = {name: seconds for name, seconds in cut.items() if seconds is not None}
+    ready = resolve(replace(spec, slo="", rate_scale=most, **given))
     scaled = [replace(ready, rate_scale=_rate_scale(panel, spec, x)) for x in xs]
     each = [sweep.estimate_s(run, known) for run in scaled]
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs

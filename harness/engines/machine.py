@@ -68,6 +68,7 @@ class Config:
     process_bytes: int | None = None  # what each holds beside weights; None: by its parts (engines/process.py)
     pool_bytes: int | None = None  # of each GPU for weights and KV, processes beside it; None: by `mem_fraction`
     buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
+    kept_pages: float = KEPT_PAGES  # of elastic KV, that a model keeps mapped while its weights are in
     noise: float = 0.0
     seed: int = 0
     start_s: float = 0.0
@@ -123,7 +124,7 @@ def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
 
 def kept_pages(config: Config) -> float:
     """Return the pages that a model with elastic KV memory keeps mapped while its weights are in."""
-    return constants.of(config.scaled, "reserve") * KEPT_PAGES
+    return constants.of(config.scaled, "reserve") * config.kept_pages
 
 
 def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "model") -> process.Memory:

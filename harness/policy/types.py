@@ -140,6 +140,7 @@ class Shape(NamedTuple):
     tied: bool  # LM head shares the embedding
     max_tokens: int  # longest prompt + output: what the checkpoint can, or less where less is served
     sampled: bool = False  # the checkpoint's own defaults set top-p or top-k
+    number_bytes: int = 2  # of a weight and of a number of the KV cache: bf16, unless a machine serves it otherwise
 
 
 class Gpu(NamedTuple):

@@ -97,8 +97,8 @@ class Setup:
 
     @cached_property
     def models(self) -> ModelSet:
-        """The models as their set has them."""
-        return load_models(self.spec.models)
+        """The models as their set has them, in the networks by which the machine of a cost table serves them."""
+        return _models(self.spec.models, self.spec.table)
 
     @cached_property
     def served(self) -> ModelSet:
@@ -166,6 +166,7 @@ class Setup:
             token_times=spec.token_times,
             plan=_plan(spec.trace, models, spec.rate_scale, spec.plan, spec.seed, spec.assign),
             homes=dict(spec.homes),
+            **_grains(spec),
         )
 
     # ------------------------------------------------------------ engine and policy
@@ -294,6 +295,15 @@ def _degrees(shape: Shape, table: str | None) -> tuple[int, ...]:
     return shapes.degrees(shape) if quantities.machine(table) is None else ()
 
 
+@cache
+def _models(name: str, table: str | None) -> ModelSet:
+    models, measured = load_models(name), quantities.machine(table)
+    if measured is None:
+        return models
+    members = (replace(member, shape=measured.served(member.shape)) for member in models.members)
+    return replace(models, members=tuple(members))
+
+
 @lru_cache(16)
 def _plan(
     trace: str, models: ModelSet, rate_scale: float, origin: Origin, seed: int, assign: Assign
@@ -313,12 +323,22 @@ def _machine(
     links: tuple[tuple[str, float | None], ...],
     scaled: tuple[tuple[str, float], ...],
 ) -> machines.Machine:
-    members = load_models(models).members
+    members = _models(models, table).members
     served = tuple(machines.Served(m.name, m.shape, m.tp, degrees=_degrees(m.shape, table)) for m in members)
     rates: dict[str, Any] = dict(links)
     return machines.machine(
         machines.Config(models=served, gpu=gpu, host=host, table=table, scaled=dict(scaled), **rates)
     )
+
+
+def _grains(spec: Spec) -> dict[str, Any]:
+    """Return pages of elastic KV memory and pieces of copies, where the machine of a cost table has its own."""
+    measured, grains = quantities.machine(spec.table), dict[str, Any]()
+    if measured is not None and measured.pages is not None:
+        grains |= {"buffer_bytes": measured.pages.buffer_bytes, "kept_pages": float(measured.pages.kept)}
+    if measured is not None and measured.piece_bytes is not None:
+        grains |= {"piece_bytes": measured.piece_bytes}
+    return grains
 
 
 def _links(spec: Spec) -> dict[str, Any]:

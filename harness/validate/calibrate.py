@@ -45,8 +45,11 @@ def calibrate(
 ) -> Calibrated:
     """Measure the servers of an engine for each of these shapes, as far as the folder has not, and write their table.
 
-    `given`: further fields of the engine's configuration. UserError where they cannot be measured.
+    Engine `torch` has no servers, and its devices are measured from inside. `given`: further fields of the engine's
+    configuration. UserError where they cannot be measured.
     """
+    if asked(engine).name == "torch":
+        return _torch(engine, models, folder, say, given)
     members = model_set(",".join(f"{model}*{max(probe.BESIDE)}" for model in models)).serving(SERVED).members
     served = tuple(machine.Served(member.name, member.shape) for member in members)
     config = machine.Config(served, **given)
@@ -70,6 +73,22 @@ def calibrate(
     quantities.forget()
     quantities.machine(str(path))  # it reads as any user's table
     return Calibrated(path, file["name"], [*notes(file, lines), *lacking(lines, gaps)], points(fitted))
+
+
+def _torch(
+    engine: str, models: Sequence[str], folder: Path, say: Callable[[str], None], given: Mapping[str, Any]
+) -> Calibrated:
+    """Measure the devices of the torch engine, on this host's processors."""
+    from harness.engines.torch.engine import Torch
+    from harness.validate import torch_table
+
+    made = engines.find(engine)(machine.Config(()), {}, None)
+    if made.lacks:
+        raise UserError(f"torch needs {made.lacks}")
+    assert isinstance(made, Torch)
+    path, fitted, lines, file = torch_table.write(folder, models, say, made.fields, given)
+    texts = [*fitted_notes(file), *torch_table.notes(lines, path, models)]
+    return Calibrated(path, file["name"], texts, points(fitted))
 
 
 def _servers(name: str, config: machine.Config) -> Servers:
@@ -129,6 +148,21 @@ def _processor() -> dict[str, tuple[float, str]]:
     return numbers
 
 
+def fitted_notes(file: Mapping[str, Any]) -> list[str]:
+    """List the fitted numbers of steps and of their interference, with their errors."""
+    host, co_run = file["host"], file["co_run"]
+    texts = [f"before a request is queued: {1e3 * host['api_in_s']:.3g} ms; spread of steps {host['sigma']:.1%}"]
+    for model, q in file["steps"].items():
+        texts.append(f"{model}: {quantities.error(q)}")
+        texts += [
+            f"  {part}: {quantities.error({'fit': e}).removeprefix('fit ')}" for part, e in q["held_parts"].items()
+        ]
+    for phase, beside in co_run.items():
+        demand = f"{beside['share']:.0%} of the machine, beside others {beside['factor']:.3g} x what that tells"
+        texts.append(f"a step of {phase} asks for {demand}: {quantities.error(beside)}")
+    return texts
+
+
 def points(fitted: fit_whole.Fitted) -> pd.DataFrame:
     """Return a table of measured beside fitted seconds."""
     columns = ["model", "what", "seqs", "prompt", "ctx_tokens", "held", "measured_s", "fitted_s"]
@@ -174,16 +208,7 @@ def lacking(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> li
 
 def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """List the fitted numbers with their errors, and disturbances of the measurements."""
-    host, co_run = file["host"], file["co_run"]
-    texts = [f"before a request is queued: {1e3 * host['api_in_s']:.3g} ms; spread of steps {host['sigma']:.1%}"]
-    for model, q in file["steps"].items():
-        texts.append(f"{model}: {quantities.error(q)}")
-        texts += [
-            f"  {part}: {quantities.error({'fit': e}).removeprefix('fit ')}" for part, e in q["held_parts"].items()
-        ]
-    for phase, beside in co_run.items():
-        demand = f"{beside['share']:.0%} of the machine, beside others {beside['factor']:.3g} x what that tells"
-        texts.append(f"a step of {phase} asks for {demand}: {quantities.error(beside)}")
+    texts = fitted_notes(file)
     spans = dict[str, list[float]]()
     for line in lines:
         if line["what"] in {"start", "stop", "sleep", "wake"}:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pandas as pd
 
+from harness.validate import ranks
 from harness.validate.names import Skipped
+from harness.validate.ranks import Cell, Pair
 from harness.validate.validate import notes, scores, worst
 
 HEAD = """# The simulator beside measured runs
@@ -17,6 +19,27 @@ as far as its source states them. Errors are of runs without noise, as in every 
 vary the noise of steps and Poisson arrivals, each row with seeds of its own; `measured spread` is that of real runs
 under equal conditions, where rows repeat. Rows `fitted` are those that the engine's host profile was fitted on.
 """
+
+TAIL = """
+## Engines on this project's own hosts
+
+`bench validate --engine` runs the same specs on an engine and on the simulator with a cost table of that engine.
+
+### The torch engine, every system on real kernels
+
+```{include} ../results/README.md
+:start-after: "<!-- torch -->"
+:end-before: "<!-- /torch -->"
+:relative-images:
+```
+
+### vLLM on a processor
+
+```{include} ../results/README.md
+:start-after: "<!-- vllm -->"
+:end-before: "<!-- /vllm -->"
+:relative-images:
+```"""
 
 Table = Callable[[Iterable[Sequence[str]]], Iterable[str]]  # rows, the first of which is the head, as Markdown
 
@@ -36,6 +59,19 @@ def _lines(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str
     if shared:
         yield "## Models that share a card\n"
         yield from (f"- {line}" for line in shared)
+    yield TAIL
+
+
+def compared(
+    command: str, told: Sequence[str], pairs: Sequence[Pair], cells: Sequence[Cell], attainment: str,
+    met: Sequence[str], table: Table,
+) -> str:  # fmt: skip
+    """Return a comparison of an engine with the simulator as Markdown: what was said, pairs, cells, then the aims."""
+    lines = [f"`{command}`\n", *(f"- {line}" for line in told), ""]
+    lines += [*table(ranks.pair_rows(pairs)), ""] if pairs else []
+    lines += ["Attainment in %; errors of simulated latencies, beside the spread of the measured repeats.\n"]
+    lines += [*table(ranks.cell_rows(cells, attainment)), "", *(f"- {line}" for line in met)]
+    return "\n".join(lines) + "\n"
 
 
 def worst_rows(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:

@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from harness.engines.costs import shapes
 from harness.engines.machine import cluster
 from harness.policy.types import Inst, UserError
 from harness.rows import record, requests, tidy
@@ -40,6 +41,7 @@ FLOOD_S = 10.0
 WARMUP_S = 2.0
 SHORT = 128  # tokens of a prompt whose solo latency the SLO is a multiple of
 TTFT_X, TPOT_X = 10.0, 8.0
+PAGE = 4096  # bytes of which memory is a multiple
 
 
 class Predicted(NamedTuple):
@@ -50,6 +52,20 @@ class Predicted(NamedTuple):
     rule: str
     machine: str  # of the servers, as their cost table names it
     notes: list[str]
+    waits: pd.DataFrame  # seconds of an ended request by cause, a column each: a line a run
+
+
+class Memory(NamedTuple):
+    """The memory of each GPU: the weights of its part of the models, and KV beside them."""
+
+    requests: int  # of the longest kind, for each model
+
+    def pool_bytes(self, spec: Spec) -> int:
+        """Return the bytes for weights and KV of each GPU."""
+        setup = Setup(replace(spec, engine="sim"))
+        members = setup.served.members
+        each = [shapes.weight_bytes(m.shape) + self.requests * SERVED * shapes.kv_token_bytes(m.shape) for m in members]
+        return math.ceil(math.ceil(len(each) / spec.gpus) * max(each) / PAGE) * PAGE
 
 
 class Plan(NamedTuple):
@@ -64,13 +80,19 @@ class Plan(NamedTuple):
     repeats: int = 5
     window_s: float = 10.0
     again: int = 0  # how often an invalid run is made again
+    gpus: int = 1
+    memory: Memory | None = None  # None: as the table was measured
+    drain_s: float | None = None  # None: until all have ended, or ten times the SLO
+    way: str = ""  # of the load that the SLO of a first token leaves room for; "": the slowest
+    judged: bool = True  # whether aims are judged
 
     def spec(self, count: int, engine: str) -> Spec:
         """Return the spec of so many models on an engine, whose rate and seed are still to be set."""
-        return Spec(
-            "static", engine=engine, table=self.table, models=f"{self.model}*{count}", gpus=1, trace=TRACE,
-            served=SERVED, window_s=self.window_s, warmup_s=WARMUP_S,
+        spec = Spec(
+            "static", engine=engine, table=self.table, models=f"{self.model}*{count}", gpus=self.gpus, trace=TRACE,
+            served=SERVED, window_s=self.window_s, warmup_s=WARMUP_S, drain_s=self.drain_s,
         )  # fmt: skip
+        return spec if self.memory is None else replace(spec, pool_bytes=self.memory.pool_bytes(spec))
 
 
 def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
@@ -78,7 +100,7 @@ def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
     asked = rule or slo_rule(plan)
     planned = list[Span]()
     for count in plan.counts:
-        drain_s = ahead(plan.spec(count, "sim"), asked, out).drain_s
+        drain_s = plan.drain_s if plan.drain_s is not None else ahead(plan.spec(count, "sim"), asked, out).drain_s
         span = Span(WARMUP_S, plan.window_s, math.inf if drain_s is None else drain_s)
         planned += [span] * (len(plan.systems) * len(plan.shares) * plan.repeats)
     return planned
@@ -87,7 +109,7 @@ def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
 def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> Predicted:
     """Run the plan on both. Raises UserError."""
     asked = rule or slo_rule(plan)
-    frames, notes = list[pd.DataFrame](), list[str]()
+    frames, notes, waits = list[pd.DataFrame](), list[str](), list[dict[str, object]]()
     for count in plan.counts:
         rps = saturated_rps(plan, count, out, teller)
         notes.append(f"{count} models: {rps:g} requests/s saturate the machine, by the simulator")
@@ -102,9 +124,35 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
             table = tidy.scores(score.scorable(label, run, under) for label, run in runs).to_pandas()
             frames.append(_lines(table, side, count, {rate: share for share, rate in rates.items()}, under.definition))
             notes += _skipped(table, side)
+            by_rate = {rate: f"{count} models, {100 * share:.0f} %" for share, rate in rates.items()}
+            for (label, spec), (_, run) in zip(cells, runs, strict=True):
+                key = {"condition": by_rate[spec.rate_scale], "label": label, "seed": spec.seed, "side": side}
+                waits.append({**key, **_waits_s(run)})
     frame = pd.concat(frames, ignore_index=True)
     priced = Setup(resolve(plan.spec(1, "sim"))).machine
-    return Predicted(frame, under.definition, asked, priced.spec.name, list(dict.fromkeys(notes)))
+    return Predicted(frame, under.definition, asked, priced.spec.name, list(dict.fromkeys(notes)), pd.DataFrame(waits))
+
+
+def _waits_s(run: Path) -> dict[str, float]:
+    """Return the mean seconds of each cause over the requests of a run's window that ended."""
+    columns = [f"{cause}_ns" for cause in record.WAITS]
+    rows = record.read(run, ["arrival_ns", "state", *columns]).to_pandas()
+    done = rows[(rows["arrival_ns"] >= 0) & (rows["state"].astype(str) == "done")]
+    return {cause: float(done[f"{cause}_ns"].mean()) / 1e9 for cause in record.WAITS if len(done)}
+
+
+def cause(waits: pd.DataFrame, condition: str, label: str) -> str:
+    """Name the cause whose mean seconds a request differ most between both sides of a cell; "" where none is known."""
+    here = waits[(waits["condition"] == condition) & (waits["label"] == label)]
+    sides: Any = here.groupby("side")[[c for c in record.WAITS if c in here]].mean()
+    if {SERVERS, SIMULATOR} - set(sides.index):
+        return ""
+    off = (sides.loc[SIMULATOR] - sides.loc[SERVERS]).dropna()
+    if off.empty:
+        return ""
+    most = str(off.abs().idxmax())
+    measured, simulated = sides.loc[SERVERS, most], sides.loc[SIMULATOR, most]
+    return f"{most} {simulated:.3g} s a request, measured {measured:.3g} s"
 
 
 def grid(
@@ -148,7 +196,7 @@ def slo_rule(plan: Plan) -> str:
     config, priced = setup.config, setup.machine
     profile = cluster(config, priced=priced).profile
     inst = Inst(config.models[0].name, (0,))
-    start_s = max(way.fixed_s for way in priced.ladder.values())
+    start_s = profile.load_s(inst, plan.way) if plan.way else max(way.fixed_s for way in priced.ladder.values())
     ttft_s = start_s + TTFT_X * (priced.host.api_in_s + profile.prefill_s(inst, SHORT))
     tpot_s = TPOT_X * profile.step_s(inst, 1, SHORT)
     return f"absolute:ttft={ttft_s:.2g},tpot={tpot_s:.2g}"

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t
 
 from harness.rows import estimate
 from harness.rows.estimate import POINTS
@@ -27,6 +28,7 @@ PAIRS = 8  # that the servers tell apart, at least
 QUANTILES = (50, 95, 99)
 METRICS = ("ttft", "tpot")
 AIMS = {50: 0.10, 95: 0.20}  # of the error of a quantile
+ATTAINED, SHARE_ATTAINED = 0.05, 0.9  # of the error of attainment, and the share of cells that keep it
 SERVERS, SIMULATOR = "servers", "sim"
 KEYS = ["condition", "label", "seed"]
 
@@ -197,6 +199,50 @@ def _error(cell: Cell | None) -> str:
     if cell is None or math.isnan(cell.error):
         return "-"
     return f"{100 * cell.error:+.0f} (±{100 * cell.spread:.0f})"
+
+
+def told(scored: Sequence[Cell], attainment: str, *, judged: bool) -> list[str]:
+    """Say how many cells meet each aim, of those whose own repeats tell it: a 95 % interval no wider than the bound.
+
+    A cell's interval is of its measured mean over repeats. Where most are wider, windows are too short.
+    """
+    lines = []
+    for measure, bound, words in (
+        (attainment, ATTAINED, "attainment"),
+        *((f"{m}_p{q}_s", AIMS[q], f"P{q} of {m.upper()}") for m in METRICS for q in AIMS),
+    ):
+        cells_of = [c for c in scored if c.measure == measure and not math.isnan(c.error)]
+        sure = [c for c in cells_of if c.n > 1 and c.spread * float(t.ppf(0.975, c.n - 1)) / math.sqrt(c.n) <= bound]
+        met = sum(abs(c.error) <= bound for c in sure)
+        unit = f"{100 * bound:.0f} {'points' if measure == attainment else '%'}"
+        text = (
+            f"{words}: {met} of {len(sure)} cells within {unit}; {len(cells_of) - len(sure)} of {len(cells_of)} cells "
+        )
+        text += "have a wider interval of their own and count for nothing"
+        if 2 * len(sure) < len(cells_of):
+            text += " (more than half: lengthen --window-s)"
+        if judged and sure:
+            need = SHARE_ATTAINED if measure == attainment else 1.0
+            text += f": the aim is {'met' if met >= need * len(sure) else 'missed'}"
+        lines.append(text)
+    return lines if judged else [*lines, "no aim is judged in this tier (--full judges them)"]
+
+
+def misses(scored: Sequence[Cell], attainment: str) -> list[Cell]:
+    """Return the cells beyond the bound of an aim, furthest off first, in multiples of that bound."""
+    bounds = {attainment: ATTAINED} | {f"{m}_p{q}_s": AIMS[q] for m in METRICS for q in AIMS}
+    beyond = [c for c in scored if c.measure in bounds and abs(c.error) > bounds[c.measure]]
+    return sorted(beyond, key=lambda c: -abs(c.error) / bounds[c.measure])
+
+
+def miss(cell: Cell, attainment: str) -> str:
+    """Say by how much a cell is off, in a line."""
+    if cell.measure == attainment:
+        off, what = f"{100 * cell.error:+.1f} points", "attainment"
+    else:
+        metric, q, _ = cell.measure.split("_")
+        off, what = f"{100 * cell.error:+.0f} %", f"{q.upper()} of {metric.upper()}"
+    return f"{cell.label}, {cell.condition}: {what} {off} (±{100 * cell.spread:.0f})"
 
 
 def aims(scored: Sequence[Cell]) -> list[str]:

@@ -17,7 +17,6 @@ from harness.engines.costs.kernels import (
     decode_kernels_s,
     decode_s,
     gemm_s,
-    gemms,
     layer_kernels_s,
     part_of,
     prefill_kernels_s,
@@ -73,7 +72,7 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         c = cost[i]
         c["kbytes"] = shapes.kv_token_bytes(shape, tp)  # also refuses a degree that heads do not divide by
         heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
-        n, k = np.array(gemms(shape, tp)).T
+        n, k = np.array(shapes.gemms(shape, tp)).T
         layer = gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1) + small_s(q["small"], spec, shape, tp, m)
         layer = layer + 2 * all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
         gemm[i] = np.maximum.accumulate(L * layer * scale)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from harness.engines.costs.quantities import F8, GpuSpec, Toml
+from harness.engines.costs.shapes import gemms
 from harness.policy.types import Shape, UserError
 
 BF16 = 2  # bytes
@@ -138,27 +139,6 @@ def all_reduce_s(q: Toml, tp: int, elements: ArrayLike) -> F8:
     ring = 2 * (tp - 1) / tp * BF16 * elements / float(q.get("wire", np.inf))
     table: F8 = np.where(elements > x[-1], y[-1] * elements / x[-1], inner)
     return np.maximum(table, ring)
-
-
-class Gemms(NamedTuple):
-    """A layer's four GEMMs as (n, k) per GPU."""
-
-    qkv: tuple[float, float]
-    out: tuple[float, float]
-    up: tuple[float, float]
-    down: tuple[float, float]
-
-
-def gemms(shape: Shape, tp: int) -> Gemms:
-    """Return the GEMMs with QKV fused, gate and up fused; columns, then rows, split over `tp` GPUs."""
-    heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
-    ffn = shape.ffn / tp
-    return Gemms(
-        ((heads + 2 * kv) * shape.head_dim, shape.hidden),
-        (shape.hidden, heads * shape.head_dim),
-        ((2 if shape.gated else 1) * ffn, shape.hidden),
-        (shape.hidden, ffn),
-    )
 
 
 def part_of(q: Toml, share: F8) -> Part:

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.engines.costs import shapes
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.kernels import decode_s, layer_kernels_s, part_of
 from harness.engines.costs.quantities import F8, GpuSpec, Toml, Way
-from harness.policy.types import Host, Inst, Shape, Unsupported, UserError
+from harness.policy.types import Host, Inst, Shape, UserError
 
 
 class Row(NamedTuple):
@@ -105,15 +106,16 @@ class TableProfile:
     def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
         """Return the seconds of each kernel of such a step, layer by layer, then of the LM head; see `layer_kernels_s`.
 
-        The row has the sum of a layer's kernels, scaled to its engine; what each takes of it is by the quantities.
-        Raises Unsupported on a machine that was measured whole.
+        The row has the sum of a layer's kernels, scaled to its engine; what each takes of it is by the quantities, and
+        by weights on a machine that was measured whole.
         """
-        if not self.quantities:
-            raise Unsupported("seconds of kernels: it was measured whole")
         if seqs == 0:
             return ()
         r, shape = self._row(inst), self.shapes[inst.model]
-        before, after = layer_kernels_s(self.quantities, self.spec, shape, _tp(inst), seqs)
+        if self.quantities:
+            before, after = layer_kernels_s(self.quantities, self.spec, shape, _tp(inst), seqs)
+        else:
+            before, after = shapes.parts_by_weights(shape)
         scale = _at(r.grid, r.gemm, seqs) / shape.layers / (sum(before) + sum(after))
         attention_s = self.attend_s(inst, seqs, ctx_tokens)
         layer = [*(scale * s for s in before), attention_s, *(scale * s for s in after)]

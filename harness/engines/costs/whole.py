@@ -6,6 +6,9 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
     [settings]           of a spec, under which it was measured; a run takes them where it does not say otherwise
     [spec.FIELD]         `value` and `source` of every number of `GpuSpec`
     [host]               `api_in_s` before a request is queued, `sigma` of steps around the table
+    piece_bytes          of a copy, that cannot be overtaken; without it as on a GPU
+    [networks."SHAPE"]   what is served under a shape's name where that is a smaller network: its dimensions
+    [pages]              of elastic KV: `buffer_bytes` that a page has in each layer for K and for V, and pages `kept`
     [steps."SHAPE"]      steps of a model
     [co_run.PHASE]       of steps with `prefill` tokens, and of `decode`: the `share` of the machine that a step asks
                          for; `factor`: below
@@ -16,13 +19,14 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
 `seconds` is a table over `tokens`, linear between them and beyond the last two. What of a step is the host's, or is
 hidden behind it, cannot be told from outside; so nothing is hidden. Of k servers that step side by side each takes
 1 + factor (max(1, k share) - 1) times as long: a factor above 1 is of servers that disturb each other beyond their
-shares, each of which is then all of the machine.
+shares, each of which is then all of the machine. Where parts of the machine can be given to a lane (`sm_step` below
+`sms`), a part of it takes as many times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -34,6 +38,7 @@ from harness.engines.costs.forms import Number, Quantity, Text
 from harness.policy.types import Option, Shape, UserError
 
 SAID = ("source", "formula")
+Positive = Annotated[int, Gt(0)]
 Setting = Literal["block_tokens", "batch_cap", "chunk_tokens", "prefill_tokens", "pool_bytes", "sharing"]
 
 
@@ -43,6 +48,28 @@ class Value:
 
     value: Number
     source: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """[networks."SHAPE"]: fields of `Shape`."""
+
+    layers: Positive
+    hidden: Positive
+    q_heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    ffn: Positive
+    vocab: Positive
+    number_bytes: Positive
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """[pages]."""
+
+    buffer_bytes: Positive
+    kept: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +137,7 @@ class Rung:
     """[ladder.WAY]."""
 
     fixed_s: Number
-    link: Literal["pcie", "disk"]
+    link: Literal["pcie", "disk", "spread"]
     source: Text
     bytes_s: Annotated[int | float, Gt(0)] | None = None  # None: as fast as the link
 
@@ -127,6 +154,14 @@ class Machine:
     co_run: CoRun
     ladder: Mapping[str, Rung]
     settings: Mapping[Setting, Option] = field(default_factory=dict)
+    networks: Mapping[str, Network] = field(default_factory=dict)
+    pages: Pages | None = None
+    piece_bytes: Positive | None = None  # of a copy, that cannot be overtaken; none: as on a GPU
+
+    def served(self, shape: Shape) -> Shape:
+        """Return the network that this machine serves under a shape's name."""
+        network = self.networks.get(shape.name)
+        return shape if network is None else shape._replace(**asdict(network))
 
 
 def is_whole(file: Mapping[str, Any]) -> bool:
@@ -154,9 +189,12 @@ def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
         c["layers"] = shape.layers
         c["query_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * (shape.q_heads + 2 * shape.kv_heads)
         c["result_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * shape.q_heads
-    whole = np.ones(1)
-    row = np.ones((len(rows), 1))
-    return Tables(cost, grid, gemm, 0.0 * gemm, whole, whole, row[:, :, None], row, np.ones((len(rows), len(grid), 1)))
+    sms, parted = int(machine.spec.sms.value), machine.spec.sm_step.value < machine.spec.sms.value
+    share = np.arange(1, sms + 1) / sms if parted else np.ones(1)
+    rate = np.tile(share, (len(rows), 1))
+    parts = np.array([np.concatenate(shapes.parts_by_weights(shape)) for shape, _ in rows])
+    kernels = np.tile(parts[:, None], (1, len(grid), 1))
+    return Tables(cost, grid, gemm, 0.0 * gemm, share, np.ones(1), rate[:, :, None], rate, kernels)
 
 
 def _lines(x: np.ndarray[Any, np.dtype[np.int64]], tokens: Sequence[int], seconds: Sequence[float]) -> Any:

@@ -30,7 +30,7 @@ from harness.engines.torch.residents import WAYS
 from harness.policy.types import Shape
 
 TABLE = Path(__file__).parent / "cpu.toml"
-SHARES = np.linspace(0.01, 1.0, CPU.sms)
+SHARES = np.arange(1, CPU.sms + 1) / CPU.sms
 F8 = NDArray[np.float64]
 
 

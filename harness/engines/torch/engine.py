@@ -15,39 +15,33 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.engines import machine as machines
 from harness.engines.machine import Config, Refusal, laid_out
-from harness.engines.torch import costs, kind, nets
+from harness.engines.torch import kind, nets
 from harness.engines.torch.core import Core, Kv
 from harness.engines.torch.lanes import Lane, Step, Turn, Watched, ended, formed
 from harness.engines.torch.moves import Moves, Transfer
 from harness.engines.torch.pages import Account, Arena
 from harness.engines.torch.processes import Seat, Workers
 from harness.engines.torch.residents import WAYS, Residents
+from harness.engines.torch.setting import Fields, cluster, rates
+from harness.engines.torch.verdict import Share, verdict
 from harness.engines.torch.view import Seen
 from harness.engines.torch.wire import Copied, Order, Part, Stepped
 from harness.engines.wallclock import Counts, Live, machine_facts
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.policy.types import (
-    MIB,
-    Batch,
-    Cluster,
-    Fidelity,
-    Gpu,
-    Host,
-    Model,
-    Option,
-    UserError,
-)  # fmt: skip
+from harness.policy.types import MIB, Batch, Fidelity, Host, Option, UserError
 from harness.policy.view import View
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+CHECK_S = 0.1  # between two looks for workers that are stuck
+MOST_LOST = 3  # workers one after the other
 CHARGE_S = 0.01  # between two looks at why those who do not step wait
 
 
@@ -72,14 +66,15 @@ class Torch(Core):
     residents: Residents
     moves: Moves
 
-    def __init__(self, config: Config, options: Mapping[str, Option]) -> None:
+    def __init__(self, config: Config, options: Mapping[str, Option], fields: Fields | None = None) -> None:
         super().__init__(config)
+        self.fields = fields or Fields()
         self.lacks = "" if find_spec("torch") else "torch: pip install torch"
         k = self.kind = kind.kind(config)
         self.fidelity = k.fidelity
         if not k.starts:
             self.can = self.can - {f"Load.way:{name}" for name, way in WAYS.items() if way.starts}
-        self.nets = {m.name: nets.net(m.shape, k.as_it_is, k.float_bytes) for m in config.models}
+        self.nets = {m.name: nets.net(m.shape, k.as_it_is, k.float_bytes, self.fields.wide) for m in config.models}
         self.logits: dict[int, list[Any]] | None = None  # of each request's tokens, where a test asks for them
         self.watched: list[Watched] | None = None  # every step, where a measurement asks for them
         layout: Any = options.get("process", "model")
@@ -87,11 +82,7 @@ class Torch(Core):
         self.turns = "turns" in {options.get("sharing") if config.sharing == "own" else config.sharing}
         self.swap = options.get("preempt") == "swap"
         self.mem_bytes = config.pool_bytes or k.mem_bytes
-        self.links = dict(k.links) | {
-            link: rate
-            for link, rate in (("h2d", config.pcie_gbps), ("d2h", config.pcie_gbps), ("peer", config.nvlink_gbps),
-                               ("disk", config.disk_gbps)) if rate is not None
-        }  # fmt: skip
+        self.links = rates(config, k)
         served = {m.shape.name: self.nets[m.name].text for m in config.models}
         places: list[int | Host] = [*range(config.gpus), Host(0)]
         self.arenas = {
@@ -104,7 +95,8 @@ class Torch(Core):
             for m, net in self.nets.items() for place, arena in self.arenas.items()
         }  # fmt: skip
         self.workers = Workers(k, self.arenas, self.accounts)
-        self.cluster = self._cluster()
+        page_bytes = {m: account.page_bytes for (m, place), account in self.accounts.items() if place == 0}
+        self.cluster = cluster(config, k, self.nets, page_bytes, self.arenas[0])
         self.measured_on: Mapping[str, str] = {
             **machine_facts("torch"),
             "a GPU": f"{k.on}; {self.mem_bytes // MIB} MiB",
@@ -119,25 +111,9 @@ class Torch(Core):
         self.lost: list[str] = []  # what happened to workers
         self._numbers = 0
         self._charged_s = -math.inf
-        self._cpu_s = self._passed_s = 0.0
-
-    def _cluster(self) -> Cluster:
-        c = self.config
-        name = "cpu" if self.kind.name == "cpu" else c.gpu
-        gpu = Gpu(name, 0, self.arenas[0].size, self.kind.sms, self.kind.sm_choices)
-        models = {}
-        for m in c.models:
-            net, page = self.nets[m.name], self.accounts[m.name, 0].page_bytes
-            sizes = 1, self.arenas[0].whole(net.weight_bytes), net.kv_token_bytes, page
-            models[m.name] = Model(
-                net.shape.layers, *sizes, m.shape.max_tokens, m.ttft_slo_s, m.tpot_slo_s, kept_pages=0.0
-            )
-        shapes = {m.name: m.shape for m in c.models}
-        if self.kind.name == "cpu":
-            profile = costs.profile(self.nets, shapes, self.links, self.arenas[0].size, c.gpus)
-        else:
-            profile = machines.profile(c, machines.machine(c))
-        return Cluster((gpu,) * c.gpus, models, dict(c.plan), profile, dict(c.homes))
+        self._check_s = 0.0  # by the clock of the machine, when workers are looked after next
+        self._in_a_row = 0  # workers lost, and no step between them
+        self._got: dict[tuple[Batch, int], tuple[float, float]] = {}  # by lane and SMs: CPU seconds of its steps, all
 
     def ready(self) -> None:
         """Start the nursery and the links, take memory, draw weights; see Engine."""
@@ -152,9 +128,9 @@ class Torch(Core):
             for device in range(self.config.gpus):
                 self.workers.seat(device)
         while not all(seat.ready for seat in self.workers.seats.values()):
-            self._hear(None)
+            self._hear(self.fields.stuck_s)
         super().begin(hears, oracle, end_s)
-        self._cpu_s, self._passed_s = time.process_time(), time.monotonic()
+        self.workers.watch_load()
 
     def close(self) -> None:
         """End every process and give memory back; see Engine."""
@@ -166,13 +142,32 @@ class Torch(Core):
 
     def stats(self) -> dict[str, float]:
         """See Engine; `policy_core` is this process's share of a core, beside the workers."""
-        passed_s = time.monotonic() - self._passed_s
+        here, others = self._cores
         return {
             **super().stats(), "moves": float(self.moves.count),
             "loads": float(self.residents.loads), "evicts": float(self.residents.evicts),
-            "policy_core": (time.process_time() - self._cpu_s) / max(passed_s, 1e-9),
-            "workers_lost": float(len(self.lost)),
+            "policy_core": here, "other_cores": others, "workers_lost": float(len(self.lost)),
         }  # fmt: skip
+
+    @cached_property
+    def _cores(self) -> tuple[float, float]:
+        """Cores that this process kept busy, and those that strangers did, once the run is over."""
+        return (0.0, 0.0) if self.workers.load is None else self.workers.load.cores()
+
+    def about(self) -> Mapping[str, Any]:
+        """Return whether the run measured its devices; see Observed."""
+        if self.kind.name != "cpu":  # a card is in nobody's way, and its kernels in none of a processor's accounts
+            return {}
+        lanes = (Share(b.inst.model, sms / self.kind.sms, *seconds) for (b, sms), seconds in self._got.items())
+        return {"verdict": verdict(*self._cores, len(self.workers.cores), self.config.gpus, lanes)}
+
+    def side(self) -> Mapping[str, Any]:
+        """Return what happened to workers; see Observed."""
+        return {"workers_lost": self.lost} if self.lost else {}
+
+    def files(self) -> Mapping[str, Iterable[bytes]]:
+        """Return no further files; see Observed."""
+        return {}
 
     def _place(self, batch: Batch, phase: str, sms: int | None) -> Seat:
         """Return the worker of a lane."""
@@ -194,9 +189,15 @@ class Torch(Core):
                 held.seat = None
 
     def _lost(self, seat: Seat) -> None:
-        """Go on without a worker that ended by itself: those whom it was stepping fail, and another one comes."""
+        """Go on without a worker that ended by itself: those whom it was stepping fail, and another one comes.
+
+        UserError where MOST_LOST ended in a row, none of which did a step.
+        """
         self.lost.append(f"worker {seat.pid} of device {seat.device} ended at {self.now_s:.3f} s")
         print(f"torch: {self.lost[-1]}; the requests of its step fail", file=sys.stderr, flush=True)
+        self._in_a_row += 1
+        if self._in_a_row >= MOST_LOST:
+            raise UserError(f"torch: {MOST_LOST} workers ended one after the other and did no step: {self.lost[-1]}")
         steps = [lane.step for lane in self.lanes.values() if lane.step is not None and lane.step.seat is seat]
         failed = [row.one for step in steps for row in step.rows if self.stepping.get(row.one.rid) is step]
         for step in steps:
@@ -207,6 +208,14 @@ class Torch(Core):
         self.residents.landed(list(self.residents.held))
         self.freed()
 
+    def _unstick(self) -> None:
+        """Name and kill the workers that have not answered for too long."""
+        for seat in self.workers.overdue(self.fields.stuck_s):
+            doing = "its start" if not seat.ready else f"a step of {seat.step.lane.batch.inst.model}"
+            text = f"worker {seat.pid} has not answered for {self.fields.stuck_s} s, in {doing}; it is killed"
+            print(f"torch: device {seat.device} is stuck: {text}", file=sys.stderr, flush=True)
+            seat.kill()
+
     def clock(self) -> float:
         """Read the clock, once all that happened before is taken in."""
         if self.begun:
@@ -215,7 +224,11 @@ class Torch(Core):
 
     def _hear(self, wait_s: float | None) -> None:
         """Take in what the processes have to say, at its times; wait for it so long, or for ever."""
-        for at_s, seat, what in self.workers.hear(wait_s):
+        heard = self.workers.hear(wait_s)
+        if (clock_s := time.monotonic()) >= self._check_s:
+            self._check_s = clock_s + CHECK_S
+            self._unstick()
+        for at_s, seat, what in heard:
             if self.begun and 0 < at_s < math.inf:
                 self.now_s = max(self.now_s, min(at_s - self._zero_s, self._end_s))
             if isinstance(what, Copied):
@@ -228,7 +241,7 @@ class Torch(Core):
             elif what is None:
                 self._lost(seat)
             else:
-                seat.ready = True
+                seat.ready, seat.since_s = True, math.inf
                 self.residents.landed(list(self.residents.held))
 
     def poll(self, until_s: float) -> Event | None:
@@ -248,7 +261,7 @@ class Torch(Core):
                 if not self.moves.stalled():
                     return None
                 continue
-            self._hear(None if due_s == math.inf else max(0.0, due_s - self.now_s))
+            self._hear(min(self.fields.stuck_s, max(0.0, due_s - self.now_s)))
 
     def _under_way(self) -> bool:
         """Tell whether something happens without a new action."""
@@ -429,7 +442,7 @@ class Torch(Core):
         until = layers if order.slice_layers is None else min(layers, step.layers + order.slice_layers)
         share = None if order.sms is None else order.sms / self.kind.sms
         self._begun(step)
-        seat.step = step
+        seat.step, seat.since_s = step, time.monotonic()
         seat.send("step", Order(step.number, model, tuple(parts), until, share, order.op_s, order.phase))
         step.layers = until
 
@@ -443,11 +456,15 @@ class Torch(Core):
 
     def _stepped(self, seat: Seat, done: Stepped) -> None:
         """Take in a step, or a slice, that a worker has done."""
-        step, seat.step = seat.step, None
+        step, seat.step, seat.since_s = seat.step, None, math.inf
+        self._in_a_row = 0
         lane, inst = step.lane, step.lane.batch.inst
         at_s = self.now_s
         counts = self.counts.setdefault(lane.batch, Counts())
         counts.busy_s += done.ended_s - done.begun_s
+        if (sms := step.order.sms) is not None:
+            spent_s, all_s = self._got.get((lane.batch, sms), (0.0, 0.0))
+            self._got[lane.batch, sms] = spent_s + done.cpu_s, all_s + done.ended_s - done.begun_s
         if not self.over:
             if done.tokens:
                 if self.watched is not None:

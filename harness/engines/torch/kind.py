@@ -41,10 +41,11 @@ class Kind(NamedTuple):
     on: str  # the device in words, and what stands for what
 
 
-# Links are the same part of an H100's, 55, 55, 450 and 5.5 GB/s; host memory is taken as it is used. The buffer is
-# kvcached's 2 MiB for models about 2,000 times as large, rounded up to granules.
+# As many SMs as an H100 has, and its least part of them. Links are the same part of an H100's, 55, 55, 450 and 5.5
+# GB/s; host memory is taken as it is used. The buffer is kvcached's 2 MiB for models about 2,000 times as large,
+# rounded up to granules.
 CPU = Kind(
-    "cpu", "emulated", 4, 4096, 64 * 1024, 1, 64 * MIB, 512 * MIB, 8 * GIB, 16 * 4096, 100, tuple(range(10, 100, 10)),
+    "cpu", "emulated", 4, 4096, 64 * 1024, 1, 64 * MIB, 512 * MIB, 8 * GIB, 16 * 4096, 132, tuple(range(8, 132, 8)),
     {"h2d": 0.1, "d2h": 0.1, "peer": 0.8, "disk": 0.01}, True, "",
 )  # fmt: skip
 

@@ -67,7 +67,10 @@ def serve(engine: Connection) -> None:
             continue
         message = engine.recv()
         if isinstance(message, Copy):
-            links.setdefault(message.link, []).append(Job(message))
+            jobs = links.setdefault(message.link, [])
+            if not jobs:  # an idle link has saved up nothing
+                free_s[message.link] = max(free_s.get(message.link, 0.0), time.monotonic())
+            jobs.append(Job(message))
         else:
             numbers, _ = message
             stores |= zip(numbers, take_files(engine, len(numbers)), strict=True)

@@ -55,27 +55,33 @@ class Net(NamedTuple):
         return f"{s.name}, {s.layers} layers of {s.hidden}, {s.q_heads}/{s.kv_heads} heads of {s.head_dim}"
 
 
-def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4) -> Net:
-    """Return the network by which a shape is served: itself up to `as_it_is` bytes. UserError for other checkpoints."""
+def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: int = 1) -> Net:
+    """Return the network by which a shape is served: itself up to `as_it_is` bytes, else a twin so many times as wide.
+
+    A shape in numbers of 4 bytes is a twin already, of a cost table. UserError for checkpoints of other kinds.
+    """
     folder = os.environ.get("MODELS_DIR", "")
     if folder and (Path(folder) / shape.name / "config.json").is_file():
         return described(Path(folder) / shape.name)._replace(float_bytes=float_bytes)
-    whole = float_bytes * shapes.params(shape) <= as_it_is
+    whole = shape.number_bytes == 4 or float_bytes * shapes.params(shape) <= as_it_is
     bias, qk_norm = (shape.name.startswith(f"qwen-{generation}") for generation in (2, 3))
-    return Net(shape if whole else twin(shape), bias, qk_norm, float_bytes=float_bytes)
+    return Net(shape if whole else twin(shape, wide), bias, qk_norm, float_bytes=float_bytes)
 
 
-def twin(shape: Shape) -> Shape:
-    """Return the scaled twin of a shape: heads and their width a quarter each where heads divide by it."""
+def twin(shape: Shape, wide: int = 1) -> Shape:
+    """Return the scaled twin of a shape: heads and their width a quarter each where heads divide by it.
+
+    With `wide` its widths are so many sixteenths instead of one.
+    """
     part = next(n for n in (4, 2, 1) if shape.q_heads % n == 0 == shape.kv_heads % n)
     return shape._replace(
         name=f"twin of {shape.name}",
         layers=max(2, shape.layers // 8),
-        hidden=shape.hidden // 16,
+        hidden=wide * shape.hidden // 16,
         q_heads=shape.q_heads // part,
         kv_heads=shape.kv_heads // part,
-        head_dim=shape.head_dim * part // 16,
-        ffn=shape.ffn // 16,
+        head_dim=wide * shape.head_dim * part // 16,
+        ffn=wide * shape.ffn // 16,
         vocab=shape.vocab // 128,
     )
 

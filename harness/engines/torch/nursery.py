@@ -104,8 +104,11 @@ def _ended_with(serve: Callable[[], None]) -> bool:
         serve()
     except (EOFError, ConnectionResetError, BrokenPipeError):
         pass
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = (str(error).strip() or repr(error)).splitlines()[0]
+        place = f"{os.path.basename(where.filename)}:{where.lineno}"  # noqa: PTH119 - of a path that may be none
+        print(f"torch: process {os.getpid()}: {type(error).__name__}: {text} ({place})", file=sys.stderr, flush=True)
         return False
     return True
 

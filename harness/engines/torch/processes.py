@@ -6,10 +6,12 @@ import math
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -18,6 +20,7 @@ from typing import Any, Literal
 
 from harness.engines.torch import nets
 from harness.engines.torch.kind import Kind
+from harness.engines.torch.load import Load
 from harness.engines.torch.nets import Net
 from harness.engines.torch.pages import Account, Arena
 from harness.engines.torch.wire import Bytes, Copy, Given, pair, send_files
@@ -65,6 +68,11 @@ class Nursery:
         os.close(file)
         return mine, self._end.recv()
 
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self._child.pid
+
     def close(self) -> None:
         """End it; what it started ends with it."""
         with suppress(OSError):
@@ -81,6 +89,7 @@ class Seat:
         self.device, self.cold = device, cold
         self.conn, self.pid = nursery.start("cold" if cold else "worker")
         self.ready = False
+        self.since_s = time.monotonic()  # by that clock, since when an answer is due; inf: none is
         self.weights: set[str] = set()  # models whose weights it has mapped
         self.accounts: set[str] = set()  # models whose KV it has mapped
         self.step: Any = None  # in flight
@@ -90,6 +99,11 @@ class Seat:
         """Tell it something. A worker that is gone is noticed where its answers are read."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.conn.send(message)
+
+    def kill(self) -> None:
+        """End it at once, as the kernel would."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Let it end: a worker ends with its connection."""
@@ -120,6 +134,13 @@ class Workers:
         self._files: list[int] = []
         self._folder: Path | None = None
         self._copies = 0
+        self._links_pid = 0
+        self.load: Load | None = None  # from the start of the clock
+
+    def watch_load(self) -> None:
+        """Count processor seconds from now on."""
+        assert self._nursery is not None
+        self.load = Load([self._nursery.pid, self._links_pid, *(seat.pid for seat in self.seats.values())])
 
     def start(self, served: Mapping[str, Net]) -> None:
         """Start the nursery and the links, take memory, draw weights. UserError where they do not start."""
@@ -137,7 +158,7 @@ class Workers:
             self._files += [os.dup(file) for file in self._files[-len(served) :]]
         else:
             self._write(served)
-        self._links, _ = self._nursery.start("links")
+        self._links, self._links_pid = self._nursery.start("links")
         self._links.send((tuple(range(len(self._files))), tuple(served.values())))
         send_files(self._links, self._files)
         self._links.recv()
@@ -179,6 +200,8 @@ class Workers:
         if (seat := self.seats.get((device, *key))) is None:
             assert self._nursery is not None
             seat = self.seats[device, *key] = Seat(self._nursery, device, cold=cold)
+            if self.load is not None:
+                self.load.join(seat.pid)
             served = {key[0]: self.nets[key[0]]} if key and key[0] in self.nets else self.nets
             given = {m: Given(net, self.accounts[m, device].pages) for m, net in served.items()}
             cores = {self.cores[device % len(self.cores)]} if self.kind.name == "cpu" else set()
@@ -191,10 +214,16 @@ class Workers:
         """Forget a worker, and let it end."""
         for key in [key for key, other in self.seats.items() if other is seat]:
             del self.seats[key]
+        if self.load is not None and self._nursery is not None and seat.pid != self._nursery.pid:
+            self.load.leave(seat.pid)
         del self._by_file[seat.conn.fileno()]
         self._poll.unregister(seat.conn.fileno())
         seat.close()
         self._asked = {two for two in self._asked if seat not in two}
+
+    def overdue(self, limit_s: float) -> list[Seat]:
+        """Return the workers whose answer has been due for longer than this."""
+        return [seat for seat in self.seats.values() if time.monotonic() - seat.since_s > limit_s]
 
     def hear(self, wait_s: float | None) -> list[tuple[float, Seat | None, Any]]:
         """Return what the processes say, in order of its times; wait for it so long, or for ever.

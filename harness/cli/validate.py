@@ -1,0 +1,292 @@
+"""`bench validate`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from harness.cli.options import ALL, FIGURES, MOVED, PATH, POSITIVE, RESULTS, SOME_SEEDS, TARGET, examples
+from harness.cli.terminal import Terminal, screen
+from harness.report.commands import real, short_path
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.validate.names import Skipped
+    from harness.validate.predicted import Plan
+    from harness.validate.staggered import Read
+
+TORCH = "torch"
+INVALID = "Runs that did not measure their servers are left out."
+
+
+@click.command(epilog=examples(
+    "bench validate", "bench validate mine.csv -o /tmp/validate",
+    "bench validate --engine llamacpp --table results/cpu/llamacpp-cpu.toml -o results/cpu/validate",
+    "bench validate --engine torch --table results/cpu/torch/torch-cpu.toml -o results/cpu/torch/validate",
+))  # fmt: skip
+@click.argument("folder", type=PATH, required=False, envvar="MEASURED_DIR",
+                metavar="[FOLDER|FILE.csv]")  # fmt: skip
+@click.option("--engine", metavar="NAME", help="Run the same specs on an engine's servers and on the "
+              "simulator.")  # fmt: skip
+@click.option("--table", metavar="FILE", help="With --engine: the servers' cost table, by bench calibrate.")
+@click.option("--full", is_flag=True, help="With --engine torch: every system, 4 and 8 models, windows of 60 s; "
+              "the aims are judged.")  # fmt: skip
+@click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="With --engine: the shape of "
+              "every model; of torch, the table's first.")  # fmt: skip
+@click.option("--counts", metavar="LIST", default="2,4,8", show_default=True, help="With --engine: numbers of models.")
+@click.option("--systems", metavar="LIST", help="With --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")
+@click.option("--loads", metavar="LIST", default="30,70,100", show_default=True,
+              help="With --engine: per cent of the saturated rate.")  # fmt: skip
+@click.option("--seeds", type=SOME_SEEDS, metavar="N", default=5, show_default=True, help="With --engine: repeats.")
+@click.option("--window-s", type=POSITIVE, metavar="S", default=10.0, show_default=True,
+              help="With --engine: seconds of a run.")  # fmt: skip
+@click.option("--again", type=click.IntRange(0), metavar="N", default=0, show_default=True,
+              help="With --engine: retries of an invalid run.")  # fmt: skip
+@click.option(
+    "--slo",
+    metavar="RULE",
+    help="With --engine: SLO rule.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]",
+)
+@MOVED
+@click.option("-o", "--out", type=PATH, metavar="STEM",
+              help="Path of figure and CSV without their endings.  [default: plots/out/validate]")  # fmt: skip
+@click.option("--runs", type=PATH, metavar="FOLDER",
+              help="With --engine: folder for runs.  [default: results]")  # fmt: skip
+@click.option("--shape", type=PATH, metavar="FILE.toml",
+              help="Shapes of models that workloads/shapes.toml lacks, in its form.")  # fmt: skip
+@click.option("--page", type=TARGET, metavar="FILE.md", help="Write the result as a page.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure and write no CSV.")
+@ALL
+def validate(
+    *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
+    page: Path | None, no_plot: bool, every: bool, **asked: Any,
+) -> None:  # fmt: skip
+    """Compare the simulator with measured end-to-end runs.
+
+    Measured runs come from the folder MEASURED_DIR, or any CSV of the same columns. --engine measures servers now, and
+    compares the ranks of systems, then attainment, then latencies.
+    """
+    from harness.policy.types import UserError
+
+    ctx = click.get_current_context()
+    beside = ("shape", "page") if engine is not None else ("runs", *asked)
+    if other := next((name for name in beside if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE), None):
+        option = f"--{other.replace('_', '-')}"
+        if engine is not None:
+            raise UserError(f"{option} is for files of measured runs; --engine runs servers")
+        raise UserError(f"{option} is for --engine NAME, which runs servers; files of measured runs say their own")
+    stem = real(out.with_suffix("") if out else FIGURES / "validate")
+    if engine is not None:
+        _predicted(engine, stem, real(runs or RESULTS), plot=not no_plot, every=every, **asked)
+    elif folder is None:
+        raise UserError(
+            "bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs; --engine runs servers"
+        )
+    else:
+        _measured(folder, out, stem, shape, page, plot=not no_plot, every=every)
+
+
+def _measured(
+    folder: Path, out: Path | None, stem: Path, shape: Path | None, page: Path | None, *, plot: bool, every: bool
+) -> None:
+    """Hold the simulator against files of measured runs."""
+    from functools import partial
+
+    from harness.report.text_table import aligned, laid
+    from harness.rows.record import write_bytes
+    from harness.validate import measured, staggered
+    from harness.validate import page as pages
+    from harness.validate import validate as judge
+    from workloads.models import read_shapes
+
+    shapes, shared = read_shapes(shape) if shape else {}, staggered.files(folder)
+    ran, lacking = _staggered({path: staggered.read(path, shapes) for path in shared})
+    ramps = [line for ramp in ran for line in (ramp.path.name, *(f"  {note}" for note in ramp.notes))]
+    aims = [f"{ramp.path.name}: {staggered.met(ramp.notes)}" for ramp in ran]
+    frame, skipped = None, list(lacking)
+    if folder in shared:
+        answer, table, notes = "; ".join(aims), [], [f"skipped {skip}" for skip in skipped]
+    else:
+        runs = measured.read(folder, shapes, {path.name for path in shared})
+        skipped = [*runs.skipped, *lacking]
+        with Terminal() as teller:
+            frame = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
+        counts = f"{len(runs.cases)} cases of {frame['file'].nunique()} files, {len(skipped)} skipped"
+        answer = f"{judge.answer(frame)}{counts}"
+        rows = list(judge.scores(frame)) if runs.cases else []
+        table = list(aligned(line if every else line[: judge.BRIEF] for line in rows)) if rows else []
+        table += [judge.SIGNS] * bool(rows)
+        notes = [*judge.notes(frame), *(f"skipped {skip}" for skip in skipped)]
+    screen([answer, *table, *notes, *(ramps if every or folder in shared else aims)], every=every)
+    sys.stdout.flush()
+    if page is not None and frame is not None:
+        told = [note for ramp in ran for note in ramp.notes]
+        write_bytes(real(page), pages.page(frame, skipped, told, partial(laid, markdown=True)).encode())
+        click.echo(short_path(real(page)))
+    if plot:
+        _draw_staggered(ran, out if folder in shared else None)
+    if plot and frame is not None and len(frame):
+        from plots import fig_validate
+
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        paths = fig_validate.render(frame, stem, f"bench validate {short_path(folder)}")
+        click.echo(" · ".join(short_path(path) for path in paths))
+
+
+def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any) -> None:
+    """Hold the simulator against servers, or devices, on the same specs."""
+    from functools import partial
+
+    from harness.policy.types import UserError
+    from harness.report.text_table import aligned
+    from harness.run import realtime
+    from harness.validate import predicted, ranks
+
+    if asked["table"] is None:
+        raise UserError(f"--engine {engine} needs the servers' cost table: --table FILE (bench calibrate writes one)")
+    plan, skipped = _plan(engine, asked)
+    with Terminal() as teller:
+        ahead = realtime.told(predicted.spans(plan, runs, slo))
+        teller.say(f"{ahead} on {engine}, beside starts; runs are kept, and a second call resumes")
+        comparison = predicted.predict(plan, runs, teller, slo)
+    frame, void = comparison.frame, ""
+    lines = [*ranks.summary(ranks.pairs(frame, comparison.attainment))]
+    lines += [f"SLO {comparison.rule}; attainment: {comparison.attainment}", *comparison.notes, *skipped]
+    if not len(ranks.valid(frame)):
+        void = "No run on the servers is valid: all that follows comes from INVALID runs."
+        lines.insert(0, void)
+        frame = frame.assign(invalid=False)
+    told = list(lines)
+    pairs, cells = ranks.pairs(frame, comparison.attainment), ranks.cells(frame, comparison.attainment)
+    lines += aligned(list(ranks.pair_rows(pairs)))
+    lines.append("attainment in %; error of the simulated latencies, beside the spread of the servers' repeats")
+    lines += aligned(list(ranks.cell_rows(cells, comparison.attainment)))
+    devices, attainment = engine_name(engine) == TORCH, comparison.attainment
+    met = ranks.told(cells, attainment, judged=plan.judged) if devices else ranks.aims(cells)
+    for cell in ranks.misses(cells, attainment) if devices else ():
+        reason = predicted.cause(comparison.waits, cell.condition, cell.label)
+        met.append(f"{ranks.miss(cell, comparison.attainment)}{'; ' * bool(reason)}{reason}")
+    screen(lines, tail=met, every=every)
+    sys.stdout.flush()
+    if plot and cells:
+        import pandas as pd
+
+        from harness.report.text_table import laid
+        from harness.rows.record import write_bytes
+        from harness.validate.page import compared
+        from plots import fig_predicted
+
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        who = "Torch's devices: emulated" if devices else "Servers: real"
+        caption = f"{who}, {comparison.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
+        command = f"bench validate --engine {engine} --table {asked['table']}"
+        paths = fig_predicted.render(pd.DataFrame(cells), comparison.attainment, stem, command, caption)
+        page = compared(command, told, pairs, cells, comparison.attainment, met, partial(laid, markdown=True))
+        write_bytes(stem.with_suffix(".md"), page.encode())
+        click.echo(" · ".join(short_path(path) for path in (*paths, stem.with_suffix(".md"))))
+
+
+def engine_name(engine: str) -> str:
+    """Return an engine's name without its fields."""
+    from harness.policy.fields import asked
+
+    return asked(engine).name
+
+
+def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
+    """Return what is run on an engine and on the simulator, and a line for each system that cannot be."""
+    from harness.policy.types import UserError
+    from harness.validate import predicted, tiers
+
+    ctx = click.get_current_context()
+    devices = engine_name(engine) == TORCH
+    if asked["full"] and not devices:
+        raise UserError(f"--full is a tier of --engine torch; --counts, --systems and others say what {engine} runs")
+    base = tiers.plan(engine, asked["table"], full=asked["full"]) if devices else predicted.Plan(
+        engine, asked["table"], asked["models"]
+    )  # fmt: skip
+    given: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "models": ("model", lambda text: text), "systems": ("systems", lambda text: tuple(text.split(","))),
+        "counts": ("counts", _counts), "seeds": ("repeats", int), "window_s": ("window_s", float),
+        "loads": ("shares", lambda text: tuple(load / 100 for load in _numbers("--loads", text))),
+        "again": ("again", int),
+    }  # fmt: skip
+    changed: dict[str, Any] = {
+        field: read(asked[option])
+        for option, (field, read) in given.items()
+        if asked[option] is not None
+        and (not devices or ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE)
+    }
+    plan = base._replace(**changed)
+    return tiers.runnable(plan) if devices else (plan, [])
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    from harness.policy.types import UserError
+
+    counts = _numbers("--counts", text)
+    if bad := next((number for number in counts if number != int(number)), None):
+        raise UserError(f"--counts {bad:g} is not a whole number")
+    return tuple(map(int, counts))
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    """Read the numbers above 0 of an option's list."""
+    from harness.policy.types import UserError
+
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number < float("inf") for number in numbers):
+        raise UserError(f'{option} "{text}" is not a list of numbers above 0')
+    return numbers
+
+
+class _Ramp(NamedTuple):
+    """Equal models on one card beside a measured run."""
+
+    path: Path
+    title: str
+    frame: pd.DataFrame
+    notes: list[str]
+
+
+def _staggered(ramps: Mapping[Path, Read]) -> tuple[list[_Ramp], list[Skipped]]:
+    """Hold equal models on one card against measured runs; beside them what was skipped."""
+    from harness.policy.types import Infeasible
+    from harness.validate import staggered
+    from harness.validate.names import Skipped
+
+    ran, skipped = list[_Ramp](), [skip for read in ramps.values() for skip in read.skipped]
+    for path, run in [(path, run) for path, read in ramps.items() for run in read.found]:
+        try:
+            with Terminal() as teller:
+                held = staggered.process(run)
+                frame = staggered.points(run, held, lambda done, of: teller.progress("staggered ramps", done, of))
+        except Infeasible as error:
+            skipped.append(Skipped(path.name, 0, f"{run.load}: {error}"))
+            continue
+        notes = list(staggered.notes(run.load, frame, held))
+        ran.append(_Ramp(path, f"{run.load} ({path.name})", frame, notes))
+    return ran, skipped
+
+
+def _draw_staggered(ran: Sequence[_Ramp], out: Path | None) -> None:
+    """Draw each ramp, and print where."""
+    if not ran:
+        return
+    from plots import fig_staggered
+
+    stem = real(out.with_suffix("") if out else FIGURES / "staggered")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for k, ramp in enumerate(ran, start=1):
+        at = stem if k == 1 else stem.with_name(f"{stem.name}-{k}")
+        paths = fig_staggered.render(ramp.frame, at, f"bench validate {short_path(ramp.path)}", ramp.title)
+        click.echo(" · ".join(short_path(made) for made in paths))

@@ -1,0 +1,51 @@
+"""The verdict on a run: it measured the devices, or what disturbed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+MOST_CORES = 0.05  # of a core for the run's own process, and of each core for strangers
+SHARE_OFF = 0.10  # between the share of a device that a lane got and the one it asked for
+LEAST_S = 0.5  # of steps, before a lane's share is judged
+
+
+class Share(NamedTuple):
+    """A lane with a part of its device: the part asked for, seconds of its processor, and all, during its steps."""
+
+    model: str
+    asked: float
+    spent_s: float
+    all_s: float
+
+    @property
+    def got(self) -> float:
+        """The part that it got."""
+        return self.spent_s / self.all_s
+
+    @property
+    def text(self) -> str:
+        """Both in words."""
+        return f"{self.model} got {self.got:.0%} of its device, asked were {self.asked:.0%}"
+
+
+def verdict(here: float, others: float, cores: int, devices: int, lanes: Iterable[Share]) -> dict[str, Any]:
+    """Judge a run by the cores that its own process and strangers kept busy, and by the shares of its lanes."""
+    shares = [share for share in lanes if share.all_s >= LEAST_S]
+    reasons = list(_reasons(here, others, cores, devices, shares))
+    text = f"own process {here:.1%} of a core, others {others:.1%}" + "".join(f", {share.text}" for share in shares)
+    return {
+        "text": f"invalid: {'; '.join(reasons)}" if reasons else f"valid: {text}", "reasons": reasons,
+        "policy_core": here, "other_cores": others, "shares": [[s.model, s.asked, s.got] for s in shares],
+    }  # fmt: skip
+
+
+def _reasons(here: float, others: float, cores: int, devices: int, shares: Iterable[Share]) -> Iterator[str]:
+    limit = f"of a core, the limit {MOST_CORES:.0%}"
+    if here > MOST_CORES:
+        yield f"the run's own process took {here:.1%} {limit}"
+    if others > MOST_CORES * cores:
+        yield f"other processes took {others:.1%} {limit} of each of {cores}"
+    yield from (share.text for share in shares if abs(share.got - share.asked) > SHARE_OFF)
+    if devices > cores:
+        yield f"{devices} devices share {cores} cores"

@@ -1,0 +1,62 @@
+"""Tiers of `bench validate --engine torch`: one of some 40 minutes, and one of hours whose aims are judged.
+
+Models are equal, at equal Poisson rates; each device holds the weights of its part of them and KV for a few requests of
+each, so memory and time are both short. An SLO leaves room for a load from the host.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from harness.engines.costs import quantities
+from harness.loop import system
+from harness.policy.types import Infeasible, Unsupported, UserError
+from harness.run.resolve import resolve
+from harness.run.setup import blamed
+from harness.run.spec import Spec, another
+from harness.validate.predicted import Memory, Plan
+
+# The seven that figure 7 and its neighbours compare, and dedicated serving.
+EIGHT = ("dedicated", "static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pdmux")
+SHARES = (0.7, 1.0)
+MEMORY = Memory(requests=8)
+AGAIN = 2
+
+
+def plan(engine: str, table: str, *, full: bool) -> Plan:
+    """Return the plan of a tier, for the first shape that the table has."""
+    measured = quantities.machine(table)
+    if measured is None:
+        raise UserError(f"{table} is no table of devices; bench calibrate --engine torch writes one")
+    shape = next(iter(measured.steps))
+    tier = Plan(
+        engine, table, shape, EIGHT, (4,), SHARES, 5, 20.0, AGAIN, gpus=2, memory=MEMORY, drain_s=20.0, way="host",
+        judged=False,
+    )  # fmt: skip
+    if not full:
+        return tier
+    systems = tuple(name for name in system.names() if name != "ideal")
+    return tier._replace(systems=systems, counts=(4, 8), window_s=60.0, drain_s=30.0, judged=True)
+
+
+def runnable(tier: Plan) -> tuple[Plan, list[str]]:
+    """Return the plan of the systems that these processors can run, and for each other one the reason."""
+    cores, reasons = len(os.sched_getaffinity(0)), dict[str, str]()
+    for count in tier.counts:
+        base = tier.spec(count, tier.engine)
+        for text in tier.systems:
+            if text not in reasons and (why := _lack(another(base, text), cores)):
+                reasons[text] = why
+    left = tuple(text for text in tier.systems if text not in reasons)
+    return tier._replace(systems=left), [f"{text} is not run: {why}" for text, why in reasons.items()]
+
+
+def _lack(spec: Spec, cores: int) -> str:
+    """Return why a system cannot be measured on so many cores; "" where it can."""
+    try:
+        with blamed(spec):
+            gpus = resolve(replace(spec, slo="absolute:ttft=1,tpot=1")).gpus
+    except (Infeasible, Unsupported) as why:
+        return str(why)
+    return f"it takes {gpus} devices, each a core, and there are {cores}" if gpus > cores else ""

@@ -1,0 +1,426 @@
+"""The torch engine timed, for `bench calibrate --engine torch`: a line a measurement, of scripted runs in real time.
+
+    prefill    seconds of a step of one prompt
+    decode     seconds from one decode step to the next, so that the engine's own time counts
+    chunk      seconds of the later pieces of a prompt, behind the tokens whose KV is there
+    beside     prefills or decode steps of models that share a device, a process each, and alone
+    load       seconds of a `Load` by each way, of a process that starts with it among them
+    move       seconds of a `Move` of KV to the host, back, and to another device; a swap is the first two
+    turn       seconds from the end of one lane's turn of a step to the end of the next lane's
+    page       seconds of mapping a granule and of taking it away
+
+A second call on the same folder goes on: runs whose lines stand in its journal are not made again. What was measured
+while other processes took more than MOST_OTHERS of a core is made again, up to TRIES times, and kept with what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.engines import machine
+from harness.engines.costs import quantities
+from harness.engines.costs.fit import sig
+from harness.engines.machine import Config, Served
+from harness.engines.torch import nets
+from harness.engines.torch.engine import Torch
+from harness.engines.torch.lanes import Watched
+from harness.engines.torch.residents import WAYS, Way
+from harness.engines.torch.setting import Fields
+from harness.loop.guard import terminable
+from harness.loop.replay import replay
+from harness.loop.system import ROOT
+from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
+from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded, Woke
+from harness.policy.types import Batch, Host, Inst, Jobs, Option, UserError
+from harness.policy.view import View
+from workloads.models import shape
+
+RAW = "raw.jsonl"
+PROMPTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+HELD_PROMPTS = frozenset({8, 128})
+SEQS = (1, 2, 4, 8, 16, 32)
+HELD_SEQS = frozenset({4})
+CONTEXTS = (16, 128, 512, 1000)
+CHUNK, CHUNKED = 96, 1000  # tokens of a piece, and of the prompt that is cut so
+BESIDE = (2, 4)  # models side by side
+BESIDE_PROMPT, BESIDE_SEQS = 256, (1, 8)
+REPEATS, OUTPUT = 5, 20
+MOVED = 512  # tokens of the KV that is moved
+TURNS = 40
+TRIES, MOST_OTHERS = 3, 0.1
+GPU, CTX = "h100", 128  # the GPU whose ratio of load to decode step is kept, at so many tokens of context
+
+QUICK = (Way(), Way(spread=True))  # loads that are repeated
+
+Script = Generator[Iterable[Action], Event, None]
+
+
+class Timed(NamedTuple):
+    """Seconds of one measurement, and what it is of."""
+
+    what: str
+    params: Mapping[str, Any]
+    seconds: list[float]
+    facts: Mapping[str, Any]
+
+
+class Scripted:
+    """A policy that answers as a script says: a generator that is sent events and yields actions."""
+
+    hears = frozenset({Woke, Arrived, Prefilled, Finished, TurnEnded, Done, Load, Evict, Move})
+
+    def __init__(self, script: Script, uses: Iterable[str], options: Mapping[str, Option]) -> None:
+        self.uses, self.options = frozenset(uses), options
+        self._script: Script | None = script
+        next(script)
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:  # noqa: ARG002 - scripts look at the engine
+        """Send the event, and return what comes."""
+        if self._script is None:
+            return ()
+        try:
+            return list(self._script.send(event))
+        except StopIteration:
+            self._script = None
+            return ()
+
+
+def jobs(models: tuple[str, ...], each: Iterable[tuple[int, int, int]]) -> Jobs:
+    """Return requests of (model's number, prompt, output) that all come at the start."""
+    model, prompt, output = np.array(list(each), np.int32).reshape(-1, 3).T.copy()
+    none = np.full(len(model), np.inf)
+    return Jobs(models, np.zeros(len(model)), model, prompt, output, none, none)
+
+
+def wait(kind: type, actions: Iterable[Action] = (), count: int = 1) -> Generator[Iterable[Action], Event, Any]:
+    """Answer with actions, then wait for so many events of a kind; return the last."""
+    event = yield actions
+    while True:
+        count -= isinstance(event, kind)
+        if not count:
+            return event
+        event = yield ()
+
+
+class Bench:
+    """A folder's journal, and what is still to be measured into it."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]) -> None:
+        self.say, self.fields, self.given = say, fields, dict(given)
+        self.path = folder / RAW
+        folder.mkdir(parents=True, exist_ok=True)
+        self.lines: list[dict[str, Any]] = []
+        if self.path.is_file():
+            whole = self.path.read_text("utf-8").rpartition("\n")[0]  # a line that was cut is measured again
+            self.lines = [json.loads(line) for line in whole.splitlines()]
+            self.path.write_text(whole + "\n" * bool(whole), "utf-8")
+        if other := next((line["wide"] for line in self.lines if line["wide"] != fields.wide), None):
+            raise UserError(f"{self.path} is of networks with wide={other}; take another folder for wide={fields.wide}")
+
+    def measure(self, run: str, made: Callable[[], tuple[list[Timed], float]]) -> None:
+        """Make a run unless the journal has it, and write its lines."""
+        if any(line["run"] == run for line in self.lines):
+            return
+        with terminable():
+            for left in reversed(range(TRIES)):
+                timed, others = made()
+                if others <= MOST_OTHERS or not left:
+                    break
+        about = {"run": run, "wide": self.fields.wide, "other_cores": others}
+        fresh = [
+            {**about, "what": t.what, "params": dict(t.params), "p50": float(np.median(t.seconds)), "all": t.seconds,
+             "facts": dict(t.facts)} for t in timed
+        ]  # fmt: skip
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in fresh)
+        self.lines += fresh
+        self.say(f"{run}: {len(fresh)} measurements")
+
+    def config(self, models: Iterable[str], of: str, gpus: int = 1) -> Config:
+        """Return a machine of models that all have one shape."""
+        return Config(tuple(Served(m, shape(of)) for m in models), gpus=gpus, watermark=0.0, **self.given)
+
+
+def ran(
+    bench: Bench, config: Config, options: Mapping[str, Option], uses: Iterable[str], work: Jobs,
+    script: Callable[[Torch], Script],
+) -> tuple[Torch, list[Watched], float]:  # fmt: skip
+    """Run a script; return the engine, its steps, and the cores that others kept busy."""
+    engine = Torch(config, options, bench.fields)
+    watched = engine.watched = list[Watched]()
+    try:
+        replay(Scripted(script(engine), uses, options), engine, work)
+        others = float(engine.stats()["other_cores"])
+    finally:
+        engine.close()
+    return engine, watched, others
+
+
+def measure(
+    folder: Path, models: Iterable[str], say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Measure every shape of `models` as far as the folder has not; return the journal's lines."""
+    bench = Bench(folder, say, fields, given)
+    names = list(models)
+    for name in names:
+        bench.measure(f"steps of {name}", partial(steps, bench, name))
+    bench.given |= link_gbps(bench.lines, names, fields.wide)
+    for name in names:
+        bench.measure(f"side by side {name}", partial(beside, bench, name))
+        bench.measure(f"loads of {name} at {bench.given['pcie_gbps']:g} GB/s", partial(loads, bench, name))
+        bench.measure(f"moves of {name} at {bench.given['pcie_gbps']:g} GB/s", partial(moves, bench, name))
+        bench.measure(f"turns of {name}", partial(turns, bench, name))
+    bench.measure("pages", pages)
+    return bench.lines
+
+
+def link_gbps(lines: Iterable[Mapping[str, Any]], names: Iterable[str], wide: int) -> dict[str, float]:
+    """Return link rates, fields of `Config`, at which a load over a decode step of the largest model is a GPU's.
+
+    The other links have the parts of that rate which they have on the GPU.
+    """
+    sizes = {name: nets.net(shape(name), wide=wide).weight_bytes for name in names}
+    largest = max(sizes, key=lambda name: sizes[name])
+    (step,) = of(lines, "decode", shape=largest, seqs=1, ctx=CTX)
+    h2d = sig(sizes[largest] / (gpu_ratio(largest) * step["p50"]) / 1e9, 3)
+    spec = quantities.gpu(GPU)
+    return {
+        "pcie_gbps": h2d, "nvlink_gbps": sig(h2d * spec.nvlink / spec.h2d, 3),
+        "disk_gbps": sig(h2d * spec.disk / spec.h2d, 3),
+    }  # fmt: skip
+
+
+def gpu_ratio(name: str) -> float:
+    """Return a load from the host over a decode step of a shape on a GPU, by its cost table."""
+    config = machine.Config((Served(name, shape(name)),), gpu=GPU)
+    profile = machine.profile(config, machine.machine(config))
+    inst = Inst(name, (0,))
+    return profile.load_s(inst, "host") / profile.step_s(inst, 1, CTX)
+
+
+# ------------------------------------------------------------------ steps
+
+
+def steps(bench: Bench, name: str) -> tuple[list[Timed], float]:
+    """Time prefills, decode steps and chunks of a model alone, a group of requests behind the other."""
+    groups = [(1, prompt, 1, 0) for prompt in PROMPTS for _ in range(REPEATS + 1)]
+    groups += [(seqs, ctx, OUTPUT, 0) for seqs in SEQS for ctx in CONTEXTS]
+    groups += [(1, CHUNKED, 1, CHUNK)] * 2
+    batch = Batch(Inst(name, (0,)))
+
+    def script(_engine: Torch) -> Script:
+        yield from wait(Woke)
+        yield from wait(Arrived, [Load(batch.inst), Run(batch)], sum(seqs for seqs, *_ in groups))
+        rid, now = 0, 0
+        for seqs, *_, chunk in groups:
+            order = [Run(batch, chunk_tokens=chunk)] * (chunk != now) if chunk else []
+            now = chunk
+            yield from wait(Finished, [*order, *(Admit(rid + k, batch) for k in range(seqs))], seqs)
+            rid += seqs
+
+    each = [(0, prompt, output) for seqs, prompt, output, _ in groups for _ in range(seqs)]
+    uses = ("Load", "Run", "Admit", "Run.chunk_tokens")
+    config = bench.config([name], name)
+    _, watched, others = ran(bench, config, {"kv": "paged", "process": "gpu"}, uses, jobs((name,), each), script)
+    prefills, decodes = (
+        defaultdict[int, list[float]](list),
+        defaultdict[tuple[int, int], list[tuple[float, float]]](list),
+    )
+    chunks: list[tuple[int, float]] = []
+    for step, after in pairwise([*watched, Watched("", (), 0.0, 0.0)]):
+        (start, tokens), took_s = step.rows[0], step.ended_s - step.ordered_s
+        if tokens == CHUNK and len(step.rows) == 1:
+            chunks.append((start, took_s))
+        elif start == 0 and len(step.rows) == 1:
+            prefills[tokens].append(took_s)
+        elif [a + 1 for a, _ in step.rows] == [a for a, _ in after.rows]:
+            ctx = sum(a + 1 for a, _ in step.rows)
+            of = max(c for c in CONTEXTS if c <= ctx / len(step.rows))
+            decodes[len(step.rows), of].append((ctx, after.ordered_s - step.ordered_s))
+    timed = [
+        Timed("prefill", {"shape": name, "tokens": tokens, "held": tokens in HELD_PROMPTS}, took[1:] or took, {})
+        for tokens, took in prefills.items() if tokens in PROMPTS
+    ]  # fmt: skip
+    for (seqs, ctx), pairs in decodes.items():
+        params = {"shape": name, "seqs": seqs, "ctx": ctx, "held": seqs in HELD_SEQS}
+        facts = {"ctx_tokens": float(np.median([tokens for tokens, _ in pairs]))}
+        timed.append(Timed("decode", params, [took for _, took in pairs], facts))
+    behind = defaultdict[int, list[float]](list)
+    for start, took_s in chunks:
+        behind[start].append(took_s)
+    timed += [
+        Timed("chunk", {"shape": name, "tokens": CHUNK, "behind": start}, took, {})
+        for start, took in behind.items() if start
+    ]  # fmt: skip
+    return timed, others
+
+
+def beside(bench: Bench, name: str) -> tuple[list[Timed], float]:
+    """Time steps of models of one shape that share a device, a process each."""
+    timed, alone, most_others = list[Timed](), dict[int, float](), 0.0
+    for count in (1, *BESIDE):
+        models = tuple(f"{name}/{k + 1}" for k in range(count))
+        batches = [Batch(Inst(m, (0,))) for m in models]
+        kinds = [(0, BESIDE_PROMPT, 1), *((seqs, CONTEXTS[1], OUTPUT * 2) for seqs in BESIDE_SEQS)]
+        each, plan = list[tuple[int, int, int]](), []
+        for seqs, prompt, output in kinds:  # prefills: one after the other; decodes: all at once
+            n = seqs or 3 * REPEATS
+            plan.append((seqs, [list(range(len(each) + k * n, len(each) + (k + 1) * n)) for k in range(count)]))
+            each += [(k, prompt, output) for k in range(count) for _ in range(n)]
+
+        def script(_: Torch, batches: Any = batches, plan: Any = plan, total: int = len(each)) -> Script:
+            yield from wait(Woke)
+            start = [a for batch in batches for a in (Load(batch.inst), Run(batch))]
+            yield from wait(Arrived, start, total)
+            for seqs, lists in plan:
+                if seqs:
+                    some = [Admit(rid, batches[k]) for k, rids in enumerate(lists) for rid in rids]
+                    yield from wait(Finished, some, len(some))
+                    continue
+                queues = [list(rids) for rids in lists]
+                left, answer = sum(map(len, queues)), [Admit(q.pop(0), batches[k]) for k, q in enumerate(queues)]
+                while left:
+                    event = yield from wait(Finished, answer)
+                    left -= 1
+                    queue = queues[batches.index(event.batch)]
+                    answer = [Admit(queue.pop(0), event.batch)] if queue else []
+
+        config, work = bench.config(models, name), jobs(models, each)
+        _, watched, others = ran(bench, config, {"kv": "paged"}, ("Load", "Run", "Admit"), work, script)
+        most_others = max(most_others, others)
+        for seqs in (0, *BESIDE_SEQS):
+            took = _together(watched, models, seqs)
+            if count == 1:
+                alone[seqs] = float(np.median(took))
+            else:
+                params = {"shape": name, "servers": count, "seqs": seqs}
+                timed.append(Timed("beside", params, took, {"alone_s": alone[seqs]}))
+    return timed, most_others
+
+
+def _together(watched: Iterable[Watched], models: Iterable[str], seqs: int) -> list[float]:
+    """Return the seconds of steps of a kind while all models had such steps; `seqs` = 0: prefills."""
+    spans_of = {m: list[tuple[float, float]]() for m in models}
+    for m, spans in spans_of.items():
+        steps_of = [step for step in watched if step.model == m]
+        for step, after in pairwise([*steps_of, Watched("", (), 0.0, 0.0)]):
+            (start, tokens), n = step.rows[0], len(step.rows)
+            if not seqs and start == 0 and tokens == BESIDE_PROMPT:
+                spans.append((step.ordered_s, step.ended_s))
+            elif seqs == n and start and [a + 1 for a, _ in step.rows] == [a for a, _ in after.rows]:
+                spans.append((step.ordered_s, after.ordered_s))
+    first = max(spans[0][0] for spans in spans_of.values())
+    last = min(spans[-1][1] for spans in spans_of.values())
+    every = [span for spans in spans_of.values() for span in spans]
+    return [b - a for a, b in every if a >= first and b <= last] or [b - a for a, b in every]
+
+
+# ------------------------------------------------------------------ weights and KV
+
+
+def loads(bench: Bench, name: str) -> tuple[list[Timed], float]:
+    """Time a load by each way, the process that starts with it included."""
+    inst, took = Inst(name, (0,)), {way: list[float]() for way in WAYS}
+
+    def script(engine: Torch) -> Script:
+        yield from wait(Woke)
+        yield from wait(Arrived)
+        for way in WAYS:
+            for _ in range(3 if WAYS[way] in QUICK else 1):
+                begun_s = engine.now_s
+                yield from wait(Done, [Load(inst, way)])
+                took[way].append(engine.now_s - begun_s)
+                yield from wait(Done, [Evict(inst)])
+        yield [Drop(0)]
+
+    uses = ("Load", "Evict", "Drop", *(f"Load.way:{way}" for way in WAYS))
+    engine, _, others = ran(
+        bench, bench.config([name], name), {"process": "gpu"}, uses, jobs((name,), [(0, 1, 1)]), script
+    )
+    about, facts = {"shape": name, "gbps": bench.given["pcie_gbps"]}, {"bytes": engine.nets[name].weight_bytes}
+    return [Timed("load", {**about, "way": way}, s, facts) for way, s in took.items()], others
+
+
+def moves(bench: Bench, name: str) -> tuple[list[Timed], float]:
+    """Time moves of a request's KV: to the host, back, to another device and back."""
+    batch, took = Batch(Inst(name, (0,))), {link: list[float]() for link in ("d2h", "h2d", "peer")}
+    size = [0]
+
+    def script(engine: Torch) -> Script:
+        yield from wait(Woke)
+        yield from wait(Prefilled, [Load(batch.inst), Run(batch), Admit(name, batch)])
+        for _ in range(REPEATS):
+            for link, to in (("d2h", Host(0)), ("h2d", (0,)), ("peer", (1,)), ("peer", (0,))):
+                begun_s = engine.now_s
+                yield from wait(Done, [Move(0, to)])
+                took[link].append(engine.now_s - begun_s)
+                size[0] = engine.kv[0].bytes
+        yield [Drop(0)]
+
+    uses = ("Load", "Run", "Admit", "Drop", "Move", "Move.to:gpu", "Move.to:host")
+    work = jobs((name,), [(0, MOVED, 4000)])
+    _, _, others = ran(bench, bench.config([name], name, gpus=2), {"process": "gpu"}, uses, work, script)
+    about, facts = {"shape": name, "gbps": bench.given["pcie_gbps"]}, {"bytes": size[0]}
+    return [Timed("move", {**about, "link": link}, s, facts) for link, s in took.items()], others
+
+
+def turns(bench: Bench, name: str) -> tuple[list[Timed], float]:
+    """Time two lanes that take turns of a step each, beside the steps themselves."""
+    models = (f"{name}/1", f"{name}/2")
+    batches, ends = [Batch(Inst(m, (0,))) for m in models], list[float]()
+
+    def script(engine: Torch) -> Script:
+        yield from wait(Woke)
+        start: list[Action] = [a for b in batches for a in (Load(b.inst), Run(b), Admit(b.inst.model, b))]
+        yield from wait(Prefilled, start, 2)
+        yield from wait(TurnEnded, [Run(b, steps=1) for b in batches], 2)
+        for k in range(TURNS):
+            yield from wait(TurnEnded, [Run(batches[k % 2], steps=1)])
+            ends.append(engine.now_s)
+        yield [Drop(0), Drop(1)]
+
+    uses = ("Load", "Run", "Admit", "Drop", "Run.steps", "Run.steps:0")
+    work = jobs(models, [(0, 64, 4000), (1, 64, 4000)])
+    _, watched, others = ran(bench, bench.config(models, name), {"process": "gpu"}, uses, work, script)
+    inside = float(np.median([s.ended_s - s.ordered_s for s in watched[-TURNS:]]))
+    return [Timed("turn", {"shape": name}, np.diff(ends).tolist(), {"step_s": inside})], others
+
+
+PAGES = """
+import os, time
+from harness.engines.torch.cpu import Space
+memory = os.memfd_create("pages")
+os.ftruncate(memory, 1 << 24)
+space, took = Space(memory, 1 << 24), []
+for k in range(512):
+    at = time.perf_counter()
+    space.map(4096 * k, 4096 * k, 4096)
+    mid = time.perf_counter()
+    space.unmap(4096 * k, 4096)
+    took.append((mid - at, time.perf_counter() - mid))
+print(*(sum(s) / len(s) for s in zip(*took)))
+"""
+
+
+def pages() -> tuple[list[Timed], float]:
+    """Time the calls that map and unmap a granule, in a process with torch."""
+    out = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    mapped, unmapped = map(float, out.split())
+    return [Timed("page", {"call": "map"}, [mapped], {}), Timed("page", {"call": "unmap"}, [unmapped], {})], 0.0
+
+
+def of(lines: Iterable[Mapping[str, Any]], what: str, **params: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield a journal's lines of a kind with these parameters."""
+    for line in lines:
+        if line["what"] == what and params.items() <= line["params"].items():
+            yield line
