@@ -329,8 +329,8 @@ def test_gpus_that_served_nobody_are_told(tmp_path: Path) -> None:
     small = ("compare", "--systems", "dedicated,static:equal", "--trace", "sample", "--models", "llama-3.2-1b*2",
              "--seeds", "2", "--rate-scale", "1", "--set", "window_s=10", "--no-plot", "-o", tmp_path)  # fmt: skip
     told = ok(*small, "--gpus", "4")
-    assert "static:equal: 2 of 4 GPUs served nobody in every run (GPUs 2 to 3)" in told.splitlines()
-    assert "served nobody" not in ok(*small, "--gpus", "2")
+    assert "static:equal: 2 of 4 GPUs served no request in every run (GPUs 2 to 3)" in told.splitlines()
+    assert "served no request" not in ok(*small, "--gpus", "2")
 
 
 def test_a_system_without_room_says_what_it_lacks_and_the_way_out_works(tmp_path: Path) -> None:

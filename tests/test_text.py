@@ -252,10 +252,7 @@ def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_trace
         for seed in range(1 if entry["half"] else 3) for x in (1.0, 2.0, 4.0, 8.0, 16.0)
     ])  # fmt: skip
     told = printed(rows, facts)
-    assert told[0] == (
-        "1 verdicts on fitted traces: real logs agree in every case with 0, in most cases with 0, "
-        "in half or fewer with 1"
-    )
+    assert told[0] == "real logs confirm 0 of 1 verdicts on fitted traces in every case, 0 in most, 1 in half or fewer"
     assert told[2:6] == ["condition static", "fitted + 4.00x", "a log 0.50 to 4.00x", "elsewhere 4.00x"]
     words = "ahead under fitted; one case under elsewhere; in 2 cases of real logs above 1 in 1, below in 1"
     assert f"prism / static: {words}." in " ".join(told)

@@ -45,10 +45,10 @@ def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> No
 
 
 def prose(line: str) -> None:
-    """Print a line, folded between words."""
-    from harness.report.text_table import WIDTH, brief
+    """Print a line; on a terminal it is folded between words, in a pipe it stays whole."""
+    from harness.report.text_table import brief
 
-    for part in brief([line], every=False, room=min(WIDTH, room())):
+    for part in brief([line], every=not sys.stdout.isatty(), room=room()):
         click.echo(part)
 
 
@@ -198,8 +198,8 @@ class Machine(Terminal):
     redraws = False
 
     def say(self, line: str) -> None:
-        """Print one line for the user, as {"said": ...}."""
-        click.echo(json.dumps({"said": line}), err=True)
+        """Print one line for the user, as {"message": ...}."""
+        click.echo(json.dumps({"message": line}), err=True)
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Print how far a phase is: {"stage", "done", "total", "left_s"}, the last one null while nothing tells it."""

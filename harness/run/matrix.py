@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from harness.loop import engine, system
-from harness.loop.guard import said
+from harness.loop.guard import error_text
 from harness.loop.replay import missing
 from harness.policy.types import UserError
 from harness.report.text_table import laid
@@ -92,7 +92,7 @@ def tried(names: Iterable[str], look: Callable[[str], T]) -> tuple[dict[str, T],
         except UserError as error:
             broken.append(f"broken: {error}")
         except Exception as error:  # whatever somebody's file may raise
-            broken.append(f"broken: {name}: {said(error)}")
+            broken.append(f"broken: {name}: {error_text(error)}")
     return seen, broken
 
 

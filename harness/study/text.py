@@ -421,8 +421,8 @@ def _borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
     if shares:
         every, most = sum(share == 1.0 for share in shares), sum(0.5 < share < 1.0 for share in shares)
         yield (
-            f"{len(shares)} verdicts on fitted traces: real logs agree in every case with {every}, in most cases with "
-            f"{most}, in half or fewer with {len(shares) - every - most}"
+            f"real logs confirm {every} of {len(shares)} verdicts on fitted traces in every case, {most} in most, "
+            f"{len(shares) - every - most} in half or fewer"
         )
 
 

@@ -54,7 +54,7 @@ NAMES = ("step_s", "layer_s", "seq_s", "byte_s", "flop_s", "kv_s", "area_s")  # 
 
 
 class Work(NamedTuple):
-    """What is in a step."""
+    """Work of a step."""
 
     decodes: int = 0
     ctx_tokens: float = 0.0
