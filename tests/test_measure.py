@@ -198,7 +198,7 @@ def test_a_system_that_fails_leaves_the_study(tmp_path: Path) -> None:
         assert left.failed["bad"].startswith("ValueError at bad.py:30 (planted), t = -10 s, Woke(key='start')")
         assert left.about["systems"] == ["chunked"]
         assert set(left.table["label"].to_pylist()) == {"chunked", *CONTROLS}
-        assert len(heard.lines) == len(set(heard.said))
+        assert len(heard.lines) == len(set(heard.lines))
         assert not list((tmp_path / "out").glob("bad-*"))
     alone = measure(asked.only(systems=("chunked",)), tmp_path / "out", workers=1)
     assert (alone.folder, alone.table, alone.failed) == (left.folder, left.table, {})

@@ -74,7 +74,7 @@ def _answer(first: str, standings: Standings) -> Iterator[str]:
     if panels < SEVERAL:
         return
     by_word: dict[str, list[str]] = {"ahead of": [], "equal to": [], "behind": []}
-    mixed = []
+    mixed = list[str]()
     for rival in dict.fromkeys(key[2] for key in standings):
         words = Counter(standing.says.split()[0].strip(",") for key, standing in standings.items() if key[2] == rival)
         word, count = words.most_common(1)[0]
