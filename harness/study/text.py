@@ -70,19 +70,16 @@ def lines(shown: Shown) -> Iterator[str]:
 
 def _answer(first: str, standings: Standings) -> Iterator[str]:
     """Say against which systems the first is ahead, equal or behind on most panels; nothing for a single panel."""
-    panels = len({panel for panel, *_ in standings})
-    if panels < SEVERAL:
+    if (panels := len({panel for panel, *_ in standings})) < SEVERAL:
         return
-    by_word: dict[str, list[str]] = {"ahead of": [], "equal to": [], "behind": []}
-    mixed = list[str]()
+    named: dict[str, list[str]] = {"ahead of": [], "equal to": [], "behind": [], "none of these on most against": []}
+    *sided, mixed = named
     for rival in dict.fromkeys(key[2] for key in standings):
         words = Counter(standing.says.split()[0].strip(",") for key, standing in standings.items() if key[2] == rival)
         word, count = words.most_common(1)[0]
-        named = next((phrase for phrase in by_word if phrase.split()[0] == word), None)
-        (by_word[named] if named and 2 * count > words.total() else mixed).append(rival)
-    told = [f"{phrase} {_listed(names)}" for phrase, names in by_word.items() if names]
-    if mixed:
-        told.append(f"none of these on most against {_listed(mixed)}")
+        phrase = next((side for side in sided if side.split()[0] == word), mixed)
+        named[phrase if 2 * count > words.total() else mixed].append(rival)
+    told = (f"{phrase} {_listed(names)}" for phrase, names in named.items() if names)
     yield f"on most of {panels} panels {first} is {', '.join(told)}"
 
 
