@@ -259,8 +259,8 @@ def finding(book: Book) -> list[str]:
         return []
     plain, split = (spread(factors, "{:.1f}".format) for factors in beside.values())
     text = (
-        f"Beside another model's prefill a decode step takes {plain} times as long as alone where both use all SMs,"
-        f" and {split} times where the SMs are split between them (of the time alone on that part)."
+        f"Beside another model's prefill a decode step takes {plain} times as long as alone where both use all SMs."
+        f" Where the SMs are split between them, it takes {split} times as long as alone on that part."
     )
     return [text, ""]
 
