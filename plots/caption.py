@@ -138,7 +138,7 @@ def span(values: Iterable[float]) -> str:
 
 
 def definition(name: str) -> str:
-    """Return what a definition of attainment asks to be in time: "both" is "TTFT and TPOT"."""
+    """Return the latencies that a definition of attainment limits: "both" is "TTFT and TPOT"."""
     return "TTFT and TPOT" if name == "both" else name.upper()
 
 

@@ -41,7 +41,7 @@ HALVES = ("first", "second")
 LETTER_IN = 0.05  # width of a letter of a name
 ALONG = 0.75  # share of the rates of either that they have in common
 THIN = 0.5  # width of the line of a half of a real trace
-ATTAINMENT = {"both": "requests with TTFT and TPOT in time", "ttft": "TTFT in time", "tpot": "TPOT in time"}
+ATTAINMENT = {"both": "requests that meet both SLOs", "ttft": "TTFT SLO met", "tpot": "TPOT SLO met"}
 LATENCY = {"ttft_p95_s": ("P95 TTFT (s)", 1.0), "tpot_p95_s": ("P95 TPOT (ms)", 1e3)}
 PANELS = (*((name, f"{title} (%)", PERCENT) for name, title in ATTAINMENT.items()),
           *((name, title, unit) for name, (title, unit) in LATENCY.items()))  # fmt: skip
@@ -348,7 +348,7 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     )
     return caption.within(
         caption.WORDS, " · ".join(filter(None, setting)) + ".", style.invalid(about), _notes(frame, unfit),
-        note, f"Below {FLOOR:g} % none is drawn." * bool(below), style.unvetted(about), style.caps(table),
+        note, f"Points below {FLOOR:g} % are not drawn." * bool(below), style.unvetted(about), style.caps(table),
         _machine(about), style.departs(about),
     )  # fmt: skip
 

@@ -117,7 +117,7 @@ def _notes(leads: pd.DataFrame) -> str:
     """Say what bars mean that are drawn otherwise, and what the lines are."""
     why = [f"{row['constant']} {row['setting']}: {row['note']}" for row in leads.to_dict("records") if row["note"]]
     hollow = f"Hollow: {', '.join(why)}." if why else ""
-    return f"{hollow} Thin lines: intervals; outlined in black: the order turns.".strip()
+    return f"{hollow} Thin lines: intervals; outlined in black: the order reverses.".strip()
 
 
 def _color(setting: str) -> str:

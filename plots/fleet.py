@@ -93,7 +93,7 @@ def _slo(panel: Panel) -> str:
 
 def _ylabel(panel: Panel, facts: Facts) -> str:
     name = panel["trace"].partition("+")[0]
-    return f"{name}\n{panel['rate_rps']:.3g} req/s\n{definition(facts['definitions'][0])} in time (%)"
+    return f"{name}\n{panel['rate_rps']:.3g} req/s\n{definition(facts['definitions'][0])} SLO met (%)"
 
 
 def _panel(axis: Axes, panel: Panel, frame: pd.DataFrame, looks: Mapping[str, style.Look], level: float) -> None:
@@ -129,4 +129,4 @@ def _spread(facts: Facts) -> str:
 
 def _shown(facts: Facts) -> Iterator[str]:
     yield f"Dotted: the fewest GPUs that reach {100 * facts['level']:g} %, by bracketing."
-    yield f"Only counts with a marker were run; below {100 * NEAR[0]:g} % none is shown."
+    yield f"Only counts with a marker were run; points below {100 * NEAR[0]:g} % are not drawn."

@@ -164,7 +164,7 @@ def pages(table: pa.Table, facts: Facts, note: str = "") -> list[Figure]:
     if not kept:
         return [draw(table, facts, note)]
     least = f"Attainment below {_floor(facts):g} % is not drawn." if _floor(facts) else ""
-    whole = f"Left out, as everyone is at 100 %: {', '.join(sorted(gone))}." if gone else ""
+    whole = f"Left out, as all systems are at 100 %: {', '.join(sorted(gone))}." if gone else ""
     figures = [first] if first else []
     for k, (definition, panels) in enumerate(kept):
         rows = table.filter(pc.is_in(table["condition"].cast(pa.string()), pa.array([p["condition"] for p in panels])))

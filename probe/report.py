@@ -57,7 +57,7 @@ class Book:
                 latest[json.dumps(line["params"], sort_keys=True)] = line
         return list(latest.values())
 
-    def one(self, what: str, **params: Any) -> Line | None:
+    def line(self, what: str, **params: Any) -> Line | None:
         """Return the only or first sample that `all` gives, or None."""
         return next(iter(self.all(what, **params)), None)
 
@@ -122,7 +122,7 @@ def _splits(book: Book) -> Found:
 
 def _vmm(book: Book) -> Found:
     for mib in PAGES:
-        calls = [(what, book.one(what, size=mib * MIB)) for what in CALLS]
+        calls = [(what, book.line(what, size=mib * MIB)) for what in CALLS]
         yield f"{mib} MiB", ", ".join(f"{what} {us(line['p50'])}" for what, line in calls if line)
     for what in ("unmap_run", "map_offset"):
         for line in book.all(what)[:1]:
@@ -135,7 +135,7 @@ def _gemm(book: Book) -> Found:
         few = [g for g in book.all("gemm", ask=ask, target=0) if g["params"]["m"] <= 64 and g["facts"]["bytes"] > FEW]
         yield f"{ask} SMs, at most 64 tokens", _rate(few, "{:.2f} TB/s")
     yield "8,192 tokens", _rate(book.all("gemm", m=8192, target=0), "{:.0f} TFLOP/s", "flops")
-    told = [(g, book.one("gemm", **{**g["params"], "target": 0})) for g in book.all("gemm", target=1)]
+    told = [(g, book.line("gemm", **{**g["params"], "target": 0})) for g in book.all("gemm", target=1)]
     yield "speed with an SM target", spread([other["p50"] / g["p50"] for g, other in told if other], "{:.3f} x".format)
 
 
@@ -145,9 +145,9 @@ def _attention(book: Book) -> Found:
     for ask in _asks(book, "attention"):
         large = [a for a in book.all("attention", **usual, ask=ask, page=0) if a["facts"]["bytes"] > FEW / 2]
         yield f"8B, {ask} SMs", _rate(large, "{:.2f} TB/s")
-    plain = book.one("attention", **usual, B=64, ctx=2048, page=0)
+    plain = book.line("attention", **usual, B=64, ctx=2048, page=0)
     for page in PAGES:
-        on = book.one("attention", **usual, B=64, ctx=2048, page=page * MIB)
+        on = book.line("attention", **usual, B=64, ctx=2048, page=page * MIB)
         if plain and on:
             yield f"on {page} MiB pages", f"{on['p50'] / plain['p50']:.2f} x the time"
 
@@ -161,7 +161,7 @@ def _prefill(book: Book) -> Found:
 
 def _step(book: Book) -> Found:
     for line in book.all("step"):
-        p, launch = line["params"], book.one("launch", **line["params"])
+        p, launch = line["params"], book.line("launch", **line["params"])
         more = f", launch {us(launch['p50'])}" if launch else ""
         yield (
             f"{p['of']}, B {p['B']}, ctx {p['ctx']}",
@@ -182,7 +182,7 @@ def _copies(book: Book) -> Found:
         beside = line["params"]["beside"]
         yield line["what"] + (f" beside {beside}" if beside else ""), f"{rate(line) / 1e9:.1f} GB/s"
     for line in book.all("decode_beside"):
-        p, alone = line["params"], book.one("decode_beside", B=line["params"]["B"], copy="")
+        p, alone = line["params"], book.line("decode_beside", B=line["params"]["B"], copy="")
         if alone and p["copy"]:
             yield f"decode B {p['B']} under {p['copy']}", f"{line['p50'] / alone['p50']:.3f} x"
 
@@ -214,7 +214,7 @@ def _hand_over(book: Book, by: Sequence[str]) -> Found:
 
 
 def _unmap(book: Book) -> Found:
-    still = book.one("step_beside", change="")
+    still = book.line("step_beside", change="")
     for line in book.all("step_beside"):
         if still and line["params"]["change"]:
             times, late = line["p50"] / still["p50"], line["facts"]["max"] - still["p50"]
@@ -244,8 +244,8 @@ def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
     out: dict[str, dict[str, float]] = {}
     for line in book.all("unit", mode=mode):
         p = line["params"]
-        alone = book.one("unit", mode=mode, victim=p["victim"], other="")
-        alone = alone or book.one("unit", mode="plain", victim=p["victim"], other="")  # copies know no partition
+        alone = book.line("unit", mode=mode, victim=p["victim"], other="")
+        alone = alone or book.line("unit", mode="plain", victim=p["victim"], other="")  # copies know no partition
         if alone and p["other"]:
             out.setdefault(p["victim"], {})[p["other"]] = line["p50"] / alone["p50"]
     return out
@@ -341,7 +341,7 @@ def figures(folder: Path) -> list[Path]:
             ax.set(title=TITLES[mode], xlabel="beside")
         figure.axes[0].set_ylabel("seconds of one unit, as a multiple of those alone")
         keep(figure, "interference")
-    costs = {what: [(mib, line["p50"]) for mib in PAGES if (line := book.one(what, size=mib * MIB))] for what in CALLS}
+    costs = {what: [(mib, line["p50"]) for mib in PAGES if (line := book.line(what, size=mib * MIB))] for what in CALLS}
     if any(costs.values()):
         figure = Figure(figsize=(6, 4))
         ax = figure.subplots()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -54,13 +55,19 @@ def _section(task: Task, heading: str) -> Iterator[str]:
 
 
 def timed(command: list[str], folder: Path, most_s: float) -> None:
-    """Run a command as a newcomer would; print its seconds. Raises CalledProcessError."""
+    """Run a command as a newcomer would; print its seconds, and those of all processors. Raises CalledProcessError."""
     print(f"$ {' '.join(command)}", flush=True)
-    begun = time.monotonic()
+    begun, before_s = time.monotonic(), _cpu_s()
     env = {name: value for name, value in os.environ.items() if name not in OURS}
     subprocess.run(command, cwd=folder, env=env, check=True)
     took_s = time.monotonic() - begun
-    print(f"{took_s:.0f} s of {most_s:.0f} s", flush=True)
+    print(f"{took_s:.0f} s of {most_s:.0f} s ({_cpu_s() - before_s:.0f} CPU seconds)", flush=True)
+
+
+def _cpu_s() -> float:
+    """Return the CPU seconds of the commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main(words: list[str]) -> None:

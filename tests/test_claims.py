@@ -201,7 +201,7 @@ def test_size_is_within_direction_and_never_contradicted(paper: float, mean: flo
     [
         (Support(10, 5), ""), (Support(9, 5), "9 misses"), (Support(10, 4), "4 windows"),
         (Support(0, 1), "0 misses of 10 and 1 windows of 5"), (Support(None, 5), ""), (Support(None, 3), "3 windows"),
-        (None, "not told"),
+        (None, "misses and windows unknown"),
     ],
 )  # fmt: skip
 def test_a_class_rests_on_ten_misses_and_five_windows(support: Support | None, short: str) -> None:

@@ -200,7 +200,7 @@ def test_a_former_command_names_what_stands_for_it(former: str) -> None:
 
 def test_studies_are_listed_and_a_dry_run_runs_nothing(tmp_path: Path) -> None:
     listed = {line.split()[0]: line for line in ok("study").splitlines()}
-    assert {"study", *studies.names()} == set(listed)
+    assert {"study", str(len(studies.names())), *studies.names()} == set(listed)
     assert "Prism, arXiv 2505.04021, figure 12" in listed["fig12"]
     output = ok("study", "fig12", "--dry-run", "--only", "equal rates; hyperbolic", "--seeds", "2", "-o", tmp_path)
     assert {line.split(" / ")[0] for line in output.splitlines() if " / " in line} == {"hyperbolic", "equal rates"}
@@ -329,8 +329,8 @@ def test_gpus_that_served_nobody_are_told(tmp_path: Path) -> None:
     small = ("compare", "--systems", "dedicated,static:equal", "--trace", "sample", "--models", "llama-3.2-1b*2",
              "--seeds", "2", "--rate-scale", "1", "--set", "window_s=10", "--no-plot", "-o", tmp_path)  # fmt: skip
     told = ok(*small, "--gpus", "4")
-    assert "static:equal: 2 of 4 GPUs served nobody in every run (GPUs 2 to 3)" in told.splitlines()
-    assert "served nobody" not in ok(*small, "--gpus", "2")
+    assert "static:equal: 2 of 4 GPUs served no request in every run (GPUs 2 to 3)" in told.splitlines()
+    assert "served no request" not in ok(*small, "--gpus", "2")
 
 
 def test_a_system_without_room_says_what_it_lacks_and_the_way_out_works(tmp_path: Path) -> None:

@@ -327,7 +327,7 @@ def test_a_fleet_drops_a_line_at_the_fewest_gpus_that_hold() -> None:
               for axis in figure.axes]  # fmt: skip
     assert dotted == [[4.0], [2.0]]
     assert [axis.get_title() for axis in figure.axes] == ["SLO 5 x P95 alone", "SLO 10 x P95 alone"]
-    assert figure.axes[0].get_ylabel() == "hyperbolic-like\n6 req/s\nTTFT in time (%)"
+    assert figure.axes[0].get_ylabel() == "hyperbolic-like\n6 req/s\nTTFT SLO met (%)"
     assert "mean, least and most of 3 seeds" in written(figure)
     assert "SLO 5 to 10 x P95" in written(figure)
 

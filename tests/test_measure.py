@@ -32,12 +32,12 @@ class Heard:
     """A teller that remembers, and stops after so many runs."""
 
     def __init__(self, most: float = math.inf) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.ran = 0
         self.most = most
 
     def say(self, line: str) -> None:
-        self.said.append(line)
+        self.lines.append(line)
 
     def progress(self, what: str, done: int, total: int) -> None:
         self.ran += done < total and what != "planning"  # which every call does
@@ -172,7 +172,7 @@ def test_a_second_call_does_nothing(shown: Measured) -> None:
     again = measure(shown.study, shown.folder.parent, workers=1, teller=heard)
     assert not heard.ran
     total = len(shown.about["runs"])
-    assert heard.said[-1] == f"{total} of {total} points current, nothing to do"
+    assert heard.lines[-1] == f"{total} of {total} points current, nothing to do"
     assert files(shown.folder.parent) == kept
     assert again.table.equals(shown.table)
     assert told(again) == told(shown)
@@ -198,7 +198,7 @@ def test_a_system_that_fails_leaves_the_study(tmp_path: Path) -> None:
         assert left.failed["bad"].startswith("ValueError at bad.py:30 (planted), t = -10 s, Woke(key='start')")
         assert left.about["systems"] == ["chunked"]
         assert set(left.table["label"].to_pylist()) == {"chunked", *CONTROLS}
-        assert len(heard.said) == len(set(heard.said))
+        assert len(heard.lines) == len(set(heard.lines))
         assert not list((tmp_path / "out").glob("bad-*"))
     alone = measure(asked.only(systems=("chunked",)), tmp_path / "out", workers=1)
     assert (alone.folder, alone.table, alone.failed) == (left.folder, left.table, {})
@@ -380,7 +380,7 @@ def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
         assert loss.most.mean >= loss.pooled.mean - 1e-12  # what loses most loses no less than all together
     lines = told(measured, every=True)
     assert any(line.startswith("sizes by rate ") for line in lines)
-    assert "the paper, of sizes by rate: it helps" in lines
+    assert "the paper on sizes by rate: it helps" in lines
     (line,) = (line for line in lines if line.startswith("activation of llama-3.1-8b, TP 1"))
     assert " 0.74 s size " in line  # 0.7 s, and 15 GiB over eight PCIe links, gathered over NVLink
     assert value.shape == "llama-3.1-8b"

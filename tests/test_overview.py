@@ -139,7 +139,7 @@ def test_at_most_six_panels_are_shown_and_what_is_100_percent_for_everyone_is_no
     with style.theme():
         pages = lines.pages(table, facts)
     assert all(len(page.axes) <= lines.MOST for page in pages[1:])
-    assert "Left out, as everyone is at 100 %: TTFT of c1." in " ".join(
+    assert "Left out, as all systems are at 100 %: TTFT of c1." in " ".join(
         " ".join(text.get_text() for text in page.texts).replace("\n", " ") for page in pages
     )
 

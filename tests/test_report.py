@@ -114,7 +114,7 @@ def curve(knee: float, slope: float = 4.0, seeds: int = 3) -> dict[float, list[f
     return {x: [met(x, knee, slope)] * seeds for x in (1.0, 2.0, 4.0, 8.0, 16.0)}
 
 
-LESS = "points of SLOs met, a less b, by req/s:"
+LESS = "attainment of a minus that of b, in points by req/s:"
 APART = {"a": curve(10.0), "b": curve(2.5)}
 
 
@@ -163,21 +163,21 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
             {"a": curve(100.0), "b": curve(80.0)},
             (
                 f"both hold 99 % at 32 req/s; {LESS} 0.00 [-0.08, 0.08] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
-                "0.00 [-0.08, 0.08] at 32.0: equal within 0.5 points"
+                "0.00 [-0.08, 0.08] at 32.0 (equal within 0.5 points)"
             ),
         ),
         (
             {"a": curve(0.5), "b": curve(0.4)},
             (
                 f"neither holds 99 % at 2 req/s; {LESS} +23.06 [21.11, 25.01] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
-                "0.00 [-0.08, 0.08] at 32.0: ahead"
+                "0.00 [-0.08, 0.08] at 32.0 (ahead)"
             ),
         ),
         (  # the flat curve is worse below the level and better above
             {"a": curve(4.0, 0.5), "b": curve(4.0)},
             (
-                f"rates at 99 % do not rank a and b; {LESS} -0.50 [-0.78, -0.21] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
-                "+48.00 [45.19, 50.81] at 32.0: ahead at one rate and behind at another"
+                f"a ratio of rates at 99 % does not decide; {LESS} -0.50 [-0.78, -0.21] at 2.00, "
+                "0.00 [-0.08, 0.08] at 8.00, +48.00 [45.19, 50.81] at 32.0 (ahead at one rate and behind at another)"
             ),
         ),
         (

@@ -261,7 +261,7 @@ def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list
     last = sensitivity_text.sentence(stored)
     assert last == (
         "Sensitivity (pcie, swap, one at a time): the lead of loads over half at rate scale 1, +50.0 [+19.0, +81.0] "
-        "points, is turned by swap x 2 (-50.0 [-81.0, -19.0]). Largest swing: swap, 100.0 points."
+        "points, is reversed by swap x 2 (-50.0 [-81.0, -19.0]). Largest swing: swap, 100.0 points."
     )
     lines = output.splitlines()
     assert last in lines
@@ -381,8 +381,8 @@ def test_every_constant_is_varied_or_said_not_to_be() -> None:
     changes, left = settings(specs)
     assert {change.constant for change in changes} | set(left) == set(MEANS)
     assert "net" in left
-    assert {change.said for change in changes if change.constant == "reserve"} == {"x 0.5", "x 2"}
-    assert {change.said for change in changes if change.constant == "interference"} == {"x 1.195", "x 1.5"}
+    assert {change.setting for change in changes if change.constant == "reserve"} == {"x 0.5", "x 2"}
+    assert {change.setting for change in changes if change.constant == "interference"} == {"x 1.195", "x 1.5"}
     assert "beside others" in settings([replace(spec, sharing="turns") for spec in specs])[1]["interference"]
     assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("chunked")])[1]["reserve"]
     for constant in constants(specs):
@@ -450,8 +450,8 @@ def test_alead_of_that_chance_explains_has_no_order() -> None:
     assert [constant.name for constant in told.ranked] == ["step", "swap"]
     assert told.swing("step") == pytest.approx(0.22)
     text = sensitivity_text.sentence(told)
-    assert "is turned by step x 0.5 (-2.0 [-3.0, -1.0]); it is not told from chance with swap x 2 (+0.5 " in text
+    assert "is reversed by step x 0.5 (-2.0 [-3.0, -1.0]); it is not significant with swap x 2 (+0.5 " in text
     none = outcome(lead(0.001), swap=(lead(0.001), lead(0.001)))
-    assert "is never told from chance" in sensitivity_text.sentence(none)
+    assert "is never significant" in sensitivity_text.sentence(none)
     alone = outcome(Estimate(0.1, None, None, 1), swap=(Estimate(-0.1, None, None, 1), Estimate(0.1, None, None, 1)))
     assert [alone.order(row.lead) for row in alone.rows if row.lead] == [0, 0]  # one seed tells nothing

@@ -55,7 +55,7 @@ def written(load: Load, name: str, peaks: Sequence[int], held: float) -> list[st
 def test_a_row_is_read_in_seconds(tmp_path: Path) -> None:
     path = file(tmp_path, ROW, ROW.replace("baseline", "kvcached"))
     assert files(tmp_path) == files(path) == [path]
-    (run,) = read(path).found
+    (run,) = read(path).measured
     assert run.rows["system"].tolist() == ["elastic", "static"]
     assert run.rows[["peak", "instance"]].iloc[0].tolist() == [25, 1]
     assert run.rows[list(staggered.METRICS)].iloc[0].tolist() == pytest.approx([3.0, 0.06, 12.0, 0.02, 24.0])
@@ -63,7 +63,7 @@ def test_a_row_is_read_in_seconds(tmp_path: Path) -> None:
 
 
 def test_rows_that_repeat_are_their_mean(tmp_path: Path) -> None:
-    (run,) = read(file(tmp_path, ROW, ROW.replace(",20,", ",10,"))).found
+    (run,) = read(file(tmp_path, ROW, ROW.replace(",20,", ",10,"))).measured
     assert run.rows["mean_tpot_s"].tolist() == pytest.approx([0.015])
 
 
@@ -91,11 +91,11 @@ def test_a_model_that_we_lack_is_given(tmp_path: Path) -> None:
     row = ROW.removesuffix(",7") + ",mine-8b"
     path = file(tmp_path, row, header=HEADER.replace("size_b", "model"))
     given = shape("llama-3.1-8b")._replace(name="mine-8b")
-    (run,) = read(path, {"mine-8b": given}).found
+    (run,) = read(path, {"mine-8b": given}).measured
     assert run.load.shape == given
     sizes = {"layers": 2, "hidden": 64, "q_heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 128, "vocab": 1000}
     columns = f"{HEADER.replace('size_b', 'model')},{','.join(sizes)}"
-    (run,) = read(file(tmp_path, f"{row},{','.join(map(str, sizes.values()))}", header=columns)).found
+    (run,) = read(file(tmp_path, f"{row},{','.join(map(str, sizes.values()))}", header=columns)).measured
     assert {name: getattr(run.load.shape, name) for name in sizes} == sizes
 
 
@@ -159,7 +159,7 @@ def test_one_set_of_another_model_is_replayed_as_its_rows_say(
     held = process(Measured(THREE, pd.DataFrame(columns=[*staggered.KEYS, *staggered.METRICS])))
     rows = [row for load in (THREE, fixed._replace(prompt=300)) for row in written(load, name, (4, 6), held.mean)]
     path = file(tmp_path, *rows, header=HEADER.replace("size_b", "model"))
-    runs = read(path).found
+    runs = read(path).measured
     assert [(run.load.models, run.load.prompt, round(run.load.output)) for run in runs] == [(3, 512, 48), (3, 300, 64)]
     for run in runs:
         frame = points(run, process(run)).sort_values(staggered.KEYS)

@@ -178,4 +178,4 @@ def test_a_program_is_told_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert told[0] == {"stage": "runs", "done": 0, "total": 3, "left_s": None}
     assert told[-2] == {"stage": "runs", "done": 3, "total": 3, "left_s": 0.0}
-    assert told[-1] == {"said": "a line"}
+    assert told[-1] == {"message": "a line"}

@@ -32,6 +32,7 @@ def printed(
 # ------------------------------------------------------------------ crossings
 
 TOLD = """
+on most of 2 panels prism is ahead of static
 rates: rate (req/s) at which each system holds 99 % (SLO 5x, 2 GPUs)
 system 99 % TTFT slope prism over it
 prism 15.0 [13.2, 16.7] 4.00 -
@@ -39,7 +40,7 @@ static 3.75 [3.29, 4.18] 4.00 + 4.00x [3.38, 4.74]
 prism 2.00x [1.82, 2.36] -
 static >5.00x + <0.40x [0, 0.47]
 static >5 5 misses SLOs >5 ≤3
-prism is: + ahead; 2 of 2 verdicts are decided, corrected together (Holm)
+verdicts on prism: + ahead; 2 of 2 verdicts are decided, corrected together (Holm)
 hyperbolic-like: windows cut to 600 of 7200 s.
 the paper's claims, a panel each: 2 size; 4 direction; 1 not comparable
 """
@@ -94,14 +95,14 @@ def test_where_rates_tell_nothing_points_do() -> None:
     told = printed(table(rows), about(PANELS[:1], []))  # fmt: skip
     assert told[1:4] == ["system 99 % TTFT prism over it", "prism >24.0 -", "static >24.0 + +0.2 +0.4 +0.8 points"]
     assert told[4:7] == [
-        "prism is: + ahead; one verdict",
+        "verdicts on prism: + ahead; one verdict",
         "common random numbers save 0 % of a difference's variance (median)",
-        "points: its attainment less the other's at 6, 12 and 24 req/s, where no ratio tells them apart",
+        "points: difference of attainment at 6, 12 and 24 req/s, where a ratio of rates does not decide",
     ]
     told = printed(table([row | {"ttft": 0.999} for row in rows]), about(PANELS[:1], []))
     assert told[3].endswith(" = 0.0 0.0 0.0 points")
-    assert "prism is: = equal within 25 %; one verdict" in told
-    assert "= of points: equal within 0.5" in told
+    assert "verdicts on prism: = equal within 25 %; one verdict" in told
+    assert "= with points: equal within 0.5 points" in told
 
 
 def test_a_system_that_takes_its_own_gpus_says_how_many() -> None:
@@ -136,7 +137,7 @@ def test_a_system_that_does_not_fit_is_shown_as_such() -> None:
     told = without(0, 1, 2)
     assert "static does not fit -" in told
     assert "static does not fit (hyperbolic-like): no room" in told
-    assert "prism is: + ahead; one verdict" in told  # of the SLO scales alone
+    assert "verdicts on prism: + ahead; one verdict" in told  # of the SLO scales alone
     # nobody is compared with it: both claims of its rates
     assert "the paper's claims, a panel each: 1 size; 3 direction; 1 not comparable; 2 does not fit" in told
     some = without(1)
@@ -213,8 +214,9 @@ def test_the_ratios_of_a_walk_from_the_fair_default() -> None:
         "only pools + 2.00x [1.68, 2.38]",
         "only turns + >8.00x [6.72, inf]",
     ]
-    assert "prism / static, 3.5 in the paper: as much under 2 of 5, not excluded under 0." in told
-    words = "the first is: + ahead; = equal within 25 %; 5 of 5 verdicts are decided, corrected together (Holm)"
+    assert "prism / static, 3.5 in the paper: reached under 2 of 5 conditions, not excluded under 0." in told
+    signs = "verdicts on the first of a pair: + ahead; = equal within 25 %; "
+    words = f"{signs}5 of 5 verdicts are decided, corrected together (Holm)"
     assert words in " ".join(told)
     every = printed(rows, facts, every=True)
     assert "condition origin prism req/s static req/s static" in every
@@ -231,8 +233,8 @@ def test_without_a_number_of_the_paper_it_says_who_is_ahead() -> None:
     assert f"prism / static: depends on the condition: {words}." in " ".join(map(str.strip, told))
     assert told[-2:] == ["0 runs", *facts["notes"]]
     assert (
-        "the first is: + ahead; = equal within 25 %; - behind; 4 of 4 verdicts are decided, corrected together (Holm)"
-        in " ".join(told)
+        "verdicts on the first of a pair: + ahead; = equal within 25 %; - behind; "
+        "4 of 4 verdicts are decided, corrected together (Holm)" in " ".join(told)
     )
 
 
@@ -250,9 +252,7 @@ def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_trace
         for seed in range(1 if entry["half"] else 3) for x in (1.0, 2.0, 4.0, 8.0, 16.0)
     ])  # fmt: skip
     told = printed(rows, facts)
-    assert told[0] == (
-        "of 1 verdicts on fitted traces real logs bear out 0 in every case, 0 in most, 1 in half or fewer"
-    )
+    assert told[0] == "real logs confirm 0 of 1 verdicts on fitted traces in every case, 0 in most, 1 in half or fewer"
     assert told[2:6] == ["condition static", "fitted + 4.00x", "a log 0.50 to 4.00x", "elsewhere 4.00x"]
     words = "ahead under fitted; one case under elsewhere; in 2 cases of real logs above 1 in 1, below in 1"
     assert f"prism / static: {words}." in " ".join(told)
@@ -282,12 +282,12 @@ def test_parts_that_are_switched_off() -> None:
     facts = about(panels, [claim], layout="parts", definitions=["ttft"], systems=[*shares], slo="5/2xP95")
     told = printed(rows, facts, every=True)
     assert told[0] == (
-        "TTFT attainment (SLO 5/2xP95, heavy8) with all parts, and the points by which it changes without each "
-        "[95 % interval, 3 seeds paired]"
+        "TTFT attainment (SLO 5/2xP95, heavy8) with all parts, and the change in points without each part "
+        "[95 % interval, 3 seeds, paired]"
     )
     assert told[1:4] == ["switched off hyperbolic-like 3.25 req/s loses most", "nothing 91.0",
                          "eviction -10.0 [-10.0, -10.0] y -50.0"]  # fmt: skip
-    assert "the paper, of eviction: it helps" in told
+    assert "the paper on eviction: it helps" in told
     assert any(line.startswith("eviction, the model that gains most") and "40-100 points" in line for line in told)
 
 

@@ -44,6 +44,7 @@ PRIVATE = {  # words of ours, each with those that users know
     "(rest|rests) on": "is based on, uses",
     "held against": "compared with",
     "(is|are|of) none": "is not a ..., is not one of",
+    "(deals|dealt)": "splits, assigns",
 }
 
 
@@ -58,14 +59,14 @@ class Text(NamedTuple):
 
 
 def vague(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the line and name of each variable, argument or pattern with a vague name; fields of a class are apart."""
-    bodies = (node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    fields = {id(line.target) for body in bodies for line in body if isinstance(line, ast.AnnAssign)}
+    """Yield the line and name of each variable, argument, pattern, field, function or class with a vague name."""
     for node in ast.walk(tree):
         match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if id(node) not in fields:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
                 pass
             case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                pass
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 pass
             case _:
                 continue
@@ -180,5 +181,7 @@ def test_planted_habits_are_told() -> None:
     assert private("Where time passes: a name (bench list).") == ["where time passes"]
     assert len(long("A run is " + "very " * 27 + "long. It ends.")) == 1
     assert QUESTION.match("What a run is worth.")
-    planted = "for one in rows:\n    def f(own, *said): ...\n    total = [found for found in one]\n"
-    assert sorted(name for _, name in vague(ast.parse(planted))) == ["found", "one", "own", "said"]
+    planted = (
+        "for one in rows:\n    def f(own, *said): ...\n    total = [found for found in one]\nclass A:\n    one: int\n"
+    )
+    assert sorted(name for _, name in vague(ast.parse(planted))) == ["found", "one", "one", "own", "said"]

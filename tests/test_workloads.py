@@ -531,7 +531,7 @@ def test_slo_of_the_requests_own_latency() -> None:
     jobs = build(drawn(30), fixed())
     rule = slo.parse("3/2xsolo")
     assert isinstance(rule, slo.Scaled)
-    timed = slo.own(jobs, rule, 0.001 * jobs.prompt_tokens.astype(np.float64), np.full(len(jobs), 0.01))
+    timed = slo.by_isolated(jobs, rule, 0.001 * jobs.prompt_tokens.astype(np.float64), np.full(len(jobs), 0.01))
     assert timed.ttft_slo_s == pytest.approx(0.003 * jobs.prompt_tokens)
     assert set(timed.tpot_slo_s) == {0.02}
     with pytest.raises(UserError, match="no seconds by model"):

@@ -64,7 +64,7 @@ def asked(name: str) -> Asked:
             raise UserError(f'trace "{name}": {key} is "{value}", not a whole number from {FIELDS[key]} on')
         fields[key] = int(value)
     if "deal" in fields and "models" not in fields:
-        raise UserError(f'trace "{name}": deal without models: to how many is it dealt (+models=8)?')
+        raise UserError(f'trace "{name}": deal without models: into how many is it split (+models=8)?')
     if fields.get("models", 0) > synthetic.MOST_MODELS:
         raise UserError(f'trace "{name}": models is {fields["models"]}, above {synthetic.MOST_MODELS}')
     return Asked(log, **fields)

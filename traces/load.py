@@ -128,7 +128,7 @@ def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
     if asked.models is not None:
         rows = deal.deal(rows, asked.models, asked.deal)
         whole = "sessions" if "prefix_hashes" in rows.column_names else "bursts"
-        notes.append(f"dealt to {asked.models} models by {whole}, with the shares of hyperbolic-like")
+        notes.append(f"split among {asked.models} models by {whole}, with the shares of hyperbolic-like")
     left_out = ""
     if asked.max_tokens is not None:
         long = schema.metadata(rows)["dropped_long"]

@@ -353,7 +353,7 @@ def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
         if trace.maker is not None and synthetic.preset(trace.maker).name in synthetic.SIZED:
             fits = f"; +models={len(models.members)} on the trace's name draws more"
         elif log(trace.name.partition("+")[0]):
-            fits = f"; +models={len(models.members)} on the trace's name deals it to as many"
+            fits = f"; +models={len(models.members)} on the trace's name splits it among as many"
         raise UserError(
             f"{trace.name} has {len(names)} models, set {models.name} needs {len(models.members)} "
             f"(--models lists fewer{fits})"

@@ -138,7 +138,7 @@ def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = Non
             raise UserError("an SLO by the request's own latency has no seconds by model")
 
 
-def own(jobs: Jobs, rule: Scaled, ttft_s: F8, tpot_s: F8) -> Jobs:
+def by_isolated(jobs: Jobs, rule: Scaled, ttft_s: F8, tpot_s: F8) -> Jobs:
     """Give each request multiples of its own isolated TTFT and TPOT."""
     return replace(jobs, ttft_slo_s=rule.ttft_x * ttft_s, tpot_slo_s=rule.tpot_x * tpot_s)
 

@@ -22,7 +22,7 @@ from harness.check.purity import impure
 from harness.check.trial import ACTIONS, EVENTS, USES, Lent, Stale, Trial, patience_s, run, subject
 from harness.engines.costs import quantities
 from harness.loop import system
-from harness.loop.guard import Endless, Fault, quiet, said
+from harness.loop.guard import Endless, Fault, error_text, quiet
 from harness.loop.recorder import Decision, Read
 from harness.loop.replay import Livelock
 from harness.policy.actions import brief
@@ -124,7 +124,7 @@ def livelock(trial: Trial) -> Iterator[Breach]:
 def survives(trial: Trial) -> Iterator[Breach]:
     """Check that nothing makes the system raise, whatever is refused."""
     if trial.error and not trial.notes and not isinstance(trial.error, Livelock | Endless):
-        what = str(trial.error) if isinstance(trial.error, Fault) else f"raised {said(trial.error)}"
+        what = str(trial.error) if isinstance(trial.error, Fault) else f"raised {error_text(trial.error)}"
         yield Breach(what, len(trial.decisions))
 
 
@@ -233,7 +233,7 @@ def replayed(trial: Trial) -> Iterator[Breach]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit too
-            yield Breach(f"a fresh policy, told the same, raises {said(error)} here", k)
+            yield Breach(f"a fresh policy, told the same, raises {error_text(error)} here", k)
             return
         if actions != d.actions or tape:
             yield Breach(f"a fresh policy, told the same, {'asks less' if tape else 'answers otherwise'} here", k)

@@ -87,14 +87,14 @@ def impure(source: str) -> Iterator[tuple[int, str]]:
     tree = ast.parse(source)
     reader = Reader(tree)
     reader.visit(tree)
-    yield from sorted(reader.found)
+    yield from sorted(reader.breaches)
 
 
 class Reader(ast.NodeVisitor):
     """A visitor of a system's source that notes all names that are not allowed."""
 
     def __init__(self, tree: ast.AST) -> None:
-        self.found: list[tuple[int, str]] = []
+        self.breaches: list[tuple[int, str]] = []
         self.modules: dict[str, str] = {}  # by the name that they have in the file
         self.private = {name for node in ast.walk(tree) for name in bound(node) if name.startswith("_")}
         self.annotates = False
@@ -103,7 +103,7 @@ class Reader(ast.NodeVisitor):
 
     def note(self, node: ast.AST, what: str) -> None:
         """Note something that may not stand at a node."""
-        self.found.append((getattr(node, "lineno", 1), what))
+        self.breaches.append((getattr(node, "lineno", 1), what))
 
     # ------------------------------------------------------------ modules
 

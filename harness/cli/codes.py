@@ -36,9 +36,9 @@ def page() -> str:
         "| --- | --- |",
         *(f"| {code.value} | {when} |" for code, when in MEANS.items()),
         "",
-        "A mistake in what a user gave is one line on stderr that names what is wrong and the way out, without a",
-        "traceback. Results go to stdout; progress, notes and errors go to stderr. A reader that closes the pipe",
-        "early, as `head` does, ends a command with 0.",
+        "A user's mistake ends in one line on stderr that names the mistake and the remedy, without a traceback.",
+        "Results go to stdout; progress, notes and errors go to stderr. If a reader closes the pipe early, as `head`",
+        "does, the command ends with 0.",
         "",
     ])  # fmt: skip
 

@@ -191,11 +191,18 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Number(click.FloatRange):
-    """A finite number."""
+class Whole(click.IntRange):
+    """An integer of 64 bits; help leaves out a limit that no user meets."""
 
     def _describe_range(self) -> str:
-        return "" if self.min is None and self.max is None else super()._describe_range()
+        return _range(self)
+
+
+class Number(click.FloatRange):
+    """A finite number; help leaves out a limit that no user meets."""
+
+    def _describe_range(self) -> str:
+        return _range(self)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Refuse nan and infinity, which compare with no limit."""
@@ -203,6 +210,17 @@ class Number(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return number
+
+
+def _range(limits: click.IntRange | click.FloatRange) -> str:
+    """Describe the limits of a number."""
+    low, high = limits.min, limits.max if limits.max is not None and limits.max < LONGEST_S else None
+    if low is None and high is None:
+        return ""
+    if high is None:
+        return f"x{'>' if limits.min_open else '>='}{low:g}"
+    below = f"x{'<' if limits.max_open else '<='}{high:g}"
+    return below if low is None else f"{low:g}{'<' if limits.min_open else '<='}{below}"
 
 
 def _cut(text: str) -> str:
@@ -292,7 +310,7 @@ SEEDS = click.option("--seeds", type=SOME_SEEDS, metavar="N",
 ENOUGH = grouped(
     click.option("--precision", type=Number(0, 1, min_open=True), metavar="SHARE",
                  help="Add no more seeds once a ratio's interval is within this share.  [default: 0.1]"),
-    click.option("--budget", type=click.IntRange(0, MOST_INT), metavar="N",
+    click.option("--budget", type=Whole(0, MOST_INT), metavar="N",
                  help="Simulated requests to spend on more seeds of undecided systems."),
 )  # fmt: skip
 DEFINITION = click.Choice(list(DEFINITIONS))

@@ -130,7 +130,7 @@ def _dry(asked: Study, specs: Sequence[Spec], only: Collection[str] | None, out:
     changes, left = settings(specs, only)
     rows = [("constant", "value", "changes", "what it is")]
     for constant in constants(specs):
-        changed = ", ".join(change.said for change in changes if change.constant == constant.name)
+        changed = ", ".join(change.setting for change in changes if change.constant == constant.name)
         rows.append((constant.name, constant.value, changed or f"none: {left[constant.name]}", constant.means))
     click.echo("\n".join(aligned(rows)))
     dry(asked, False, out)

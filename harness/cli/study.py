@@ -28,7 +28,7 @@ from harness.cli.options import (
     system_names,
     trace_names,
 )
-from harness.cli.terminal import teller
+from harness.cli.terminal import room, screen, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -149,14 +149,15 @@ def figures(measured: Measured, kind: str, stem: Path, command: str, note: str =
 
 
 def _list() -> None:
-    from harness.report.text_table import aligned
+    from harness.report.text_table import WIDTH, aligned
     from harness.study import load as studies
 
     rows = [("study", "layout", "conditions", "systems", "after")]
     for name in studies.names():
         entry = studies.study(name)
         rows.append((name, entry.layout, str(len(entry.condition)), str(len(entry.systems)), entry.paper))
-    click.echo("\n".join(aligned(rows)))
+    answer = f"{len(rows) - 1} studies come with the bench; bench study NAME runs one, --dry-run shows its cost"
+    screen([answer, *aligned(rows, min(WIDTH, room()))], every=False)
 
 
 def _print(measured: Measured, every: bool, markdown: bool) -> None:

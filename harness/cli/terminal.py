@@ -18,7 +18,7 @@ ROOM = 100  # characters of a line where the width of the terminal is not known
 PROGRESS_HZ = 4
 TICK_S = 1.0  # a bar's clock moves at least so often, however long a step takes
 COUNTS = 52  # characters of a bar that are not its name
-LINE_S, OFTEN_S = 20.0, 1.0  # between two lines where no bar is; where all is told
+LINE_S, OFTEN_S = 300.0, 1.0  # between two lines of a stage where no bar is; with --verbose
 FIRST_S = 5.0  # after which a stage has a line where no bar is: an error before it is the only line
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"planning", "compile", "scores"})  # phases of which nothing is kept when the user interrupts
@@ -45,7 +45,7 @@ def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> No
 
 
 def prose(line: str) -> None:
-    """Print a line; on a terminal it is folded between words."""
+    """Print a line; on a terminal it is folded between words, in a pipe it stays whole."""
     from harness.report.text_table import brief
 
     for part in brief([line], every=not sys.stdout.isatty(), room=room()):
@@ -53,7 +53,7 @@ def prose(line: str) -> None:
 
 
 class Terminal:
-    """Tells the user how a sweep goes on: lines on stderr, and a bar; where nobody watches, a line now and then.
+    """Reports the progress of a sweep on stderr: a bar on a terminal, else a line a stage, again every `LINE_S`.
 
     What is done is counted in `unit`; runs are kept when the user interrupts, other work is not.
     """
@@ -151,7 +151,8 @@ class Terminal:
         """Print how far the phase is where that is due: early in a stage, and then now and then."""
         what, done, total = self._at
         early = not self._stage_told and now - self._stage_s >= FIRST_S
-        if done < total and (early or now - self._told >= self._line_s):
+        again = now - self._told >= self._line_s and (total > 1 or self._level == "verbose")
+        if done < total and (early or again):
             self._stage_told = True
             self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}" if total > 1 else f"{what} ...")
 
@@ -197,8 +198,8 @@ class Machine(Terminal):
     redraws = False
 
     def say(self, line: str) -> None:
-        """Print one line for the user, as {"said": ...}."""
-        click.echo(json.dumps({"said": line}), err=True)
+        """Print one line for the user, as {"message": ...}."""
+        click.echo(json.dumps({"message": line}), err=True)
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Print how far a phase is: {"stage", "done", "total", "left_s"}, the last one null while nothing tells it."""

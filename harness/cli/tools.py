@@ -27,8 +27,9 @@ from harness.report.commands import short_path
 
 if TYPE_CHECKING:
     from harness.check.findings import Failure
+    from harness.loop.engine import Engine
 
-SIM = "sim"
+SIM, PART = "sim", "in part"
 
 
 @click.group(
@@ -77,15 +78,15 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
     for name, by_engine in systems.items():
         marks = []
         for where, lacks in by_engine.items():
-            marks.append("no" if all(lacks.values()) else "in part" if any(lacks.values()) else "yes")
+            marks.append("no" if all(lacks.values()) else PART if any(lacks.values()) else "yes")
             alike = len({tuple(names) for names in lacks.values()}) == 1
             told = {None: lacks[None]} if alike else lacks
             gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in told.items() if x]
         what = (system.module(name).__doc__ or "-").strip().splitlines()[0]
         lines.append((name, ", ".join(filter(None, cells.presets_of(name))) or "-", *marks, what))
-        short.append((name, _runs_on(dict(zip(engines, marks, strict=True))), what))
-    beside = sum(runs_on != SIM for _, runs_on, _ in short[1:])
-    answer = f"{len(systems)} systems; {beside} run in real time too, the others on the simulator (sim) alone"
+        short.append((name, _runs_on(dict(zip(engines, marks, strict=True)), engines), what))
+    beside = sum(runs_on not in {SIM, "none"} for _, runs_on, _ in short[1:])
+    answer = f"{len(systems)} systems; {beside} also run on engines other than the simulator (sim)"
     left = min(WIDTH, room()) - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
     brief = [(*line, clause(what, left)) for *line, what in short]
     needs = [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
@@ -96,19 +97,21 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
         gaps = gaps or ["every system runs on every engine with every preset"]
         screen([answer, *aligned(lines), *gaps, *needs, *broken, *others, names], tail=[after], every=True)
         return
-    signs = "+ N real: and on N engines in real time; in part: with some presets. bench list --matrix names them."
+    signs = "(part): some presets only. servers: kinds of real servers; bench list --matrix names them."
     lack = ", ".join(name for name, made in engines.items() if made.lacks)
     here = [f"engines that cannot run here now: {lack} (--all says what they need)"] if lack else []
     more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, names, after]
     screen([answer, *aligned(brief), signs], tail=more, every=False)
 
 
-def _runs_on(marks: Mapping[str, str]) -> str:
-    """Return the engines of a system in few words, from a mark for each engine."""
-    real = sum(mark == "yes" for name, mark in marks.items() if name != SIM)
-    part = sum(mark == "in part" for mark in marks.values())
-    parts = [SIM] * (marks.get(SIM) == "yes") + [f"{real} real"] * bool(real) + [f"{part} in part"] * bool(part)
-    return " + ".join(parts) or "none"
+def _runs_on(marks: Mapping[str, str], engines: Mapping[str, Engine]) -> str:
+    """Return the engines of a system, from a mark for each engine: by name, but those with real servers as a number."""
+    some = {name: mark for name, mark in marks.items() if mark != "no"}
+    servers = [mark for name, mark in some.items() if engines[name].fidelity == "real"]
+    parts = [name + " (part)" * (mark == PART) for name, mark in some.items() if engines[name].fidelity != "real"]
+    if servers:
+        parts.append(f"{len(servers)} server{'s' * (len(servers) > 1)}" + " (part)" * (PART in servers))
+    return ", ".join(parts) or "none"
 
 
 @list_.command(epilog=examples("bench list traces", "bench list traces --all"))

@@ -9,7 +9,18 @@ from typing import Any
 
 import click
 
-from harness.cli.options import ALL, MOST_INT, PATH, POSITIVE, TARGET, complete, examples, read_pairs, trace_names
+from harness.cli.options import (
+    ALL,
+    MOST_INT,
+    PATH,
+    POSITIVE,
+    TARGET,
+    Whole,
+    complete,
+    examples,
+    read_pairs,
+    trace_names,
+)
 from harness.cli.terminal import room, screen
 from harness.report.commands import short_path
 from traces import readers
@@ -126,9 +137,7 @@ def _makers() -> list[str]:
 @click.argument("name", shell_complete=complete(_makers), metavar="NAME[+FIELD=VALUE...]")
 @click.option("--models", type=click.IntRange(1), metavar="N", help="Number of streams.  [default: the preset's]")
 @click.option("--span", "span_s", type=POSITIVE, metavar="S", help="Length of the trace.  [default: the preset's]")
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, MOST_INT), metavar="N", help="Seed of all draws."
-)
+@click.option("--seed", default=0, show_default=True, type=Whole(0, MOST_INT), metavar="N", help="Seed of all draws.")
 @click.option("-o", "--out", type=TARGET, metavar="OUT.parquet", help="File to write.  [default: none]")
 def make(name: str, models: int | None, span_s: float | None, seed: int, out: Path | None) -> None:
     """Draw a synthetic trace from a fitted generator.

@@ -265,7 +265,7 @@ def _staggered(ramps: Mapping[Path, Read]) -> tuple[list[_Ramp], list[Skipped]]:
     from harness.validate.names import Skipped
 
     ran, skipped = list[_Ramp](), [skip for read in ramps.values() for skip in read.skipped]
-    for path, run in [(path, run) for path, read in ramps.items() for run in read.found]:
+    for path, run in [(path, run) for path, read in ramps.items() for run in read.measured]:
         try:
             with Terminal() as teller:
                 held = staggered.process(run)

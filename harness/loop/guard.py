@@ -133,7 +133,7 @@ def guarded() -> Iterator[None]:
             raise
         except BaseException as error:
             watch.call = 0  # what follows is not the policy's
-            raise Fault(said(error)) from error
+            raise Fault(error_text(error)) from error
 
 
 def quiet() -> redirect_stdout[Any]:
@@ -141,7 +141,7 @@ def quiet() -> redirect_stdout[Any]:
     return redirect_stdout(sys.stderr)
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Describe an exception in one line, by the innermost line of the policy's own file.
 
     For example `KeyError at mine.py:33 ('m9')`.

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from harness.loop.answers import fault
 from harness.loop.engine import Engine
-from harness.loop.guard import Fault, Interrupted, Watch, quiet, said
+from harness.loop.guard import Fault, Interrupted, Watch, error_text, quiet
 from harness.loop.recorder import Log
 from harness.loop.standing import Standing, is_turn
 from harness.loop.system import System
@@ -222,7 +222,7 @@ class Replay:
             raise
         except BaseException as error:  # SystemExit too
             watch.call = 0
-            raise Fault(f"{said(error)}, {_when(now_s, event)}") from error
+            raise Fault(f"{error_text(error)}, {_when(now_s, event)}") from error
         t = perf_counter() - t
         outcome.policy_s += t
         if t > outcome.slowest_s:  # noqa: PLR1730 - a call of `max` takes three times as long

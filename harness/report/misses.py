@@ -60,7 +60,7 @@ def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
         why = max(row.explained, key=lambda wait: row.explained[wait], default="")
         cause = f", mostly {CAUSES[why].phrase}" if why and row.missed else ""
         told.append(f"{name} misses {100 * row.missed / max(1, row.offered):.1f} %{cause}")
-    yield "; ".join(told)
+    yield "; ".join(told) if any(row.missed for row in rows) else "no request missed its SLO"
 
 
 def lines(rows: Sequence[Misses], by: str, *, every: bool = True) -> Iterator[str]:
@@ -79,16 +79,16 @@ def lines(rows: Sequence[Misses], by: str, *, every: bool = True) -> Iterator[st
             "missed",
             "of",
             "%",
-            "s a miss",
+            "s per miss",
             *shown,
             "most for",
         ]
     ]
     cells += [_cells(row, by, shown) for row in ordered]
     yield from aligned(cells)
-    yield "mean seconds a miss by cause, which sum to its latency: " + "; ".join(
-        f"{wait}: {CAUSES[wait].phrase}" for wait in shown
-    )
+    if shown:
+        causes = "; ".join(f"{wait}: {CAUSES[wait].phrase}" for wait in shown)
+        yield f"seconds per miss by cause, in the mean, which sum to its latency: {causes}"
 
 
 def _cells(row: Misses, by: str, shown: Sequence[str]) -> list[str]:

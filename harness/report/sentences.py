@@ -58,10 +58,10 @@ def paired(ours: str, theirs: str, standing: Standing, level: float) -> str:
     """Describe the standing of two systems in one clause."""
     goal = f"{100 * level:g} %"
     if standing.flat or standing.ratio is None:
-        why = standing.note if standing.ratio is None else f"rates at {goal} do not rank {ours} and {theirs}"
+        why = standing.note if standing.ratio is None else f"a ratio of rates at {goal} does not decide"
         points = [f"{estimate.text(gap.times(100), FINE)} at {estimate.number(x)}" for x, gap in standing.differences]
-        gaps = f"; points of SLOs met, {ours} less {theirs}, by req/s: {', '.join(points)}: {FLAT[standing.says]}"
-        return why + gaps * bool(points)
+        gaps = f"attainment of {ours} minus that of {theirs}, in points by req/s: {', '.join(points)}"
+        return f"{why}; {gaps} ({FLAT[standing.says]})" if points else why
     text = f"{ours} serves {estimate.text(standing.ratio, RATIO)} the rate of {theirs} at {goal}"
     return (
         text if standing.says in {"ahead", "behind"} else f"{text}: {FEW if standing.says == CASE else standing.says}"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from harness.loop import engine, system
-from harness.loop.guard import said
+from harness.loop.guard import error_text
 from harness.loop.replay import missing
 from harness.policy.types import UserError
 from harness.report.text_table import laid
@@ -35,9 +35,9 @@ WORDS = {
 PAGE = """\
 # Which system runs on which engine
 
-A row is a system and those of its presets that are alike. `yes`: it runs; `no ...`: what the engine lacks for it; `-`:
-what it needs is simulated only, and the last column says what that is. `make docs` writes this page from what systems
-and engines declare, on a host without a GPU; `bench list --matrix` tells the same of yours.
+Each row is a system with the presets that run on the same engines. `yes`: it runs; `no ...`: features that the engine
+lacks; `-`: it needs features that only the simulator has, named in the last column. `make docs` writes this page from
+the declarations of systems and engines, for a host without a GPU; `bench list --matrix` prints that of your machine.
 """
 
 
@@ -92,7 +92,7 @@ def tried(names: Iterable[str], look: Callable[[str], T]) -> tuple[dict[str, T],
         except UserError as error:
             broken.append(f"broken: {error}")
         except Exception as error:  # whatever somebody's file may raise
-            broken.append(f"broken: {name}: {said(error)}")
+            broken.append(f"broken: {name}: {error_text(error)}")
     return seen, broken
 
 
@@ -124,7 +124,7 @@ def lines(table: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
     for name in sorted(set().union(*names.values())):
         folded.setdefault(_word(name), []).append(name)
     legend = (f"{word}: {', '.join(of)}" for word, of in sorted(folded.items()) if word in WORDS.values())
-    yield f"simulated only: what no engine in real time has. {'; '.join(legend)}."
+    yield f"simulated only: features of no engine in real time. {'; '.join(legend)}."
 
 
 def page(table: Sequence[Row]) -> str:

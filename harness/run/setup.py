@@ -259,7 +259,7 @@ class Setup:
         )
         rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
         if isinstance(rule, slo.Scaled) and rule.base == "solo":
-            jobs = slo.own(jobs, rule, *self.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens))
+            jobs = slo.by_isolated(jobs, rule, *self.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens))
         return _cached(jobs, spec)
 
     def solo_s(self, model: I4, prompt_tokens: I4, output_tokens: I4) -> tuple[F8, F8]:

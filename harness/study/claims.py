@@ -89,7 +89,7 @@ def weak(verdict: Verdict) -> str:
     if here.sign in {"<", ">"} or here.low == here.high == here.mean:
         return ""
     if verdict.support is None:
-        return "misses and windows are not told"
+        return "misses and windows unknown"
     misses, windows = verdict.support
     few = [f"{misses} misses of {LEAST_MISSES}"] if misses is not None and misses < LEAST_MISSES else []
     few += [f"{windows} windows of {LEAST_WINDOWS}"] if windows < LEAST_WINDOWS else []

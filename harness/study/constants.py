@@ -19,7 +19,7 @@ from harness.run.spec import Spec
 FACTORS = (0.5, 2.0)
 INTERFERENCE = (1.195, 1.5)  # a measured pair, and an assumption: `constants.SOURCES`
 SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both
-MEANS = {**CONSTANTS, SHARING: "how models whose steps meet on a GPU divide it"}
+MEANS = {**CONSTANTS, SHARING: "how concurrent models share a GPU"}
 
 
 class Constant(NamedTuple):
@@ -35,13 +35,13 @@ class Setting(NamedTuple):
     """A change of a constant: the constant, the change in words, and the fields of a spec that it sets."""
 
     constant: str
-    said: str
+    setting: str
     changes: Mapping[str, Any]
 
     @property
     def name(self) -> str:
         """The name of the change in a study."""
-        return f"{self.constant} {self.said}".strip()
+        return f"{self.constant} {self.setting}".strip()
 
     def fields(self, spec: Spec) -> dict[str, Any]:
         """Return the fields of a spec that this change sets; a factor multiplies the spec's own."""
@@ -136,9 +136,9 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
 def _beside(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple[str, str]:
     """Return what steps side by side slow each other down, and its source."""
     if measured is None:
-        return "as demands tell", SOURCES["co_run"]
+        return "as computed from demands", SOURCES["co_run"]
     prefill, decode = measured.co_run.prefill, measured.co_run.decode
-    told = f"prefill {prefill.factor:g} x and decode {decode.factor:g} x what shares tell"
+    told = f"prefill {prefill.factor:g} x and decode {decode.factor:g} x the time by shares"
     return told, sources[f"{measured.kind}.co_run.decode"]
 
 

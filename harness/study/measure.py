@@ -125,7 +125,7 @@ def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measur
         table, about = tidy.stored(path), record.footer(path)
     except (OSError, UserError):
         return None
-    for line in kept.said:
+    for line in kept.notes:
         teller.note(line)
     teller.current(len(about["runs"]))
     return Measured(call.study, kept.folder, table, about, kept.target, kept.reference)

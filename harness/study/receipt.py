@@ -50,7 +50,7 @@ class Receipt(NamedTuple):
     folder: Path  # the study's
     reference: Spec  # the first point's, resolved
     target: SloTarget
-    said: list[str]  # about its inputs
+    notes: list[str]  # about its inputs
 
 
 def stamp(path: Path) -> Stamp:
@@ -72,7 +72,7 @@ def lookup(call: Call, out: Path) -> Receipt | None:
                 rule, seconds, drain_s = kept["target"]
                 pairs = seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()}
                 target = SloTarget(rule, pairs, drain_s)
-                return Receipt(path.parent, stored(kept["reference"]), target, kept["said"])
+                return Receipt(path.parent, stored(kept["reference"]), target, kept["notes"])
     return None
 
 
@@ -104,7 +104,7 @@ def write(
         "call": asked,
         "reference": as_dict(receipt.reference),
         "target": list(receipt.target),
-        "said": receipt.said,
+        "notes": receipt.notes,
         "traces": named,
         "inputs": inputs,
         "results": {**runs, f"{table.parent.name}/{table.name}": stamp(table)},

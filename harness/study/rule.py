@@ -37,8 +37,8 @@ CLASSES = {
 REASONS = {  # why a statement has no class
     "not comparable": "the paper leaves out what a comparison needs",
     "not testable": "a datum is missing, which is named",
-    "does not fit": "a system finds no room for the models here",
-    "not run": "nothing ran that tells",
+    "does not fit": "the models do not fit for a system here",
+    "not run": "no run decides it",
 }
 SAYS = {**CLASSES, **REASONS}
 DECIDED = ("size", "direction", "contradicted")

@@ -153,7 +153,7 @@ def kept(folder: Path) -> str:
 
 
 def sentence(leads: Leads) -> str:
-    """Say, below a figure, which constants turn the order, or that none does, and which moves it most."""
+    """Say, below a figure, which constants reverse the order, or that none does, and which moves it most."""
     at = f"in the rate at {100 * LEVEL:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
     lead = f"the lead of {leads.first} over {leads.second} {at}, {_text(leads, leads.base)} {_unit(leads)},"
     tried = [(row, row.lead) for row in leads.rows if row.lead]
@@ -166,11 +166,11 @@ def sentence(leads: Leads) -> str:
         by_order[leads.order(value)].append(f"{row.constant.name} {row.setting} ({_text(leads, value)})")
     if before:
         turned = by_order[-before]
-        clause = f"is turned by {_list(turned)}" if turned else "is turned by none of them"
-        clause += f"; it is not told from chance with {_list(by_order[0])}" if by_order[0] else ""
+        clause = f"is reversed by {_list(turned)}" if turned else "is reversed by no constant"
+        clause += f"; it is not significant with {_list(by_order[0])}" if by_order[0] else ""
     else:
         told = by_order[1] + by_order[-1]
-        clause = f"is not told from chance, but is with {_list(told)}" if told else "is never told from chance"
+        clause = f"is not significant, but is with {_list(told)}" if told else "is never significant"
     most = leads.ranked[0].name
     why = "".join(f" ({row.setting}: {row.note})" for row, _ in tried if row.constant.name == most and row.note)
     return f"Sensitivity ({names}, one at a time): {lead} {clause}. Largest swing: {most}, {_swing(leads, most)}{why}."

@@ -188,7 +188,7 @@ def idle(measured: Measured, shown: Summary) -> list[str]:
         if none and (least := min(none, key=len)):
             every = "" if len(runs) == 1 else " in every run" if len(set(map(tuple, none))) == 1 else " or more"
             which = f" ({_spans(least)})" if every != " or more" else ""
-            lines.append(f"{row.label}: {len(least)} of {row.gpus} GPUs served nobody{every}{which}")
+            lines.append(f"{row.label}: {len(least)} of {row.gpus} GPUs served no request{every}{which}")
     return lines
 
 

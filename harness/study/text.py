@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +29,7 @@ from harness.study.study import AA, START, Claim
 
 Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
+SEVERAL = 2  # panels of which a first line tells the verdicts together
 
 
 class Shown(NamedTuple):
@@ -50,19 +52,35 @@ def lines(shown: Shown) -> Iterator[str]:
     match shown.about["layout"]:
         case "steps" | "matrix":
             standings = _standings(shown)
-            told = _told_of(shown, "the first", standings)
+            told = _told_of(shown, "the first of a pair", standings)
             body, ends = _matrix(shown, standings), (*told, f"{len(shown.about['runs'])} runs")
         case "parts":
             body = _parts(shown)
         case _:
             standings = _standings(shown)
-            body, ends = _blocks(shown, standings), _ends(shown, standings)
+            body = chain(_answer(shown.about["systems"][0], standings), _blocks(shown, standings))
+            ends = _ends(shown, standings)
     left_out = filter(None, [setting.left_out(shown.about["panels"])])
     below = (shown.about["notes"], left_out, unchecked_lines(shown.table), _claims(shown), _copies(shown))
     yield from brief(body, every=shown.every or shown.markdown, tail=[*ends, *chain.from_iterable(below)])
 
 
 # ------------------------------------------------------------------ crossings, a block a condition
+
+
+def _answer(first: str, standings: Standings) -> Iterator[str]:
+    """Say against which systems the first is ahead, equal or behind on most panels; nothing for a single panel."""
+    if (panels := len({panel for panel, *_ in standings})) < SEVERAL:
+        return
+    named: dict[str, list[str]] = {"ahead of": [], "equal to": [], "behind": [], "none of these on most against": []}
+    *sided, mixed = named
+    for rival in dict.fromkeys(key[2] for key in standings):
+        words = Counter(standing.says.split()[0].strip(",") for key, standing in standings.items() if key[2] == rival)
+        word, count = words.most_common(1)[0]
+        phrase = next((side for side in sided if side.split()[0] == word), mixed)
+        named[phrase if 2 * count > words.total() else mixed].append(rival)
+    told = (f"{phrase} {_listed(names)}" for phrase, names in named.items() if names)
+    yield f"on most of {panels} panels {first} is {', '.join(told)}"
 
 
 def _blocks(shown: Shown, standings: Standings) -> Iterator[str]:
@@ -211,14 +229,14 @@ def _legend(first: str, standings: Sequence[tuple[Panel, Standing]]) -> Iterator
         decided = sum(s.says != crossings.UNDECIDED for s in judged)
         shared = sorted(max(0.0, s.shared) for s in judged)[len(judged) // 2]
         of = f"{decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
-        yield f"{first} is: {_signs({s.says for s in judged})}; {of if len(judged) > 1 else 'one verdict'}"
+        yield f"verdicts on {first}: {_signs({s.says for s in judged})}; {of if len(judged) > 1 else 'one verdict'}"
         yield f"common random numbers save {100 * shared:.0f} % of a difference's variance (median)"
     points = [(panel, s) for panel, s in standings if s.differences and (s.flat or s.ratio is None)]
     if points:
         at = dict.fromkeys(_at([x for x, _ in s.differences], panel["axis"]) for panel, s in points)
-        yield f"points: its attainment less the other's at {', or '.join(at)}, where no ratio tells them apart"
+        yield f"points: difference of attainment at {', or '.join(at)}, where a ratio of rates does not decide"
         if any(s.says == "equal within 25 %" for _, s in points):
-            yield f"= of points: equal within {100 * crossings.NEAR:g}"
+            yield f"= with points: equal within {100 * crossings.NEAR:g} points"
 
 
 def _signs(printed: Collection[str]) -> str:
@@ -371,7 +389,7 @@ def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
         yield f"{panel['name']}: {origin}{slo}{panel['source']}"
     yield from sentences(shown, standings)
     if any(len(panels) > 1 for panels in crossings.by_condition(about["panels"])):
-        yield "a range: cases of a real log, one window each, without interval (--all has them apart)"
+        yield "a range: cases of a real log, one window each, without interval (--all lists each)"
 
 
 def _of_pair(standings: Standings, panels: Sequence[Panel], pair: Sequence[str]) -> list[Standing]:
@@ -400,7 +418,7 @@ def _borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
     if shares:
         every, most = sum(share == 1.0 for share in shares), sum(0.5 < share < 1.0 for share in shares)
         yield (
-            f"of {len(shares)} verdicts on fitted traces real logs bear out {every} in every case, {most} in most, "
+            f"real logs confirm {every} of {len(shares)} verdicts on fitted traces in every case, {most} in most, "
             f"{len(shares) - every - most} in half or fewer"
         )
 
@@ -453,8 +471,8 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
             there = sum(e.low is not None and e.low >= paper for e in ratios.values())
             may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios.values())
             yield (
-                f"{' / '.join(pair)}, {paper:g} in the paper: as much under {there} of {len(ours)}, not excluded under "
-                f"{may}."
+                f"{' / '.join(pair)}, {paper:g} in the paper: reached under {there} of {len(ours)} conditions, not "
+                f"excluded under {may}."
             )
 
 
@@ -471,7 +489,7 @@ def _parts(shown: Shown) -> Iterator[str]:
     seeds = f"{about['seeds']} seeds"
     yield (
         f"{definition.upper()} attainment (SLO {about['slo']}, {about['panels'][0]['models']}) with all parts, and the "
-        f"points by which it changes without each [95 % interval, {seeds} paired]"
+        f"change in points without each part [95 % interval, {seeds}, paired]"
     )
     whole = {
         (panel["condition"], x): shares[""]
@@ -490,7 +508,7 @@ def _parts(shown: Shown) -> Iterator[str]:
         most = f"{worst.model} {_points(-worst.most.mean)}" if worst.model else NONE
         cells.append([claim.subject, *(_change(losses[at].pooled) for at in whole), most])
     yield from laid(cells, markdown=shown.markdown)
-    yield from (f"the paper, of {claim.subject}: {claim.says}" for claim in _differences(about) if claim.says)
+    yield from (f"the paper on {claim.subject}: {claim.says}" for claim in _differences(about) if claim.says)
 
 
 def _differences(about: Mapping[str, Any]) -> list[Claim]:

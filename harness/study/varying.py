@@ -140,7 +140,7 @@ def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str,
 def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict[str, Any]:
     """Make a line of the table that is kept."""
     named = {key: getattr(lead, key) for key in ("mean", "low", "high", "n", "sign")} if lead else {}
-    return {"constant": change.constant, "setting": change.said, **named, "note": note}
+    return {"constant": change.constant, "setting": change.setting, **named, "note": note}
 
 
 def lead_of(rows: pa.Table, panel: Panel, pair: tuple[str, str], definition: str) -> Estimate | None:

@@ -33,7 +33,7 @@ RUNS = "kvcached 88b6753 (Apache-2.0), staggered ramps of six Qwen2.5-7B without
 
 def measured_ramps(folder: Path) -> Measured:
     """Read the rows of `FILE` in a folder of measured runs."""
-    (ramps,) = read(folder / FILE).found
+    (ramps,) = read(folder / FILE).measured
     return ramps
 
 

@@ -14,10 +14,10 @@ from harness.validate.validate import notes, scores, worst
 HEAD = """# The simulator beside measured runs
 
 Written by `make validate`; do not edit. Each public measurement of a real engine is replayed under its own conditions,
-as far as its source states them. Errors are of runs without noise, as in every fit, in per cent of what was measured:
-`median` and `P95` of their absolute values, `bias` their mean. `spread` is the standard deviation over seeds, which
-vary the noise of steps and Poisson arrivals, each row with seeds of its own; `measured spread` is that of real runs
-under equal conditions, where rows repeat. Rows `fitted` are those that the engine's host profile was fitted on.
+as far as its source states them. Errors are those of runs without noise, as in the fits, in per cent of what was
+measured: `median` and `P95` of their absolute values, `bias` their mean. `spread` is the standard deviation over seeds,
+which vary the noise of steps and Poisson arrivals. `measured spread` is that of real runs under equal conditions, for
+repeated rows. The engine's host profile was fitted on rows marked `fitted`, and not on those `left out`.
 """
 
 TAIL = """
@@ -54,7 +54,7 @@ def _lines(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str
     yield f"{frame.groupby(['file', 'row']).ngroups} cases of {frame['file'].nunique()} files; {len(skipped)} skipped."
     yield from table(scores(frame))
     yield from (f"- {line}" for line in (*notes(frame), *map(str, skipped)))
-    yield "\n## The ten worst rows\n\nBy the mean that is furthest off, as a ratio. Seconds, or tokens per second."
+    yield "\n## The ten worst rows\n\nBy the mean with the largest error, as a ratio. Seconds, or tokens per second."
     yield from table(worst_rows(frame))
     if shared:
         yield "## Models that share a card\n"

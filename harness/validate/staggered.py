@@ -94,7 +94,7 @@ class Measured(NamedTuple):
 class Read(NamedTuple):
     """Measured loads of a file, and what was skipped."""
 
-    found: list[Measured]
+    measured: list[Measured]
     skipped: list[Skipped]
 
 

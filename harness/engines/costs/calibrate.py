@@ -260,7 +260,7 @@ def _copies(book: report.Book, spec: quantities.GpuSpec) -> list[str]:
     """List measured copy rates beside those of the kind's specification."""
     out = []
     for what, known in (("h2d", spec.h2d), ("d2h", spec.d2h)):
-        if line := book.one(what, chunk=64 << 20, beside=""):
+        if line := book.line(what, chunk=64 << 20, beside=""):
             out.append(
                 f"{what}: {report.rate(line) / 1e9:.1f} GB/s measured, {known / 1e9:.1f} in the table of {spec.kind}"
             )

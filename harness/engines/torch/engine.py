@@ -199,7 +199,7 @@ class Torch(Core):
         if self._in_a_row >= MOST_LOST:
             raise UserError(f"torch: {MOST_LOST} workers ended one after the other and did no step: {self.lost[-1]}")
         steps = [lane.step for lane in self.lanes.values() if lane.step is not None and lane.step.seat is seat]
-        failed = [row.one for step in steps for row in step.rows if self.stepping.get(row.one.rid) is step]
+        failed = [row.request for step in steps for row in step.rows if self.stepping.get(row.request.rid) is step]
         for step in steps:
             step.lane.step = None
             self.retired(step)
@@ -345,7 +345,7 @@ class Torch(Core):
         for transfer in [
             transfer
             for transfer in self.moves.moving.values()
-            if transfer.kv is None and transfer.one.rid not in self.stepping
+            if transfer.kv is None and transfer.request.rid not in self.stepping
         ]:
             self.moves.depart(transfer)
         self.residents.claims.clear()
@@ -406,7 +406,7 @@ class Torch(Core):
             self._numbers += 1
             step = lane.step = Step(self._numbers, lane, seat, order, lane.turn, rows)
             for row in rows:
-                self.stepping[row.one.rid] = step
+                self.stepping[row.request.rid] = step
         if lane.turn is not None and lane.turn.began_s is None:
             lane.turn.began_s = self.now_s
         self._numbers += 1
@@ -450,9 +450,9 @@ class Torch(Core):
         """Book those who step now."""
         step.begun_s = self.now_s
         for row in step.rows:
-            if self.stepping.get(row.one.rid) is step:
-                self._book(row.one)
-                row.one.cause = "compute"
+            if self.stepping.get(row.request.rid) is step:
+                self._book(row.request)
+                row.request.cause = "compute"
 
     def _stepped(self, seat: Seat, done: Stepped) -> None:
         """Take in a step, or a slice, that a worker has done."""
@@ -478,9 +478,9 @@ class Torch(Core):
                 self._count_turn(step, at_s)
             else:
                 for row in step.rows:
-                    if self.stepping.get(row.one.rid) is step:
-                        self._book(row.one)
-                        row.one.cause = "queue"
+                    if self.stepping.get(row.request.rid) is step:
+                        self._book(row.request)
+                        row.request.cause = "queue"
         self.residents.leave_if_due(inst)
 
     def _tokens(self, step: Step, done: Stepped) -> None:
@@ -515,8 +515,8 @@ class Torch(Core):
     def retired(self, step: Step) -> None:
         """Nothing touches a step's KV any more."""
         for row in step.rows:
-            if self.stepping.get(row.one.rid) is step:
-                del self.stepping[row.one.rid]
+            if self.stepping.get(row.request.rid) is step:
+                del self.stepping[row.request.rid]
         for account, blocks in step.left:
             account.give(blocks)
         if step.left:

@@ -31,7 +31,7 @@ class Turn:
 class Row(NamedTuple):
     """A member's part of a step."""
 
-    one: Live
+    request: Live
     start: int
     tokens: int
 

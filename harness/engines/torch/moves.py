@@ -21,7 +21,7 @@ NOWHERE = Host(-1)  # KV that is discarded
 class Transfer:
     """KV on its way, or waiting for memory where it is to go."""
 
-    one: Live
+    request: Live
     to: Gpus | Host
     attend: bool
     under: Moving | None  # the action; none: the engine swaps
@@ -92,13 +92,13 @@ class Moves:
 
     def begin(self, transfer: Transfer) -> None:
         """Let KV depart at its request's next boundary."""
-        self.moving[transfer.one.rid] = transfer
-        if transfer.one.rid not in self.engine.stepping:
+        self.moving[transfer.request.rid] = transfer
+        if transfer.request.rid not in self.engine.stepping:
             self.depart(transfer)
 
     def depart(self, transfer: Transfer) -> None:
         """Copy KV to where it is to go, if there is room."""
-        request, to, kv = transfer.one, transfer.to, self.engine.kv[transfer.one.rid]
+        request, to, kv = transfer.request, transfer.to, self.engine.kv[transfer.request.rid]
         if to == NOWHERE:  # nowhere: discarded
             self.moving.pop(request.rid)
             self.engine.release(request)
@@ -149,15 +149,15 @@ class Moves:
         if transfer.dead:
             kv.account.give(kv.blocks)
         else:
-            self.moving.pop(transfer.one.rid)
-            self.engine.kv[transfer.one.rid] = kv
+            self.moving.pop(transfer.request.rid)
+            self.engine.kv[transfer.request.rid] = kv
             kv.swapped = kv.swapped and isinstance(kv.home, Host)
             self._landed_kv(transfer)
         self.engine.freed()
 
     def _landed_kv(self, transfer: Transfer) -> None:
         if (move := transfer.under) is not None:
-            move.left.discard(transfer.one.rid)
+            move.left.discard(transfer.request.rid)
             self._arrived(move)
 
     def _arrived(self, move: Moving) -> None:
@@ -170,7 +170,7 @@ class Moves:
         """Forget a request that left while its KV was on its way."""
         transfer.dead = True
         if (move := transfer.under) is not None:
-            move.left.discard(transfer.one.rid)
+            move.left.discard(transfer.request.rid)
             self._arrived(move)
 
     def stalled(self) -> bool:
