@@ -70,12 +70,12 @@ def _fact(value: Any) -> str:
 ))  # fmt: skip
 @click.argument("source", type=PATH, metavar="FILE")
 @click.option("-o", "--out", type=TARGET, required=True, metavar="OUT.parquet", help="File to write.")
-@click.option("--from", "reader", type=click.Choice(readers.names()),
-              help="A released format, with known columns (bench list traces).")  # fmt: skip
+@click.option("--from", "reader", type=click.Choice(readers.names()), metavar="FORMAT",
+              help="A known format (bench list traces).  [default: as its columns tell]")  # fmt: skip
 @click.option("--column", "columns", multiple=True, callback=read_pairs, metavar="CANONICAL=OWN",
-              help="A column by its name in the file; without --from, name the four of the example.")  # fmt: skip
+              help="A column by its name in the file, with dots inside of objects; usual names need none.")  # fmt: skip
 @click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]),
-              help="Unit of arrival_s; clock: HH:MM:SS.mmm.  [default: s]")  # fmt: skip
+              help="Unit of arrival_s; clock: HH:MM:SS.mmm.  [default: guessed, and said]")  # fmt: skip
 @click.option("--model", metavar="NAME", help="One model for all rows, instead of a column.")
 @click.option("--name", metavar="NAME", help="Name of the trace.  [default: the file's]")
 @click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]),
@@ -84,17 +84,20 @@ def _fact(value: Any) -> str:
 @click.option(
     "--span-s", type=POSITIVE, metavar="S", help="Period of the trace.  [default: the last stamp and one mean gap]"
 )
-@click.option("--empty", type=click.Choice(["error", "drop"]), help="Rows without tokens.  [default: error]")
+@click.option("--drop-bad", is_flag=True, help="Leave out rows without time, tokens or model; count them by reason.")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
+@click.option("--rate-rps", type=POSITIVE, metavar="R", help="Rate that --from servegen draws.  [default: 10]")
 @click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Block size of prefix_hashes.")
 @click.option("--sort", is_flag=True, help="Sort the rows by time.")
 @click.option("--trust-times", is_flag=True, help="Accept times that look like another unit.")
 def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], **options: Any) -> None:
     """Make a canonical trace of a log or a released format.
 
-    Name the columns of any table, or a released format by --from, whose settings other options replace. Files: .csv and
-    .csv.gz (with a header), .parquet, .jsonl (an object a line), .pkl (lists of records, read by a restricted
-    unpickler). Ids of the blocks that prompts share are the column prefix_hashes, with --block-tokens.
+    Files: CSV, JSON in any arrangement, Parquet, plain PostgreSQL dumps, pickled lists of records (by a restricted
+    unpickler), text also under gzip; of prometheus and servegen folders. A format is known by its columns, or named by
+    --from, whose settings other options replace; else the usual names of columns are. Of a log only stamps, counts,
+    names of models and keyed hashes of sessions and prompt blocks are read. Ids of the blocks that prompts share are
+    the column prefix_hashes, with --block-tokens.
     """
     from harness.policy.types import UserError
     from traces import convert as converter
@@ -105,11 +108,19 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
     if reader is not None and columns:
         raise UserError(f"--from {reader} knows its columns: give no --column")
     asked = {name: value for name, value in options.items() if value not in {None, False}}
-    rows = readers.read(reader, source, **asked) if reader else converter.convert(source, columns, **asked)
+    if columns or (reader is None and "block_tokens" in asked):
+        rows, said = converter.convert(source, columns, **asked), source.name
+        said += readers.told(schema.metadata(rows))
+    elif reader is not None:
+        rows = readers.read(reader, source, **asked)
+        said = f"{source.name} read as a log of {reader}{readers.told(schema.metadata(rows))}"
+    else:
+        rows, said = readers.converted(source, **asked)
     schema.write(rows, out)
-    facts = schema.metadata(rows)
-    dropped = sum(facts.get(key, 0) for key in ("dropped_empty", "dropped_untimed", "dropped_long"))
-    click.echo(f"{rows.num_rows} requests in {facts['span_s']:g} s" + (f", {dropped} rows left out" if dropped else ""))
+    span_s = schema.metadata(rows)["span_s"]
+    click.echo(said)
+    count, models = rows.num_rows, len(rows["model"].unique())
+    click.echo(f"{count:,} requests of {models} models in {span_s:g} s, {count / span_s:.3g} requests/s")
     click.echo(short_path(out))
     click.echo(f"next: bench trace stats {shlex.quote(short_path(out))}")
 

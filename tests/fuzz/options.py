@@ -449,7 +449,7 @@ CONVERTS = (
     Option("--tier", ["", "nope"], (), "tier"),
     Option("--licence", [], ("", "x" * 5000, "\udcff")),
     Option("--span-s", [*FLOAT, "0", "-1", "3"], ("1e300",), " "),
-    Option("--empty", ["", "nope"], (), "empty"),
+    Option("--rate-rps", [*FLOAT, "0", "-1", "3"], (), " "),
     Option("--max-tokens", [*COUNT, "0", "1", "-1", "2"], ("9" * 20,), " "),
     Option("--block-tokens", [*COUNT, "0", "16"], (), " "),
     Option("--from", ["", "nope", "burstgpt"], (), "from"),

@@ -24,5 +24,5 @@ COLUMNS = {
 
 def read(path: Path, **asked: Any) -> pa.Table:
     """Read its stamps as seconds from the first day's midnight."""
-    known: dict[str, Any] = {"licence": "CC-BY-4.0", "empty": "drop"}
+    known: dict[str, Any] = {"licence": "CC-BY-4.0", "drop_bad": True, "time_unit": "s"}
     return convert(path, COLUMNS, **known | asked)
