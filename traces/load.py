@@ -137,9 +137,8 @@ def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
     rows = readers.read(entry["reader"], path, **({"max_tokens": asked.max_tokens} if asked.max_tokens else {}))
     notes = [str(entry["note"])]
     if asked.models is not None:
-        rows = deal.deal(rows, asked.models, asked.deal)
-        whole = "sessions" if "prefix_hashes" in rows.column_names else "bursts"
-        notes.append(f"dealt to {asked.models} models by {whole}, with the shares of hyperbolic-like")
+        rows, note = deal.dealt(rows, asked)
+        notes.append(note)
     left_out = ""
     if asked.max_tokens is not None:
         long = schema.metadata(rows)["dropped"].get(schema.longer(asked.max_tokens), 0)

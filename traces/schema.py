@@ -96,6 +96,16 @@ def read(path: Path) -> pa.Table:
     return rows
 
 
+def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
+    """Return a canonical table whose metadata have a note after those that they had, and more facts."""
+    meta = metadata(rows) | more
+    notes = [str(meta["note"])] if meta.get("note") else []
+    meta["note"] = "; ".join([*notes, note] if note else notes)
+    return rows.replace_schema_metadata(
+        {key.encode(): json.dumps(value, sort_keys=True).encode() for key, value in sorted(meta.items())}
+    )
+
+
 def foreign(path: Path) -> bool:
     """Tell whether a Parquet has none but foreign columns of time and tokens."""
     try:

@@ -284,6 +284,38 @@ def _moved(_ctx: click.Context, param: click.Parameter, text: str | None) -> Non
 MOVED = grouped(
     *(click.option(name, hidden=True, expose_value=False, callback=_moved) for name in ("--attach", "--key-env"))
 )
+
+
+def _spread(ctx: click.Context, _param: click.Parameter, text: str | None) -> None:
+    """Keep how a log is to be dealt, for `_as_trace`."""
+    if text is not None:
+        from traces.deal import spread
+
+        ctx.meta[SPREAD] = spread(text)
+
+
+def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
+    """Convert a log, and deal it where --spread asks for that; stderr says how."""
+    from harness.policy.types import UserError
+
+    how = ctx.meta.get(SPREAD)
+    if (path := Path(text)).is_file():
+        from traces.kept import kept
+
+        trace, said = kept(path, RESULTS / "traces", how)
+        if said:
+            click.echo(f"{said}: {os.path.relpath(trace)}", err=True)
+        return str(trace)
+    if how is None:
+        return text
+    from traces.load import log
+
+    if not log(text.partition("+")[0]) or "+models" in text:
+        raise UserError(f'--spread deals logs of one stream and files: "{text}" is none (bench list traces)')
+    return text + str(how)
+
+
+SPREAD = "bench.spread"  # key of the context's meta
 SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
                        default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
 FIRST_SEEDS, MORE = 5, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
@@ -304,9 +336,12 @@ SLO = grouped(
                  help="Multiple of the base.  [default: 5; 1 for seconds]"),
 )  # fmt: skip
 SETTING = grouped(
-    click.option("--trace", default="hyperbolic-like+span_s=1800", show_default=True,
+    click.option("--spread", metavar="N[:FIELD=V,...]", is_eager=True, expose_value=False, callback=_spread,
+                 help="Deal the log's sessions to N models, as 12:zipf=1.2,idle=some,together=pairs."),
+    click.option("--trace", default="hyperbolic-like+span_s=1800", show_default=True, callback=_as_trace,
                  shell_complete=complete(trace_names),
-                 metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, or a canonical Parquet."),
+                 metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, a canonical Parquet, or a "
+                 "log, which is converted."),
     click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
                  help="Model set by name, a TOML file, or shapes as llama-3.1-8b*2,llama-3.2-1b."),

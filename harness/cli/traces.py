@@ -86,11 +86,14 @@ def _fact(value: Any) -> str:
 )
 @click.option("--drop-bad", is_flag=True, help="Leave out rows without time, tokens or model; count them by reason.")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
+@click.option("--spread", metavar="N[:FIELD=V,...]",
+              help="Deal sessions to N models, as 12:zipf=1.2,idle=some,together=pairs.")  # fmt: skip
 @click.option("--rate-rps", type=POSITIVE, metavar="R", help="Rate that --from servegen draws.  [default: 10]")
 @click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Block size of prefix_hashes.")
 @click.option("--sort", is_flag=True, help="Sort the rows by time.")
 @click.option("--trust-times", is_flag=True, help="Accept times that look like another unit.")
-def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], **options: Any) -> None:
+def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], spread: str | None,
+            **options: Any) -> None:  # fmt: skip
     """Make a canonical trace of a log or a released format.
 
     Files: CSV, JSON in any arrangement, Parquet, plain PostgreSQL dumps, pickled lists of records (by a restricted
@@ -101,12 +104,13 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
     """
     from harness.policy.types import UserError
     from traces import convert as converter
-    from traces import schema
+    from traces import deal, schema
 
     if out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
     if reader is not None and columns:
         raise UserError(f"--from {reader} knows its columns: give no --column")
+    how = deal.spread(spread) if spread else None
     asked = {name: value for name, value in options.items() if value not in {None, False}}
     if columns or (reader is None and "block_tokens" in asked):
         rows, said = converter.convert(source, columns, **asked), source.name
@@ -116,6 +120,9 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
         said = f"{source.name} read as a log of {reader}{readers.told(schema.metadata(rows))}"
     else:
         rows, said = readers.converted(source, **asked)
+    if how is not None:
+        rows, note = deal.dealt(rows, how)
+        rows, said = schema.noted(rows, note), f"{said}; {note}"
     schema.write(rows, out)
     span_s = schema.metadata(rows)["span_s"]
     click.echo(said)

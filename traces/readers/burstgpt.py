@@ -14,6 +14,7 @@ import pyarrow as pa
 from traces.convert import convert
 
 FILES = ("BurstGPT_*.csv",)
+KEYS = ({"Timestamp", "Model", "Request tokens", "Response tokens"},)
 COLUMNS = {
     "arrival_s": "Timestamp",
     "model": "Model",
