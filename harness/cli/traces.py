@@ -5,14 +5,28 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options import ALL, MOST_INT, PATH, POSITIVE, TARGET, complete, examples, read_pairs, trace_names
+from harness.cli.options import (
+    ALL,
+    FIGURES,
+    MOST_INT,
+    PATH,
+    POSITIVE,
+    TARGET,
+    complete,
+    examples,
+    read_pairs,
+    trace_names,
+)
 from harness.cli.terminal import room, screen
 from harness.report.commands import short_path
 from traces import readers
+
+if TYPE_CHECKING:
+    from traces.load import Trace
 
 NONE = "-"  # what a trace does not tell
 HOTTEST = 4  # models
@@ -26,18 +40,29 @@ def trace() -> None:
 @trace.command(epilog=examples("bench trace stats arena-chat", "bench trace stats mine.parquet --json"))
 @click.argument("name", shell_complete=complete(trace_names), metavar="NAME|FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure.")
+@click.option(
+    "-o", "--out", type=TARGET, metavar="FIGURE", help="Figure to write.  [default: plots/out/trace-NAME.pdf]"
+)
 @ALL
-def stats(name: str, as_json: bool, every: bool) -> None:
-    """Show a trace's popularity, bursts, idle times and lengths."""
+def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool) -> None:
+    """Show a trace's popularity, bursts, idle times and lengths.
+
+    Also its herds, its drift over hours, the hits of a prefix cache, and the shipped regime that it resembles; a figure
+    shows it over time.
+    """
     from harness.report.text_table import aligned
     from harness.run.setup import load_trace
+    from traces import resembles
     from traces.stats import MEANS
     from traces.stats import stats as measure
 
     loaded = load_trace(name)
     facts = measure(loaded)
+    near = resembles.likenesses(facts)
     if as_json:
-        click.echo(json.dumps({"notice": loaded.notice, **facts}, indent=1))
+        alike = [one._asdict() for one in near]
+        click.echo(json.dumps({"notice": loaded.notice, **facts, "resembles": alike}, indent=1))
         return
     answer = (
         f"{facts['name']} ({facts['tier']}): {facts['requests']} requests of {facts['models']} models in "
@@ -48,8 +73,19 @@ def stats(name: str, as_json: bool, every: bool) -> None:
     rows = [(key, told, MEANS[key]) for key, told in shown.items() if every or told != NONE]
     top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])
     hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
-    notice = [loaded.notice] if loaded.notice else []
-    screen([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest], every=every)
+    notice = [*filter(None, (loaded.notice, loaded.note and f"{facts['name']}: {loaded.note}"))]
+    last = [resembles.sentence(facts, near), *([] if no_plot else [_drawn(loaded, answer, name, out)])]
+    screen([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest, *last], every=every)
+
+
+def _drawn(loaded: Trace, answer: str, name: str, out: Path | None) -> str:
+    """Draw a trace; return the path of its figure."""
+    from plots import fig_trace
+
+    stem = FIGURES / f"trace-{loaded.name.partition('+')[0].replace('/', '-')}" if out is None else out.with_suffix("")
+    arrays = {key: getattr(loaded, key) for key in ("arrival_s", "model", "prompt_tokens", "output_tokens", "span_s")}
+    caption = answer + (f". {loaded.note}" if loaded.note else "") + "."
+    return short_path(fig_trace.render(arrays, loaded.models, caption, stem, f"bench trace stats {name}")[0])
 
 
 def _fact(value: Any) -> str:
