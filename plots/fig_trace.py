@@ -92,7 +92,7 @@ def draw(counted: pd.DataFrame, trace: Mapping[str, Any], caption: str) -> Figur
 def _share_above(axis: Any, values: NDArray[Any], color: str, label: str, line: str) -> None:
     ordered = np.sort(values.astype(np.float64))
     above = 100 * (1 - np.arange(1, len(ordered) + 1) / max(1, len(ordered)))
-    keep = np.unique(np.linspace(0, max(0, len(ordered) - 1), 400).astype(np.int64)) if len(ordered) else []
+    keep = np.unique(np.linspace(0, max(0, len(ordered) - 1), 400).astype(np.int64))[: len(ordered)]
     axis.plot(ordered[keep], above[keep], line, color=color, label=label)
     axis.set_xscale("log")
     axis.set_ylim(0, 101)

@@ -92,11 +92,11 @@ def read(
         raise UserError(f"{path}: no request that was served{why}")
     columns: dict[str, pa.Array] = {
         "arrival_s": pa.array([got.at for got in read_], pa.float64()),
-        "model": pa.array([None if got.model in {None, ""} else str(got.model) for got in read_], pa.string()),
+        "model": pa.array([_name(got.model) for got in read_], pa.string()),
         "prompt_tokens": _counts([got.prompt_tokens for got in read_]),
         "output_tokens": _counts([got.output_tokens for got in read_]),
     }
-    if any(got.session not in {None, ""} for got in read_):
+    if any(not blank(got.session) for got in read_):
         columns["session_id"] = pa.array([hashed.of("session", got.session, row) for row, got in enumerate(read_)],
                                          pa.uint64())  # fmt: skip
     if block_tokens and any(got.blocks for got in read_):
@@ -141,9 +141,20 @@ def seconds(value: Any, unit: float = 1.0) -> float | None:
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
 
 
+def _name(model: Any) -> str | None:
+    """Return the name of a model; None for what is none."""
+    named = isinstance(model, str | int) and not isinstance(model, bool) and not blank(model)
+    return str(model).encode("utf-8", "replace").decode() if named else None
+
+
+def blank(value: Any) -> bool:
+    """Tell whether a log has nothing there."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
 def total(*counts: Any) -> Any:
     """Add counts that may be blank, or -1 where unknown; what is no number stays, for the check of rows."""
-    known = [count for count in counts if count not in {None, ""}]
+    known = [count for count in counts if not blank(count)]
     if len(known) <= 1 or not all(isinstance(count, int | float) or str(count).isdecimal() for count in known[1:]):
         return known[0] if known else None
     try:
@@ -202,7 +213,7 @@ class _Hashes:
 
     def of(self, what: str, name: Any, row: int) -> int:
         """Return the number of a name; a row without one is a kind of its own."""
-        text = f"row {row}" if name in {None, ""} else f"{what} {name}"
+        text = f"row {row}" if blank(name) else f"{what} {name}"
         return int.from_bytes(blake2b(text.encode("utf-8", "replace"), key=self._key, digest_size=8).digest())
 
     def chain(self, blocks: Sequence[int]) -> list[int]:

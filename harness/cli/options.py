@@ -335,7 +335,7 @@ SLO = grouped(
     click.option("--slo-scale", type=Number(), metavar="X",
                  help="Multiple of the base.  [default: 5; 1 for seconds]"),
 )  # fmt: skip
-SETTING = grouped(
+TRACED = grouped(
     click.option("--spread", metavar="N[:FIELD=V,...]", is_eager=True, expose_value=False, callback=_spread,
                  help="Deal the log's sessions to N models, as 12:zipf=1.2,idle=some,together=pairs."),
     click.option("--trace", default="hyperbolic-like+span_s=1800", show_default=True, callback=_as_trace,
@@ -345,10 +345,22 @@ SETTING = grouped(
     click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
                  help="Model set by name, a TOML file, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
+)  # fmt: skip
+SERVED = grouped(
     click.option("--served", type=click.IntRange(2), metavar="N",
                  help="Longest prompt + output, in tokens.  [default: as the trace needs, up to the model's limit]"),
     click.option("--prefix-cache/--no-prefix-cache", default=None,
                  help="Reuse the KV cache of shared prefixes.  [default: if the trace has prefixes]"),
+)  # fmt: skip
+HOSTED = grouped(
+    click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE",
+                 help="CPU cost profile of a serving engine (bench list)."),
+    click.option("--table", type=str, metavar="FILE", help="Cost table (bench calibrate writes one)."),
+)  # fmt: skip
+SERVING = grouped(SERVED, HOSTED)
+SETTING = grouped(
+    TRACED,
+    SERVED,
     click.option("--gpus", type=int, default=WORLD["gpus"], show_default=True, metavar="N",
                  help="Number of GPUs. light8 on one H100 has 67.28 GiB for weights and KV, as in Prism's release, "
                  "unless --set changes its memory. Elsewhere processes reduce a GPU's memory."),
@@ -357,9 +369,7 @@ SETTING = grouped(
     click.option("--engine", default=WORLD["engine"], show_default=True, metavar="NAME[+FIELD=VALUE...]",
                  help="Simulator or real servers: a name (bench list) or a .py file. For running OpenAI-compatible "
                  "servers attach+urls=URL[,URL][+key_env=NAME]; models match by name, else in order."),
-    click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE",
-                 help="CPU cost profile of a serving engine (bench list)."),
-    click.option("--table", type=str, metavar="FILE", help="Cost table (bench calibrate writes one)."),
+    HOSTED,
     click.option("--plan", type=click.Choice(["held-out", "window", "trace", "prefix"]), default="held-out",
                  show_default=True, help="Requests that offline planners see: the half of the trace that is not "
                  "replayed (synthetic: another seed), the replayed window, the trace, or its first tenth."),

@@ -31,7 +31,7 @@ def request(record: Record) -> log.Reading:
         record.get("chute_id"),
         record.get("it"),
         record.get("ot"),
-        None if user in {None, ""} else f"{user} {record.get('rehash_round')}",
+        None if log.blank(user) else f"{user} {record.get('rehash_round')}",
     )
 
 

@@ -48,7 +48,7 @@ def request(record: Record) -> log.Reading:
 
 
 def _first(record: Record, *names: str) -> Any:
-    return next((record[name] for name in names if record.get(name) not in {None, ""} or
+    return next((record[name] for name in names if not log.blank(record.get(name)) or
                  isinstance(record.get(name), Mapping | list)), None)  # fmt: skip
 
 
