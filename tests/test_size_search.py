@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from harness import compare, size
 from harness.cli.app import main
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
@@ -202,3 +203,27 @@ def test_a_wrong_question_is_one_line(tmp_path: Path, option: str, value: str, w
     assert told.exit_code == 2, told.output
     assert why in told.stderr
     assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- from Python
+
+
+def test_the_commands_are_functions_too(tmp_path: Path) -> None:
+    slo = "absolute:ttft=1,tpot=1"
+    common: dict[str, Any] = {"trace": "sample", "models": "llama-3.2-1b*8", "slo": slo, "out": tmp_path}
+    compared = compare("prism,static", gpus=1, rate_scale=[1, 2], seeds=2, **common)
+    runs = compared.runs
+    assert list(runs.columns) == ["run", "label", "x", "gpus", "seed", "infeasible", "skipped", "attainment",
+                                  "mean_model", "worst_model"]  # fmt: skip
+    assert len(runs) == 2 * 2 * 2
+    assert (runs["worst_model"] <= runs["mean_model"]).all()
+    assert runs["attainment"].between(0, 1).all()
+    assert set(runs["run"]) == {path.name for path in tmp_path.iterdir() if (path / "requests.parquet").is_file()}
+    requests = compared.requests
+    assert set(requests["label"]) == {"prism", "static"}
+    assert not [name for name in requests.columns if name.startswith("p_")]
+    answer = size(gpus=(1, 4), systems="prism,static", windows=1, grow=(2,), price={"h100": 2.5}, **common)
+    assert answer.best is not None
+    assert answer.sentence == answer.facts["sentence"]
+    priced = answer.tried[answer.tried["gpu"] == "h100"]
+    assert (priced["usd_day"] == 60.0 * priced["gpus"]).all()

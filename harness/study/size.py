@@ -362,7 +362,7 @@ def views(asked: Asked, out: Path) -> tuple[View, ...]:
     name = str(asked.setting["trace"])
     trace = load_trace(name)
     if trace.maker is not None:
-        return (View(f"{asked.windows} windows", name, tuple(range(asked.windows))),)
+        return (View("trace", name, tuple(range(asked.windows))),)
     whole = View("whole log" if trace.span_s < 2 * HOUR_S else "second half of the log", name,
                  (0, 1) if trace.span_s < 2 * HOUR_S else (0,))  # fmt: skip
     if trace.span_s <= 2 * HOUR_S or not name.endswith(".parquet"):

@@ -119,7 +119,7 @@ def lines(sized: Sized) -> Iterator[str]:
     yield sentence(sized)
     host = str(asked.setting.get("host", Spec("").host))
     unchecked = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
-    views = ", ".join(f"{view.name} ({len(view.seeds)} windows)" for view in sized.views)
+    views = ", ".join(f"{view.name} ({len(view.seeds)} window{'s' * (len(view.seeds) > 1)})" for view in sized.views)
     yield " · ".join(("simulated", *unchecked, asked.definition, f"SLO {asked.rule}", views))
     for kind, degrees in sized.degrees.items():
         wide = ", ".join(f"{name} on {tp} GPUs" for name, tp in degrees.items())

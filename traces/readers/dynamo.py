@@ -55,13 +55,15 @@ def request(record: Record) -> log.Reading:
 
 def read(path: Path, **asked: Any) -> pa.Table:
     """Read its stamps as milliseconds since 1970."""
-    sizes = {
-        size
-        for _, record in records.records(path)
-        for part in expand(record)
-        if (size := records.dig(part, "request.replay.trace_block_size")) is not None
-    }
-    if len(sizes) > 1 or any(type(size) is not int or size < 1 for size in sizes):
-        raise UserError(f"{path}: trace_block_size is {', '.join(sorted(map(str, sizes)))}, not one size of blocks")
+    sizes: dict[int, int] = {}  # with the line where each stands first
+    for line, record in records.records(path):
+        for part in expand(record):
+            size = records.dig(part, "request.replay.trace_block_size")
+            if size is not None and (type(size) is not int or size < 1):
+                raise UserError(f"{path}:{line}: trace_block_size is {str(size)[:40]}, not a number of tokens")
+            if size is not None:
+                sizes.setdefault(size, line)
+    if len(sizes) > 1:
+        raise UserError(f"{path}: trace_block_size is {', '.join(map(str, sorted(sizes)))}, not one size of blocks")
     known: dict[str, Any] = {"block_tokens": next(iter(sizes), None)}
     return log.read(path, request, NAMES, expand=expand, unit=1e-3, **known | asked)
