@@ -35,8 +35,8 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
             line = {"linestyle": LINES[kinds.index(kind) % len(LINES)]} if len(kinds) > 1 else {}
             ordered = each.sort_values(x)
             axis.plot(ordered[x], 100 * ordered["worst"], **{**looks[str(label)].marks(), **line})
-            found = ordered[ordered["answer"]]
-            axis.plot(found[x], 100 * found["worst"], "o", markersize=8, markerfacecolor="none",
+            rings = ordered[ordered["answer"]]
+            axis.plot(rings[x], 100 * rings["worst"], "o", markersize=8, markerfacecolor="none",
                       markeredgecolor=looks[str(label)].color)  # fmt: skip
         axis.axhline(100 * target, color="#606060", linewidth=0.7, linestyle=(0, (4, 2)))
         axis.set_xlabel(name)

@@ -646,8 +646,8 @@ def test_trace_convert_reads_a_released_format(tmp_path: Path) -> None:
         "\n".join(["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", *lines]) + "\n"
     )
     convert = ("trace", "convert", "--from", "burstgpt", source, "-o", path)
-    said, counted, *_ = ok(*convert, "--span-s", "200").splitlines()
-    assert said == "BurstGPT_1.csv read as a log of burstgpt; left out: 1 without output tokens"
+    report, counted, *_ = ok(*convert, "--span-s", "200").splitlines()
+    assert report == "BurstGPT_1.csv read as a log of burstgpt; left out: 1 without output tokens"
     assert counted == "2 requests of 2 models in 200 s, 0.01 requests/s"
     refused = bench(*convert, "--column", "model=Model")
     assert (refused.exit_code, refused.stderr) == (2, "error: --from burstgpt knows its columns: give no --column\n")

@@ -313,14 +313,14 @@ def test_a_log_is_converted_once_and_kept(tmp_path: Path) -> None:
     path, folder = tmp_path / "log.csv", tmp_path / "kept"
     lines = [f"{k}.5,a,{k + 1},5,s{k // 4}" for k in range(40)]
     path.write_text("\n".join(["time,model,prompt_tokens,output_tokens,session", *lines]))
-    first, said = kept(path, folder)
+    first, report = kept(path, folder)
     stamp = first.stat().st_mtime_ns
-    assert said.startswith("log.csv read as a table, times guessed to be seconds")
-    assert kept(path, folder) == (first, said)
+    assert report.startswith("log.csv read as a table, times guessed to be seconds")
+    assert kept(path, folder) == (first, report)
     assert first.stat().st_mtime_ns == stamp
-    other, said = kept(path, folder, spread("4:zipf=1"))
+    other, report = kept(path, folder, spread("4:zipf=1"))
     assert other != first
-    assert "dealt to 4 models by bursts" in said
+    assert "dealt to 4 models by bursts" in report
     assert trace(str(other)).tier == "composed"
     assert kept(first, folder) == (first, "")
 

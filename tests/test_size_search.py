@@ -1,4 +1,4 @@
-"""How many GPUs: the search against worked answers, what is bought, and a question asked on the command line."""
+"""The search for the fewest GPUs against worked answers, what is bought, and a question on the command line."""
 
 from __future__ import annotations
 

@@ -308,10 +308,10 @@ def _pickle(path: Path, wanted: list[str]) -> Source:
 
 
 def _pickled(path: Path) -> list[dict[str, Any]]:
-    found = unpickle(path, PICKLED)
-    if not isinstance(found, list) or not found:
+    unpickled = unpickle(path, PICKLED)
+    if not isinstance(unpickled, list) or not unpickled:
         raise UserError(f"{path}: holds no list of records")
-    return [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in found]
+    return [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in unpickled]
 
 
 def _filled(source: Source) -> None:

@@ -21,12 +21,12 @@ def kept(path: Path, folder: Path, how: deal.Asked | None = None) -> tuple[Path,
     digest = sha256(f"{schema.file_sha256(path)} {told} {VERSION}".encode()).hexdigest()[:8]
     out = folder / f"{path.name.partition('.')[0]}-{digest}.parquet"
     if not out.is_file():
-        rows, said = (schema.read(path), path.name) if canonical else readers.converted(path)
+        rows, report = (schema.read(path), path.name) if canonical else readers.converted(path)
         note = ""
         if how is not None:
             rows, note = deal.dealt(rows, how)
-            said = f"{said}; {note}"
-        rows = schema.noted(rows, note, said=said)
+            report = f"{report}; {note}"
+        rows = schema.noted(rows, note, said=report)
         folder.mkdir(parents=True, exist_ok=True)
         schema.write(rows, out)
     return out, str(schema.metadata(schema.read(out)).get("said", ""))

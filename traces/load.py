@@ -123,10 +123,10 @@ def _of_file(path: Path) -> Trace:
             if not schema.foreign(path):
                 raise
     try:
-        rows, said = readers.converted(path)
+        rows, report = readers.converted(path)
     except UserError as error:
         raise UserError(f"{error}; bench trace convert has options for it") from None
-    return replace(of_table(rows, str(path)), notice=f"{said} (bench trace convert keeps it as Parquet)")
+    return replace(of_table(rows, str(path)), notice=f"{report} (bench trace convert keeps it as Parquet)")
 
 
 def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:

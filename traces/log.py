@@ -26,7 +26,7 @@ from traces.records import Record
 
 
 class Request(NamedTuple):
-    """What is read of a request; None where the log has nothing."""
+    """The part of a record that is read; None where the log has nothing."""
 
     at: Any  # when it came: ISO 8601 (without a zone: UTC), or a number of the reader's unit
     model: Any
@@ -77,9 +77,9 @@ def read(
                     got = got._replace(at=None if at is None else at - float(got.before_s))
                 except (TypeError, ValueError, OverflowError):
                     if not drop_bad:
-                        own = names["arrival_s"]
+                        column = names["arrival_s"]
                         raise UserError(
-                            f'{path}:{line}: "{own}" is {_shown(got.at)}, no time ({convert.DROP})'
+                            f'{path}:{line}: "{column}" is {_shown(got.at)}, no time ({convert.DROP})'
                         ) from None
                     got = "whose time cannot be read"
             if isinstance(got, str):

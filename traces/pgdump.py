@@ -38,7 +38,7 @@ def rows(path: Path, text: TextIO, fields: Collection[str] | None) -> Iterator[t
     """Yield the rows of the dump's tables that hold logs, with their lines; NULL is blank. UserError where none do."""
     created: dict[str, list[str]] = {}
     passed: dict[str, None] = {}
-    found = False
+    match = False
     lines = enumerate(text, 1)
     for number, line in lines:
         if (begun := CREATE.match(line)) is not None:
@@ -54,7 +54,7 @@ def rows(path: Path, text: TextIO, fields: Collection[str] | None) -> Iterator[t
                 cells = row.rstrip("\r\n").split("\t")
                 if len(cells) != len(names):
                     raise UserError(f"{path}:{at}: {len(cells)} columns, COPY has {len(names)}")
-                found = True
+                match = True
                 yield at, {name: _unescaped(cells[place]) for place, name in wanted}
             else:
                 raise UserError(f"{path}: ends within COPY {table}: cut off")
@@ -76,9 +76,9 @@ def rows(path: Path, text: TextIO, fields: Collection[str] | None) -> Iterator[t
             for values in _tuples(path, number, statement):
                 if len(values) != len(names):
                     raise UserError(f"{path}:{number}: {len(values)} values, INSERT INTO {table} has {len(names)}")
-                found = True
+                match = True
                 yield number, {name: values[place] for place, name in wanted}
-    if not found:
+    if not match:
         there = f" (it has rows of {', '.join(list(passed)[:8])})" if passed else ""
         raise UserError(f"{path}: a dump without rows of a log{there}")
 
@@ -87,10 +87,10 @@ def _name(quoted: str) -> str:
     return quoted.rpartition(".")[2].strip('"')
 
 
-def _head(path: Path, number: int, found: re.Match[str], created: dict[str, list[str]]) -> tuple[str, list[str]]:
-    table = _name(found["table"])
-    if found["columns"] is not None:
-        return table, [name.strip().strip('"') for name in found["columns"].split(",")]
+def _head(path: Path, number: int, match: re.Match[str], created: dict[str, list[str]]) -> tuple[str, list[str]]:
+    table = _name(match["table"])
+    if match["columns"] is not None:
+        return table, [name.strip().strip('"') for name in match["columns"].split(",")]
     if table not in created:
         raise UserError(f"{path}:{number}: {table} without names of columns, and no CREATE TABLE before it")
     return table, created[table]
@@ -117,7 +117,7 @@ def _unescaped(cell: str) -> str:
         return ""
     if "\\" not in cell:
         return cell
-    return re.sub(r"\\(.)", lambda found: ESCAPES.get(found[1], found[1]), cell)
+    return re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[1]), cell)
 
 
 def _closed(statement: str) -> bool:
@@ -131,11 +131,11 @@ def _tuples(path: Path, line: int, statement: str) -> Iterator[list[str]]:
         values: list[str] = []
         at += 1
         while True:
-            found = LITERAL.match(statement, at)
-            if found is None:
+            match = LITERAL.match(statement, at)
+            if match is None:
                 raise UserError(f"{path}:{line}: INSERT has a value that is no literal: {statement[at : at + 30]!r}")
-            values.append(_literal(found))
-            at = found.end()
+            values.append(_literal(match))
+            at = match.end()
             if statement[at : at + 1] == ")":
                 break
             if statement[at : at + 1] != ",":
@@ -151,10 +151,10 @@ def _past(text: str, at: int, blank: str) -> int:
     return at
 
 
-def _literal(found: re.Match[str]) -> str:
-    text = found["text"]
+def _literal(match: re.Match[str]) -> str:
+    text = match["text"]
     if text is None:
-        return "" if found["word"].upper() == "NULL" else found["word"]
+        return "" if match["word"].upper() == "NULL" else match["word"]
     escaped = text[0] in "eE"
     inner = text[2 if escaped else 1 : -1].replace("''", "'")
     return _unescaped(inner) if escaped else inner

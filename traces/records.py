@@ -118,15 +118,15 @@ def _json(path: Path) -> Iterator[tuple[int, Record]]:
     """Yield objects, one after the other, in an array, or in the one list of an object that holds all."""
     with opened(path) as file:
         text = file.read().decode("utf-8-sig")
-    found = _values(path, text)
-    first = next(found, None)
-    second = next(found, None)
+    values_of = _values(path, text)
+    first = next(values_of, None)
+    second = next(values_of, None)
     if first is None:
         raise UserError(f"{path}: no rows")
     if second is None:
         yield from _unwrapped(path, *first)
         return
-    for line, value in chain((first, second), found):
+    for line, value in chain((first, second), values_of):
         yield line, _object(path, line, value)
 
 
@@ -142,7 +142,7 @@ def _values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     decoder = json.JSONDecoder()
     at, line = 0, 1
     blank = re.compile(r"[\s,]*")
-    while (found := blank.match(text, at)) and (begin := found.end()) < len(text):
+    while (values_of := blank.match(text, at)) and (begin := values_of.end()) < len(text):
         line += text.count("\n", at, begin)
         try:
             value, at = decoder.raw_decode(text, begin)

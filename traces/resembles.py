@@ -1,4 +1,4 @@
-"""Which shipped regime a trace resembles: the generator whose draws are nearest in popularity, idleness and bursts."""
+"""The shipped regime that a trace resembles: the generator with the nearest popularity, idleness and bursts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def likenesses(facts: Mapping[str, Any]) -> list[Likeness]:
     """
     if facts["models"] < 2 or facts["span_s"] < SPAN_S[0]:
         return []
-    return sorted((_beside(facts, regime) for regime in REGIMES), key=lambda one: one.distance)
+    return sorted((_beside(facts, regime) for regime in REGIMES), key=lambda item: item.distance)
 
 
 def _beside(facts: Mapping[str, Any], regime: str) -> Likeness:
@@ -47,7 +47,7 @@ def _beside(facts: Mapping[str, Any], regime: str) -> Likeness:
     other = stats(drawn)
     off = {key: (abs(facts[key] - other[key]) / POINTS, facts[key], other[key]) for key in SHARES}
     for key in RATIOS:
-        here, there = (_middle(one[key]) for one in (facts, other))
+        here, there = (_middle(item[key]) for item in (facts, other))
         if here > 0 and there > 0:
             off[key] = (abs(math.log(here / there)) / RATIO, here, there)
     worst = max(off, key=lambda key: off[key][0])
@@ -58,12 +58,12 @@ def _middle(quartiles: list[float]) -> float:
     return quartiles[1] if quartiles else 0.0
 
 
-def sentence(facts: Mapping[str, Any], found: list[Likeness]) -> str:
+def sentence(facts: Mapping[str, Any], ranked: list[Likeness]) -> str:
     """Say which regime is nearest, and how near."""
-    if not found:
+    if not ranked:
         why = "one model" if facts["models"] < 2 else f"under {SPAN_S[0]:g} s"
         return f"compared with no regime: {why}"
-    near = found[0]
+    near = ranked[0]
     how = "resembles" if near.distance <= 2 else "is nearest to" if near.distance <= 4 else "resembles none of"
     names = near.regime if near.distance <= 4 else ", ".join(REGIMES)
     return (

@@ -1,4 +1,4 @@
-"""What columns of logs are usually called, and in what unit their stamps usually are."""
+"""Usual names of the columns of logs, and usual units of their stamps."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ SHOWN = 12
 
 def named(path: Path, missing: Iterable[str], names: Sequence[str]) -> dict[str, str]:
     """Find the columns that have a usual name; UserError names all that are missing, each with the closest name."""
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     lacks: list[str] = []
     last = {name: _plain(name.rpartition(".")[2]) for name in names}
     for key in missing:
         fits = [name for usual in USUAL[key] for name in names if _plain(name) == usual]
         fits = fits or [name for usual in USUAL[key] for name in names if last[name] == usual]
         if fits:
-            found[key] = fits[0]
+            columns[key] = fits[0]
             continue
         close = get_close_matches(_plain(key), list(last.values()), 1, 0.5)
         close = close or [p for usual in USUAL[key] for p in get_close_matches(usual, list(last.values()), 1, 0.75)][:1]
@@ -67,7 +67,7 @@ def named(path: Path, missing: Iterable[str], names: Sequence[str]) -> dict[str,
             f"{path}: no usual name for {', '.join(lacks)} (--column CANONICAL=OWN{way}; it has "
             f"{', '.join(names[:SHOWN])}{more})"
         )
-    return found
+    return columns
 
 
 def _plain(name: str) -> str:
@@ -88,8 +88,8 @@ def unit(name: str, stamps: pa.Array, *, trusted: bool = False) -> TimeUnit:
         if CLOCK.match(first):
             return "clock"
     words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
-    if said := next((UNITS[word] for word in words if word in UNITS), None):
-        return said
+    if spoken := next((UNITS[word] for word in words if word in UNITS), None):
+        return spoken
     numbers = _numbers(stamps)
     if trusted or not len(numbers):
         return "s"

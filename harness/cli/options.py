@@ -302,16 +302,16 @@ def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
     if (path := Path(text)).is_file():
         from traces.kept import kept
 
-        trace, said = kept(path, RESULTS / "traces", how)
-        if said:
-            click.echo(f"{said}: {os.path.relpath(trace)}", err=True)
+        trace, report = kept(path, RESULTS / "traces", how)
+        if report:
+            click.echo(f"{report}: {os.path.relpath(trace)}", err=True)
         return str(trace)
     if how is None:
         return text
     from traces.load import log
 
     if not log(text.partition("+")[0]) or "+models" in text:
-        raise UserError(f'--spread deals logs of one stream and files: "{text}" is none (bench list traces)')
+        raise UserError(f'--spread deals logs of one stream and files, not "{text}" (bench list traces)')
     return text + str(how)
 
 

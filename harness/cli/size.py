@@ -52,7 +52,7 @@ MOST_GPUS = 4096
               metavar="PERCENT", help="Share of requests that meet their SLO, for every model.")  # fmt: skip
 @click.option("--systems", default=SYSTEMS, show_default=True, metavar="LIST",
               shell_complete=complete(system_names, many=True), help="Strategies; all: every one.")  # fmt: skip
-@click.option("--price", "own", multiple=True, callback=read_pairs, metavar="KIND=USD",
+@click.option("--price", multiple=True, callback=read_pairs, metavar="KIND=USD",
               help="Price of a GPU an hour, instead of the listed one; several by commas.")  # fmt: skip
 @click.option("--spare", type=click.IntRange(0, MOST_GPUS), default=0, show_default=True, metavar="N",
               help="GPUs to hold for one that fails.")  # fmt: skip
@@ -78,7 +78,7 @@ def size(
     span: str,
     target: float,
     systems: str,
-    own: dict[str, str],
+    price: dict[str, str],
     spare: int,
     node: int,
     grow: str,
@@ -95,9 +95,9 @@ def size(
 ) -> None:
     """Find the fewest GPUs, and what they cost.
 
-    The fewest GPUs of each kind on which each strategy meets the SLOs of every model: of the whole trace, and of its
-    busiest hour where it is longer than two. The answer names the cheapest, what binds it, who shares which GPU, and
-    what more traffic takes.
+    On these, a strategy meets the SLOs of every model in the whole trace. A trace of more than two hours is judged by
+    its busiest hour too. The answer names the cheapest, what binds it, which models share a GPU, and what more traffic
+    takes.
     """
     from harness.engines.costs.prices import prices
     from harness.study import size as sizes
@@ -109,7 +109,7 @@ def size(
     asked = sizes.Asked(
         {key: value for key, value in setting.items() if value is not None},
         tuple(_kinds(kinds)), least, most, tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
-        prices(_own(own)), spare, node, tuple(_growth(grow)), windows,
+        prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
     )  # fmt: skip
     folder = real(out or RESULTS)
     with teller(machine=machine) as told:
@@ -145,8 +145,8 @@ def _kinds(text: str) -> list[str]:
 def _span(text: str) -> tuple[int, int]:
     from harness.policy.types import UserError
 
-    found = RANGE.fullmatch(text.strip())
-    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    match = RANGE.fullmatch(text.strip())
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most <= MOST_GPUS:
         raise UserError(f'--gpus "{text}" is not LEAST-MOST, as 1-64, up to {MOST_GPUS}')
     return least, most
@@ -158,12 +158,12 @@ def _systems(text: str) -> list[str]:
     return [name for each in names for name in (others if each == ALL else [each])]
 
 
-def _own(own: dict[str, str]) -> dict[str, str]:
+def _own(price: dict[str, str]) -> dict[str, str]:
     """Split prices that commas join: h100=2.5,l40s=0.9."""
     from harness.policy.fields import meant
     from harness.policy.types import UserError
 
-    pairs = [pair for kind, text in own.items() for pair in f"{kind}={text}".split(",")]
+    pairs = [pair for kind, text in price.items() for pair in f"{kind}={text}".split(",")]
     prices = {kind.strip(): usd.strip() for kind, _, usd in (pair.partition("=") for pair in pairs)}
     if unknown := next((kind for kind in prices if kind not in gpu_names()), None):
         raise UserError(f'--price: no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list)')

@@ -61,7 +61,7 @@ def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool
     facts = measure(loaded)
     near = resembles.likenesses(facts)
     if as_json:
-        alike = [one._asdict() for one in near]
+        alike = [item._asdict() for item in near]
         click.echo(json.dumps({"notice": loaded.notice, **facts, "resembles": alike}, indent=1))
         return
     answer = (
@@ -149,19 +149,19 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
     how = deal.spread(spread) if spread else None
     asked = {name: value for name, value in options.items() if value not in {None, False}}
     if columns or (reader is None and "block_tokens" in asked):
-        rows, said = converter.convert(source, columns, **asked), source.name
-        said += readers.told(schema.metadata(rows))
+        rows, report = converter.convert(source, columns, **asked), source.name
+        report += readers.told(schema.metadata(rows))
     elif reader is not None:
         rows = readers.read(reader, source, **asked)
-        said = f"{source.name} read as a log of {reader}{readers.told(schema.metadata(rows))}"
+        report = f"{source.name} read as a log of {reader}{readers.told(schema.metadata(rows))}"
     else:
-        rows, said = readers.converted(source, **asked)
+        rows, report = readers.converted(source, **asked)
     if how is not None:
         rows, note = deal.dealt(rows, how)
-        rows, said = schema.noted(rows, note), f"{said}; {note}"
+        rows, report = schema.noted(rows, note), f"{report}; {note}"
     schema.write(rows, out)
     span_s = schema.metadata(rows)["span_s"]
-    click.echo(said)
+    click.echo(report)
     count, models = rows.num_rows, len(rows["model"].unique())
     click.echo(f"{count:,} requests of {models} models in {span_s:g} s, {count / span_s:.3g} requests/s")
     click.echo(short_path(out))

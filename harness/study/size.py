@@ -1,4 +1,4 @@
-"""How many GPUs: the fewest of each kind on which a strategy holds the target, for every model and for all together.
+"""The fewest GPUs of each kind on which a strategy holds the target, for every model and for all together.
 
 Each strategy of each kind is searched by itself, from the fewest GPUs that its weights fit on: doubled until the target
 holds, then halved between the last count that fails and the first that holds. All strategies see the same windows: the
@@ -82,7 +82,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a strategy on so many GPUs, over the windows of each view."""
+    """The outcome of a strategy on a number of GPUs, over the windows of each view."""
 
     gpus: int
     share: Mapping[str, float]  # attainment by view, all requests
@@ -108,7 +108,7 @@ class Verdict:
 
 @dataclass
 class Curve:
-    """What is known of a strategy on a kind of GPU."""
+    """The known verdicts on a strategy on a kind of GPU."""
 
     kind: str
     system: str
@@ -187,9 +187,9 @@ class _Work:
             homes = _homes(curves[kind, name].tried[gpus].runs)
         trace = load_trace(str(asked.setting["trace"]))
         tokens = float(trace.prompt_tokens.sum(dtype=np.int64) + trace.output_tokens.sum(dtype=np.int64))
-        own = {kind: sum(model.tp for model in cluster.models.values()) for kind, cluster in self._clusters.items()}
+        alone = {kind: sum(model.tp for model in cluster.models.values()) for kind, cluster in self._clusters.items()}
         return Sized(asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
-                     best, grown, cold, homes, tokens / trace.span_s * HOUR_S / 1e6, own,
+                     best, grown, cold, homes, tokens / trace.span_s * HOUR_S / 1e6, alone,
                      self._lacks(curves, best))  # fmt: skip
 
     def _lacks(self, curves: Mapping[tuple[str, str], Curve], best: tuple[str, str, int] | None) -> str:
@@ -222,8 +222,8 @@ class _Work:
         if curve.stopped:
             return None
         if self._base(curve) == OWN_COUNT:
-            own = traits(self._spec(curve.kind, curve.system, 1, self.views[0], self.views[0].seeds[0])).gpus
-            return None if tried else own
+            alone = traits(self._spec(curve.kind, curve.system, 1, self.views[0], self.views[0].seeds[0])).gpus
+            return None if tried else alone
         held = curve.fewest(target, by)
         fails = [n for n, verdict in tried.items() if not verdict.holds(target, by) and (held is None or n < held)]
         floor, first = self._floor[curve.kind]
@@ -258,13 +258,13 @@ class _Work:
     def _best(self, curves: Iterable[Curve]) -> tuple[str, str, int] | None:
         """Return the cheapest answer; between equal ones that of the strategy that was asked for first."""
         asked = self.asked
-        found = []
+        answers = []
         for at, curve in enumerate(curves):
             gpus = curve.fewest(asked.target, "each")
             if gpus is not None and self._base(curve) not in BOUNDS:
                 price = asked.usd_hour(curve.kind, gpus)
-                found.append((math.inf if price is None else price, gpus, at, (curve.kind, curve.system, gpus)))
-        return min(found)[-1] if found else None
+                answers.append((math.inf if price is None else price, gpus, at, (curve.kind, curve.system, gpus)))
+        return min(answers)[-1] if answers else None
 
     def _base(self, curve: Curve) -> str:
         """Return the system's name without preset and fields."""

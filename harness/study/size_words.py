@@ -28,13 +28,15 @@ def sentence(sized: Sized) -> str:
     verdict = sized.curves[kind, name].tried[gpus]
     worst, share = verdict.worst
     views = " and ".join(f"the {view.name}" for view in sized.views)
-    said = f"{gpus} {kind} with {name}: every model at {level} of SLOs ({worst} least, {100 * share:.1f} %) in {views}"
-    if (own := sized.own.get(kind)) is not None and own > gpus:
-        said += f"; GPUs of its own for each model are {own}: sharing saves {own - gpus}"
+    answer = (
+        f"{gpus} {kind} with {name}: every model at {level} of SLOs ({worst} least, {100 * share:.1f} %) in {views}"
+    )
+    if (alone := sized.own.get(kind)) is not None and alone > gpus:
+        answer += f"; GPUs of its own for each model are {alone}: sharing saves {alone - gpus}"
     if (pooled := sized.curves[kind, name].fewest(asked.target, "pooled")) is not None and pooled < gpus:
         less = sized.curves[kind, name].tried[pooled]
-        said += f"; pooled over models {pooled} would do, and {less.worst[0]} have {100 * less.worst[1]:.1f} %"
-    return f"{said}; {_next(sized)}" if _next(sized) else said
+        answer += f"; pooled over models {pooled} would do, and {less.worst[0]} have {100 * less.worst[1]:.1f} %"
+    return f"{answer}; {_next(sized)}" if _next(sized) else answer
 
 
 def _next(sized: Sized) -> str:

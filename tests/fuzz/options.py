@@ -484,7 +484,7 @@ SIZE = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--systems", 
         "--slo", "absolute:ttft=1,tpot=1", "--windows", "1", "--no-plot", "--grow", "1", "-o", "res")  # fmt: skip
 SIZES = (
     Option("--gpus", ["", "0", "0-3", "3-1", "x", "1-", "-1", "1-9999", "1.5", "²", "9" * 20], (), "gpus"),
-    Option("--gpu", [*LISTS, "nope", "h100*2", "h100+l40s", "H100"], (), "gpu"),
+    Option("--gpu", [*LISTS, "nope", "h100*2", "h100+l40s", "H100"], (), " "),
     Option("--target", [*FLOAT, "50", "100", "0", "-1", "1e300"], (), "target"),
     Option(
         "--price", ["", "h100", "h100=", "=2", "h100=x", "h100=0", "h100=-1", "h100=nan", "h100=inf", "nope=2"], (), " "

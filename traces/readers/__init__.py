@@ -93,12 +93,12 @@ def told(meta: Mapping[str, Any]) -> str:
     """Say how a log's stamps were read, and which of its rows were left out."""
     words = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "clock": "HH:MM:SS",
              "datetime": "dates (UTC where they have no zone)"}  # fmt: skip
-    said = f", times guessed to be {words[meta['time_unit']]} (--time-unit)" if meta.get("time_unit_guessed") else ""
+    report = f", times guessed to be {words[meta['time_unit']]} (--time-unit)" if meta.get("time_unit_guessed") else ""
     if left := meta.get("dropped"):
-        said += "; left out: " + ", ".join(f"{count:,} {reason}" for reason, count in left.items())
+        report += "; left out: " + ", ".join(f"{count:,} {reason}" for reason, count in left.items())
     if bare := meta.get("without_blocks"):
-        said += f"; {bare:,} prompts without all of their blocks"
-    return said
+        report += f"; {bare:,} prompts without all of their blocks"
+    return report
 
 
 def logs(folder: Path) -> dict[str, list[Path]]:

@@ -65,3 +65,9 @@ def _attributes(value: Any) -> dict[str, Any]:
 def first(attributes: Mapping[str, Any], *names: str) -> Any:
     """Return the value of the first of some names that is there."""
     return next((attributes[name] for name in names if attributes.get(name) is not None), None)
+
+
+def text(attributes: Mapping[str, Any], name: str, usual: str = "") -> str:
+    """Return an attribute that is a text; `usual` where there is none."""
+    value = attributes.get(name)
+    return value if isinstance(value, str) else usual

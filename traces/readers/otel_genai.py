@@ -32,7 +32,7 @@ def request(span: Record) -> log.Reading:
     told = span["attributes"]
     if span["name"] == "llm_request" or not any(name.startswith("gen_ai.") for name in told):
         return None
-    operation = told.get("gen_ai.operation.name", "chat")
+    operation = _otel.text(told, "gen_ai.operation.name", "chat")
     if operation in {"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"}:
         return None
     if operation not in TEXT:

@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from harness.policy.types import UserError
 from traces import records, schema
 from traces.arrivals import bounded
+from traces.checks import MOST_TOKENS
+from traces.usual import LAST_EPOCH_S
 
 FOLDER = True  # it reads folders too
 KEYS = ({"status", "data"},)
@@ -104,14 +106,13 @@ def _models(path: Path, model: str | None) -> dict[str, Series]:
         if what == DONE:
             series[label].done.update(summed)
         else:
-            try:
-                bound = float(le)
-            except ValueError:
-                raise UserError(f'{path}: a bucket of {what} has le="{le}", no number') from None
+            bound = _number(le)
+            if not (bound > 0 and (bound == math.inf or bound <= MOST_TOKENS)):
+                raise UserError(f'{path}: a bucket of {what} has le="{le}", no number of tokens')
             getattr(series[label], "prompt" if what == PROMPT else "output")[bound].update(summed)
-    if not any(one.done for one in series.values()):
+    if not any(item.done for item in series.values()):
         raise UserError(f"{path}: no {DONE} is in it")
-    return {label: one for label, one in series.items() if one.done}
+    return {label: item for label, item in series.items() if item.done}
 
 
 def _summed(each: Any) -> Points:
@@ -149,7 +150,7 @@ def _lengths(draw: np.random.Generator, buckets: Mapping[float, Points], a: floa
         shares = all_ / all_.sum() if all_.sum() else np.full(len(bounds), 1 / len(bounds))
         bucket = draw.choice(len(bounds), count, p=shares)
     finite = [bound for bound in bounds if math.isfinite(bound)] or [1.0]
-    tops = np.array([bound if math.isfinite(bound) else 2 * finite[-1] for bound in bounds])
+    tops = np.array([min(MOST_TOKENS, 2 * finite[-1]) if math.isinf(bound) else bound for bound in bounds])
     low = np.concatenate(([0.0], tops[:-1]))
     span = np.maximum(1, np.floor(tops) - np.floor(low))
     return np.asarray(
@@ -184,19 +185,29 @@ def _range(path: Path, text: str) -> Iterator[tuple[float, Mapping[str, str], fl
         for series in result:
             try:
                 labels = {str(k): str(v) for k, v in series["metric"].items()}
-                for at, value in series["values"]:
-                    yield float(at), labels, float(value)
-            except (AttributeError, KeyError, TypeError, ValueError):
+                points = [(float(at), float(value)) for at, value in series["values"]]
+            except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
                 raise UserError(f"{path}: a series without metric and values") from None
+            if odd := next((at for at, _ in points if not 0 <= at <= LAST_EPOCH_S), None):
+                raise UserError(f"{path}: a series has the time {odd:g}, not seconds since 1970")
+            yield from ((at, labels, value) for at, value in points)
+
+
+def _number(text: str) -> float:
+    """Return a number; nan for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _scrape(path: Path, text: str) -> Iterator[tuple[float, Mapping[str, str], float]]:
     digits = max(STAMP.findall(path.stem), key=len, default="")
     at = path.stat().st_mtime if not digits else float(digits) / 10 ** (len(digits) - 10)
-    for found in LINE.finditer(text):
-        if found["name"] in {DONE, PROMPT, OUTPUT}:
+    for match in LINE.finditer(text):
+        if match["name"] in {DONE, PROMPT, OUTPUT}:
             try:
-                value = float(found["value"])
+                value = float(match["value"])
             except ValueError:
-                raise UserError(f"{path}: {found['name']} is {found['value']}, no number") from None
-            yield at, {"__name__": found["name"], **dict(LABEL.findall(found["labels"]))}, value
+                raise UserError(f"{path}: {match['name']} is {match['value']}, no number") from None
+            yield at, {"__name__": match["name"], **dict(LABEL.findall(match["labels"]))}, value

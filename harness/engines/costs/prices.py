@@ -36,10 +36,10 @@ def listed() -> Mapping[str, Price]:
     return {kind: Price(float(entry["usd_hour"]), entry["date"], entry["source"]) for kind, entry in data.items()}
 
 
-def prices(own: Mapping[str, str]) -> Mapping[str, Price]:
+def prices(texts: Mapping[str, str]) -> Mapping[str, Price]:
     """Return the listed prices with a user's own in their place. UserError for one that is no number above 0."""
     given = {}
-    for kind, text in own.items():
+    for kind, text in texts.items():
         try:
             usd = float(text)
         except ValueError:
