@@ -15,10 +15,13 @@ from harness.cli.app import main
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
 from harness.study import size_words as words
+from harness.study.load import study
 from harness.study.size import Asked, Curve, Sized, Verdict, _Work, views
 from tests.cases import cases
 from traces import schema
 from traces.load import of_table, trace
+from workloads import slo
+from workloads.models import model_set
 
 USD = {"h100": Price(3.0, "2026-01-01", "a list"), "l40s": Price(1.0, "2026-01-01", "a list")}
 
@@ -227,3 +230,27 @@ def test_the_commands_are_functions_too(tmp_path: Path) -> None:
     assert answer.sentence == answer.facts["sentence"]
     priced = answer.tried[answer.tried["gpu"] == "h100"]
     assert (priced["usd_day"] == 60.0 * priced["gpus"]).all()
+
+
+# ---------------------------------------------------------------- files to begin with
+
+
+def test_files_to_begin_with_are_read_as_what_they_are(tmp_path: Path) -> None:
+    for name in ("classes.toml", "my-set.toml", "my-study.toml"):
+        made = bench("new", tmp_path / name)
+        assert made.exit_code == 0, made.output
+        assert f"{name}" in made.stdout.splitlines()[-1]
+    chosen = slo.resolve(slo.parse(f"classes:{tmp_path / 'classes.toml'}"), model_set(str(tmp_path / "my-set.toml")))
+    assert chosen == {"chat": (0.5, 0.05), "code": (10.0, 0.2), "rag": (10.0, 0.2)}
+    assert len(study(str(tmp_path / "my-study.toml")).condition) == 2
+    assert "overwrites nothing" in bench("new", tmp_path / "classes.toml").stderr
+    refused = bench("new", tmp_path / "mine.toml")
+    assert (refused.exit_code, "classes.toml, set.toml, study.toml" in refused.stderr) == (2, True)
+
+
+@cases(("text", "pair"), [
+    ("absolute:ttft=500ms,tpot=50ms", (0.5, 0.05)), ("absolute:ttft=0.5s,tpot=50ms", (0.5, 0.05)),
+    ("absolute:ttft=0.5,tpot=0.05", (0.5, 0.05)), ("2xabsolute:ttft=500ms,tpot=0.05", (1.0, 0.1)),
+])  # fmt: skip
+def test_seconds_and_milliseconds_are_the_same_slo(text: str, pair: tuple[float, float]) -> None:
+    assert slo.resolve(slo.parse(text), model_set("llama-3.2-1b"))["llama-3.2-1b/1"] == pytest.approx(pair)

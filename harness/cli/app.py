@@ -31,7 +31,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "claims": ("claims.claims", "Test every paper's claims against runs made here."),
     "list": ("tools.list_", "List systems, engines, traces, figures and definitions."),
     "mock": ("mock.mock", "Serve OpenAI's API with set latencies and no model."),
-    "new": ("tools.new", "Write a small annotated system that passes bench check."),
+    "new": ("tools.new", "Write a small annotated system, or a TOML to begin with."),
     "plot": ("runs.plot", "Draw stored results as PDF, PNG and CSV."),
     "run": ("runs.run", "Run one spec, a TOML file."),
     "sensitivity": ("sensitivity.sensitivity", "Find constants of the machine that reverse an order."),
