@@ -28,7 +28,7 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     looks = style.looks(labels)
     kinds = list(dict.fromkeys(frame["gpu"]))
     figure = Figure(figsize=(2 * style.COLUMN_IN, 2.9))
-    grid = figure.add_gridspec(1, 2 if priced else 1, left=0.07, right=0.985, top=0.93, bottom=0.42, wspace=0.2)
+    grid = figure.add_gridspec(1, 2 if priced else 1, left=0.07, right=0.985, top=0.84, bottom=0.27, wspace=0.2)
     for k, (x, name) in enumerate((("gpus", "GPUs"), ("usd_day", "US dollars a day"))[: 2 if priced else 1]):
         axis = figure.add_subplot(grid[0, k])
         for (label, kind), each in frame.dropna(subset=[x]).groupby(["label", "gpu"], sort=False):
@@ -40,7 +40,7 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
                       markeredgecolor=looks[str(label)].color)  # fmt: skip
         axis.axhline(100 * target, color="#606060", linewidth=0.7, linestyle=(0, (4, 2)))
         axis.set_xlabel(name)
-        axis.set_ylim(min(80.0, 100 * float(frame["worst"].min()) - 2), 101)
+        axis.set_ylim(min(80.0, 100 * float(frame["worst"].min()) - 4), 104)
         axis.spines[["top", "right"]].set_visible(False)
         if x == "gpus":
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -306,7 +306,7 @@ def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
         if report:
             click.echo(f"{report}: {os.path.relpath(trace)}", err=True)
         return str(trace)
-    if how is None:
+    if how is None or path.suffix:  # a file that is not there is told of as such later
         return text
     from traces.load import log
 
