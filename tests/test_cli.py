@@ -148,7 +148,7 @@ def test_the_list_of_commands_cuts_nothing_and_has_the_main_ones_first() -> None
     listed = text.partition("Main commands:")[2].partition("Exit codes:")[0]
     shown = re.findall(r"^  (\w+) {2,}(\S.*)$", listed, re.MULTILINE)
     assert shown == [(name, line) for name, (_, line) in COMMANDS.items()]
-    assert [name for name, _ in shown[:3]] == ["compare", "study", "explain"]
+    assert [name for name, _ in shown[:4]] == ["compare", "size", "study", "explain"]
 
 
 @cases("path", [(name,) for name in COMMANDS if isinstance(load(name), click.Group)])

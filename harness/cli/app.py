@@ -23,7 +23,7 @@ from harness.cli.options import HEARD, WIDTH, WORDS, examples
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
     "compare": ("compare.compare", "Compare systems on a trace: SLOs, latency, highest rate."),
-    "size": ("size.size", "Find the fewest GPUs for your traffic, and their price."),
+    "size": ("size.size", "Find the fewest GPUs, and what they cost."),
     "study": ("study.study", "Run a study: a paper's figure, or your own TOML file."),
     "explain": ("runs.explain", "Say where a request's time went, or why SLOs were missed."),
     "calibrate": ("tools.calibrate", "Measure the cost table of an engine's servers, or of a GPU."),
