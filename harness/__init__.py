@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.rows.record import load as load
+    from harness.study.python import compare as compare
+    from harness.study.python import size as size
 
     __version__: str
-__all__ = ["__version__", "load"]
+__all__ = ["__version__", "compare", "load", "size"]
+FROM = {"load": "harness.rows.record", "compare": "harness.study.python", "size": "harness.study.python"}
 
 
 def __getattr__(name: str) -> Any:
@@ -17,8 +20,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("llm-sharing-bench")
-    if name == "load":
-        from harness.rows.record import load
+    if name in FROM:
+        from importlib import import_module
 
-        return load
+        return getattr(import_module(FROM[name]), name)
     raise AttributeError(f"module 'harness' has no attribute {name!r}")

@@ -117,7 +117,8 @@ def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
             for key, rows in runs.groupby("condition", observed=True)}  # fmt: skip
     for panel in panels:
         fit = fits.get(panel["condition"])
-        yield f"{panel['trace']} ({panel['tier']}{f', fit {fit}' if fit else ''})"
+        note = f": {panel['note']}" if panel["tier"] == "composed" and panel.get("note") else ""
+        yield f"{panel['trace']} ({panel['tier']}{note}{f', fit {fit}' if fit else ''})"
 
 
 def _machine(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:

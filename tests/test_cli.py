@@ -148,7 +148,7 @@ def test_the_list_of_commands_cuts_nothing_and_has_the_main_ones_first() -> None
     listed = text.partition("Main commands:")[2].partition("Exit codes:")[0]
     shown = re.findall(r"^  (\w+) {2,}(\S.*)$", listed, re.MULTILINE)
     assert shown == [(name, line) for name, (_, line) in COMMANDS.items()]
-    assert [name for name, _ in shown[:3]] == ["compare", "study", "explain"]
+    assert [name for name, _ in shown[:4]] == ["compare", "size", "study", "explain"]
 
 
 @cases("path", [(name,) for name in COMMANDS if isinstance(load(name), click.Group)])
@@ -595,7 +595,7 @@ def test_a_public_log_is_named_with_a_command_that_converts_it(monkeypatch: pyte
     (command,) = [line for line in ok("list", "traces", "--all").splitlines() if line.startswith("bench trace convert")]
     *words, target = shlex.split(command)[1:]
     done = ok(*(word.replace("$TRACES_DIR", str(tmp_path)) for word in words), tmp_path / target)
-    assert done.startswith("2 requests in ")
+    assert done.splitlines()[1].startswith("2 requests of 2 models in ")
 
 
 @cases("name", [name for name in COMMANDS if not isinstance(load(name), click.Group)])
@@ -648,7 +648,9 @@ def test_trace_convert_reads_a_released_format(tmp_path: Path) -> None:
         "\n".join(["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", *lines]) + "\n"
     )
     convert = ("trace", "convert", "--from", "burstgpt", source, "-o", path)
-    assert ok(*convert, "--span-s", "200").splitlines()[0] == "2 requests in 200 s, 1 rows left out"
+    report, counted, *_ = ok(*convert, "--span-s", "200").splitlines()
+    assert report == "BurstGPT_1.csv read as a log of burstgpt; left out: 1 without output tokens"
+    assert counted == "2 requests of 2 models in 200 s, 0.01 requests/s"
     refused = bench(*convert, "--column", "model=Model")
     assert (refused.exit_code, refused.stderr) == (2, "error: --from burstgpt knows its columns: give no --column\n")
     listed = ok("list", "traces", "--all")
@@ -662,7 +664,11 @@ def test_trace_convert_makes_what_compare_takes(tmp_path: Path) -> None:
     columns = [f"{ours}={theirs}" for ours, theirs in (("arrival_s", "t"), ("model", "who"), ("prompt_tokens", "n_in"),
                                                  ("output_tokens", "n_out"))]  # fmt: skip
     named = [word for column in columns for word in ("--column", column)]
-    assert ok("trace", "convert", source, "-o", path, *named, "--time-unit", "ms").startswith("40 requests in 20 s")
+    assert (
+        ok("trace", "convert", source, "-o", path, *named, "--time-unit", "ms")
+        .splitlines()[1]
+        .startswith("40 requests of 2 models in 20 s")
+    )
     text = ok("compare", "--systems", "static", "--trace", path, "--models", "llama-3.2-1b*2", "--rate-scale", "1",
               "--seeds", "1", "--no-plot", "-o", tmp_path / "out")  # fmt: skip
     assert "2 of 2 models" in text

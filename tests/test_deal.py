@@ -18,10 +18,13 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup, load_trace
 from harness.run.spec import Spec
 from tests.cases import cases
+from traces import deal as dealing
 from traces import readers, schema
+from traces.arrivals import zipf
 from traces.convert import convert
-from traces.deal import Asked, asked, deal, owners, units
-from traces.load import Trace, present, sized, trace
+from traces.deal import IDLE, TOGETHER, Asked, asked, deal, owners, spread, unit_kind, units
+from traces.kept import kept
+from traces.load import Trace, of_table, present, sized, trace
 from traces.stats import stats
 from traces.synthetic import HYPERBOLIC, popularity
 from workloads.build import assigned, build
@@ -111,7 +114,10 @@ def test_a_name_is_read_back(name: str) -> None:
 @cases(
     ("name", "message"),
     [
-        ("azure-conv+span_s=5", r'"\+span_s=5" is not \+FIELD=VALUE of a log \(models, deal, max_tokens\)'),
+        (
+            "azure-conv+span_s=5",
+            r'"\+span_s=5" is not \+FIELD=VALUE of a log \(models, zipf, idle, together, deal, max_tokens\)',
+        ),
         ("azure-conv+models", 'models is "", not a whole number from 1 on'),
         ("azure-conv+models=0", 'models is "0", not a whole number from 1 on'),
         ("azure-conv+models=1e3", 'models is "1e3"'),
@@ -154,13 +160,13 @@ def test_rows_without_a_stamp_are_left_out_and_counted(tmp_path: Path) -> None:
     assert rows["arrival_s"].to_pylist() == [0.0, 3.5]
     assert rows["src_row"].to_pylist() == [2, 5]
     meta = schema.metadata(rows)
-    assert (meta["dropped_untimed"], meta["dropped_empty"], meta["dropped_long"]) == (1, 1, 0)
+    assert meta["dropped"] == {"without time": 1, "without output tokens": 1}
     assert meta["name"] == "fineserve-1-2b"
     columns = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_tokens": "output_length"}
     with pytest.raises(UserError, match=r'Dense_1to2B\.csv:3: column "timestamp" is "", not a time'):
         convert(path, columns, model="m", time_unit="us")
     path.write_text("input_length,output_length,timestamp\n5,6,\n")
-    with pytest.raises(UserError, match='column "timestamp" is blank in every row'):
+    with pytest.raises(UserError, match="no row is left of 1: 1 without time"):
         readers.read("fineserve", path)
 
 
@@ -254,3 +260,74 @@ def test_a_dealt_log_is_replayed(traces_dir: Path) -> None:
     jobs = Setup(spec).jobs()
     assert jobs.arrival_s.max() < 600
     assert len(json.dumps(spec.trace)) < 100
+
+
+# ---------------------------------------------------------------- logs of one's own
+
+
+def test_sessions_then_clients_stay_together() -> None:
+    rows = log([0.0, 1.0, 2.0, 3.0])
+    with_clients = rows.append_column("tenant", pa.array(["a", "b", "a", "b"]).dictionary_encode())
+    with_sessions = with_clients.append_column("session_id", pa.array([5, 5, 5, 9], pa.uint64()))
+    assert (unit_kind(rows), unit_kind(with_clients), unit_kind(with_sessions)) == ("bursts", "clients", "sessions")
+    assert units(with_clients).tolist() == [0, 1, 0, 1]
+    assert units(with_sessions).tolist() == [0, 0, 0, 1]
+
+
+def test_a_spread_says_what_the_log_does_not_tell() -> None:
+    bursts = log([0.0, 0.1, 9.0, 9.1, 20.0])
+    assert dealing.dealt(bursts, spread("2:zipf=1"))[1] == (
+        "dealt to 2 models by bursts, shares ~ rank^-1; no sessions in the log: correlation assumed"
+    )
+    named = bursts.append_column("session_id", pa.array(range(5), pa.uint64()))
+    rows, note = dealing.dealt(named, spread("2:idle=some,together=pairs"))
+    assert note == "dealt to 2 models by sessions, with the shares of hyperbolic-like, some of the time idle, in pairs"
+    assert schema.metadata(rows)["tier"] == "composed"
+
+
+@cases(("idle", "together"), [(idle, together) for idle in ("none", "some", "much") for together in TOGETHER])
+def test_a_spread_keeps_shares_and_whole_sessions(idle: str, together: str) -> None:
+    draw = np.random.default_rng(3)
+    session = draw.integers(0, 800, 4000)
+    begin = np.sort(draw.uniform(0, 36_000, 800))
+    order = np.argsort(when := begin[session] + draw.exponential(60, 4000))
+    rows = log(when[order].tolist()).append_column("session_id", pa.array(session[order], pa.uint64()))
+    out = deal(rows, 6, 1, spread(f"6:zipf=1.2,idle={idle},together={together}"))
+    model = model_of(out)
+    for each in np.unique(session):
+        assert len(set(model[session[order] == each])) == 1
+    share = np.bincount(model, minlength=6) / 4000
+    assert share == pytest.approx(zipf(6, 1.2), abs=0.03)
+    assert out.equals(deal(rows, 6, 1, spread(f"6:zipf=1.2,idle={idle},together={together}")))
+
+
+def test_models_that_rest_are_idle_for_longer() -> None:
+    when = np.sort(np.random.default_rng(4).uniform(0, 36_000, 6000)).tolist()
+    rows = log(when).append_column("session_id", pa.array(range(6000), pa.uint64()))
+    active = [stats(of_table(deal(rows, 8, 0, spread(f"8:zipf=1,idle={idle}")), "x"))["active_fraction"]
+              for idle in IDLE]  # fmt: skip
+    assert active[0] > active[1] > active[2]
+
+
+def test_a_log_is_converted_once_and_kept(tmp_path: Path) -> None:
+    path, folder = tmp_path / "log.csv", tmp_path / "kept"
+    lines = [f"{k}.5,a,{k + 1},5,s{k // 4}" for k in range(40)]
+    path.write_text("\n".join(["time,model,prompt_tokens,output_tokens,session", *lines]))
+    first, report = kept(path, folder)
+    stamp = first.stat().st_mtime_ns
+    assert report.startswith("log.csv read as a table, times guessed to be seconds")
+    assert kept(path, folder) == (first, report)
+    assert first.stat().st_mtime_ns == stamp
+    other, report = kept(path, folder, spread("4:zipf=1"))
+    assert other != first
+    assert "dealt to 4 models by bursts" in report
+    assert trace(str(other)).tier == "composed"
+    assert kept(first, folder) == (first, "")
+
+
+@cases(("text", "why"), [("x", "models is"), ("0", "models is"), ("2:zipf=x", "zipf is"), ("2:idle=lots", "idle is"),
+                         ("2:nope=1", "is not FIELD=VALUE"), ("2:deal=0,deal=1", "there twice"),
+                         ("9999999", "above")])  # fmt: skip
+def test_a_wrong_spread_is_told_so(text: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        spread(text)

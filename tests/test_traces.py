@@ -291,11 +291,10 @@ def test_whole_seconds_are_spread_by_a_seeded_draw_and_flagged(tmp_path: Path) -
 def test_rows_without_tokens_or_too_long_are_dropped_only_on_request(tmp_path: Path) -> None:
     rows = ["0.5,5,0,a", "1,5,1,a", "2,500,1,a"]
     path = csv(tmp_path / "my.csv", rows)
-    table = convert(path, COLUMNS, empty="drop", max_tokens=100)
+    table = convert(path, COLUMNS, drop_bad=True, max_tokens=100)
     assert table["src_row"].to_pylist() == [3]
-    meta = schema.metadata(table)
-    assert (meta["dropped_empty"], meta["dropped_long"]) == (1, 1)
-    assert "no row is left" in refusal(tmp_path, ["0.5,5,0,a"], empty="drop")
+    assert schema.metadata(table)["dropped"] == {"without output tokens": 1, "of more than 100 tokens": 1}
+    assert "no row is left of 1: 1 without output tokens" in refusal(tmp_path, ["0.5,5,0,a"], drop_bad=True)
 
 
 def test_models_are_in_natural_order(tmp_path: Path) -> None:
@@ -321,8 +320,8 @@ GOOD = ["0.1,1,1,a", "0.2,2,2,b"]
         ("0.15,1,1,a", 'my.csv:4: column "t" is 0.15, earlier than the row before (--sort'),
         ("0.3,x,1,a", 'my.csv:4: column "in" is "x", not a whole number of tokens'),
         ("0.3,1.5,1,a", 'my.csv:4: column "in" is "1.5", not a whole number of tokens'),
-        ("0.3,0,1,a", 'my.csv:4: column "in" is 0, no tokens at all (--empty drop'),
-        ("0.3,1,0,a", 'my.csv:4: column "out" is 0, no tokens at all (--empty drop'),
+        ("0.3,0,1,a", 'my.csv:4: column "in" is 0, no tokens at all (--drop-bad'),
+        ("0.3,1,0,a", 'my.csv:4: column "out" is 0, no tokens at all (--drop-bad'),
         ("0.3,1,-7,a", 'my.csv:4: column "out" is -7, a negative number of tokens'),
         ("0.3,1,3000000000,a", 'my.csv:4: column "out" is 3000000000, more tokens than any model serves'),
         ("0.3,1,1", "my.csv:4: 3 columns, the header has 4"),
@@ -340,7 +339,7 @@ def test_blank_lines_are_skipped_only_at_the_end(tmp_path: Path) -> None:
 
 def test_times_in_another_unit_are_suspected(tmp_path: Path) -> None:
     rows = [f"{i * 400_000},1,1,a" for i in range(1, 9)]  # microseconds of 2.5 requests a second
-    assert "another unit (--time-unit)" in refusal(tmp_path, rows)
+    assert "another unit (--time-unit)" in refusal(tmp_path, rows, time_unit="s")
     assert "another unit (--time-unit)" in refusal(tmp_path, rows, time_unit="ms")
     assert converted(tmp_path, rows, time_unit="us").arrival_s.tolist() == pytest.approx([0.4 * i for i in range(1, 9)])
     assert len(converted(tmp_path, rows, trust_times=True)) == 8
@@ -359,7 +358,8 @@ def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
         refusal(tmp_path, GOOD, COLUMNS | {"arrival_s": "tt"})
         == 'my.csv: no column "tt"; did you mean t? (it has t, in, out, m)'
     )
-    assert "name the column" in refusal(tmp_path, GOOD, {"arrival_s": "t"})
+    lacks = refusal(tmp_path, GOOD, {"arrival_s": "t"})
+    assert lacks.startswith("my.csv: no usual name for prompt_tokens, output_tokens, model (--column CANONICAL=OWN")
     assert 'no canonical column "tenat"; did you mean tenant?' in refusal(tmp_path, GOOD, COLUMNS | {"tenat": "m"})
     assert refusal(tmp_path, []) == "my.csv: no rows"
     with pytest.raises(UserError, match="no such file"):
@@ -393,6 +393,9 @@ def test_a_canonical_file_is_checked_when_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r't.parquet:2: column "arrival_s" is 0.5, earlier'):
         trace(str(path))
     pq.write_table(pa.table({"t": [1]}), path)
+    with pytest.raises(UserError, match="no usual name for arrival_s, prompt_tokens, output_tokens, model"):
+        trace(str(path))
+    pq.write_table(schema.table(columns | lengths, {}).drop_columns(["request_id"]), path)
     with pytest.raises(UserError, match='no column "request_id"'):
         trace(str(path))
 
@@ -482,7 +485,7 @@ def test_burstgpt_leaves_out_what_failed(tmp_path: Path, header: str, lines: lis
     assert [loaded.models[k] for k in loaded.model] == ["ChatGPT", "GPT-4"]
     assert (loaded.prompt_tokens.tolist(), loaded.output_tokens.tolist()) == ([472, 417], [18, 276])
     assert np.floor(loaded.arrival_s).tolist() == [5, 118]  # spread inside their second
-    assert schema.metadata(rows)["dropped_empty"] == 1
+    assert schema.metadata(rows)["dropped"] == {"without output tokens": 1}
 
 
 def test_what_is_asked_stands_in_place_of_what_a_reader_says(tmp_path: Path) -> None:
@@ -490,7 +493,7 @@ def test_what_is_asked_stands_in_place_of_what_a_reader_says(tmp_path: Path) -> 
     path = csv(tmp_path / "b.csv", lines, header)
     assert of_table(readers.read("burstgpt", path, name="mine", span_s=500.0), "x").span_s == 500.0
     with pytest.raises(UserError, match=r"b\.csv:3: column \"Response tokens\" is 0"):
-        readers.read("burstgpt", path, empty="error")
+        readers.read("burstgpt", path, drop_bad=False)
     with pytest.raises(UserError, match="hyperbolic takes no --sort"):
         readers.read("hyperbolic", path, sort=True)
     with pytest.raises(UserError, match=r"gone\.csv: no such file"):

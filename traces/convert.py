@@ -1,18 +1,22 @@
 """Any table of requests becomes a canonical trace: name its columns, and every trap on the way is an error or a flag.
 
-Read are CSV (also .gz), Parquet, JSON lines, and pickled lists of records (see `unpickle`). A million rows take about a
-second, of JSON a few. Released formats, whose columns are known, have a reader each (`traces/readers/`).
+Read are CSV, Parquet, JSON in whatever arrangement (a name with dots reaches into objects), plain PostgreSQL dumps, and
+pickled lists of records (see `unpickle`); text also under gzip. Columns with a usual name need not be named
+(`traces/usual.py`). A million rows of CSV take about a second, of JSON a few. Formats whose columns are known have a
+reader each (`traces/readers/`).
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -23,19 +27,19 @@ from numpy.typing import NDArray
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from traces import checks, schema
+from traces import checks, records, schema, usual
 from traces.unpickle import unpickle
+from traces.usual import EPOCH_S, LAST_EPOCH_S, MEAN_GAP_S, PER_SECOND, TimeUnit
 
-TimeUnit = Literal["s", "ms", "us", "ns", "clock", "datetime"]
-PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+if TYPE_CHECKING:
+    import pandas as pd
+
 HELP = "bench trace convert --help lists formats"
 PICKLED = frozenset({"Request"})
 HEADER_BYTES = 1 << 20
+CLOCK = r"^\s*(?P<h>\d+):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d+)?)\s*$"
 
-# Seconds above 10^8 (three years) are a date's, not a trace's; above 4.1 x 10^9 they are no date before 2100 either.
-EPOCH_S, LAST_EPOCH_S = 1e8, 4.1e9
-# Mean gaps of public LLM logs lie between 0.5 ms (the largest providers) and 75 s (an image service).
-MEAN_GAP_S = (1e-5, 150.0)
+DROP = "--drop-bad leaves such rows out"
 
 
 class Source(NamedTuple):
@@ -48,67 +52,86 @@ class Source(NamedTuple):
 
 def convert(
     path: Path,
+    columns: Mapping[str, str] | None = None,
+    *,
+    model: str | None = None,
+    block_tokens: int | None = None,
+    **how: Any,
+) -> pa.Table:
+    """Convert a file to a canonical table; `columns` maps canonical names to the file's own.
+
+    Required are arrival_s, prompt_tokens, output_tokens and model (or one `model` for all rows); one that is not named
+    is found where the file has a usual name for it. Any other canonical column is taken where it is named. `how`: see
+    `canonical`. UserError names all columns that are missing, or file, row, column and value.
+    """
+    columns = dict(columns or {})
+    if model is not None and "model" in columns:
+        raise UserError("a model column and one model for all rows exclude each other")
+    if unknown := next((key for key in columns if key not in schema.COLUMNS), None):
+        raise UserError(f'no canonical column "{unknown}"{meant(unknown, schema.COLUMNS)}')
+    if (block_tokens is None) is ("prefix_hashes" in columns):
+        raise UserError("prefix_hashes and the tokens of their blocks (--block-tokens) are given together")
+    wanted = ("arrival_s", "prompt_tokens", "output_tokens", *(("model",) if model is None else ()))
+    if missing := [key for key in wanted if key not in columns]:
+        columns |= usual.named(path, missing, names_of(path))
+    source = _read(path, columns)
+    return canonical(path, source, columns, model=model, block_tokens=block_tokens, **how)
+
+
+def canonical(
+    path: Path,
+    source: Source,
     columns: Mapping[str, str],
     *,
-    time_unit: TimeUnit = "s",
+    time_unit: TimeUnit | None = None,
     model: str | None = None,
     name: str | None = None,
     tier: str = "replayed",
     licence: str = "not stated",
     length_origin: Literal["measured", "sampled", "uniform"] = "measured",
     span_s: float | None = None,
-    empty: Literal["error", "drop"] = "error",
-    untimed: Literal["error", "drop"] = "error",
+    drop_bad: bool = False,
     max_tokens: int | None = None,
     sort: bool = False,
     trust_times: bool = False,
     jitter_seed: int = 0,
     block_tokens: int | None = None,
+    dropped: Mapping[str, int] | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> pa.Table:
-    """Convert a file to a canonical table; `columns` maps canonical names to the file's own.
+    """Make the canonical table of raw columns.
 
-    Required are arrival_s, prompt_tokens, output_tokens and model (or one `model` for all rows); any other canonical
-    column is taken where it is named. Dates, and seconds since an epoch, are counted from the first row.
-    Whole-second stamps are spread inside their second by a seeded draw, flagged in the metadata. Rows without tokens,
-    and those of a CSV whose stamp is blank (`untimed`), are an error or dropped, those over `max_tokens` are dropped,
-    each counted in the metadata.
-    `span_s` is the period of circular replay; by default the last stamp plus one mean gap. `block_tokens` is the size
-    of the blocks of prefix_hashes, where there are any.
-    UserError names file, row, column and value.
+    Without a `time_unit` it is guessed (`usual.unit`), and the metadata says so. Dates, and seconds since an epoch, are
+    counted from the first row. Whole-second stamps are spread inside their second by a seeded draw, flagged in the
+    metadata. A row without a stamp, tokens or model is an error; with `drop_bad` it is left out, and so is one of more
+    than `max_tokens`: the metadata's `dropped` counts them by reason, beside those that are given. `span_s` is the
+    period of circular replay; by default the last stamp plus one mean gap. `block_tokens` is the size of the blocks of
+    prefix_hashes, where there are any. UserError names file, row, column and value.
     """
-    if model is not None and "model" in columns:
-        raise UserError("a model column and one model for all rows exclude each other")
-    wanted = ("arrival_s", "prompt_tokens", "output_tokens", *(("model",) if model is None else ()))
-    if missing := next((key for key in wanted if key not in columns), None):
-        raise UserError(f'{path}: name the column of "{missing}" ({HELP})')
-    if unknown := next((key for key in columns if key not in schema.COLUMNS), None):
-        raise UserError(f'no canonical column "{unknown}"{meant(unknown, schema.COLUMNS)}')
-    if (block_tokens is None) is ("prefix_hashes" in columns):
-        raise UserError("prefix_hashes and the tokens of their blocks (--block-tokens) are given together")
-    if time_unit not in get_args(TimeUnit):
+    if time_unit is not None and time_unit not in get_args(TimeUnit):
         raise UserError(f'no time unit "{time_unit}" ({", ".join(get_args(TimeUnit))})')
     if tier not in schema.TIERS:
         raise UserError(f'no tier "{tier}" ({", ".join(schema.TIERS)})')
-    source = _read(path, columns)
     if not len(next(iter(source.columns.values()))):
         raise UserError(f"{path}: no rows")
-
-    rows = len(next(iter(source.columns.values())))
-    if untimed == "drop":
-        source = _timed(source, path, columns["arrival_s"])
-    when, resolution_s = _times(source, columns["arrival_s"], time_unit, sort, trust_times)
+    unit = time_unit or usual.unit(columns["arrival_s"], source.columns[columns["arrival_s"]], trusted=trust_times)
+    left = dict(dropped or {})
+    if drop_bad:
+        source = _sound(path, source, columns, unit, left)
+    else:
+        _filled(source)
+    when, resolution_s = _times(source, columns["arrival_s"], unit, sort, trust_times)
     tokens = {key: _tokens(source, columns[key]) for key in ("prompt_tokens", "output_tokens")}
     if "request_id" in columns:
         ids = source.columns[columns["request_id"]]
         checks.unique(ids.to_numpy(zero_copy_only=False), source.where, columns["request_id"])
-    keep = np.ones(len(when), bool)
     for key, counts in tokens.items():
-        if empty == "drop":
-            keep &= counts != 0
-        checks.tokens(np.where(keep, counts, 1), source.where, columns[key], "--empty drop leaves such rows out")
-    dropped_empty = int((~keep).sum())
+        checks.tokens(counts, source.where, columns[key], DROP)
+    keep = np.ones(len(when), bool)
     if max_tokens is not None:
-        keep &= tokens["prompt_tokens"] + tokens["output_tokens"] <= max_tokens
+        keep = tokens["prompt_tokens"] + tokens["output_tokens"] <= max_tokens
+        if not keep.all():
+            left[schema.longer(max_tokens)] = int((~keep).sum())
     if not keep.any():
         raise UserError(f"{path}: no row is left of {len(keep)}")
     if resolution_s == 1.0:
@@ -126,7 +149,7 @@ def convert(
 
     out: dict[str, Any] = {"request_id": _ids(source, columns, order), "arrival_s": when, "src_row": source.line(order)}
     for key, column in columns.items():
-        if key not in out and key not in tokens:
+        if key not in out and key not in tokens and not (key == "model" and model is not None):
             out[key] = _cast(source, column, schema.COLUMNS[key]).take(pa.array(order))
             if pa.types.is_list(out[key].type) and out[key].flatten().null_count:
                 row = next(i for i, ids in enumerate(out[key].to_pylist()) if None in (ids or ()))
@@ -148,30 +171,50 @@ def convert(
         "source": path.name,
         "source_sha256": schema.file_sha256(path),
         "span_s": span_s,
+        "time_unit": unit,
+        "time_unit_guessed": time_unit is None,
         "timestamp_resolution_s": resolution_s,
         "jitter_seed": jitter_seed if resolution_s == 1.0 else None,
-        "dropped_empty": dropped_empty,
-        "dropped_untimed": rows - len(keep),
-        "dropped_long": len(keep) - dropped_empty - len(order),
+        "dropped": left,
         "time_scale": 1.0,
+        **(extra or {}),
     }
     if block_tokens is not None:
         meta["block_tokens"] = block_tokens
     return schema.table(out, meta)
 
 
+def names_of(path: Path) -> list[str]:
+    """List the names of a file's columns; those inside of objects with dots."""
+    if path.suffix in {".pkl", ".pickle"}:
+        return list(_pickled(path)[0])
+    kind = records.kind(path)
+    if kind == "parquet":
+        return list(_schema(path).names)
+    if kind == "csv":
+        return _header(path)
+    return list(records.paths(next(iter(records.records(path)))[1]))
+
+
 def _read(path: Path, columns: Mapping[str, str]) -> Source:
     wanted = list(dict.fromkeys(columns.values()))
-    suffixes = path.suffixes
     if not path.is_file():
         raise UserError(f"{path}: no such file")
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if suffixes[-1:] in ([".parquet"], [".pq"]):
         return _parquet(path, wanted)
     if suffixes[-1:] in ([".pkl"], [".pickle"]):
         return _pickle(path, wanted)
     if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
         return _jsonl(path, wanted)
-    return _csv(path, wanted)
+    if (kind := records.kind(path)) in {"json", "dump"}:
+        lines, rows = zip(*records.records(path, None if kind == "json" else set(wanted)), strict=True)
+        return _placed(path, _columns(path, rows, wanted), np.asarray(lines, np.int64))
+    return _parquet(path, wanted) if kind == "parquet" else _csv(path, wanted)
+
+
+def _placed(path: Path, columns: Mapping[str, pa.Array], lines: NDArray[np.int64]) -> Source:
+    return Source(columns, lambda row: f"{path}:{lines[row]}", lambda rows: lines[rows])
 
 
 def _csv(path: Path, wanted: list[str]) -> Source:
@@ -182,13 +225,8 @@ def _csv(path: Path, wanted: list[str]) -> Source:
         ragged.append(f"{path}:{row.number}: {row.actual_columns} columns, the header has {row.expected_columns}")
         return "error"
 
+    _has(path, wanted, _header(path))
     try:
-        with pa.input_stream(str(path), compression="detect") as stream:
-            header = stream.read(HEADER_BYTES).splitlines()[:1]
-        names = next(csv.reader([header[0].decode("utf-8-sig")])) if header else []
-        if not names:
-            raise UserError(f"{path}: no rows")
-        _has(path, wanted, names)
         rows = pyarrow.csv.read_csv(
             path,
             read_options=pyarrow.csv.ReadOptions(use_threads=False),  # only so are rows numbered
@@ -206,10 +244,29 @@ def _csv(path: Path, wanted: list[str]) -> Source:
     return Source(columns, lambda row: f"{path}:{row + 2}", lambda index: np.asarray(index, np.int64) + 2)
 
 
-def _parquet(path: Path, wanted: list[str]) -> Source:
+def _header(path: Path) -> list[str]:
+    """Read the names of a CSV's columns."""
     try:
-        names = pq.read_schema(path).names
-        _has(path, wanted, names)
+        with pa.input_stream(str(path), compression="detect") as stream:
+            header = stream.read(HEADER_BYTES).splitlines()[:1]
+        names = next(csv.reader([header[0].decode("utf-8-sig")])) if header else []
+    except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: not a readable CSV: {str(error).splitlines()[0]}") from None
+    if not names:
+        raise UserError(f"{path}: no rows")
+    return names
+
+
+def _schema(path: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(path)
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise UserError(f"{path}: not a readable Parquet file: {next(iter(str(error).splitlines()), '')}") from None
+
+
+def _parquet(path: Path, wanted: list[str]) -> Source:
+    _has(path, wanted, _schema(path).names)
+    try:
         rows = pq.read_table(path, columns=wanted)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise UserError(f"{path}: not a readable Parquet file: {next(iter(str(error).splitlines()), '')}") from None
@@ -220,13 +277,13 @@ def _jsonl(path: Path, wanted: list[str]) -> Source:
     """Read one JSON object a line."""
     rows: list[dict[str, Any]] = []
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with records.opened(path) as packed, io.TextIOWrapper(packed, "utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 row = json.loads(line, object_pairs_hook=_once)
                 if not isinstance(row, dict):
                     raise UserError(f"{path}:{number}: not a JSON object")
                 rows.append(row)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not readable: {error}") from None
     except ValueError as error:
         raise UserError(f"{path}:{len(rows) + 1}: not JSON: {error}") from None
@@ -247,31 +304,94 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _pickle(path: Path, wanted: list[str]) -> Source:
-    records = unpickle(path, PICKLED)
-    if not isinstance(records, list) or not records:
+    return _typed(path, _columns(path, _pickled(path), wanted))
+
+
+def _pickled(path: Path) -> list[dict[str, Any]]:
+    unpickled = unpickle(path, PICKLED)
+    if not isinstance(unpickled, list) or not unpickled:
         raise UserError(f"{path}: holds no list of records")
-    rows = [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in records]
-    return _typed(path, _columns(path, rows, wanted))
+    return [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in unpickled]
 
 
-def _timed(source: Source, path: Path, column: str) -> Source:
-    """Return the rows whose stamp is not blank; UserError where all are blank."""
-    stamps = source.columns[column]
-    if not pa.types.is_string(stamps.type):
-        return source
-    kept = np.flatnonzero(pc.not_equal(pc.utf8_trim_whitespace(stamps), "").to_numpy(zero_copy_only=False))
-    if not len(kept):
-        raise UserError(f'{path}: column "{column}" is blank in every row')
-    columns = {name: values.take(pa.array(kept)) for name, values in source.columns.items()}
-    return Source(columns, lambda row: source.where(int(kept[row])), lambda index: source.line(kept[index]))
+def _filled(source: Source) -> None:
+    """UserError for an empty value."""
+    for name, values in source.columns.items():
+        if values.null_count:
+            row = values.is_null().index(True).as_py()
+            raise UserError(f'{source.where(row)}: column "{name}" is empty ({DROP})')
+
+
+def _sound(path: Path, source: Source, columns: Mapping[str, str], unit: TimeUnit, left: dict[str, int]) -> Source:
+    """Return the rows that a request can be made of, and add the others to `left`, by the first reason of each."""
+    count = len(next(iter(source.columns.values())))
+    keep = np.ones(count, bool)
+    arrays = dict(source.columns)
+    for key in ("arrival_s", "prompt_tokens", "output_tokens", "model"):
+        if (column := columns.get(key)) is None:
+            continue
+        values = arrays[column]
+        blank = _blank(values)
+        if key == "model":
+            wrong = np.zeros(count, bool)
+        elif key == "arrival_s":
+            wrong = ~_are_times(values, unit) & ~blank
+        else:
+            numbers = _floats(values)
+            zero = ~blank & (numbers == 0)
+            blank |= zero
+            wrong = ~blank & ~((numbers >= 1) & (numbers <= checks.MOST_TOKENS) & (numbers == np.floor(numbers)))
+        what = {"arrival_s": "time", "model": "model"}.get(key, key.replace("_", " "))
+        for mask, reason in ((blank, f"without {what}"), (wrong, f"whose {what} cannot be read")):
+            if here := int((mask & keep).sum()):
+                left[reason] = left.get(reason, 0) + here
+            keep &= ~mask
+    if not keep.any():
+        raise UserError(f"{path}: no row is left of {count}: " + ", ".join(f"{n} {why}" for why, n in left.items()))
+    kept = np.flatnonzero(keep)
+    columns_ = {name: values.take(pa.array(kept)) for name, values in arrays.items()}
+    return Source(columns_, lambda row: source.where(int(kept[row])), lambda rows: source.line(kept[rows]))
+
+
+def _blank(values: pa.Array) -> NDArray[np.bool_]:
+    empty = values.is_null().to_numpy(zero_copy_only=False)
+    if pa.types.is_string(values.type):
+        empty = empty | pc.equal(pc.fill_null(pc.utf8_trim_whitespace(values), ""), "").to_numpy(zero_copy_only=False)
+    return np.asarray(empty, bool)
+
+
+def _floats(values: pa.Array) -> NDArray[np.float64]:
+    """Values as numbers; nan for what is none."""
+    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+        return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+    with suppress(pa.ArrowException):
+        return np.asarray(pc.utf8_trim_whitespace(values).cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+
+    def number(value: Any) -> float:
+        try:
+            return float("nan") if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            return float("nan")
+
+    return np.array([number(value) for value in values.to_pylist()], np.float64)
+
+
+def _are_times(values: pa.Array, unit: TimeUnit) -> NDArray[np.bool_]:
+    if unit == "datetime":
+        return ~_stamps(values).isna().to_numpy()
+    if unit == "clock":
+        return np.asarray(pc.fill_null(pc.match_substring_regex(values.cast(pa.string()), CLOCK), False).to_numpy(
+            zero_copy_only=False), bool)  # fmt: skip
+    numbers = _floats(values)
+    return np.isfinite(numbers) & (numbers >= 0)
 
 
 def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -> dict[str, pa.Array]:
     """Turn records into columns; one that a record lacks is empty there."""
-    _has(path, wanted, list(rows[0]))
+    _has(path, wanted, list(records.paths(rows[0])))
     columns = {}
     for name in wanted:
-        values = [row.get(name) for row in rows]
+        values = [records.dig(row, name) for row in rows]
         if (array := _inferred(values)) is None:
             row = _first_bad(partial(_alike, values), len(values))
             raise UserError(f'{path}:{row + 1}: column "{name}" is {_quoted(values[row])}, of another kind than before')
@@ -305,14 +425,7 @@ def _inferred(values: list[Any]) -> pa.Array | None:
 
 def _typed(path: Path, columns: Mapping[str, pa.Array]) -> Source:
     """Give rows their numbers, from 1: there is no header."""
-
-    def where(row: int) -> str:
-        return f"{path}:{row + 1}"
-
-    for name, values in columns.items():
-        if values.null_count:
-            raise UserError(f'{where(values.is_null().index(True).as_py())}: column "{name}" is empty')
-    return Source(columns, where, lambda rows: np.asarray(rows, np.int64) + 1)
+    return _placed(path, columns, np.arange(1, len(next(iter(columns.values()))) + 1))
 
 
 def _has(path: Path, wanted: list[str], names: list[str]) -> None:
@@ -364,9 +477,7 @@ def _times(
 
 
 def _dates(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
-    import pandas as pd  # only for dates
-
-    stamps = pd.to_datetime(raw.to_pandas(), format="ISO8601", errors="coerce", utc=True)
+    stamps = _stamps(raw)
     bad = stamps.isna().to_numpy()
     if bad.any():
         row = int(bad.argmax())
@@ -375,10 +486,18 @@ def _dates(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
     return np.asarray((ns - ns.min()) / 1e9, np.float64)
 
 
+def _stamps(raw: pa.Array) -> pd.Series:
+    """Dates, without a zone of UTC; none for what is no date."""
+    import pandas as pd  # only for dates
+
+    stamps: pd.Series = pd.to_datetime(raw.to_pandas(), format="ISO8601", errors="coerce", utc=True)
+    return stamps
+
+
 def _clock(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
     """Seconds of HH:MM:SS[.mmm]."""
     text = raw.cast(pa.string())
-    parts = pc.extract_regex(text, r"^\s*(?P<h>\d+):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d+)?)\s*$")
+    parts = pc.extract_regex(text, CLOCK)
     if parts.null_count:
         row = parts.is_null().index(True).as_py()
         raise UserError(f'{source.where(row)}: column "{column}" is "{text[row]}", not HH:MM:SS[.mmm] ({HELP})')
@@ -419,6 +538,10 @@ def _cast(source: Source, column: str, kind: pa.DataType, why: str | None = None
 def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if kind == schema.NAMES:
         return values.cast(pa.string()).dictionary_encode()
+    if pa.types.is_integer(kind) and pa.types.is_string(values.type):
+        with suppress(pa.ArrowException):
+            return values.cast(kind)
+        return values.cast(pa.float64()).cast(kind)  # 63.0 is 63
     return values.cast(kind)
 
 

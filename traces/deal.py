@@ -1,34 +1,44 @@
 """A log of one stream is dealt to models: whole sessions, or bursts, so that each model has a stated share of requests.
 
 A name is a log of the manifest and how it is dealt, as in "azure-conv+models=8+deal=1+max_tokens=8192": to how many
-models, which deal of many, and the longest prompt + output that is kept.
+models, which deal of many, and the longest prompt + output that is kept. For a log of one's own `--spread` says the
+same, as in 12:zipf=1.2,idle=some,together=pairs.
 
-What stays together: of a log with ids of prompts' blocks, requests that share a block beyond those that all of them
-begin with (a conversation's turns, each with the last one's prompt before its own); of another one, requests between
-which no gap is longer than the mean gap of the log. Dealt one by one, requests would come at every model as Poisson's.
+What stays together: a session, where the log numbers them; else a client; else requests that share a block beyond those
+that all of them begin with (a conversation's turns, each with the last one's prompt before its own); else requests
+between which no gap is longer than the mean gap of the log: then nothing in the log says what belongs together, and the
+trace's note says so. Dealt one by one, requests would come at every model as Poisson's.
 
 Shares are those of hyperbolic-like's streams, in its order, so that the k-th stream is that of a set's k-th model in
-both.
+both; or those of ranks, share ~ rank^-zipf. Logs that are dealt so know no idle models: `idle` gives each model but the
+hottest times of use (of twenty minutes in the mean, or a sixth of a shorter log) and of rest, in which new sessions go
+to others; with `together` several models have the same.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness.policy.fields import meant
 from harness.policy.types import UserError
 from traces import schema, synthetic
-from traces.arrivals import rng
+from traces.arrivals import rng, zipf
 
 I8 = NDArray[np.int64]
 F8 = NDArray[np.float64]
-FIELDS = {"models": 1, "deal": 0, "max_tokens": 2}  # and the least of each
+LEAST = {"models": 1, "deal": 0, "max_tokens": 2}  # of the fields that are whole numbers
 COUNT = re.compile(r"[0-9]{1,9}")
+SHARE = re.compile(r"[0-9]{1,2}(\.[0-9]{1,6})?")
+IDLE = {"none": 0.0, "some": 0.5, "much": 0.8}  # of the time, the share in which a model rests
+TOGETHER = {"none": 1, "pairs": 2, "groups": 4}  # models that are in use at the same times
+USE_S = 1200.0  # mean length of a time of use
+NO_SESSIONS = "no sessions in the log: correlation assumed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,61 +47,162 @@ class Asked:
 
     log: str
     models: int | None = None  # None: it stays one stream
+    zipf: float | None = None  # None: shares of hyperbolic-like
+    idle: str = "none"  # of IDLE
+    together: str = "none"  # of TOGETHER
     deal: int = 0
     max_tokens: int | None = None  # what is longer is left out, and counted
 
     def __str__(self) -> str:
-        parts = [f"+models={self.models}"] if self.models else []
-        parts += [f"+deal={self.deal}"] if self.deal else []
-        parts += [f"+max_tokens={self.max_tokens}"] if self.max_tokens else []
-        return self.log + "".join(parts)
+        parts = ((f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name != "log")
+        return self.log + "".join(f"+{name}={value}" for name, value, usual in parts if value != usual)
+
+
+FIELDS = tuple(f.name for f in fields(Asked) if f.name != "log")
 
 
 def asked(name: str) -> Asked:
-    """Read LOG[+models=N][+deal=K][+max_tokens=N]; UserError for another field, or a value that is none."""
+    """Read LOG[+models=N][+zipf=S][+idle=HOW][+together=HOW][+deal=K][+max_tokens=N]; UserError for anything else."""
     log, *pairs = name.split("+")
-    fields: dict[str, int] = {}
+    return _asked(f'trace "{name}"', log, pairs, "+")
+
+
+def spread(text: str) -> Asked:
+    """Read `--spread MODELS[:FIELD=VALUE,...]`; UserError names what is wrong."""
+    models, _, more = text.partition(":")
+    pairs = [f"models={models}", *(pair for pair in more.split(",") if pair)]
+    return _asked(f'--spread "{text}"', "", pairs, "")
+
+
+def _asked(where: str, log: str, pairs: list[str], sign: str) -> Asked:
+    given: dict[str, Any] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
         if key not in FIELDS:
             raise UserError(
-                f'trace "{name}": "+{pair}" is not +FIELD=VALUE of a log ({", ".join(FIELDS)}): its rows are what they '
-                "are"
+                f'{where}: "{sign}{pair}" is not {sign}FIELD=VALUE of a log ({", ".join(FIELDS)}): its rows are what '
+                "they are"
             )
-        if key in fields:
-            raise UserError(f'trace "{name}": {key} is there twice')
-        if not (COUNT.fullmatch(value) and int(value) >= FIELDS[key]):
-            raise UserError(f'trace "{name}": {key} is "{value}", not a whole number from {FIELDS[key]} on')
-        fields[key] = int(value)
-    if "deal" in fields and "models" not in fields:
-        raise UserError(f'trace "{name}": deal without models: into how many is it split (+models=8)?')
-    if fields.get("models", 0) > synthetic.MOST_MODELS:
-        raise UserError(f'trace "{name}": models is {fields["models"]}, above {synthetic.MOST_MODELS}')
-    return Asked(log, **fields)
+        if key in given:
+            raise UserError(f"{where}: {key} is there twice")
+        given[key] = _value(where, key, value)
+    if given.keys() & {"deal", "zipf", "idle", "together"} and "models" not in given:
+        raise UserError(f"{where}: {next(iter(given))} without models: to how many is it dealt (+models=8)?")
+    if given.get("models", 0) > synthetic.MOST_MODELS:
+        raise UserError(f"{where}: models is {given['models']}, above {synthetic.MOST_MODELS}")
+    return Asked(log, **given)
 
 
-def deal(rows: pa.Table, models: int, number: int = 0) -> pa.Table:
+def _value(where: str, key: str, value: str) -> Any:
+    if key in LEAST:
+        if not (COUNT.fullmatch(value) and int(value) >= LEAST[key]):
+            raise UserError(f'{where}: {key} is "{value}", not a whole number from {LEAST[key]} on')
+        return int(value)
+    if key == "zipf":
+        if not SHARE.fullmatch(value):
+            raise UserError(f'{where}: zipf is "{value}", not a number from 0 on, as 1.2')
+        return float(value)
+    known = IDLE if key == "idle" else TOGETHER
+    if value not in known:
+        raise UserError(f'{where}: {key} is "{value}"{meant(value, known)} ({", ".join(known)})')
+    return value
+
+
+def dealt(rows: pa.Table, how: Asked) -> tuple[pa.Table, str]:
+    """Deal a table as it is asked; with a note that says how, and what the log does not tell."""
+    assert how.models is not None
+    kind = unit_kind(rows)
+    table = deal(rows, how.models, how.deal, how)
+    shares = "with the shares of hyperbolic-like" if how.zipf is None else f"shares ~ rank^-{how.zipf:g}"
+    note = f"dealt to {how.models} models by {kind}, {shares}"
+    if how.idle != "none":
+        note += f", {how.idle} of the time idle" + (f", in {how.together}" if how.together != "none" else "")
+    return table, note + (f"; {NO_SESSIONS}" if kind == "bursts" else "")
+
+
+def deal(rows: pa.Table, models: int, number: int = 0, how: Asked | None = None) -> pa.Table:
     """Deal the rows of a canonical table to so many models, in one of many ways; its own streams are left aside.
 
     The same number deals the same way. A model's count is off its share by at most the requests of the largest unit.
     The units are numbered in `session_id`; times, lengths and blocks stay.
     """
+    how = how or Asked("", models)
     unit = units(rows)
     streams = synthetic.preset(f"hyperbolic-like+models={models}").streams
-    model = owners(np.bincount(unit), synthetic.popularity(models), number)[unit]
+    shares = synthetic.popularity(models) if how.zipf is None else zipf(models, how.zipf)
+    sizes = np.bincount(unit)
+    if how.idle == "none":
+        owner = owners(sizes, shares, number)
+    else:
+        begin = np.full(len(sizes), np.inf)
+        np.minimum.at(begin, unit, rows["arrival_s"].to_numpy())
+        owner = rested(sizes, shares, begin, number, IDLE[how.idle], TOGETHER[how.together])
     columns: dict[str, Any] = {name: rows[name] for name in rows.column_names if name in schema.COLUMNS}
-    columns["model"] = pa.DictionaryArray.from_arrays(pa.array(model, pa.int32()), pa.array(streams, pa.string()))
+    columns["model"] = pa.DictionaryArray.from_arrays(pa.array(owner[unit], pa.int32()), pa.array(streams, pa.string()))
     columns["session_id"] = unit.astype(np.uint64)
-    meta = schema.metadata(rows) | {"tier": "composed", "ordered": True, "streams": list(streams), "deal": number}
-    return schema.table(columns, meta)
+    told = {"tier": "composed", "ordered": True, "streams": list(streams), "deal": number}
+    return schema.table(columns, schema.metadata(rows) | told)
+
+
+def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, together: int) -> I8:
+    """Draw owners of units that begin at these times: each goes to a model in use, as what is left of its share says.
+
+    Times of use and of rest are exponential; models of a group of `together` have the same, the hottest one none. Where
+    no model in use has anything left, the unit goes to one that rests.
+    """
+    draw = rng(number, "rest", len(shares))
+    span_s = float(begin_s.max()) + 1.0
+    use_s = min(USE_S, span_s / 6)
+    in_use = np.ones((len(shares), len(begin_s)), bool)
+    order = np.argsort(begin_s, kind="stable")
+    for first in range(1, len(shares), together):
+        edges = _edges(draw, span_s, use_s, idle)
+        in_use[first : first + together] = np.searchsorted(edges, begin_s, "right") % 2 == 1
+    left = shares * sizes.sum()
+    owner = np.empty(len(sizes), np.int64)
+    chance = draw.uniform(0, 1, len(sizes))
+    for unit in order:
+        weight = np.maximum(left, 0) * in_use[:, unit]
+        if not weight.sum():
+            weight = np.maximum(left, 0)
+        total = np.cumsum(weight)
+        chosen = int(np.searchsorted(total, chance[unit] * total[-1], "right")) if total[-1] else int(left.argmax())
+        owner[unit] = min(chosen, len(shares) - 1)
+        left[owner[unit]] -= sizes[unit]
+    return owner
+
+
+def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) -> F8:
+    """Return times at which use begins and ends in turn, from before 0 on."""
+    rest_s = use_s * idle / (1 - idle)
+    pairs = int(4 * span_s / (use_s + rest_s)) + 16
+    lengths = np.stack([draw.exponential(rest_s, pairs), draw.exponential(use_s, pairs)], 1).ravel()
+    edges = np.cumsum(lengths) - draw.uniform(0, 2 * (use_s + rest_s))
+    return np.asarray(edges, np.float64)
+
+
+def unit_kind(rows: pa.Table) -> str:
+    """Tell what of a log stays together: sessions, clients, prefixes of prompts, or bursts."""
+    for column, kind in (("session_id", "sessions"), ("tenant", "clients"), ("prefix_hashes", "sessions")):
+        if column in rows.column_names and rows[column].null_count < rows.num_rows:
+            return kind
+    return "bursts"
 
 
 def units(rows: pa.Table) -> I8:
-    """Return the number of each request's unit, which stays together: a session by prefix chains, else a burst.
+    """Return the number of each request's unit, which stays together: a session, a client, a chain, else a burst.
 
     Units are numbered in order of their first request.
     """
-    unit = _chains(rows["prefix_hashes"]) if "prefix_hashes" in rows.column_names else _bursts(rows["arrival_s"])
+    names = rows.column_names
+    if unit_kind(rows) == "bursts":
+        unit = _bursts(rows["arrival_s"])
+    elif named := next(
+        (name for name in ("session_id", "tenant") if name in names and not rows[name].null_count), None
+    ):
+        unit = _codes(rows[named])
+    else:
+        unit = _chains(rows["prefix_hashes"]) if "prefix_hashes" in names else _bursts(rows["arrival_s"])
     first, back = np.unique(unit, return_index=True, return_inverse=True)[1:]
     return np.asarray(np.argsort(np.argsort(first))[back], np.int64)
 
@@ -103,6 +214,12 @@ def owners(sizes: I8, shares: F8, number: int) -> I8:
     owner = np.empty(len(sizes), np.int64)
     owner[order] = np.searchsorted(np.cumsum(shares)[:-1] * sizes.sum(), middle, "right")
     return owner
+
+
+def _codes(names: pa.ChunkedArray) -> I8:
+    plain = names.combine_chunks()
+    coded = plain if pa.types.is_dictionary(plain.type) else plain.dictionary_encode()
+    return np.asarray(coded.indices.to_numpy(zero_copy_only=False), np.int64)
 
 
 def _chains(hashes: pa.ChunkedArray) -> I8:

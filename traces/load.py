@@ -87,13 +87,9 @@ def trace(name: str) -> Trace:
     if (member := family(name)) is not None:
         return _of_family(name, member)
     if head not in manifest():
-        path = Path(name)
-        if path.suffix == ".parquet":
-            return of_table(schema.read(path), str(path))
-        more = "; bench trace convert makes one of it" if path.exists() else ""
-        raise UserError(
-            f'no trace "{name}"{meant(head, manifest())} (bench list traces, or the path of a canonical Parquet{more})'
-        )
+        if (path := Path(name)).is_file():
+            return _of_file(path)
+        raise UserError(f'no trace "{name}"{meant(head, manifest())} (bench list traces, or the path of a log)')
     entry = manifest()[head]
     if "family" in entry:
         raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')
@@ -118,6 +114,21 @@ def trace(name: str) -> Trace:
     return _noted(of_table(readers.read(entry["reader"], file), str(file)), entry)
 
 
+def _of_file(path: Path) -> Trace:
+    """Load a canonical Parquet; convert any other log, as the trace's notice says."""
+    if path.suffix == ".parquet":
+        try:
+            return of_table(schema.read(path), str(path))
+        except UserError:
+            if not schema.foreign(path):
+                raise
+    try:
+        rows, report = readers.converted(path)
+    except UserError as error:
+        raise UserError(f"{error}; bench trace convert has options for it") from None
+    return replace(of_table(rows, str(path)), notice=f"{report} (bench trace convert keeps it as Parquet)")
+
+
 def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
     """Read a log as its name asks: dealt to models, or without long requests.
 
@@ -126,12 +137,11 @@ def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
     rows = readers.read(entry["reader"], path, **({"max_tokens": asked.max_tokens} if asked.max_tokens else {}))
     notes = [str(entry["note"])]
     if asked.models is not None:
-        rows = deal.deal(rows, asked.models, asked.deal)
-        whole = "sessions" if "prefix_hashes" in rows.column_names else "bursts"
-        notes.append(f"split among {asked.models} models by {whole}, with the shares of hyperbolic-like")
+        rows, note = deal.dealt(rows, asked)
+        notes.append(note)
     left_out = ""
     if asked.max_tokens is not None:
-        long = schema.metadata(rows)["dropped_long"]
+        long = schema.metadata(rows)["dropped"].get(schema.longer(asked.max_tokens), 0)
         left_out = f"{long:,} of {long + rows.num_rows:,} requests beyond {asked.max_tokens:,} tokens"
         notes.append(f"{left_out} left out")
     return replace(of_table(rows, str(path)), name=str(asked), note="; ".join(notes), left_out=left_out)
@@ -273,7 +283,7 @@ def of_table(rows: pa.Table, source: str) -> Trace:
     lengths = {}
     for column in ("prompt_tokens", "output_tokens"):
         counts = rows[column].to_numpy().astype(np.int64)
-        checks.tokens(counts, where, column, "bench trace convert --empty drop")
+        checks.tokens(counts, where, column, "bench trace convert --drop-bad")
         lengths[column] = counts.astype(np.int32)
     checks.unique(rows["request_id"].to_numpy(), where, "request_id")
     models, model = _codes(rows["model"], meta.get("streams", ()))

@@ -1,8 +1,9 @@
 """The canonical table: one row a request, sorted by arrival; nullable columns only where a source has them.
 
-Schema metadata (JSON values): name, tier, licence, source_sha256, span_s, timestamp_resolution_s, length_origin,
-seed, time_scale, block_tokens, what a converter dropped, whether streams are `ordered`, and of synthetic ones maker and
-fit. Rows are hashed by content, so a new Parquet writer changes no identity.
+Schema metadata (JSON values): name, tier, licence, source_sha256, span_s, timestamp_resolution_s, length_origin, seed,
+time_scale, time_unit and whether it was guessed, block_tokens, `dropped` (rows that a converter left out, by reason),
+whether streams are `ordered`, and of synthetic ones maker and fit. Rows are hashed by content, so a new Parquet writer
+changes no identity.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ COLUMNS = REQUIRED | OPTIONAL
 TIERS = ("replayed", "composed", "synthetic")
 
 
+def longer(tokens: int) -> str:
+    """Return the reason for which a row of more tokens is left out."""
+    return f"of more than {tokens} tokens"
+
+
 def table(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.Table:
     """Make a canonical table of those columns that are given (arrays), cast to the schema, in its order."""
     fields = [(name, kind) for name, kind in COLUMNS.items() if name in columns]
@@ -88,6 +94,25 @@ def read(path: Path) -> pa.Table:
                 f'{path}: column "{name}" is {rows.schema.field(name).type}, not {COLUMNS[name]} (bench trace convert)'
             )
     return rows
+
+
+def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
+    """Return a canonical table whose metadata have a note after those that they had, and more facts."""
+    meta = metadata(rows) | more
+    notes = [str(meta["note"])] if meta.get("note") else []
+    meta["note"] = "; ".join([*notes, note] if note else notes)
+    return rows.replace_schema_metadata(
+        {key.encode(): json.dumps(value, sort_keys=True).encode() for key, value in sorted(meta.items())}
+    )
+
+
+def foreign(path: Path) -> bool:
+    """Tell whether a Parquet has none but foreign columns of time and tokens."""
+    try:
+        names = set(pq.read_schema(path).names)
+    except (OSError, ValueError, MemoryError, pa.ArrowException):
+        return False
+    return not names & {*REQUIRED} - {"model", "prompt_tokens"}
 
 
 def _first(error: BaseException) -> str:

@@ -14,7 +14,8 @@ F8 = NDArray[np.float64]
 
 IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
 ACTIVE_S = 120.0  # a model is active for so long after a request (Prism)
-MINUTE_S = 60.0
+MINUTE_S, HOUR_S = 60.0, 3600.0
+NEAR_S = 10.0  # apart at most, of returns that come together
 BOTTOM = 0.6  # of the models, the least popular
 LONG_TOKENS = 8192  # what Llama 3 served at first
 
@@ -28,6 +29,7 @@ MEANS = {  # of what a trace's name, tier, requests, models, span and rate do no
     "idle_median_s": "quartiles over models of the median gap above 10 s, for models with one",
     "idle_per_hour": "quartiles over models of the number of such gaps an hour",
     "active_fraction": "of the models, those with a request in the past 2 minutes: mean over seconds",
+    "returns_together": "of a model's requests after 2 idle minutes, those within 10 s of another model's",
     "switches_per_hour": "changes of the set of active models between those seconds",
     "prompt_tokens": "of a request",
     "output_tokens": "of a request",
@@ -35,6 +37,8 @@ MEANS = {  # of what a trace's name, tier, requests, models, span and rate do no
     "block_tokens": "of the blocks whose ids the trace has",
     "hit_share": "of the prompt tokens, those that a prefix cache without limit finds, in whole blocks",
     "one_token_outputs": "requests without a TPOT",
+    "peak_hour": "requests of the busiest hour / those of the mean hour",
+    "drift_per_hour": "share of the requests that another model gets from one hour to the next: mean",
 }
 
 
@@ -53,6 +57,7 @@ def stats(trace: Trace) -> dict[str, Any]:
     return {
         "name": trace.name,
         "tier": trace.tier,
+        "note": trace.note,
         "requests": n,
         "models": len(trace.models),
         "span_s": span_s,
@@ -65,6 +70,7 @@ def stats(trace: Trace) -> dict[str, Any]:
         "idle_median_s": _quartiles([float(np.median(gaps)) for gaps in idle if len(gaps)]),
         "idle_per_hour": _quartiles([len(gaps) * 3600 / span_s for gaps in idle]),
         "active_fraction": float(active.mean()),
+        "returns_together": _together(by_model),
         "switches_per_hour": float(np.any(active[:, 1:] != active[:, :-1], axis=0).sum() * 3600 / span_s),
         "prompt_tokens": _lengths(trace.prompt_tokens),
         "output_tokens": _lengths(trace.output_tokens),
@@ -72,6 +78,8 @@ def stats(trace: Trace) -> dict[str, Any]:
         "block_tokens": None if trace.prefix is None else trace.prefix.block_tokens,
         "hit_share": _hit_share(trace),
         "one_token_outputs": int((trace.output_tokens == 1).sum()),
+        "peak_hour": _peak_hour(trace),
+        "drift_per_hour": _drift(trace),
         "counts": {name: int(counts[i]) for i, name in enumerate(trace.models)},
     }
 
@@ -96,6 +104,43 @@ def _active(by_model: list[F8], span_s: float) -> NDArray[np.bool_]:
         np.searchsorted(times, at, "right") > np.searchsorted(times, at - ACTIVE_S, "right") for times in by_model
     ]
     return np.stack(before)
+
+
+def _together(by_model: list[F8]) -> float | None:
+    """Share of returns from idleness that lie near one of another model; None where there is at most one return."""
+    returns = [times[1:][np.diff(times) > ACTIVE_S] for times in by_model]
+    when, owner = np.concatenate(returns), np.repeat(np.arange(len(returns)), [len(each) for each in returns])
+    if len(when) < 2:
+        return None
+    order = np.argsort(when)
+    when, owner = when[order], owner[order]
+    near = np.zeros(len(when), bool)
+    close = (np.diff(when) <= NEAR_S) & (np.diff(owner) != 0)
+    near[1:] |= close
+    near[:-1] |= close
+    return float(near.mean())
+
+
+def _hours(trace: Trace) -> NDArray[np.int64]:
+    """(models, whole hours): counts of requests."""
+    whole = int(trace.span_s // HOUR_S)
+    inside = trace.arrival_s < whole * HOUR_S
+    hour = (trace.arrival_s[inside] // HOUR_S).astype(np.int64)
+    counts = np.zeros((len(trace.models), whole), np.int64)
+    np.add.at(counts, (trace.model[inside], hour), 1)
+    return counts
+
+
+def _peak_hour(trace: Trace) -> float | None:
+    by_hour = _hours(trace).sum(0)
+    return float(by_hour.max() / by_hour.mean()) if len(by_hour) > 1 and by_hour.sum() else None
+
+
+def _drift(trace: Trace) -> float | None:
+    """Half the sum of changes of shares (total variation) between hours that follow each other."""
+    counts = _hours(trace)
+    shares = counts[:, counts.sum(0) > 0] / np.maximum(1, counts.sum(0))[counts.sum(0) > 0]
+    return float(np.abs(np.diff(shares, axis=1)).sum(0).mean() / 2) if shares.shape[1] > 1 else None
 
 
 def _cv(values: NDArray[Any]) -> float:

@@ -4,7 +4,7 @@
 5/2xP95                          5 x for TTFT, 2 x for TPOT
 10xsolo                          10 x what the request itself takes alone on an idle GPU
 5xreleased                       5 x the base that the set's authors released
-absolute:ttft=0.5,tpot=0.05      seconds, for every model
+absolute:ttft=0.5,tpot=0.05      seconds, for every model; also ttft=500ms,tpot=50ms
 0.5xabsolute:ttft=10,tpot=0.1    half of them
 classes:FILE.toml                seconds by class: [class.chat] ttft_s, tpot_s; [models] "llama-3.1-8b*" = "chat"
 """
@@ -35,7 +35,8 @@ BASES: tuple[Base, ...] = get_args(Base)
 
 NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?"
 SCALED = re.compile(rf"(?:({NUMBER})(?:/({NUMBER}))?x)?(P95|solo|released)")
-ABSOLUTE = re.compile(rf"(?:({NUMBER})x)?absolute:ttft=({NUMBER}),tpot=({NUMBER})")
+TIME = rf"({NUMBER})(ms|s)?"
+ABSOLUTE = re.compile(rf"(?:({NUMBER})x)?absolute:ttft={TIME},tpot={TIME}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +89,14 @@ def parse(text: str) -> Rule:
         )
     elif match := ABSOLUTE.fullmatch(text):
         scale = _above("SLO scale", float(match[1] or 1))
-        rule = Absolute(scale * _above("SLO ttft", float(match[2])), scale * _above("SLO tpot", float(match[3])))
+        ttft_s, tpot_s = (float(match[k]) / (1000 if match[k + 1] == "ms" else 1) for k in (2, 4))
+        rule = Absolute(scale * _above("SLO ttft", ttft_s), scale * _above("SLO tpot", tpot_s))
     elif text.startswith("classes:"):
         rule = _classes(Path(text.removeprefix("classes:")))
     else:
         raise UserError(
-            f'no SLO rule "{text}" (5xP95, 5/2xP95, 9xsolo, 5xreleased, absolute:ttft=0.5,tpot=0.05, classes:FILE.toml)'
+            f'no SLO rule "{text}" (5xP95, 5/2xP95, 9xsolo, 5xreleased, absolute:ttft=500ms,tpot=0.05, '
+            "classes:FILE.toml)"
         )
     return rule
 

@@ -1,4 +1,4 @@
-"""The file that `bench new` writes: the smallest system that passes `bench check`, with what to change and why."""
+"""The files that `bench new` writes: the smallest system that passes `bench check`, and one of each TOML form."""
 
 from __future__ import annotations
 
@@ -48,11 +48,80 @@ class TITLE:
 '''
 
 
+CLASSES = """\
+# SLOs by class of model: bench compare --slo classes:FILE. Seconds from a request's arrival to its first token (ttft_s)
+# and between tokens (tpot_s). bench new wrote this; change names and numbers.
+
+[class.interactive]
+ttft_s = 0.5
+tpot_s = 0.05
+
+[class.batch]
+ttft_s = 10.0
+tpot_s = 0.2
+
+[models]  # the first pattern that matches a model's name holds
+"*chat*" = "interactive"
+"*" = "batch"
+"""
+
+SET = """\
+# Models that share GPUs: bench size --models FILE. Shapes are those of `bench list`.
+
+[[model]]
+name = "chat"  # a stream of the trace with this name is its traffic, unless `stream = "..."` says another
+shape = "llama-3.1-8b"
+
+[[model]]
+name = "code"
+shape = "qwen-2.5-7b"
+tp = 1  # GPUs that hold one copy
+
+[[model]]
+name = "rag"
+shape = "llama-3.2-3b"
+"""
+
+STUDY = """\
+# Systems under conditions: bench study ./FILE. The fewest GPUs on which each holds 99 % of TTFT and TPOT SLOs; for one
+# trace and one model set bench size answers that without a file.
+
+systems = ["prism", "elastic", "static"]
+along = "gpus"
+at = [1, 4]  # the least and the most that are tried
+sample = { rule = "bracket" }
+quick = { seeds = 2, window_s = 600.0 }
+slo = "absolute:ttft=1,tpot=0.1"
+level = 0.99
+layout = "fleet"
+
+[spec]
+models = "light8"
+trace = "hyperbolic-like"
+
+[[condition]]
+name = "as it is"
+
+[[condition]]
+name = "twice the traffic"
+spec = { rate_scale = 2.0 }
+"""
+
+FILES = {"classes.toml": CLASSES, "set.toml": SET, "study.toml": STUDY}  # by how a file's name ends
+
+
 def write(path: Path) -> None:
-    """Write the template to a new file. Raises UserError where one stands, or the name is none of a module."""
-    if path.suffix != ".py" or not path.stem.isidentifier():
-        raise UserError(f"{path}: name it like a Python module, as in mine.py")
+    """Write the template that a file's name asks for. Raises UserError where a file stands, or none has this name."""
+    if path.suffix == ".toml":
+        text = next((text for name, text in FILES.items() if path.name.endswith(name)), None)
+        if text is None:
+            raise UserError(f"{path}: name it as one of {', '.join(FILES)}, with other words before it if you like")
+        text = text.replace("FILE", path.name)
+    else:
+        if path.suffix != ".py" or not path.stem.isidentifier():
+            raise UserError(f"{path}: name it like a Python module, as in mine.py, or {', '.join(FILES)}")
+        title = "".join(part.capitalize() for part in path.stem.split("_") if part) or "Mine"
+        text = TEMPLATE.replace("NAME", path.stem).replace("TITLE", title)
     if path.exists():
         raise UserError(f"{path} exists; bench new overwrites nothing")
-    title = "".join(part.capitalize() for part in path.stem.split("_") if part) or "Mine"
-    write_bytes(path, TEMPLATE.replace("NAME", path.stem).replace("TITLE", title).encode())
+    write_bytes(path, text.encode())

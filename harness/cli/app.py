@@ -23,6 +23,7 @@ from harness.cli.options import HEARD, WIDTH, WORDS, examples
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
     "compare": ("compare.compare", "Compare systems on a trace: SLOs, latency, highest rate."),
+    "size": ("size.size", "Find the fewest GPUs, and what they cost."),
     "study": ("study.study", "Run a study: a paper's figure, or your own TOML file."),
     "explain": ("runs.explain", "Say where a request's time went, or why SLOs were missed."),
     "calibrate": ("tools.calibrate", "Measure the cost table of an engine's servers, or of a GPU."),
@@ -30,7 +31,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "claims": ("claims.claims", "Test every paper's claims against runs made here."),
     "list": ("tools.list_", "List systems, engines, traces, figures and definitions."),
     "mock": ("mock.mock", "Serve OpenAI's API with set latencies and no model."),
-    "new": ("tools.new", "Write a small annotated system that passes bench check."),
+    "new": ("tools.new", "Write a small annotated system, or a TOML to begin with."),
     "plot": ("runs.plot", "Draw stored results as PDF, PNG and CSV."),
     "run": ("runs.run", "Run one spec, a TOML file."),
     "sensitivity": ("sensitivity.sensitivity", "Find constants of the machine that reverse an order."),
@@ -60,7 +61,7 @@ def load(name: str) -> click.Command:
     return command
 
 
-FIRST = 3  # commands of the list above that most users need, shown before the others
+FIRST = 4  # commands of the list above that most users need, shown before the others
 
 
 class Bench(click.Group):

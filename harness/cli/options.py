@@ -302,6 +302,38 @@ def _moved(_ctx: click.Context, param: click.Parameter, text: str | None) -> Non
 MOVED = grouped(
     *(click.option(name, hidden=True, expose_value=False, callback=_moved) for name in ("--attach", "--key-env"))
 )
+
+
+def _spread(ctx: click.Context, _param: click.Parameter, text: str | None) -> None:
+    """Keep how a log is to be dealt, for `_as_trace`."""
+    if text is not None:
+        from traces.deal import spread
+
+        ctx.meta[SPREAD] = spread(text)
+
+
+def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
+    """Convert a log, and deal it where --spread asks for that; stderr says how."""
+    from harness.policy.types import UserError
+
+    how = ctx.meta.get(SPREAD)
+    if (path := Path(text)).is_file():
+        from traces.kept import kept
+
+        trace, report = kept(path, RESULTS / "traces", how)
+        if report:
+            click.echo(f"{report}: {os.path.relpath(trace)}", err=True)
+        return str(trace)
+    if how is None or path.suffix:  # a file that is not there is told of as such later
+        return text
+    from traces.load import log
+
+    if not log(text.partition("+")[0]) or "+models" in text:
+        raise UserError(f'--spread deals logs of one stream and files, not "{text}" (bench list traces)')
+    return text + str(how)
+
+
+SPREAD = "bench.spread"  # key of the context's meta
 SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
                        default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
 FIRST_SEEDS, MORE = 5, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
@@ -321,17 +353,32 @@ SLO = grouped(
     click.option("--slo-scale", type=Number(), metavar="X",
                  help="Multiple of the base.  [default: 5; 1 for seconds]"),
 )  # fmt: skip
-SETTING = grouped(
-    click.option("--trace", default="hyperbolic-like+span_s=1800", show_default=True,
+TRACED = grouped(
+    click.option("--spread", metavar="N[:FIELD=V,...]", is_eager=True, expose_value=False, callback=_spread,
+                 help="Deal the log's sessions to N models, as 12:zipf=1.2,idle=some,together=pairs."),
+    click.option("--trace", default="hyperbolic-like+span_s=1800", show_default=True, callback=_as_trace,
                  shell_complete=complete(trace_names),
-                 metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, or a canonical Parquet."),
+                 metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, a canonical Parquet, or a "
+                 "log, which is converted."),
     click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
                  help="Model set by name, a TOML file, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
+)  # fmt: skip
+SERVED = grouped(
     click.option("--served", type=click.IntRange(2), metavar="N",
                  help="Longest prompt + output, in tokens.  [default: as the trace needs, up to the model's limit]"),
     click.option("--prefix-cache/--no-prefix-cache", default=None,
                  help="Reuse the KV cache of shared prefixes.  [default: if the trace has prefixes]"),
+)  # fmt: skip
+HOSTED = grouped(
+    click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE",
+                 help="CPU cost profile of a serving engine (bench list)."),
+    click.option("--table", type=str, metavar="FILE", help="Cost table (bench calibrate writes one)."),
+)  # fmt: skip
+SERVING = grouped(SERVED, HOSTED)
+SETTING = grouped(
+    TRACED,
+    SERVED,
     click.option("--gpus", type=int, default=WORLD["gpus"], show_default=True, metavar="N",
                  help="Number of GPUs. light8 on one H100 has 67.28 GiB for weights and KV, as in Prism's release, "
                  "unless --set changes its memory. Elsewhere processes reduce a GPU's memory."),
@@ -340,9 +387,7 @@ SETTING = grouped(
     click.option("--engine", default=WORLD["engine"], show_default=True, metavar="NAME[+FIELD=VALUE...]",
                  help="Simulator or real servers: a name (bench list) or a .py file. For running OpenAI-compatible "
                  "servers attach+urls=URL[,URL][+key_env=NAME]; models match by name, else in order."),
-    click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE",
-                 help="CPU cost profile of a serving engine (bench list)."),
-    click.option("--table", type=str, metavar="FILE", help="Cost table (bench calibrate writes one)."),
+    HOSTED,
     click.option("--plan", type=click.Choice(["held-out", "window", "trace", "prefix"]), default="held-out",
                  show_default=True, help="Requests that offline planners see: the half of the trace that is not "
                  "replayed (synthetic: another seed), the replayed window, the trace, or its first tenth."),

@@ -338,13 +338,22 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
     click.echo(f"next: bench validate --engine {engine} --table {short_path(fitted.table)}")
 
 
-@click.command(epilog=examples("bench new mine.py && bench check ./mine.py"))
-@click.argument("file", type=PATH, metavar="FILE.py")
+@click.command(epilog=examples("bench new mine.py && bench check ./mine.py", "bench new classes.toml",
+                               "bench new my-set.toml", "bench new my-study.toml"))  # fmt: skip
+@click.argument("file", type=PATH, metavar="FILE.py|FILE.toml")
 def new(file: Path) -> None:
-    """Write a small annotated system that passes bench check."""
+    """Write a small annotated system, or a TOML to begin with.
+
+    The system passes bench check. A name that ends in classes.toml gets classes of SLOs, set.toml a set of models, and
+    study.toml a study.
+    """
     from harness.check.new import write
 
     write(file)
     here = shlex.quote(f"./{file}" if file.parent == Path() else str(file))
     click.echo(short_path(file))
-    click.echo(f"next: bench check {here}; bench compare --systems static,{here}")
+    uses = {"classes.toml": f"bench compare --systems static,prism --slo classes:{here}",
+            "set.toml": f"bench size --models {here} --slo absolute:ttft=1,tpot=0.1",
+            "study.toml": f"bench study {here} --dry-run"}  # fmt: skip
+    use = next((command for name, command in uses.items() if file.name.endswith(name)), None)
+    click.echo(f"next: {use or f'bench check {here}; bench compare --systems static,{here}'}")

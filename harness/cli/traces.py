@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.cli.options import (
     ALL,
+    FIGURES,
     MOST_INT,
     PATH,
     POSITIVE,
@@ -25,6 +26,9 @@ from harness.cli.terminal import room, screen
 from harness.report.commands import short_path
 from traces import readers
 
+if TYPE_CHECKING:
+    from traces.load import Trace
+
 NONE = "-"  # what a trace does not tell
 HOTTEST = 4  # models
 
@@ -37,18 +41,29 @@ def trace() -> None:
 @trace.command(epilog=examples("bench trace stats arena-chat", "bench trace stats mine.parquet --json"))
 @click.argument("name", shell_complete=complete(trace_names), metavar="NAME|FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure.")
+@click.option(
+    "-o", "--out", type=TARGET, metavar="FIGURE", help="Figure to write.  [default: plots/out/trace-NAME.pdf]"
+)
 @ALL
-def stats(name: str, as_json: bool, every: bool) -> None:
-    """Show a trace's popularity, bursts, idle times and lengths."""
+def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool) -> None:
+    """Show a trace's popularity, bursts, idle times and lengths.
+
+    Also its herds, its drift over hours, the hits of a prefix cache, and the shipped regime that it resembles; a figure
+    shows it over time.
+    """
     from harness.report.text_table import aligned
     from harness.run.setup import load_trace
+    from traces import resembles
     from traces.stats import MEANS
     from traces.stats import stats as measure
 
     loaded = load_trace(name)
     facts = measure(loaded)
+    near = resembles.likenesses(facts)
     if as_json:
-        click.echo(json.dumps({"notice": loaded.notice, **facts}, indent=1))
+        alike = [item._asdict() for item in near]
+        click.echo(json.dumps({"notice": loaded.notice, **facts, "resembles": alike}, indent=1))
         return
     answer = (
         f"{facts['name']} ({facts['tier']}): {facts['requests']} requests of {facts['models']} models in "
@@ -59,8 +74,19 @@ def stats(name: str, as_json: bool, every: bool) -> None:
     rows = [(key, told, MEANS[key]) for key, told in shown.items() if every or told != NONE]
     top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])
     hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
-    notice = [loaded.notice] if loaded.notice else []
-    screen([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest], every=every)
+    notice = [*filter(None, (loaded.notice, loaded.note and f"{facts['name']}: {loaded.note}"))]
+    last = [resembles.sentence(facts, near), *([] if no_plot else [_drawn(loaded, answer, name, out)])]
+    screen([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest, *last], every=every)
+
+
+def _drawn(loaded: Trace, answer: str, name: str, out: Path | None) -> str:
+    """Draw a trace; return the path of its figure."""
+    from plots import fig_trace
+
+    stem = FIGURES / f"trace-{loaded.name.partition('+')[0].replace('/', '-')}" if out is None else out.with_suffix("")
+    arrays = {key: getattr(loaded, key) for key in ("arrival_s", "model", "prompt_tokens", "output_tokens", "span_s")}
+    caption = answer + (f". {loaded.note}" if loaded.note else "") + "."
+    return short_path(fig_trace.render(arrays, loaded.models, caption, stem, f"bench trace stats {name}")[0])
 
 
 def _fact(value: Any) -> str:
@@ -81,12 +107,12 @@ def _fact(value: Any) -> str:
 ))  # fmt: skip
 @click.argument("source", type=PATH, metavar="FILE")
 @click.option("-o", "--out", type=TARGET, required=True, metavar="OUT.parquet", help="File to write.")
-@click.option("--from", "reader", type=click.Choice(readers.names()),
-              help="A released format, with known columns (bench list traces).")  # fmt: skip
+@click.option("--from", "reader", type=click.Choice(readers.names()), metavar="FORMAT",
+              help="A known format (bench list traces).  [default: as its columns tell]")  # fmt: skip
 @click.option("--column", "columns", multiple=True, callback=read_pairs, metavar="CANONICAL=OWN",
-              help="A column by its name in the file; without --from, name the four of the example.")  # fmt: skip
+              help="A column by its name in the file, with dots inside of objects; usual names need none.")  # fmt: skip
 @click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]),
-              help="Unit of arrival_s; clock: HH:MM:SS.mmm.  [default: s]")  # fmt: skip
+              help="Unit of arrival_s; clock: HH:MM:SS.mmm.  [default: guessed, and said]")  # fmt: skip
 @click.option("--model", metavar="NAME", help="One model for all rows, instead of a column.")
 @click.option("--name", metavar="NAME", help="Name of the trace.  [default: the file's]")
 @click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]),
@@ -95,32 +121,50 @@ def _fact(value: Any) -> str:
 @click.option(
     "--span-s", type=POSITIVE, metavar="S", help="Period of the trace.  [default: the last stamp and one mean gap]"
 )
-@click.option("--empty", type=click.Choice(["error", "drop"]), help="Rows without tokens.  [default: error]")
+@click.option("--drop-bad", is_flag=True, help="Leave out rows without time, tokens or model; count them by reason.")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
+@click.option("--spread", metavar="N[:FIELD=V,...]",
+              help="Deal sessions to N models, as 12:zipf=1.2,idle=some,together=pairs.")  # fmt: skip
+@click.option("--rate-rps", type=POSITIVE, metavar="R", help="Rate that --from servegen draws.  [default: 10]")
 @click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Block size of prefix_hashes.")
 @click.option("--sort", is_flag=True, help="Sort the rows by time.")
 @click.option("--trust-times", is_flag=True, help="Accept times that look like another unit.")
-def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], **options: Any) -> None:
+def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], spread: str | None,
+            **options: Any) -> None:  # fmt: skip
     """Make a canonical trace of a log or a released format.
 
-    Name the columns of any table, or a released format by --from, whose settings other options replace. Files: .csv and
-    .csv.gz (with a header), .parquet, .jsonl (an object a line), .pkl (lists of records, read by a restricted
-    unpickler). Ids of the blocks that prompts share are the column prefix_hashes, with --block-tokens.
+    Files: CSV, JSON in any arrangement, Parquet, plain PostgreSQL dumps, pickled lists of records (by a restricted
+    unpickler), text also under gzip; of prometheus and servegen folders. A format is known by its columns, or named by
+    --from, whose settings other options replace; else the usual names of columns are. Of a log only stamps, counts,
+    names of models and keyed hashes of sessions and prompt blocks are read. Ids of the blocks that prompts share are
+    the column prefix_hashes, with --block-tokens.
     """
     from harness.policy.types import UserError
     from traces import convert as converter
-    from traces import schema
+    from traces import deal, schema
 
     if out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
     if reader is not None and columns:
         raise UserError(f"--from {reader} knows its columns: give no --column")
+    how = deal.spread(spread) if spread else None
     asked = {name: value for name, value in options.items() if value not in {None, False}}
-    rows = readers.read(reader, source, **asked) if reader else converter.convert(source, columns, **asked)
+    if columns or (reader is None and "block_tokens" in asked):
+        rows, report = converter.convert(source, columns, **asked), source.name
+        report += readers.told(schema.metadata(rows))
+    elif reader is not None:
+        rows = readers.read(reader, source, **asked)
+        report = f"{source.name} read as a log of {reader}{readers.told(schema.metadata(rows))}"
+    else:
+        rows, report = readers.converted(source, **asked)
+    if how is not None:
+        rows, note = deal.dealt(rows, how)
+        rows, report = schema.noted(rows, note), f"{report}; {note}"
     schema.write(rows, out)
-    facts = schema.metadata(rows)
-    dropped = sum(facts.get(key, 0) for key in ("dropped_empty", "dropped_untimed", "dropped_long"))
-    click.echo(f"{rows.num_rows} requests in {facts['span_s']:g} s" + (f", {dropped} rows left out" if dropped else ""))
+    span_s = schema.metadata(rows)["span_s"]
+    click.echo(report)
+    count, models = rows.num_rows, len(rows["model"].unique())
+    click.echo(f"{count:,} requests of {models} models in {span_s:g} s, {count / span_s:.3g} requests/s")
     click.echo(short_path(out))
     click.echo(f"next: bench trace stats {shlex.quote(short_path(out))}")
 

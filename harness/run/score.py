@@ -19,6 +19,8 @@ from harness.run.spec import digest
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from harness.rows.requests import Floats
+
 
 def scorable(label: str, run: Path, under: SloTarget) -> tidy.Run:
     """Return a run as metrics score it under an SLO target."""
@@ -53,6 +55,17 @@ _COUNTED: dict[tuple[Path, int, int, str, str], dict[str, tidy.Block]] = {}
 
 
 def _counted(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, tidy.Block]:
+    each = by_model(run, under, definitions)
+    return {name: tidy.Block(*(x.sum(axis=0) for x in block)) for name, (_, *block) in each.items()}
+
+
+def by_model(
+    run: Path, under: SloTarget, definitions: Collection[str]
+) -> dict[str, tuple[tuple[str, ...], Floats, Floats]]:
+    """Count a run's misses and offered requests, by definition: models, and (models, blocks) of each.
+
+    None where it could not run.
+    """
     about = record.meta(run)
     if about["skipped"] or about["infeasible"]:
         return {}
@@ -66,8 +79,7 @@ def _counted(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[
         definition = DEFINITIONS[name]
         if (scores := definition.score(offered, slo)) is None:
             raise UserError(f"{run.name} has no token times, which {name} needs")
-        blocks[name] = tidy.Block(*(x.sum(axis=0) for x in
-                                   tidy.by_block(offered, scores, definition.weights(offered), window_s)))  # fmt: skip
+        blocks[name] = (offered.models, *tidy.by_block(offered, scores, definition.weights(offered), window_s))
     return blocks
 
 

@@ -449,7 +449,7 @@ CONVERTS = (
     Option("--tier", ["", "nope"], (), "tier"),
     Option("--licence", [], ("", "x" * 5000, "\udcff")),
     Option("--span-s", [*FLOAT, "0", "-1", "3"], ("1e300",), " "),
-    Option("--empty", ["", "nope"], (), "empty"),
+    Option("--rate-rps", [*FLOAT, "0", "-1", "3"], (), " "),
     Option("--max-tokens", [*COUNT, "0", "1", "-1", "2"], ("9" * 20,), " "),
     Option("--block-tokens", [*COUNT, "0", "16"], (), " "),
     Option("--from", ["", "nope", "burstgpt"], (), "from"),
@@ -480,6 +480,23 @@ VALIDATES = (
     Option("--shape", ["nope.toml", "/dev/zero", ""], (), " "),
     Option("--runs", ["x"], (), "--runs"),
 )
+SIZE = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--systems", "static", "--gpus", "1-1",
+        "--slo", "absolute:ttft=1,tpot=1", "--windows", "1", "--no-plot", "--grow", "1", "-o", "res")  # fmt: skip
+SIZES = (
+    Option("--gpus", ["", "0", "0-3", "3-1", "x", "1-", "-1", "1-9999", "1.5", "²", "9" * 20], (), "gpus"),
+    Option("--gpu", [*LISTS, "nope", "h100*2", "h100+l40s", "H100"], (), " "),
+    Option("--target", [*FLOAT, "50", "100", "0", "-1", "1e300"], (), "target"),
+    Option(
+        "--price", ["", "h100", "h100=", "=2", "h100=x", "h100=0", "h100=-1", "h100=nan", "h100=inf", "nope=2"], (), " "
+    ),
+    Option("--spare", [*COUNT, "-1"], (), "spare"),
+    Option("--node", [*COUNT, "0", "-1"], (), "node"),
+    Option("--grow", ["x", "0", "-1", "nan", "inf", "1e9"], ("",), " "),
+    Option("--windows", [*COUNT, "0", "-1", "51"], (), "windows"),
+    Option("--spread", ["2", "x", "2:zipf=1"], (), "spread"),
+    Option("--systems", [*LISTS, "nope"], (), " "),
+    Option("--slo", ["", "nope", "absolute:ttft=0,tpot=0"], (), " "),
+)
 SETS: Mapping[str, tuple[tuple[str, ...], Sequence[Option]]] = {
     "compare": ((*COMPARE, "--dry-run"), COMPARED),
     "sensitivity": (
@@ -496,6 +513,7 @@ SETS: Mapping[str, tuple[tuple[str, ...], Sequence[Option]]] = {
     "convert": (CONVERT, CONVERTS),
     "make": (("trace", "make", "aegaeon-like"), MAKES),
     "validate": (("validate", "{here}/empty"), VALIDATES),
+    "size": (SIZE, SIZES),
 }
 
 

@@ -1,12 +1,14 @@
 """Readers of released trace formats: a file a format, found by its name (`bench trace convert --from NAME FILE`).
 
-The first line of a reader's docstring says what it reads, and FILES the names of such files, as patterns. Its
-`read(path)` makes a canonical table of a file; further keyword parameters are the options of `bench trace convert` that
-it takes, and `**asked` passes any on to `traces.convert.convert`.
+The first line of a reader's docstring says what it reads, FILES the names of such files, as patterns, and KEYS the
+names in a record by which its format is known, in each of its forms (MARK: a word that such a file has besides). Its
+`read(path)` makes a canonical table of a file, with FOLDER of a folder too; further keyword parameters are the options
+of `bench trace convert` that it takes, and `**asked` passes any on to `traces.convert` or `traces.log`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from inspect import Parameter, signature
@@ -17,11 +19,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FOLDER = Path(__file__).parent
+HEAD_BYTES = 1 << 20  # in which a MARK is looked for
 
 
 def names() -> list[str]:
     """Readers on hand: the directory is the registry."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+    return sorted(path.stem.replace("_", "-") for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
 def find(name: str) -> Any:
@@ -30,12 +33,13 @@ def find(name: str) -> Any:
 
     if name not in names():
         raise UserError(f'no reader "{name}" (there is: {", ".join(names())})')
+    stem = name.replace("-", "_")
     try:
-        reader = import_module(f"{__name__}.{name}")
+        reader = import_module(f"{__name__}.{stem}")
     except Exception as error:  # whatever is wrong in that file is told of that file
-        raise UserError(f"traces/readers/{name}.py is broken: {type(error).__name__}: {error}") from error
+        raise UserError(f"traces/readers/{stem}.py is broken: {type(error).__name__}: {error}") from error
     if not callable(getattr(reader, "read", None)):
-        raise UserError(f"traces/readers/{name}.py is broken: it has no function `read`")
+        raise UserError(f"traces/readers/{stem}.py is broken: it has no function `read`")
     return reader
 
 
@@ -43,15 +47,58 @@ def read(name: str, path: Path, /, **asked: Any) -> pa.Table:
     """Read a file by the reader of this name; UserError for what the reader does not take, and for a bad file."""
     from harness.policy.types import UserError
 
-    reader = find(name).read
+    module = find(name)
+    reader = module.read
     takes = signature(reader).parameters
     if all(param.kind is not Parameter.VAR_KEYWORD for param in takes.values()):
         for option in asked.keys() - takes.keys():
             raise UserError(f"the reader {name} takes no --{option.replace('_', '-')}: its format leaves no choice")
-    if not path.is_file():
+    if path.is_dir() and not getattr(module, "FOLDER", False):
+        raise UserError(f"{path}: a folder; {name} reads a file")
+    if not (path.is_file() or path.is_dir()):
         raise UserError(f"{path}: no such file")
     table: pa.Table = reader(path, **asked)
     return table
+
+
+def known(path: Path) -> str | None:
+    """Tell by which reader a file can be read, from its first record; None where none knows it."""
+    from traces import records
+
+    if path.is_dir() or path.suffix in {".pkl", ".pickle"}:
+        return None
+    first = next(iter(records.records(path)))[1]
+    with records.opened(path) as file:
+        head = file.read(HEAD_BYTES)
+    fits = {name: len(mark) for name in names() if (mark := _mark(find(name), first, head)) is not None}
+    return max(fits, key=fits.__getitem__, default=None)
+
+
+def _mark(module: Any, first: Mapping[str, Any], head: bytes) -> bytes | None:
+    """Return a reader's mark where a file has it, and the names of one of its forms; else None."""
+    mark = getattr(module, "MARK", "").encode()
+    return mark if mark in head and any(keys <= first.keys() for keys in getattr(module, "KEYS", ())) else None
+
+
+def converted(path: Path, **asked: Any) -> tuple[pa.Table, str]:
+    """Convert any log by the reader that knows it, else by usual names of columns; with a line that says how."""
+    from traces import convert, schema
+
+    name = known(path)
+    rows = read(name, path, **asked) if name else convert.convert(path, **asked)
+    return rows, f"{path.name} read as {f'a log of {name}' if name else 'a table'}{told(schema.metadata(rows))}"
+
+
+def told(meta: Mapping[str, Any]) -> str:
+    """Say how a log's stamps were read, and which of its rows were left out."""
+    words = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "clock": "HH:MM:SS",
+             "datetime": "dates (UTC where they have no zone)"}  # fmt: skip
+    report = f", times guessed to be {words[meta['time_unit']]} (--time-unit)" if meta.get("time_unit_guessed") else ""
+    if left := meta.get("dropped"):
+        report += "; left out: " + ", ".join(f"{count:,} {reason}" for reason, count in left.items())
+    if bare := meta.get("without_blocks"):
+        report += f"; {bare:,} prompts without all of their blocks"
+    return report
 
 
 def logs(folder: Path) -> dict[str, list[Path]]:

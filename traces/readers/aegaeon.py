@@ -14,6 +14,7 @@ from traces import schema
 from traces.convert import convert
 
 FILES = ("synth-*.csv", "synth-*.csv.gz")
+KEYS = ({"Request Time", "Model Name", "Input Length", "Output Length"},)
 COLUMNS = {
     "arrival_s": "Request Time",
     "model": "Model Name",

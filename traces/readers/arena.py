@@ -24,5 +24,5 @@ COLUMNS = {
 
 def read(path: Path, **asked: Any) -> pa.Table:
     """Read its stamps as seconds, in a period of 600 s."""
-    known: dict[str, Any] = {"name": "arena-chat", "licence": "Apache-2.0", "span_s": 600.0}
+    known: dict[str, Any] = {"name": "arena-chat", "time_unit": "s", "licence": "Apache-2.0", "span_s": 600.0}
     return convert(path, COLUMNS, **known | asked)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from traces.convert import convert
 
 FILES = ("AzureLLMInferenceTrace_*.csv", "azure_llm_*.csv")
+KEYS = ({"TIMESTAMP", "ContextTokens", "GeneratedTokens"},)
 COLUMNS = {"arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_tokens": "GeneratedTokens"}
 
 

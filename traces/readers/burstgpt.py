@@ -14,6 +14,7 @@ import pyarrow as pa
 from traces.convert import convert
 
 FILES = ("BurstGPT_*.csv",)
+KEYS = ({"Timestamp", "Model", "Request tokens", "Response tokens"},)
 COLUMNS = {
     "arrival_s": "Timestamp",
     "model": "Model",
@@ -24,5 +25,5 @@ COLUMNS = {
 
 def read(path: Path, **asked: Any) -> pa.Table:
     """Read its stamps as seconds from the first day's midnight."""
-    known: dict[str, Any] = {"licence": "CC-BY-4.0", "empty": "drop"}
+    known: dict[str, Any] = {"licence": "CC-BY-4.0", "drop_bad": True, "time_unit": "s"}
     return convert(path, COLUMNS, **known | asked)

@@ -26,7 +26,6 @@ def read(path: Path, **asked: Any) -> pa.Table:
         "model": path.stem,
         "name": f"fineserve-{size}",
         "licence": "none stated (for research, says its README)",
-        "empty": "drop",
-        "untimed": "drop",
+        "drop_bad": True,
     }
     return convert(path, COLUMNS, **known | asked)

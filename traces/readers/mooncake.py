@@ -13,6 +13,7 @@ import pyarrow as pa
 from traces.convert import convert
 
 FILES = ("*_trace.jsonl",)
+KEYS = ({"timestamp", "input_length", "output_length", "hash_ids"},)
 COLUMNS = {
     "arrival_s": "timestamp",
     "prompt_tokens": "input_length",

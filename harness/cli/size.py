@@ -1,0 +1,182 @@
+"""`bench size`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.cli.options import (
+    DEFINITION,
+    FIGURES,
+    JSON_PROGRESS,
+    LIMIT,
+    PATH,
+    RESULTS,
+    SERVING,
+    SLO,
+    TRACED,
+    WORKERS,
+    Number,
+    complete,
+    examples,
+    gpu_names,
+    listed,
+    read_pairs,
+    slo_rule,
+    system_names,
+)
+from harness.cli.terminal import prose, teller
+from harness.report.commands import real, short_path
+
+SYSTEMS = "prism,elastic,static:replicas,static:rate,static,muxserve,qlm,swap"
+ALL = "all"
+RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
+MOST_GPUS = 4096
+
+
+@click.command(epilog=examples(
+    "bench size --trace log.csv --models mine.toml --slo absolute:ttft=1,tpot=0.05",
+    "bench size --trace mine.parquet --models mine.toml --gpu h100,l40s --gpus 1-32 --target 99 "
+    "--price h100=2.5,l40s=0.9 --slo absolute:ttft=2,tpot=0.1",
+    "bench size --trace azure-conv --spread 12:zipf=1.2 --models 'llama-3.1-8b*12' --spare 1 --node 8",
+))  # fmt: skip
+@TRACED
+@click.option("--gpu", "kinds", default="h100", show_default=True, metavar="KIND[,KIND]",
+              shell_complete=complete(gpu_names, many=True), help="Kinds of GPU, each tried by itself.")  # fmt: skip
+@click.option("--gpus", "span", default="1-64", show_default=True, metavar="LEAST-MOST", help="Counts that are tried.")
+@click.option("--target", type=Number(50, 100, min_open=True, max_open=True), default=99.0, show_default=True,
+              metavar="PERCENT", help="Share of requests that meet their SLO, for every model.")  # fmt: skip
+@click.option("--systems", default=SYSTEMS, show_default=True, metavar="LIST",
+              shell_complete=complete(system_names, many=True), help="Strategies; all: every one.")  # fmt: skip
+@click.option("--price", multiple=True, callback=read_pairs, metavar="KIND=USD",
+              help="Price of a GPU an hour, instead of the listed one; several by commas.")  # fmt: skip
+@click.option("--spare", type=click.IntRange(0, MOST_GPUS), default=0, show_default=True, metavar="N",
+              help="GPUs to hold for one that fails.")  # fmt: skip
+@click.option("--node", type=click.IntRange(1, MOST_GPUS), default=1, show_default=True, metavar="N",
+              help="GPUs of a node: whole ones are bought.")  # fmt: skip
+@click.option(
+    "--grow", default="1.25,1.5,2", show_default=True, metavar="LIST", help="Times the traffic, of the answer."
+)
+@SERVING
+@SLO
+@click.option("--definition", type=DEFINITION, help="Definition of attainment.  [default: that of --slo]")
+@click.option("--windows", type=click.IntRange(1, 50), default=3, show_default=True, metavar="N",
+              help="Windows that a generator draws.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--no-plot", is_flag=True, help="Draw no figure.")
+@LIMIT
+@WORKERS
+@JSON_PROGRESS
+@click.option("-o", "--out", type=PATH, metavar="DIR", help="Folder for runs, and for the figure.  [default: results/]")
+def size(
+    *,
+    kinds: str,
+    span: str,
+    target: float,
+    systems: str,
+    price: dict[str, str],
+    spare: int,
+    node: int,
+    grow: str,
+    slo: str,
+    slo_scale: float | None,
+    definition: str | None,
+    windows: int,
+    as_json: bool,
+    no_plot: bool,
+    workers: int | None,
+    machine: bool,
+    out: Path | None,
+    **setting: Any,
+) -> None:
+    """Find the fewest GPUs, and what they cost.
+
+    On these, a strategy meets the SLOs of every model in the whole trace. A trace of more than two hours is judged by
+    its busiest hour too. The answer names the cheapest, what binds it, which models share a GPU, and what more traffic
+    takes.
+    """
+    from harness.engines.costs.prices import prices
+    from harness.study import size as sizes
+    from harness.study import size_words as words
+    from harness.study.compare import judged_by
+
+    rule = slo_rule(slo, slo_scale)
+    least, most = _span(span)
+    asked = sizes.Asked(
+        {key: value for key, value in setting.items() if value is not None},
+        tuple(_kinds(kinds)), least, most, tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
+        prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
+    )  # fmt: skip
+    folder = real(out or RESULTS)
+    with teller(machine=machine) as told:
+        sized = sizes.size(asked, folder, workers=workers, teller=told)
+    if as_json:
+        click.echo(json.dumps(words.facts(sized), indent=1))
+    else:
+        first, *rest = words.lines(sized)
+        prose(first)
+        for line in rest:
+            click.echo(line)
+    if not no_plot and any(not verdict.unfit for curve in sized.curves.values() for verdict in curve.tried.values()):
+        from plots import fig_size
+
+        stem = (FIGURES if out is None else folder) / f"size-{Path(str(setting['trace'])).stem.partition('+')[0]}"
+        caption = words.sentence(sized) + ". Rings: the answers. Simulated."
+        paths = fig_size.render(words.points(sized), asked.target, caption, stem, "bench size")
+        click.echo(short_path(paths[0]), err=as_json)
+
+
+def _kinds(text: str) -> list[str]:
+    from harness.policy.fields import meant
+    from harness.policy.types import UserError
+
+    kinds = listed("--gpu", text) or []
+    if mixed := next((kind for kind in kinds if "*" in kind or "+" in kind), None):
+        raise UserError(f'--gpu "{mixed}": clusters of several kinds cannot be simulated; name kinds to try each')
+    if unknown := next((kind for kind in kinds if kind not in gpu_names()), None):
+        raise UserError(f'no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list)')
+    return list(dict.fromkeys(kinds))
+
+
+def _span(text: str) -> tuple[int, int]:
+    from harness.policy.types import UserError
+
+    match = RANGE.fullmatch(text.strip())
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most <= MOST_GPUS:
+        raise UserError(f'--gpus "{text}" is not LEAST-MOST, as 1-64, up to {MOST_GPUS}')
+    return least, most
+
+
+def _systems(text: str) -> list[str]:
+    names = listed("--systems", text) or []
+    others = [name for name in system_names() if name not in names and name != "ideal"]
+    return [name for each in names for name in (others if each == ALL else [each])]
+
+
+def _own(price: dict[str, str]) -> dict[str, str]:
+    """Split prices that commas join: h100=2.5,l40s=0.9."""
+    from harness.policy.fields import meant
+    from harness.policy.types import UserError
+
+    pairs = [pair for kind, text in price.items() for pair in f"{kind}={text}".split(",")]
+    prices = {kind.strip(): usd.strip() for kind, _, usd in (pair.partition("=") for pair in pairs)}
+    if unknown := next((kind for kind in prices if kind not in gpu_names()), None):
+        raise UserError(f'--price: no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list)')
+    return prices
+
+
+def _growth(text: str) -> list[float]:
+    from harness.policy.types import UserError
+
+    try:
+        times = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        times = [0.0]
+    if bad := [x for x in times if not 0 < x <= 100]:
+        raise UserError(f'--grow "{text}": {bad[0]:g} is not a number above 0, up to 100')
+    return times

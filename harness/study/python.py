@@ -1,0 +1,137 @@
+"""The commands as functions: `from harness import compare, size`. Their arguments are the words of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.engines.costs.prices import prices
+from harness.rows import record
+from harness.study import size as sizes
+from harness.study import size_words
+from harness.study.compare import comparison, judged_by
+from harness.study.measure import Measured, measure
+from harness.study.size import Asked, Sized
+from workloads import slo as rules
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SYSTEMS = ("prism", "elastic", "static:replicas", "static:rate", "static", "muxserve", "qlm", "swap")
+
+
+class Comparison:
+    """Systems compared, as frames of runs that are stored."""
+
+    def __init__(self, measured: Measured) -> None:
+        self.measured = measured
+        self.folder = measured.folder  # `bench plot` draws it, `bench explain` explains it
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A row a run: label, x (the rate scale), gpus, seed, attainment, mean and worst model; NaN where none ran.
+
+        `run` is the folder's name, `infeasible` and `skipped` say why a run has no value. Base runs are left out.
+        """
+        frame = self.measured.table.to_pandas()
+        frame = frame[frame["definition"] == self.measured.study.definitions[0]]
+        key = ["run", "label", "x", "gpus", "seed", "infeasible", "skipped"]
+        pooled = frame["over"] == "pooled"
+        values = {"attainment": frame["value"].where(pooled), "mean_model": frame["value"].where(~pooled),
+                  "worst_model": frame["value"].where(~pooled)}  # fmt: skip
+        frame = frame.assign(**values)
+        each = frame.groupby(key, sort=False, dropna=False, observed=True)
+        out: pd.DataFrame = each.agg(attainment=("attainment", "first"), mean_model=("mean_model", "mean"),
+                                     worst_model=("worst_model", "min")).reset_index()  # fmt: skip
+        return out
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """A row a request of all runs: what `harness.load` gives, with the label in place of the spec's columns."""
+        import pandas as pd
+
+        frames = []
+        for run, label in self.measured.about["runs"].items():
+            rows = record.load(self.folder.parent / run).requests
+            rows = rows[[name for name in rows.columns if not name.startswith("p_")]]
+            frames.append(rows.assign(label=label))
+        return pd.concat(frames, ignore_index=True)
+
+
+def compare(
+    systems: str | Sequence[str],
+    *,
+    slo: str = "5xP95",
+    rate_scale: Sequence[float] | None = None,
+    seeds: int = 5,
+    definition: str | None = None,
+    controls: bool = False,
+    out: str | Path = "results",
+    workers: int | None = None,
+    **setting: Any,
+) -> Comparison:
+    """Compare systems as `bench compare` does; `setting` has its other options (trace, models, gpus, gpu, served ...).
+
+    Stored runs are used again. UserError for what `bench` refuses.
+    """
+    names = systems.split(",") if isinstance(systems, str) else list(systems)
+    asked = comparison([name.strip() for name in names], setting, rates=rate_scale, seeds=seeds, rule=slo,
+                       definition=definition, controls=controls)  # fmt: skip
+    return Comparison(measure(asked, Path(out).resolve(), stem=Path(str(setting.get("trace", "trace"))).stem,
+                              workers=workers))  # fmt: skip
+
+
+class Answer:
+    """An answered question of size."""
+
+    def __init__(self, sized: Sized) -> None:
+        self.sized = sized
+        self.sentence = size_words.sentence(sized)
+        self.best = sized.best  # (kind of GPU, system, GPUs), or None
+
+    @cached_property
+    def tried(self) -> pd.DataFrame:
+        """A row a kind, system and count that ran: gpu, label, gpus, usd_day, pooled, worst, answer."""
+        import pandas as pd
+
+        return pd.DataFrame(size_words.points(self.sized))
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """All that `bench size --json` prints."""
+        return size_words.facts(self.sized)
+
+
+def size(
+    *,
+    trace: str,
+    models: str,
+    slo: str = "5xP95",
+    gpu: str | Sequence[str] = "h100",
+    gpus: tuple[int, int] = (1, 64),
+    target: float = 99.0,
+    systems: str | Sequence[str] = SYSTEMS,
+    price: Mapping[str, float] | None = None,
+    spare: int = 0,
+    node: int = 1,
+    grow: Sequence[float] = sizes.GROWTH,
+    definition: str | None = None,
+    windows: int = sizes.WINDOWS,
+    out: str | Path = "results",
+    workers: int | None = None,
+    **setting: Any,
+) -> Answer:
+    """Find the fewest GPUs as `bench size` does; `setting` has its other options (served, host ...).
+
+    Stored runs are used again. UserError for what `bench` refuses.
+    """
+    rules.parse(slo)
+    kinds, names = (tuple(x.split(",") if isinstance(x, str) else x) for x in (gpu, systems))
+    usd = prices({kind: str(dollars) for kind, dollars in (price or {}).items()})
+    asked = Asked(
+        {**setting, "trace": trace, "models": models}, kinds, *gpus, names, slo, definition or judged_by(slo),
+        target / 100, usd, spare, node, tuple(grow), windows,
+    )  # fmt: skip
+    return Answer(sizes.size(asked, Path(out).resolve(), workers=workers))

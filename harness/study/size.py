@@ -1,0 +1,439 @@
+"""The fewest GPUs of each kind on which a strategy holds the target, for every model and for all together.
+
+Each strategy of each kind is searched by itself, from the fewest GPUs that its weights fit on: doubled until the target
+holds, then halved between the last count that fails and the first that holds. All strategies see the same windows: the
+log in parts, each planned from another part, and its busiest hour. A count holds where it holds in every view. A
+strategy stops where its next count costs more than the cheapest that some strategy holds already: it cannot beat it.
+
+Runs are those of a sweep: they are stored, checked and resumed as all others are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from harness.engines.costs.prices import Price
+from harness.policy.types import GIB, Cluster, Inst, UserError
+from harness.rows import pooled, record
+from harness.run import room, score, sweep
+from harness.run.resolve import resolve, traits
+from harness.run.setup import Setup, load_models, load_trace
+from harness.run.slo import SloTarget
+from harness.run.spec import Spec, from_dict
+from harness.run.spec import asked as asked_system
+from harness.run.teller import Silent, Teller
+from harness.study.bases import slo_target
+from harness.study.study import UPPER, named
+from traces import schema
+
+HOUR_S = 3600.0
+OWN_COUNT = "dedicated"  # it takes as many GPUs as its models need
+BOUNDS = (UPPER, OWN_COUNT)  # recommended never: a bound, and the base to save from
+WINDOWS = 3  # drawn of a generator
+GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
+FULL = 0.92  # of a GPU's memory for weights and one request, where a degree of parallelism is chosen
+Criterion = Literal["each", "pooled"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question: what is served, on what, how well."""
+
+    setting: Mapping[str, Any]  # fields of a spec: trace, models, served ...
+    kinds: tuple[str, ...]  # of GPUs
+    least: int
+    most: int
+    systems: tuple[str, ...]  # as --systems takes them
+    rule: str  # of SLOs
+    definition: str
+    target: float  # share of requests that meet their SLO
+    prices: Mapping[str, Price]
+    spare: int = 0  # GPUs beside those that the target takes
+    node: int = 1  # whole nodes of so many GPUs are bought
+    growth: tuple[float, ...] = GROWTH
+    windows: int = WINDOWS
+
+    def bought(self, gpus: int) -> int:
+        """Return the GPUs that are bought where so many are needed: spares, then whole nodes."""
+        return self.node * math.ceil((gpus + self.spare) / self.node)
+
+    def usd_hour(self, kind: str, gpus: int) -> float | None:
+        """Return the price of so many GPUs; None where the kind has none."""
+        price = self.prices.get(kind)
+        return None if price is None else price.usd_hour * self.bought(gpus)
+
+
+class View(NamedTuple):
+    """A stretch of the traffic that is replayed."""
+
+    name: str  # whole log, busiest hour
+    trace: str
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a strategy on a number of GPUs, over the windows of each view."""
+
+    gpus: int
+    share: Mapping[str, float]  # attainment by view, all requests
+    interval: Mapping[str, tuple[float, float] | None]  # of it; None: too few blocks
+    models: Mapping[str, Mapping[str, tuple[float, int]]]  # by view and model: attainment, requests
+    failing: tuple[str, ...]  # models below the target in some view
+    unfit: str  # why it could not run; "": it did
+    runs: tuple[Path, ...] = field(default=(), compare=False)
+
+    def holds(self, target: float, by: Criterion) -> bool:
+        """Tell whether the target holds in every view."""
+        if self.unfit:
+            return False
+        return not self.failing if by == "each" else min(self.share.values()) >= target
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The model with the least attainment in any view."""
+        each = [(share, name) for models in self.models.values() for name, (share, _) in models.items()]
+        share, name = min(each, default=(0.0, "-"))
+        return name, share
+
+
+@dataclass
+class Curve:
+    """The known verdicts on a strategy on a kind of GPU."""
+
+    kind: str
+    system: str
+    tried: dict[int, Verdict] = field(default_factory=dict)
+    stopped: str = ""  # why its search ended without an answer
+
+    def fewest(self, target: float, by: Criterion) -> int | None:
+        """Return the least count from which on all that were tried hold the target."""
+        held = None
+        for gpus in sorted(self.tried, reverse=True):
+            if not self.tried[gpus].holds(target, by):
+                break
+            held = gpus
+        return held
+
+    def below(self, gpus: int) -> Verdict | None:
+        """Return the verdict on the largest count below this one."""
+        lower = [n for n in self.tried if n < gpus]
+        return self.tried[max(lower)] if lower else None
+
+
+@dataclass(frozen=True)
+class Sized:
+    """An answered question."""
+
+    asked: Asked
+    views: tuple[View, ...]
+    curves: Mapping[tuple[str, str], Curve]  # by kind and system
+    degrees: Mapping[str, Mapping[str, int]]  # of tensor parallelism by kind and model, where it was chosen
+    best: tuple[str, str, int] | None  # kind, system, GPUs: the cheapest on which every model holds the target
+    grown: Mapping[float, int | None]  # GPUs of the best for more traffic; None: more than the most
+    cold_s: Mapping[str, float]  # seconds in which each model is loaded from the host, on the best's kind
+    homes: Mapping[str, tuple[str, ...]]  # by GPU: models that were served there by the best
+    million_tokens_hour: float  # prompt and output, in the whole log
+    own: Mapping[str, int]  # by kind: GPUs where each model has its own
+    lacks: str  # memory that the best lacks on one GPU fewer; "": load binds
+
+
+def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
+    """Answer a question; runs are kept below `out`. UserError where it cannot be asked."""
+    return _Work(asked, out, workers, teller or Silent()).done()
+
+
+class _Work:
+    """One call of `size`."""
+
+    def __init__(self, asked: Asked, out: Path, workers: int | None, teller: Teller) -> None:
+        self.asked, self.out, self.workers, self.teller = asked, out, workers, teller
+        self.systems = named(asked.systems)
+        self.views = views(asked, out)
+        self.sets = {kind: _fitting(asked, kind, out) for kind in asked.kinds}
+        self._clusters: dict[str, Cluster] = {}
+        self._floor = {kind: self._ends(kind) for kind in asked.kinds}
+        for kind in asked.kinds:  # a mistake shows before anything is run
+            for name in self.systems:
+                traits(self._spec(kind, name, asked.most, self.views[0], self.views[0].seeds[0]))
+        self._targets: dict[tuple[str, str], SloTarget] = {}
+
+    def done(self) -> Sized:
+        """Search all strategies in rounds, then ask more of the best."""
+        asked = self.asked
+        curves = {(kind, name): Curve(kind, name) for kind in asked.kinds for name in self.systems}
+        self._search(list(curves.values()), 1.0, "each")
+        self._search([curve for curve in curves.values() if curve.fewest(asked.target, "each")], 1.0, "pooled")
+        best = self._best(curves.values())
+        grown: dict[float, int | None] = {}
+        cold: dict[str, float] = {}
+        homes: dict[str, tuple[str, ...]] = {}
+        if best is not None:
+            kind, name, gpus = best
+            for times in asked.growth:
+                more = Curve(kind, name)
+                self._search([more], times, "each", least=gpus)
+                grown[times] = more.fewest(asked.target, "each")
+            cold = self._cold_s(kind, name, gpus)
+            homes = _homes(curves[kind, name].tried[gpus].runs)
+        trace = load_trace(str(asked.setting["trace"]))
+        tokens = float(trace.prompt_tokens.sum(dtype=np.int64) + trace.output_tokens.sum(dtype=np.int64))
+        alone = {kind: sum(model.tp for model in cluster.models.values()) for kind, cluster in self._clusters.items()}
+        return Sized(asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
+                     best, grown, cold, homes, tokens / trace.span_s * HOUR_S / 1e6, alone,
+                     self._lacks(curves, best))  # fmt: skip
+
+    def _lacks(self, curves: Mapping[tuple[str, str], Curve], best: tuple[str, str, int] | None) -> str:
+        """Say how much memory the best lacks on one GPU fewer, where that is why it does not hold."""
+        if best is None:
+            return ""
+        kind, name, gpus = best
+        below = curves[kind, name].below(gpus)
+        if below is None or not below.unfit or below.gpus != gpus - 1:
+            return ""
+        view = self.views[0]
+        spec = self._under(kind, view).spec(self._spec(kind, name, gpus - 1, view, view.seeds[0]))
+        short = room.short_bytes(spec)
+        return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
+
+    # ------------------------------------------------------------ search
+
+    def _search(self, curves: list[Curve], times: float, by: Criterion, least: int = 0) -> None:
+        """Try counts until each curve has its answer, a round of all curves at a time."""
+        for turn in count(1):
+            asks = [(curve, n) for curve in curves if (n := self._next(curve, curves, by, least)) is not None]
+            if not asks:
+                return
+            what = f"{'sizes' if times == 1 else f'{times:g} x the traffic'}, round {turn}"
+            self._try(asks, times, what)
+
+    def _next(self, curve: Curve, others: Iterable[Curve], by: Criterion, least: int) -> int | None:
+        """Return the count that a curve tries next; None where its search is over."""
+        asked, tried, target = self.asked, curve.tried, self.asked.target
+        if curve.stopped:
+            return None
+        if self._base(curve) == OWN_COUNT:
+            alone = traits(self._spec(curve.kind, curve.system, 1, self.views[0], self.views[0].seeds[0])).gpus
+            return None if tried else alone
+        held = curve.fewest(target, by)
+        fails = [n for n, verdict in tried.items() if not verdict.holds(target, by) and (held is None or n < held)]
+        floor, first = self._floor[curve.kind]
+        floor, first = max(floor, least), max(first, least)
+        low = max(fails, default=floor - 1)
+        if held is None:
+            n = first if not tried else max(low + 1, min(2 * low, asked.most))
+            cap = self._cap(curve, others) if by == "each" and not least else asked.most
+            if n > cap and low < cap:
+                n = cap
+            if n > min(cap, asked.most):
+                curve.stopped = f"> {low}: a cheaper count is found" if cap < asked.most else f"> {asked.most}"
+                return None
+            return n
+        middle = (held + low) // 2
+        return middle if held - low > 1 and middle not in tried else None
+
+    def _cap(self, curve: Curve, others: Iterable[Curve]) -> int:
+        """Return the largest count of a curve's kind that costs no more than the cheapest answer so far."""
+        asked = self.asked
+        best = self._best(others)
+        if best is None or self._base(curve) in BOUNDS:
+            return asked.most
+        kind, _, gpus = best
+        mine, its = asked.prices.get(curve.kind), asked.prices.get(kind)
+        if kind == curve.kind:
+            return min(asked.most, gpus)
+        if mine is None or its is None:
+            return asked.most
+        return min(asked.most, max(1, math.floor(gpus * its.usd_hour / mine.usd_hour)))
+
+    def _best(self, curves: Iterable[Curve]) -> tuple[str, str, int] | None:
+        """Return the cheapest answer; between equal ones that of the strategy that was asked for first."""
+        asked = self.asked
+        answers = []
+        for at, curve in enumerate(curves):
+            gpus = curve.fewest(asked.target, "each")
+            if gpus is not None and self._base(curve) not in BOUNDS:
+                price = asked.usd_hour(curve.kind, gpus)
+                answers.append((math.inf if price is None else price, gpus, at, (curve.kind, curve.system, gpus)))
+        return min(answers)[-1] if answers else None
+
+    def _base(self, curve: Curve) -> str:
+        """Return the system's name without preset and fields."""
+        return str(asked_system(self.systems[curve.system])["system"])
+
+    def _ends(self, kind: str) -> tuple[int, int]:
+        """Return the fewest GPUs that can be asked for, and those whose memory holds all weights: tried first."""
+        spec = self._spec(kind, next(iter(self.systems)), 1, self.views[0], self.views[0].seeds[0])
+        cluster = Setup(resolve(replace(spec, system=UPPER, preset=None, fields=(), slo=""))).cluster
+        self._clusters[kind] = cluster
+        weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
+        floor = max(self.asked.least, *(model.tp for model in cluster.models.values()))
+        if floor > self.asked.most:
+            raise UserError(f"--gpus ends at {self.asked.most}, and a model takes {floor} {kind}")
+        return floor, min(self.asked.most, max(floor, math.ceil(weights / cluster.gpus[0].mem_bytes)))
+
+    # ------------------------------------------------------------ runs
+
+    def _try(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
+        """Run strategies on counts, in all windows, and add their verdicts."""
+        points = [(curve, n, view, seed) for curve, n in asks for view in self.views for seed in view.seeds]
+        specs = [self._under(curve.kind, view).spec(self._spec(curve.kind, curve.system, n, view, seed, times))
+                 for curve, n, view, seed in points]  # fmt: skip
+        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+        by: dict[tuple[str, str, int], dict[str, list[Path]]] = {}
+        for (curve, n, view, _), folder in zip(points, folders, strict=True):
+            by.setdefault((curve.kind, curve.system, n), {}).setdefault(view.name, []).append(folder)
+        for curve, n in asks:
+            curve.tried[n] = self._verdict(curve.kind, n, by[curve.kind, curve.system, n])
+
+    def _verdict(self, kind: str, gpus: int, runs: Mapping[str, list[Path]]) -> Verdict:
+        share: dict[str, float] = {}
+        interval: dict[str, tuple[float, float] | None] = {}
+        models: dict[str, dict[str, tuple[float, int]]] = {}
+        failing: dict[str, None] = {}
+        for view in self.views:
+            for folder in runs[view.name]:
+                about = record.meta(folder)
+                if why := about["skipped"] or about["infeasible"]:
+                    return Verdict(gpus, {}, {}, {}, (), str(why))
+            under = self._under(kind, view)
+            each = [score.by_model(folder, under, [self.asked.definition])[self.asked.definition]
+                    for folder in runs[view.name]]  # fmt: skip
+            missed = np.concatenate([block[1].sum(0) for block in each])
+            offered = np.concatenate([block[2].sum(0) for block in each])
+            counts = pooled.Counts(np.array([1.0]), missed[None], offered[None])
+            shares = pooled.shares(counts)
+            share[view.name] = 1.0 - float(shares.share[0])
+            low, high = 1.0 - float(shares.high[0]), 1.0 - float(shares.low[0])
+            interval[view.name] = None if (low, high) == (0.0, 1.0) else (low, high)
+            mine = models.setdefault(view.name, {})
+            lost_of, came_of = (
+                [(name, float(x)) for names, *blocks in each for name, x in zip(names, blocks[j].sum(1), strict=True)]
+                for j in (0, 1)
+            )
+            for name in dict.fromkeys(name for name, _ in came_of):
+                lost, came = (sum(x for model, x in of if model == name) for of in (lost_of, came_of))
+                if came:
+                    mine[name] = (1.0 - lost / came, round(came))
+                    if lost > math.ceil((1.0 - self.asked.target) * came - 1e-9):
+                        failing[name] = None
+        return Verdict(gpus, share, interval, models, tuple(failing), "",
+                       tuple(path for folders in runs.values() for path in folders))  # fmt: skip
+
+    def _under(self, kind: str, view: View) -> SloTarget:
+        if (kind, view.trace) not in self._targets:
+            spec = self._spec(kind, next(iter(self.systems)), 1, view, view.seeds[0])
+            self._targets[kind, view.trace] = slo_target(
+                spec, self.asked.rule, self.out, workers=self.workers, teller=self.teller
+            )
+        return self._targets[kind, view.trace]
+
+    def _spec(self, kind: str, system: str, gpus: int, view: View, seed: int, times: float = 1.0) -> Spec:
+        models, _ = self.sets[kind]
+        fields = {**self.asked.setting, "trace": view.trace, "models": models, "gpu": kind, "gpus": gpus}
+        spec = from_dict({**fields, **asked_system(self.systems[system])})
+        return replace(spec, seed=seed, rate_scale=times)
+
+    # ------------------------------------------------------------ of the best
+
+    def _cold_s(self, kind: str, system: str, gpus: int) -> dict[str, float]:
+        """Compute the seconds in which each model comes in from the host, on idle links."""
+        cluster = Setup(resolve(replace(self._spec(kind, system, gpus, self.views[0], self.views[0].seeds[0]), slo=""))
+                        ).cluster  # fmt: skip
+        return {name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
+                for name, model in cluster.models.items()}  # fmt: skip
+
+
+def views(asked: Asked, out: Path) -> tuple[View, ...]:
+    """Return the stretches that are replayed: all of the trace; its busiest hour, where it is longer than two.
+
+    A log under two hours is replayed half by half, each half planned from the other; of a longer one the second half
+    is. A generator draws windows.
+    """
+    name = str(asked.setting["trace"])
+    trace = load_trace(name)
+    if trace.maker is not None:
+        return (View("trace", name, tuple(range(asked.windows))),)
+    whole = View("whole log" if trace.span_s < 2 * HOUR_S else "second half of the log", name,
+                 (0, 1) if trace.span_s < 2 * HOUR_S else (0,))  # fmt: skip
+    if trace.span_s <= 2 * HOUR_S or not name.endswith(".parquet"):
+        return (whole,)
+    edges = np.arange(0, trace.span_s - HOUR_S + 1, 600.0)
+    counts = np.searchsorted(trace.arrival_s, edges + HOUR_S) - np.searchsorted(trace.arrival_s, edges)
+    begin = float(edges[counts.argmax()])
+    rows = schema.read(Path(name))
+    inside = pc.and_(pc.greater_equal(rows["arrival_s"], begin), pc.less(rows["arrival_s"], begin + HOUR_S))
+    hour = rows.filter(inside)
+    at = hour.schema.get_field_index("arrival_s")
+    hour = hour.set_column(at, hour.schema.field(at), pc.subtract(hour["arrival_s"], pa.scalar(begin)))
+    hour = schema.noted(hour, f"the busiest hour, from {begin / HOUR_S:.2f} h on", span_s=HOUR_S,
+                        name=f"{trace.name}-hour", streams=list(trace.models))  # fmt: skip
+    path = out / "traces" / f"{Path(name).stem}-hour.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema.write(hour, path)
+    return (whole, View("busiest hour", str(path), (0, 1)))
+
+
+def _fitting(asked: Asked, kind: str, out: Path) -> tuple[str, dict[str, int]]:
+    """Return the model set with the smallest degree of parallelism at which each model fits on a kind of GPU.
+
+    A degree that the set gives stays where it fits; the set itself is returned where none is changed.
+    """
+    models = str(asked.setting["models"])
+    spec = from_dict({**asked.setting, "system": "ideal", "gpu": kind, "gpus": asked.most, "models": models})
+    cluster = Setup(resolve(replace(spec, slo=""))).cluster
+    room_bytes = FULL * cluster.gpus[0].mem_bytes
+    chosen: dict[str, int] = {}
+    for name, model in cluster.models.items():
+        need = {tp: _bytes(model.at(tp)) for tp in model.degrees if tp >= model.tp}
+        fits = [tp for tp, taken in need.items() if taken <= room_bytes]
+        if not fits:
+            raise UserError(f"{name} needs {min(need.values()) / GIB:.1f} GiB on each of {max(need)} {kind}, which has "
+                            f"{cluster.gpus[0].mem_bytes / GIB:.1f}")  # fmt: skip
+        if fits[0] != model.tp:
+            chosen[name] = fits[0]
+    if not chosen:
+        return models, {}
+    lines = []
+    for member in load_models(models).members:
+        lines += ["[[model]]", f"name = {record.dumps(member.name)}", f"shape = {record.dumps(member.shape.name)}",
+                  f"tp = {chosen.get(member.name, member.tp)}"]  # fmt: skip
+        if member.stream is not None:
+            lines.append(f"stream = {record.dumps(member.stream)}")
+        if member.shift_s:
+            lines.append(f"shift_s = {member.shift_s!r}")
+    stem = Path(models).stem.replace("*", "x").replace(",", "_")[:60]
+    path = out / "sets" / f"{stem}-{kind}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return str(path), chosen
+
+
+def _bytes(model: Any) -> int:
+    """Return what weights and one longest request of a model take on each GPU."""
+    return int(model.weight_bytes + model.kv_token_bytes * model.max_tokens)
+
+
+def _homes(runs: Iterable[Path]) -> dict[str, tuple[str, ...]]:
+    """Group the models of a run by the GPUs that served them, in the first of these runs."""
+    first = next(iter(runs))
+    rows = record.read(first, ["model", "gpus"])
+    on: dict[str, dict[str, int]] = {}
+    for model, gpus in zip(rows["model"].to_pylist(), rows["gpus"].to_pylist(), strict=True):
+        for gpu in _each(gpus):
+            on.setdefault(gpu, {})[model] = on.setdefault(gpu, {}).get(model, 0) + 1
+    keys = sorted(on, key=lambda gpu: (len(gpu), gpu))
+    return {gpu: tuple(sorted(on[gpu], key=lambda name: -on[gpu][name])) for gpu in keys}
+
+
+def _each(gpus: Any) -> Iterator[str]:
+    yield from (part for part in str(gpus or "").replace(">", "+").split("+") if part.strip().isdecimal())

@@ -1,0 +1,203 @@
+"""An answered question of size in words: the sentence, a row a strategy, what the recommendation costs and takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from harness.report.text_table import aligned
+from harness.rows import checked
+from harness.run.spec import Spec
+from harness.study.size import BOUNDS, Asked, Curve, Sized, Verdict
+
+HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst model %", "$/day", "$/Mtok", "one count lower")
+NONE = "-"
+DAY_H = 24
+WIDTH = 100  # of the table
+MOST_HOMES = 12  # lines of GPUs
+
+
+def sentence(sized: Sized) -> str:
+    """Answer in a sentence: the fewest GPUs on which every model holds the target, and what that saves."""
+    asked, best = sized.asked, sized.best
+    level = f"{100 * asked.target:g} %"
+    if best is None:
+        parts = (_nearest(sized, kind) for kind in asked.kinds)
+        return f"no strategy holds {level} for every model on {asked.least} to {asked.most} GPUs: {'; '.join(parts)}"
+    kind, name, gpus = best
+    verdict = sized.curves[kind, name].tried[gpus]
+    worst, share = verdict.worst
+    views = " and ".join(f"the {view.name}" for view in sized.views)
+    answer = (
+        f"{gpus} {kind} with {name}: every model at {level} of SLOs ({worst} least, {100 * share:.1f} %) in {views}"
+    )
+    if (alone := sized.own.get(kind)) is not None and alone > gpus:
+        answer += f"; GPUs of its own for each model are {alone}: sharing saves {alone - gpus}"
+    if (pooled := sized.curves[kind, name].fewest(asked.target, "pooled")) is not None and pooled < gpus:
+        less = sized.curves[kind, name].tried[pooled]
+        answer += f"; pooled over models {pooled} would do, and {less.worst[0]} have {100 * less.worst[1]:.1f} %"
+    return f"{answer}; {_next(sized)}" if _next(sized) else answer
+
+
+def _next(sized: Sized) -> str:
+    """Name the next best strategy on the same kind of GPU."""
+    assert sized.best is not None
+    kind, name, gpus = sized.best
+    held = [(n, curve.system) for curve in sized.curves.values()
+            if curve.kind == kind and curve.system not in (name, *BOUNDS)
+            and (n := curve.fewest(sized.asked.target, "each")) is not None]  # fmt: skip
+    if not held:
+        return "no other strategy holds it there" if len(sized.curves) > 1 else ""
+    least = min(held)[0]
+    names = ", ".join(system for n, system in held if n == least)
+    return f"{names} {'take' if ',' in names else 'takes'} {least if least > gpus else 'as many'}"
+
+
+def _nearest(sized: Sized, kind: str) -> str:
+    tried = [(verdict.worst[1], curve.system, gpus) for curve in sized.curves.values() if curve.kind == kind
+             for gpus, verdict in curve.tried.items() if not verdict.unfit and curve.system not in BOUNDS]  # fmt: skip
+    if not tried:
+        return f"none has room on {kind}"
+    share, name, gpus = max(tried)
+    return f"{name} on {gpus} {kind} comes nearest, its worst model at {100 * share:.1f} %"
+
+
+def rows(sized: Sized) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of the table: a row a kind and system, the cheapest first."""
+    yield HEAD
+    curves = [curve for curve in sized.curves.values() if curve.tried]
+    for curve in sorted(curves, key=lambda curve: _rank(sized.asked, curve)):
+        yield _row(sized, curve)
+
+
+def _rank(asked: Asked, curve: Curve) -> tuple[Any, ...]:
+    gpus = curve.fewest(asked.target, "each")
+    usd = asked.usd_hour(curve.kind, gpus) if gpus else None
+    return (gpus is None, usd is None, usd or 0.0, gpus or 0)
+
+
+def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
+    asked = sized.asked
+    gpus, pooled = (curve.fewest(asked.target, by) for by in ("each", "pooled"))
+    at = gpus if gpus is not None else max(curve.tried)
+    verdict = curve.tried[at]
+    usd = asked.usd_hour(curve.kind, gpus) if gpus is not None else None
+    counted = str(gpus) if gpus is not None else curve.stopped.partition(":")[0] or f"> {at}"
+    pooled_text = NONE if pooled is None else str(pooled)
+    if verdict.unfit:
+        return (curve.kind, curve.system, counted, pooled_text, *(NONE,) * 4, _cut(f"room: {verdict.unfit}"))
+    view, share = min(verdict.share.items(), key=lambda pair: pair[1])
+    ends = verdict.interval[view]
+    interval = f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]" if ends else ""
+    day = NONE if usd is None else f"{usd * DAY_H:,.0f}"
+    token = NONE if usd is None or not sized.million_tokens_hour else f"{usd / sized.million_tokens_hour:.3g}"
+    bound = curve.system in BOUNDS
+    return (
+        curve.kind, curve.system + (" (bound)" if bound else ""), counted, pooled_text, f"{100 * share:.1f}{interval}",
+        f"{100 * verdict.worst[1]:.1f}", day, token, binds(curve, gpus) if gpus is not None else _cut(curve.stopped),
+    )  # fmt: skip
+
+
+def binds(curve: Curve, gpus: int) -> str:
+    """Say what binds: room or load, on the largest count below the answer that was tried."""
+    below = curve.below(gpus)
+    if below is None:
+        return NONE
+    return _cut(f"room on {below.gpus}: {below.unfit}") if below.unfit else _load(below)
+
+
+def _load(verdict: Verdict) -> str:
+    name, share = verdict.worst
+    return f"load on {verdict.gpus}: {name} {100 * share:.1f} %"
+
+
+def _cut(text: str, most: int = 44) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def lines(sized: Sized) -> Iterator[str]:
+    """Yield everything that is printed, the answer first."""
+    asked = sized.asked
+    yield sentence(sized)
+    host = str(asked.setting.get("host", Spec("").host))
+    unchecked = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
+    views = ", ".join(f"{view.name} ({len(view.seeds)} window{'s' * (len(view.seeds) > 1)})" for view in sized.views)
+    yield " · ".join(("simulated", *unchecked, asked.definition, f"SLO {asked.rule}", views))
+    for kind, degrees in sized.degrees.items():
+        wide = ", ".join(f"{name} on {tp} GPUs" for name, tp in degrees.items())
+        yield f"{kind}: {wide}, the fewest on which it fits"
+    yield ""
+    yield from aligned(list(rows(sized)), WIDTH)
+    yield ""
+    if sized.best is None:
+        return
+    kind, name, gpus = sized.best
+    verdict = sized.curves[kind, name].tried[gpus]
+    if len(verdict.share) > 1:
+        yield "attainment: " + ", ".join(f"{100 * share:.1f} % in the {view}" for view, share in verdict.share.items())
+    bought = asked.bought(gpus)
+    extra = "" if bought == gpus else f" ({gpus} for the target, {asked.spare} spare, nodes of {asked.node})"
+    price = asked.prices.get(kind)
+    usd = asked.usd_hour(kind, gpus)
+    if price is None or usd is None:
+        yield f"held: {bought} {kind}{extra}, {bought * DAY_H} GPU-hours a day; no price of {kind} (--price {kind}=USD)"
+    else:
+        yield (f"held: {bought} {kind}{extra}, {bought * DAY_H} GPU-hours and ${usd * DAY_H:,.0f} a day, "
+               f"${usd / sized.million_tokens_hour:.3g} a million tokens; {price.told}")  # fmt: skip
+    if sized.lacks:
+        yield f"on {gpus - 1}: short of {sized.lacks}"
+    if sized.cold_s:
+        low, high = min(sized.cold_s.values()), max(sized.cold_s.values())
+        yield f"cold start from host memory: {low:.2g} s" + (f" to {high:.2g} s a model" if high > low else " a model")
+    if sized.grown:
+        each = (f"x {times:g}: {'> ' + str(asked.most) if n is None else n}" for times, n in sized.grown.items())
+        yield "more traffic: " + ", ".join(each) + " GPUs"
+    for at, (gpu, models) in enumerate(sized.homes.items()):
+        if at == MOST_HOMES:
+            yield f"... and {len(sized.homes) - at} GPUs more (--json)"
+            break
+        yield f"GPU {gpu}: {', '.join(models)}"
+
+
+def facts(sized: Sized) -> dict[str, Any]:
+    """Return the answer for another program."""
+    asked = sized.asked
+    curves = []
+    for curve in sized.curves.values():
+        each, pooled = (curve.fewest(asked.target, by) for by in ("each", "pooled"))
+        usd = asked.usd_hour(curve.kind, each) if each is not None else None
+        curves.append({
+            "gpu": curve.kind, "system": curve.system, "gpus": each, "gpus_pooled": pooled, "usd_hour": usd,
+            "stopped": curve.stopped,
+            "tried": [_tried(n, verdict) for n, verdict in sorted(curve.tried.items())],
+        })  # fmt: skip
+    best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
+    return {
+        "sentence": sentence(sized), "best": best, "target": asked.target, "slo": asked.rule,
+        "definition": asked.definition, "own_gpus": dict(sized.own), "systems": curves,
+        "more_traffic": dict(sized.grown),
+        "cold_start_s": dict(sized.cold_s), "homes": {gpu: list(models) for gpu, models in sized.homes.items()},
+        "degrees": {kind: dict(of) for kind, of in sized.degrees.items()},
+        "prices": {kind: asked.prices[kind]._asdict() for kind in asked.kinds if kind in asked.prices},
+    }  # fmt: skip
+
+
+def _tried(gpus: int, verdict: Verdict) -> dict[str, Any]:
+    models = {view: {name: share for name, (share, _) in of.items()} for view, of in verdict.models.items()}
+    return {
+        "gpus": gpus, "unfit": verdict.unfit, "attainment": dict(verdict.share), "interval": dict(verdict.interval),
+        "worst_model": verdict.worst[0], "worst": verdict.worst[1], "failing": list(verdict.failing), "models": models,
+    }  # fmt: skip
+
+
+def points(sized: Sized) -> list[dict[str, Any]]:
+    """Return what the figure draws: a row a kind, system and count that ran."""
+    asked = sized.asked
+    return [
+        {"gpu": curve.kind, "label": curve.system, "gpus": n, "usd_day": usd and usd * DAY_H,
+         "pooled": min(verdict.share.values()), "worst": verdict.worst[1],
+         "answer": curve.fewest(asked.target, "each") == n}
+        for curve in sized.curves.values()
+        for n, verdict in sorted(curve.tried.items()) if not verdict.unfit
+        for usd in (asked.usd_hour(curve.kind, n),)
+    ]  # fmt: skip

@@ -1,0 +1,486 @@
+"""Logs of gateways: each format on a sample, its trap, what is dropped, and that nothing private is written."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness.policy.types import UserError
+from plots import fig_trace
+from tests.cases import cases
+from traces import readers, records, resembles, schema, usual
+from traces.convert import convert
+from traces.load import Trace, of_table, trace
+from traces.stats import stats
+from traces.synthetic import SIZED
+
+T0 = 1_777_312_800  # 2026-04-27T18:00:00Z
+
+
+def spend(at: str, group: str, prompt: Any, output: Any, **more: Any) -> dict[str, Any]:
+    """A row of LiteLLM_SpendLogs, with the private columns that it has."""
+    return {
+        "request_id": f"id-{at}", "call_type": "acompletion", "api_key": "sk-SECRETKEY", "startTime": at,
+        "endTime": at, "model": f"openai/{group}", "model_group": group, "prompt_tokens": prompt,
+        "completion_tokens": output, "status": "success", "cache_hit": "False", "session_id": "alice-session",
+        "user": "ALICE@EXAMPLE.ORG", "end_user": "BOB", "messages": '{"role": "user", "content": "MY SECRET PROMPT"}',
+        "response": "MY SECRET ANSWER", "requester_ip_address": "10.1.2.3", **more,
+    }  # fmt: skip
+
+
+SPENT = [
+    spend("2026-04-27 18:00:01.500", "llama", 100, 10),
+    spend("2026-04-27 18:00:00.250", "qwen", "63.0", 20),  # stored as it ended: not in order
+    spend("2026-04-27 18:00:03", "", 30, 5),  # no group: the backend's name
+    spend("2026-04-27 18:00:04", "llama", 40, 0, status="failure"),
+    spend("2026-04-27 18:00:05", "llama", 40, 7, cache_hit="True"),
+    spend("2026-04-27 18:00:05", "embedder", 40, 0, call_type="aembedding"),
+]
+LEFT = {"failed": 1, "answered by the gateway's cache": 1, "of another call than text generation": 1}
+
+
+def as_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def as_copy(path: Path, rows: list[dict[str, Any]]) -> Path:
+    names = ", ".join(f'"{name}"' for name in rows[0])
+    lines = ["\t".join("\\N" if v is None else str(v).replace("\\", "\\\\").replace("\t", "\\t") for v in row.values())
+             for row in rows]  # fmt: skip
+    text = ["--", "-- PostgreSQL database dump", "--", "SET client_encoding = 'UTF8';",
+            'COPY public."LiteLLM_UserTable" (user_id) FROM stdin;', "ALICE@EXAMPLE.ORG", "\\.", "",
+            f'COPY public."LiteLLM_SpendLogs" ({names}) FROM stdin;', *lines, "\\.", ""]  # fmt: skip
+    path.write_text("\n".join(text))
+    return path
+
+
+def as_insert(path: Path, rows: list[dict[str, Any]]) -> Path:
+    def literal(value: Any) -> str:
+        return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+
+    names = ", ".join(f'"{name}"' for name in rows[0])
+    lines = [f"INSERT INTO public.\"LiteLLM_SpendLogs\" ({names}) VALUES ({', '.join(map(literal, r.values()))});"
+             for r in rows]  # fmt: skip
+    path.write_text("-- PostgreSQL database dump\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def as_json(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps({"data": rows, "total": len(rows)}))
+    return path
+
+
+def as_jsonl_gz(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    return path
+
+
+def as_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.table({name: [str(row[name]) for row in rows] for name in rows[0]}), path)
+    return path
+
+
+FORMS: Mapping[str, tuple[str, Callable[[Path, list[dict[str, Any]]], Path]]] = {
+    "CSV": ("spend.csv", as_csv),
+    "JSON of an API": ("spend.json", as_json),
+    "JSON lines, packed": ("spend.jsonl.gz", as_jsonl_gz),
+    "Parquet": ("spend.parquet", as_parquet),
+    "dump by COPY": ("copy.sql", as_copy),
+    "dump by INSERT": ("insert.sql", as_insert),
+}
+
+
+@cases(("name", "write"), FORMS)
+def test_litellm_in_every_form_gives_the_same_requests(
+    tmp_path: Path, name: str, write: Callable[[Path, list[dict[str, Any]]], Path]
+) -> None:
+    path = write(tmp_path / name, SPENT)
+    rows = readers.read("litellm", path)
+    loaded = of_table(rows, name)
+    assert [loaded.models[k] for k in loaded.model] == ["qwen", "llama", "openai/"]
+    assert loaded.arrival_s.tolist() == pytest.approx([0.0, 1.25, 2.75], abs=1e-6)
+    assert loaded.prompt_tokens.tolist() == [63, 100, 30]
+    assert schema.metadata(rows)["dropped"] == LEFT
+    assert readers.known(path) == "litellm"
+
+
+@cases(("name", "write"), FORMS)
+def test_nothing_private_of_a_log_is_written(
+    tmp_path: Path, name: str, write: Callable[[Path, list[dict[str, Any]]], Path]
+) -> None:
+    path, out = write(tmp_path / name, SPENT), tmp_path / "out.parquet"
+    schema.write(readers.read("litellm", path), out)
+    table = pq.read_table(out)
+    text = out.read_bytes() + repr(table.to_pylist()).encode() + repr(table.schema.metadata).encode()
+    for secret in ("SECRET", "sk-", "ALICE", "alice", "BOB", "10.1.2.3", "id-2026"):
+        assert secret.encode() not in text
+    assert set(table.column_names) <= {"request_id", "arrival_s", "model", "prompt_tokens", "output_tokens",
+                                       "session_id", "prefix_hashes", "src_row"}  # fmt: skip
+
+
+def test_the_key_of_sessions_is_the_log_itself(tmp_path: Path) -> None:
+    first, same = as_csv(tmp_path / "a.csv", SPENT), as_csv(tmp_path / "b.csv", SPENT)
+    other = as_csv(tmp_path / "c.csv", [*SPENT, spend("2026-04-27 18:00:09", "llama", 1, 1)])
+    ids = [readers.read("litellm", path)["session_id"].to_pylist()[0] for path in (first, same, other)]
+    assert ids[0] == ids[1] != ids[2]  # who has no log cannot try names
+
+
+BLOCKS = [14879255164371896291, 274632075616497421]
+DYNAMO: list[dict[str, Any]] = [
+    {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": T0 * 1000 + 1000,
+     "agent_context": {"session_id": "research-run-42"},
+     "request": {"model": "my-model", "input_tokens": 128, "output_tokens": 16, "request_received_ms": T0 * 1000,
+                 "total_time_ms": 1000,
+                 "replay": {"trace_block_size": 64, "input_length": 128, "input_sequence_hashes": BLOCKS}}},
+    {"event_type": "tool_end", "event_time_unix_ms": T0 * 1000 + 1500, "tool": {"status": "succeeded"}},
+    {"event": {"event_type": "request_end", "request": {
+        "model": "my-model", "input_tokens": 200, "output_tokens": 8, "request_received_ms": T0 * 1000 + 2500,
+        "replay": {"trace_block_size": 64, "input_sequence_hashes": [*BLOCKS, 5]}}}},
+]  # fmt: skip
+
+
+def test_dynamo_reads_requests_in_and_out_of_envelopes_with_their_blocks(tmp_path: Path) -> None:
+    path = as_jsonl_gz(tmp_path / "dynamo-request-trace.000001.jsonl.gz", DYNAMO)
+    loaded = of_table(readers.read("dynamo", path), "x")
+    assert loaded.arrival_s.tolist() == [0.0, 2.5]
+    assert loaded.output_tokens.tolist() == [16, 8]
+    assert loaded.prefix is not None
+    assert (loaded.prefix.block_tokens, shape(loaded.prefix.ids)) == (64, [0, 1, 0, 1, 2])
+    DYNAMO[2]["event"]["request"]["replay"]["trace_block_size"] = 16
+    with pytest.raises(UserError, match="trace_block_size is 16, 64, not one size"):
+        readers.read("dynamo", as_jsonl_gz(tmp_path / "two.jsonl.gz", DYNAMO))
+    DYNAMO[2]["event"]["request"]["replay"]["trace_block_size"] = 64
+
+
+def shape(ids: Any) -> list[int]:
+    """Number ids by their first places."""
+    return [list(dict.fromkeys(ids.tolist())).index(k) for k in ids.tolist()]
+
+
+def otlp(*spans: tuple[str, float, Mapping[str, Any]], code: int = 0) -> dict[str, Any]:
+    def value(x: Any) -> dict[str, Any]:
+        return {"intValue": str(x)} if isinstance(x, int) else {"stringValue": x}
+
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [
+        {"name": name, "traceId": "5b8efff798038103d269b633813fc60c", "startTimeUnixNano": str(round(at * 1e9)),
+         "endTimeUnixNano": str(round(at * 1e9) + 10), "status": {"code": code},
+         "attributes": [{"key": k, "value": value(v)} for k, v in told.items()]}
+        for name, at, told in spans]}]}]}  # fmt: skip
+
+
+VLLM = {"gen_ai.response.model": "Qwen3-8B", "gen_ai.usage.prompt_tokens": 70, "gen_ai.usage.completion_tokens": 9}
+CHAT = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "gpt-x", "gen_ai.usage.input_tokens": 12,
+        "gen_ai.usage.output_tokens": 3, "gen_ai.input.messages": "MY SECRET PROMPT"}  # fmt: skip
+
+
+def test_spans_of_vllm_and_of_clients_are_told_apart(tmp_path: Path) -> None:
+    lines = [otlp(("llm_request", T0, VLLM), ("loading", T0, {})), otlp(("llm_request", T0 + 1.5, VLLM))]
+    path = tmp_path / "spans.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    loaded = of_table(readers.read("vllm-otlp", path), "x")
+    assert (loaded.models, loaded.prompt_tokens.tolist()) == (("Qwen3-8B",), [70, 70])
+    assert loaded.arrival_s.tolist() == pytest.approx([0.0, 1.5], abs=1e-6)
+    assert readers.known(path) == "vllm-otlp"
+    bare = {key: value for key, value in VLLM.items() if "model" not in key}
+    path.write_text(json.dumps(otlp(("llm_request", T0, bare))))
+    with pytest.raises(UserError, match=r'spans\.jsonl:1: column "gen_ai\.response\.model" is empty'):
+        readers.read("vllm-otlp", path)
+    assert of_table(readers.read("vllm-otlp", path, model="m"), "x").models == ("m",)
+
+    failed = otlp(("chat gpt-x", T0 + 3, CHAT), code=2)
+    agent = otlp(("invoke_agent a", T0, {"gen_ai.operation.name": "invoke_agent"}))
+    path.write_text("\n".join(map(json.dumps, [agent, otlp(("chat gpt-x", T0, CHAT)), failed])))
+    rows = readers.read("otel-genai", path)
+    assert rows["prompt_tokens"].to_pylist() == [12]
+    assert schema.metadata(rows)["dropped"] == {"failed": 1}
+    assert readers.known(path) == "otel-genai"
+
+
+def test_the_console_of_the_sdk_is_read_too(tmp_path: Path) -> None:
+    span = {"name": "chat gpt-x", "context": {"trace_id": "0x1"}, "start_time": "2026-04-27T18:00:00.5Z",
+            "status": {"status_code": "UNSET"}, "attributes": CHAT}  # fmt: skip
+    path = tmp_path / "console.txt"
+    path.write_text("\n".join(json.dumps(s, indent=4) for s in (span, span | {"start_time": "2026-04-27T18:00:02Z"})))
+    assert readers.known(path) == "otel-genai"
+    assert of_table(readers.read("otel-genai", path), "x").arrival_s.tolist() == [0.0, 1.5]
+
+
+def test_llama_swap_begins_before_it_is_stored_and_adds_what_its_cache_had(tmp_path: Path) -> None:
+    def row(at: str, ms: int, cached: int, status: int = 200) -> dict[str, Any]:
+        return {"id": 1, "timestamp": at, "model": "qwen", "req_path": "/v1/chat/completions",
+                "resp_status_code": status, "duration_ms": ms,
+                "tokens": {"input_tokens": 10, "output_tokens": 5, "cache_tokens": cached}}  # fmt: skip
+
+    page = [row("2026-04-27T20:00:10.123456789+02:00", 10_000, 90), row("2026-04-27T18:00:09Z", 500, -1),
+            row("2026-04-27T18:00:11Z", 10, 0, 502)]  # fmt: skip
+    rows = readers.read("llama-swap", as_json(tmp_path / "activity.json", page))
+    assert rows["prompt_tokens"].to_pylist() == [100, 10]
+    assert np.diff(rows["arrival_s"].to_numpy()) == pytest.approx([8.376544], abs=1e-5)
+    assert schema.metadata(rows)["dropped"] == {"failed": 1}
+
+
+def test_langfuse_adds_disjoint_counts_of_generations_alone(tmp_path: Path) -> None:
+    rows = [
+        {"type": "GENERATION", "startTime": "2026-04-27T18:00:00.000Z", "model": "m", "level": "DEFAULT",
+         "usageDetails": json.dumps({"input": 10, "input_cached_tokens": 90, "output": 4, "output_reasoning": 6,
+                                     "total": 110}), "traceId": "t", "input": "MY SECRET PROMPT"},
+        {"type": "SPAN", "startTime": "2026-04-27T18:00:01.000Z", "model": "", "level": "DEFAULT",
+         "usageDetails": "{}", "traceId": "t", "input": ""},
+        {"type": "GENERATION", "startTime": "2026-04-27T18:00:02.000Z", "model": "m", "level": "ERROR",
+         "usageDetails": "{}", "traceId": "t", "input": ""},
+    ]  # fmt: skip
+    table = readers.read("langfuse", as_csv(tmp_path / "observations.csv", rows))
+    assert (table["prompt_tokens"].to_pylist(), table["output_tokens"].to_pylist()) == ([100], [10])
+    assert schema.metadata(table)["dropped"] == {"failed": 1}
+    assert readers.known(tmp_path / "observations.csv") == "langfuse"
+
+
+def test_bailian_turns_are_one_session(tmp_path: Path) -> None:
+    rows = [
+        {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 33, "output_length": 3, "type": "text",
+         "turn": 1, "hash_ids": [7, 8, 9]},
+        {"chat_id": 2, "parent_chat_id": 1, "timestamp": 9.25, "input_length": 40, "output_length": 3, "type": "text",
+         "turn": 2, "hash_ids": [7, 8, 10]},
+        {"chat_id": 3, "parent_chat_id": -1, "timestamp": 9.5, "input_length": 16, "output_length": 3, "type": "text",
+         "turn": 1, "hash_ids": [99]},
+    ]  # fmt: skip
+    path = tmp_path / "qwen_traceA_blksz_16.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert readers.known(path) == "bailian"
+    table = readers.read("bailian", path)
+    sessions = table["session_id"].to_pylist()
+    assert sessions[0] == sessions[1] != sessions[2]
+    loaded = of_table(table, "x")
+    assert (loaded.models, loaded.arrival_s.tolist()) == (("qwen_traceA",), [0.5, 9.25, 9.5])
+    assert loaded.prefix is not None
+    assert shape(loaded.prefix.ids) == [0, 1, 0, 1, 2]
+
+
+def test_chutes_has_users_by_round_and_elapsed_time(tmp_path: Path) -> None:
+    path = tmp_path / "cut.parquet"
+    pq.write_table(pa.table({"chute_id": ["a", "b", "a"], "user_id": ["u", "u", "u"], "rehash_round": [0, 0, 1],
+                             "started_at": [0.0, 1.5, 2.0], "it": [5, 6, 7], "ot": [1, 0, 3], "ct": [4, 0, 0]}),
+                   path)  # fmt: skip
+    assert readers.known(path) == "chutes"
+    with pytest.raises(UserError, match=r'cut\.parquet:2: column "ot" is 0, no tokens at all'):
+        readers.read("chutes", path)
+    table = readers.read("chutes", path, drop_bad=True)
+    assert table["prompt_tokens"].to_pylist() == [5, 7]
+    assert len(set(table["session_id"].to_pylist())) == 2
+    assert schema.metadata(table)["dropped"] == {"without output tokens": 1}
+
+
+def test_weka_sessions_come_one_after_the_other(tmp_path: Path) -> None:
+    calls = [{"t": 0.0, "in": 64, "out": 2, "hash_ids": [1]},
+             {"t": 3.0, "type": "subagent", "requests": [{"t": 0.5, "in": 10, "out": 1, "hash_ids": []}]},
+             {"t": 5.0, "in": 130, "out": 2, "hash_ids": [1, 2]}]  # fmt: skip
+    session = {"id": "s", "models": ["claude"], "hash_id_scope": "local", "requests": calls}
+    path = tmp_path / "sessions.jsonl"
+    path.write_text("\n".join(json.dumps(session | {"id": key}) for key in ("s", "t")))
+    assert readers.known(path) == "weka"
+    loaded = of_table(readers.read("weka", path), "x")
+    assert loaded.arrival_s.tolist() == [0.0, 3.5, 5.0, 5.0, 8.5, 10.0]
+    assert loaded.prefix is not None
+    assert len(set(loaded.prefix.ids.tolist())) == 4  # of one session apart from the other's
+
+
+SCRAPE = """# HELP vllm:request_success_total done
+vllm:request_success_total{{finished_reason="stop",model_name="m"}} {done}
+vllm:request_prompt_tokens_bucket{{le="10.0",model_name="m"}} {short}
+vllm:request_prompt_tokens_bucket{{le="100.0",model_name="m"}} {done}
+vllm:request_prompt_tokens_bucket{{le="+Inf",model_name="m"}} {done}
+vllm:request_generation_tokens_bucket{{le="5.0",model_name="m"}} {done}
+vllm:request_generation_tokens_bucket{{le="+Inf",model_name="m"}} {done}
+"""
+
+
+def test_counters_give_the_requests_and_lengths_of_each_interval(tmp_path: Path) -> None:
+    counts = {0: (100, 40), 60: (130, 60), 120: (130, 60), 180: (5, 5)}  # a restart in the last
+    for at, (done, short) in counts.items():
+        (tmp_path / f"metrics-{T0 + at}.prom").write_text(SCRAPE.format(done=done, short=short))
+    table = readers.read("prometheus", tmp_path)
+    when = table["arrival_s"].to_numpy()
+    assert [int(((when >= a) & (when < a + 60)).sum()) for a in (0, 60, 120)] == [30, 0, 5]
+    prompts = table["prompt_tokens"].to_numpy()
+    assert [int((prompts[when < 60] <= 10).sum()), int((prompts[when > 60] <= 10).sum())] == [20, 5]
+    assert int(prompts.max()) <= 100
+    assert 1 <= table["output_tokens"].to_numpy().min() <= table["output_tokens"].to_numpy().max() <= 5
+    assert (of_table(table, "x").tier, schema.metadata(table)["span_s"]) == ("synthetic", 180.0)
+
+    def series(name: str, values: list[tuple[int, float]], **labels: str) -> dict[str, Any]:
+        return {"metric": {"__name__": name, "model_name": "m", **labels}, "values": [[t, str(v)] for t, v in values]}
+
+    points = [(T0 + at, float(done)) for at, (done, _) in list(counts.items())[:2]]
+    result = [series("vllm:request_success_total", points, finished_reason="stop"),
+              series("vllm:request_prompt_tokens_bucket", points, le="100.0"),
+              series("vllm:request_generation_tokens_bucket", points, le="5.0")]  # fmt: skip
+    path = tmp_path / "range.json"
+    path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}))
+    assert readers.read("prometheus", path).num_rows == 30
+    path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}))
+    with pytest.raises(UserError, match="ask for the counters, not for rate"):
+        readers.read("prometheus", path)
+
+
+def test_servegen_draws_its_clients_at_the_rate_that_is_asked(tmp_path: Path) -> None:
+    folder = tmp_path / "m-small"
+    folder.mkdir()
+    windows = [f"{600 * k},{2.0 if k else 0.0},1.5,Gamma,0.444,1.1" for k in range(7)]
+    (folder / "chunk-0-trace.csv").write_text("\n".join(windows))
+    (folder / "chunk-1-trace.csv").write_text("0,5,1,Gamma,1,1")  # without lengths
+    shares = {"0": {"input_tokens": "{}", "output_tokens": "{}"},
+              "600": {"input_tokens": "{7: 0.5, 9: 0.5}", "output_tokens": "{3: 1.0}"}}  # fmt: skip
+    (folder / "chunk-0-dataset.json").write_text(json.dumps(shares))
+    table = readers.read("servegen", tmp_path, rate_rps=1.0)
+    assert table.num_rows == pytest.approx(3600, rel=0.15)
+    assert set(table["prompt_tokens"].to_pylist()) == {7, 9}
+    assert schema.metadata(table)["note"].endswith("1 clients without lengths left out")
+    assert table.equals(readers.read("servegen", tmp_path, rate_rps=1.0))
+
+
+# ---------------------------------------------------------------- what a trace looks like
+
+
+def regime(name: str, models: int, span_s: float = 1800.0) -> str:
+    facts = stats(trace(f"{name}+models={models}+span_s={span_s:g}" if name in SIZED else name))
+    return resembles.likenesses(facts)[0].regime
+
+
+def test_a_draw_resembles_its_own_regime() -> None:
+    assert regime("hyperbolic-like", 8).startswith("hyperbolic-like")
+    assert regime("aegaeon-like", 8) == "aegaeon-like"
+    assert regime("arena-like", 27) == "arena-like"
+    facts = stats(trace("sample"))
+    assert resembles.sentence(facts, resembles.likenesses(facts)) == "compared with no regime: under 600 s"
+
+
+def composed(arrival_s: list[float], model: list[str], span_s: float) -> Trace:
+    n = len(arrival_s)
+    columns = {"request_id": np.arange(n), "arrival_s": arrival_s, "model": model, "prompt_tokens": np.ones(n, int),
+               "output_tokens": np.ones(n, int)}  # fmt: skip
+    return of_table(schema.table(columns, {"span_s": span_s}), "x")
+
+
+def test_returns_are_together_within_ten_seconds_of_another_models() -> None:
+    times = [0.0, 0.0, 500.0, 505.0, 900.0, 950.0]
+    loaded = composed(times, ["a", "b", "a", "b", "a", "b"], 1000.0)
+    assert stats(loaded)["returns_together"] == 0.5  # at 500 and 505, not at 900 and 950
+
+
+def test_drift_is_the_share_that_changes_hands_between_hours() -> None:
+    times = [100.0, 200.0, 300.0, 400.0, 3700.0, 3800.0]
+    loaded = composed(times, ["a", "a", "a", "b", "a", "b"], 7200.0)
+    facts = stats(loaded)
+    assert facts["drift_per_hour"] == pytest.approx(0.25)  # a has 3/4, then 1/2
+    assert facts["peak_hour"] == pytest.approx(4 / 3)
+
+
+def test_a_trace_is_drawn_with_its_counts(tmp_path: Path) -> None:
+    loaded = composed([0.0, 1.0, 2.0, 119.5], ["b", "a", "a", "a"], 120.0)
+    arrays = {key: getattr(loaded, key) for key in ("arrival_s", "model", "prompt_tokens", "output_tokens", "span_s")}
+    paths = fig_trace.render(arrays, loaded.models, "caption", tmp_path / "fig", "bench trace stats x")
+    assert [path.suffix for path in paths] == [".pdf", ".png", ".csv"]
+    counted = fig_trace.points(loaded.arrival_s, loaded.model, loaded.models, loaded.span_s)
+    assert counted.groupby("model", sort=False)["requests"].sum().to_dict() == {"a": 3, "b": 1}
+
+
+# ---------------------------------------------------------------- any table
+
+
+def test_usual_names_and_units_need_no_word(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("Created At,model_name,Input Tokens,completion_tokens,user\n"
+                    "2026-04-27T18:00:00Z,a,63.0,5,alice\n2026-04-27T18:00:02.5Z,b,7,1,bob\n")  # fmt: skip
+    loaded = trace(str(path))
+    assert (loaded.arrival_s.tolist(), loaded.prompt_tokens.tolist()) == ([0.0, 2.5], [63, 7])
+    assert loaded.notice is not None
+    assert loaded.notice.startswith("log.csv read as a table, times guessed to be dates")
+
+
+@cases(
+    ("name", "stamps", "unit"),
+    [
+        ("t", [0.5, 2.0, 9.0], "s"),
+        ("t", [T0, T0 + 5], "s"),
+        ("t", [T0 * 1000, T0 * 1000 + 5000], "ms"),
+        ("t", [T0 * 10**6, T0 * 10**6 + 5], "us"),
+        ("t", [T0 * 10**9, T0 * 10**9 + 5], "ns"),
+        ("started_ms", [1, 50, 90], "ms"),
+        ("startTimeUnixNano", ["5", "90"], "ns"),
+        ("t", [0, 400_000, 800_000], "us"),
+        ("t", ["", "2026-04-27 18:00:00"], "datetime"),
+        ("t", ["12:00:01.5"], "clock"),
+        ("t", ["nope"], "s"),
+    ],
+)
+def test_the_unit_of_stamps_is_guessed(name: str, stamps: list[Any], unit: str) -> None:
+    assert usual.unit(name, pa.array(stamps)) == unit
+
+
+def test_bad_rows_are_named_or_left_out_by_reason(tmp_path: Path) -> None:
+    rows = ["0.5,1,1,a", ",1,1,a", "x,1,1,a", "1,,1,a", "2,1,0,a", "3,1.5,1,a", "4,1,1,", "5,1,-2,a", "6,2,2,b"]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["time,prompt_tokens,output_tokens,model", *rows]) + "\n")
+    with pytest.raises(UserError, match=r'log.csv:3: column "time" is ""'):
+        convert(path)
+    table = convert(path, drop_bad=True)
+    assert table["src_row"].to_pylist() == [2, 10]
+    assert schema.metadata(table)["dropped"] == {
+        "without time": 1, "whose time cannot be read": 1, "without prompt tokens": 1,
+        "whose prompt tokens cannot be read": 1, "without output tokens": 1, "whose output tokens cannot be read": 1,
+        "without model": 1,
+    }  # fmt: skip
+
+
+def test_nested_names_reach_into_objects(tmp_path: Path) -> None:
+    rows = [{"at": k, "usage": {"prompt_tokens": 3, "completion_tokens": 1}, "req": {"model": "m"}} for k in (0.5, 1)]
+    path = as_json(tmp_path / "nested.json", rows)
+    assert of_table(convert(path, {"arrival_s": "at", "model": "req.model"}), "x").prompt_tokens.tolist() == [3, 3]
+    with pytest.raises(UserError, match=r"nested\.json: no usual name for arrival_s "):
+        convert(path)
+
+
+REFUSED = {
+    "vLLM's text": ("INFO 04-27 18:00:00 [logger.py:43] Received request cmpl-1: prompt: 'hi', params: S", "otlp-tr"),
+    "a custom dump": ("PGDMP\x01\x0e", "pg_restore -f"),
+    "a dump without rows": ("-- PostgreSQL database dump\nCREATE TABLE a (\n b integer\n);\n", "without rows of a log"),
+    "a dump cut off": (
+        '-- d\nCOPY "LiteLLM_SpendLogs" (time, model, prompt_tokens, output_tokens) FROM stdin;\n1\ta\t1\t1\n',
+        "cut off",
+    ),
+    "JSON cut off": ('[{"startTime": 1}, {"start', "refused.log:1: not JSON"),
+    "a number": ("[1, 2]", "refused.log:1: not a JSON object"),
+    "nothing": ("", "no rows"),
+}
+
+
+@cases(("text", "why"), REFUSED)
+def test_what_is_no_log_is_refused_in_a_line(tmp_path: Path, text: str, why: str) -> None:
+    (path := tmp_path / "refused.log").write_text(text)
+    with pytest.raises(UserError, match=why) as caught:
+        readers.converted(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_dump_takes_names_from_its_create_table(tmp_path: Path) -> None:
+    path = tmp_path / "d.sql"
+    path.write_text('CREATE TABLE public.logs (\n    "startTime" timestamp NOT NULL,\n    n integer,\n'
+                    "    CONSTRAINT p PRIMARY KEY (n)\n);\n"
+                    "INSERT INTO public.logs VALUES ('2026-01-01 00:00:00'::timestamp, 5),\n"
+                    " (E'it''s\\n', NULL);\n")  # fmt: skip
+    assert [row for _, row in records.records(path)] == [
+        {"startTime": "2026-01-01 00:00:00", "n": "5"}, {"startTime": "it's\n", "n": ""},
+    ]  # fmt: skip

@@ -1,0 +1,256 @@
+"""The search for the fewest GPUs against worked answers, what is bought, and a question on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from harness import compare, size
+from harness.cli.app import main
+from harness.engines.costs.prices import Price, listed, prices
+from harness.policy.types import UserError
+from harness.study import size_words as words
+from harness.study.load import study
+from harness.study.size import Asked, Curve, Sized, Verdict, _Work, views
+from tests.cases import cases
+from traces import schema
+from traces.load import of_table, trace
+from workloads import slo
+from workloads.models import model_set
+
+USD = {"h100": Price(3.0, "2026-01-01", "a list"), "l40s": Price(1.0, "2026-01-01", "a list")}
+
+
+def question(systems: Sequence[str] = ("prism", "static"), **more: Any) -> Asked:
+    setting = {"trace": "sample", "models": "llama-3.2-1b*8"}
+    fields: dict[str, Any] = {
+        "setting": setting, "kinds": ("h100",), "least": 1, "most": 64, "systems": tuple(systems),
+        "rule": "absolute:ttft=1,tpot=1", "definition": "both", "target": 0.99, "prices": USD, "windows": 1,
+    }  # fmt: skip
+    return Asked(**fields | more)
+
+
+def verdict(gpus: int, pooled: float, worst: float, unfit: str = "") -> Verdict:
+    models = {} if unfit else {"w": {"m": (worst, 1000)}}
+    return Verdict(gpus, {} if unfit else {"w": pooled}, {} if unfit else {"w": (pooled - 0.01, pooled)}, models,
+                   () if unfit or worst >= 0.99 else ("m",), unfit)  # fmt: skip
+
+
+class Faked(_Work):
+    """A search whose runs are worked numbers: by kind and system, from how many GPUs on each model, and all, hold."""
+
+    needs: Mapping[tuple[str, str], tuple[int, int]]
+
+    def __init__(self, asked: Asked, needs: Mapping[tuple[str, str], tuple[int, int]], folder: Path) -> None:
+        super().__init__(asked, folder, None, None)  # type: ignore[arg-type]
+        self.needs, self.asks = needs, list[tuple[str, str, int]]()
+
+    def _try(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
+        assert what
+        for curve, n in asks:
+            self.asks.append((curve.kind, curve.system, n))
+            each, pooled = (x * times for x in self.needs[curve.kind, curve.system])
+            curve.tried[n] = verdict(n, 1.0 if n >= pooled else 0.9, 1.0 if n >= each else 0.5)
+
+    def answered(self) -> dict[tuple[str, str], Curve]:
+        curves = {key: Curve(*key) for key in self.needs}
+        self._search(list(curves.values()), 1.0, "each")
+        self._search([c for c in curves.values() if c.fewest(0.99, "each")], 1.0, "pooled")
+        return curves
+
+
+@cases(("need", "pooled"), [(1, 1), (2, 1), (3, 2), (5, 5), (17, 3), (63, 40), (64, 64)])
+def test_the_search_finds_the_fewest_and_asks_few(tmp_path: Path, need: int, pooled: int) -> None:
+    work = Faked(question(["prism"]), {("h100", "prism"): (need, pooled)}, tmp_path)
+    (curve,) = work.answered().values()
+    assert (curve.fewest(0.99, "each"), curve.fewest(0.99, "pooled")) == (need, pooled)
+    assert len(work.asks) <= 16
+    assert len(set(work.asks)) == len(work.asks)
+
+
+def test_no_count_in_the_range_is_said(tmp_path: Path) -> None:
+    work = Faked(question(["prism"], most=8), {("h100", "prism"): (9, 9)}, tmp_path)
+    (curve,) = work.answered().values()
+    assert curve.fewest(0.99, "each") is None
+    assert curve.stopped == "> 8"
+
+
+def test_a_strategy_that_cannot_beat_the_cheapest_is_stopped_and_says_so(tmp_path: Path) -> None:
+    work = Faked(question(), {("h100", "prism"): (4, 4), ("h100", "static"): (40, 40)}, tmp_path)
+    curves = work.answered()
+    assert curves["h100", "prism"].fewest(0.99, "each") == 4
+    assert curves["h100", "static"].stopped == "> 4: a cheaper count is found"
+    assert max(n for _, system, n in work.asks if system == "static") <= 4
+
+
+def test_a_dearer_kind_is_tried_up_to_what_the_cheaper_one_costs(tmp_path: Path) -> None:
+    needs = {("h100", "prism"): (8, 8), ("l40s", "prism"): (6, 6)}
+    work = Faked(question(["prism"], kinds=("h100", "l40s")), needs, tmp_path)
+    curves = work.answered()
+    assert work._best(curves.values()) == ("l40s", "prism", 6)
+    assert max(n for kind, _, n in work.asks if kind == "h100") <= 8
+
+
+def test_what_is_bought_has_spares_and_whole_nodes() -> None:
+    asked = question(spare=1, node=8)
+    assert [asked.bought(n) for n in (1, 7, 8, 15, 16)] == [8, 8, 16, 16, 24]
+    assert asked.usd_hour("h100", 8) == 48.0
+    assert asked.usd_hour("mi300x", 8) is None
+
+
+def test_every_model_decides_and_pooled_stands_beside() -> None:
+    hidden = verdict(8, 0.992, 0.626)
+    assert hidden.holds(0.99, "pooled")
+    assert not hidden.holds(0.99, "each")
+    assert not verdict(8, 1.0, 1.0, "no room").holds(0.99, "pooled")
+
+
+def sized(**more: Any) -> Sized:
+    curve = Curve("h100", "prism", {2: verdict(2, 0.995, 0.968), 3: verdict(3, 0.9995, 0.998)})
+    other = Curve("h100", "static", {3: verdict(3, 0.9, 0.5)}, "> 3: a cheaper count is found")
+    lacking = Curve("h100", "elastic", {2: verdict(2, 0, 0, "no placement"), 4: verdict(4, 1.0, 1.0)})
+    fields: dict[str, Any] = {
+        "asked": question(["prism", "static", "elastic"]), "views": (),
+        "curves": {(c.kind, c.system): c for c in (curve, other, lacking)}, "degrees": {}, "best": ("h100", "prism", 3),
+        "grown": {1.5: 4, 2.0: None}, "cold_s": {"m": 0.7, "n": 2.0}, "homes": {"0": ("m",), "1": ("n",)},
+        "million_tokens_hour": 18.0, "own": {"h100": 12}, "lacks": "",
+    }  # fmt: skip
+    return Sized(**fields | more)
+
+
+def test_the_answer_is_a_sentence_with_what_is_saved_and_what_pooling_hides() -> None:
+    told = words.sentence(sized())
+    assert told.startswith("3 h100 with prism: every model at 99 % of SLOs (m least, 99.8 %)")
+    assert "GPUs of its own for each model are 12: sharing saves 9" in told
+    assert "pooled over models 2 would do, and m have 96.8 %" in told
+    assert told.endswith("elastic takes 4")
+    nothing = sized(best=None)
+    assert words.sentence(nothing).startswith("no strategy holds 99 % for every model on 1 to 64 GPUs: ")
+
+
+def test_money_is_of_what_is_held() -> None:
+    lines = list(words.lines(sized()))
+    assert any("3 h100, 72 GPU-hours and $216 a day, $0.5 a million tokens; $3 an hour (a list" in x for x in lines)
+    assert "cold start from host memory: 0.7 s to 2 s a model" in lines
+    assert "more traffic: x 1.5: 4, x 2: > 64 GPUs" in lines
+    rows = {row[1]: row for row in words.rows(sized())}
+    assert rows["prism"][2:4] == ("3", "2")
+    assert rows["prism"][-1] == "load on 2: m 96.8 %"
+    assert rows["elastic"][-1] == "room on 2: no placement"
+    assert rows["static"][2] == "> 3"
+    assert all(len(line) <= 100 for line in lines if line.startswith("h100"))
+
+
+def test_prices_have_date_and_source_and_give_way_to_ones_own() -> None:
+    assert all(price.usd_hour > 0 and price.date and price.source for price in listed().values())
+    mine = prices({"h100": "2.5"})
+    assert (mine["h100"].usd_hour, mine["h100"].told) == (2.5, "$2.5 an hour (--price)")
+    for bad in ("x", "0", "-1", "nan", "inf", ""):
+        with pytest.raises(UserError, match="not a number above 0"):
+            prices({"h100": bad})
+
+
+def test_a_long_log_is_replayed_whole_and_in_its_busiest_hour(tmp_path: Path) -> None:
+    when = [*range(0, 14_000, 100), *(8000 + k for k in range(600))]
+    when.sort()
+    n = len(when)
+    columns = {"request_id": range(n), "arrival_s": [float(t) for t in when], "model": ["a"] * n,
+               "prompt_tokens": [5] * n, "output_tokens": [5] * n}  # fmt: skip
+    schema.write(schema.table(columns, {"span_s": 14_400.0, "name": "log"}), path := tmp_path / "log.parquet")
+    whole, hour = views(question(setting={"trace": str(path)}), tmp_path)
+    assert (whole.name, whole.seeds, hour.name, hour.seeds) == ("second half of the log", (0,), "busiest hour", (0, 1))
+    cut = trace(hour.trace)
+    assert cut.span_s == 3600.0
+    assert len(cut) >= 600
+    again = trace(views(question(setting={"trace": str(path)}), tmp_path)[1].trace)
+    assert again.sha256 == cut.sha256
+    assert of_table(schema.read(path), "x").span_s == 14_400.0
+
+
+Asking = Callable[..., Any]
+
+
+def bench(*words_: object) -> Any:
+    return CliRunner().invoke(main, [str(word) for word in words_])
+
+
+def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> None:
+    ask = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--slo", "absolute:ttft=1,tpot=1",
+           "--gpus", "1-4", "--systems", "prism,static", "--windows", "1", "--grow", "2", "-o", tmp_path)  # fmt: skip
+    answer = json.loads(bench(*ask, "--json", "--no-plot").stdout)
+    assert answer["best"]["gpu"] == "h100"
+    assert 1 <= answer["best"]["gpus"] <= 4
+    tried = {row["gpus"] for row in answer["systems"][0]["tried"]}
+    assert answer["systems"][0]["gpus"] in tried
+    runs = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.is_dir()}
+    told = bench(*ask)
+    assert told.exit_code == 0, told.output
+    assert "h100 with prism: every model at 99 % of SLOs" in " ".join(told.stdout.split())
+    assert {name: (tmp_path / name).stat().st_mtime_ns for name in runs} == runs  # nothing is done twice
+    assert (tmp_path / "size-sample.pdf").is_file()
+
+
+@cases(("option", "value", "why"), [
+    ("--gpus", "0-4", "is not LEAST-MOST"), ("--gpus", "5-4", "is not LEAST-MOST"), ("--gpus", "x", "is not LEAST"),
+    ("--gpu", "h1000", "did you mean h100"), ("--gpu", "h100*2+l40s*4", "several kinds cannot be simulated"),
+    ("--price", "h100=free", "not a number above 0"), ("--price", "h1=2", "no GPU"), ("--grow", "0", "not a number"),
+    ("--target", "100", "--target"), ("--systems", "prizm", "prism"), ("--slo", "soon", "soon"),
+])  # fmt: skip
+def test_a_wrong_question_is_one_line(tmp_path: Path, option: str, value: str, why: str) -> None:
+    told = bench("size", "--trace", "sample", "--models", "llama-3.2-1b*8", option, value, "-o", tmp_path)
+    assert told.exit_code == 2, told.output
+    assert why in told.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- from Python
+
+
+def test_the_commands_are_functions_too(tmp_path: Path) -> None:
+    slo = "absolute:ttft=1,tpot=1"
+    common: dict[str, Any] = {"trace": "sample", "models": "llama-3.2-1b*8", "slo": slo, "out": tmp_path}
+    compared = compare("prism,static", gpus=1, rate_scale=[1, 2], seeds=2, **common)
+    runs = compared.runs
+    assert list(runs.columns) == ["run", "label", "x", "gpus", "seed", "infeasible", "skipped", "attainment",
+                                  "mean_model", "worst_model"]  # fmt: skip
+    assert len(runs) == 2 * 2 * 2
+    assert (runs["worst_model"] <= runs["mean_model"]).all()
+    assert runs["attainment"].between(0, 1).all()
+    assert set(runs["run"]) == {path.name for path in tmp_path.iterdir() if (path / "requests.parquet").is_file()}
+    requests = compared.requests
+    assert set(requests["label"]) == {"prism", "static"}
+    assert not [name for name in requests.columns if name.startswith("p_")]
+    answer = size(gpus=(1, 4), systems="prism,static", windows=1, grow=(2,), price={"h100": 2.5}, **common)
+    assert answer.best is not None
+    assert answer.sentence == answer.facts["sentence"]
+    priced = answer.tried[answer.tried["gpu"] == "h100"]
+    assert (priced["usd_day"] == 60.0 * priced["gpus"]).all()
+
+
+# ---------------------------------------------------------------- files to begin with
+
+
+def test_files_to_begin_with_are_read_as_what_they_are(tmp_path: Path) -> None:
+    for name in ("classes.toml", "my-set.toml", "my-study.toml"):
+        made = bench("new", tmp_path / name)
+        assert made.exit_code == 0, made.output
+        assert f"{name}" in made.stdout.splitlines()[-1]
+    chosen = slo.resolve(slo.parse(f"classes:{tmp_path / 'classes.toml'}"), model_set(str(tmp_path / "my-set.toml")))
+    assert chosen == {"chat": (0.5, 0.05), "code": (10.0, 0.2), "rag": (10.0, 0.2)}
+    assert len(study(str(tmp_path / "my-study.toml")).condition) == 2
+    assert "overwrites nothing" in bench("new", tmp_path / "classes.toml").stderr
+    refused = bench("new", tmp_path / "mine.toml")
+    assert (refused.exit_code, "classes.toml, set.toml, study.toml" in refused.stderr) == (2, True)
+
+
+@cases(("text", "pair"), [
+    ("absolute:ttft=500ms,tpot=50ms", (0.5, 0.05)), ("absolute:ttft=0.5s,tpot=50ms", (0.5, 0.05)),
+    ("absolute:ttft=0.5,tpot=0.05", (0.5, 0.05)), ("2xabsolute:ttft=500ms,tpot=0.05", (1.0, 0.1)),
+])  # fmt: skip
+def test_seconds_and_milliseconds_are_the_same_slo(text: str, pair: tuple[float, float]) -> None:
+    assert slo.resolve(slo.parse(text), model_set("llama-3.2-1b"))["llama-3.2-1b/1"] == pytest.approx(pair)

@@ -1,0 +1,213 @@
+"""vLLM's metrics, scraped or of Prometheus: a synthetic trace with the same requests and lengths in each interval.
+
+Read are a range query's answer (GET /api/v1/query_range, one JSON or a folder of them) or a folder of scrapes of
+/metrics as text. The counters must be there themselves, as of the query
+`{__name__=~"vllm:request_(success_total|prompt_tokens_bucket|generation_tokens_bucket)"}`: a rate() has lost them. A
+scrape's time is the number of ten digits or more in its file's name (seconds since 1970, or ms), else the file's.
+
+Stamps are drawn evenly in the interval between two scrapes; lengths evenly in their bucket, prompts and outputs paired
+at random: single requests are not in a counter. Models are told apart by the label model_name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.policy.types import UserError
+from traces import records, schema
+from traces.arrivals import bounded
+from traces.checks import MOST_TOKENS
+from traces.usual import LAST_EPOCH_S
+
+FOLDER = True  # it reads folders too
+KEYS = ({"status", "data"},)
+DONE, PROMPT, OUTPUT = (
+    "vllm:request_success_total", "vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket",
+)  # fmt: skip
+LINE = re.compile(r"(?P<name>[\w:]+)\{(?P<labels>[^}]*)\}\s+(?P<value>\S+)")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+STAMP = re.compile(r"\d{10,}")
+I8 = NDArray[np.int64]
+Points = dict[float, float]  # time -> value of a counter
+
+
+class Series(NamedTuple):
+    """Counters of a model, added over servers and reasons."""
+
+    done: Points
+    prompt: dict[float, Points]  # by the bucket's upper bound
+    output: dict[float, Points]
+
+
+def read(path: Path, *, name: str | None = None, model: str | None = None, jitter_seed: int = 0) -> pa.Table:
+    """Draw requests as the counters rose; UserError where there are none, or where buckets are missing."""
+    models = _models(path, model)
+    draw = np.random.Generator(np.random.Philox(key=jitter_seed))
+    times: list[NDArray[np.float64]] = []
+    lengths: list[tuple[I8, I8]] = []
+    owners: list[str] = []
+    begin = min(min(series.done) for series in models.values())
+    end = max(max(series.done) for series in models.values())
+    for label, series in sorted(models.items()):
+        for kind in ("prompt", "output"):
+            if not getattr(series, kind):
+                raise UserError(f"{path}: no {PROMPT if kind == 'prompt' else OUTPUT} of {label}")
+        stamps = sorted(series.done)
+        rises = [_rise(series.done, a, b) for a, b in pairwise(stamps)]
+        bounded(f"{path}: requests of {label}", sum(rises), "a shorter range")
+        for (a, b), count in zip(pairwise(stamps), rises, strict=True):
+            if count:
+                times.append(draw.uniform(a - begin, b - begin, count))
+                lengths.append((_lengths(draw, series.prompt, a, b, count), _lengths(draw, series.output, a, b, count)))
+                owners += [label] * count
+    if not owners:
+        raise UserError(f"{path}: no counter of {DONE} rose")
+    when = np.concatenate(times)
+    order = np.argsort(when, kind="stable")
+    columns = {
+        "request_id": np.arange(len(when), dtype=np.uint64),
+        "arrival_s": when[order],
+        "model": pa.array(owners).dictionary_encode().take(pa.array(order)),
+        "prompt_tokens": np.concatenate([prompt for prompt, _ in lengths])[order],
+        "output_tokens": np.concatenate([output for _, output in lengths])[order],
+    }
+    return schema.table(columns, {
+        "name": name or path.name.split(".")[0], "tier": "synthetic", "licence": "not stated", "source": path.name,
+        "length_origin": "sampled", "span_s": float(end - begin), "jitter_seed": jitter_seed, "streams": sorted(models),
+        "note": "drawn from counters: rates and lengths of each interval are the log's, single requests are not",
+    })  # fmt: skip
+
+
+def _models(path: Path, model: str | None) -> dict[str, Series]:
+    values: dict[tuple[str, str, str], dict[tuple[str, ...], Points]] = defaultdict(lambda: defaultdict(dict))
+    for at, labels, value in _samples(path):
+        what = labels.get("__name__", "")
+        if what in {DONE, PROMPT, OUTPUT} and math.isfinite(value):
+            key = (what, model or labels.get("model_name", "") or "unnamed", labels.get("le", ""))
+            values[key][tuple(sorted(f"{k}={v}" for k, v in labels.items()))][at] = value
+    if not values:
+        raise UserError(
+            f"{path}: none of {DONE}, {PROMPT}, {OUTPUT} is in it (ask for the counters, not for rate() of them)"
+        )
+    series = defaultdict[str, Series](lambda: Series({}, defaultdict(dict), defaultdict(dict)))
+    for (what, label, le), each in values.items():
+        summed = _summed(each.values())
+        if what == DONE:
+            series[label].done.update(summed)
+        else:
+            bound = _number(le)
+            if not (bound > 0 and (bound == math.inf or bound <= MOST_TOKENS)):
+                raise UserError(f'{path}: a bucket of {what} has le="{le}", no number of tokens')
+            getattr(series[label], "prompt" if what == PROMPT else "output")[bound].update(summed)
+    if not any(item.done for item in series.values()):
+        raise UserError(f"{path}: no {DONE} is in it")
+    return {label: item for label, item in series.items() if item.done}
+
+
+def _summed(each: Any) -> Points:
+    """Add counters of several servers: each as much as it rose since it was first seen, also over its restarts."""
+    rising: list[Points] = []
+    for points in each:
+        total, before, rose = 0.0, None, Points()
+        for at in sorted(points):
+            if before is not None:
+                total += points[at] - before if points[at] >= before else points[at]
+            before, rose[at] = points[at], total
+        rising.append(rose)
+    out: Points = {}
+    for at in sorted({at for rose in rising for at in rose}):
+        out[at] = sum(_at(rose, at) for rose in rising)
+    return out
+
+
+def _at(points: Points, when: float) -> float:
+    return points.get(when, max((value for at, value in points.items() if at <= when), default=0.0))
+
+
+def _rise(points: Points, a: float, b: float) -> int:
+    return max(0, round(_at(points, b) - _at(points, a)))
+
+
+def _lengths(draw: np.random.Generator, buckets: Mapping[float, Points], a: float, b: float, count: int) -> I8:
+    """Draw lengths: the interval's own where its buckets hold all its requests, else by shares of the whole range."""
+    bounds = sorted(buckets)
+    each = np.diff([0, *(_rise(buckets[bound], a, b) for bound in bounds)]).clip(0)
+    if each.sum() == count:
+        bucket = draw.permutation(np.repeat(np.arange(len(bounds)), each))
+    else:
+        all_ = np.diff([0.0, *(max(buckets[bound].values()) for bound in bounds)]).clip(0)
+        shares = all_ / all_.sum() if all_.sum() else np.full(len(bounds), 1 / len(bounds))
+        bucket = draw.choice(len(bounds), count, p=shares)
+    finite = [bound for bound in bounds if math.isfinite(bound)] or [1.0]
+    tops = np.array([min(MOST_TOKENS, 2 * finite[-1]) if math.isinf(bound) else bound for bound in bounds])
+    low = np.concatenate(([0.0], tops[:-1]))
+    span = np.maximum(1, np.floor(tops) - np.floor(low))
+    return np.asarray(
+        np.maximum(1, np.floor(low)[bucket] + np.ceil(draw.uniform(0, 1, count) * span[bucket])), np.int64
+    )
+
+
+def _samples(path: Path) -> Iterator[tuple[float, Mapping[str, str], float]]:
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    for file in files:
+        with records.opened(file) as opened:
+            text = opened.read().decode("utf-8", "replace")
+        if text.lstrip()[:1] in {"{", "["}:
+            yield from _range(file, text)
+        elif path.is_dir():
+            yield from _scrape(file, text)
+        else:
+            raise UserError(f"{path}: one scrape has no rate; name a folder of them")
+
+
+def _range(path: Path, text: str) -> Iterator[tuple[float, Mapping[str, str], float]]:
+    try:
+        answers = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON: {str(error)[:80]}") from None
+    for answer in answers if isinstance(answers, list) else [answers]:
+        data = answer.get("data") if isinstance(answer, Mapping) else None
+        told = data if isinstance(data, Mapping) else {}
+        result = told.get("result")
+        if not isinstance(result, list) or told.get("resultType") != "matrix":
+            raise UserError(f"{path}: not the answer of a range query (resultType matrix)")
+        for series in result:
+            try:
+                labels = {str(k): str(v) for k, v in series["metric"].items()}
+                points = [(float(at), float(value)) for at, value in series["values"]]
+            except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+                raise UserError(f"{path}: a series without metric and values") from None
+            if odd := next((at for at, _ in points if not 0 <= at <= LAST_EPOCH_S), None):
+                raise UserError(f"{path}: a series has the time {odd:g}, not seconds since 1970")
+            yield from ((at, labels, value) for at, value in points)
+
+
+def _number(text: str) -> float:
+    """Return a number; nan for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _scrape(path: Path, text: str) -> Iterator[tuple[float, Mapping[str, str], float]]:
+    digits = max(STAMP.findall(path.stem), key=len, default="")
+    at = path.stat().st_mtime if not digits else float(digits) / 10 ** (len(digits) - 10)
+    for match in LINE.finditer(text):
+        if match["name"] in {DONE, PROMPT, OUTPUT}:
+            try:
+                value = float(match["value"])
+            except ValueError:
+                raise UserError(f"{path}: {match['name']} is {match['value']}, no number") from None
+            yield at, {"__name__": match["name"], **dict(LABEL.findall(match["labels"]))}, value

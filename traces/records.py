@@ -1,0 +1,184 @@
+"""Any file of a log as records: JSON in whatever arrangement, CSV, Parquet and plain PostgreSQL dumps, also under gzip.
+
+What a file holds is told by its first bytes, not by its name. Each record has its place: the line where it begins, or
+the row of a Parquet. Only the columns that are asked for are read of a CSV, a Parquet or a dump.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.policy.types import UserError
+from traces import pgdump
+
+Record = Mapping[str, Any]
+HEAD_BYTES = 1 << 16
+LONGEST_CELL = 1 << 28  # of a CSV, in characters: a prompt may stand in one
+VLLM_TEXT = re.compile(r"Received request \S+:|Added request \S+\.|Avg prompt throughput:")
+NO_VLLM_TEXT = (
+    "vLLM's text log has no token counts and names no model: start vLLM with --otlp-traces-endpoint and convert the "
+    "spans (--from vllm-otlp), or scrape its /metrics (--from prometheus)"
+)
+SAID = 80  # characters of an error of a library
+
+
+def opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
+    """Open a file, unpacked where it is gzip's. UserError where there is none."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if packed else path.open("rb")
+
+
+def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple[int, Record]]:
+    """Yield the records of a file with their lines; of tables only these fields. UserError where it cannot be read."""
+    try:
+        with opened(path) as file:
+            head = file.read(HEAD_BYTES)
+        yield from _of_kind(path, head, fields)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+        raise UserError(f"{path}: not readable: {str(error).splitlines()[0][:SAID]}") from None
+
+
+def kind(path: Path) -> str:
+    """Tell what a file holds: parquet, dump, json or csv. UserError for what no reader takes."""
+    with opened(path) as file:
+        return _kind(path, file.read(HEAD_BYTES))
+
+
+def _kind(path: Path, head: bytes) -> str:
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"PGDMP"):
+        raise UserError(f"{path}: a dump in PostgreSQL's custom format (pg_restore -f log.sql {path.name} unpacks it)")
+    text = head.decode("utf-8-sig", "replace").lstrip()
+    if not text:
+        raise UserError(f"{path}: no rows")
+    if VLLM_TEXT.search(text) and not text.startswith(("{", "[")):
+        raise UserError(f"{path}: {NO_VLLM_TEXT}")
+    if pgdump.is_dump(text):
+        return "dump"
+    return "json" if text[0] in "{[" else "csv"
+
+
+def _of_kind(path: Path, head: bytes, fields: Collection[str] | None) -> Iterator[tuple[int, Record]]:
+    what = _kind(path, head)
+    if what == "parquet":
+        yield from _parquet(path, fields)
+    elif what == "json":
+        yield from _json(path)
+    else:
+        with opened(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+            yield from pgdump.rows(path, text, fields) if what == "dump" else _csv(path, text, fields)
+
+
+def _parquet(path: Path, fields: Collection[str] | None) -> Iterator[tuple[int, Record]]:
+    file = pq.ParquetFile(path)
+    names = file.schema_arrow.names
+    wanted = names if fields is None else [name for name in names if name in fields]
+    row = 0
+    for batch in file.iter_batches(columns=wanted):
+        for record in batch.to_pylist():
+            row += 1
+            yield row, record
+
+
+def _csv(path: Path, text: io.TextIOWrapper, fields: Collection[str] | None) -> Iterator[tuple[int, Record]]:
+    csv.field_size_limit(LONGEST_CELL)
+    first = text.readline()
+    between = max(",;\t", key=first.count)
+    names = [name.strip() for name in next(csv.reader([first], delimiter=between), [])]
+    if twice := next((name for name in names if names.count(name) > 1 and (fields is None or name in fields)), None):
+        raise UserError(f'{path}: there are {names.count(twice)} columns "{twice}"')
+    reader = csv.reader(text, delimiter=between)
+    wanted = [(at, name) for at, name in enumerate(names) if fields is None or name in fields]
+    line = 2
+    for cells in reader:
+        if cells and len(cells) != len(names):
+            raise UserError(f"{path}:{line}: {len(cells)} columns, the header has {len(names)}")
+        if cells:
+            yield line, {name: cells[at] for at, name in wanted}
+        line = reader.line_num + 2
+
+
+def _json(path: Path) -> Iterator[tuple[int, Record]]:
+    """Yield objects, one after the other, in an array, or in the one list of an object that holds all."""
+    with opened(path) as file:
+        text = file.read().decode("utf-8-sig")
+    values_of = _values(path, text)
+    first = next(values_of, None)
+    second = next(values_of, None)
+    if first is None:
+        raise UserError(f"{path}: no rows")
+    if second is None:
+        yield from _unwrapped(path, *first)
+        return
+    for line, value in chain((first, second), values_of):
+        yield line, _object(path, line, value)
+
+
+def _unwrapped(path: Path, line: int, value: Any) -> Iterator[tuple[int, Record]]:
+    if isinstance(value, Mapping):
+        lists = [v for v in value.values() if isinstance(v, list) and v and all(isinstance(x, Mapping) for x in v)]
+        value = lists[0] if len(lists) == 1 and "resourceSpans" not in value else [value]
+    for number, record in enumerate(value, line):
+        yield number, _object(path, number, record)
+
+
+def _values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    decoder = json.JSONDecoder()
+    at, line = 0, 1
+    blank = re.compile(r"[\s,]*")
+    while (values_of := blank.match(text, at)) and (begin := values_of.end()) < len(text):
+        line += text.count("\n", at, begin)
+        try:
+            value, at = decoder.raw_decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            where = line + (text.count("\n", begin, error.pos) if isinstance(error, json.JSONDecodeError) else 0)
+            raise UserError(f"{path}:{where}: not JSON: {str(error)[:SAID]}") from None
+        yield line, value
+        line += text.count("\n", begin, at)
+
+
+def _object(path: Path, line: int, value: Any) -> Record:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{path}:{line}: not a JSON object")
+    return value
+
+
+def dig(record: Record, name: str) -> Any:
+    """Return what stands under a name, or under a path of names with dots; None where nothing does."""
+    if name in record:
+        return record[name]
+    value: Any = record
+    for part in name.split("."):
+        if isinstance(value, str) and value[:1] == "{":  # an object as a cell of a table
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return None
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def paths(record: Record, before: str = "") -> Iterator[str]:
+    """Yield the names in a record, those inside of objects with dots."""
+    for name, value in record.items():
+        yield f"{before}{name}"
+        if isinstance(value, Mapping):
+            yield from paths(value, f"{before}{name}.")

@@ -1,0 +1,121 @@
+"""Usual names of the columns of logs, and usual units of their stamps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.policy.types import UserError
+
+TimeUnit = Literal["s", "ms", "us", "ns", "clock", "datetime"]
+PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+# Seconds above 10^8 (three years) are a date's, not a trace's; above 4.1 x 10^9 they are no date before 2100 either.
+EPOCH_S, LAST_EPOCH_S = 1e8, 4.1e9
+# Mean gaps of public LLM logs lie between 0.5 ms (the largest providers) and 75 s (an image service).
+MEAN_GAP_S = (1e-5, 150.0)
+
+USUAL: Mapping[str, tuple[str, ...]] = {  # by canonical name: what logs call it, without case and punctuation
+    "arrival_s": ("arrivals", "arrivaltime", "arrivedat", "timestamp", "time", "starttime", "startedat", "requesttime",
+                  "createdat", "datetime", "ts", "receivedat", "timestampms", "timestampus", "timestampns"),
+    "prompt_tokens": ("prompttokens", "inputtokens", "inputlength", "promptlen", "promptlength", "contexttokens",
+                      "requesttokens", "tokensin", "inputlen", "numprefilltokens", "nprompttokens"),
+    "output_tokens": ("outputtokens", "completiontokens", "outputlength", "outputlen", "generatedtokens",
+                      "responsetokens", "tokensout", "generationtokens", "numdecodetokens", "ngeneratedtokens"),
+    "model": ("model", "modelname", "modelid", "modelgroup", "servedmodelname", "deployment", "engine"),
+}  # fmt: skip
+UNITS: Mapping[str, TimeUnit] = {
+    "ms": "ms",
+    "millis": "ms",
+    "us": "us",
+    "micros": "us",
+    "ns": "ns",
+    "nanos": "ns",
+    "nano": "ns",
+}
+DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+CLOCK = re.compile(r"\s*\d+:\d\d:\d\d")
+SHOWN = 12
+
+
+def named(path: Path, missing: Iterable[str], names: Sequence[str]) -> dict[str, str]:
+    """Find the columns that have a usual name; UserError names all that are missing, each with the closest name."""
+    columns: dict[str, str] = {}
+    lacks: list[str] = []
+    last = {name: _plain(name.rpartition(".")[2]) for name in names}
+    for key in missing:
+        fits = [name for usual in USUAL[key] for name in names if _plain(name) == usual]
+        fits = fits or [name for usual in USUAL[key] for name in names if last[name] == usual]
+        if fits:
+            columns[key] = fits[0]
+            continue
+        close = get_close_matches(_plain(key), list(last.values()), 1, 0.5)
+        close = close or [p for usual in USUAL[key] for p in get_close_matches(usual, list(last.values()), 1, 0.75)][:1]
+        like = next((name for name, plain in last.items() if close and plain == close[0]), None)
+        lacks.append(f"{key} (like {like}?)" if like else key)
+    if lacks:
+        more = "" if len(names) <= SHOWN else ", ..."
+        way = " or --model NAME" if any(lack.startswith("model") for lack in lacks) else ""
+        raise UserError(
+            f"{path}: no usual name for {', '.join(lacks)} (--column CANONICAL=OWN{way}; it has "
+            f"{', '.join(names[:SHOWN])}{more})"
+        )
+    return columns
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def unit(name: str, stamps: pa.Array, *, trusted: bool = False) -> TimeUnit:
+    """Guess the unit of stamps: by their type, their column's name, their size, or the gaps between them.
+
+    Seconds where nothing tells, or where the stamps are `trusted` to be what they look like.
+    """
+    if pa.types.is_temporal(stamps.type):
+        return "datetime"
+    if pa.types.is_string(stamps.type):
+        first = next((text for text in stamps.to_pylist() if text and text.strip()), "")
+        if DATE.match(first):
+            return "datetime"
+        if CLOCK.match(first):
+            return "clock"
+    words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
+    if spoken := next((UNITS[word] for word in words if word in UNITS), None):
+        return spoken
+    numbers = _numbers(stamps)
+    if trusted or not len(numbers):
+        return "s"
+    first_, last = float(numbers.min()), float(numbers.max())
+    units: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")
+    if last > LAST_EPOCH_S:
+        dated: tuple[TimeUnit, ...] = tuple(u for u in units if first_ / PER_SECOND[u] >= EPOCH_S * 5 and
+                                            last / PER_SECOND[u] <= LAST_EPOCH_S)  # fmt: skip
+        if dated:
+            return dated[0]
+    gap = (last - first_) / max(1, len(numbers) - 1)
+    fits = (u for u in units if MEAN_GAP_S[0] <= gap / PER_SECOND[u] <= MEAN_GAP_S[1])
+    return next(fits, "s") if gap > 0 else "s"
+
+
+def _numbers(stamps: pa.Array) -> NDArray[np.float64]:
+    """Return the stamps that are finite numbers."""
+    try:
+        values = np.asarray(stamps.drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+    except pa.ArrowException:
+        values = np.array([number for text in stamps.to_pylist() if (number := _number(text)) is not None])
+    return values[np.isfinite(values)] if len(values) else values
+
+
+def _number(text: Any) -> float | None:
+    try:
+        return None if isinstance(text, bool) else float(text)
+    except (TypeError, ValueError, OverflowError):
+        return None
