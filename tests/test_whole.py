@@ -1,180 +1,273 @@
-"""Machines that were measured whole: their tables' form, and what the simulator makes of them, reckoned by hand."""
+"""What several machines write into one folder is whole or absent: other hosts, other namespaces, wrong clocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.engines import sim
-from harness.engines.costs import quantities
-from harness.engines.machine import Config, Served, machine
-from harness.loop.replay import replay
-from harness.policy.actions import Action, Admit, Load, Run
-from harness.policy.events import Event, Woke
-from harness.policy.types import Batch, Inst, Jobs, Unsupported, UserError
-from harness.policy.view import View
-from harness.rows import requests
-from harness.run.resolve import resolve
-from harness.run.spec import Spec
-from tests import whole_table
+from harness.engines.sim import jit
+from harness.policy.types import UserError
+from harness.rows import record, whole
 from tests.cases import cases
-from workloads.models import shape
+from tests.test_record import META, batch, bytes_of, names
 
-API_S = 0.0005
+UNSHARED = ("unshare", "-r", "-p", "-f")
+DAY_S = 86_400
 
+# Writes one run again and again in children, the first of which are killed at one step after another.
+WRITER = """
+    import os, signal, sys
+    from pathlib import Path
+    sys.path[:0] = [{tests!r}, {root!r}]
+    from test_record import META, batch
+    from harness.rows import record, whole
 
-def seconds(m: int) -> float:
-    """Return seconds by the table's own lines."""
-    return 0.002 + 0.001 * m if m <= 8 else 0.010 + 0.0005 * (m - 8)
+    run, deaths = Path(sys.argv[1]), int(sys.argv[2])
 
+    def mortal(left):
+        for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir")):
+            def call(*args, real=getattr(owner, name), **kwargs):
+                nonlocal left
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+                return real(*args, **kwargs)
+            setattr(owner, name, call)
 
-def step_s(B: int, C: int, prompts: Iterable[int] = ()) -> float:
-    """Return a step's seconds, by the formula at the head of whole.py."""
-    tokens = list(prompts)
-    area = sum(p * p / 2 for p in tokens)
-    model_s = 0.00025 * (B + len(tokens)) + 2**-6 * 1e-3 * C + 2**-10 * 1e-3 * area
-    return seconds(B + sum(tokens)) + model_s
-
-
-class Serve:
-    """A policy that runs models where they are put."""
-
-    uses = frozenset({"Load", "Run", "Admit"})
-    hears = frozenset({Woke})
-    options: ClassVar = {"kv": "paged"}
-
-    def __init__(self, models: Iterable[str]) -> None:
-        self.models = tuple(models)
-
-    def on(self, event: Event, view: View) -> Iterable[Action]:
-        for m in self.models:
-            batch = Batch(Inst(m, (0,)))
-            yield from (Load(batch.inst), Run(batch), Admit(m, batch))
-
-
-def ran(path: str, arrivals: list[tuple[float, int, int, int]], models: int = 1) -> requests.Rows:
-    """Replay (seconds, model, prompt, output)."""
-    names = tuple(f"m{k}" for k in range(models))
-    served = tuple(Served(m, shape("llama-tiny")) for m in names)
-    config = Config(served, gpu="desk", table=path, block_tokens=256, batch_cap=4, pool_bytes=1 << 28, chunk_tokens=512)
-    engine = sim.make(config, {"kv": "paged"}, machine(config))
-    at, model, prompt, output = (np.array(x) for x in zip(*arrivals, strict=True))
-    never = np.full(len(at), np.inf)
-    jobs = Jobs(
-        names, at.astype(float), model.astype(np.int32), prompt.astype(np.int32), output.astype(np.int32), never, never
-    )
-    replay(Serve(names), engine, jobs)  # type: ignore[arg-type]
-    return requests.rows(pa.Table.from_batches(engine.rows()))
+    died = 0
+    for step in range(deaths + 5):
+        if (pid := os.fork()) == 0:
+            if step < deaths:
+                mortal(step)
+            record.write(run, [batch(3000)], META)
+            os._exit(0)
+        died += os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    record.write(run, [batch(3000)], META)
+    print(whole.machine(), os.getpid(), died)
+"""
 
 
-def test_a_request_alone_takes_its_prefill_and_a_step_a_token(tmp_path: Path) -> None:
-    rows = ran(whole_table.write(tmp_path), [(0.0, 0, 100, 5)])
-    ttft_s = API_S + step_s(0, 0, [100])
-    assert ttft_s == pytest.approx(0.0005 + 0.056 + 0.00025 + 5000 / 1024 * 1e-3)
-    assert rows.ttft_s == pytest.approx([ttft_s], abs=2e-9)
-    decodes_s = sum(step_s(1, 100 + k) for k in (1, 2, 3, 4))
-    assert rows.e2e_s == pytest.approx([ttft_s + decodes_s], abs=2e-9)
+def source() -> str:
+    tests = Path(__file__).parent
+    return textwrap.dedent(WRITER).format(tests=str(tests), root=str(tests.parent))
 
 
-def test_blocks_of_256_tokens_are_counted_one_by_one(tmp_path: Path) -> None:
-    """More of them than a record of the kernel has room for are refused: they would be counted in other memory."""
-    path = whole_table.write(tmp_path)
-    config = Config((Served("m", shape("llama-tiny")),), table=path, block_tokens=256, batch_cap=4, pool_bytes=1 << 28)
-    engine = sim.make(config, {"kv": "paged"}, machine(config))
-    never = np.full(1, np.inf)
-    ints = np.ones(1, np.int32)
-    replay(Serve("m"), engine, Jobs(("m",), np.zeros(1), 0 * ints, 300 * ints, ints, never, never))  # type: ignore[arg-type]
-    assert engine.stats()["kv_byte_s"] == pytest.approx(2 * 256 * 4096 * step_s(0, 0, [300]), rel=1e-6)
-    with pytest.raises(UserError, match="block_tokens is 257: the simulator takes at most 256"):
-        sim.make(replace(config, block_tokens=257), {}, machine(config))
+def unshared() -> bool:
+    """Tell whether this machine lets a process make a PID namespace."""
+    try:
+        return subprocess.run([*UNSHARED, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
 
 
-def test_a_prompt_steps_together_with_a_decode(tmp_path: Path) -> None:
-    """The second one comes within the first one's first decode step, and joins the next."""
-    first_s = API_S + step_s(0, 0, [100])
-    rows = ran(whole_table.write(tmp_path), [(0.0, 0, 100, 3), (first_s, 0, 20, 1)])
-    joined_s = first_s + step_s(1, 101) + step_s(1, 102, [20])
-    assert rows.e2e_s[0] == pytest.approx(joined_s, abs=2e-9)
-    assert rows.e2e_s[1] == pytest.approx(joined_s - first_s, abs=2e-9)
+def test_two_namespaces_with_equal_process_numbers_share_a_folder(tmp_path: Path) -> None:
+    if not unshared():
+        pytest.skip("no PID namespace may be made here: the test below injects them")
+    run, deaths = tmp_path / "run", 8
+    command = [*UNSHARED, sys.executable, "-c", source(), str(run), str(deaths)]
+    writers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    seen = set[int]()
+    while any(writer.poll() is None for writer in writers):
+        if record.exists(run):
+            try:
+                seen.add(record.read(run).num_rows)
+            except UserError as error:  # absent: it is being replaced, twice as fast as readers wait
+                assert "no run here" in str(error)  # noqa: PT017
+    told = []
+    for writer in writers:
+        out, err = writer.communicate()
+        assert writer.returncode == 0, err
+        told.append(out.split())
+    assert len({machine for machine, _, _ in told} | {whole.machine()}) == 3
+    assert [pid for _, pid, _ in told] == ["1", "1"]  # each the first process of its namespace
+    assert all(int(died) > 3 for _, _, died in told)
+    assert seen <= {3000}
+    record.write(tmp_path / "alone", [batch(3000)], META)
+    assert bytes_of(run) == bytes_of(tmp_path / "alone")
+
+
+@pytest.fixture
+def pods(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that makes this process one of another machine, with the number that it always has."""
+    return lambda name: monkeypatch.setattr(whole, "machine", lambda: name.ljust(12, "0"))
+
+
+def test_two_pods_with_equal_process_numbers_write_at_once(tmp_path: Path, pods: Callable[[str], None]) -> None:
+    def meanwhile() -> Iterator[pa.RecordBatch]:
+        yield batch(10)
+        pods("b")
+        record.write(tmp_path / "run", [batch(10)], META)
+        assert record.read(tmp_path / "run").num_rows == 10
+        pods("a")
+
+    pods("a")
+    record.write(tmp_path / "run", meanwhile(), META)
+    assert record.read(tmp_path / "run").num_rows == 10
+    assert names(tmp_path) == ["run"]
+
+
+def left_by(pods: Callable[[str], None], machine: str, folder: Path, pid: int, age_s: float = 0.0) -> Path:
+    """Lay what a killed writer leaves, changed so many seconds ago."""
+    pods(machine)
+    nest = folder / f".run.{whole.machine()}-{pid}-00c0ffee.part"
+    (nest / "new").mkdir(parents=True)
+    (nest / "new" / record.ROWS).write_bytes(b"half")
+    for path in (*nest.rglob("*"), nest):
+        os.utime(path, (time.time() - age_s,) * 2)
+    return nest
+
+
+DEAD = 4_194_305  # more than the kernel gives
 
 
 @cases(
-    ("share", "factor", "models", "times"),
+    ("machine", "pid", "age_s", "goes"),
     [
-        (1.0, 1.0, 3, 3.0),
-        (1.0, 1.5, 2, 2.5),
-        (1.0, 1.5, 3, 4.0),
-        (0.5, 1.0, 2, 1.0),
-        (0.5, 1.0, 3, 1.5),
-        (0.625, 1, 2, 1.25),
+        ("here", DEAD, 0, True),  # of this machine: by its process table alone
+        ("here", os.getpid(), 9 * DAY_S, False),
+        ("other", DEAD, 0.5 * DAY_S, False),  # of others: by age alone
+        ("other", os.getpid(), 2 * DAY_S, True),
+        ("other", DEAD, -9 * DAY_S, False),  # by a clock that is ahead
     ],
 )
-def test_servers_side_by_side_slow_each_other_down_as_measured(
-    tmp_path: Path, share: float, factor: float, models: int, times: float
+def test_who_is_dead(
+    machine: str, pid: int, age_s: float, goes: bool, tmp_path: Path, pods: Callable[[str], None]
 ) -> None:
-    path = whole_table.write(tmp_path, co_run=whole_table.beside(share, factor))
-    rows = ran(path, [(0.0, k, 100, 1) for k in range(models)], models)
-    assert rows.ttft_s == pytest.approx([API_S + times * step_s(0, 0, [100])] * models, abs=2e-9)
+    nest = left_by(pods, machine, tmp_path, pid, age_s)
+    pods("here")
+    record.write(tmp_path / "run", [batch(1)], META)
+    whole.clean(tmp_path)
+    assert nest.exists() is not goes
+    assert record.read(tmp_path / "run").num_rows == 1
 
 
-def test_prefills_and_decode_steps_each_have_their_share(tmp_path: Path) -> None:
-    """Two prefills of half a machine each go on as if alone; two decodes of all of it take 1 + 1.5 (2 - 1) times."""
-    co_run = {"prefill": whole_table.beside(0.5, 1.0)["prefill"], "decode": whole_table.beside(1.0, 1.5)["decode"]}
-    path = whole_table.write(tmp_path, co_run=co_run)
-    rows = ran(path, [(0.0, k, 100, 3) for k in range(2)], 2)
-    ttft_s = API_S + step_s(0, 0, [100])
-    assert rows.ttft_s == pytest.approx([ttft_s] * 2, abs=2e-9)
-    assert rows.e2e_s == pytest.approx([ttft_s + 2.5 * (step_s(1, 101) + step_s(1, 102))] * 2, abs=4e-9)
+def test_the_age_is_set_by_a_variable(
+    tmp_path: Path, pods: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nest = left_by(pods, "other", tmp_path, DEAD, age_s=100)
+    pods("here")
+    monkeypatch.setenv(whole.AGE, "200")
+    whole.clean(tmp_path)
+    assert nest.exists()
+    monkeypatch.setenv(whole.AGE, "50")
+    whole.clean(tmp_path)
+    assert names(tmp_path) == []
+    monkeypatch.setenv(whole.AGE, "a day")
+    with pytest.raises(UserError, match=f'{whole.AGE} is "a day", not a number of seconds'):
+        record.write(tmp_path / "run", [], {})
 
 
-def test_a_prefill_and_a_decode_side_by_side_are_each_slowed_by_their_own_factor(tmp_path: Path) -> None:
-    """They ask for 1.5 machines, so the same work takes each 1.5 times as long, but for their factors."""
-    co_run = {"prefill": whole_table.beside(0.5, 3.0)["prefill"], "decode": whole_table.beside(1.0, 1.5)["decode"]}
-    prefill_s = step_s(0, 0, [100])
-    first_s = API_S + prefill_s
-    rows = ran(whole_table.write(tmp_path, co_run=co_run), [(0.0, 0, 100, 2), (first_s - API_S, 1, 100, 1)], 2)
-    beside_s = (1 + 1.5 * 0.5) * step_s(1, 101)
-    assert rows.e2e_s[0] == pytest.approx(first_s + beside_s, abs=4e-9)
-    alone_s = prefill_s - beside_s / (1 + 3.0 * 0.5)
-    assert rows.ttft_s[1] == pytest.approx(API_S + beside_s + alone_s, abs=4e-9)
+def test_the_clock_of_this_machine_does_not_matter(
+    tmp_path: Path, pods: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nest = left_by(pods, "other", tmp_path, DEAD)
+    pods("here")
+    for wrong_s in (0.0, time.time() + 1000 * DAY_S):
+        monkeypatch.setattr(time, "time", lambda wrong_s=wrong_s: wrong_s)
+        whole.clean(tmp_path)
+        assert nest.exists()
 
 
-def test_beyond_the_last_tokens_seconds_go_on_as_they_were(tmp_path: Path) -> None:
-    config = Config((Served("m", shape("llama-tiny")),), table=whole_table.write(tmp_path))
-    profile = sim.make(config, {}, machine(config)).cluster.profile
-    assert profile.prefill_s(Inst("m", (0,)), 1024) == pytest.approx(step_s(0, 0, [1024]))
-    assert profile.step_s(Inst("m", (0,)), 4, 1000) == pytest.approx(step_s(4, 1000))
-    assert profile.load_s(Inst("m", (0,)), "cold") == pytest.approx(0.5 + 9_417_216 / 1e8)
-    with pytest.raises(Unsupported, match="measured whole"):
-        profile.kernels_s(Inst("m", (0,)), 4, 1000)
+def test_a_writer_whose_temporary_is_taken_away_ends_in_one_line(tmp_path: Path, pods: Callable[[str], None]) -> None:
+    def meanwhile() -> Iterator[pa.RecordBatch]:
+        yield batch(10)
+        (nest,) = tmp_path.glob(".run.*.part")
+        os.utime(nest / "new" / record.ROWS, (0, 0))
+        os.utime(nest / "new", (0, 0))
+        os.utime(nest, (0, 0))  # as a machine stamps it whose clock stands at 1970
+        pods("b")
+        whole.clean(tmp_path)
+        pods("a")
+
+    pods("a")
+    with pytest.raises(UserError, match="another machine removed its temporary folder"):
+        record.write(tmp_path / "run", meanwhile(), META, side={"x": 1})
+    assert names(tmp_path) == []
 
 
-def test_a_run_takes_the_machine_and_its_settings_from_the_table(tmp_path: Path) -> None:
-    path = whole_table.write(tmp_path)
-    asked = Spec("static", models="llama-tiny*2", trace="sample", table=path, gpus=1)
-    spec = resolve(asked)
-    assert (spec.gpu, spec.host, spec.noise, spec.control_s) == ("desk", "desk", 0.0, API_S)
-    assert (spec.batch_cap, spec.block_tokens, spec.pool_bytes, spec.sharing) == (4, 256, 1 << 28, "fluid")
-    assert resolve(replace(asked, batch_cap=8)).batch_cap == 8
-    assert resolve(spec) == spec
-    with pytest.raises(UserError, match=r'gpu is "l40s", and cost table .*desk.toml is of desk'):
-        resolve(replace(asked, gpu="l40s"))
-    with pytest.raises(UserError, match=r'desk has no steps."llama-3.1-8b" \(measured were: llama-tiny\)'):
-        resolve(replace(asked, models="llama-3.1-8b"))
+def test_no_lock_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    for _ in range(2):
+        record.write(tmp_path / "run", [batch(3)], META)
+    whole.clean(tmp_path)
+    assert names(tmp_path) == ["run"]
 
 
-def test_every_number_says_where_it_comes_from(tmp_path: Path) -> None:
-    sources = quantities.sources([], "desk", "desk", whole_table.write(tmp_path))
-    assert {s.quantity for s in sources} >= {
-        "host desk",
-        "desk.co_run.decode",
-        'desk.steps."llama-tiny"',
-        "desk.mem_bytes",
-    }
-    assert all(s.source and s.formula and s.error for s in sources)
+def test_a_reader_waits_for_the_writer_that_replaces_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, away = tmp_path / "run", tmp_path / ".run.0-1-2.part"
+    record.write(run, [batch(3)], META)
+    away.mkdir()
+    run.rename(away / "old0")
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            (away / "old0").rename(run)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    assert record.read(run).num_rows == 3
+    assert len(pauses) == 3
+    away.rmdir()
+    with pytest.raises(UserError, match="no run here"):
+        record.read(tmp_path / "nowhere")  # nobody writes it: nothing to wait for
+    assert len(pauses) == 3
+
+
+def test_a_file_of_another_machine_may_be_seen_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run" / record.ROWS
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            record.write(path.parent, [batch(1)], META)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    assert whole.seen(path)
+    assert len(pauses) == 4
+    monkeypatch.setenv(whole.LATE, "0")
+    assert not whole.seen(tmp_path / "never" / record.ROWS)
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime - ext4 /dev/vda rw
+23 22 0:40 / {home} rw,relatime shared:3 - {kind} server:/home rw
+"""
+
+
+@cases(("kind", "local"), [("nfs4", False), ("lustre", False), ("ext4", True), ("overlay", True)])
+def test_compiled_code_lies_on_a_disk_of_the_node(
+    kind: str, local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS.format(home=tmp_path, kind=kind))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    folder = tmp_path / "checkout" / "engines"
+    folder.mkdir(parents=True)
+    home = jit.home(folder, str(mounts))
+    if local:
+        assert home == folder / "__pycache__"
+        return
+    assert home.parent == tmp_path / "tmp"
+    assert home.stat().st_mode & 0o777 == 0o700
+    home.chmod(0o777)  # anybody could lay code there
+    with pytest.raises(UserError, match="open to others"):
+        jit.home(folder, str(mounts))

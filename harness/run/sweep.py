@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.engines import sim
 from harness.policy.fields import asked
 from harness.policy.types import UserError
-from harness.rows import record
+from harness.rows import record, whole
 from harness.run import crew, realtime
 from harness.run.crew import Why
 from harness.run.execute import current, execute, relocate
@@ -58,7 +58,7 @@ def sweep(
     """
     teller = teller or Silent()
     every = tasks(specs)
-    record.clean(out)
+    whole.clean(out)
     once = list({task.spec.folder: task for task in every}.values())
     todo = []
     for task in once:
