@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from harness.target import pin
+
 if TYPE_CHECKING:
     from harness.rows.record import load as load
 
     __version__: str
 __all__ = ["__version__", "load"]
+pin()
 
 
 def __getattr__(name: str) -> Any:

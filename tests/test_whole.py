@@ -1,4 +1,4 @@
-"""What several machines write into one folder is whole or absent: other hosts, other namespaces, wrong clocks."""
+"""Files that several machines write are whole or absent: other hosts, other PID namespaces, wrong clocks."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_writer_whose_temporary_is_taken_away_ends_in_one_line(tmp_path: Path,
         pods("a")
 
     pods("a")
-    with pytest.raises(UserError, match="another machine removed its temporary folder"):
+    with pytest.raises(UserError, match="its temporary folder was removed by a machine whose clock differs"):
         record.write(tmp_path / "run", meanwhile(), META, side={"x": 1})
     assert names(tmp_path) == []
 

@@ -256,6 +256,27 @@ WORKERS = click.option(
 )
 
 
+def read_shard(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any:
+    """Read `--shard I/N`."""
+    from harness.run import shard
+
+    return None if text is None else shard.read(text)
+
+
+def _collected(ctx: click.Context, _param: click.Parameter, on: bool) -> bool:
+    """Leave the option out of the commands that results name as the next ones."""
+    ctx.meta[WORDS] = [word for word in ctx.meta.get(WORDS, ()) if word != "--collect"]
+    return on
+
+
+PARTS = grouped(
+    click.option("--shard", metavar="I/N", callback=read_shard,
+                 help="Run only this part of the work, the I-th of N; --collect shows the results of all."),
+    click.option("--collect", is_flag=True, callback=_collected,
+                 help="Run nothing: show results, or which runs are missing."),
+)  # fmt: skip
+
+
 def _heard(ctx: click.Context, _param: click.Parameter, level: str | None) -> None:
     """Set the verbosity of stderr for as long as this command runs."""
     from harness.cli.terminal import LEVEL

@@ -17,6 +17,7 @@ from harness.cli.options import (
     FIGURES,
     JSON_PROGRESS,
     LIMIT,
+    PARTS,
     PATH,
     RESULTS,
     SOME_SEEDS,
@@ -28,11 +29,13 @@ from harness.cli.options import (
     system_names,
     trace_names,
 )
+from harness.cli.parts import collecting, make_part, status
 from harness.cli.terminal import teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.run.realtime import Span
+    from harness.run.shard import Shard
     from harness.run.spec import Spec
     from harness.study.grid import Panel
     from harness.study.measure import Measured
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     "bench study fig7 --systems prism,static --traces arena-chat --models heavy8",
     'bench study prism-bridge --only "assignment; equal pools" --seeds 2',
     "bench study ./mine.toml --dry-run",
+    "bench study fig7 --shard 3/16",
+    "bench study fig7 --status results/fig7",
 ))  # fmt: skip
 @click.argument("name", required=False, metavar="[NAME|FILE.toml]",
                 shell_complete=complete(lambda: stems("harness/study/studies")))  # fmt: skip
@@ -64,6 +69,9 @@ if TYPE_CHECKING:
               help="Number of GPUs of --engine.  [default: 1]")  # fmt: skip
 @click.option("--table", metavar="FILE", help="Cost table of --engine (bench calibrate writes one).")
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
+@PARTS
+@click.option("--status", "looked_at", type=PATH, metavar="FOLDER",
+              help="Run nothing: show how far the study is whose runs are in this folder.")  # fmt: skip
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
@@ -87,6 +95,9 @@ def study(
     gpus: int | None,
     table: str | None,
     dry_run: bool,
+    shard: Shard | None,
+    collect: bool,
+    looked_at: Path | None,
     no_plot: bool,
     every: bool,
     markdown: bool,
@@ -123,8 +134,14 @@ def study(
     if dry_run:
         dry(asked, full, folder)
         return
+    if looked_at is not None:
+        status(asked, real(looked_at), full=full)
+        return
     with teller(machine=machine) as told:
-        measured = measure(asked, folder, full=full, workers=workers, teller=told)
+        if shard is not None:
+            sys.exit(make_part(asked, shard, folder, workers, told, full=full, stem=""))
+        with collecting(asked, folder, on=collect, full=full):
+            measured = measure(asked, folder, full=full, workers=workers, teller=told)
     _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:

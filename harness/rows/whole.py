@@ -79,8 +79,8 @@ def replacing(path: Path) -> Iterator[Path]:
             if nest.is_dir():
                 raise
             raise UserError(
-                f"{path}: another machine removed its temporary folder, as that of a dead writer: their clocks differ "
-                f"by more than {AGE} (set the clocks, or a greater age, and run it again)"
+                f"{path}: its temporary folder was removed by a machine whose clock differs by more than {AGE} "
+                f"(set the clocks and run it again)"
             ) from None
         sync(path.parent)
 

@@ -1,13 +1,16 @@
 """Worker processes that execute runs: each takes a task at a time through a pipe.
 
-A worker ends when its pipe closes, so none outlives its parent, however that dies.
+A worker ends when its pipe closes or its parent is gone, so none outlives its parent, however that dies.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +25,7 @@ from harness.run.execute import execute
 from harness.run.setup import Failed
 from harness.run.sources import Task
 
+ORPHAN_S = 0.8  # how long a worker whose parent died may take to remove what it writes
 CLOSE_S = 30.0  # how long a worker that is ended may take to close its engine
 
 Why = Mapping[str, str]  # failures as Failed has them; empty: none
@@ -137,6 +141,8 @@ def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
         answer: Why | BaseException = pipe.recv()
     except (EOFError, ConnectionResetError):
         process.join()
+        if process.exitcode in {0, -signal.SIGTERM}:  # a batch system ends all processes of a job at once
+            raise Terminated from None
         raise UserError(
             f"a worker died while running {task.spec.folder} (exit code {process.exitcode}; -9 often means that memory "
             f"ran out: --workers 1 takes less)"
@@ -149,6 +155,7 @@ def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
 def _serve(pipe: Connection, limit_s: float) -> None:
     """Execute the tasks that come through the pipe until it closes: the main function of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_follow, daemon=True).start()
     LIMIT_S.set(limit_s)
     with suppress(EOFError, BrokenPipeError):
         while True:
@@ -161,6 +168,16 @@ def _serve(pipe: Connection, limit_s: float) -> None:
                 return
             except BaseException as error:  # whatever it is, the parent shows it
                 pipe.send(_portable(error))
+
+
+def _follow() -> None:
+    """End this process as SIGTERM does once its parent is gone; at the latest `ORPHAN_S` later."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_S)
+        os._exit(1)
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -11,7 +11,8 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from harness.engines import sim
@@ -30,6 +31,34 @@ from harness.run.teller import Silent, Teller
 BASE = "dedicated"  # each model on GPUs of its own: SLO bases are measured on it
 FEW_S = 6.0  # estimated seconds below which starting processes would take longer than it saves
 REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
+
+
+class Missing(UserError):
+    """Runs that are not stored, where nothing is to be run."""
+
+    code = 75  # of the command: EX_TEMPFAIL of sysexits.h, "try again"
+
+    def __init__(self, what: str, missing: Sequence[Task], total: int) -> None:
+        super().__init__(f"{len(missing):,} of {total:,} runs are missing ({what})")
+        self.what, self.missing, self.total = what, missing, total
+
+
+_STORED: ContextVar[bool] = ContextVar("_STORED", default=False)
+
+
+@contextmanager
+def stored_only() -> Iterator[None]:
+    """Run nothing within the block: a sweep of which a run is not stored raises Missing."""
+    token = _STORED.set(True)
+    try:
+        yield
+    finally:
+        _STORED.reset(token)
+
+
+def only_stored() -> bool:
+    """Tell whether nothing is to be run here."""
+    return _STORED.get()
 
 
 # ------------------------------------------------------------------ runs
@@ -54,7 +83,8 @@ def sweep(
     """Execute the specs without a current run in `out`; return all folders in the order of the specs.
 
     `workers` is the number of processes (None: as many as pay). A system whose policy fails is not tried again, and
-    Failed is raised after all others. Raises UserError, and an engine's own errors: finished runs are kept.
+    Failed is raised after all others. Raises UserError, and an engine's own errors: finished runs are kept. Within
+    `stored_only` Missing is raised instead of running anything.
     """
     teller = teller or Silent()
     every = tasks(specs)
@@ -67,6 +97,8 @@ def sweep(
         else:
             todo.append(task)
     total = len(once)
+    if todo and _STORED.get():
+        raise Missing(what, todo, total)
     done = total - len(todo)
     teller.progress(what, done, total)
     failed: dict[str, str] = {}

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter, time_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
@@ -22,6 +22,7 @@ from harness.rows.crossings import EASES, RATED, turned
 from harness.run import crew, score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
+from harness.run.shard import Shard
 from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest, stored
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from traces.load import Trace
 
+T = TypeVar("T")
 LONG_S = 5.0  # of a step that a quiet teller reports too
 
 
@@ -90,20 +92,38 @@ def measure(
     """
     failed: dict[str, str] = {}
     asked = study.of(full)
-    left: Study | None = asked
-    counted = _Counted(teller or Silent(), quiet=study.layout == "table")
+    counted = Counted(teller or Silent(), quiet=study.layout == "table")
     call = receipt.Call(asked, full, stem or study.name, target)
     if (kept := receipt.lookup(call, out)) and (done := _kept(call, kept, counted)):
         return done
     begun_ns, digested = time_ns(), call.digest
+
+    def make(left: Study) -> Work:
+        return Work(left, out, full, stem or study.name, target, workers, counted, watch)
+
+    def act(work: Work) -> tuple[Work, Measured, list[str]]:
+        inputs = work.described()
+        for line in inputs if not failed else ():
+            counted.note(line)
+        with crew.kept():
+            return work, replace(work.done(), failed=failed), inputs
+
+    work, measured, inputs = without_failing(asked, failed, make, act)
+    if not failed:
+        work.vouch(call, digested, begun_ns, measured, inputs)
+    return measured
+
+
+def without_failing(study: Study, failed: dict[str, str], make: Callable[[Study], Work], act: Callable[[Work], T]) -> T:
+    """Return what `act` makes of a study's work; systems whose policy fails leave the study, and are added to `failed`.
+
+    Raises Failed where no system is left to stand first.
+    """
+    left: Study | None = study
     while left is not None:
-        work = _Work(left, out, full, stem or study.name, target, workers, counted, watch)
+        work = make(left)
         try:
-            inputs = work.described()
-            for line in inputs if not failed else ():
-                counted.note(line)
-            with crew.kept():
-                measured = replace(work.done(), failed=failed)
+            return act(work)
         except Failed as why:  # again without it: finished runs cost nothing
             known = set(failed)
             failed |= why.why
@@ -111,14 +131,10 @@ def measure(
             if not gone or (study.layout == "parts" and study.first in gone):
                 raise Failed(failed) from why
             left = left.without(gone)
-        else:
-            if not failed:
-                work.vouch(call, digested, begun_ns, measured, inputs)
-            return measured
     raise Failed(failed)
 
 
-def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measured | None:
+def _kept(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measured | None:
     """Read the study that a receipt vouches for; None where its table is not whole."""
     path = kept.folder / record.SWEEP
     try:
@@ -131,7 +147,7 @@ def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measur
     return Measured(call.study, kept.folder, table, about, kept.target, kept.reference)
 
 
-class _Counted:
+class Counted:
     """A teller that counts the runs of a phase that were stored before; a quiet one reports long steps alone."""
 
     def __init__(self, teller: Teller, *, quiet: bool) -> None:
@@ -206,7 +222,7 @@ class _Round(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
     """One call of `measure`: its arguments, and its stages in order, a method each."""
 
     study: Study
@@ -215,17 +231,13 @@ class _Work:
     stem: str
     target: SloTarget | None
     workers: int | None
-    teller: _Counted
+    teller: Counted
     watch: Callable[[Measured], None] | None = None
+    only: frozenset[str] | None = None  # keys of the panels that are worked on; None: all
 
     def done(self) -> Measured:
         """Run all stages in order: panels and their SLOs, curves, bounds, the table."""
-        if self.study.spec.get("engine", "sim") == "sim" and not sim.compiled():
-            with self.teller.step("compile", lambda: "the simulator, once"):
-                self.teller.progress("compile", 0, 1)
-                sweep.compile_once()
-                self.teller.progress("compile", 1, 1)
-        grid = Grid(self.study, self.full, self.judged())
+        grid = self.begun()
         with self.teller.step("runs"):
             points, grid = self.sampled(grid)
         measured = self.scored(grid, points)
@@ -233,10 +245,29 @@ class _Work:
             self.teller.current(len(measured.about["runs"]))
         return measured
 
+    def begun(self) -> Grid:
+        """Return the panels with their SLOs, once the simulator is compiled."""
+        if self.study.spec.get("engine", "sim") == "sim" and not (sweep.only_stored() or sim.compiled()):
+            with self.teller.step("compile", lambda: "the simulator, once"):
+                self.teller.progress("compile", 0, 1)
+                sweep.compile_once()
+                self.teller.progress("compile", 1, 1)
+        return Grid(self.study, self.full, self.judged())
+
+    @cached_property
+    def every(self) -> tuple[Panel, ...]:
+        """Every panel of the study, without its SLO in seconds."""
+        return tuple(grids.panels(self.study, self.full))
+
     @cached_property
     def panels(self) -> tuple[Panel, ...]:
-        """Every panel, without its SLO in seconds."""
-        return tuple(grids.panels(self.study, self.full))
+        """Every panel that is worked on, without its SLO in seconds."""
+        return tuple(panel for panel in self.every if self.only is None or panel.key in self.only)
+
+    @property
+    def made(self) -> int:
+        """The number of runs that stand so far."""
+        return len(self._made[1])
 
     def blamed(self, labels: Collection[str]) -> set[str]:
         """Return the systems of the study whose specs have one of these labels."""
@@ -269,6 +300,41 @@ class _Work:
         names = dict.fromkeys(str(p.setting.get("trace", p.first.trace)) for p in self.panels if "{" not in
                               str(p.setting.get("trace", "")))  # fmt: skip
         return {name: load_trace(name) for name in names}
+
+    # -------------------------------------------------------------- parts
+
+    @property
+    def fixed(self) -> bool:
+        """Tell whether no run depends on what another one gave."""
+        grid = Grid(self.study, self.full, self.panels)
+        rules = ((grid.sample(panel).rule, bool(panel.xs)) for panel in self.panels)
+        chosen = all(rule == "fixed" or (rule == "knee" and given) for rule, given in rules)
+        return chosen and not grid.scope.budget and not any(panel.holds_rate for panel in self.panels)
+
+    def searches(self) -> list[tuple[str, ...]]:
+        """Return the searches, each the keys of panels that decide together: those of one key, and of a held rate."""
+        of: dict[str, set[str]] = {}
+        held = any(panel.holds_rate for panel in self.every)
+        by_place: dict[tuple[str, str], str] = {}
+        for panel in self.every:
+            mine = of.setdefault(panel.key, {panel.key})
+            place = (panel.first.trace, panel.first.models)
+            if held and (other := by_place.setdefault(place, panel.key)) not in mine:
+                mine |= of[other]
+                of |= dict.fromkeys(mine, mine)
+        return sorted({tuple(sorted(keys)) for keys in of.values()})
+
+    def run_part(self, shard: Shard) -> int:
+        """Run the specs of a fixed grid that are a shard's own, after the bases of all; return their number."""
+        grid = self.begun()
+        groups = [group for panel in grid.panels for group in self._groups(panel)]
+        runs = [run for group in groups for run in _runs(grid, group, self._ask(grid, group, {}))]
+        points = [run.point for run in runs]
+        points += [p for panel in grid.panels for p in grid.bounding(panel, self._xs_of_first(panel, points))]
+        mine = shard.part(dict.fromkeys(point.spec for point in points), canonical)
+        if mine:
+            self._run(mine, f"{self.study.name}, shard {shard}")
+        return len(mine)
 
     # -------------------------------------------------------------- SLOs
 
@@ -395,23 +461,30 @@ class _Work:
     # -------------------------------------------------------------- as many seeds as it takes
 
     def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
-        """Run more seeds of systems that are not yet told apart, until they are, or the budget is spent."""
+        """Run more seeds of systems that are not yet told apart, until they are, or the budget is spent.
+
+        Each panel has an equal part of the budget, so that none depends on what was run for another.
+        """
         scope, added = grid.scope, list[Point]()
         if not scope.budget:
             return added
-        panels = {panel.key: panel for panel in grid.panels if panel.drawn and panel.axis in (*RATED, "slo_scale")}
+        panels = {panel.key: panel for panel in grid.panels if _tells(panel)}
+        part = scope.budget / max(1, len({panel.key for panel in self.every if _tells(panel)}))
         asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
-        spent, known, curves = 0.0, {point.spec for point in points}, dict[str, dict[str, tidy.Windows]]()
+        spent, known = dict.fromkeys(panels, 0.0), {key: set[Spec]() for key in panels}
+        for point in points:
+            known.setdefault(point.panel.key, set()).add(point.spec)
+        curves = dict[str, dict[str, tidy.Windows]]()
         had = {_place(point) for point in points}
         for turn in count(1):
             self._counted(asked, curves)
-            every = [self._more(grid, panel, curves.get(panel.key, {})) for panel in panels.values()]
-            wanted = [more for all_ in every if (more := [each for each in all_ if _place(each[0]) not in had])]
             asked, taken = list[Point](), 0
-            for more in sorted(wanted, key=lambda more: _cost(more, known)):  # the most panels for the budget
-                if spent + (cost := _cost(more, known)) <= scope.budget:
-                    spent, taken = spent + cost, taken + 1
-                    known |= {point.spec for point, _ in more}
+            for key, panel in panels.items():
+                open_ = self._more(grid, panel, curves.get(key, {}))
+                more = [each for each in open_ if _place(each[0]) not in had]
+                if more and spent[key] + (cost := _cost(more, known[key])) <= part:
+                    spent[key], taken = spent[key] + cost, taken + 1
+                    known[key] |= {point.spec for point, _ in more}
                     had |= {_place(point) for point, _ in more}
                     asked += [point for point, _ in more]
             if not asked:
@@ -528,6 +601,11 @@ class _Work:
             "judges": judgements((p.under, t.spec.folder) for p, t in zip(points, ready, strict=True)),
             "runs": dict(sorted((t.spec.folder, p.system) for p, t in zip(points, ready, strict=True))),
         }
+
+
+def _tells(panel: Panel) -> bool:
+    """Tell whether more seeds tell the systems of a panel apart."""
+    return panel.drawn and panel.axis in (*RATED, "slo_scale")
 
 
 def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from harness import target
 from harness.policy.types import UserError
 
 # Types of file systems that nodes share.
@@ -30,6 +31,7 @@ SOURCES = (
     "costs/coef.py",
     "costs/layout.py",
 )  # in harness/engines
+FORMER = f"kernel-{'[0-9a-f]' * 12}"  # as releases named it that knew one target
 
 
 def fingerprint(folder: Path) -> str:
@@ -39,13 +41,14 @@ def fingerprint(folder: Path) -> str:
 
 
 def cache_dir(folder: Path) -> Path:
-    """Return the folder of the code compiled from these sources, and delete those of earlier sources."""
+    """Return the folder of the code compiled from these sources for this target, and delete those of earlier ones."""
     base = Path(os.environ.get("NUMBA_CACHE_DIR") or home(folder))
-    name = f"kernel-{fingerprint(folder)}"
+    kind = f"kernel-{target.compiled() or 'host'}"
+    name = f"{kind}-{fingerprint(folder)}"
     if base.name == name:  # inherited from the process that started this one
         return base
     if not (base / name).exists():
-        for old in base.glob("kernel-*"):
+        for old in (*base.glob(f"{kind}-*"), *base.glob(FORMER)):
             shutil.rmtree(old, ignore_errors=True)
     return base / name
 

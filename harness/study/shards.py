@@ -1,0 +1,79 @@
+"""A study made in parts, on machines that know nothing of each other: what one shard makes, and how far all are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.rows import record
+from harness.run import crew, sweep
+from harness.run.shard import Shard
+from harness.run.teller import Silent, Teller
+from harness.study.grid import Grid
+from harness.study.measure import Counted, Work, without_failing
+from harness.study.study import Study
+
+
+class Part(NamedTuple):
+    """What a shard did: the searches that are its own, of how many, and its runs; of a fixed grid no searches."""
+
+    searches: int
+    of: int
+    runs: int
+    failed: Mapping[str, str]
+
+
+class Progress(NamedTuple):
+    """How far one search is: its panels, the runs that are stored, those that are missing so far, and its phase."""
+
+    panels: tuple[str, ...]
+    stored: int
+    missing: int
+    phase: str  # "": nothing is missing
+
+
+def measure_shard(
+    study: Study, out: Path, shard: Shard, *, full: bool = False, stem: str = "", workers: int | None = None,
+    teller: Teller | None = None,
+) -> Part:  # fmt: skip
+    """Make the runs of a study that are a shard's own: whole searches, and of a fixed grid a part of its specs.
+
+    SLO bases that its runs need are made too, whatever other shards make. No table is written: `measure` makes it when
+    all shards are done. Raises as `measure` does.
+    """
+    failed: dict[str, str] = {}
+    counted = Counted(teller or Silent(), quiet=study.layout == "table")
+
+    def make(left: Study) -> Work:
+        return Work(left, out, full, stem or study.name, None, workers, counted)
+
+    def act(work: Work) -> Part:
+        with crew.kept():
+            if work.fixed:
+                return Part(0, 0, work.run_part(shard), failed)
+            all_ = work.searches()
+            mine = shard.part(all_, record.dumps)
+            keys = frozenset(key for search in mine for key in search)
+            own = replace(work, only=keys)
+            if mine:
+                own.sampled(own.begun())
+            return Part(len(mine), len(all_), own.made, failed)
+
+    return without_failing(study.of(full), failed, make, act)
+
+
+def progress(study: Study, out: Path, *, full: bool = False, stem: str = "") -> Iterator[Progress]:
+    """Yield how far each search of a study is, from the runs that are stored below `out`; nothing is run."""
+    quiet = Counted(Silent(), quiet=True)
+    work = Work(study.of(full), out, full, stem or study.name, None, None, quiet)
+    for search in work.searches():
+        own = replace(work, only=frozenset(search))
+        with sweep.stored_only():
+            try:
+                own.sampled(Grid(own.study, full, own.judged()))
+            except sweep.Missing as gone:
+                yield Progress(search, own.made + gone.total - len(gone.missing), len(gone.missing), gone.what)
+            else:
+                yield Progress(search, own.made, 0, "")
