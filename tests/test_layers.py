@@ -57,7 +57,7 @@ ARCHITECTURE = {
     "report": Box("policy rows", "numpy pandas pyarrow"),
     "run": Box(
         "policy target toml loop rows engines engines.costs engines.sim traces workloads report",
-        "annotated_types numpy pandas pyarrow scipy",
+        "annotated_types numpy pandas pyarrow scipy",  # Ray and Dask by name, in an environment of their own
     ),
     "study": Box(
         "policy toml loop rows engines engines.costs engines.sim traces workloads report run",

@@ -251,8 +251,24 @@ LIMIT = click.option("--policy-limit-s", type=Number(SHORTEST_S, LONGEST_S), def
                      "out.")  # fmt: skip
 JSON_PROGRESS = click.option("--json-progress", "machine", is_flag=True,
                              help="Progress on stderr as JSON, an object a line.")  # fmt: skip
-WORKERS = click.option(
-    "--workers", type=PROCESSES, metavar="N", help="Worker processes.  [default: as many as pay off]"
+
+
+def _executed(ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    """Execute runs where the command line says, for as long as this command runs."""
+    if text is not None and not ctx.resilient_parsing:
+        from harness.run import executor
+
+        ctx.with_resource(executor.using(text))
+    return text
+
+
+EXECUTOR = click.option("--executor", metavar="KIND[:ADDRESS]", callback=_executed, expose_value=False,
+                        help="Run on a cluster: ray, ray:ADDRESS or dask:ADDRESS (make cluster).")  # fmt: skip
+
+
+WORKERS = grouped(
+    click.option("--workers", type=PROCESSES, metavar="N", help="Worker processes.  [default: as many as pay off]"),
+    EXECUTOR,
 )
 
 

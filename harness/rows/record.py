@@ -127,6 +127,16 @@ def write(
         sync(part)
 
 
+def write_files(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
+    """Write the files of a run that was made elsewhere: all of them or none. UserError where the disk refuses."""
+    folder = Path(folder)
+    with _told(folder), replacing(folder) as part:
+        part.mkdir()
+        for name, data in files.items():
+            _bytes(part / name, [data])
+        sync(part)
+
+
 def plain(schema: pa.Schema) -> pa.Schema:
     """Return the schema with words spelt out in place of dictionaries.
 

@@ -19,9 +19,9 @@ from harness.engines import sim
 from harness.policy.fields import asked
 from harness.policy.types import UserError
 from harness.rows import record, whole
-from harness.run import crew, realtime
-from harness.run.crew import Why
+from harness.run import crew, executor, realtime
 from harness.run.execute import current, execute, relocate
+from harness.run.executor import Why
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_trace
 from harness.run.sources import Task, code
@@ -123,6 +123,10 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
+    if (cluster := executor.chosen()) is not None:
+        cluster.submit(todo, out)
+        yield from cluster.as_completed(failed)
+        return
     clock = _Clock(todo, teller)
     if any(asked(task.spec.engine).name == "sim" for task in todo) and not sim.compiled():
         teller.say("compiling the simulator, once (about 20 s)")
@@ -138,10 +142,12 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
             workers = 1 if few else cpus()
         if workers > 1 and len(shared) > 1:
             longest = sorted(shared, key=lambda task: -estimate_s(task.spec, known))
-            yield from workforce.run(longest, out, workers, failed)
+            workforce.workers = workers
+            workforce.submit(longest, out)
+            yield from workforce.as_completed(failed)
             todo = [task for task in todo if task.spec.engine in exclusive]
         if exclusive:
-            workforce.close()
+            workforce.shutdown()
         for task in todo:
             if task.spec.label not in failed:
                 yield clock.told(task, out)

@@ -7,22 +7,20 @@ panel (`condition`) and x. Figures are drawn from it alone; its metadata holds t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from time import perf_counter, time_ns
+from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
 from harness.rows.crossings import EASES, RATED, turned
-from harness.run import crew, score, streams, sweep
+from harness.run import crew, executor, score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
-from harness.run.shard import Shard
 from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest, stored
@@ -30,6 +28,7 @@ from harness.run.teller import Silent, Teller
 from harness.study import enough, receipt, table
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
+from harness.study.counted import Counted
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, contends, following, highest
 from harness.study.study import BEST, Claim, Study, systems_of
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from traces.load import Trace
 
 T = TypeVar("T")
-LONG_S = 5.0  # of a step that a quiet teller reports too
 
 
 @dataclass(frozen=True)
@@ -147,48 +145,6 @@ def _kept(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measure
     return Measured(call.study, kept.folder, table, about, kept.target, kept.reference)
 
 
-class Counted:
-    """A teller that counts the runs of a phase that were stored before; a quiet one reports long steps alone."""
-
-    def __init__(self, teller: Teller, *, quiet: bool) -> None:
-        self._teller, self._quiet = teller, quiet
-        self.phases: dict[str, tuple[int, int]] = {}
-        self._worked: bool | None = None  # in this step; None: no phase has begun
-
-    def say(self, line: str) -> None:
-        """See Teller."""
-        self._teller.say(line)
-
-    def note(self, line: str) -> None:
-        """Say a line about the study's inputs and steps, unless this teller is quiet."""
-        if not self._quiet:
-            self.say(line)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """See Teller."""
-        self.phases.setdefault(what, (done, total))
-        self._worked = bool(self._worked) or done < total
-        self._teller.progress(what, done, total)
-
-    def planning(self, done: int, total: int) -> None:
-        """Tell how far the planning is, which every call does anew."""
-        self._teller.progress("planning", done, total)
-
-    def current(self, total: int) -> None:
-        """Say that nothing is left to do."""
-        self.note(f"{total} of {total} points current, nothing to do")
-
-    @contextmanager
-    def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
-        """Say a step's seconds once it is done, unless there was nothing to do."""
-        self._worked, begun = None, perf_counter()
-        yield
-        if self._worked is not False:
-            took_s = perf_counter() - begun
-            if not self._quiet or took_s >= LONG_S:
-                self.say(f"{name:<12} {took_s:4.0f} s  {words()}".rstrip())
-
-
 Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
 
 
@@ -247,7 +203,8 @@ class Work:
 
     def begun(self) -> Grid:
         """Return the panels with their SLOs, once the simulator is compiled."""
-        if self.study.spec.get("engine", "sim") == "sim" and not (sweep.only_stored() or sim.compiled()):
+        elsewhere = sweep.only_stored() or executor.chosen()
+        if self.study.spec.get("engine", "sim") == "sim" and not (elsewhere or sim.compiled()):
             with self.teller.step("compile", lambda: "the simulator, once"):
                 self.teller.progress("compile", 0, 1)
                 sweep.compile_once()
@@ -301,41 +258,6 @@ class Work:
                               str(p.setting.get("trace", "")))  # fmt: skip
         return {name: load_trace(name) for name in names}
 
-    # -------------------------------------------------------------- parts
-
-    @property
-    def fixed(self) -> bool:
-        """Tell whether no run depends on what another one gave."""
-        grid = Grid(self.study, self.full, self.panels)
-        rules = ((grid.sample(panel).rule, bool(panel.xs)) for panel in self.panels)
-        chosen = all(rule == "fixed" or (rule == "knee" and given) for rule, given in rules)
-        return chosen and not grid.scope.budget and not any(panel.holds_rate for panel in self.panels)
-
-    def searches(self) -> list[tuple[str, ...]]:
-        """Return the searches, each the keys of panels that decide together: those of one key, and of a held rate."""
-        of: dict[str, set[str]] = {}
-        held = any(panel.holds_rate for panel in self.every)
-        by_place: dict[tuple[str, str], str] = {}
-        for panel in self.every:
-            mine = of.setdefault(panel.key, {panel.key})
-            place = (panel.first.trace, panel.first.models)
-            if held and (other := by_place.setdefault(place, panel.key)) not in mine:
-                mine |= of[other]
-                of |= dict.fromkeys(mine, mine)
-        return sorted({tuple(sorted(keys)) for keys in of.values()})
-
-    def run_part(self, shard: Shard) -> int:
-        """Run the specs of a fixed grid that are a shard's own, after the bases of all; return their number."""
-        grid = self.begun()
-        groups = [group for panel in grid.panels for group in self._groups(panel)]
-        runs = [run for group in groups for run in _runs(grid, group, self._ask(grid, group, {}))]
-        points = [run.point for run in runs]
-        points += [p for panel in grid.panels for p in grid.bounding(panel, self._xs_of_first(panel, points))]
-        mine = shard.part(dict.fromkeys(point.spec for point in points), canonical)
-        if mine:
-            self._run(mine, f"{self.study.name}, shard {shard}")
-        return len(mine)
-
     # -------------------------------------------------------------- SLOs
 
     def judged(self) -> tuple[Panel, ...]:
@@ -354,7 +276,7 @@ class Work:
             with self.teller.step(
                 "SLO bases", lambda: f"P95 of each model alone, pairs of trace and models: {len(measured)}"
             ):
-                self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
+                self.run([base for spec in measured for base in base_specs(spec)], "SLO bases")
         return tuple(
             replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
             for panel, spec in zip(self.panels, based, strict=True)
@@ -398,27 +320,27 @@ class Work:
         grid = replace(grid, held=self._held(grid, curves, points))
         points += self._searched(grid, [panel for panel in grid.panels if panel.holds_rate], curves)
         points += self._refined(grid, points)
-        bounds = [point for panel in grid.panels for point in grid.bounding(panel, self._xs_of_first(panel, points))]
+        bounds = [point for panel in grid.panels for point in grid.bounding(panel, self.xs_of_first(panel, points))]
         if bounds:
-            self._run([point.spec for point in bounds], "bounds")
+            self.run([point.spec for point in bounds], "bounds")
         return list({_place(point): point for point in (*points, *bounds)}.values()), grid
 
-    def _xs_of_first(self, panel: Panel, points: Sequence[Point]) -> tuple[float, ...]:
+    def xs_of_first(self, panel: Panel, points: Sequence[Point]) -> tuple[float, ...]:
         """List the x of the study's first system in a panel, in rising order."""
         return tuple(sorted({p.x for p in points if p.panel is panel and p.system == self.study.first}))
 
     def _searched(self, grid: Grid, panels: Sequence[Panel], curves: Curves) -> list[Point]:
         """Run the curves of panels, a round of all at a time, until nothing is asked; returns the points to keep."""
-        groups = [group for panel in panels for group in self._groups(panel)]
+        groups = [group for panel in panels for group in self.groups(panel)]
         kept: list[Point] = []
         seen: list[Point] = []
         for turn in count(1):
-            asked = {group: self._ask(grid, group, curves) for group in groups}
-            runs = [run for group, ask in asked.items() for run in _runs(grid, group, ask)]
+            asked = {group: self.ask(grid, group, curves) for group in groups}
+            runs = [run for group, ask in asked.items() for run in runs_of(grid, group, ask)]
             if not runs:
                 return kept
             what = self.study.name if turn == 1 else f"{self.study.name}, round {turn}"
-            folders = self._run([run.point.spec for run in runs], what)
+            folders = self.run([run.point.spec for run in runs], what)
             room = self._heard(runs, folders, curves)
             seen += [run.point for run in runs]
             self._shown(grid, seen)
@@ -428,13 +350,13 @@ class Work:
                       and (room[group] or not bisects)]  # fmt: skip
         raise AssertionError
 
-    def _groups(self, panel: Panel) -> list[_Group]:
+    def groups(self, panel: Panel) -> list[_Group]:
         """Split a panel's systems into the groups that are sampled together."""
         names = tuple(panel.specs)
         together = [names] if self.study.sample.each == "panel" else [(name,) for name in names]
         return [_Group(panel, some, panel.seeds) for some in together]
 
-    def _ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
+    def ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
         """Choose the x that a group runs next."""
         panel = group.panel
         sample = grid.sample(panel)
@@ -490,7 +412,7 @@ class Work:
             if not asked:
                 return added
             what = f"{self.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided"
-            self._run([point.spec for point in asked], what)
+            self.run([point.spec for point in asked], what)
             added += asked
             self._shown(grid, [*points, *added])
         raise AssertionError
@@ -524,12 +446,13 @@ class Work:
         for panel in grid.panels:
             seen = curves.get((panel.key, self.study.first))
             if panel.axis == "rate_scale" and seen:
-                xs = self._xs_of_first(panel, points)
+                xs = self.xs_of_first(panel, points)
                 runs = [(x, curve[x]) for _, curve in sorted(seen.items()) for x in xs if x in curve]
                 held[panel.key] = highest(runs, self.study.level)
         return held
 
-    def _run(self, specs: Sequence[Spec], what: str) -> list[Path]:
+    def run(self, specs: Sequence[Spec], what: str) -> list[Path]:
+        """Run specs, and note which stand; return their folders."""
         folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
         made, stamps = self._made
         made |= dict.fromkeys(specs)
@@ -646,7 +569,8 @@ def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(listed))
 
 
-def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
+def runs_of(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
+    """Yield the runs that a group asks for."""
     for name, xs in ask.xs.items():
         for x in xs:
             for seed in group.seeds[:1] if ask.first_seed else group.seeds:

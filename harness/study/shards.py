@@ -10,9 +10,11 @@ from typing import NamedTuple
 from harness.rows import record
 from harness.run import crew, sweep
 from harness.run.shard import Shard
+from harness.run.spec import canonical
 from harness.run.teller import Silent, Teller
+from harness.study.counted import Counted
 from harness.study.grid import Grid
-from harness.study.measure import Counted, Work, without_failing
+from harness.study.measure import Work, runs_of, without_failing
 from harness.study.study import Study
 
 
@@ -51,9 +53,9 @@ def measure_shard(
 
     def act(work: Work) -> Part:
         with crew.kept():
-            if work.fixed:
-                return Part(0, 0, work.run_part(shard), failed)
-            all_ = work.searches()
+            if fixed(work):
+                return Part(0, 0, run_part(work, shard), failed)
+            all_ = searches(work)
             mine = shard.part(all_, record.dumps)
             keys = frozenset(key for search in mine for key in search)
             own = replace(work, only=keys)
@@ -68,7 +70,7 @@ def progress(study: Study, out: Path, *, full: bool = False, stem: str = "") -> 
     """Yield how far each search of a study is, from the runs that are stored below `out`; nothing is run."""
     quiet = Counted(Silent(), quiet=True)
     work = Work(study.of(full), out, full, stem or study.name, None, None, quiet)
-    for search in work.searches():
+    for search in searches(work):
         own = replace(work, only=frozenset(search))
         with sweep.stored_only():
             try:
@@ -77,3 +79,41 @@ def progress(study: Study, out: Path, *, full: bool = False, stem: str = "") -> 
                 yield Progress(search, own.made + gone.total - len(gone.missing), len(gone.missing), gone.what)
             else:
                 yield Progress(search, own.made, 0, "")
+
+
+# ------------------------------------------------------------------ how work is cut
+
+
+def fixed(work: Work) -> bool:
+    """Tell whether no run depends on what another one gave."""
+    grid = Grid(work.study, work.full, work.panels)
+    rules = ((grid.sample(panel).rule, bool(panel.xs)) for panel in work.panels)
+    chosen = all(rule == "fixed" or (rule == "knee" and given) for rule, given in rules)
+    return chosen and not grid.scope.budget and not any(panel.holds_rate for panel in work.panels)
+
+
+def searches(work: Work) -> list[tuple[str, ...]]:
+    """Return the searches, each the keys of panels that decide together: those of one key, and of a held rate."""
+    of: dict[str, set[str]] = {}
+    held = any(panel.holds_rate for panel in work.every)
+    by_place: dict[tuple[str, str], str] = {}
+    for panel in work.every:
+        mine = of.setdefault(panel.key, {panel.key})
+        place = (panel.first.trace, panel.first.models)
+        if held and (other := by_place.setdefault(place, panel.key)) not in mine:
+            mine |= of[other]
+            of |= dict.fromkeys(mine, mine)
+    return sorted({tuple(sorted(keys)) for keys in of.values()})
+
+
+def run_part(work: Work, shard: Shard) -> int:
+    """Run the specs of a fixed grid that are a shard's own, after the bases of all; return their number."""
+    grid = work.begun()
+    groups = [group for panel in grid.panels for group in work.groups(panel)]
+    runs = [run for group in groups for run in runs_of(grid, group, work.ask(grid, group, {}))]
+    points = [run.point for run in runs]
+    points += [p for panel in grid.panels for p in grid.bounding(panel, work.xs_of_first(panel, points))]
+    mine = shard.part(dict.fromkeys(point.spec for point in points), canonical)
+    if mine:
+        work.run(mine, f"{work.study.name}, shard {shard}")
+    return len(mine)
