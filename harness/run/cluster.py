@@ -235,12 +235,8 @@ def _moved(spec: Spec, *, absolute: bool) -> Spec:
 
 def _stage(folder: Path, files: set[Path]) -> None:
     """Lay our packages and a user's files into a folder."""
-    for name in (*sources.PACKAGES, "pyproject.toml"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=IGNORED)
-        else:
-            shutil.copy(source, folder / name)
+    for name in sources.PACKAGES:
+        shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
     for path in files:
         to = folder / _travelling(path)
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import sys
@@ -18,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from harness.run import node
+from harness.run import boot, node, sources
 from harness.run.node import Answer, Batch, Refused
 
 STEP_S = 0.1  # between two looks at the pipe
@@ -62,7 +63,8 @@ class OnRay:
         self._ray = ray
         runtime = {"working_dir": place.sources, "env_vars": dict(place.variables)}
         ray.init(place.address or "auto", runtime_env=runtime, log_to_driver=False, logging_level="ERROR")
-        self._work = ray.remote(node.work)
+        importlib.import_module("ray.cloudpickle").register_pickle_by_value(boot)
+        self._work = ray.remote(boot.work)
 
     def slots(self) -> int:
         """See Client."""
@@ -71,7 +73,8 @@ class OnRay:
     def submit(self, batch: Batch, memory_bytes: int) -> Any:
         """See Client."""
         options = {"num_cpus": 1, "memory": memory_bytes, "max_retries": RETRIES, "scheduling_strategy": "SPREAD"}
-        return self._work.options(**options).remote(batch)
+        version = batch.asked["sources of the bench"]
+        return self._work.options(**options).remote(pickle.dumps(batch), sources.PACKAGES, version)
 
     def ready(self, handles: list[Any]) -> list[Any]:
         """See Client."""
@@ -80,7 +83,7 @@ class OnRay:
 
     def result(self, handle: Any) -> list[Answer] | Refused:
         """See Client."""
-        answers: list[Answer] | Refused = self._ray.get(handle)
+        answers: list[Answer] | Refused = pickle.loads(self._ray.get(handle))
         return answers
 
 
@@ -89,7 +92,7 @@ class OnDask:
 
     def __init__(self, place: Place) -> None:
         distributed: Any = importlib.import_module("distributed")
-        self._client = distributed.Client(place.address, timeout="20s", set_as_default=False)
+        self._client = distributed.Client(place.address, timeout="20s")
         self._wait = distributed.wait
         self._late = distributed.TimeoutError
 

@@ -87,9 +87,10 @@ def stored(out: Path) -> int:
     return len(list(out.glob(f"*/{record.ROWS}")))
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds; the limit of the test ends it."""
+def until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until something holds, while a process runs; the limit of the test ends it."""
     while not holds():
+        assert process.poll() is None, process.communicate()
         time.sleep(0.05)
 
 

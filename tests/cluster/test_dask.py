@@ -34,7 +34,7 @@ def test_the_bytes_are_those_of_one_machine_though_a_worker_is_killed(two: Any, 
     measure(load.study(str(slow.toml)), tmp_path / "one", workers=1)
     slow.set(pause=0.3)
     with slow.bench(tmp_path / "out", "--executor", f"dask:{two.scheduler_address}") as process:
-        until(lambda: len(slow.begun) > 2)
+        until(lambda: len(slow.begun) > 2, process)
         os.kill(slow.begun[-1], signal.SIGKILL)
         _, err = process.communicate()
     assert process.returncode == 0, err

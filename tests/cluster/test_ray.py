@@ -29,7 +29,11 @@ LATE_S = "5"  # after which Ray takes the head for lost
 def two() -> Iterator[Any]:
     """Start a head and a node of one CPU each."""
     utils = pytest.importorskip("ray.cluster_utils", reason="make cluster")
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": LATE_S}
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": LATE_S,
+    }
     small = {"num_cpus": 1, "object_store_memory": 100 << 20}
     nodes = utils.Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
     nodes.other = nodes.add_node(**small)
@@ -106,9 +110,9 @@ def test_no_run_is_lost_with_a_worker_or_a_node(two: Any, address: str, tmp_path
     measure(load.study(str(slow.toml)), tmp_path / "one", workers=1)
     slow.set(pause=0.5)
     with slow.bench(tmp_path / "out", "--executor", address) as process:
-        until(lambda: len(slow.begun) > 2)
+        until(lambda: len(slow.begun) > 2, process)
         os.kill(slow.begun[-1], signal.SIGKILL)
-        until(lambda: len(slow.begun) > 6)
+        until(lambda: len(slow.begun) > 6, process)
         two.remove_node(two.other, allow_graceful=False)
         _, err = process.communicate()
     two.other = two.add_node(num_cpus=1, object_store_memory=100 << 20)
@@ -130,7 +134,7 @@ def test_a_lost_head_ends_the_command_in_one_line_and_the_next_goes_on(two: Any,
     slow = Slow(tmp_path, seeds=8)
     slow.set(pause=0.5)
     with slow.bench(tmp_path / "out", "--executor", address) as process:
-        until(lambda: stored(tmp_path / "out") > 2)
+        until(lambda: stored(tmp_path / "out") > 2, process)
         begun = time.monotonic()
         two.head_node.kill_gcs_server(check_alive=False)
         _, err = process.communicate(timeout=90)
