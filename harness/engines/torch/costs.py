@@ -4,8 +4,8 @@
 
 L layers, W bytes of weights that a step reads, P their number, K bytes of a token's KV, A what attention multiplies for
 a pair of tokens; B decodes with C tokens of context, n prompts, m tokens in all, area as in engines/costs/coef.py. The
-numbers are fitted on steps that `measure.py` times on an idle machine. A part of a device takes its share of the time,
-for its lane sleeps the rest.
+numbers are fitted on steps that `validate/fit_torch.py` times on an idle machine. A part of a device takes its share of
+the time, for its lane sleeps the rest.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import toml
-from harness.engines.costs import quantities
+from harness.engines.costs import forms, quantities
 from harness.engines.costs.coef import COST
 from harness.engines.costs.forms import Number, Quantity
 from harness.engines.costs.profile import Row, TableProfile
 from harness.engines.costs.quantities import GpuSpec
-from harness.engines.torch.nets import FLOAT, Net
+from harness.engines.torch.kind import CPU
+from harness.engines.torch.nets import Net
 from harness.engines.torch.residents import WAYS
-from harness.policy.types import GIB, Shape
+from harness.policy.types import Shape
 
 TABLE = Path(__file__).parent / "cpu.toml"
-SMS = 100  # of a CPU device: percents of its core
-HOST = 8 * GIB  # for KV in the host's memory; taken as it is used
-SHARES = np.linspace(0.01, 1.0, SMS)
+SHARES = np.linspace(0.01, 1.0, CPU.sms)
 F8 = NDArray[np.float64]
 
 
@@ -54,7 +52,7 @@ NAMES = ("step_s", "layer_s", "seq_s", "byte_s", "flop_s", "kv_s", "area_s")  # 
 
 
 class Work(NamedTuple):
-    """What is in a step."""
+    """The work of a step: sequences, their context and area, and tokens of prompts."""
 
     decodes: int = 0
     ctx_tokens: float = 0.0
@@ -65,7 +63,7 @@ class Work(NamedTuple):
 
 def numbers() -> Numbers:
     """Read the fitted numbers."""
-    return toml.convert(toml.tables(TABLE), Numbers, f"{TABLE.name}: ")
+    return forms.read(TABLE, Numbers)
 
 
 def features(net: Net, work: Work) -> list[float]:
@@ -73,10 +71,10 @@ def features(net: Net, work: Work) -> list[float]:
     s, rows = net.shape, work.decodes + work.prompts
     tokens = work.decodes + work.prompt_tokens
     head = s.vocab * s.hidden
-    layers = net.weight_bytes // FLOAT - head * (1 if s.tied else 2)
+    layers = net.weight_bytes // net.float_bytes - head * (1 if s.tied else 2)
     pairs = 4 * s.layers * s.q_heads * s.head_dim
     multiplied = 2.0 * (layers * (tokens - 1) + head * (rows - 1))
-    return [1.0, s.layers, rows, FLOAT * (layers + head), multiplied, net.kv_token_bytes * work.ctx_tokens,
+    return [1.0, s.layers, rows, net.float_bytes * (layers + head), multiplied, net.kv_token_bytes * work.ctx_tokens,
             pairs * work.area]  # fmt: skip
 
 
@@ -104,7 +102,9 @@ def profile(
     """Return the profile of devices that serve these networks; `links` in GB/s."""
     fitted = numbers()
     h2d, d2h, peer, disk = (1e9 * links[name] for name in ("h2d", "d2h", "peer", "disk"))
-    spec = GpuSpec("cpu", "a core", mem_bytes, SMS, SMS, math.inf, math.inf, h2d, d2h, peer, peer, disk, HOST)
+    spec = GpuSpec(
+        "cpu", "a core", mem_bytes, CPU.sms, 1, math.inf, math.inf, h2d, d2h, peer, peer, disk, CPU.host_bytes
+    )
     ways = {
         name: quantities.Way(
             fitted.start_s if way.starts else 0.0,
