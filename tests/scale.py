@@ -1,8 +1,8 @@
-"""How a run's cost grows with models, GPUs and requests: `python -m tests.scale [REQUESTS [SYSTEM ...]]`.
+"""The cost of a run by models, GPUs and requests: `python -m tests.scale [REQUESTS [SYSTEM ...]]`.
 
-Simulated requests per CPU-second on one core, the writer of rows included. Each size has models of three kinds, the
-small ones most, and traffic of a Zipf tail (popularity ~ rank^-0.9, ranks dealt over the kinds) at 2 requests a second
-a GPU, 600 tokens in, 150 out. A case in a process of its own ends at its limit of CPU seconds, as a row that says so.
+Simulated requests per CPU-second on one core, the writer of rows included. Each size has models of three kinds, most of
+them small. Traffic has a Zipf tail (popularity ~ rank^-0.9), 2 requests a second a GPU, 600 tokens in and 150 out. A
+case in a process of its own ends at its limit of CPU seconds. It is then a row that gives the reason.
 """
 
 from __future__ import annotations

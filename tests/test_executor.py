@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from harness.policy.types import UserError
-from harness.run import driver, executor, node
+from harness.run import cluster, driver, executor, node
 from tests.cases import cases
 
 
 @cases("text", ["slurm", "dask", "ray2", "", "dask:"])
 def test_what_is_no_executor_is_one_line(text: str) -> None:
-    with pytest.raises(UserError, match="is not ray, ray:ADDRESS or dask:ADDRESS"), executor.using(text):
+    with pytest.raises(UserError, match="is not ray, ray:ADDRESS or dask:ADDRESS"), executor.using(cluster.named(text)):
         pass
 
 
 def test_an_executor_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.run.cluster.find_spec", lambda _: None)
-    with pytest.raises(UserError, match="ray is not here: make cluster"), executor.using("ray"):
+    with pytest.raises(UserError, match="ray is not here: make cluster"), executor.using(cluster.named("ray")):
         pass
     assert executor.chosen() is None
 
@@ -32,8 +32,8 @@ This process on Ray Client was started with:
 
 
 def test_a_mismatch_of_ray_or_python_has_both_versions() -> None:
-    said = driver.sentence(RuntimeError(MISMATCH))
-    assert said.startswith("the cluster has Ray 2.40.0 and Python 3.12.3, this environment Ray 2.60.0")
+    sentence = driver.sentence(RuntimeError(MISMATCH))
+    assert sentence.startswith("the cluster has Ray 2.40.0 and Python 3.12.3, this environment Ray 2.60.0")
     assert driver.sentence(ConnectionError("no node\nand more")) == "ConnectionError: no node"
 
 

@@ -16,6 +16,7 @@ from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.run.shard import Shard
+    from harness.run.teller import Teller
 
 FILE = "claims.md"
 
@@ -46,7 +47,7 @@ def claims(
     names = listed("--only", only)
     with teller(machine=machine) as told, sweep.stored_only() if collect else nullcontext():
         if shard is not None:
-            runs = ledger.make_part(shard, names, real(RESULTS), workers=workers, teller=told)
+            runs = _make_part(shard, names, workers, told)
             click.echo(f"shard {shard}: {runs:,} runs are stored in {short_path(RESULTS)}")
             return
         claimed = ledger.ledger(names, real(RESULTS), workers=workers, teller=told)
@@ -68,3 +69,18 @@ def claims(
         sys.exit(Code.MISSING if collect else Code.REFUSED)
     if weak:
         sys.exit(Code.FAILED)
+
+
+def _make_part(shard: Shard, only: list[str] | None, workers: int | None, told: Teller) -> int:
+    """Make what a shard has of the runs of every source, or of those that are named; return their number."""
+    from harness.study import ledger, load, shards, weaving
+
+    runs = 0
+    for name in ledger.named(only):
+        told.say(f"claims of {name}")
+        folder = real(RESULTS) / name
+        if name == "weaver":
+            runs += weaving.run_part(shard, weaving.SEEDS, folder, workers=workers, teller=told)
+        else:
+            runs += shards.measure_shard(load.study(name), folder, shard, workers=workers, teller=told).runs
+    return runs

@@ -23,7 +23,7 @@ MEANS: Mapping[Code, str] = {
     Code.REFUSED: "wrong input, or some runs failed: stderr says which",
     Code.MISSING: "--collect: runs are missing; stderr names the command that makes them",
     Code.INTERRUPTED: "Ctrl-C; finished runs are kept",
-    Code.TERMINATED: "SIGTERM; finished runs are kept, and the same command goes on",
+    Code.TERMINATED: "SIGTERM; finished runs are kept, and the same command resumes",
 }
 
 

@@ -256,9 +256,9 @@ JSON_PROGRESS = click.option("--json-progress", "machine", is_flag=True,
 def _executed(ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
     """Execute runs where the command line says, for as long as this command runs."""
     if text is not None and not ctx.resilient_parsing:
-        from harness.run import executor
+        from harness.run import cluster, executor
 
-        ctx.with_resource(executor.using(text))
+        ctx.with_resource(executor.using(cluster.named(text)))
     return text
 
 

@@ -189,12 +189,12 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     from dataclasses import replace
 
     from harness.report.text_table import aligned
-    from harness.run import realtime, streams, sweep
+    from harness.run import estimates, realtime, streams
     from harness.run.setup import Failed
     from harness.study import grid
     from harness.study.bases import TUNING_SEEDS, Ahead, ahead, check_rule
 
-    known, total, runs, failed = sweep.speeds(out), 0.0, 0, dict[str, str]()
+    known, total, runs, failed = estimates.speeds(out), 0.0, 0, dict[str, str]()
     rows = [("condition", "system", "gpus", "along", "x", "runs", "time")]
     left = asked.of(full)
     rules, spans, never = dict[str, Ahead](), list[realtime.Span](), dict[str, str]()
@@ -237,7 +237,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
         click.echo(f"SLO {rule}{base}" + (f", {realtime.told(before.bases)} of real time" if before.bases else ""))
     for name, lacks in never.items():
         click.echo(f"{name} is not run: {lacks}")
-    how = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
+    how = f"speeds of stored runs in {short_path(out)}" if known else f"{estimates.REQUESTS_PER_S:,.0f} requests/s"
     stored = "stored runs that are current cost nothing"
     if spans:
         most, all_ = ("up to ", " if all are run") if searched else ("", "")
@@ -265,14 +265,14 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float], 
     from dataclasses import replace
     from itertools import cycle, islice
 
-    from harness.run import realtime, sweep
+    from harness.run import estimates, realtime
     from harness.run.resolve import resolve
 
     xs = panel.xs or tuple(2.0**k for k in range(7))  # the octaves of a search for the knee
     most = max((_rate_scale(panel, spec, x) for x in panel.xs), default=spec.rate_scale)
     ready = resolve(replace(spec, slo="", rate_scale=most))
     scaled = [replace(ready, rate_scale=_rate_scale(panel, spec, x)) for x in xs]
-    each = [sweep.estimate_s(run, known) for run in scaled]
+    each = [estimates.estimate_s(run, known) for run in scaled]
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
     points = max(len(xs), sample.points) if panel.xs else 2 * len(xs)
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")

@@ -29,9 +29,10 @@ from harness.loop.system import ROOT
 from harness.policy import fields
 from harness.policy.types import UserError
 from harness.run import driver, node, sources
+from harness.run.estimates import estimate_s, speeds
 from harness.run.execute import relocate
 from harness.run.executor import Why
-from harness.run.node import Answer, Batch, Refused
+from harness.run.messages import Answer, Batch, Refused
 from harness.run.setup import load_trace
 from harness.run.sources import Task
 from harness.run.spec import FILES, Spec
@@ -43,6 +44,14 @@ BASE_BYTES, REQUEST_BYTES = 700 << 20, 1_000  # of a worker's memory; of each re
 PACKAGED = {"ray": "ray", "dask": "distributed"}
 DATA = ("TRACES_DIR", "PROFILES_DIR", "MEASURED_DIR", "MODELS_DIR", "BENCH_PART_AGE_S", "BENCH_LATE_S")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "data", "node_modules")
+
+
+def named(text: str) -> Cluster:
+    """Return the cluster that a text names: ray, ray:ADDRESS or dask:ADDRESS. UserError for another text."""
+    kind, _, address = text.partition(":")
+    if kind not in PACKAGED or (kind == "dask" and not address):
+        raise UserError(f'--executor "{text}" is not ray, ray:ADDRESS or dask:ADDRESS')
+    return Cluster(kind, address)
 
 
 class Cluster:
@@ -162,8 +171,6 @@ class Cluster:
 
     def _batches(self, tasks: Sequence[Task]) -> list[list[Task]]:
         """Cut tasks, longest first, into batches."""
-        from harness.run.sweep import estimate_s, speeds
-
         known = speeds(self._out)
         seconds = [estimate_s(task.spec, known) for task in tasks]
         most_s = min(BATCH_S, sum(seconds) / (SHARES * self._slots))

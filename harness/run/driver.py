@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from harness.run import boot, node, sources
-from harness.run.node import Answer, Batch, Refused
+from harness.run import boot, sources
+from harness.run.messages import Answer, Batch, Refused
 
 STEP_S = 0.1  # between two looks at the pipe
 RETRIES = 5  # of a batch whose worker or node died
@@ -29,7 +29,7 @@ RETRIES = 5  # of a batch whose worker or node died
 class Place(NamedTuple):
     """A cluster, and what its workers are given."""
 
-    kind: str  # of executor.KINDS
+    kind: str  # of CLIENTS
     address: str  # "": a running one of this machine
     sources: str  # folder of our packages and of the user's files, which travels
     variables: Mapping[str, str]
@@ -95,6 +95,7 @@ class OnDask:
         self._client = distributed.Client(place.address, timeout="20s")
         self._wait = distributed.wait
         self._late = distributed.TimeoutError
+        self._work = importlib.import_module("harness.run.node").work
 
     def slots(self) -> int:
         """See Client."""
@@ -102,7 +103,7 @@ class OnDask:
 
     def submit(self, batch: Batch, memory_bytes: int) -> Any:  # noqa: ARG002 - Dask watches it by itself
         """See Client."""
-        return self._client.submit(node.work, batch, pure=False, retries=RETRIES)
+        return self._client.submit(self._work, batch, pure=False, retries=RETRIES)
 
     def ready(self, handles: list[Any]) -> list[Any]:
         """See Client."""
@@ -167,8 +168,10 @@ VERSIONS = re.compile(r"(Ray|Python): *([\w.+]+)")
 def sentence(error: BaseException) -> str:
     """Return what a cluster raised as one line; a mismatch of versions with both."""
     text = str(error)
-    if "ersion mismatch" in text and len(found := VERSIONS.findall(text)) == 4:
-        theirs, ours = (" and ".join(f"{name} {number}" for name, number in some) for some in (found[:2], found[2:]))
+    if "ersion mismatch" in text and len(versions := VERSIONS.findall(text)) == 4:
+        theirs, ours = (
+            " and ".join(f"{name} {number}" for name, number in some) for some in (versions[:2], versions[2:])
+        )
         return f"the cluster has {theirs}, this environment {ours}: install the cluster's"
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return f"{type(error).__name__}: {first.strip()}"

@@ -8,15 +8,13 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Protocol
 
-from harness.policy.types import UserError
 from harness.run.sources import Task
 
 Why = Mapping[str, str]  # failures as Failed has them; empty: none
-KINDS = ("ray", "dask")
 
 
 class Executor(Protocol):
-    """What a sweep asks of processes, on this machine or on many."""
+    """Processes that execute the runs of a sweep, on this machine or on many."""
 
     def submit(self, tasks: Sequence[Task], out: Path) -> None:
         """Take tasks whose runs are to be stored below `out`, in order of importance."""
@@ -44,23 +42,14 @@ def chosen() -> Executor | None:
 
 
 @contextmanager
-def using(text: str | None) -> Iterator[None]:
-    """Execute all runs within the block on `text`: ray[:ADDRESS] or dask:ADDRESS; None: on this machine.
-
-    Raises UserError for another kind.
-    """
-    if text is None:
+def using(executor: Executor | None) -> Iterator[None]:
+    """Execute all runs within the block on an executor, and shut it down; None: on this machine."""
+    if executor is None:
         yield
         return
-    kind, _, address = text.partition(":")
-    if kind not in KINDS or (kind == "dask" and not address):
-        raise UserError(f'--executor "{text}" is not ray, ray:ADDRESS or dask:ADDRESS')
-    from harness.run.cluster import Cluster
-
-    cluster = Cluster(kind, address)
-    token = _CHOSEN.set(cluster)
+    token = _CHOSEN.set(executor)
     try:
         yield
     finally:
         _CHOSEN.reset(token)
-        cluster.shutdown()
+        executor.shutdown()

@@ -1,4 +1,4 @@
-"""What a node of a cluster does: it checks that it computes as the caller does, executes a batch, and answers."""
+"""A node of a cluster: it checks that it computes as the caller does, executes a batch, and answers."""
 
 from __future__ import annotations
 
@@ -8,47 +8,20 @@ import platform
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.loop.guard import LIMIT_S
 from harness.policy.types import UserError
 from harness.rows import whole
 from harness.run import arithmetic, sources
 from harness.run.execute import current, execute
+from harness.run.messages import Answer, Batch, Refused
 from harness.run.setup import Failed
 from harness.run.sources import Task
 
 # Packages that a result may depend on.
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "numba", "llvmlite", "pydantic")
-
-
-class Batch(NamedTuple):
-    """Tasks for one worker, and what it needs to know."""
-
-    tasks: tuple[Task, ...]
-    out: str
-    token: str  # a file in `out` whose sight tells that the folder is shared
-    asked: Mapping[str, str]  # `facts` of the caller
-    limit_s: float  # of a policy's calls
-
-
-class Answer(NamedTuple):
-    """The end of a task: where it was run, its failures, an error, and its files where no folder is shared."""
-
-    folder: str
-    why: Mapping[str, str]
-    error: bytes = b""  # pickled; empty: none
-    files: Mapping[str, bytes] | None = None
-
-
-class Refused(NamedTuple):
-    """A node that does not compute as the caller does, with the difference."""
-
-    node: str
-    why: str
 
 
 def facts() -> dict[str, str]:

@@ -6,12 +6,11 @@ started again, with any number of workers, and ends with the same bytes.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -20,17 +19,17 @@ from harness.policy.fields import asked
 from harness.policy.types import UserError
 from harness.rows import record, whole
 from harness.run import crew, executor, realtime
+from harness.run.estimates import estimate_s, speeds
 from harness.run.execute import current, execute, relocate
 from harness.run.executor import Why
 from harness.run.resolve import resolve
-from harness.run.setup import Failed, Setup, load_trace
+from harness.run.setup import Failed, Setup
 from harness.run.sources import Task, code
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
 
 BASE = "dedicated"  # each model on GPUs of its own: SLO bases are measured on it
 FEW_S = 6.0  # estimated seconds below which starting processes would take longer than it saves
-REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
 
 
 class Missing(UserError):
@@ -192,25 +191,3 @@ def compile_once() -> None:
 def cpus() -> int:
     """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-# ------------------------------------------------------------------ how long it takes
-
-
-def speeds(out: Path) -> dict[str, float]:
-    """Return the seconds per request of each system, from the side facts of stored runs."""
-    spent: dict[str, list[float]] = {}
-    for path in sorted(out.glob(f"*/{record.SIDE}"))[:200]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            side = json.loads(path.read_text("utf-8"))
-            sums = spent.setdefault(path.parent.name.rpartition("-")[0], [0.0, 0.0])
-            sums[0] += max(0.0, side["cpu_s"] - RUN_S)
-            sums[1] += side["requests"]
-    return {name: seconds / requests for name, (seconds, requests) in spent.items() if requests}
-
-
-def estimate_s(spec: Spec, known: Mapping[str, float] | None = None) -> float:
-    """Estimate the seconds of a run: from stored runs of its system where there are any."""
-    scale = 1.0 if spec.scaling == "time" else spec.rate_scale
-    each = (known or {}).get(spec.folder.rpartition("-")[0], 1 / REQUESTS_PER_S)
-    return RUN_S + len(load_trace(spec.trace)) * scale * each

@@ -1,4 +1,4 @@
-"""What a study tells of its progress: phases with the runs that were stored before, steps with their seconds."""
+"""Progress of a study: phases with the runs that were stored before, and steps with their seconds."""
 
 from __future__ import annotations
 

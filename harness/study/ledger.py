@@ -16,9 +16,8 @@ from harness.report.text_table import aligned
 from harness.rows import setting
 from harness.rows.crossings import Panel
 from harness.rows.estimate import NONE
-from harness.run.shard import Shard
 from harness.run.teller import Silent, Teller
-from harness.study import claims, shards, weaving
+from harness.study import claims, weaving
 from harness.study import load as studies
 from harness.study.claims import Verdict
 from harness.study.measure import Measured, measure
@@ -94,7 +93,7 @@ def ledger(
     Raises UserError for an unknown name.
     """
     have, teller = sources(), teller or Silent()
-    names = _named(only)
+    names = named(only)
     statements, missing = list[Statement](), dict[str, str]()
     for name in names:
         teller.say(f"claims of {name}")
@@ -109,22 +108,7 @@ def ledger(
     return Ledger(tuple(merged(statements)), missing, tuple(name for name in have if name not in names))
 
 
-def make_part(
-    shard: Shard, only: Sequence[str] | None, out: Path, *, workers: int | None = None, teller: Teller | None = None
-) -> int:
-    """Make what a shard has of the runs of every source, or of those that are named; return their number."""
-    names, runs = _named(only), 0
-    for name in names:
-        (teller or Silent()).say(f"claims of {name}")
-        if name == "weaver":
-            runs += weaving.run_part(shard, weaving.SEEDS, out / name, workers=workers, teller=teller)
-        else:
-            asked = studies.study(name)
-            runs += shards.measure_shard(asked, out / name, shard, workers=workers, teller=teller).runs
-    return runs
-
-
-def _named(only: Sequence[str] | None) -> list[str]:
+def named(only: Sequence[str] | None) -> list[str]:
     """Return the names of sources, without repetition. UserError for an unknown one."""
     have = sources()
     names = list(dict.fromkeys(have if only is None else only))

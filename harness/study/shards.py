@@ -1,4 +1,4 @@
-"""A study made in parts, on machines that know nothing of each other: what one shard makes, and how far all are."""
+"""A study made in parts, on machines that know nothing of each other: the work of a shard, and the state of all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.study.study import Study
 
 
 class Part(NamedTuple):
-    """What a shard did: the searches that are its own, of how many, and its runs; of a fixed grid no searches."""
+    """The work of a shard: its searches, of how many, and its runs; of a fixed grid no searches."""
 
     searches: int
     of: int
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far one search is: its panels, the runs that are stored, those that are missing so far, and its phase."""
+    """The state of a search: its panels, the runs that are stored, those that are missing so far, and its phase."""
 
     panels: tuple[str, ...]
     stored: int
@@ -58,10 +58,10 @@ def measure_shard(
             all_ = searches(work)
             mine = shard.part(all_, record.dumps)
             keys = frozenset(key for search in mine for key in search)
-            own = replace(work, only=keys)
+            part = replace(work, only=keys)
             if mine:
-                own.sampled(own.begun())
-            return Part(len(mine), len(all_), own.made, failed)
+                part.sampled(part.begun())
+            return Part(len(mine), len(all_), part.made, failed)
 
     return without_failing(study.of(full), failed, make, act)
 
@@ -71,14 +71,14 @@ def progress(study: Study, out: Path, *, full: bool = False, stem: str = "") -> 
     quiet = Counted(Silent(), quiet=True)
     work = Work(study.of(full), out, full, stem or study.name, None, None, quiet)
     for search in searches(work):
-        own = replace(work, only=frozenset(search))
+        part = replace(work, only=frozenset(search))
         with sweep.stored_only():
             try:
-                own.sampled(Grid(own.study, full, own.judged()))
+                part.sampled(Grid(part.study, full, part.judged()))
             except sweep.Missing as gone:
-                yield Progress(search, own.made + gone.total - len(gone.missing), len(gone.missing), gone.what)
+                yield Progress(search, part.made + gone.total - len(gone.missing), len(gone.missing), gone.what)
             else:
-                yield Progress(search, own.made, 0, "")
+                yield Progress(search, part.made, 0, "")
 
 
 # ------------------------------------------------------------------ how work is cut

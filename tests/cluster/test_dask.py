@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.policy.types import UserError
-from harness.run import executor
+from harness.run import cluster, executor
 from harness.study import load
 from harness.study.measure import measure
 from tests.cluster.studies import Slow, files, until
@@ -45,5 +45,8 @@ def test_the_bytes_are_those_of_one_machine_though_a_worker_is_killed(two: Any, 
 def test_a_scheduler_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="make cluster")
     slow = Slow(tmp_path, seeds=1)
-    with executor.using("dask:tcp://127.0.0.1:1"), pytest.raises(UserError, match=r"dask tcp://127\.0\.0\.1:1: "):
+    with (
+        executor.using(cluster.named("dask:tcp://127.0.0.1:1")),
+        pytest.raises(UserError, match=r"dask tcp://127\.0\.0\.1:1: "),
+    ):
         measure(load.study(str(slow.toml)), tmp_path / "out")

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from harness.policy.types import UserError
-from harness.run import executor, node, sweep
+from harness.run import cluster, executor, node, sweep
+from harness.run.messages import Batch
 from harness.run.shard import Shard
 from harness.study import load, shards
 from harness.study.measure import measure
@@ -50,7 +51,7 @@ def test_any_executor_and_number_of_workers_and_shards_gives_equal_bytes(address
     study = load.study(str(written(tmp_path, SEARCHED)))
     whole = measure(study, tmp_path / "one", workers=1)
     measure(study, tmp_path / "pool", workers=2)
-    with executor.using(address):
+    with executor.using(cluster.named(address)):
         assert measure(study, tmp_path / "ray").table == whole.table
     for n in (2, 7):
         for k in range(1, n + 1):
@@ -59,7 +60,7 @@ def test_any_executor_and_number_of_workers_and_shards_gives_equal_bytes(address
             measure(study, tmp_path / str(n))
     every = {name: files(tmp_path / name) for name in ("one", "pool", "ray", "2", "7")}
     assert len(every["one"]) > 20
-    assert all(one == every["one"] for one in every.values())
+    assert all(some == every["one"] for some in every.values())
 
 
 def test_a_file_of_the_user_travels_and_bytes_come_back_without_a_shared_folder(
@@ -69,11 +70,11 @@ def test_a_file_of_the_user_travels_and_bytes_come_back_without_a_shared_folder(
     study = load.study(str(slow.toml))
     measure(study, tmp_path / "one", workers=1)
 
-    def blind(tasks: tuple[Any, ...], out: str, _token: str, *rest: Any) -> node.Batch:
-        return node.Batch(tasks, out, "never seen", *rest)
+    def blind(tasks: tuple[Any, ...], out: str, _token: str, *rest: Any) -> Batch:
+        return Batch(tasks, out, "never seen", *rest)
 
     monkeypatch.setattr("harness.run.cluster.Batch", blind)
-    with executor.using(address):
+    with executor.using(cluster.named(address)):
         measure(study, tmp_path / "ray")
     assert files(tmp_path / "ray") == files(tmp_path / "one")
 
@@ -82,7 +83,7 @@ def test_a_node_that_differs_is_refused_by_name(address: str, tmp_path: Path, mo
     usual = node.facts()
     monkeypatch.setattr(node, "facts", lambda: usual | {"numpy": "0.1"})
     with (
-        executor.using(address),
+        executor.using(cluster.named(address)),
         pytest.raises(UserError, match=r"node \S+ is refused: numpy is \S+ there, and 0.1 here"),
     ):
         measure(load.study(str(Slow(tmp_path, seeds=1).toml)), tmp_path / "out")
