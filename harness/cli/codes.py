@@ -21,9 +21,9 @@ MEANS: Mapping[Code, str] = {
     Code.DONE: "done; runs that do not fit or cannot run are reported",
     Code.FAILED: "a check failed (check, claims --check), or a bug (traceback)",
     Code.REFUSED: "wrong input, or some runs failed: stderr says which",
-    Code.MISSING: "--collect: runs are missing; stderr names the command that makes them",
+    Code.MISSING: "--collect: runs are missing; stderr says which",
     Code.INTERRUPTED: "Ctrl-C; finished runs are kept",
-    Code.TERMINATED: "SIGTERM; finished runs are kept, and the same command resumes",
+    Code.TERMINATED: "SIGTERM; finished runs are kept, rerun to resume",
 }
 
 
