@@ -34,6 +34,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "nu
 HOME, AWAY = Batch(Inst("m", (0,))), Batch(Inst("m", (1,)))
 PROMPTS, OUTPUTS = (50, 5, 70, 18, 1), (30, 28, 24, 20, 26)
 
+NEAR = 0.05  # of the logits together: bfloat16 has 8 bits, and errors of three layers add up
+
 Script = Callable[[Event, View], Iterable[Action]]
 
 
@@ -172,8 +174,10 @@ def served(folder: Path, name: str, scenario: Scenario, monkeypatch: pytest.Monk
 
 
 def compare(engine: Torch, folder: Path) -> None:
-    """Compare every token's logits with those of the whole context."""
-    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    """Compare every token's logits with those of the whole context; in bfloat16, which cards serve, all together."""
+    narrow = engine.kind.float_bytes == 2
+    kept = torch.bfloat16 if narrow else torch.float32
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=kept).float()
     assert engine.logits is not None
     for rid, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
         mine = np.stack(engine.logits[rid])
@@ -182,6 +186,9 @@ def compare(engine: Torch, folder: Path) -> None:
         ids = [*prompt_ids(rid, 0, prompt, SIZES["vocab_size"]).tolist(), *made.tolist()]
         with torch.inference_mode():
             whole = reference(torch.tensor([ids])).logits[0, prompt - 1 : -1].numpy()
+        if narrow:
+            assert np.linalg.norm(mine - whole) < NEAR * np.linalg.norm(whole)
+            continue
         assert np.abs(mine - whole).max() < 1e-4
         assert made.tolist() == whole.argmax(-1).tolist()
 
