@@ -132,7 +132,7 @@ class Bench(click.Group):
             if not isinstance(error, UserError):
                 raise
             click.echo("error: " + "\n".join(map(one_line, error.lines)), err=True)
-            code = getattr(error, "code", Code.REFUSED)
+            code = Code[getattr(error, "exits", "REFUSED")]
         sys.exit(code if isinstance(code, int) else 0)
 
 

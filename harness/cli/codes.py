@@ -12,7 +12,7 @@ class Code(IntEnum):
     DONE = 0
     FAILED = 1
     REFUSED = 2
-    MISSING = 75
+    MISSING = 75  # EX_TEMPFAIL of sysexits.h: try again
     INTERRUPTED = 130
     TERMINATED = 143
 

@@ -35,7 +35,7 @@ FEW_S = 6.0  # estimated seconds below which starting processes would take longe
 class Missing(UserError):
     """Runs that are not stored, where nothing is to be run."""
 
-    code = 75  # of the command: EX_TEMPFAIL of sysexits.h, "try again"
+    exits = "MISSING"  # the name of the exit code of the command
 
     def __init__(self, what: str, missing: Sequence[Task], total: int) -> None:
         super().__init__(f"{len(missing):,} of {total:,} runs are missing ({what})")
