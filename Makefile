@@ -28,6 +28,7 @@ SERVERS := harness/engines/servers
 pinned = .venv-$(1)/.pins-$(shell { cat $(2:%=$(SERVERS)/%.txt); echo '$(TORCH)'; } | cksum | cut -d' ' -f1)
 VLLM := $(call pinned,vllm,vllm)
 SGLANG := $(call pinned,sglang,vllm sglang)
+CLUSTERED := .venv-cluster/.pins-$(shell cat requirements-cluster.lock requirements.lock | cksum | cut -d' ' -f1)
 HERE := $(shell { pwd; cat pyproject.toml; } | cksum | cut -d' ' -f1)
 LOCKED := .venv/.lock-$(LOCK)
 READY := .venv/.package-$(LOCK)-$(HERE)
@@ -103,10 +104,10 @@ test: ## all tests
 	$(call stage,3000,test-slow)
 
 test-fast: $(READY) ## tests that take seconds
-	$(call loud,test-fast,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "not slow and not torch and not servers")
+	$(call loud,test-fast,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "not slow and not torch and not servers and not cluster")
 
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
-	$(call loud,test-slow,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "slow and not torch and not servers")
+	$(call loud,test-slow,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "slow and not torch and not servers and not cluster")
 
 test-torch: torch ## tests that need torch, on a CPU: the engine on it; a GPU's kernels compiled and interpreted
 	$(call loud,test-torch,$(PY) -m pytest -q -n 1 -m torch)
@@ -145,6 +146,19 @@ $(SGLANG): $(VLLM) | $(READY)
 	.venv-vllm/bin/python -c "$$site" >"$$(.venv-sglang/bin/python -c "$$site")/vllm.pth" && \
 	.venv-sglang/bin/python -m pip install --disable-pip-version-check --no-deps -r $(SERVERS)/sglang.txt && \
 	.venv-sglang/bin/python -c 'import sglang.srt.multiplex.pdmux_context' && touch $@)
+
+test-cluster: cluster ## tests on clusters of this machine: two nodes of Ray, Dask; workers, nodes and heads are killed
+	$(call loud,test-cluster,.venv-cluster/bin/python -m pytest -q -p no:xdist -m cluster tests/cluster)
+
+cluster: $(CLUSTERED) ## .venv-cluster: Ray and Dask beside .venv, for --executor (0.3 GB)
+
+# It finds the packages of .venv by a .pth file. Its own are those of the lock that .venv has not.
+$(CLUSTERED): requirements-cluster.lock | $(READY)
+	$(call quiet,cluster,$(PYTHON) -m venv --clear .venv-cluster && \
+	site='import sysconfig; print(sysconfig.get_path("purelib"))' && \
+	.venv-cluster/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements-cluster.lock && \
+	$(PY) -c "$$site" >"$$(.venv-cluster/bin/python -c "$$site")/bench.pth" && \
+	.venv-cluster/bin/python -c 'import distributed, ray, pyarrow' && touch $@)
 
 gpu: ## what this machine's GPU does, in MINUTES (8): needs CUDA torch, no .venv; again goes on
 	@$(PYTHON) -m probe --minutes $(MINUTES)
@@ -229,11 +243,12 @@ ci: ## what .ci/run runs
 	$(call stage,1800,servers-sglang)
 	$(call stage,1800,test-servers)
 
-EXTRA = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+EXTRA = import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
 RESOLVE = uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
-lock: ## resolve requirements.lock and requirements-docs.lock anew (needs uv)
+lock: ## resolve requirements.lock and those of docs and cluster anew (needs uv)
 	$(RESOLVE) --extra dev -o requirements.lock pyproject.toml
-	$(PYTHON) -c '$(EXTRA)' | $(RESOLVE) -c requirements.lock -o requirements-docs.lock -
+	$(PYTHON) -c '$(EXTRA)' docs | $(RESOLVE) -c requirements.lock -o requirements-docs.lock -
+	$(PYTHON) -c '$(EXTRA)' cluster | $(RESOLVE) -c requirements.lock -o requirements-cluster.lock -
 
 clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .venv-* .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
@@ -241,4 +256,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 
 FORCE:
 
-.PHONY: FORCE compare claims help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang gpu gpu-servers lint types smoke bench fuzz fit-hosts validate docs ci lock clean
+.PHONY: FORCE compare claims cluster test-cluster help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang gpu gpu-servers lint types smoke bench fuzz fit-hosts validate docs ci lock clean

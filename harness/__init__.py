@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from harness.target import pin
+
 if TYPE_CHECKING:
     from harness.rows.record import load as load
     from harness.study.python import compare as compare
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     __version__: str
 __all__ = ["__version__", "compare", "load", "size"]
 FROM = {"load": "harness.rows.record", "compare": "harness.study.python", "size": "harness.study.python"}
+pin()
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import target
 from harness.engines.sim import jit
 from tests.cases import cases
 
@@ -33,9 +34,13 @@ def test_an_edit_of_any_source_leaves_the_compiled_code_behind(name: str, tmp_pa
 def test_the_cache_lies_with_the_sources_and_earlier_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     copied(tmp_path)
-    (tmp_path / "__pycache__" / "kernel-0123").mkdir(parents=True)
+    kind = f"kernel-{target.compiled()}"
+    old, before, other = (f"{kind}-0123", "kernel-0123456789ab", "kernel-generic-0123")
+    for name in (old, before, other):
+        (tmp_path / "__pycache__" / name).mkdir(parents=True)
     folder = jit.cache_dir(tmp_path)
-    assert folder == tmp_path / "__pycache__" / f"kernel-{jit.fingerprint(tmp_path)}"
-    assert not (tmp_path / "__pycache__" / "kernel-0123").exists()
+    assert folder == tmp_path / "__pycache__" / f"{kind}-{jit.fingerprint(tmp_path)}"
+    left = sorted(path.name for path in (tmp_path / "__pycache__").iterdir())
+    assert left == [other]  # of another target
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
     assert jit.cache_dir(tmp_path) == folder

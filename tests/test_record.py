@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import harness
 from harness.policy.types import UserError
-from harness.rows import record
+from harness.rows import record, whole
 from tests.cases import cases
 
 META = {
@@ -149,7 +149,7 @@ def test_seconds_become_whole_nanoseconds_once() -> None:
 # ------------------------------------------------------------------ kills and full disks
 
 KILLS = """
-    import os, signal, sys
+    import os, shutil, signal, sys
     from pathlib import Path
     sys.path[:0] = [{tests!r}]
     from test_record import META, batch
@@ -157,7 +157,7 @@ KILLS = """
     import pyarrow.parquet as pq
 
     run, old, new = Path(sys.argv[1]), [batch(10)], [batch(70_000), batch(70_000, 70_000)]
-    points = [(os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir"), (record.shutil, "rmtree"),
+    points = [(os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir"), (shutil, "rmtree"),
               (pq.ParquetWriter, "write"), (pq.ParquetWriter, "close")]
 
     def write_until(left):
@@ -210,7 +210,7 @@ def test_a_living_writer_is_not_cleaned_away(tmp_path: Path) -> None:
         yield batch(10)
         record.write(tmp_path / "other", [batch(3)], {})
         left = next(tmp_path.glob(".run.*.part"))
-        record.clean(tmp_path, "run")
+        whole.clean(tmp_path, "run")
         assert left.exists()
 
     record.write(tmp_path / "run", meanwhile(), {})  # type: ignore[arg-type]

@@ -121,12 +121,15 @@ def test_the_locks_are_hashed_and_hold_all_that_is_asked_for() -> None:
 
     assert names(asked) <= pinned("requirements.lock")
     assert names(extras["docs"]) <= pinned("requirements-docs.lock")
-    assert names(extras["docs"]).isdisjoint(pinned("requirements.lock"))  # who runs the bench installs none of it
+    assert names(extras["cluster"]) <= pinned("requirements-cluster.lock")
+    for extra in ("docs", "cluster"):
+        assert names(extras[extra]).isdisjoint(pinned("requirements.lock"))  # who runs the bench installs none of it
 
 
 # What `make help` offers; a study or a kind of server more needs no target.
 TARGETS = (
-    "compare help setup lint types test test-fast test-slow test-torch test-servers smoke fuzz torch ci bench docs "
+    "compare help setup lint types test test-fast test-slow test-torch test-servers test-cluster smoke fuzz torch ci "
+    "bench docs cluster "
     "validate fit-hosts claims gpu gpu-servers lock clean reproduce-% servers-%"
 )
 

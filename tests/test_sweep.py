@@ -25,7 +25,7 @@ from harness.engines.costs import quantities
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
 from harness.rows import attainment, record, tidy
-from harness.run import slo, sweep
+from harness.run import estimates, slo, sweep
 from harness.run.execute import current, execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
@@ -398,7 +398,7 @@ def test_any_order_and_number_of_processes_gives_the_same_bytes(tmp_path: Path) 
 
 def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom harness.run import sweep\n"
+        "import sys\nfrom pathlib import Path\nfrom harness.run import estimates, sweep\n"
         "from tests.test_sweep import GRID\n"
         "sweep.sweep(GRID, Path(sys.argv[1]), workers=1)\n"
     )
@@ -699,8 +699,8 @@ def test_another_rule_scores_the_same_runs(tmp_path: Path) -> None:
 
 
 def test_estimates_grow_with_the_rate_and_learn_from_stored_runs(tmp_path: Path) -> None:
-    assert sweep.estimate_s(replace(TINY, rate_scale=9.0)) > sweep.estimate_s(TINY) > sweep.RUN_S
-    assert sweep.speeds(tmp_path) == {}
+    assert estimates.estimate_s(replace(TINY, rate_scale=9.0)) > estimates.estimate_s(TINY) > estimates.RUN_S
+    assert estimates.speeds(tmp_path) == {}
     sweep.sweep([TINY], tmp_path, workers=1)
-    assert sweep.speeds(tmp_path).keys() == {"static"}
-    assert sweep.estimate_s(TINY, {"static": 1.0}) == sweep.RUN_S + 200
+    assert estimates.speeds(tmp_path).keys() == {"static"}
+    assert estimates.estimate_s(TINY, {"static": 1.0}) == estimates.RUN_S + 200

@@ -9,6 +9,7 @@ changes no identity.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -67,8 +68,8 @@ def table(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.Table:
 
 
 def write(rows: pa.Table, path: Path) -> None:
-    """Write a canonical table as Parquet, under a temporary name first."""
-    part = path.with_name(path.name + ".part")
+    """Write a canonical table as Parquet, under a temporary name of its own first."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         pq.write_table(rows, part, compression="zstd")
         part.replace(path)

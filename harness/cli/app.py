@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -90,7 +92,7 @@ class Bench(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and write out all that it printed."""
-        with _read():
+        with _read(), _terminable():
             code = super().invoke(ctx)
             sys.stdout.flush()
         return code
@@ -131,13 +133,32 @@ class Bench(click.Group):
             if not isinstance(error, UserError):
                 raise
             click.echo("error: " + "\n".join(map(one_line, error.lines)), err=True)
-            code = Code.REFUSED
+            code = Code[getattr(error, "exits", "REFUSED")]
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def one_line(text: str) -> str:
     """Escape the characters of a message that would break its line or are not printable: names may hold any."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """End at SIGTERM as at Ctrl-C, so that nothing is left half-written, with an exit code of its own."""
+
+    def stop(*_: object) -> None:
+        from harness.loop.guard import Terminated
+
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from harness.cli.codes import Code
-from harness.cli.options import JSON_PROGRESS, LIMIT, RESULTS, TARGET, WORKERS, examples, listed
+from harness.cli.options import JSON_PROGRESS, LIMIT, PARTS, RESULTS, TARGET, WORKERS, examples, listed
 from harness.cli.terminal import room, screen, teller
 from harness.report.commands import real, short_path
+
+if TYPE_CHECKING:
+    from harness.run.shard import Shard
+    from harness.run.teller import Teller
 
 FILE = "claims.md"
 
@@ -18,6 +24,7 @@ FILE = "claims.md"
 @click.command(epilog=examples("bench claims", "bench claims --only fig7,weaver", "bench claims --check"))
 @click.option("--only", metavar="NAME,...", help="Only the claims of these studies; prints them, unless -o is given.")
 @click.option("--all", "every", is_flag=True, help="With --only: print the whole page, as Markdown.")
+@PARTS
 @LIMIT
 @WORKERS
 @JSON_PROGRESS
@@ -25,16 +32,24 @@ FILE = "claims.md"
               help="File for the page.  [default: results/claims.md]")  # fmt: skip
 @click.option("--check", is_flag=True,
               help="Exit with 1 if a class has fewer than 10 misses of either side, or 5 windows.")  # fmt: skip
-def claims(*, only: str | None, every: bool, workers: int | None, machine: bool, out: Path | None, check: bool) -> None:
+def claims(
+    *, only: str | None, every: bool, shard: Shard | None, collect: bool, workers: int | None, machine: bool,
+    out: Path | None, check: bool,
+) -> None:  # fmt: skip
     """Test every paper's claims against runs made here.
 
     One page has each statement once, with its class and its evidence.
     """
     from harness.rows import record
+    from harness.run import sweep
     from harness.study import ledger
 
     names = listed("--only", only)
-    with teller(machine=machine) as told:
+    with teller(machine=machine) as told, sweep.stored_only() if collect else nullcontext():
+        if shard is not None:
+            runs = _make_part(shard, names, workers, told)
+            click.echo(f"shard {shard}: {runs:,} runs are stored in {short_path(RESULTS)}")
+            return
         claimed = ledger.ledger(names, real(RESULTS), workers=workers, teller=told)
     page = "\n".join(ledger.markdown(claimed)).rstrip() + "\n"
     path = out or (RESULTS / FILE if names is None else None)
@@ -51,6 +66,21 @@ def claims(*, only: str | None, every: bool, workers: int | None, machine: bool,
     for line in weak:
         click.echo(f"too little evidence: {line}", err=True)
     if claimed.missing:
-        sys.exit(Code.REFUSED)
+        sys.exit(Code.MISSING if collect else Code.REFUSED)
     if weak:
         sys.exit(Code.FAILED)
+
+
+def _make_part(shard: Shard, only: list[str] | None, workers: int | None, told: Teller) -> int:
+    """Make what a shard has of the runs of every source, or of those that are named; return their number."""
+    from harness.study import ledger, load, shards, weaving
+
+    runs = 0
+    for name in ledger.named(only):
+        told.say(f"claims of {name}")
+        folder = real(RESULTS) / name
+        if name == "weaver":
+            runs += weaving.run_part(shard, weaving.SEEDS, folder, workers=workers, teller=told)
+        else:
+            runs += shards.measure_shard(load.study(name), folder, shard, workers=workers, teller=told).runs
+    return runs

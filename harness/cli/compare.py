@@ -22,6 +22,7 @@ from harness.cli.options import (
     MORE,
     MOVED,
     OUT,
+    PARTS,
     POOL_BYTES,
     RESULTS,
     SCALING,
@@ -37,12 +38,14 @@ from harness.cli.options import (
     slo_rule,
     system_names,
 )  # fmt: skip
+from harness.cli.parts import collecting, make_part
 from harness.cli.study import dry, figures
 from harness.cli.terminal import prose, room, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.report.summary import Summary
+    from harness.run.shard import Shard
     from harness.study.measure import Measured
     from harness.study.study import Study
 
@@ -77,6 +80,7 @@ FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 @click.option("--latex", "form", flag_value="latex", help="Print the table as LaTeX.")
 @click.option("--answer", "form", flag_value="answer", help="Print the first line alone, and draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
+@PARTS
 @MOVED
 @LIMIT
 @WORKERS
@@ -98,6 +102,8 @@ def compare(
     every: bool,
     form: str | None,
     dry_run: bool,
+    shard: Shard | None,
+    collect: bool,
     workers: int | None,
     machine: bool,
     out: Path | None,
@@ -127,8 +133,11 @@ def compare(
         click.echo(trace.notice, err=form is not None)
     (rule,) = asked.definitions
     with teller(machine=machine) as told:
+        if shard is not None:
+            sys.exit(make_part(asked, shard, folder, workers, told, full=False, stem=stem_of(asked)))
         watch = (lambda measured: told.show(_so_far(measured, rule))) if told.redraws and form is None else None
-        measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told, watch=watch)
+        with collecting(asked, folder, on=collect, stem=stem_of(asked)):
+            measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told, watch=watch)
     shown = _summary(measured, rule)
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = not no_plot and form != "answer" and not all(system.infeasible for system in shown.systems)

@@ -269,9 +269,46 @@ LIMIT = click.option("--policy-limit-s", type=Number(SHORTEST_S, LONGEST_S), def
                      "out.")  # fmt: skip
 JSON_PROGRESS = click.option("--json-progress", "machine", is_flag=True,
                              help="Progress on stderr as JSON, an object a line.")  # fmt: skip
-WORKERS = click.option(
-    "--workers", type=PROCESSES, metavar="N", help="Worker processes.  [default: as many as pay off]"
+
+
+def _executed(ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    """Execute runs where the command line says, for as long as this command runs."""
+    if text is not None and not ctx.resilient_parsing:
+        from harness.run import cluster, executor
+
+        ctx.with_resource(executor.using(cluster.named(text)))
+    return text
+
+
+EXECUTOR = click.option("--executor", metavar="KIND[:ADDRESS]", callback=_executed, expose_value=False,
+                        help="Run on a cluster: ray, ray:ADDRESS or dask:ADDRESS (make cluster).")  # fmt: skip
+
+
+WORKERS = grouped(
+    click.option("--workers", type=PROCESSES, metavar="N", help="Worker processes.  [default: as many as pay off]"),
+    EXECUTOR,
 )
+
+
+def read_shard(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any:
+    """Read `--shard I/N`."""
+    from harness.run import shard
+
+    return None if text is None else shard.read(text)
+
+
+def _collected(ctx: click.Context, _param: click.Parameter, on: bool) -> bool:
+    """Leave the option out of the commands that results name as the next ones."""
+    ctx.meta[WORDS] = [word for word in ctx.meta.get(WORDS, ()) if word != "--collect"]
+    return on
+
+
+PARTS = grouped(
+    click.option("--shard", metavar="I/N", callback=read_shard,
+                 help="Run only this part of the work, the I-th of N; --collect shows the results of all."),
+    click.option("--collect", is_flag=True, callback=_collected,
+                 help="Run nothing: show results, or which runs are missing."),
+)  # fmt: skip
 
 
 def _heard(ctx: click.Context, _param: click.Parameter, level: str | None) -> None:

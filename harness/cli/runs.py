@@ -46,7 +46,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     from harness.report import explain as words
     from harness.report.formats import by_model
     from harness.rows import record
-    from harness.run import realtime, score, streams, sweep
+    from harness.run import estimates, realtime, score, streams, sweep
     from harness.run.execute import recorded
     from harness.run.resolve import resolve
     from harness.run.setup import Setup
@@ -65,7 +65,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
             click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
             click.echo("".join(f"{line}\n" for line in streams.lines(Setup(ready), every=True)), nl=False, err=True)
             if realtime.span(ready) is None:
-                click.echo(f"about {sweep.estimate_s(ready, sweep.speeds(folder)):.1f} s")
+                click.echo(f"about {estimates.estimate_s(ready, estimates.speeds(folder)):.1f} s")
                 return
             known = ahead(asked, rule, folder)
             if known.bases:

@@ -17,6 +17,7 @@ from harness.cli.options import (
     FIGURES,
     JSON_PROGRESS,
     LIMIT,
+    PARTS,
     PATH,
     RESULTS,
     SOME_SEEDS,
@@ -28,11 +29,13 @@ from harness.cli.options import (
     system_names,
     trace_names,
 )
+from harness.cli.parts import collecting, make_part, status
 from harness.cli.terminal import room, screen, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.run.realtime import Span
+    from harness.run.shard import Shard
     from harness.run.spec import Spec
     from harness.study.grid import Panel
     from harness.study.measure import Measured
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     "bench study fig7 --systems prism,static --traces arena-chat --models heavy8",
     'bench study prism-bridge --only "assignment; equal pools" --seeds 2',
     "bench study ./mine.toml --dry-run",
+    "bench study fig7 --shard 3/16",
+    "bench study fig7 --status results/fig7",
 ))  # fmt: skip
 @click.argument("name", required=False, metavar="[NAME|FILE.toml]",
                 shell_complete=complete(lambda: stems("harness/study/studies")))  # fmt: skip
@@ -65,6 +70,9 @@ if TYPE_CHECKING:
 @click.option("--table", metavar="FILE", help="Cost table of --engine, or of another machine to simulate (bench "
               "calibrate writes one).")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
+@PARTS
+@click.option("--status", "looked_at", type=PATH, metavar="FOLDER",
+              help="Run nothing: show how far the study is whose runs are in this folder.")  # fmt: skip
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
@@ -88,6 +96,9 @@ def study(
     gpus: int | None,
     table: str | None,
     dry_run: bool,
+    shard: Shard | None,
+    collect: bool,
+    looked_at: Path | None,
     no_plot: bool,
     every: bool,
     markdown: bool,
@@ -123,8 +134,14 @@ def study(
     if dry_run:
         dry(asked, full, folder)
         return
+    if looked_at is not None:
+        status(asked, real(looked_at), full=full)
+        return
     with teller(machine=machine) as told:
-        measured = measure(asked, folder, full=full, workers=workers, teller=told)
+        if shard is not None:
+            sys.exit(make_part(asked, shard, folder, workers, told, full=full, stem=""))
+        with collecting(asked, folder, on=collect, full=full):
+            measured = measure(asked, folder, full=full, workers=workers, teller=told)
     _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:
@@ -173,12 +190,12 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     from dataclasses import replace
 
     from harness.report.text_table import aligned
-    from harness.run import realtime, streams, sweep
+    from harness.run import estimates, realtime, streams
     from harness.run.setup import Failed
     from harness.study import grid
     from harness.study.bases import TUNING_SEEDS, Ahead, ahead, check_rule
 
-    known, total, runs, failed = sweep.speeds(out), 0.0, 0, dict[str, str]()
+    known, total, runs, failed = estimates.speeds(out), 0.0, 0, dict[str, str]()
     rows = [("condition", "system", "gpus", "along", "x", "runs", "time")]
     left = asked.of(full)
     rules, spans, never = dict[str, Ahead](), list[realtime.Span](), dict[str, str]()
@@ -221,7 +238,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
         click.echo(f"SLO {rule}{base}" + (f", {realtime.told(before.bases)} of real time" if before.bases else ""))
     for name, lacks in never.items():
         click.echo(f"{name} is not run: {lacks}")
-    how = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
+    how = f"speeds of stored runs in {short_path(out)}" if known else f"{estimates.REQUESTS_PER_S:,.0f} requests/s"
     stored = "stored runs that are current cost nothing"
     if spans:
         most, all_ = ("up to ", " if all are run") if searched else ("", "")
@@ -249,7 +266,7 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float], 
     from dataclasses import replace
     from itertools import cycle, islice
 
-    from harness.run import realtime, sweep
+    from harness.run import estimates, realtime
     from harness.run.resolve import resolve
 
     xs = panel.xs or tuple(2.0**k for k in range(7))  # the octaves of a search for the knee
@@ -258,7 +275,7 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float], 
     given: dict[str, Any] = {name: seconds for name, seconds in cut.items() if seconds is not None}
     ready = resolve(replace(spec, slo="", rate_scale=most, **given))
     scaled = [replace(ready, rate_scale=_rate_scale(panel, spec, x)) for x in xs]
-    each = [sweep.estimate_s(run, known) for run in scaled]
+    each = [estimates.estimate_s(run, known) for run in scaled]
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
     points = max(len(xs), sample.points) if panel.xs else 2 * len(xs)
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from harness.cli.options import (
     JSON_PROGRESS,
     LIMIT,
     OUT,
+    PARTS,
     RESULTS,
     ROOT,
     TARGET,
@@ -26,6 +28,7 @@ from harness.cli.terminal import room, screen, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
+    from harness.run.shard import Shard
     from harness.study.tune import Tuned
 
 TUNED = ROOT / "systems" / "tuned.toml"
@@ -40,13 +43,15 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm"
 @click.option("--to", type=TARGET, default=TUNED, metavar="FILE",
               help="File for the draws and the choice.  [default: systems/tuned.toml]")  # fmt: skip
 @ALL
+@PARTS
 @LIMIT
 @WORKERS
 @JSON_PROGRESS
 @OUT
 def tune(
-    *, systems: str, draws: int, to: Path, every: bool, workers: int | None, machine: bool, out: Path | None
-) -> None:
+    *, systems: str, draws: int, to: Path, every: bool, shard: Shard | None, collect: bool, workers: int | None,
+    machine: bool, out: Path | None,
+) -> None:  # fmt: skip
     """Tune systems alike, on seeds that no evaluation uses.
 
     Each system tries the same number of random settings. Only fields that a system's source leaves open are drawn
@@ -57,13 +62,19 @@ def tune(
 
     from harness.policy.types import UserError
     from harness.rows import record
+    from harness.run import sweep
     from harness.study import tune as tuning
 
     names = listed("--systems", systems) or []
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'--systems "{systems}": {twice} is there twice')
-    with teller(machine=machine) as told:
-        results = tuning.tune(names, real(out or RESULTS), draws=draws, workers=workers, teller=told)
+    folder = real(out or RESULTS)
+    with teller(machine=machine) as told, sweep.stored_only() if collect else nullcontext():
+        results = tuning.tune(names, folder, draws=draws, workers=workers, teller=told, shard=shard)
+    if shard is not None:
+        made = ", ".join(tuned.system for tuned in results) or "no system"
+        click.echo(f"shard {shard}: the runs of {made} are stored in {short_path(folder)}")
+        return
     better = sum(tuned.chosen > 0 for tuned in results)
     answer = f"{better} of {len(results)} systems have a setting better than their defaults"
     screen([answer, *(line for tuned in results for line in _lines(tuned, every))], tail=[short_path(to)], every=every)

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +26,7 @@ import pyarrow.parquet as pq
 from harness.policy.types import UserError
 from harness.rows import forms, sealed
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
+from harness.rows.whole import patient, replacing, sync
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,7 +115,7 @@ def write(
     but the reason in `metadata["skipped"]`. Raises UserError where the disk refuses.
     """
     folder = Path(folder)
-    with _told(folder), _replacing(folder) as part:
+    with _told(folder), replacing(folder) as part:
         part.mkdir()
         with _synced(part / ROWS) as out:
             counts: Counter[str] = Counter()
@@ -126,7 +124,17 @@ def write(
             _bytes(part / SIDE, [(json.dumps(dict(side), indent=1, sort_keys=True) + "\n").encode()])
         for name, chunks in (files or {}).items():
             _bytes(part / name, chunks)
-        _sync(part)
+        sync(part)
+
+
+def write_files(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
+    """Write the files of a run that was made elsewhere: all of them or none. UserError where the disk refuses."""
+    folder = Path(folder)
+    with _told(folder), replacing(folder) as part:
+        part.mkdir()
+        for name, data in files.items():
+            _bytes(part / name, [data])
+        sync(part)
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
@@ -140,7 +148,7 @@ def plain(schema: pa.Schema) -> pa.Schema:
 def write_table(path: str | os.PathLike[str], table: pa.Table, metadata: Mapping[str, Any]) -> None:
     """Write one Parquet file of any schema: all of it or nothing. Raises UserError where the disk refuses."""
     path = Path(path)
-    with _told(path), _replacing(path) as part, _synced(part) as out:
+    with _told(path), replacing(path) as part, _synced(part) as out:
         _parquet(out, table.to_batches(ROW_GROUP), table.schema, lambda: metadata)
 
 
@@ -152,7 +160,7 @@ def restate(folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> None:
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write one file: all of it or nothing. Raises UserError where the disk refuses."""
     path = Path(path)
-    with _told(path), _replacing(path) as part:
+    with _told(path), replacing(path) as part:
         _bytes(part, [data])
 
 
@@ -251,63 +259,6 @@ def _told(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` that replaces it in one rename if the block succeeds, and else is removed.
-
-    It is locked while it is written, which tells it from the leavings of a killed writer.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nest = path.parent / f".{path.name}.{os.getpid()}.part"  # a folder: holds the new and, for a moment, the old
-    clean(path.parent, path.name)
-    nest.mkdir()
-    with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, nest, ignore_errors=True)
-        stack.enter_context(_locked(nest))
-        yield nest / "new"
-        for old in count():  # a folder cannot be replaced in one step; absent means "to be run"
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                if path.is_dir():
-                    path.rename(nest / f"old{old}")
-            try:
-                (nest / "new").replace(path)
-                break
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY:  # another writer was quicker: ours takes its place too
-                    raise
-        _sync(path.parent)
-
-
-def clean(folder: Path, name: str = "*") -> None:
-    """Remove the leavings of killed writers of `name` in a folder."""
-    for left in folder.glob(f".{name}.*.part"):
-        with contextlib.suppress(OSError):
-            if _dead(left.name.split(".")[-2]):
-                with _locked(left):
-                    shutil.rmtree(left)
-
-
-def _dead(pid: str) -> bool:
-    """Tell whether a writer's process is gone: between `mkdir` and lock a writer is known by its process alone."""
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, ValueError):
-        return False
-    return False
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
 def _synced(path: Path) -> Iterator[Any]:
     with path.open("x+b") as out:
         yield out
@@ -319,14 +270,6 @@ def _bytes(path: Path, chunks: Iterable[bytes]) -> None:
     with _synced(path) as out:
         for chunk in chunks:
             out.write(chunk)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # ------------------------------------------------------------------ read
@@ -427,9 +370,8 @@ def exists(folder: str | os.PathLike[str]) -> bool:
 
 
 def _opened(folder: Path, use: Any) -> Any:
-    path = folder / ROWS
     try:
-        return use(path)
+        return patient(folder / ROWS, use)
     except FileNotFoundError:
         raise UserError(f"{folder}: no run here ({ROWS} is missing); name a folder that bench wrote") from None
 

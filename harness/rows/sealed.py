@@ -9,6 +9,7 @@ checked against their form alone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -103,14 +104,18 @@ def _digest(file: IO[bytes], size: int) -> bytes:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn a reader's errors into one line about the file; FileNotFoundError passes."""
+    """Turn a reader's errors into one line about the file; FileNotFoundError passes, also for a file just replaced."""
     try:
         yield
     except (UserError, FileNotFoundError):
         raise
     except PermissionError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError, pa.ArrowException):
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # on a network file system
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        raise Damaged(f"{path}: not a Parquet file of bench; {WAY_OUT}") from None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError, pa.ArrowException):
         raise Damaged(f"{path}: not a Parquet file of bench; {WAY_OUT}") from None
 
 

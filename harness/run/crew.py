@@ -1,15 +1,18 @@
 """Worker processes that execute runs: each takes a task at a time through a pipe.
 
-A worker ends when its pipe closes, so none outlives its parent, however that dies.
+A worker ends when its pipe closes or its parent is gone, so none outlives its parent, however that dies.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
+import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from multiprocessing.connection import Connection, wait
@@ -19,18 +22,20 @@ from pathlib import Path
 from harness.loop.guard import LIMIT_S, Terminated
 from harness.policy.types import UserError
 from harness.run.execute import execute
+from harness.run.executor import Why
 from harness.run.setup import Failed
 from harness.run.sources import Task
 
+ORPHAN_S = 0.8  # how long a worker whose parent died may take to remove what it writes
 CLOSE_S = 30.0  # how long a worker that is ended may take to close its engine
-
-Why = Mapping[str, str]  # failures as Failed has them; empty: none
 
 
 class Crew:
-    """Workers, started when they are first needed."""
+    """An executor of this machine (`executor.Executor`): workers, started when they are first needed."""
 
     def __init__(self) -> None:
+        self.workers = 1
+        self._queue: list[tuple[Task, Path]] = []
         self._idle: list[tuple[Connection, BaseProcess]] = []
         self._busy: dict[Connection, tuple[BaseProcess, Task]] = {}
 
@@ -39,16 +44,17 @@ class Crew:
         """The number of running processes."""
         return len(self._idle) + len(self._busy)
 
-    def run(self, tasks: Sequence[Task], out: Path, workers: int, failed: Why) -> Iterator[Why]:
-        """Execute tasks in order by at most `workers` processes; yield the failures of each task that was run.
+    def submit(self, tasks: Sequence[Task], out: Path) -> None:
+        """See Executor."""
+        self._queue = [(task, out) for task in reversed(tasks)]
 
-        Tasks of systems in `failed`, which may grow, are left out. A caller that stops early, or an error, ends all.
-        """
-        queue = [*reversed(tasks)]
+    def as_completed(self, failed: Why) -> Iterator[Why]:
+        """See Executor; at most `workers` processes work at once."""
+        queue = self._queue
         try:
             while queue or self._busy:
-                while queue and len(self._busy) < workers:
-                    task = queue.pop()
+                while queue and len(self._busy) < self.workers:
+                    task, out = queue.pop()
                     if task.spec.label not in failed:
                         self._give(task, out)
                 for ready in wait(list(self._busy)):
@@ -58,14 +64,14 @@ class Crew:
                     self._idle.append((ready, process))
                     yield why
         except BaseException:
-            self.close()
+            self.shutdown()
             raise
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """End all processes."""
         processes = [process for _, process in self._idle] + [process for process, _ in self._busy.values()]
         pipes = [*(pipe for pipe, _ in self._idle), *self._busy]
-        self._idle, self._busy = [], {}
+        self._idle, self._busy, self._queue = [], {}, []
         for process in processes:
             process.terminate()
         for process in processes:
@@ -97,7 +103,7 @@ def kept() -> Iterator[None]:
         yield
     finally:
         _KEPT.reset(token)
-        crew.close()
+        crew.shutdown()
 
 
 @contextmanager
@@ -110,7 +116,7 @@ def hired() -> Iterator[Crew]:
     try:
         yield crew
     finally:
-        crew.close()
+        crew.shutdown()
 
 
 def tried(task: Task, out: Path) -> Why:
@@ -137,6 +143,8 @@ def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
         answer: Why | BaseException = pipe.recv()
     except (EOFError, ConnectionResetError):
         process.join()
+        if process.exitcode in {0, -signal.SIGTERM}:  # a batch system ends all processes of a job at once
+            raise Terminated from None
         raise UserError(
             f"a worker died while running {task.spec.folder} (exit code {process.exitcode}; -9 often means that memory "
             f"ran out: --workers 1 takes less)"
@@ -149,6 +157,7 @@ def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
 def _serve(pipe: Connection, limit_s: float) -> None:
     """Execute the tasks that come through the pipe until it closes: the main function of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_follow, daemon=True).start()
     LIMIT_S.set(limit_s)
     with suppress(EOFError, BrokenPipeError):
         while True:
@@ -161,6 +170,16 @@ def _serve(pipe: Connection, limit_s: float) -> None:
                 return
             except BaseException as error:  # whatever it is, the parent shows it
                 pipe.send(_portable(error))
+
+
+def _follow() -> None:
+    """End this process as SIGTERM does once its parent is gone; at the latest `ORPHAN_S` later."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_S)
+        os._exit(1)
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.policy.types import UserError
-from harness.rows import attainment, record
+from harness.rows import attainment, record, whole
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
 from harness.run.setup import Setup
 from harness.run.spec import Spec, by_content, stored
@@ -85,7 +85,7 @@ def stored_solo(run: Path) -> attainment.Limits:
     about, path = record.meta(run), run / record.SOLO
     of = {key: about[key] for key in ("spec_hash", "code_hash")}
     with _SOLO:
-        record.clean(run, record.SOLO)
+        whole.clean(run, record.SOLO)
         if (solo := _read_solo(path, of)) is None or len(solo) != sum(about["counts"].values()):
             rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
             setup = Setup(stored(about["spec"]))

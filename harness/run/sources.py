@@ -17,6 +17,7 @@ from harness.loop import engine
 from harness.loop.system import ROOT
 from harness.policy import fields
 from harness.policy.types import UserError
+from harness.run import arithmetic
 from harness.run.spec import Spec, content_hash
 
 PACKAGES = ("harness", "probe", "systems", "workloads", "traces")
@@ -35,13 +36,16 @@ def code(spec: Spec) -> str:
     """Return the SHA-256 over the sources of a resolved spec's rows: `run`, the engine, the system, and their imports.
 
     Cost tables, model sets and the trace manifest are among them. So are the files that the spec itself names, by their
-    content, wherever they lie.
+    content, wherever they lie. Where time is simulated, this machine's arithmetic is part of it too.
     """
     policy = Path(spec.system) if spec.system.endswith(".py") else ROOT / "systems" / f"{spec.system}.py"
     source = engine.path(spec.engine)
     named = [Path(name) for name in (spec.models, spec.table or "", spec.slo[8:]) if name.endswith(".toml")]
     named += [policy] * spec.system.endswith(".py") + [source] * fields.asked(spec.engine).name.endswith(".py")
-    return _hash(closure(RUN, source, policy) | _data(), {path for path in named if path.is_file()})
+    hashed = _hash(closure(RUN, source, policy) | _data(), {path for path in named if path.is_file()})
+    if fields.asked(spec.engine).name != "sim":
+        return hashed
+    return sha256(f"{hashed} {arithmetic.digest()}".encode()).hexdigest()
 
 
 def scoring(module: str) -> str:

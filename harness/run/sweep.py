@@ -6,30 +6,58 @@ started again, with any number of workers, and ends with the same bytes.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from harness.engines import sim
 from harness.policy.fields import asked
 from harness.policy.types import UserError
-from harness.rows import record
-from harness.run import crew, realtime
-from harness.run.crew import Why
+from harness.rows import record, whole
+from harness.run import crew, executor, realtime
+from harness.run.estimates import estimate_s, speeds
 from harness.run.execute import current, execute, relocate
+from harness.run.executor import Why
 from harness.run.resolve import resolve
-from harness.run.setup import Failed, Setup, load_trace
+from harness.run.setup import Failed, Setup
 from harness.run.sources import Task, code
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
 
 BASE = "dedicated"  # each model on GPUs of its own: SLO bases are measured on it
 FEW_S = 6.0  # estimated seconds below which starting processes would take longer than it saves
-REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
+
+
+class Missing(UserError):
+    """Runs that are not stored, where nothing is to be run."""
+
+    exits = "MISSING"  # the name of the exit code of the command
+
+    def __init__(self, what: str, missing: Sequence[Task], total: int) -> None:
+        super().__init__(f"{len(missing):,} of {total:,} runs are missing ({what})")
+        self.what, self.missing, self.total = what, missing, total
+
+
+_STORED: ContextVar[bool] = ContextVar("_STORED", default=False)
+
+
+@contextmanager
+def stored_only() -> Iterator[None]:
+    """Run nothing within the block: a sweep of which a run is not stored raises Missing."""
+    token = _STORED.set(True)
+    try:
+        yield
+    finally:
+        _STORED.reset(token)
+
+
+def only_stored() -> bool:
+    """Tell whether nothing is to be run here."""
+    return _STORED.get()
 
 
 # ------------------------------------------------------------------ runs
@@ -54,11 +82,12 @@ def sweep(
     """Execute the specs without a current run in `out`; return all folders in the order of the specs.
 
     `workers` is the number of processes (None: as many as pay). A system whose policy fails is not tried again, and
-    Failed is raised after all others. Raises UserError, and an engine's own errors: finished runs are kept.
+    Failed is raised after all others. Raises UserError, and an engine's own errors: finished runs are kept. Within
+    `stored_only` Missing is raised instead of running anything.
     """
     teller = teller or Silent()
     every = tasks(specs)
-    record.clean(out)
+    whole.clean(out)
     once = list({task.spec.folder: task for task in every}.values())
     todo = []
     for task in once:
@@ -67,6 +96,8 @@ def sweep(
         else:
             todo.append(task)
     total = len(once)
+    if todo and _STORED.get():
+        raise Missing(what, todo, total)
     done = total - len(todo)
     teller.progress(what, done, total)
     failed: dict[str, str] = {}
@@ -91,6 +122,10 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
+    if (cluster := executor.chosen()) is not None:
+        cluster.submit(todo, out)
+        yield from cluster.as_completed(failed)
+        return
     clock = _Clock(todo, teller)
     if any(asked(task.spec.engine).name == "sim" for task in todo) and not sim.compiled():
         teller.say("compiling the simulator, once (about 20 s)")
@@ -106,10 +141,12 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
             workers = 1 if few else cpus()
         if workers > 1 and len(shared) > 1:
             longest = sorted(shared, key=lambda task: -estimate_s(task.spec, known))
-            yield from workforce.run(longest, out, workers, failed)
+            workforce.workers = workers
+            workforce.submit(longest, out)
+            yield from workforce.as_completed(failed)
             todo = [task for task in todo if task.spec.engine in exclusive]
         if exclusive:
-            workforce.close()
+            workforce.shutdown()
         for task in todo:
             if task.spec.label not in failed:
                 yield clock.told(task, out)
@@ -154,25 +191,3 @@ def compile_once() -> None:
 def cpus() -> int:
     """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-# ------------------------------------------------------------------ how long it takes
-
-
-def speeds(out: Path) -> dict[str, float]:
-    """Return the seconds per request of each system, from the side facts of stored runs."""
-    spent: dict[str, list[float]] = {}
-    for path in sorted(out.glob(f"*/{record.SIDE}"))[:200]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            side = json.loads(path.read_text("utf-8"))
-            sums = spent.setdefault(path.parent.name.rpartition("-")[0], [0.0, 0.0])
-            sums[0] += max(0.0, side["cpu_s"] - RUN_S)
-            sums[1] += side["requests"]
-    return {name: seconds / requests for name, (seconds, requests) in spent.items() if requests}
-
-
-def estimate_s(spec: Spec, known: Mapping[str, float] | None = None) -> float:
-    """Estimate the seconds of a run: from stored runs of its system where there are any."""
-    scale = 1.0 if spec.scaling == "time" else spec.rate_scale
-    each = (known or {}).get(spec.folder.rpartition("-")[0], 1 / REQUESTS_PER_S)
-    return RUN_S + len(load_trace(spec.trace)) * scale * each

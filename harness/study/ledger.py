@@ -93,9 +93,7 @@ def ledger(
     Raises UserError for an unknown name.
     """
     have, teller = sources(), teller or Silent()
-    names = list(dict.fromkeys(have if only is None else only))
-    if unknown := next((name for name in names if name not in have), None):
-        raise UserError(f'no claims of "{unknown}"{meant(unknown, have)} (there are: {", ".join(have)})')
+    names = named(only)
     statements, missing = list[Statement](), dict[str, str]()
     for name in names:
         teller.say(f"claims of {name}")
@@ -108,6 +106,15 @@ def ledger(
         statements += source.statements
         missing |= {f"{name}, {label}": why for label, why in source.failed.items()}
     return Ledger(tuple(merged(statements)), missing, tuple(name for name in have if name not in names))
+
+
+def named(only: Sequence[str] | None) -> list[str]:
+    """Return the names of sources, without repetition. UserError for an unknown one."""
+    have = sources()
+    names = list(dict.fromkeys(have if only is None else only))
+    if unknown := next((name for name in names if name not in have), None):
+        raise UserError(f'no claims of "{unknown}"{meant(unknown, have)} (there are: {", ".join(have)})')
+    return names
 
 
 def merged(statements: Iterable[Statement]) -> list[Statement]:

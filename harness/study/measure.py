@@ -7,19 +7,18 @@ panel (`condition`) and x. Figures are drawn from it alone; its metadata holds t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from time import perf_counter, time_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from time import time_ns
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
 from harness.rows.crossings import EASES, RATED, turned
-from harness.run import crew, score, streams, sweep
+from harness.run import crew, executor, score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.slo import SloTarget, judgements
@@ -29,6 +28,7 @@ from harness.run.teller import Silent, Teller
 from harness.study import enough, receipt, table
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
+from harness.study.counted import Counted
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, contends, following, highest
 from harness.study.study import BEST, Claim, Study, systems_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from traces.load import Trace
 
-LONG_S = 5.0  # of a step that a quiet teller reports too
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,20 +90,38 @@ def measure(
     """
     failed: dict[str, str] = {}
     asked = study.of(full)
-    left: Study | None = asked
-    counted = _Counted(teller or Silent(), quiet=study.layout == "table")
+    counted = Counted(teller or Silent(), quiet=study.layout == "table")
     call = receipt.Call(asked, full, stem or study.name, target)
     if (kept := receipt.lookup(call, out)) and (done := _kept(call, kept, counted)):
         return done
     begun_ns, digested = time_ns(), call.digest
+
+    def make(left: Study) -> Work:
+        return Work(left, out, full, stem or study.name, target, workers, counted, watch)
+
+    def act(work: Work) -> tuple[Work, Measured, list[str]]:
+        inputs = work.described()
+        for line in inputs if not failed else ():
+            counted.note(line)
+        with crew.kept():
+            return work, replace(work.done(), failed=failed), inputs
+
+    work, measured, inputs = without_failing(asked, failed, make, act)
+    if not failed:
+        work.vouch(call, digested, begun_ns, measured, inputs)
+    return measured
+
+
+def without_failing(study: Study, failed: dict[str, str], make: Callable[[Study], Work], act: Callable[[Work], T]) -> T:
+    """Return what `act` makes of a study's work; systems whose policy fails leave the study, and are added to `failed`.
+
+    Raises Failed where no system is left to stand first.
+    """
+    left: Study | None = study
     while left is not None:
-        work = _Work(left, out, full, stem or study.name, target, workers, counted, watch)
+        work = make(left)
         try:
-            inputs = work.described()
-            for line in inputs if not failed else ():
-                counted.note(line)
-            with crew.kept():
-                measured = replace(work.done(), failed=failed)
+            return act(work)
         except Failed as why:  # again without it: finished runs cost nothing
             known = set(failed)
             failed |= why.why
@@ -111,14 +129,10 @@ def measure(
             if not gone or (study.layout == "parts" and study.first in gone):
                 raise Failed(failed) from why
             left = left.without(gone)
-        else:
-            if not failed:
-                work.vouch(call, digested, begun_ns, measured, inputs)
-            return measured
     raise Failed(failed)
 
 
-def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measured | None:
+def _kept(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measured | None:
     """Read the study that a receipt vouches for; None where its table is not whole."""
     path = kept.folder / record.SWEEP
     try:
@@ -129,48 +143,6 @@ def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measur
         teller.note(line)
     teller.current(len(about["runs"]))
     return Measured(call.study, kept.folder, table, about, kept.target, kept.reference)
-
-
-class _Counted:
-    """A teller that counts the runs of a phase that were stored before; a quiet one reports long steps alone."""
-
-    def __init__(self, teller: Teller, *, quiet: bool) -> None:
-        self._teller, self._quiet = teller, quiet
-        self.phases: dict[str, tuple[int, int]] = {}
-        self._worked: bool | None = None  # in this step; None: no phase has begun
-
-    def say(self, line: str) -> None:
-        """See Teller."""
-        self._teller.say(line)
-
-    def note(self, line: str) -> None:
-        """Say a line about the study's inputs and steps, unless this teller is quiet."""
-        if not self._quiet:
-            self.say(line)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """See Teller."""
-        self.phases.setdefault(what, (done, total))
-        self._worked = bool(self._worked) or done < total
-        self._teller.progress(what, done, total)
-
-    def planning(self, done: int, total: int) -> None:
-        """Tell how far the planning is, which every call does anew."""
-        self._teller.progress("planning", done, total)
-
-    def current(self, total: int) -> None:
-        """Say that nothing is left to do."""
-        self.note(f"{total} of {total} points current, nothing to do")
-
-    @contextmanager
-    def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
-        """Say a step's seconds once it is done, unless there was nothing to do."""
-        self._worked, begun = None, perf_counter()
-        yield
-        if self._worked is not False:
-            took_s = perf_counter() - begun
-            if not self._quiet or took_s >= LONG_S:
-                self.say(f"{name:<12} {took_s:4.0f} s  {words()}".rstrip())
 
 
 Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
@@ -206,7 +178,7 @@ class _Round(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
     """One call of `measure`: its arguments, and its stages in order, a method each."""
 
     study: Study
@@ -215,17 +187,13 @@ class _Work:
     stem: str
     target: SloTarget | None
     workers: int | None
-    teller: _Counted
+    teller: Counted
     watch: Callable[[Measured], None] | None = None
+    only: frozenset[str] | None = None  # keys of the panels that are worked on; None: all
 
     def done(self) -> Measured:
         """Run all stages in order: panels and their SLOs, curves, bounds, the table."""
-        if self.study.spec.get("engine", "sim") == "sim" and not sim.compiled():
-            with self.teller.step("compile", lambda: "the simulator, once"):
-                self.teller.progress("compile", 0, 1)
-                sweep.compile_once()
-                self.teller.progress("compile", 1, 1)
-        grid = Grid(self.study, self.full, self.judged())
+        grid = self.begun()
         with self.teller.step("runs"):
             points, grid = self.sampled(grid)
         measured = self.scored(grid, points)
@@ -233,10 +201,30 @@ class _Work:
             self.teller.current(len(measured.about["runs"]))
         return measured
 
+    def begun(self) -> Grid:
+        """Return the panels with their SLOs, once the simulator is compiled."""
+        elsewhere = sweep.only_stored() or executor.chosen()
+        if self.study.spec.get("engine", "sim") == "sim" and not (elsewhere or sim.compiled()):
+            with self.teller.step("compile", lambda: "the simulator, once"):
+                self.teller.progress("compile", 0, 1)
+                sweep.compile_once()
+                self.teller.progress("compile", 1, 1)
+        return Grid(self.study, self.full, self.judged())
+
+    @cached_property
+    def every(self) -> tuple[Panel, ...]:
+        """Every panel of the study, without its SLO in seconds."""
+        return tuple(grids.panels(self.study, self.full))
+
     @cached_property
     def panels(self) -> tuple[Panel, ...]:
-        """Every panel, without its SLO in seconds."""
-        return tuple(grids.panels(self.study, self.full))
+        """Every panel that is worked on, without its SLO in seconds."""
+        return tuple(panel for panel in self.every if self.only is None or panel.key in self.only)
+
+    @property
+    def made(self) -> int:
+        """The number of runs that stand so far."""
+        return len(self._made[1])
 
     def blamed(self, labels: Collection[str]) -> set[str]:
         """Return the systems of the study whose specs have one of these labels."""
@@ -288,7 +276,7 @@ class _Work:
             with self.teller.step(
                 "SLO bases", lambda: f"P95 of each model alone, pairs of trace and models: {len(measured)}"
             ):
-                self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
+                self.run([base for spec in measured for base in base_specs(spec)], "SLO bases")
         return tuple(
             replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
             for panel, spec in zip(self.panels, based, strict=True)
@@ -332,27 +320,27 @@ class _Work:
         grid = replace(grid, held=self._held(grid, curves, points))
         points += self._searched(grid, [panel for panel in grid.panels if panel.holds_rate], curves)
         points += self._refined(grid, points)
-        bounds = [point for panel in grid.panels for point in grid.bounding(panel, self._xs_of_first(panel, points))]
+        bounds = [point for panel in grid.panels for point in grid.bounding(panel, self.xs_of_first(panel, points))]
         if bounds:
-            self._run([point.spec for point in bounds], "bounds")
+            self.run([point.spec for point in bounds], "bounds")
         return list({_place(point): point for point in (*points, *bounds)}.values()), grid
 
-    def _xs_of_first(self, panel: Panel, points: Sequence[Point]) -> tuple[float, ...]:
+    def xs_of_first(self, panel: Panel, points: Sequence[Point]) -> tuple[float, ...]:
         """List the x of the study's first system in a panel, in rising order."""
         return tuple(sorted({p.x for p in points if p.panel is panel and p.system == self.study.first}))
 
     def _searched(self, grid: Grid, panels: Sequence[Panel], curves: Curves) -> list[Point]:
         """Run the curves of panels, a round of all at a time, until nothing is asked; returns the points to keep."""
-        groups = [group for panel in panels for group in self._groups(panel)]
+        groups = [group for panel in panels for group in self.groups(panel)]
         kept: list[Point] = []
         seen: list[Point] = []
         for turn in count(1):
-            asked = {group: self._ask(grid, group, curves) for group in groups}
-            runs = [run for group, ask in asked.items() for run in _runs(grid, group, ask)]
+            asked = {group: self.ask(grid, group, curves) for group in groups}
+            runs = [run for group, ask in asked.items() for run in runs_of(grid, group, ask)]
             if not runs:
                 return kept
             what = self.study.name if turn == 1 else f"{self.study.name}, round {turn}"
-            folders = self._run([run.point.spec for run in runs], what)
+            folders = self.run([run.point.spec for run in runs], what)
             room = self._heard(runs, folders, curves)
             seen += [run.point for run in runs]
             self._shown(grid, seen)
@@ -362,13 +350,13 @@ class _Work:
                       and (room[group] or not bisects)]  # fmt: skip
         raise AssertionError
 
-    def _groups(self, panel: Panel) -> list[_Group]:
+    def groups(self, panel: Panel) -> list[_Group]:
         """Split a panel's systems into the groups that are sampled together."""
         names = tuple(panel.specs)
         together = [names] if self.study.sample.each == "panel" else [(name,) for name in names]
         return [_Group(panel, some, panel.seeds) for some in together]
 
-    def _ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
+    def ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
         """Choose the x that a group runs next."""
         panel = group.panel
         sample = grid.sample(panel)
@@ -395,29 +383,36 @@ class _Work:
     # -------------------------------------------------------------- as many seeds as it takes
 
     def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
-        """Run more seeds of systems that are not yet told apart, until they are, or the budget is spent."""
+        """Run more seeds of systems that are not yet told apart, until they are, or the budget is spent.
+
+        Each panel has an equal part of the budget, so that none depends on what was run for another.
+        """
         scope, added = grid.scope, list[Point]()
         if not scope.budget:
             return added
-        panels = {panel.key: panel for panel in grid.panels if panel.drawn and panel.axis in (*RATED, "slo_scale")}
+        panels = {panel.key: panel for panel in grid.panels if _tells(panel)}
+        part = scope.budget / max(1, len({panel.key for panel in self.every if _tells(panel)}))
         asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
-        spent, known, curves = 0.0, {point.spec for point in points}, dict[str, dict[str, tidy.Windows]]()
+        spent, known = dict.fromkeys(panels, 0.0), {key: set[Spec]() for key in panels}
+        for point in points:
+            known.setdefault(point.panel.key, set()).add(point.spec)
+        curves = dict[str, dict[str, tidy.Windows]]()
         had = {_place(point) for point in points}
         for turn in count(1):
             self._counted(asked, curves)
-            every = [self._more(grid, panel, curves.get(panel.key, {})) for panel in panels.values()]
-            wanted = [more for all_ in every if (more := [each for each in all_ if _place(each[0]) not in had])]
             asked, taken = list[Point](), 0
-            for more in sorted(wanted, key=lambda more: _cost(more, known)):  # the most panels for the budget
-                if spent + (cost := _cost(more, known)) <= scope.budget:
-                    spent, taken = spent + cost, taken + 1
-                    known |= {point.spec for point, _ in more}
+            for key, panel in panels.items():
+                open_ = self._more(grid, panel, curves.get(key, {}))
+                more = [each for each in open_ if _place(each[0]) not in had]
+                if more and spent[key] + (cost := _cost(more, known[key])) <= part:
+                    spent[key], taken = spent[key] + cost, taken + 1
+                    known[key] |= {point.spec for point, _ in more}
                     had |= {_place(point) for point, _ in more}
                     asked += [point for point, _ in more]
             if not asked:
                 return added
             what = f"{self.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided"
-            self._run([point.spec for point in asked], what)
+            self.run([point.spec for point in asked], what)
             added += asked
             self._shown(grid, [*points, *added])
         raise AssertionError
@@ -451,12 +446,13 @@ class _Work:
         for panel in grid.panels:
             seen = curves.get((panel.key, self.study.first))
             if panel.axis == "rate_scale" and seen:
-                xs = self._xs_of_first(panel, points)
+                xs = self.xs_of_first(panel, points)
                 runs = [(x, curve[x]) for _, curve in sorted(seen.items()) for x in xs if x in curve]
                 held[panel.key] = highest(runs, self.study.level)
         return held
 
-    def _run(self, specs: Sequence[Spec], what: str) -> list[Path]:
+    def run(self, specs: Sequence[Spec], what: str) -> list[Path]:
+        """Run specs, and note which stand; return their folders."""
         folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
         made, stamps = self._made
         made |= dict.fromkeys(specs)
@@ -530,6 +526,11 @@ class _Work:
         }
 
 
+def _tells(panel: Panel) -> bool:
+    """Tell whether more seeds tell the systems of a panel apart."""
+    return panel.drawn and panel.axis in (*RATED, "slo_scale")
+
+
 def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
     """Return the SLO of the first panel, at the scale that does not run along x."""
     first = grid.panels[0]
@@ -568,7 +569,8 @@ def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(listed))
 
 
-def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
+def runs_of(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
+    """Yield the runs that a group asks for."""
     for name, xs in ask.xs.items():
         for x in xs:
             for seed in group.seeds[:1] if ask.first_seed else group.seeds:

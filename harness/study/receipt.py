@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from harness.policy import fields
 from harness.policy.types import UserError
 from harness.rows import record
-from harness.run import sources
+from harness.run import arithmetic, sources
 from harness.run.slo import SloTarget
 from harness.run.spec import FILES, Spec, as_dict, content_hash, stored
 from harness.study.study import Study
@@ -40,8 +40,9 @@ class Call(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the arguments and of all sources that runs, scores and the search can depend on."""
-        return sha256(f"{tuple(self)!r} {sources.tree(*sources.PACKAGES)}".encode()).hexdigest()
+        """SHA-256 of the arguments, of all sources that runs, scores and search depend on, and of the arithmetic."""
+        about = f"{tuple(self)!r} {sources.tree(*sources.PACKAGES)} {arithmetic.digest()}"
+        return sha256(about.encode()).hexdigest()
 
 
 class Receipt(NamedTuple):

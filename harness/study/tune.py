@@ -27,6 +27,7 @@ from harness.policy.fields import Domain, domains
 from harness.policy.types import GIB, Option, UserError
 from harness.rows.statistics import Estimate, interval
 from harness.run import score
+from harness.run.shard import Shard
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec
 from harness.run.sweep import sweep
@@ -105,15 +106,16 @@ def _value(domain: Domain, u: float) -> Option:
 
 
 def tune(
-    systems: Sequence[str], out: Path, *, draws: int = DRAWS, workers: int | None = None, teller: Teller | None = None
-) -> list[Tuned]:
-    """Run every draw of each system in every cell, and choose a draw each.
+    systems: Sequence[str], out: Path, *, draws: int = DRAWS, workers: int | None = None, teller: Teller | None = None,
+    shard: Shard | None = None,
+) -> list[Tuned]:  # fmt: skip
+    """Run every draw of each system in every cell, and choose a draw each; of a shard for its systems alone.
 
     Runs are kept in `out`, those of a tuning that was cut off too. Raises UserError for fewer than 2 draws.
     """
     if draws < 2:
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")
-    tried = {name: drawn(name, draws) for name in systems}
+    tried = {name: drawn(name, draws) for name in (shard.part(systems, str) if shard else systems)}
     under = {trace: slo_target(replace(BASE, system=systems[0], trace=trace), RULE, out, workers=workers, teller=teller)
              for trace in TRACES}  # fmt: skip
     return [_tuned(name, fields, under, out, workers, teller) for name, fields in tried.items()]

@@ -38,7 +38,8 @@ from harness.rows.estimate import NONE
 from harness.rows.statistics import interval
 from harness.run import sweep
 from harness.run.setup import Setup
-from harness.run.spec import Spec
+from harness.run.shard import Shard
+from harness.run.spec import Spec, canonical
 from harness.run.teller import Silent, Teller
 from harness.study.claims import Verdict, by_number, paper_text
 from harness.study.study import Claim
@@ -368,6 +369,15 @@ def ran(
     return {key: measured(spec, folder) for key, spec, folder in zip(keys, specs, folders, strict=True)}
 
 
+def run_part(shard: Shard, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> int:
+    """Run what a shard has of the runs of all claims, by spec; return their number."""
+    runs = dict.fromkeys(chain.from_iterable(MEASURES[c["measure"]].runs for c in stated() if "measure" in c))
+    specs = (run.spec(seed, out) for run in runs for seed in range(seeds))
+    mine = shard.part(dict.fromkeys(specs), canonical)
+    sweep.sweep(mine, out, workers=workers, teller=teller or Silent(), what=f"weaver, shard {shard}")
+    return len(mine)
+
+
 def values(name: str, results: Results, seeds: int) -> list[float]:
     """Compute a measure for each seed."""
     measure = MEASURES[name]
@@ -381,14 +391,20 @@ class Line(NamedTuple):
     verdict: Verdict
 
 
+def stated() -> list[dict[str, Any]]:
+    """Return the claims as their file has them."""
+    claims: list[dict[str, Any]] = tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]
+    return claims
+
+
 def lines(
     seeds: int = SEEDS, *, out: Path = RESULTS, workers: int | None = None, teller: Teller | None = None
 ) -> Iterator[Line]:
     """Yield every claim with its verdict; runs are kept in `out`."""
-    stated = tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]
-    runs = chain.from_iterable(MEASURES[claim["measure"]].runs for claim in stated if "measure" in claim)
+    every = stated()
+    runs = chain.from_iterable(MEASURES[claim["measure"]].runs for claim in every if "measure" in claim)
     results = ran(runs, seeds, out / "weaver", workers=workers, teller=teller)
-    for entry in stated:
+    for entry in every:
         paper = tuple(entry["paper"]) if isinstance(entry["paper"], list) else entry["paper"]
         rest = {key: entry[key] for key in KEYS if key in entry}
         claim = Claim("measure", "weaver", subject=entry["says"], paper=paper, **rest)

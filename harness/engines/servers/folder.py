@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import secrets
 import shutil
 import subprocess
 from pathlib import Path
@@ -75,8 +75,8 @@ def dummy(shape: Shape, cache: Path) -> Path:
     files = {"config.json": config, "tokenizer.json": tokenizer, "tokenizer_config.json": named}
     to = cache / f"llama-{_hash(files)}"
     if not to.is_dir():
-        begun = cache / f"{to.name}.{os.getpid()}"
-        begun.mkdir(parents=True, exist_ok=True)
+        begun = cache / f"{to.name}.{secrets.token_hex(4)}"
+        begun.mkdir(parents=True)
         for name, content in files.items():
             (begun / name).write_text(json.dumps(content))
         try:

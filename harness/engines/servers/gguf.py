@@ -12,7 +12,7 @@ bytes would be held back until they are a character, and come several to a chunk
 from __future__ import annotations
 
 import json
-import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def write(path: Path, shape: dict[str, Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
     layers, hidden, head_dim, vocab = shape["layers"], shape["hidden"], shape["head_dim"], shape["vocab"]
     q_size, kv_size = shape["q_heads"] * head_dim, shape["kv_heads"] * head_dim
-    begun = path.with_name(f"{path.name}.{os.getpid()}")
+    begun = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     out = gguf.GGUFWriter(begun, "llama")
     out.add_context_length(shape["max_tokens"])
     out.add_block_count(layers)

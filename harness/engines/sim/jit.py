@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import stat
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import reduce
 from hashlib import sha256
@@ -13,6 +16,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from harness import target
+from harness.policy.types import UserError
+
+# Types of file systems that nodes share.
+SHARED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "fuse.glusterfs", "glusterfs",
+                    "afs", "cifs", "smb3", "9p", "virtiofs", "orangefs", "panfs", "wekafs", "fuse.juicefs",
+                    "fuse.sshfs", "ocfs2", "gfs2"})  # fmt: skip
 SOURCES = (
     "sim/kernel/*.py",
     "sim/state.py",
@@ -21,6 +31,7 @@ SOURCES = (
     "costs/coef.py",
     "costs/layout.py",
 )  # in harness/engines
+FORMER = f"kernel-{'[0-9a-f]' * 12}"  # as releases named it that knew one target
 
 
 def fingerprint(folder: Path) -> str:
@@ -30,15 +41,44 @@ def fingerprint(folder: Path) -> str:
 
 
 def cache_dir(folder: Path) -> Path:
-    """Return the folder of the code compiled from these sources, and delete those of earlier sources."""
-    base = Path(os.environ.get("NUMBA_CACHE_DIR", folder / "__pycache__"))
-    name = f"kernel-{fingerprint(folder)}"
+    """Return the folder of the code compiled from these sources for this target, and delete those of earlier ones."""
+    base = Path(os.environ.get("NUMBA_CACHE_DIR") or home(folder))
+    kind = f"kernel-{target.compiled() or 'host'}"
+    name = f"{kind}-{fingerprint(folder)}"
     if base.name == name:  # inherited from the process that started this one
         return base
     if not (base / name).exists():
-        for old in base.glob("kernel-*"):
+        for old in (*base.glob(f"{kind}-*"), *base.glob(FORMER)):
             shutil.rmtree(old, ignore_errors=True)
     return base / name
+
+
+def home(folder: Path, mounts: str = "/proc/self/mountinfo") -> Path:
+    """Return the folder of compiled code where none is asked for: beside the sources, if that is a disk of this node.
+
+    On a file system that nodes share, or where nothing can be written, it is a folder of this user in the node's
+    temporary ones: numba's files of one node are none of another's, and several nodes write them over each other.
+    """
+    beside = folder / "__pycache__"
+    there = beside if beside.exists() else folder
+    if kind_of(there.resolve(), mounts) not in SHARED and os.access(there, os.W_OK):
+        return beside
+    local = Path(tempfile.gettempdir()) / f"llm-sharing-bench-{os.getuid()}"
+    local.mkdir(mode=0o700, exist_ok=True)
+    about = local.lstat()
+    if about.st_uid != os.getuid() or about.st_mode & 0o077 or not stat.S_ISDIR(about.st_mode):
+        raise UserError(f"{local} is open to others, and compiled code is run from it (NUMBA_CACHE_DIR names another)")
+    return local
+
+
+def kind_of(path: Path, mounts: str) -> str:
+    """Return the type of the file system that a path lies on, as the kernel lists them; "" where it lists none."""
+    kinds: dict[Path, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path(mounts).read_text("utf-8", "replace").splitlines():
+            place, _, rest = line.partition(" - ")
+            kinds[Path(place.split()[4].replace("\\040", " "))] = rest.split()[0]
+    return next((kinds[above] for above in (path, *path.parents) if above in kinds), "")
 
 
 CACHE = cache_dir(Path(__file__).parents[1])

@@ -1,0 +1,94 @@
+"""`--shard`, `--collect` and `--status`: one study made by several machines, as commands say it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli.options import WORDS
+from harness.report.commands import short_path
+
+if TYPE_CHECKING:
+    from harness.run.shard import Shard
+    from harness.run.teller import Teller
+    from harness.study.study import Study
+
+MOST_LINES = 20  # of searches that are not done
+
+
+def make_part(
+    asked: Study, shard: Shard, out: Path, workers: int | None, told: Teller, *, full: bool, stem: str
+) -> int:
+    """Make a shard of a study and print what was made; return an exit code."""
+    from harness.cli.codes import Code
+    from harness.study import shards
+
+    part = shards.measure_shard(asked, out, shard, full=full, stem=stem, workers=workers, teller=told)
+    searches = f"{part.searches} of {part.of} searches, " if part.of else ""
+    click.echo(f"shard {shard}: {searches}{part.runs:,} runs are stored in {short_path(out)}")
+    for name, why in part.failed.items():
+        click.echo(f"{name}: {why}", err=True)
+    click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
+    return Code.REFUSED if part.failed else Code.DONE
+
+
+@contextmanager
+def collecting(asked: Study, out: Path, *, on: bool, full: bool = False, stem: str = "") -> Iterator[None]:
+    """Run nothing within the block, if `on`; where a run is missing, print how far each search is, then raise."""
+    from harness.run import sweep
+
+    if not on:
+        yield
+        return
+    try:
+        with sweep.stored_only():
+            yield
+    except sweep.Missing:
+        _print(asked, out, full, stem, every=False, err=True)
+        click.echo(f"what makes them: bench {again('--collect')}, or each of its shards: --shard I/N", err=True)
+        raise
+
+
+def status(asked: Study, out: Path, *, full: bool) -> None:
+    """Print how far each search of a study is, from the runs in a folder."""
+    _print(asked, out, full, "", every=True, err=False)
+
+
+def _print(asked: Study, out: Path, full: bool, stem: str, *, every: bool, err: bool) -> None:
+    from harness.report.text_table import aligned
+    from harness.study import shards
+
+    searches = list(shards.progress(asked, out, full=full, stem=stem))
+    done = sum(not search.phase for search in searches)
+    stored, missing = (sum(x) for x in zip(*((s.stored, s.missing) for s in searches), strict=True))
+    more = f"; at least {missing:,} are missing" if missing else ""
+    click.echo(f"{done} of {len(searches)} searches are done, {stored:,} runs are stored{more}", err=err)
+    shown = [search for search in searches if every or search.phase]
+    rows = [("search", "stored", "missing", "in")]
+    rows += [(_named(s.panels), f"{s.stored:,}", f"{s.missing:,}", s.phase or "done") for s in shown[:MOST_LINES]]
+    click.echo("\n".join(aligned(rows)), err=err)
+    if len(shown) > MOST_LINES:
+        click.echo(f"and {len(shown) - MOST_LINES} more", err=err)
+
+
+def _named(panels: tuple[str, ...]) -> str:
+    first = panels[0].strip(" /") or "all"
+    return first if len(panels) == 1 else f"{first} and {len(panels) - 1} more"
+
+
+def again(without: str, more: str = "") -> str:
+    """Return the words of this command without an option and its value, and with another."""
+    words = iter(click.get_current_context().meta.get(WORDS, ()))
+    kept = list[str]()
+    for word in words:
+        if word == without:
+            if without == "--shard":
+                next(words, None)
+        elif not word.startswith(f"{without}="):
+            kept.append(word)
+    return shlex.join([*kept, more] if more else kept)

@@ -1,0 +1,208 @@
+"""Files and folders that are whole or absent, on a disk that other processes and other machines write to as well.
+
+What is written lies in a temporary folder beside its place (`.<name>.<machine>-<process>-<random>.part`) until one
+rename puts it there. No name is given twice, so writers need no lock: `flock` is missing on some shared file systems
+and local on others. Writers of equal bytes both succeed, and the last rename stands.
+
+    machine   hash of host, boot and PID namespace: two pods on one host are two machines
+    dead      on the same machine by its process table, else by age: nothing in it changed for `AGE` seconds
+
+Ages are differences of stamps that the file system gave, so no clock of this machine is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import secrets
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import cache
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+from harness.policy.types import UserError
+
+T = TypeVar("T")
+
+AGE, DAY_S = "BENCH_PART_AGE_S", 86_400.0  # the variable that sets it, and what it is without
+LATE = "BENCH_LATE_S"  # how long another machine's file may take to be seen here (NFS: acdirmax)
+LATE_S = 60.0
+STEP_S, STEPS = 0.02, 10  # a reader's pauses while another writer replaces what it reads
+IN_PLACE = {errno.ENOTEMPTY, errno.EEXIST}  # what a rename onto a folder says, by file system
+
+
+@cache
+def machine() -> str:
+    """Return a hash of host, boot and PID namespace: within it a process number means one process."""
+    facts = [platform.node(), _boot(), _namespace()]
+    return sha256("\0".join(facts).encode()).hexdigest()[:12]
+
+
+def _boot() -> str:
+    """Return the id of this boot; where the system tells none, the address of the network card."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return f"{uuid.getnode():x}"
+
+
+def _namespace() -> str:
+    with contextlib.suppress(OSError):
+        return str(Path("/proc/self/ns/pid").readlink())
+    return ""
+
+
+# ------------------------------------------------------------------ write
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path` that replaces it in one rename if the block succeeds, and else is removed.
+
+    Raises UserError where another machine took it for a dead writer's, and OSError where the disk refuses.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nest = _nest(path)  # a folder: holds the new and, for a moment, the old
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, nest, ignore_errors=True)
+        _swept(path.parent, path.name, nest.stat().st_mtime)
+        try:
+            yield nest / "new"
+            _into_place(nest, path)
+        except FileNotFoundError:
+            if nest.is_dir():
+                raise
+            raise UserError(
+                f"{path}: its temporary folder was removed by a machine whose clock differs by more than {AGE} "
+                f"(set the clocks and run it again)"
+            ) from None
+        sync(path.parent)
+
+
+def _nest(path: Path) -> Path:
+    nest = path.parent / f".{path.name}.{machine()}-{os.getpid()}-{secrets.token_hex(4)}.part"
+    nest.mkdir()
+    return nest
+
+
+def _into_place(nest: Path, path: Path) -> None:
+    """Rename the new into place; a folder cannot be replaced in one step, and absent means "to be run"."""
+    for old in count():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if path.is_dir():
+                path.rename(nest / f"old{old}")
+        try:
+            (nest / "new").replace(path)
+        except OSError as error:
+            if error.errno not in IN_PLACE or path.is_file():
+                raise
+        else:
+            return  # else another writer was quicker: ours takes its place too
+
+
+def sync(folder: Path) -> None:
+    """Write a folder's entries to the disk, where its file system can."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+    finally:
+        os.close(handle)
+
+
+# ------------------------------------------------------------------ what killed writers left
+
+
+def clean(folder: Path, name: str = "*") -> None:
+    """Remove what killed writers of `name` left in a folder. UserError where the age is not a number of seconds."""
+    if any(folder.glob(f".{name}.*.part")):
+        with contextlib.suppress(OSError):  # a folder that may be read alone
+            nest = _nest(folder / "clean")
+            try:
+                _swept(folder, name, nest.stat().st_mtime)
+            finally:
+                shutil.rmtree(nest, ignore_errors=True)
+
+
+def _swept(folder: Path, name: str, now_s: float) -> None:
+    """Remove the temporaries of dead writers; `now_s` is the file system's present, of a folder that was just made."""
+    age_s = seconds(AGE, DAY_S)
+    for left in folder.glob(f".{name}.*.part"):
+        with contextlib.suppress(OSError):
+            of, _, rest = left.name.rpartition(".part")[0].rpartition(".")[2].partition("-")
+            pid = rest.partition("-")[0]
+            if _gone(int(pid)) if of == machine() and pid.isdigit() else now_s - _changed_s(left) > age_s:
+                shutil.rmtree(left)
+
+
+def _gone(pid: int) -> bool:
+    """Tell whether no process of this machine has this number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
+
+
+def _changed_s(folder: Path) -> float:
+    """Return when anything in a temporary folder last changed, in seconds of its file system."""
+    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
+
+
+def seconds(variable: str, usual: float) -> float:
+    """Read a number of seconds from an environment variable. UserError where it is none."""
+    text = os.environ.get(variable)
+    try:
+        value = usual if text is None else float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise UserError(f'{variable} is "{text}", not a number of seconds')
+    return value
+
+
+# ------------------------------------------------------------------ read
+
+
+def patient(path: Path, use: Callable[[Path], T]) -> T:
+    """Return `use(path)`; it is tried again for a moment while a writer of that folder puts a new one in its place.
+
+    Raises what `use` raises, FileNotFoundError for a path that is absent.
+    """
+    for _ in range(STEPS):
+        try:
+            return use(path)
+        except FileNotFoundError:
+            folder = path.parent
+            if next(folder.parent.glob(f".{folder.name}.*.part"), None) is None:
+                break
+        time.sleep(STEP_S)
+    return use(path)
+
+
+def seen(path: Path) -> bool:
+    """Wait until a file that another machine wrote can be seen here; tell whether it came within `LATE` seconds.
+
+    A rename becomes visible late where a file system keeps a machine's view of a folder; listing it asks the server.
+    """
+    until = time.monotonic() + seconds(LATE, LATE_S)
+    pause_s = STEP_S
+    while not path.exists():
+        if time.monotonic() >= until:
+            return False
+        for folder in (path.parent.parent, path.parent):
+            with contextlib.suppress(OSError):
+                os.listdir(folder)  # noqa: PTH208 - for what it makes the file system do
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1.0)
+    return True

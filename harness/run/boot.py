@@ -1,0 +1,40 @@
+"""The start of a Ray worker: it lays the sources that travelled where the node keeps them, and runs from there.
+
+Ray unpacks them anew for each set of a user's files, and numba knows compiled code by the path of its source. So a node
+keeps one copy of each version of our sources, in a folder of this user, and compiles it once. This module travels by
+value, for nothing of ours can be imported before that: it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+
+def work(payload: bytes, packages: tuple[str, ...], version: str) -> bytes:
+    """Execute a pickled `node.Batch` by the sources of a version; return its pickled answers."""
+    import importlib
+    import os
+    import pickle
+    import secrets
+    import shutil
+    import sys
+    import tempfile
+    from pathlib import Path
+
+    home = Path(tempfile.gettempdir()) / f"llm-sharing-bench-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    about = home.lstat()
+    if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise PermissionError(f"{home} is open to others, and code is run from it")
+    kept = home / f"sources-{version}"
+    if not kept.is_dir():
+        part = home / f".{kept.name}.{secrets.token_hex(8)}.part"
+        for name in packages:
+            shutil.copytree(Path.cwd() / name, part / name)
+        try:
+            part.rename(kept)
+        except OSError:  # another worker was first
+            shutil.rmtree(part)
+    if sys.path[0] != str(kept):
+        sys.path.insert(0, str(kept))
+    node = importlib.import_module("harness.run.node")
+    answers: bytes = pickle.dumps(node.work(pickle.loads(payload)))
+    return answers

@@ -1,0 +1,250 @@
+"""Ray or Dask as an executor: tasks in batches of about ten seconds, longest first, on whatever machines there are.
+
+Results go to the folder of results where a node sees it, and else come back as bytes. What is lost with a worker or a
+node is retried on another; what a shared folder holds by then is not made again.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
+from importlib.util import find_spec
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from harness import target
+from harness.loop.guard import LIMIT_S
+from harness.loop.system import ROOT
+from harness.policy import fields
+from harness.policy.types import UserError
+from harness.run import driver, node, sources
+from harness.run.estimates import estimate_s, speeds
+from harness.run.execute import relocate
+from harness.run.executor import Why
+from harness.run.messages import Answer, Batch, Refused
+from harness.run.setup import load_trace
+from harness.run.sources import Task
+from harness.run.spec import FILES, Spec
+
+BATCH_S = 10.0  # of work in a batch
+SHARES = 4  # batches that each slot gets at least, so that none waits long for the last one
+AHEAD = 2  # batches sent for each slot
+BASE_BYTES, REQUEST_BYTES = 700 << 20, 1_000  # of a worker's memory; of each request of its trace
+PACKAGED = {"ray": "ray", "dask": "distributed"}
+DATA = ("TRACES_DIR", "PROFILES_DIR", "MEASURED_DIR", "MODELS_DIR", "BENCH_PART_AGE_S", "BENCH_LATE_S")
+IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "data", "node_modules")
+
+
+def named(text: str) -> Cluster:
+    """Return the cluster that a text names: ray, ray:ADDRESS or dask:ADDRESS. UserError for another text."""
+    kind, _, address = text.partition(":")
+    if kind not in PACKAGED or (kind == "dask" and not address):
+        raise UserError(f'--executor "{text}" is not ray, ray:ADDRESS or dask:ADDRESS')
+    return Cluster(kind, address)
+
+
+class Cluster:
+    """An executor (`executor.Executor`) on Ray or Dask; it connects when tasks come first."""
+
+    def __init__(self, kind: str, address: str) -> None:
+        if find_spec(PACKAGED[kind]) is None:
+            raise UserError(f"{kind} is not here: make cluster, then .venv-cluster/bin/python -m harness for bench")
+        self.kind, self.address = kind, address
+        self._pipe: Connection | None = None
+        self._process: BaseProcess | None = None
+        self._slots = 1
+        self._queue: list[list[Task]] = []
+        self._out = Path()
+        self._temporary: Path | None = None
+
+    def submit(self, tasks: Sequence[Task], out: Path) -> None:
+        """See Executor. UserError for a run in real time, and where the cluster cannot be reached."""
+        if real := next((task.spec.engine for task in tasks if fields.asked(task.spec.engine).name != "sim"), None):
+            raise UserError(f"--executor is for the simulator, and {real} runs in real time on this machine")
+        out.mkdir(parents=True, exist_ok=True)
+        self._out = out.resolve()
+        self._connect(tasks)
+        self._queue = self._batches(tasks)
+
+    def as_completed(self, failed: Why) -> Iterator[Why]:
+        """See Executor."""
+        token = f".shared-{secrets.token_hex(8)}"
+        (self._out / token).touch()
+        sent: dict[int, list[Task]] = {}
+        number = 0
+        try:
+            while self._queue or sent:
+                while self._queue and len(sent) < AHEAD * self._slots:
+                    tasks = [task for task in self._queue.pop(0) if task.spec.label not in failed]
+                    if tasks:
+                        number += 1
+                        sent[number] = tasks
+                        self._send(number, tasks, token)
+                if sent:
+                    done, answers = self._heard()
+                    yield from self._stored(sent.pop(done), answers)
+        except BaseException:
+            self.shutdown()
+            raise
+        finally:
+            (self._out / token).unlink(missing_ok=True)
+
+    def shutdown(self) -> None:
+        """See Executor."""
+        pipe, process, self._pipe, self._process = self._pipe, self._process, None, None
+        if pipe is not None and process is not None:
+            with suppress(OSError):
+                pipe.send(None)
+            pipe.close()
+            process.join(5.0)
+            process.kill()
+            process.join()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    # -------------------------------------------------------------- the process that talks to it
+
+    def _connect(self, tasks: Sequence[Task]) -> None:
+        """Start the driver, with all files that the tasks need; anew where those of before lack some."""
+        files = {path for task in tasks for path in _files(task.spec)}
+        if self._process is not None:
+            if self.kind != "ray" or all((self._staged / _travelling(path)).exists() for path in files):
+                return
+            self.shutdown()
+        self._temporary = Path(tempfile.mkdtemp(prefix="bench-driver-"))
+        if self.kind == "ray":
+            _stage(self._staged, files)
+        variables = {key: os.environ[key] for key in (*DATA, *target.variables(target.name(), target.flags()))
+                     if key in os.environ}  # fmt: skip
+        place = driver.Place(self.kind, self.address, str(self._staged), variables)
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=driver.main, args=(theirs, place, str(self._log)), daemon=True)
+        self._process.start()
+        theirs.close()
+        word, slots = self._received()
+        assert word == "slots"
+        self._slots = slots
+
+    @property
+    def _staged(self) -> Path:
+        assert self._temporary is not None
+        return self._temporary / "sources"
+
+    @property
+    def _log(self) -> Path:
+        assert self._temporary is not None
+        return self._temporary / "log"
+
+    def _received(self) -> tuple[Any, Any]:
+        """Receive a message. UserError where the cluster is lost."""
+        assert self._pipe is not None
+        try:
+            word, value = self._pipe.recv()
+        except (EOFError, OSError):
+            word, value = "lost", "its head node is gone"
+        if word == "lost":
+            where = self.address or "of this machine"
+            self.shutdown()
+            raise UserError(f"{self.kind} {where}: {value} (finished runs are kept; the same command resumes there)")
+        return word, value
+
+    def _heard(self) -> tuple[int, list[Answer]]:
+        number, answers = self._received()
+        if isinstance(answers, Refused):
+            raise UserError(f"node {answers.node} is refused: {answers.why}")
+        return number, answers
+
+    # -------------------------------------------------------------- batches
+
+    def _batches(self, tasks: Sequence[Task]) -> list[list[Task]]:
+        """Cut tasks, longest first, into batches."""
+        known = speeds(self._out)
+        seconds = [estimate_s(task.spec, known) for task in tasks]
+        most_s = min(BATCH_S, sum(seconds) / (SHARES * self._slots))
+        batches: list[list[Task]] = []
+        room_s = 0.0
+        for task, each_s in sorted(zip(tasks, seconds, strict=True), key=lambda pair: -pair[1]):
+            if not batches or each_s > room_s:
+                batches.append([])
+                room_s = most_s
+            batches[-1].append(task)
+            room_s -= each_s
+        return batches
+
+    def _send(self, number: int, tasks: Sequence[Task], token: str) -> None:
+        assert self._pipe is not None
+        moved = tuple(task._replace(spec=_moved(task.spec, absolute=self.kind != "ray")) for task in tasks)
+        batch = Batch(moved, str(self._out), token, self._facts, LIMIT_S.get())
+        longest = max(len(load_trace(task.spec.trace)) * task.spec.rate_scale for task in tasks)
+        with suppress(OSError):  # it died: `_received` reports it
+            self._pipe.send((number, batch, BASE_BYTES + int(REQUEST_BYTES * longest)))
+
+    @cached_property
+    def _facts(self) -> dict[str, str]:
+        return node.facts()
+
+    def _stored(self, tasks: Sequence[Task], answers: Sequence[Answer]) -> Iterator[Why]:
+        """Store what came back; yield the failures of each task. Raises the error of one once all others are stored."""
+        error: BaseException | None = None
+        for task, answer in zip(tasks, answers, strict=True):
+            if answer.error:
+                error = error or pickle.loads(answer.error)
+                continue
+            if not answer.why:
+                node.store(answer, self._out)
+                if _files(task.spec):
+                    relocate(task.spec, self._out)
+            yield answer.why
+        if error is not None:
+            raise error
+
+
+# ------------------------------------------------------------------ files that travel
+
+
+def _named(spec: Spec, key: str) -> Path | None:
+    """Return the user's file that a field names, if it does."""
+    value = str(getattr(spec, key) or "").rpartition("classes:")[2]
+    return Path(value) if key != "engine" and value.endswith(FILES[key]) else None
+
+
+def _files(spec: Spec) -> list[Path]:
+    return [path for key in FILES if (path := _named(spec, key)) is not None]
+
+
+def _travelling(path: Path) -> Path:
+    """Return where a user's file lies among the sources that travel: its name decides labels, its content the rest."""
+    return Path("files") / sha256(path.read_bytes()).hexdigest()[:16] / path.name
+
+
+def _moved(spec: Spec, *, absolute: bool) -> Spec:
+    """Return a spec that names its files as the node has them."""
+    changes: dict[str, Any] = {}
+    for key in FILES:
+        if (path := _named(spec, key)) is not None:
+            rule, colon, _ = str(getattr(spec, key)).rpartition("classes:")
+            changes[key] = f"{rule}{colon}{path.resolve() if absolute else _travelling(path)}"
+    return replace(spec, **changes) if changes else spec
+
+
+def _stage(folder: Path, files: set[Path]) -> None:
+    """Lay our packages and a user's files into a folder."""
+    for name in sources.PACKAGES:
+        shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
+    for path in files:
+        to = folder / _travelling(path)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)

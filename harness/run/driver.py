@@ -1,0 +1,181 @@
+"""The process that talks to a cluster: it takes batches from a pipe, and sends back what their workers answer.
+
+It is apart because Ray ends the process of a driver whose head node is gone. Its own output goes to a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from harness.run import boot, sources
+from harness.run.messages import Answer, Batch, Refused
+
+STEP_S = 0.1  # between two looks at the pipe
+RETRIES = 5  # of a batch whose worker or node died
+
+
+class Place(NamedTuple):
+    """A cluster, and what its workers are given."""
+
+    kind: str  # of CLIENTS
+    address: str  # "": a running one of this machine
+    sources: str  # folder of our packages and of the user's files, which travels
+    variables: Mapping[str, str]
+
+
+class Client(Protocol):
+    """A connection to a cluster."""
+
+    def slots(self) -> int:
+        """Return the number of tasks that it runs at once."""
+        ...
+
+    def submit(self, batch: Batch, memory_bytes: int) -> Any:
+        """Send a batch; return a handle."""
+        ...
+
+    def ready(self, handles: list[Any]) -> list[Any]:
+        """Return the handles that are done; wait for some for at most `STEP_S`."""
+        ...
+
+    def result(self, handle: Any) -> list[Answer] | Refused:
+        """Return a batch's answers. Raises what the cluster raises where it was lost for good."""
+        ...
+
+
+class OnRay:
+    """A connection to Ray."""
+
+    def __init__(self, place: Place) -> None:
+        ray: Any = importlib.import_module("ray")
+        self._ray = ray
+        runtime = {"working_dir": place.sources, "env_vars": dict(place.variables)}
+        ray.init(place.address or "auto", runtime_env=runtime, log_to_driver=False, logging_level="ERROR")
+        importlib.import_module("ray.cloudpickle").register_pickle_by_value(boot)
+        self._work = ray.remote(boot.work)
+
+    def slots(self) -> int:
+        """See Client."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def submit(self, batch: Batch, memory_bytes: int) -> Any:
+        """See Client."""
+        options = {"num_cpus": 1, "memory": memory_bytes, "max_retries": RETRIES, "scheduling_strategy": "SPREAD"}
+        version = batch.asked["sources of the bench"]
+        return self._work.options(**options).remote(pickle.dumps(batch), sources.PACKAGES, version)
+
+    def ready(self, handles: list[Any]) -> list[Any]:
+        """See Client."""
+        done, _ = self._ray.wait(handles, num_returns=1, timeout=STEP_S)
+        return list(done)
+
+    def result(self, handle: Any) -> list[Answer] | Refused:
+        """See Client."""
+        answers: list[Answer] | Refused = pickle.loads(self._ray.get(handle))
+        return answers
+
+
+class OnDask:
+    """A connection to Dask, whose workers were started in a checkout of the same sources."""
+
+    def __init__(self, place: Place) -> None:
+        distributed: Any = importlib.import_module("distributed")
+        self._client = distributed.Client(place.address, timeout="20s")
+        self._wait = distributed.wait
+        self._late = distributed.TimeoutError
+        self._work = importlib.import_module("harness.run.node").work
+
+    def slots(self) -> int:
+        """See Client."""
+        return max(1, int(sum(self._client.nthreads().values())))
+
+    def submit(self, batch: Batch, memory_bytes: int) -> Any:  # noqa: ARG002 - Dask watches it by itself
+        """See Client."""
+        return self._client.submit(self._work, batch, pure=False, retries=RETRIES)
+
+    def ready(self, handles: list[Any]) -> list[Any]:
+        """See Client."""
+        with suppress(self._late):
+            self._wait(handles, timeout=STEP_S, return_when="FIRST_COMPLETED")
+        if self._client.status != "running":
+            raise ConnectionError("the scheduler is gone")
+        return [handle for handle in handles if handle.done()]
+
+    def result(self, handle: Any) -> list[Answer] | Refused:
+        """See Client."""
+        answers: list[Answer] | Refused = handle.result()
+        return answers
+
+
+CLIENTS: Mapping[str, Callable[[Place], Client]] = {"ray": OnRay, "dask": OnDask}
+
+
+def main(pipe: Connection, place: Place, log: str) -> None:
+    """Serve the pipe until it closes. Messages out: ("slots", n), (id, answers), ("lost", sentence)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_follow, daemon=True).start()
+    with Path(log).open("ab") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    try:
+        client: Client = CLIENTS[place.kind](place)
+        pipe.send(("slots", client.slots()))
+        _serve(pipe, client)
+    except EOFError:
+        return
+    except Exception as error:
+        with suppress(OSError):
+            pipe.send(("lost", sentence(error)))
+        raise
+
+
+def _serve(pipe: Connection, client: Client) -> None:
+    handles: dict[Any, int] = {}
+    while True:
+        while pipe.poll(0 if handles else None):
+            message = pipe.recv()
+            if message is None:
+                return
+            number, batch, memory_bytes = message
+            handles[client.submit(batch, memory_bytes)] = number
+        for handle in client.ready(list(handles)):
+            pipe.send((handles.pop(handle), client.result(handle)))
+
+
+def _follow() -> None:
+    """End this process, and with it the work that it sent, once its parent is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+VERSIONS = re.compile(r"(Ray|Python): *([\w.+]+)")
+
+
+def sentence(error: BaseException) -> str:
+    """Return what a cluster raised as one line; a mismatch of versions with both."""
+    text = str(error)
+    if "ersion mismatch" in text and len(versions := VERSIONS.findall(text)) == 4:
+        theirs, ours = (
+            " and ".join(f"{name} {number}" for name, number in some) for some in (versions[:2], versions[2:])
+        )
+        return f"the cluster has {theirs}, this environment {ours}: install the cluster's"
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return f"{type(error).__name__}: {first.strip()}"
+
+
+if __name__ == "__main__":
+    sys.exit("it is started by harness.run.cluster")

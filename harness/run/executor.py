@@ -1,0 +1,55 @@
+"""Executors: where the runs of sweeps are executed. Processes of this machine, unless a command chose a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Protocol
+
+from harness.run.sources import Task
+
+Why = Mapping[str, str]  # failures as Failed has them; empty: none
+
+
+class Executor(Protocol):
+    """Processes that execute the runs of a sweep, on this machine or on many."""
+
+    def submit(self, tasks: Sequence[Task], out: Path) -> None:
+        """Take tasks whose runs are to be stored below `out`, in order of importance."""
+        ...
+
+    def as_completed(self, failed: Why) -> Iterator[Why]:
+        """Yield the failures of each task that was run, until all are done.
+
+        Tasks of systems in `failed`, which may grow, are left out. A caller that stops early, or an error, ends all.
+        Raises a run's own errors, and UserError where processes or machines are lost for good.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """End all processes."""
+        ...
+
+
+_CHOSEN: ContextVar[Executor | None] = ContextVar("_CHOSEN", default=None)
+
+
+def chosen() -> Executor | None:
+    """Return the executor that this command chose, if any."""
+    return _CHOSEN.get()
+
+
+@contextmanager
+def using(executor: Executor | None) -> Iterator[None]:
+    """Execute all runs within the block on an executor, and shut it down; None: on this machine."""
+    if executor is None:
+        yield
+        return
+    token = _CHOSEN.set(executor)
+    try:
+        yield
+    finally:
+        _CHOSEN.reset(token)
+        executor.shutdown()

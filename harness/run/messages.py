@@ -1,0 +1,34 @@
+"""Messages between a caller and the nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from harness.run.sources import Task
+
+
+class Batch(NamedTuple):
+    """Tasks for one worker, and what it needs to know."""
+
+    tasks: tuple[Task, ...]
+    out: str
+    token: str  # a file in `out` whose sight tells that the folder is shared
+    asked: Mapping[str, str]  # `facts` of the caller
+    limit_s: float  # of a policy's calls
+
+
+class Answer(NamedTuple):
+    """The end of a task: where it was run, its failures, an error, and its files where no folder is shared."""
+
+    folder: str
+    why: Mapping[str, str]
+    error: bytes = b""  # pickled; empty: none
+    files: Mapping[str, bytes] | None = None
+
+
+class Refused(NamedTuple):
+    """A node that does not compute as the caller does, with the difference."""
+
+    node: str
+    why: str

@@ -1,0 +1,90 @@
+"""A node of a cluster: it checks that it computes as the caller does, executes a batch, and answers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import sys
+import tempfile
+import traceback
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from harness.loop.guard import LIMIT_S
+from harness.policy.types import UserError
+from harness.rows import whole
+from harness.run import arithmetic, sources
+from harness.run.execute import current, execute
+from harness.run.messages import Answer, Batch, Refused
+from harness.run.setup import Failed
+from harness.run.sources import Task
+
+# Packages that a result may depend on.
+PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "numba", "llvmlite", "pydantic")
+
+
+def facts() -> dict[str, str]:
+    """Return what must be equal on every node: Python, packages, our sources, and arithmetic."""
+    about = {"Python": ".".join(map(str, sys.version_info[:3]))}
+    for name in PACKAGES:
+        try:
+            about[name] = version(name)
+        except PackageNotFoundError:
+            about[name] = "not there"
+    about["sources of the bench"] = sources.tree(*sources.PACKAGES)[:12]
+    return about | {"arithmetic": arithmetic.digest()[:12]}
+
+
+def work(batch: Batch) -> list[Answer] | Refused:
+    """Execute the tasks of a batch, but for those that stand in a shared folder already."""
+    here = facts()
+    if differs := [name for name in batch.asked if here.get(name) != batch.asked[name]]:
+        name = differs[0]
+        return Refused(platform.node(), f"{name} is {here.get(name)} there, and {batch.asked[name]} here")
+    token = LIMIT_S.set(batch.limit_s)
+    try:
+        out = Path(batch.out)
+        if _shared(out, batch.token):
+            return [_done(task, out, shared=True) for task in batch.tasks]
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            return [_done(task, Path(folder), shared=False) for task in batch.tasks]
+    finally:
+        LIMIT_S.reset(token)
+
+
+def _shared(out: Path, token: str) -> bool:
+    """Tell whether a folder is the caller's."""
+    try:
+        return token in os.listdir(out)  # noqa: PTH208 - which asks the server of a network file system
+    except OSError:
+        return False
+
+
+def _done(task: Task, out: Path, *, shared: bool) -> Answer:
+    spec = task.spec
+    try:
+        if not (shared and current(spec, out, task.code)):  # of a batch whose first worker died
+            execute(spec, out, task.code)
+    except Failed as failed:
+        return Answer(spec.folder, dict(failed.why))
+    except UserError as error:
+        return Answer(spec.folder, {}, pickle.dumps(UserError(f"node {platform.node()}: {error}")))
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        return Answer(spec.folder, {}, pickle.dumps(RuntimeError(f"on node {platform.node()}:\n{text}")))
+    files = None if shared else {path.name: path.read_bytes() for path in (out / spec.folder).iterdir()}
+    return Answer(spec.folder, {}, files=files)
+
+
+def store(answer: Answer, out: Path) -> None:
+    """Store the files of a run that came back, or wait until those that lie in the shared folder can be seen.
+
+    Raises UserError where they are not seen in time.
+    """
+    from harness.rows import record
+
+    if answer.files is not None:
+        record.write_files(out / answer.folder, answer.files)
+    elif not whole.seen(out / answer.folder / record.ROWS):
+        raise UserError(f"{out / answer.folder} was written by a node and is not seen here ({whole.LATE} is the wait)")

@@ -1,0 +1,35 @@
+"""Shards: a part of a study's work that depends on no other part, for machines that know nothing of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from typing import NamedTuple, TypeVar
+
+from harness.policy.types import UserError
+
+T = TypeVar("T")
+MOST = 1_000_000
+
+
+class Shard(NamedTuple):
+    """The `number`-th of `of` shards, from 1."""
+
+    number: int
+    of: int
+
+    def part(self, items: Iterable[T], key: Callable[[T], str]) -> list[T]:
+        """Return this shard's items: every `of`-th in order of their keys' hashes, so that shards are of equal size."""
+        by_hash = sorted(items, key=lambda item: sha256(key(item).encode()).digest())
+        return by_hash[self.number - 1 :: self.of]
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+def read(text: str) -> Shard:
+    """Read I/N. UserError where it is no shard."""
+    index, _, of = text.partition("/")
+    if not (index.isdecimal() and of.isdecimal() and 1 <= int(index) <= int(of) <= MOST):
+        raise UserError(f'--shard "{text}" is not I/N, as in 1/7: a shard, of how many')
+    return Shard(int(index), int(of))

@@ -1,0 +1,53 @@
+"""Progress of a study: phases with the runs that were stored before, and steps with their seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from harness.run.teller import Teller
+
+LONG_S = 5.0  # of a step that a quiet teller reports too
+
+
+class Counted:
+    """A teller that counts the runs of a phase that were stored before; a quiet one reports long steps alone."""
+
+    def __init__(self, teller: Teller, *, quiet: bool) -> None:
+        self._teller, self._quiet = teller, quiet
+        self.phases: dict[str, tuple[int, int]] = {}
+        self._worked: bool | None = None  # in this step; None: no phase has begun
+
+    def say(self, line: str) -> None:
+        """See Teller."""
+        self._teller.say(line)
+
+    def note(self, line: str) -> None:
+        """Say a line about the study's inputs and steps, unless this teller is quiet."""
+        if not self._quiet:
+            self.say(line)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """See Teller."""
+        self.phases.setdefault(what, (done, total))
+        self._worked = bool(self._worked) or done < total
+        self._teller.progress(what, done, total)
+
+    def planning(self, done: int, total: int) -> None:
+        """Tell how far the planning is, which every call does anew."""
+        self._teller.progress("planning", done, total)
+
+    def current(self, total: int) -> None:
+        """Say that nothing is left to do."""
+        self.note(f"{total} of {total} points current, nothing to do")
+
+    @contextmanager
+    def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
+        """Say a step's seconds once it is done, unless there was nothing to do."""
+        self._worked, begun = None, perf_counter()
+        yield
+        if self._worked is not False:
+            took_s = perf_counter() - begun
+            if not self._quiet or took_s >= LONG_S:
+                self.say(f"{name:<12} {took_s:4.0f} s  {words()}".rstrip())

@@ -1,0 +1,119 @@
+"""A study made in parts, on machines that know nothing of each other: the work of a shard, and the state of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.rows import record
+from harness.run import crew, sweep
+from harness.run.shard import Shard
+from harness.run.spec import canonical
+from harness.run.teller import Silent, Teller
+from harness.study.counted import Counted
+from harness.study.grid import Grid
+from harness.study.measure import Work, runs_of, without_failing
+from harness.study.study import Study
+
+
+class Part(NamedTuple):
+    """The work of a shard: its searches, of how many, and its runs; of a fixed grid no searches."""
+
+    searches: int
+    of: int
+    runs: int
+    failed: Mapping[str, str]
+
+
+class Progress(NamedTuple):
+    """The state of a search: its panels, the runs that are stored, those that are missing so far, and its phase."""
+
+    panels: tuple[str, ...]
+    stored: int
+    missing: int
+    phase: str  # "": nothing is missing
+
+
+def measure_shard(
+    study: Study, out: Path, shard: Shard, *, full: bool = False, stem: str = "", workers: int | None = None,
+    teller: Teller | None = None,
+) -> Part:  # fmt: skip
+    """Make the runs of a study that are a shard's own: whole searches, and of a fixed grid a part of its specs.
+
+    SLO bases that its runs need are made too, whatever other shards make. No table is written: `measure` makes it when
+    all shards are done. Raises as `measure` does.
+    """
+    failed: dict[str, str] = {}
+    counted = Counted(teller or Silent(), quiet=study.layout == "table")
+
+    def make(left: Study) -> Work:
+        return Work(left, out, full, stem or study.name, None, workers, counted)
+
+    def act(work: Work) -> Part:
+        with crew.kept():
+            if fixed(work):
+                return Part(0, 0, run_part(work, shard), failed)
+            all_ = searches(work)
+            mine = shard.part(all_, record.dumps)
+            keys = frozenset(key for search in mine for key in search)
+            part = replace(work, only=keys)
+            if mine:
+                part.sampled(part.begun())
+            return Part(len(mine), len(all_), part.made, failed)
+
+    return without_failing(study.of(full), failed, make, act)
+
+
+def progress(study: Study, out: Path, *, full: bool = False, stem: str = "") -> Iterator[Progress]:
+    """Yield how far each search of a study is, from the runs that are stored below `out`; nothing is run."""
+    quiet = Counted(Silent(), quiet=True)
+    work = Work(study.of(full), out, full, stem or study.name, None, None, quiet)
+    for search in searches(work):
+        part = replace(work, only=frozenset(search))
+        with sweep.stored_only():
+            try:
+                part.sampled(Grid(part.study, full, part.judged()))
+            except sweep.Missing as gone:
+                yield Progress(search, part.made + gone.total - len(gone.missing), len(gone.missing), gone.what)
+            else:
+                yield Progress(search, part.made, 0, "")
+
+
+# ------------------------------------------------------------------ how work is cut
+
+
+def fixed(work: Work) -> bool:
+    """Tell whether no run depends on what another one gave."""
+    grid = Grid(work.study, work.full, work.panels)
+    rules = ((grid.sample(panel).rule, bool(panel.xs)) for panel in work.panels)
+    chosen = all(rule == "fixed" or (rule == "knee" and given) for rule, given in rules)
+    return chosen and not grid.scope.budget and not any(panel.holds_rate for panel in work.panels)
+
+
+def searches(work: Work) -> list[tuple[str, ...]]:
+    """Return the searches, each the keys of panels that decide together: those of one key, and of a held rate."""
+    of: dict[str, set[str]] = {}
+    held = any(panel.holds_rate for panel in work.every)
+    by_place: dict[tuple[str, str], str] = {}
+    for panel in work.every:
+        mine = of.setdefault(panel.key, {panel.key})
+        place = (panel.first.trace, panel.first.models)
+        if held and (other := by_place.setdefault(place, panel.key)) not in mine:
+            mine |= of[other]
+            of |= dict.fromkeys(mine, mine)
+    return sorted({tuple(sorted(keys)) for keys in of.values()})
+
+
+def run_part(work: Work, shard: Shard) -> int:
+    """Run the specs of a fixed grid that are a shard's own, after the bases of all; return their number."""
+    grid = work.begun()
+    groups = [group for panel in grid.panels for group in work.groups(panel)]
+    runs = [run for group in groups for run in runs_of(grid, group, work.ask(grid, group, {}))]
+    points = [run.point for run in runs]
+    points += [p for panel in grid.panels for p in grid.bounding(panel, work.xs_of_first(panel, points))]
+    mine = shard.part(dict.fromkeys(point.spec for point in points), canonical)
+    if mine:
+        work.run(mine, f"{work.study.name}, shard {shard}")
+    return len(mine)

@@ -1,0 +1,1 @@
+"""Tests on clusters of this machine; they need .venv-cluster (make test-cluster)."""

@@ -1,0 +1,97 @@
+"""The cost of a run by models, GPUs and requests: `python -m tests.scale [REQUESTS [SYSTEM ...]]`.
+
+Simulated requests per CPU-second on one core, the writer of rows included. Each size has models of three kinds, most of
+them small. Traffic has a Zipf tail (popularity ~ rank^-0.9), 2 requests a second a GPU, 600 tokens in and 150 out. A
+case in a process of its own ends at its limit of CPU seconds. It is then a row that gives the reason.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from harness.engines.costs import quantities
+from harness.engines.machine import Config, Served
+from harness.policy.types import Infeasible, Jobs, Plan, UserError
+from tests.speed import SLO_S, run
+from traces.arrivals import rng, zipf
+from workloads.models import model_set
+
+SIZES = ((58, 32), (300, 64), (1000, 200))  # models, GPUs
+SYSTEMS = ("static", "alpaserve", "elastic", "swap", "prism", "muxserve")
+KINDS = {"llama-3.2-1b": 5, "llama-3.2-3b": 3, "llama-3.1-8b": 2}  # of ten models
+S, RPS, PROMPT, OUTPUT = 0.9, 2.0, 600, 150  # of the tail; of a GPU; tokens
+LIMIT_S = 3600  # CPU seconds of a case
+
+
+def served(models: int) -> tuple[Served, ...]:
+    """Return so many models of three kinds."""
+    counts = {name: models * tenths // 10 for name, tenths in KINDS.items()}
+    counts["llama-3.2-1b"] += models - sum(counts.values())
+    text = ",".join(f"{name}*{count}" for name, count in counts.items())
+    return tuple(Served(m.name, m.shape._replace(max_tokens=2048), m.tp, *SLO_S) for m in model_set(text).members)
+
+
+def jobs(names: tuple[str, ...], requests: int, rate: float) -> Jobs:
+    """Return Poisson arrivals over models by a Zipf tail, whose ranks are dealt at random."""
+    draw = rng(31, "scale")
+    shares = zipf(len(names), S)[draw.permutation(len(names))]
+    arrival = np.cumsum(draw.exponential(1 / rate, requests))
+    model = draw.choice(len(names), requests, p=shares).astype(np.int32)
+    prompt, output = np.full(requests, PROMPT, np.int32), np.full(requests, OUTPUT, np.int32)
+    return Jobs(names, arrival, model, prompt, output, *(np.full(requests, x) for x in SLO_S))
+
+
+def child(system: str, models: int, gpus: int, requests: int) -> None:
+    """Run a case; print its cost, or the reason why there is none."""
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S + 5))
+    members = served(models)
+    names, rate = tuple(m.name for m in members), RPS * gpus
+    shares = zipf(models, S)[rng(31, "scale").permutation(models)]
+    plan = {
+        name: Plan(rate * share, PROMPT, OUTPUT, "trace") for name, share in zip(names, shares.tolist(), strict=True)
+    }
+    config = Config(members, gpus=gpus, noise=quantities.noise("h100", "vllm-graph"), plan=plan)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run(system, config, jobs(names, 20, rate), Path(folder) / "warm")
+            placement = time.process_time()
+            run(system, config, jobs(names, 1, rate), Path(folder) / "one")
+            placement = time.process_time() - placement
+            sim_s, write_s, _, outcome = run(system, config, jobs(names, requests, rate), Path(folder) / "run")
+        except (Infeasible, UserError) as why:
+            print(f"- {why}")
+            return
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(sim_s + write_s, placement, outcome.policy_s, outcome.policy_calls / requests, peak)
+
+
+def main(requests: int = 1_000_000, systems: tuple[str, ...] = SYSTEMS) -> None:
+    """Print the table."""
+    print(f"{requests:,} requests of a Zipf tail: CPU seconds, one core, writer included")
+    print(f"{'models':>6} {'GPUs':>5} {'system':10} {'CPU s':>8} {'req/CPU-s':>10} {'placement s':>12} {'policy s':>9} "
+          f"{'calls/req':>10} {'peak MiB':>9}")  # fmt: skip
+    for models, gpus in SIZES:
+        for system in systems:
+            words = [sys.executable, "-m", "tests.scale", "--child", system, str(models), str(gpus), str(requests)]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            told = (done.stdout or f"- ended ({done.returncode}): {done.stderr.strip().splitlines()[-1:]}").split()
+            if told[0] == "-":
+                print(f"{models:6} {gpus:5} {system:10} {' '.join(told)[:70]}", flush=True)
+                continue
+            total, placement, policy_s, calls, peak = map(float, told)
+            print(f"{models:6} {gpus:5} {system:10} {total:8.1f} {requests / total:10,.0f} {placement:12.2f} "
+                  f"{policy_s:9.1f} {calls:10.2f} {peak:9.0f}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2], *map(int, sys.argv[3:6]))
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000, tuple(sys.argv[2:]) or SYSTEMS)
