@@ -277,11 +277,13 @@ def test_sessions_then_clients_stay_together() -> None:
 def test_a_spread_says_what_the_log_does_not_tell() -> None:
     bursts = log([0.0, 0.1, 9.0, 9.1, 20.0])
     assert dealing.dealt(bursts, spread("2:zipf=1"))[1] == (
-        "dealt to 2 models by bursts, shares ~ rank^-1; no sessions in the log: correlation assumed"
+        "split among 2 models by bursts, shares ~ rank^-1; no sessions in the log: correlation assumed"
     )
     named = bursts.append_column("session_id", pa.array(range(5), pa.uint64()))
     rows, note = dealing.dealt(named, spread("2:idle=some,together=pairs"))
-    assert note == "dealt to 2 models by sessions, with the shares of hyperbolic-like, some of the time idle, in pairs"
+    assert (
+        note == "split among 2 models by sessions, with the shares of hyperbolic-like, some of the time idle, in pairs"
+    )
     assert schema.metadata(rows)["tier"] == "composed"
 
 
@@ -320,7 +322,7 @@ def test_a_log_is_converted_once_and_kept(tmp_path: Path) -> None:
     assert first.stat().st_mtime_ns == stamp
     other, report = kept(path, folder, spread("4:zipf=1"))
     assert other != first
-    assert "dealt to 4 models by bursts" in report
+    assert "split among 4 models by bursts" in report
     assert trace(str(other)).tier == "composed"
     assert kept(first, folder) == (first, "")
 

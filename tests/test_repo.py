@@ -83,7 +83,10 @@ def test_no_file_is_heavy() -> None:
 
 def test_only_what_belongs_is_kept() -> None:
     names = {path.relative_to(ROOT).as_posix() for path in files()}
-    measured = re.compile(r"results/h200/((README|corun)\.md|raw\.jsonl|host\.json|h200-measured\.toml|[a-z]+\.png)")
+    measured = re.compile(
+        r"results/h200/((README|corun)\.md|raw\.jsonl|host\.json|h200-measured\.toml|[a-z]+\.png"
+        r"|torch/(README\.md|[a-z]+-[0-9a-f]{8}/(requests\.parquet|side\.json)))"
+    )
     timed = re.compile(
         r"results/cpu/(?:vllm/)?(raw\.jsonl|host\.json|[a-z]+-cpu\.toml|(calibrate|validate)\.(csv|png))"
     )

@@ -87,7 +87,7 @@ def _asked(where: str, log: str, pairs: list[str], sign: str) -> Asked:
             raise UserError(f"{where}: {key} is there twice")
         given[key] = _value(where, key, value)
     if given.keys() & {"deal", "zipf", "idle", "together"} and "models" not in given:
-        raise UserError(f"{where}: {next(iter(given))} without models: to how many is it dealt (+models=8)?")
+        raise UserError(f"{where}: {next(iter(given))} without models: among how many is it split (+models=8)?")
     if given.get("models", 0) > synthetic.MOST_MODELS:
         raise UserError(f"{where}: models is {given['models']}, above {synthetic.MOST_MODELS}")
     return Asked(log, **given)
@@ -114,7 +114,7 @@ def dealt(rows: pa.Table, how: Asked) -> tuple[pa.Table, str]:
     kind = unit_kind(rows)
     table = deal(rows, how.models, how.deal, how)
     shares = "with the shares of hyperbolic-like" if how.zipf is None else f"shares ~ rank^-{how.zipf:g}"
-    note = f"dealt to {how.models} models by {kind}, {shares}"
+    note = f"split among {how.models} models by {kind}, {shares}"
     if how.idle != "none":
         note += f", {how.idle} of the time idle" + (f", in {how.together}" if how.together != "none" else "")
     return table, note + (f"; {NO_SESSIONS}" if kind == "bursts" else "")

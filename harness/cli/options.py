@@ -366,7 +366,7 @@ def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
     from traces.load import log
 
     if not log(text.partition("+")[0]) or "+models" in text:
-        raise UserError(f'--spread deals logs of one stream and files, not "{text}" (bench list traces)')
+        raise UserError(f'--spread splits logs of one stream and files, not "{text}" (bench list traces)')
     return text + str(how)
 
 

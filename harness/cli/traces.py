@@ -76,7 +76,7 @@ def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool
     hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
     notice = [*filter(None, (loaded.notice, loaded.note and f"{facts['name']}: {loaded.note}"))]
     last = [resembles.sentence(facts, near), *([] if no_plot else [_drawn(loaded, answer, name, out)])]
-    screen([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest, *last], every=every)
+    screen([answer, *notice, *aligned(rows, None if every else room()), *lengths, hottest, *last], every=every)
 
 
 def _drawn(loaded: Trace, answer: str, name: str, out: Path | None) -> str:

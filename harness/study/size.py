@@ -143,7 +143,7 @@ class Sized:
     cold_s: Mapping[str, float]  # seconds in which each model is loaded from the host, on the best's kind
     homes: Mapping[str, tuple[str, ...]]  # by GPU: models that were served there by the best
     million_tokens_hour: float  # prompt and output, in the whole log
-    own: Mapping[str, int]  # by kind: GPUs where each model has its own
+    dedicated: Mapping[str, int]  # by kind: GPUs where each model has its own
     lacks: str  # memory that the best lacks on one GPU fewer; "": load binds
 
 

@@ -31,7 +31,7 @@ def sentence(sized: Sized) -> str:
     answer = (
         f"{gpus} {kind} with {name}: every model at {level} of SLOs ({worst} least, {100 * share:.1f} %) in {views}"
     )
-    if (alone := sized.own.get(kind)) is not None and alone > gpus:
+    if (alone := sized.dedicated.get(kind)) is not None and alone > gpus:
         answer += f"; GPUs of its own for each model are {alone}: sharing saves {alone - gpus}"
     if (pooled := sized.curves[kind, name].fewest(asked.target, "pooled")) is not None and pooled < gpus:
         less = sized.curves[kind, name].tried[pooled]
@@ -174,7 +174,7 @@ def facts(sized: Sized) -> dict[str, Any]:
     best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
     return {
         "sentence": sentence(sized), "best": best, "target": asked.target, "slo": asked.rule,
-        "definition": asked.definition, "own_gpus": dict(sized.own), "systems": curves,
+        "definition": asked.definition, "own_gpus": dict(sized.dedicated), "systems": curves,
         "more_traffic": dict(sized.grown),
         "cold_start_s": dict(sized.cold_s), "homes": {gpu: list(models) for gpu, models in sized.homes.items()},
         "degrees": {kind: dict(of) for kind, of in sized.degrees.items()},

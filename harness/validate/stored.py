@@ -86,7 +86,7 @@ def text(folder: Path, table: Path, slo: Slo) -> str:
     on = ", ".join(f"{key} {value}" for key, value in first.about["measured_on"].items())
     spec = first.spec
     head = (
-        f"The simulator is off by at most {100 * off:.0f} points of attainment in these {len(every)} runs; a"
+        f"The simulator is off by at most {100 * off:.0f} points of attainment in these {len(every)} runs. A"
         f" token takes {min(longer):.1f} to {max(longer):.1f} times as long in truth as it says (P50 of TPOT)."
     )
     how = (
