@@ -249,7 +249,8 @@ def price(
     host = k["host0"] + k["host1"] * (B + n)
     step = gpu + host if k["serial"] else max(gpu, host)
     compute = k["share"] or (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
-    hbm = (k["wbytes"] + k["kbytes"] * here[1]) / (k["hbm"] * step)
+    weights = k["wbytes"] + (k["xbytes"] * (1 - k["xmiss"] ** float(B + p)) if k["xbytes"] else 0.0)
+    hbm = (weights + k["kbytes"] * here[1]) / (k["hbm"] * step)
     lent = {i: (attention(*far[i][:2]) / step, (longest - back[i]) / L) for i in far}
     return Price(step, (min(1.0, compute), min(1.0, hbm)), L, kernels, lent)
 
