@@ -79,10 +79,8 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
         n, k = np.array(gemms(shape, tp)).T
         plain = shape.experts is None and shape.formats is None and shape.latent is None
-        if plain:
-            products = gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1)
-        else:
-            products = products_s(q, spec, shape, tp, m)
+        products = (gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1) if plain  # the order of sums keeps its bits
+                    else products_s(q, spec, shape, tp, m))  # fmt: skip
         layer = products + small_s(q["small"], spec, shape, tp, m)
         layer = layer + 2 * all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
         gemm[i] = np.maximum.accumulate(L * layer * scale)

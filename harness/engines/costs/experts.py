@@ -1,10 +1,10 @@
 """Seconds of a layer's routed experts, and which of their weights a step reads.
 
-A step of m tokens, `top` of `routed` experts each, has m x top rows. How they spread is an assumption, one of `SPREADS`:
+A step of m tokens, `top` of `routed` experts each, has m x top rows. How they spread is assumed, one of `SPREADS`:
 
     balanced          every expert has as many: min(routed, m top) experts are touched
-    power_law_ALPHA   an expert's part is a draw of the density x^-ALPHA on [1, 0.8 m], as the measured calls drew it
-                      (AIConfigurator, `_generate_power_law_distribution`); here its quantiles, so that nothing is random
+    power_law_ALPHA   an expert's part is a draw of the density x^-ALPHA on [1, 0.8 m], as the measured calls drew
+                      it (AIConfigurator, `_generate_power_law_distribution`); here its quantiles: nothing is random
 
 The weights of the experts touched are read once, whatever their rows; rows count in tiles.
 

@@ -18,13 +18,12 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from harness.engines.costs import experts, fit, kernels, quantities
-from harness.engines.costs.fit import F8, Mask, Quantity, Rows
+from harness.engines.costs.fit import F8, Quantity, Rows
 
 FOLDERS = {
     "a100-80g": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "l40s": "l40s", "b200": "b200_sxm",
     "rtx-pro-6000": "rtx_pro_6000_server",
 }  # fmt: skip
-AIC = "AIConfigurator, PyPI aisimulate 0.13.0.dev202610270000000085 ({}), vLLM {}, Apache-2.0"
 VERSION = {
     "a100-80g": "0.14.0", "h100": "0.25.0", "h200": "0.25.0", "l40s": "0.24.0", "b200": "0.25.0",
     "rtx-pro-6000": "0.24.0",
@@ -55,6 +54,8 @@ EXPERTS = {
     "mxfp4": Kind("w4a16_mxfp4", 0.53125, 2, 1),
     "int4": Kind("int4_wo", 0.5 + 2 / 128, 2, 1),
 }
+# On Blackwell vLLM multiplies MXFP4 weights with MXFP8 inputs.
+OF_KIND = {("b200", "mxfp4"): Kind("w4a8_mxfp4_mxfp8", 0.53125, 1 + 1 / 32, 2)}
 # Shapes (hidden, width, top, routed) left out of the fit, where a format has others.
 HELD = ((2880, 2880, 4, 32), (4096, 1536, 8, 128), (6144, 2560, 8, 160), (4096, 14336, 2, 8))
 FEW = 1500  # rows that find the mechanism's parameters; the factors take all
@@ -82,7 +83,8 @@ def gemm_rows(kind: str, form: Kind) -> Rows | None:
     m, n, k = (d[c].to_numpy(np.float64) for c in "mnk")
     spec = quantities.gpu(kind)
     moved = form.input_bytes * m * k + form.weight_bytes * n * k + 2 * m * n
-    y = np.maximum(d.seconds.to_numpy(), np.maximum(moved / spec.hbm, 2 * m * n * k / (form.flops_x * spec.flops)) / 0.95)
+    physics = np.maximum(moved / spec.hbm, 2 * m * n * k / (form.flops_x * spec.flops))
+    y = np.maximum(d.seconds.to_numpy(), physics / 0.95)
     held = {"m 128 to 512": (m >= 128) & (m <= 512), "largest m": m == m.max()}
     rows = Rows({"m": m, "n": n, "k": k}, y, held)
     if kind == "l40s":  # its cache holds what a benchmark repeats
@@ -102,14 +104,14 @@ def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
 
     start = [1e6 * plain["launch_s"], 1e6 * plain["fill_s"], plain["hbm_frac"], 0.9]
     x = _minimise(lambda x: kernels.gemm_s(quantity(x), spec, **few.x), few.y, start)
-    q = fit._finish(  # noqa: SLF001 - the one form of all fits
+    q = fit._finish(
         quantity(x),
         [(of, list(knots), rows.x[of]) for of, knots in zip("mnk", plain["axes"], strict=True)],
         rows,
         lambda q: kernels.gemm_s(q, spec, **rows.x),
     )
     whose = "TensorRT-LLM 1.0.0" if form.name.endswith("_wo") else f"vLLM {VERSION[kind]}"
-    return {"source": AIC.format(f"gemm, {form.name}", VERSION[kind]).replace(f"vLLM {VERSION[kind]}", whose),
+    return {"source": fit.AIC_NEW.format(f"gemm, {form.name}", VERSION[kind]).replace(f"vLLM {VERSION[kind]}", whose),
             "formula": "as gemm, by the bytes and arithmetic of the format", **q}  # fmt: skip
 
 
@@ -150,7 +152,7 @@ def experts_s(q: Quantity, kind: str, form: Kind, x: Mapping[str, Any]) -> F8:
 
 def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
     """Fit launch, bandwidth, rate and moved rows of a format's experts, and factors over tokens, experts, bytes."""
-    form = EXPERTS[name]
+    form = OF_KIND.get((kind, name), EXPERTS[name])
     few = _few(rows)
 
     def quantity(x: F8) -> Quantity:
@@ -160,7 +162,7 @@ def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
     x = _minimise(lambda x: experts_s(quantity(x), kind, form, few.x), few.y, [20, 100, 0.7, 0.4, 2.0])
     weights = 3 * rows.x["hidden_size"] * (rows.x["inter_size"] / rows.x["moe_tp_size"]) * form.weight_bytes / 1024
     at = (rows.x["num_tokens"], rows.x["num_experts"], weights)
-    q = fit._finish(  # noqa: SLF001 - the one form of all fits
+    q = fit._finish(
         quantity(x),
         [(of, list(knots), value.astype(np.float64)) for (of, knots), value in zip(AXES, at, strict=True)],
         rows,
@@ -173,7 +175,7 @@ def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
         if (mask := fitted & (rows.x["distribution"].astype(str) == s)).any()
     }
     return {
-        "source": AIC.format(f"moe, {form.name}", VERSION[kind]) + ", fused experts without router",
+        "source": fit.AIC_NEW.format(f"moe, {form.name}", VERSION[kind]) + ", fused experts without router",
         "formula": "(launch + touched x expert_s + max(bytes of experts touched / hbm, tiled rows) + rows moved)"
         " x factors(tokens, experts, KiB an expert); engines/costs/experts.py",
         **q,
@@ -204,7 +206,8 @@ def added(kind: str, q: Quantity, log: Callable[[str], None] = print) -> Quantit
         if (rows := gemm_rows(kind, form)) is not None:
             out[f"gemm_{name}"] = fit_gemm(kind, name, q["gemm"], rows)
             log(f"{kind} gemm_{name}: {quantities.error(out[f'gemm_{name}'])}")
-    for name, form in EXPERTS.items():
+    for name in EXPERTS:
+        form = OF_KIND.get((kind, name), EXPERTS[name])
         if (measured := expert_rows(kind, form)) is not None:
             out[f"experts_{name}"] = fit_experts(kind, name, measured[0])
             log(f"{kind} experts_{name}: {quantities.error(out[f'experts_{name}'])}")
@@ -219,8 +222,6 @@ def main(argv: Sequence[str]) -> None:
         path.write_text(fit.dumps(file | added(kind, file)), encoding="utf-8")
     quantities.forget()
 
-
-__all__ = ["AIC", "Mask", "added", "main"]
 
 if __name__ == "__main__":
     main(sys.argv[1:])
