@@ -435,29 +435,31 @@ def _measured(
     ran, lacking = _staggered({path: staggered.read(path, shapes) for path in shared})
     ramps = [line for ramp in ran for line in (ramp.path.name, *(f"  {note}" for note in ramp.notes))]
     aims = [f"{ramp.path.name}: {staggered.met(ramp.notes)}" for ramp in ran]
-    frame, skipped = None, list(lacking)
+    frame = everything = None
+    skipped = list(lacking)
     if only:
         answer, table, notes = "; ".join(aims), [], [f"skipped {skip}" for skip in skipped]
     else:
         runs = measured.read_all(folders, shapes, {path.name for path in shared})
         skipped = [*runs.skipped, *lacking]
         with Terminal() as teller:
-            frame = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
-        counts = f"{len(runs.cases)} cases of {frame['file'].nunique()} files, {len(skipped)} skipped"
+            everything = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
+        frame = everything[everything["group"] == ""]
+        counts = f"{len(runs.cases)} cases of {everything['file'].nunique()} files, {len(skipped)} skipped"
         answer = f"{judge.answer(frame)}{counts}"
-        rows = list(judge.scores(frame)) if runs.cases else []
+        rows = list(judge.scores(frame)) if len(frame) else []
         table = list(aligned(line if every else line[: judge.BRIEF] for line in rows)) if rows else []
         table += [judge.SIGNS] * bool(rows)
-        if groups := judge.groups(frame):
+        if groups := judge.groups(everything):
             aim = "/".join(f"{x:g}" for x in judge.GROUP_AIM)
             table += [f"quantised models and mixtures: no row was fitted on; median/P95 of errors (aim: {aim})"]
-            table += [*aligned(groups), *(judge.furthest(frame) if every else ())]
+            table += [*aligned(groups), *(judge.furthest(everything) if every else ())]
         notes = [*judge.notes(frame), *(f"skipped {skip}" for skip in skipped)]
     screen([answer, *table, *notes, *(ramps if every or only else aims)], every=every)
     sys.stdout.flush()
-    if page is not None and frame is not None:
+    if page is not None and everything is not None:
         told = [note for ramp in ran for note in ramp.notes]
-        write_bytes(real(page), pages.page(frame, skipped, told, partial(laid, markdown=True)).encode())
+        write_bytes(real(page), pages.page(everything, skipped, told, partial(laid, markdown=True)).encode())
         click.echo(short_path(real(page)))
     if plot:
         _draw_staggered(ran, out if only else None)

@@ -225,9 +225,9 @@ def furthest(frame: pd.DataFrame) -> list[str]:
     rows = frame[(frame["group"] != "") & (frame["metric"] == "tpot")]
     rows = rows.reindex(rows["error"].abs().sort_values(ascending=False, kind="stable").index)[:WORST]
     return [
-        f"{r.file}:{r.row}: {r.model} on {r.tp} x {r.gpu}, {r.load}: TPOT {1e3 * r.ours:.1f} ms, "
-        f"measured {1e3 * r.measured:.1f} ({100 * r.error:+.0f} %)"
-        for r in rows.itertuples()
+        f"{r['file']}:{r['row']}: {r['model']} on {r['tp']} x {r['gpu']}, {r['load']}: TPOT {1e3 * r['ours']:.1f} ms, "
+        f"measured {1e3 * r['measured']:.1f} ({100 * r['error']:+.0f} %)"
+        for r in rows.to_dict("records")
     ]
 
 

@@ -31,7 +31,7 @@ def loads(tokens: ArrayLike, top: int, routed: int, spread: str = SPREAD) -> F8:
     """Return the rows of each expert in steps of so many tokens, (..., routed), the largest last."""
     m = np.asarray(tokens, dtype=np.float64)[..., None]
     if spread == "balanced":
-        return cast("F8", m * top / routed + np.zeros(routed))
+        return m * top / routed + np.zeros(routed)
     alpha = float(spread.removeprefix("power_law_"))
     u = (np.arange(routed) + 0.5) / routed
     most = np.maximum(2.0, 0.8 * m)

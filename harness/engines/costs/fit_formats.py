@@ -115,8 +115,8 @@ def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
             "formula": "as gemm, by the bytes and arithmetic of the format", **q}  # fmt: skip
 
 
-def expert_rows(kind: str, form: Kind) -> tuple[Rows, Sequence[tuple[Any, ...]]] | None:
-    """Return a format's fused experts, and of each row its call; None where none was measured."""
+def expert_rows(kind: str, form: Kind) -> Rows | None:
+    """Return a format's fused experts; None where none was measured."""
     d = read(kind, "moe_perf")
     d = d[d.moe_dtype == form.name] if len(d) else d
     if not len(d):
@@ -130,7 +130,7 @@ def expert_rows(kind: str, form: Kind) -> tuple[Rows, Sequence[tuple[Any, ...]]]
     held = {f"experts {s}": np.array([at == s for at in shape]) for s in left}
     held["largest step"] = (d.num_tokens == d.num_tokens.max()).to_numpy()
     x = {k: d[k].to_numpy() for k in (*keys, "num_tokens")}
-    return Rows(x, d.seconds.to_numpy(np.float64), held), keys
+    return Rows(x, d.seconds.to_numpy(np.float64), held)
 
 
 def experts_s(q: Quantity, kind: str, form: Kind, x: Mapping[str, Any]) -> F8:
@@ -194,7 +194,7 @@ def _minimise(seconds: Callable[[F8], F8], y: F8, start: Sequence[float]) -> F8:
 
     bounds = (np.log(1e-9), np.log(1e4))
     got = least_squares(
-        residuals, np.log(start), loss="soft_l1", f_scale=0.1, diff_step=1e-2, bounds=bounds, max_nfev=15
+        residuals, np.log(start), loss="soft_l1", f_scale=0.1, diff_step=[1e-2] * len(start), bounds=bounds, max_nfev=15
     )
     return cast("F8", np.exp(got.x))
 
@@ -206,10 +206,10 @@ def added(kind: str, q: Quantity, log: Callable[[str], None] = print) -> Quantit
         if (rows := gemm_rows(kind, form)) is not None:
             out[f"gemm_{name}"] = fit_gemm(kind, name, q["gemm"], rows)
             log(f"{kind} gemm_{name}: {quantities.error(out[f'gemm_{name}'])}")
-    for name in EXPERTS:
-        form = OF_KIND.get((kind, name), EXPERTS[name])
+    for name, usual in EXPERTS.items():
+        form = OF_KIND.get((kind, name), usual)
         if (measured := expert_rows(kind, form)) is not None:
-            out[f"experts_{name}"] = fit_experts(kind, name, measured[0])
+            out[f"experts_{name}"] = fit_experts(kind, name, measured)
             log(f"{kind} experts_{name}: {quantities.error(out[f'experts_{name}'])}")
     return out
 

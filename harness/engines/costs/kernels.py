@@ -235,7 +235,7 @@ def prefill_attention_s(
     window = np.minimum(tokens, shape.sliding.tokens)
     area = window * (2 * np.asarray(tokens, dtype=np.float64) - window) / np.asarray(tokens, dtype=np.float64) ** 2
     near = q["prefill"]["floor_s"] + area * np.maximum(0.0, whole - q["prefill"]["floor_s"])
-    return (shape.layers - shape.sliding.layers) * whole + shape.sliding.layers * near
+    return cast("F8", (shape.layers - shape.sliding.layers) * whole + shape.sliding.layers * near)
 
 
 # Of latent attention nothing is measured here: bytes at the share of HBM, and arithmetic at the share of the peak, that
@@ -259,7 +259,7 @@ def _latent_prefill_s(spec: GpuSpec, shape: Shape, tp: int, n: ArrayLike, tokens
     wide = mla.nope_dim + mla.rope_dim + mla.v_dim
     arith = n * L * L * shape.q_heads / tp * wide / (LATENT_FLOPS * spec.flops * part.sms)
     stream = BF16 * n * L * shape.q_heads / tp * wide * 2 / (LATENT_HBM * spec.hbm * part.hbm)
-    return cast("F8", LATENT_FLOOR_S + np.maximum(stream, arith))
+    return LATENT_FLOOR_S + np.maximum(stream, arith)
 
 
 def _kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, out: F8, part: Part) -> F8:
@@ -351,3 +351,34 @@ def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: int) -> tu
     small = float(small_s(q["small"], spec, shape, tp, np.array(m))) / 5
     reduced = [float(all_reduce_s(q["all_reduce"], tp, m * shape.hidden))] * (tp > 1)
     return [small, qkv, small, small], [out, *reduced, small, up, small, down, *reduced]
+
+
+TYPICAL_SEQS, TYPICAL_CTX = 32, 1024  # of the decode step by which shares are told
+
+
+def roofline_share(q: Toml, spec: GpuSpec, shape: Shape, tp: int) -> float:
+    """Return the share of a decode step's kernels that nothing measured judges: a roofline, error unknown.
+
+    The step has 32 sequences of 1,024 tokens. Small kernels and the router count as measured.
+    """
+    B = np.array(float(TYPICAL_SEQS))
+    attention_s = float(decode_attention_s(q, spec, shape, tp, B, TYPICAL_CTX))
+    whole_s = float(_kernels_s(q, spec, shape, tp, B, B, WHOLE)) + attention_s
+    bare_s = attention_s if shape.latent is not None or not _measured(q["decode"]) else 0.0
+    first, after, up, down = (float(x) * shape.layers for x in kernel_products_s(q, spec, shape, tp, B))
+    if not _measured(gemm_of(q, format_of(shape, "attention"))):
+        bare_s += first + after
+    routed_part_s = 0.0
+    if shape.experts is not None:
+        routed_part_s = shape.experts.layers * float(routed_s(q, spec, shape, tp, B))
+        if not _measured(experts_of(q, format_of(shape, "experts"))):
+            bare_s += routed_part_s
+    if not _measured(gemm_of(q, format_of(shape, "ffn"))):
+        bare_s += up + down - routed_part_s
+    if not _measured(gemm_of(q, format_of(shape, "head"))):
+        bare_s += float(head_s(q, spec, shape, tp, B))
+    return min(1.0, bare_s / whole_s)
+
+
+def _measured(q: Toml) -> bool:
+    return "fit" in q or "held" in q
