@@ -136,6 +136,7 @@ class SetFile:
 
     model: Annotated[tuple[Member, ...], MinLen(1)]
     source: str = ""
+    trace: str = ""  # by name: the traffic that the set is compared on unless another is asked for
 
     def __post_init__(self) -> None:
         names = [member.name for member in self.model]
@@ -166,6 +167,7 @@ class ModelSet:
 
     name: str
     members: tuple[Served, ...]
+    trace: str = ""  # its own, by name
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -301,7 +303,8 @@ def _sized(name: str, base: ModelSet, count: int) -> ModelSet:
 
 
 def _set(path: Path) -> ModelSet:
-    return ModelSet(path.stem, tuple(member.served for member in toml.read(path, SetFile).model))
+    file = toml.read(path, SetFile)
+    return ModelSet(path.stem, tuple(member.served for member in file.model), file.trace)
 
 
 def _times(name: str, text: str) -> int:
