@@ -158,6 +158,11 @@ def to_host(dst: int, src: int, size: int, stream: int) -> None:
     ok(drv.cuMemcpyDtoHAsync(dst, src, size, stream), "cuMemcpyDtoHAsync")
 
 
+def between(dst: int, src: int, size: int, stream: int) -> None:
+    """Copy from device memory to device memory, in a stream's order."""
+    ok(drv.cuMemcpyDtoDAsync(dst, src, size, stream), "cuMemcpyDtoDAsync")
+
+
 def copy_batch(dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], stream: int) -> None:
     """Do many copies in one call; sources are read in the stream's order (else KV may be read before it is written)."""
     attr = drv.CUmemcpyAttributes()
@@ -183,6 +188,14 @@ def split(resource: Any, sms: int) -> tuple[Any, Any]:
     if got != 1:  # the list is as long as was asked, also where the driver made fewer
         raise DriverError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", f"no group of {sms} SMs")
     return groups[0], rest
+
+
+def groups(resource: Any, count: int, sms: int) -> list[Any]:
+    """Split a resource into `count` groups of at least `sms` SMs each. Raises DriverError if it makes fewer."""
+    made, got, _ = ok(drv.cuDevSmResourceSplitByCount(count, resource, 0, sms), "cuDevSmResourceSplitByCount")
+    if got != count:
+        raise DriverError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", f"{got} groups of {sms} SMs, not {count}")
+    return list(made[:count])
 
 
 def describe(resource: Any) -> Any:

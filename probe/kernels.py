@@ -82,7 +82,7 @@ def merge(acc, ml, out, G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, GP: t
 
 
 @jit
-def add_norm(x, add, weight, out, H: tl.constexpr, BLOCK: tl.constexpr):
+def add_norm(x, add, weight, out, H: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr = 1e-5):
     """Set x += add, out = RMS norm of x times weight; a row a program; x, add, out (rows, H)."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -90,7 +90,7 @@ def add_norm(x, add, weight, out, H: tl.constexpr, BLOCK: tl.constexpr):
     v = tl.load(x + row * H + i, mask=ok, other=0.0).to(tl.float32)
     v += tl.load(add + row * H + i, mask=ok, other=0.0).to(tl.float32)
     tl.store(x + row * H + i, v.to(x.dtype.element_ty), mask=ok)
-    v *= tl.rsqrt(tl.sum(v * v, 0) / H + 1e-5)
+    v *= tl.rsqrt(tl.sum(v * v, 0) / H + EPS)
     w = tl.load(weight + i, mask=ok, other=0.0).to(tl.float32)
     tl.store(out + row * H + i, (v * w).to(out.dtype.element_ty), mask=ok)
 

@@ -175,7 +175,10 @@ def capture(stream: Any) -> Iterator[Any]:
 
 
 def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
-    """Return a graph of `calls` calls of `work(i)`; runs before it keep compilation out of the capture."""
+    """Return a graph of `calls` calls of `work(i)`; runs before it keep compilation out of the capture.
+
+    A graph holds addresses, not tensors: `work`, whose buffers it reads and writes, lives as long as the graph.
+    """
     p.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(p.stream):
         for i in range(min(2, calls)):
@@ -184,6 +187,7 @@ def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
     with capture(p.stream) as graph:
         for i in range(calls):
             work(i)
+    graph.work = work
     return graph
 
 

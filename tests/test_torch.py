@@ -20,9 +20,10 @@ torch = pytest.importorskip("torch")
 from harness.check.engine import children, run  # noqa: E402
 from harness.check.engine_cases import cases, jobs  # noqa: E402
 from harness.engines.machine import Config, Served  # noqa: E402
-from harness.engines.torch import device, nets  # noqa: E402
+from harness.engines.torch import cpu, nets  # noqa: E402
 from harness.engines.torch.engine import Torch  # noqa: E402
-from harness.engines.torch.pages import GRANULE, Account, Arena  # noqa: E402
+from harness.engines.torch.kind import CPU  # noqa: E402
+from harness.engines.torch.pages import Account, Arena  # noqa: E402
 from harness.loop import system  # noqa: E402
 from harness.loop.replay import replay  # noqa: E402
 from harness.loop.system import ROOT  # noqa: E402
@@ -35,6 +36,8 @@ from harness.run.resolve import resolve  # noqa: E402
 from harness.run.spec import Spec  # noqa: E402
 from tests.test_cli import ok  # noqa: E402
 from workloads.models import shape, shapes  # noqa: E402
+
+GRANULE = CPU.granule
 
 # ---------------------------------------------------------------- models
 
@@ -74,7 +77,7 @@ def test_prompts_are_tokens_of_the_vocabulary_and_differ() -> None:
 def test_a_page_goes_from_one_model_to_another_without_a_copy() -> None:
     memory = os.memfd_create("test")
     os.ftruncate(memory, 4 * GRANULE)
-    spaces = [device.Space(memory, 8 * GRANULE) for _ in range(2)]
+    spaces = [cpu.Space(memory, 8 * GRANULE) for _ in range(2)]
     spaces[0].map(GRANULE, 2 * GRANULE, GRANULE)
     floats = GRANULE // 4
     spaces[0].tensor()[floats : 2 * floats] = 7.0
@@ -90,7 +93,7 @@ def test_a_page_goes_from_one_model_to_another_without_a_copy() -> None:
 def test_what_is_not_mapped_cannot_be_read(do: str, ends: int) -> None:
     code = f"""
 import os
-from harness.engines.torch.device import Space
+from harness.engines.torch.cpu import Space
 memory = os.memfd_create("test")
 os.ftruncate(memory, 4096)
 space = Space(memory, 4096)
@@ -104,8 +107,8 @@ float(space.tensor()[5])
 
 @pytest.mark.parametrize("elastic", [False, True])
 def test_memory_is_conserved_whatever_is_taken_and_given(elastic: bool) -> None:
-    draw, arena = np.random.default_rng(3), Arena(8 * MIB)
-    first, second = (Account(arena, nets.net(shape("llama-3.2-1b")), 16, elastic=elastic) for _ in range(2))
+    draw, arena = np.random.default_rng(3), Arena(8 * MIB, GRANULE)
+    first, second = (Account(arena, nets.net(shape("llama-3.2-1b")), 16, buffer=CPU.buffer * elastic) for _ in range(2))
     held: list[tuple[Account, list[int]]] = []
     weights: list[list[int]] = []
     for _ in range(600):

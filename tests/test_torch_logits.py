@@ -7,6 +7,7 @@ it: what is compared is what a worker computed from the pages that it had mapped
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,14 +25,14 @@ from harness.engines.torch.nets import prompt_ids  # noqa: E402
 from harness.loop.replay import missing, replay  # noqa: E402
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Move, Run  # noqa: E402
 from harness.policy.events import Arrived, Done, Event, Prefilled, Woke  # noqa: E402
-from harness.policy.types import Batch, Host, Inst, Jobs, Option  # noqa: E402
+from harness.policy.types import MIB, Batch, Host, Inst, Jobs, Option  # noqa: E402
 from harness.policy.view import View  # noqa: E402
 from workloads.models import shape  # noqa: E402
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 160, "max_position_embeddings": 512}  # fmt: skip
 HOME, AWAY = Batch(Inst("m", (0,))), Batch(Inst("m", (1,)))
-PROMPTS, OUTPUTS = (37, 5, 70, 18, 1), (30, 28, 24, 20, 26)
+PROMPTS, OUTPUTS = (50, 5, 70, 18, 1), (30, 28, 24, 20, 26)
 
 Script = Callable[[Event, View], Iterable[Action]]
 
@@ -76,9 +77,9 @@ def then(first: Script, more: Callable[[Event], Iterable[Action]]) -> Script:
 
 
 def squeezed(event: Event) -> Iterator[Action]:
-    """Leave room for a part of the requests' KV; a block is of 16 tokens and 12 KiB."""
+    """Leave room for a part of the requests' KV: 12 blocks of 16 tokens and 12 KiB, or 4 of 64 and a page of a card."""
     if event == Woke("start"):
-        yield Limit("m", 0, 12 * 12288)
+        yield Limit("m", 0, 12 * 12288 if os.environ.get("DEVICE", "cpu") == "cpu" else 4 * 2 * MIB)
 
 
 def replaced(event: Event) -> Iterator[Action]:
@@ -148,7 +149,7 @@ def served(folder: Path, name: str, scenario: Scenario, monkeypatch: pytest.Monk
     """Run a scenario on a checkpoint, and return the engine with the logits that it kept."""
     monkeypatch.setenv("MODELS_DIR", str(folder))
     n, none = len(PROMPTS), np.full(len(PROMPTS), math.inf)
-    config = Config((Served("m", shape("llama-tiny")._replace(name=name)),), gpus=scenario.gpus, watermark=0.0)
+    config = Config((Served("m", shape("llama-tiny")._replace(name=name)),), gpus=scenario.gpus, watermark=0.0, pool_bytes=512 * MIB)
     jobs = Jobs(("m",), np.zeros(n), np.zeros(n, np.int32), np.array(PROMPTS, np.int32), np.array(OUTPUTS, np.int32),
                 none, none)  # fmt: skip
     options = {"process": "gpu", **scenario.options}

@@ -6,9 +6,11 @@ Kernels only check their arguments, streams and graphs run at once, pages are ho
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import math
 import mmap
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -68,12 +70,20 @@ class Event:
 
 
 class Graph:
-    """A graph that captures nothing: what is launched runs at once."""
+    """A graph that captures nothing: what is launched runs at once. To destroy one breaks a capture under way."""
+
+    capturing = broken = False
 
     def capture_begin(self, capture_error_mode: str = "global") -> None:
         assert capture_error_mode == "thread_local"
+        assert not Graph.capturing
+        Graph.capturing = True
 
-    def capture_end(self) -> None: ...
+    def capture_end(self) -> None:
+        Graph.capturing = False
+
+    def __del__(self) -> None:
+        Graph.broken |= Graph.capturing
 
     def replay(self) -> None: ...
 
@@ -221,7 +231,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     cached = (rig.sms, rig.l2_bytes, rig.whole, rig.pair, llama.rotary)
     for lookup in cached:
         lookup.cache_clear()
+    Graph.broken = False
     yield fake
+    assert not Graph.broken
     for lookup in cached:
         lookup.cache_clear()
 
@@ -252,6 +264,20 @@ def test_a_probe_runs_to_its_end(probe: Any, device: Memory) -> None:
         assert not device.mapped  # what was taken was given back
         assert not device.spans
         assert device.handles == 0
+
+
+@pytest.mark.usefixtures("device")
+def test_a_graph_keeps_the_buffers_that_it_writes() -> None:
+    model = llama.Model(TINY)
+    decode = model.decode(llama.pool(TINY, (1, 64)), 1, 64, 132)
+    buffers = weakref.ref(decode)
+    graph = rig.graph_of(rig.whole(), decode.step)
+    del decode
+    gc.collect()
+    assert buffers() is not None
+    del graph
+    gc.collect()
+    assert buffers() is None
 
 
 # Checks, what leaves pages for the next, and what may find no time for a single unit here.

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.engines.machine import Refusal
+from harness.engines.torch.kind import Kind
 from harness.engines.torch.nets import Net
-from harness.engines.torch.pages import Account, Arena, whole
-from harness.engines.torch.processes import Bytes, Seat, Workers
+from harness.engines.torch.pages import Account, Arena
+from harness.engines.torch.processes import Seat, Workers
+from harness.engines.torch.wire import Bytes
 from harness.engines.wallclock import Live, WallClock
 from harness.policy.events import Done, Preempted
 from harness.policy.types import Gpus, Host, Inst
@@ -38,6 +40,7 @@ class Kv:
 class Core(WallClock):
     """The engine's state, and the memory of its requests."""
 
+    kind: Kind
     nets: Mapping[str, Net]
     arenas: Mapping[int | Host, Arena]
     accounts: Mapping[tuple[str, int | Host], Account]
@@ -96,7 +99,7 @@ class Core(WallClock):
         """Tell whether a prompt and a token would fit if nobody else were there."""
         assert request.batch is not None
         account = self.account(request.model, request.batch.inst.place)
-        most = account.arena.size - whole(self.nets[request.model].weight_bytes)
+        most = account.arena.size - account.arena.whole(self.nets[request.model].weight_bytes)
         if account.limit_bytes is not None:
             most = min(most, account.limit_bytes)
         return account.blocks_for(request.ctx_tokens + 1) * account.pages.block_bytes <= most

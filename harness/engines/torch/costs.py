@@ -25,14 +25,13 @@ from harness.engines.costs.coef import COST
 from harness.engines.costs.forms import Number, Quantity
 from harness.engines.costs.profile import Row, TableProfile
 from harness.engines.costs.quantities import GpuSpec
-from harness.engines.torch.nets import FLOAT, Net
+from harness.engines.torch.kind import CPU
+from harness.engines.torch.nets import Net
 from harness.engines.torch.residents import WAYS
-from harness.policy.types import GIB, Shape
+from harness.policy.types import Shape
 
 TABLE = Path(__file__).parent / "cpu.toml"
-SMS = 100  # of a CPU device: percents of its core
-HOST = 8 * GIB  # for KV in the host's memory; taken as it is used
-SHARES = np.linspace(0.01, 1.0, SMS)
+SHARES = np.linspace(0.01, 1.0, CPU.sms)
 F8 = NDArray[np.float64]
 
 
@@ -73,10 +72,10 @@ def features(net: Net, work: Work) -> list[float]:
     s, rows = net.shape, work.decodes + work.prompts
     tokens = work.decodes + work.prompt_tokens
     head = s.vocab * s.hidden
-    layers = net.weight_bytes // FLOAT - head * (1 if s.tied else 2)
+    layers = net.weight_bytes // net.float_bytes - head * (1 if s.tied else 2)
     pairs = 4 * s.layers * s.q_heads * s.head_dim
     multiplied = 2.0 * (layers * (tokens - 1) + head * (rows - 1))
-    return [1.0, s.layers, rows, FLOAT * (layers + head), multiplied, net.kv_token_bytes * work.ctx_tokens,
+    return [1.0, s.layers, rows, net.float_bytes * (layers + head), multiplied, net.kv_token_bytes * work.ctx_tokens,
             pairs * work.area]  # fmt: skip
 
 
@@ -104,7 +103,9 @@ def profile(
     """Return the profile of devices that serve these networks; `links` in GB/s."""
     fitted = numbers()
     h2d, d2h, peer, disk = (1e9 * links[name] for name in ("h2d", "d2h", "peer", "disk"))
-    spec = GpuSpec("cpu", "a core", mem_bytes, SMS, SMS, math.inf, math.inf, h2d, d2h, peer, peer, disk, HOST)
+    spec = GpuSpec(
+        "cpu", "a core", mem_bytes, CPU.sms, 1, math.inf, math.inf, h2d, d2h, peer, peer, disk, CPU.host_bytes
+    )
     ways = {
         name: quantities.Way(
             fitted.start_s if way.starts else 0.0,

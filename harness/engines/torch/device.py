@@ -1,61 +1,71 @@
-"""A device as its workers see it: address ranges of fixed length, mapped granule by granule to the device's memory.
+"""A device as a worker knows it: cpu.py and cuda.py are the two there are.
 
-On a CPU the device's memory is a file without a name (memfd) of its budget's size. A range is reserved without memory;
-a granule of the file is mapped into it where it is used, and what is not mapped cannot be read. A granule goes from one
-model to another by another mapping, and nothing is copied.
+Its memory is seen in spaces: ranges of addresses, in which granules are mapped where they are used. A granule goes from
+one model to another by another mapping, and nothing is copied; what is not mapped cannot be read.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor, float32, frombuffer
+import torch
+from torch import Tensor
 
-from harness.engines.torch.pages import GRANULE
-from harness.policy.types import MIB
-
-MAP_FIXED, MAP_NORESERVE, MAP_POPULATE = 0x10, 0x4000, 0x8000  # of Linux; the module mmap names few
-NONE, BOTH = 0, mmap.PROT_READ | mmap.PROT_WRITE
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-)  # fmt: skip
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+from harness.engines.torch.model import Piece, Weights
+from harness.engines.torch.wire import Given, Order
 
 
-def _mmap(address: int | None, size: int, access: int, flags: int, file: int, offset: int) -> int:
-    mapped = _libc.mmap(address, size, access, flags, file, offset)
-    if mapped is None or mapped == ctypes.c_void_p(-1).value:
-        error = ctypes.get_errno()
-        raise OSError(error, f"mmap of {size / MIB:.1f} MiB: {os.strerror(error)}")
-    return int(mapped)
-
-
-class Space:
-    """An address range, and what of it is mapped."""
-
-    def __init__(self, memory: int, size: int) -> None:
-        self._memory, self.size = memory, -(-size // GRANULE) * GRANULE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        self._base = _mmap(None, self.size, NONE, flags, -1, 0)
+class Space(Protocol):
+    """A range of addresses, and what of it is mapped."""
 
     def map(self, at: int, offset: int, size: int) -> None:
         """Show `size` bytes of the device's memory from `offset` at `at` of the range."""
-        _mmap(self._base + at, size, BOTH, mmap.MAP_SHARED | MAP_FIXED | MAP_POPULATE, self._memory, offset)
 
     def unmap(self, at: int, size: int) -> None:
         """Hide a part of the range."""
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
-        _mmap(self._base + at, size, NONE, flags, -1, 0)
 
     def tensor(self) -> Tensor:
-        """Return the range as one tensor of float32, whatever of it is mapped."""
-        return frombuffer((ctypes.c_char * self.size).from_address(self._base), dtype=float32)
+        """Return the range as one flat tensor, whatever of it is mapped."""
 
-    def close(self) -> None:
-        """Give the range back; its tensors are of no use then."""
-        _libc.munmap(self._base, self.size)
+
+class Decoded(NamedTuple):
+    """The result of a step of decodes alone."""
+
+    tokens: list[int]
+    logits: Tensor | None
+
+
+class Device(Protocol):
+    """What differs between devices."""
+
+    place: torch.device
+    dtype: torch.dtype
+
+    def space(self, size: int) -> Space:
+        """Reserve a range."""
+
+    def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
+        """Do before a run what its first step of each kind would wait for."""
+
+    def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:
+        """Compute inside on a share of the device; at its end all is computed."""
+
+    def contexts(self, pieces: Sequence[Piece], kv: Tensor) -> Any:
+        """Return what `attend` needs of the contexts of pieces of one token, for all layers of a step."""
+
+    def attend(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
+        """Attend one query of each context: (contexts, heads, dimension)."""
+
+    def attend_long(self, kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
+        """Attend the queries of one piece, each to the tokens before it and itself."""
+
+    def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Decoded | None:
+        """Do a whole step of decodes at once; None where a device has nothing for it."""
+
+    def give(self, *tensors: Tensor) -> Any:
+        """Return tensors in a form in which another worker of the engine can take them."""
+
+    def take(self, given: Any) -> list[Tensor]:
+        """Take what another worker gives."""

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
+from harness.engines import machine as machines
 from harness.engines.machine import Config, Refusal, laid_out
-from harness.engines.torch import costs, nets
+from harness.engines.torch import costs, kind, nets
 from harness.engines.torch.core import Core, Kv
-from harness.engines.torch.costs import HOST, SMS
 from harness.engines.torch.lanes import Lane, Step, Turn, Watched, ended, formed
 from harness.engines.torch.moves import Moves, Transfer
-from harness.engines.torch.pages import Account, Arena, runs, whole
+from harness.engines.torch.pages import Account, Arena
 from harness.engines.torch.processes import Seat, Workers
 from harness.engines.torch.residents import WAYS, Residents
 from harness.engines.torch.view import Seen
@@ -48,10 +48,7 @@ from harness.policy.view import View
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MEMORY = 512 * MIB  # of a device, unless `pool_bytes` says otherwise
-SM_STEP = 10  # percents of a CPU device's core: the least part of it
 CHARGE_S = 0.01  # between two looks at why those who do not step wait
-LINKS = {"h2d": 0.1, "d2h": 0.1, "peer": 0.8, "disk": 0.01}  # GB/s; H100's 55, 55, 450 and 5.5 less the same part
 
 
 class Torch(Core):
@@ -78,34 +75,39 @@ class Torch(Core):
     def __init__(self, config: Config, options: Mapping[str, Option]) -> None:
         super().__init__(config)
         self.lacks = "" if find_spec("torch") else "torch: pip install torch"
-        self.nets = {m.name: nets.net(m.shape) for m in config.models}
+        k = self.kind = kind.kind(config)
+        self.fidelity = k.fidelity
+        if not k.starts:
+            self.can = self.can - {f"Load.way:{name}" for name, way in WAYS.items() if way.starts}
+        self.nets = {m.name: nets.net(m.shape, k.as_it_is, k.float_bytes) for m in config.models}
         self.logits: dict[int, list[Any]] | None = None  # of each request's tokens, where a test asks for them
         self.watched: list[Watched] | None = None  # every step, where a measurement asks for them
         layout: Any = options.get("process", "model")
         self.layout = laid_out(config, layout)
         self.turns = "turns" in {options.get("sharing") if config.sharing == "own" else config.sharing}
         self.swap = options.get("preempt") == "swap"
-        self.mem_bytes = config.pool_bytes or MEMORY
-        self.links = LINKS | {
+        self.mem_bytes = config.pool_bytes or k.mem_bytes
+        self.links = dict(k.links) | {
             link: rate
             for link, rate in (("h2d", config.pcie_gbps), ("d2h", config.pcie_gbps), ("peer", config.nvlink_gbps),
                                ("disk", config.disk_gbps)) if rate is not None
         }  # fmt: skip
         served = {m.shape.name: self.nets[m.name].text for m in config.models}
         places: list[int | Host] = [*range(config.gpus), Host(0)]
-        self.arenas = {place: Arena(HOST if isinstance(place, Host) else self.mem_bytes) for place in places}
-        elastic = options.get("kv") == "elastic"
+        self.arenas = {
+            place: Arena(k.host_bytes if isinstance(place, Host) else self.mem_bytes, k.granule) for place in places
+        }
+        buffer = k.buffer if options.get("kv") == "elastic" else 0
+        block = max(config.block_tokens, k.block_tokens)
         self.accounts = {
-            (m, place): Account(
-                arena, net, config.block_tokens, elastic=elastic and not isinstance(place, Host)
-            )
+            (m, place): Account(arena, net, block, buffer=0 if isinstance(place, Host) else buffer)
             for m, net in self.nets.items() for place, arena in self.arenas.items()
         }  # fmt: skip
-        self.workers = Workers(self.arenas, self.accounts)
+        self.workers = Workers(k, self.arenas, self.accounts)
         self.cluster = self._cluster()
         self.measured_on: Mapping[str, str] = {
             **machine_facts("torch"),
-            "a GPU": f"1 of {len(self.workers.cores)} cores, {self.mem_bytes // MIB} MiB by mmap, SMs by sleeping",
+            "a GPU": f"{k.on}; {self.mem_bytes // MIB} MiB",
             "GB/s": " ".join(f"{link} {rate:g}" for link, rate in self.links.items()),
             **{f"{name} by": text for name, text in served.items()},
         }
@@ -121,16 +123,20 @@ class Torch(Core):
 
     def _cluster(self) -> Cluster:
         c = self.config
-        gpu = Gpu("cpu", 0, self.arenas[0].size, SMS, tuple(range(SM_STEP, SMS, SM_STEP)))
+        name = "cpu" if self.kind.name == "cpu" else c.gpu
+        gpu = Gpu(name, 0, self.arenas[0].size, self.kind.sms, self.kind.sm_choices)
         models = {}
         for m in c.models:
             net, page = self.nets[m.name], self.accounts[m.name, 0].page_bytes
-            sizes = 1, whole(net.weight_bytes), net.kv_token_bytes, page
+            sizes = 1, self.arenas[0].whole(net.weight_bytes), net.kv_token_bytes, page
             models[m.name] = Model(
                 net.shape.layers, *sizes, m.shape.max_tokens, m.ttft_slo_s, m.tpot_slo_s, kept_pages=0.0
             )
         shapes = {m.name: m.shape for m in c.models}
-        profile = costs.profile(self.nets, shapes, self.links, self.arenas[0].size, c.gpus)
+        if self.kind.name == "cpu":
+            profile = costs.profile(self.nets, shapes, self.links, self.arenas[0].size, c.gpus)
+        else:
+            profile = machines.profile(c, machines.machine(c))
         return Cluster((gpu,) * c.gpus, models, dict(c.plan), profile, dict(c.homes))
 
     def ready(self) -> None:
@@ -282,7 +288,7 @@ class Torch(Core):
             return "never", "kernels of no time"
         if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
             return "never", "a turn takes a time or a count of steps, none below 0"
-        if order.sms is not None and not 0 < order.sms <= SMS:
+        if order.sms is not None and not 0 < order.sms <= self.kind.sms:
             return "never", f"no partition of {order.sms} SMs"
         batch, decode = order.batch, order.phase == "decode"
         lane = self.lanes.setdefault((batch, decode), Lane(batch, order.phase))
@@ -399,7 +405,8 @@ class Torch(Core):
         model = inst.model
         if model not in seat.weights:
             seat.weights.add(model)
-            seat.send("weights", model, runs(self.residents.held[inst].granules))
+            granules = self.residents.held[inst].granules
+            seat.send("weights", model, self.arenas[seat.device].runs(granules))
         self.workers.sync(seat, model)
         layers = self.nets[model].shape.layers
         parts = []
@@ -420,10 +427,10 @@ class Torch(Core):
             blocks = tuple(kv.blocks)
             parts.append(Part(request.rid, request.prompt_tokens, start, count, tuple(made), blocks, far))
         until = layers if order.slice_layers is None else min(layers, step.layers + order.slice_layers)
-        share = None if order.sms is None else order.sms / SMS
+        share = None if order.sms is None else order.sms / self.kind.sms
         self._begun(step)
         seat.step = step
-        seat.send("step", Order(step.number, model, tuple(parts), until, share, order.op_s))
+        seat.send("step", Order(step.number, model, tuple(parts), until, share, order.op_s, order.phase))
         step.layers = until
 
     def _begun(self, step: Step) -> None:

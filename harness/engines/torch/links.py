@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
-from harness.engines.torch.wire import Copied, Copy, take_files
+from harness.engines.torch.wire import Bytes, Copied, Copy, take_files
 
 CHUNK_S = 0.002  # of a link's time: what cannot be overtaken; 64 MiB take 1.2 ms over PCIe 5
 LEAST = 16 * 1024  # bytes of a chunk
+FASTEST = 1e12  # bytes/s: what has no rate is moved in chunks too
 
 
 class Job:
@@ -22,19 +24,26 @@ class Job:
 
     def __init__(self, copy: Copy) -> None:
         self.copy, self.parts = copy, list(reversed(copy.parts))
-        self.chunk = max(LEAST, int(copy.rate * CHUNK_S))
+        self.chunk = max(LEAST, int(min(copy.rate, FASTEST) * CHUNK_S))
 
-    def move(self, stores: dict[int, int]) -> int:
-        """Copy a chunk; return its bytes."""
+    def cut(self) -> Iterator[Bytes]:
+        """Yield the parts of the next chunk."""
         left = self.chunk
         while left and self.parts:
             source, a, target, b, size = self.parts.pop()
             if size > left:
                 self.parts.append((source, a + left, target, b + left, size - left))
                 size = left
-            os.pwrite(stores[target], os.pread(stores[source], size, a), b)
+            yield source, a, target, b, size
             left -= size
-        return self.chunk - left
+
+    def move(self, stores: dict[int, int]) -> int:
+        """Copy a chunk between files; return its bytes."""
+        moved = 0
+        for source, a, target, b, size in self.cut():
+            os.pwrite(stores[target], os.pread(stores[source], size, a), b)
+            moved += size
+        return moved
 
 
 def serve(engine: Connection) -> None:
@@ -60,4 +69,6 @@ def serve(engine: Connection) -> None:
         if isinstance(message, Copy):
             links.setdefault(message.link, []).append(Job(message))
         else:
-            stores |= zip(message, take_files(engine, len(message)), strict=True)
+            numbers, _ = message
+            stores |= zip(numbers, take_files(engine, len(numbers)), strict=True)
+            engine.send("ready")

@@ -112,7 +112,7 @@ def start_s() -> float:
     try:
         begun_s = time.monotonic()
         seat = Seat(nursery, 0, cold=True)
-        seat.send("begin", os.sched_getaffinity(0), {}, False)
+        seat.send("begin", 0, os.sched_getaffinity(0), {}, False)
         send_files(seat.conn, [memory])
         assert seat.conn.recv() == "ready"
         return time.monotonic() - begun_s

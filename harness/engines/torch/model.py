@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from harness.engines.torch.nets import Net, tensors
+
+if TYPE_CHECKING:
+    from harness.engines.torch.device import Device
 
 
 class Piece(NamedTuple):
@@ -86,27 +89,28 @@ class Weights:
 class Pass:
     """A step under way: it may stop after any layer and go on later."""
 
-    def __init__(self, weights: Weights, kv: Tensor, pieces: Sequence[Piece], tokens: Tensor) -> None:
-        net, self.weights, self.kv = weights.net, weights, kv
+    def __init__(
+        self, device: Device, weights: Weights, kv: Tensor, pieces: Sequence[Piece], tokens: Sequence[int]
+    ) -> None:
+        net, self.weights, self.kv, self.device = weights.net, weights, kv, device
         self.pieces, self.layer = pieces, 0
-        self.x = weights.embedding[tokens]
-        at = torch.cat([torch.arange(p.start, p.context) for p in pieces])
-        dim = net.shape.head_dim
-        theta = at[:, None] * net.theta ** (-torch.arange(0, dim, 2) / dim)
-        self.cos, self.sin = theta.cos()[:, None], theta.sin()[:, None]
+        self.x = weights.embedding[torch.tensor(tokens).to(kv.device)]
+        at = torch.cat([torch.arange(p.start, p.context) for p in pieces]).to(kv.device)
+        self.cos, self.sin = turns(net, at)
         ends = [0]
         for p in pieces:
             ends.append(ends[-1] + p.tokens)
-        self.last = torch.tensor([b - 1 for b in ends[1:]])
+        self.last = torch.tensor([b - 1 for b in ends[1:]]).to(kv.device)
         every = list(zip(pieces, ends, ends[1:], strict=False))
         self.long = [(p, a, b) for p, a, b in every if p.far < 0 and p.tokens > 1]
         singles = [(p, a) for p, a, b in every if p.far < 0 and p.tokens == 1]
-        self.single = torch.tensor([a for _, a in singles], dtype=torch.long)
-        self.table = table([p for p, _ in singles], kv.shape[3]) if singles else None
+        self.single = torch.tensor([a for _, a in singles], dtype=torch.long).to(kv.device)
+        self.contexts = device.contexts([p for p, _ in singles], kv) if singles else None
         self.far = {d: [(p, a) for p, a, _ in every if p.far == d] for d in {p.far for p in pieces} - {-1}}
         near = [(p, a, b) for p, a, b in every if p.far < 0]
-        self.near = torch.cat([torch.arange(a, b) for _, a, b in near]) if near else torch.zeros(0, dtype=torch.long)
-        self.slots = slots([p for p, _, _ in near], kv.shape[3])
+        every_near = torch.cat([torch.arange(a, b) for _, a, b in near]) if near else torch.zeros(0, dtype=torch.long)
+        self.near = every_near.to(kv.device)
+        self.slots = slots([p for p, _, _ in near], kv)
 
     def run(self, until: int, breathe: Callable[[], None], far: Far) -> None:
         """Compute layers up to `until`; `breathe` is called after every kernel."""
@@ -120,14 +124,14 @@ class Pass:
             if W.norms is not None:
                 q, key = self._norm(q, W.norms[0]), self._norm(key, W.norms[1])
             q, key = self._turned(q), self._turned(key)
-            mixed = torch.empty(n, q_heads, s.head_dim)
+            mixed = torch.empty_like(q)
             write(self.kv, k, self.slots, key[self.near], value[self.near])
-            if self.table is not None:
-                mixed[self.single] = attend(self.kv, k, self.table, q[self.single])
+            if self.contexts is not None:
+                mixed[self.single] = self.device.attend(self.kv, k, self.contexts, q[self.single])
             for piece, a, b in self.long:
-                mixed[a:b] = attend_long(self.kv, k, piece, q[a:b])
+                mixed[a:b] = self.device.attend_long(self.kv, k, piece, q[a:b])
             for device, pieces in self.far.items():
-                rows = torch.tensor([a for _, a in pieces])
+                rows = torch.tensor([a for _, a in pieces]).to(self.kv.device)
                 mixed[rows] = far(device, k, [p for p, _ in pieces], q[rows], key[rows], value[rows])
             breathe()
             x = x + functional.linear(mixed.view(n, -1), W.out)
@@ -151,25 +155,31 @@ class Pass:
 
     def _turned(self, x: Tensor) -> Tensor:
         a, b = x.chunk(2, -1)
-        return torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), -1)
+        return torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), -1).to(x.dtype)
 
 
-def slots(pieces: Sequence[Piece], block: int) -> tuple[Tensor, Tensor]:
+def turns(net: Net, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosine and sine of the rotary angles at positions: (positions, 1, half of a head), in float32."""
+    dim = net.shape.head_dim
+    theta = at[:, None] * net.theta ** (-torch.arange(0, dim, 2, device=at.device) / dim)
+    return theta.cos()[:, None], theta.sin()[:, None]
+
+
+def slots(pieces: Sequence[Piece], kv: Tensor) -> tuple[Tensor, Tensor]:
     """Return the block, and the place within it, of every token that pieces compute."""
-    if not pieces:
-        return torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+    none, block = torch.zeros(0, dtype=torch.long), kv.shape[3]
     at = [torch.arange(p.start, p.context) for p in pieces]
-    return torch.cat([torch.tensor(p.blocks)[x // block] for p, x in zip(pieces, at, strict=True)]), torch.cat(
-        at
-    ) % block
+    blocks = [none, *(torch.tensor(p.blocks)[x // block] for p, x in zip(pieces, at, strict=True))]
+    return torch.cat(blocks).to(kv.device), (torch.cat([none, *at]) % block).to(kv.device)
 
 
-def table(pieces: Sequence[Piece], block: int) -> tuple[Tensor, Tensor]:
+def table(pieces: Sequence[Piece], kv: Tensor) -> tuple[Tensor, Tensor]:
     """Return the blocks of contexts, padded by their own first, and which of their tokens count."""
+    block = kv.shape[3]
     count = [-(-p.context // block) for p in pieces]
     rows = [[*p.blocks[:n], *([p.blocks[0]] * (max(count) - n))] for p, n in zip(pieces, count, strict=True)]
     there = torch.arange(max(count) * block) < torch.tensor([p.context for p in pieces])[:, None]
-    return torch.tensor(rows), there[:, None, None]
+    return torch.tensor(rows).to(kv.device), there[:, None, None].to(kv.device)
 
 
 def write(kv: Tensor, layer: int, at: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
@@ -192,12 +202,12 @@ def attend(kv: Tensor, layer: int, contexts: tuple[Tensor, Tensor], q: Tensor) -
 
 def attend_long(kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
     """Attend the queries of one piece, each to the tokens before it and itself."""
-    blocks = torch.tensor(piece.blocks[: -(-piece.context // kv.shape[3])])
+    blocks = torch.tensor(piece.blocks[: -(-piece.context // kv.shape[3])]).to(kv.device)
     cached = kv[blocks, layer].transpose(0, 1).flatten(1, 2)[:, : piece.context].transpose(1, 2)[:, None]
     key, value = cached.unbind(0)
     mask = None
     if piece.start:
-        mask = torch.ones(piece.tokens, piece.context, dtype=torch.bool).tril(piece.start)
+        mask = torch.ones(piece.tokens, piece.context, dtype=torch.bool, device=kv.device).tril(piece.start)
     mixed = functional.scaled_dot_product_attention(
         q.transpose(0, 1)[None], key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.engines.machine import Refusal
 from harness.engines.torch.core import Core, Kv
 from harness.engines.torch.pages import Account
-from harness.engines.torch.processes import Bytes
+from harness.engines.torch.wire import Bytes
 from harness.engines.wallclock import Live
 from harness.policy.actions import Move
 from harness.policy.events import Done

@@ -1,9 +1,10 @@
 """The networks that stand for a run's models: dimensions, the order of their weights in memory, and the weights.
 
-A shape of at most AS_IT_IS bytes is served as it is; a larger one by its twin, whose layers are an eighth, whose widths
-are a sixteenth and whose vocabulary is a 128th, so that every part keeps about its share of the weights. Weights are
-float32, drawn unless a folder of `MODELS_DIR` has the shape's name. They lie in one flat blob, in the order of
-`tensors`: what is multiplied together (query, key and value; gate and up) is adjacent, so one view spans it.
+A card serves every shape as it is, in bfloat16. A core serves one of at most AS_IT_IS bytes so, in float32; a larger
+one by its twin, whose layers are an eighth, whose widths are a sixteenth and whose vocabulary is a 128th, so that every
+part keeps about its share of the weights. Weights are drawn unless a folder of `MODELS_DIR` has the shape's name. They
+lie in one flat blob, in the order of `tensors`: what is multiplied together (query, key and value; gate and up) is
+adjacent, so one view spans it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 from harness.engines.costs import shapes
 from harness.policy.types import MIB, Shape, UserError
 
-FLOAT = 4  # bytes
 AS_IT_IS = 64 * MIB  # of float32 weights
 F4 = NDArray[np.float32]
 
@@ -35,17 +35,18 @@ class Net(NamedTuple):
     theta: float = 10_000.0  # of the rotary positions
     eps: float = 1e-5
     folder: str = ""  # of its checkpoint; "": drawn
+    float_bytes: int = 4  # of a weight and of a number of KV: float32, or 2: bfloat16
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of its weights."""
-        return FLOAT * sum(math.prod(size) for _, size in tensors(self))
+        return self.float_bytes * sum(math.prod(size) for _, size in tensors(self))
 
     @property
     def kv_token_bytes(self) -> int:
         """Bytes of a token's keys and values in all layers."""
         s = self.shape
-        return FLOAT * 2 * s.layers * s.kv_heads * s.head_dim
+        return self.float_bytes * 2 * s.layers * s.kv_heads * s.head_dim
 
     @property
     def text(self) -> str:
@@ -54,14 +55,14 @@ class Net(NamedTuple):
         return f"{s.name}, {s.layers} layers of {s.hidden}, {s.q_heads}/{s.kv_heads} heads of {s.head_dim}"
 
 
-def net(shape: Shape) -> Net:
-    """Return the network by which a shape is served here. UserError where its checkpoint is of another kind."""
+def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4) -> Net:
+    """Return the network by which a shape is served: itself up to `as_it_is` bytes. UserError for other checkpoints."""
     folder = os.environ.get("MODELS_DIR", "")
     if folder and (Path(folder) / shape.name / "config.json").is_file():
-        return described(Path(folder) / shape.name)
-    whole = FLOAT * shapes.params(shape) <= AS_IT_IS
+        return described(Path(folder) / shape.name)._replace(float_bytes=float_bytes)
+    whole = float_bytes * shapes.params(shape) <= as_it_is
     bias, qk_norm = (shape.name.startswith(f"qwen-{generation}") for generation in (2, 3))
-    return Net(shape if whole else twin(shape), bias, qk_norm)
+    return Net(shape if whole else twin(shape), bias, qk_norm, float_bytes=float_bytes)
 
 
 def twin(shape: Shape) -> Shape:
@@ -107,8 +108,8 @@ def tensors(net: Net) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def blob(net: Net, seed: int) -> F4:
-    """Return the weights: read from the checkpoint, else drawn."""
-    out, at = np.empty(net.weight_bytes // FLOAT, np.float32), 0
+    """Return the weights, in float32: read from the checkpoint, else drawn."""
+    out, at = np.empty(net.weight_bytes // net.float_bytes, np.float32), 0
     read = checkpoint(Path(net.folder)) if net.folder else {}
     draw = np.random.default_rng(seed)
     for name, size in tensors(net):

@@ -1,6 +1,7 @@
 """The process that starts the others: it has torch loaded, so that a worker is there within milliseconds.
 
     python -m harness.engines.torch.nursery FILE          forks what is asked for over the socket FILE
+    python -m harness.engines.torch.nursery FILE cuda     holds the cards' memory; what is asked for are threads of it
     python -m harness.engines.torch.nursery FILE worker   is a worker itself: a cold start, with all that it loads
 
 It leads a session of its own, so that Ctrl-C reaches the run alone. It ends with its socket, and the kernel ends all
@@ -14,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -27,13 +29,21 @@ def main() -> None:
     """Start what is asked for until the engine is gone."""
     import torch
 
-    from harness.engines.torch import links, worker
+    from harness.engines.torch import cpu, links, worker
 
     torch.set_num_threads(1)
     here, engine = os.getpid(), Connection(int(sys.argv[1]))
+
+    def opened(_: int, memory: int) -> cpu.Core:
+        return cpu.Core(memory)
+
+    if sys.argv[2:] == ["cuda"]:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        threads(engine)
+        return
     if sys.argv[2:] == ["worker"]:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        _ended_with(worker.Worker(engine).serve)
+        _ended_with(worker.Worker(engine, opened).serve)
         return
     with torch.inference_mode():  # what torch sets up at its first use
         torch.nn.functional.linear(torch.ones(8, 8), torch.ones(8, 8))
@@ -53,20 +63,51 @@ def main() -> None:
             if os.getppid() == here:
                 engine.close()
                 link = Connection(file)
-                _ended_with(lambda: links.serve(link) if what == "links" else worker.Worker(link).serve())  # noqa: B023
+                _ended_with(lambda: links.serve(link) if what == "links" else worker.Worker(link, opened).serve())  # noqa: B023
             os._exit(0)
         os.close(file)
         engine.send(pid)
 
 
-def _ended_with(serve: Callable[[], None]) -> None:
-    """Serve until the engine is gone; what else goes wrong is said, and ends the process."""
+def threads(engine: Connection) -> None:
+    """Serve on cards: one process has their memory, which its workers share, and their kernels run side by side."""
+    from harness.engines.torch import cuda, worker
+
+    engine.send("ready")
+    try:
+        sizes, granule, split = engine.recv()
+        opening = cuda.open_cards(sizes, granule, split)
+        engine.send(opening)
+        while True:
+            what = engine.recv()
+            (file,) = take_files(engine, 1)
+            link = Connection(file)
+            serve = cuda.Links(link).serve if what == "links" else worker.Worker(link, cuda.Card).serve
+            threading.Thread(target=_bound, args=(serve,), daemon=True).start()
+            engine.send(os.getpid())
+    except (EOFError, ConnectionResetError):
+        os._exit(0)
+
+
+def _bound(serve: Callable[[], None]) -> None:
+    """Serve in a thread; an error ends all, for it may have broken what they share."""
+    from harness.engines.torch import cuda
+
+    cuda.bind()
+    if not _ended_with(serve):
+        os._exit(1)
+
+
+def _ended_with(serve: Callable[[], None]) -> bool:
+    """Serve until the engine is gone; False where something else goes wrong, which is said."""
     try:
         serve()
     except (EOFError, ConnectionResetError, BrokenPipeError):
         pass
     except Exception:
         traceback.print_exc()
+        return False
+    return True
 
 
 if __name__ == "__main__":

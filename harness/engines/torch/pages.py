@@ -2,8 +2,8 @@
 
 Weights and KV come out of one pool of granules, as on a GPU they come out of one pool of physical handles. A model's
 KV on a device is an account: a range of addresses in which pages are mapped. With `kv=paged` a page is one block, and
-stays mapped when it comes free until somebody needs its granules. With `kv=elastic` a page is as many blocks as BUFFER
-bytes a layer, for K and for V, hold; it is unmapped as soon as none of its blocks is used.
+stays mapped when it comes free until somebody needs its granules. With `kv=elastic` a page is as many blocks as a
+buffer of each layer, for K and for V, holds; it is unmapped as soon as none of its blocks is used.
 """
 
 from __future__ import annotations
@@ -15,14 +15,7 @@ from itertools import groupby
 from harness.engines.torch.nets import Net
 from harness.engines.torch.wire import Pages
 
-GRANULE = 4096  # bytes: a page of the host, the least that can be mapped
-BUFFER = 64 * 1024  # bytes a layer: kvcached's 2 MiB for models about 2,000 times as large, rounded up to granules
 Runs = list[tuple[int, int]]  # (offset, bytes) in a device's memory
-
-
-def whole(size: int) -> int:
-    """Round bytes up to granules."""
-    return -(-size // GRANULE) * GRANULE
 
 
 class Lowest:
@@ -52,19 +45,23 @@ class Lowest:
 class Arena:
     """The memory of a device, or of the host."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size // GRANULE * GRANULE
-        self._free = Lowest(self.size // GRANULE)
+    def __init__(self, size: int, granule: int) -> None:
+        self.size, self.granule = size // granule * granule, granule
+        self._free = Lowest(self.size // granule)
         self.accounts: list[Account] = []
+
+    def whole(self, size: int) -> int:
+        """Round bytes up to granules."""
+        return -(-size // self.granule) * self.granule
 
     @property
     def free_bytes(self) -> int:
         """Bytes that nobody uses; some may still be mapped."""
-        return len(self._free) * GRANULE + sum(account.spare_bytes for account in self.accounts)
+        return len(self._free) * self.granule + sum(account.spare_bytes for account in self.accounts)
 
     def take(self, size: int) -> list[int]:
         """Take whole granules for so many bytes, which are free: the lowest, so that runs are long."""
-        count = whole(size) // GRANULE
+        count = self.whole(size) // self.granule
         for account in self.accounts:
             while len(self._free) < count and account.spare_bytes:
                 account.shrink()
@@ -75,26 +72,25 @@ class Arena:
         for granule in granules:
             self._free.give(granule)
 
-
-def runs(granules: list[int]) -> Runs:
-    """Join neighbours to runs of bytes."""
-    spans = []
-    for _, group in groupby(enumerate(granules), lambda pair: pair[1] - pair[0]):
-        members = [granule for _, granule in group]
-        spans.append((members[0] * GRANULE, len(members) * GRANULE))
-    return spans
+    def runs(self, granules: list[int]) -> Runs:
+        """Join neighbours to runs of bytes."""
+        spans = []
+        for _, group in groupby(enumerate(granules), lambda pair: pair[1] - pair[0]):
+            members = [granule for _, granule in group]
+            spans.append((members[0] * self.granule, len(members) * self.granule))
+        return spans
 
 
 class Account:
     """A model's KV in an arena, in blocks of pages."""
 
-    def __init__(self, arena: Arena, net: Net, block_tokens: int, *, elastic: bool) -> None:
-        block_bytes = whole(block_tokens * net.kv_token_bytes)
-        self._of_page = max(1, 2 * net.shape.layers * BUFFER // block_bytes) if elastic else 1
+    def __init__(self, arena: Arena, net: Net, block_tokens: int, *, buffer: int = 0) -> None:
+        block_bytes = arena.whole(block_tokens * net.kv_token_bytes)
+        self._of_page = max(1, 2 * net.shape.layers * buffer // block_bytes)
         self.page_bytes = self._of_page * block_bytes
         self.pages = Pages(block_tokens, block_bytes, arena.size // self.page_bytes * self._of_page)
         self.limit_bytes: int | None = None
-        self.arena, self._elastic = arena, elastic
+        self.arena, self._elastic = arena, buffer > 0
         self._granules: dict[int, list[int]] = {}  # of mapped pages
         self._used: dict[int, int] = {}  # blocks of pages, where any is
         self._blocks: list[int] = []  # free, of mapped pages, and of pages of which some block is used
@@ -177,7 +173,7 @@ class Account:
 
     def runs(self, page: int) -> Runs:
         """Return the runs of a mapped page in the arena."""
-        return runs(self._granules[page])
+        return self.arena.runs(self._granules[page])
 
     @property
     def mapped(self) -> Collection[int]:
@@ -188,5 +184,5 @@ class Account:
         """Return the runs of a block in the arena."""
         page, k = divmod(block, self._of_page)
         size = self.pages.block_bytes
-        first = k * size // GRANULE
-        return runs(self._granules[page][first : first + size // GRANULE])
+        first, count = k * size // self.arena.granule, size // self.arena.granule
+        return self.arena.runs(self._granules[page][first : first + count])

@@ -10,19 +10,19 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.engines.torch import nets
+from harness.engines.torch.kind import Kind
 from harness.engines.torch.nets import Net
 from harness.engines.torch.pages import Account, Arena
-from harness.engines.torch.wire import Copy, Given, pair, send_files
+from harness.engines.torch.wire import Bytes, Copy, Given, pair, send_files
 from harness.policy.types import Host, UserError
 
-Bytes = tuple[int, int, int, int, int]  # source, offset, target, offset, bytes
 ROOT = Path(__file__).resolve().parents[3]
 ONE = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
 # Of glibc: what a step frees stays with the process, whose next step would else wait for each page of it anew.
@@ -32,7 +32,7 @@ KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 
 class Nursery:
     """The process that starts the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, cuda: bool = False) -> None:
         self._end, file = pair()
         env = {
             **os.environ,
@@ -40,13 +40,22 @@ class Nursery:
             **KEEP,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }
-        command = [sys.executable, "-m", "harness.engines.torch.nursery", str(file)]
+        command = [sys.executable, "-m", "harness.engines.torch.nursery", str(file), *(["cuda"] if cuda else [])]
         self._child = subprocess.Popen(command, env=env, pass_fds=[file], start_new_session=True)
         os.close(file)
         try:
             self._end.recv()
         except (EOFError, ConnectionResetError):
             raise UserError("torch: the engine's processes ended as they started; the reason is above") from None
+
+    def open_cards(self, sizes: Sequence[int], granule: int, split: int) -> None:
+        """Let cards hold memory for so many devices. UserError where they have not so much, or none is there."""
+        self._end.send((tuple(sizes), granule, split))
+        try:
+            if refusal := self._end.recv():
+                raise UserError(f"torch: {refusal}")
+        except (EOFError, ConnectionResetError):
+            raise UserError("torch: the cards' process ended as it opened them; the reason is above") from None
 
     def start(self, what: Literal["worker", "cold", "links"]) -> tuple[Connection, int]:
         """Start a process; return the connection to it, and its id."""
@@ -95,8 +104,10 @@ class Workers:
     model's weights in host memory, then on disk.
     """
 
-    def __init__(self, arenas: Mapping[int | Host, Arena], accounts: Mapping[tuple[str, int | Host], Account]) -> None:
-        self.arenas, self.accounts = arenas, accounts
+    def __init__(
+        self, kind: Kind, arenas: Mapping[int | Host, Arena], accounts: Mapping[tuple[str, int | Host], Account]
+    ) -> None:
+        self.kind, self.arenas, self.accounts = kind, arenas, accounts
         self.cores = sorted(os.sched_getaffinity(0))
         self.nets: Mapping[str, Net] = {}
         self.seats: dict[tuple[Any, ...], Seat] = {}
@@ -112,23 +123,35 @@ class Workers:
 
     def start(self, served: Mapping[str, Net]) -> None:
         """Start the nursery and the links, take memory, draw weights. UserError where they do not start."""
-        self.nets, self._nursery = served, Nursery()
-        self._folder = Path(tempfile.mkdtemp(prefix="bench-torch-"))
-        for arena in self.arenas.values():
+        cuda = self.kind.name == "cuda"
+        self.nets, self._nursery = served, Nursery(cuda=cuda)
+        for arena in self.arenas.values():  # a card's memory is no file: one of no pages keeps its number
             self._files.append(os.memfd_create("device"))
             os.ftruncate(self._files[-1], arena.size)
-        weights = [nets.blob(net, k).tobytes() for k, net in enumerate(served.values())]
-        for raw in weights:
+        for net in served.values():
             self._files.append(os.memfd_create("weights"))
-            with open(self._files[-1], "wb", closefd=False) as file:
+            os.ftruncate(self._files[-1], net.weight_bytes)
+        if cuda:
+            devices = [arena.size for place, arena in self.arenas.items() if not isinstance(place, Host)]
+            self._nursery.open_cards(devices, self.kind.granule, self.kind.sms)
+            self._files += [os.dup(file) for file in self._files[-len(served) :]]
+        else:
+            self._write(served)
+        self._links, _ = self._nursery.start("links")
+        self._links.send((tuple(range(len(self._files))), tuple(served.values())))
+        send_files(self._links, self._files)
+        self._links.recv()
+        self._watch(self._links.fileno(), None)
+
+    def _write(self, served: Mapping[str, Net]) -> None:
+        """Write each model's weights to its file in host memory, and to one on disk."""
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-torch-"))
+        for k, net in enumerate(served.values()):
+            raw = nets.blob(net, k).tobytes()
+            with open(self._files[len(self.arenas) + k], "wb", closefd=False) as file:
                 file.write(raw)
-        for k, raw in enumerate(weights):
             (self._folder / str(k)).write_bytes(raw)
             self._files.append(os.open(self._folder / str(k), os.O_RDONLY))
-        self._links, _ = self._nursery.start("links")
-        self._links.send(tuple(range(len(self._files))))
-        send_files(self._links, self._files)
-        self._watch(self._links.fileno(), None)
 
     def close(self) -> None:
         """End every process and give memory back. May come twice, or without `start`."""
@@ -156,8 +179,10 @@ class Workers:
         if (seat := self.seats.get((device, *key))) is None:
             assert self._nursery is not None
             seat = self.seats[device, *key] = Seat(self._nursery, device, cold=cold)
-            given = {m: Given(net, self.accounts[m, device].pages) for m, net in self.nets.items()}
-            seat.send("begin", {self.cores[device % len(self.cores)]}, given, self.logits)
+            served = {key[0]: self.nets[key[0]]} if key and key[0] in self.nets else self.nets
+            given = {m: Given(net, self.accounts[m, device].pages) for m, net in served.items()}
+            cores = {self.cores[device % len(self.cores)]} if self.kind.name == "cpu" else set()
+            seat.send("begin", device, cores, given, self.logits)
             send_files(seat.conn, [self._files[device]])
             self._watch(seat.conn.fileno(), seat)
         return seat
@@ -203,8 +228,10 @@ class Workers:
 
     def fill(self, parts: Iterable[Bytes]) -> None:
         """Copy at once, as before the start."""
-        for source, a, target, b, size in parts:
-            os.pwrite(self._files[target], os.pread(self._files[source], size, a), b)
+        if (number := self.copy("fill", math.inf, parts)) is not None:
+            assert self._links is not None
+            while self._links.recv().number != number:
+                pass
 
     def sync(self, seat: Seat, model: str) -> None:
         """Tell the workers of a device what was mapped and unmapped since; to a new one, all of a model's KV."""

@@ -8,14 +8,12 @@ from typing import Literal, NamedTuple
 
 from harness.engines.machine import Refusal
 from harness.engines.torch.core import Core
-from harness.engines.torch.pages import runs, whole
-from harness.engines.torch.processes import Bytes, Seat
+from harness.engines.torch.processes import Seat
+from harness.engines.torch.wire import Bytes
 from harness.policy.actions import Evict, Load
 from harness.policy.events import Done
 from harness.policy.types import Host, Inst
 from harness.policy.view import Weights
-
-PART = 16 * 4096  # bytes: of a copy, the least that is overtaken
 
 
 class Way(NamedTuple):
@@ -70,10 +68,10 @@ class Residents:
                 self.engine.tell([Done(action)])
             return None
         arena = self.engine.arenas[device]
-        if whole(size) > arena.size:
+        if arena.whole(size) > arena.size:
             return "never", f"{inst.model} is larger than the device"
-        if whole(size) > arena.free_bytes:
-            self.claims[device] = self.claims.get(device, 0) + whole(size)
+        if arena.whole(size) > arena.free_bytes:
+            self.claims[device] = self.claims.get(device, 0) + arena.whole(size)
             return "not now", f"no room for {inst.model}"
         held = self.held[inst] = Held(arena.take(size), load=action)
         if way.starts:
@@ -99,14 +97,15 @@ class Residents:
         return None
 
     def _copy_parts(self, inst: Inst, held: Held, way: Way) -> list[Bytes]:
-        """Return the copies of a model's weights to the memory that it has taken, at most 64 KiB each."""
+        """Return the copies of a model's weights to the memory that it has taken, in parts."""
         index, place = list(self.engine.nets).index(inst.model), inst.place
         source = len(self.engine.arenas) + index + (len(self.engine.nets) if way.source == "disk" else 0)
         size, at, parts = self.engine.nets[inst.model].weight_bytes, 0, []
         assert not isinstance(place, Host)
-        for offset, length in runs(held.granules):
-            for a in range(0, length, PART):
-                n = min(PART, length - a, size - at)
+        part = self.engine.kind.part
+        for offset, length in self.engine.arenas[place[0]].runs(held.granules):
+            for a in range(0, length, part):
+                n = min(part, length - a, size - at)
                 if n > 0:
                     parts.append((source, at, place[0], offset + a, n))
                 at += n
@@ -163,11 +162,12 @@ class Residents:
             step.lane.step = None
         assert not isinstance(inst.place, Host)
         (device,) = inst.place
+        arena = self.engine.arenas[device]
         for seat in self.engine.workers.seats.values():
             if seat.device == device and inst.model in seat.weights:
                 seat.weights.remove(inst.model)
-                seat.send("drop", inst.model)
-        self.engine.arenas[device].give(held.granules)
+                seat.send("drop", inst.model, len(held.granules) * arena.granule)
+        arena.give(held.granules)
         del self.held[inst]
         if held.seat is not None and self.engine.layout != "kept":
             self.engine.unseat(held.seat)

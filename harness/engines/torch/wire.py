@@ -48,6 +48,7 @@ class Order(NamedTuple):
     until: int
     share: float | None = None  # of the device
     op_s: float | None = None  # others' attention gets in after each kernel, not after the step
+    phase: str = "mixed"  # of its lane: the partitions of prefills and of decodes are disjoint
 
 
 class Stepped(NamedTuple):
@@ -61,6 +62,9 @@ class Stepped(NamedTuple):
     logits: Any = None  # where they are asked for
 
 
+Bytes = tuple[int, int, int, int, int]  # source, offset, target, offset, bytes
+
+
 class Copy(NamedTuple):
     """Bytes from one store to another, over a link; the link's next chunk is of KV, else of the oldest copy."""
 
@@ -68,7 +72,7 @@ class Copy(NamedTuple):
     link: str
     rate: float  # bytes/s
     kv: bool
-    parts: tuple[tuple[int, int, int, int, int], ...]  # source, offset, target, offset, bytes
+    parts: tuple[Bytes, ...]
 
 
 class Copied(NamedTuple):

@@ -1,7 +1,8 @@
 """A process that computes: it maps what it is told, and steps what it is ordered to. It keeps nothing of a request.
 
-Run by the nursery (nursery.py), pinned to the core that stands for its device. Between two kernels it attends to what
-other devices ask for KV that lies here, and sleeps where a share of the device is all that its lane has.
+Run by the nursery (nursery.py): for a core as a process, pinned to the core that stands for its device; for cards as a
+thread with a stream of its own. Between two kernels it attends to what other devices ask for KV that lies here, and
+sleeps where a share of a core is all that its lane has.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import select
 import time
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,19 +19,20 @@ import torch
 from torch import Tensor
 
 from harness.engines.torch import model
-from harness.engines.torch.device import Space
+from harness.engines.torch.device import Decoded, Device, Space
 from harness.engines.torch.model import Pass, Piece, Weights
 from harness.engines.torch.nets import prompt_ids
 from harness.engines.torch.wire import Given, Order, Stepped, take_files
 
 
 class Worker:
-    """The models that one process has mapped, and the steps it has begun."""
+    """The models that one worker has mapped, and the steps it has begun."""
 
-    def __init__(self, engine: Connection) -> None:
-        self.engine = engine
+    device: Device
+
+    def __init__(self, engine: Connection, opened: Callable[[int, int], Device]) -> None:
+        self.engine, self.opened = engine, opened
         self.given: dict[str, Given] = {}
-        self.memory = -1
         self.weights: dict[str, tuple[Space, Weights]] = {}
         self.kv: dict[str, tuple[Space, Tensor]] = {}
         self.begun: dict[int, Pass] = {}  # steps between two slices
@@ -57,20 +60,26 @@ class Worker:
         """Do one thing."""
         match what:
             case "begin":
-                cores, self.given, self.logits = args
-                (self.memory,) = take_files(self.engine, 1)
-                os.sched_setaffinity(0, cores)
+                number, cores, self.given, self.logits = args
+                (memory,) = take_files(self.engine, 1)
+                if cores:
+                    os.sched_setaffinity(0, cores)
+                self.device = self.opened(number, memory)
+                for name in self.given:
+                    self._weights(name)
+                    self._kv(name)
+                weights = {name: pair[1] for name, pair in self.weights.items()}
+                self.device.prepare(self.given, weights, {name: pair[1] for name, pair in self.kv.items()})
                 self.engine.send("ready")
             case "weights":
                 name, runs = args
-                space, at = Space(self.memory, self.given[name].net.weight_bytes), 0
+                at = 0
                 for offset, size in runs:
-                    space.map(at, offset, size)
+                    self._weights(name)[0].map(at, offset, size)
                     at += size
-                flat = space.tensor()[: self.given[name].net.weight_bytes // 4]
-                self.weights[name] = space, Weights(self.given[name].net, flat)
             case "drop":
-                self.weights.pop(args[0])[0].close()
+                name, size = args
+                self._weights(name)[0].unmap(0, size)
             case "map":
                 name, runs = args
                 for at, offset, size in runs:
@@ -90,48 +99,62 @@ class Worker:
             case _:
                 raise ValueError(what)
 
+    def _weights(self, name: str) -> tuple[Space, Weights]:
+        if name not in self.weights:
+            net = self.given[name].net
+            space = self.device.space(net.weight_bytes)
+            flat = space.tensor()[: net.weight_bytes // net.float_bytes]
+            self.weights[name] = space, Weights(net, flat)
+        return self.weights[name]
+
     def _kv(self, name: str) -> tuple[Space, Tensor]:
         if name not in self.kv:
-            (block_tokens, block_bytes, blocks), s = self.given[name].pages, self.given[name].net.shape
-            space = Space(self.memory, block_bytes * blocks)
+            (block_tokens, block_bytes, blocks), net = self.given[name].pages, self.given[name].net
+            space, s = self.device.space(block_bytes * blocks), net.shape
             size = (blocks, s.layers, 2, block_tokens, s.kv_heads, s.head_dim)
             inner = torch.empty(size[1:], device="meta").stride()
-            self.kv[name] = space, space.tensor().as_strided(size, (block_bytes // 4, *inner))
+            flat = space.tensor()
+            strides = (block_bytes // net.float_bytes, *inner)
+            self.kv[name] = space, flat.as_strided(size, strides, flat.storage_offset())
         return self.kv[name]
 
     def step(self, order: Order) -> Stepped:
         """Compute a step, or its next slice."""
         begun_s, cpu_s = time.monotonic(), time.thread_time()
-        _, weights = self.weights[order.model]
+        _, weights = self._weights(order.model)
         vocab = weights.net.shape.vocab
 
         def breathe() -> None:
             if order.op_s is not None:
                 self.answer()
-            if order.share is not None:
+            if order.share is not None and self.device.place.type == "cpu":
                 spent_s = time.thread_time() - cpu_s
                 time.sleep(max(0.0, spent_s / order.share - (time.monotonic() - begun_s)))
 
-        tokens, logits = None, None
-        with torch.inference_mode():
+        done = Decoded([], None)
+        with torch.inference_mode(), self.device.lane(order.share, order.phase):
             under_way = self.begun.pop(order.step, None)
             if under_way is None:
                 ids = list[int]()
                 for p in order.parts:
                     ids += prompt_ids(p.rid, p.start, min(p.start + p.tokens, p.prompt_tokens), vocab).tolist()
                     ids += p.made
-                pieces = [Piece(p.tokens, p.start, p.blocks, p.far) for p in order.parts]
-                under_way = Pass(weights, self._kv(order.model)[1], pieces, torch.tensor(ids))
-            under_way.run(order.until, breathe, lambda *asked: self.ask(order.model, *asked))
-            if order.until < weights.net.shape.layers:
-                self.begun[order.step] = under_way
-            else:
-                logits = under_way.logits()
-                tokens = logits.argmax(-1).tolist()
-                breathe()
+                kv = self._kv(order.model)[1]
+                done = self.device.decoded(order, ids, weights, kv) or done
+                if not done.tokens:
+                    pieces = [Piece(p.tokens, p.start, p.blocks, p.far) for p in order.parts]
+                    under_way = Pass(self.device, weights, kv, pieces, ids)
+            if under_way is not None:
+                under_way.run(order.until, breathe, lambda *asked: self.ask(order.model, *asked))
+                if order.until < weights.net.shape.layers:
+                    self.begun[order.step] = under_way
+                else:
+                    logits = under_way.logits()
+                    done = Decoded(logits.argmax(-1).tolist(), logits)
+                    breathe()
         ended_s = time.monotonic()
-        shown = logits.numpy() if self.logits and logits is not None else None
-        return Stepped(order.step, begun_s, ended_s, time.thread_time() - cpu_s, tuple(tokens or ()), shown)
+        shown = done.logits.float().cpu().numpy() if self.logits and done.logits is not None else None
+        return Stepped(order.step, begun_s, ended_s, time.thread_time() - cpu_s, tuple(done.tokens), shown)
 
     # ------------------------------------------------------------ attention elsewhere
 
@@ -140,11 +163,11 @@ class Worker:
     ) -> Tensor:
         """Have another device attend to what lies there; answer its own questions meanwhile."""
         peer = self.peers[device]
-        peer.send((name, layer, tuple(pieces), q.numpy(), key.numpy(), value.numpy()))
+        peer.send((name, layer, tuple(pieces), self.device.give(q, key, value)))
         while not peer.poll():
             select.select([peer, *self.askers], [], [])
             self.answer()
-        return torch.from_numpy(peer.recv())
+        return self.device.take(peer.recv())[0]
 
     def answer(self) -> None:
         """Attend to what others ask now; what the engine said before they asked comes first."""
@@ -152,14 +175,15 @@ class Worker:
         for asker in select.select(self.askers, [], [], 0)[0] if self.askers else ():
             self.heed()
             try:
-                name, layer, pieces, q, key, value = asker.recv()
+                name, layer, pieces, asked = asker.recv()
             except (EOFError, ConnectionResetError):
                 self.askers.remove(asker)
                 continue
             kv = self._kv(name)[1]
-            with torch.inference_mode():
+            with torch.inference_mode(), self.device.lane(None, "attend"):
+                q, key, value = self.device.take(asked)
                 if layer == 0 or pieces not in self.tables:
-                    self.tables = {pieces: (model.slots(pieces, kv.shape[3]), model.table(pieces, kv.shape[3]))}
-                slots, table = self.tables[pieces]
-                model.write(kv, layer, slots, torch.from_numpy(key), torch.from_numpy(value))
-                asker.send(model.attend(kv, layer, table, torch.from_numpy(q)).numpy())
+                    self.tables = {pieces: (model.slots(pieces, kv), self.device.contexts(pieces, kv))}
+                slots, contexts = self.tables[pieces]
+                model.write(kv, layer, slots, key, value)
+                asker.send(self.device.give(self.device.attend(kv, layer, contexts, q)))

@@ -1,0 +1,111 @@
+"""A core of the processor as a device; see device.py.
+
+Its memory is a file without a name (memfd) of its budget's size. A range is reserved without memory; a granule of the
+file is mapped into it where it is used. A share of the core is got by sleeping between kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, float32, frombuffer
+
+from harness.engines.torch import model
+from harness.engines.torch.kind import CPU
+from harness.engines.torch.model import Piece, Weights
+from harness.engines.torch.wire import Given, Order
+from harness.policy.types import MIB
+
+MAP_FIXED, MAP_NORESERVE, MAP_POPULATE = 0x10, 0x4000, 0x8000  # of Linux; the module mmap names few
+NONE, BOTH = 0, mmap.PROT_READ | mmap.PROT_WRITE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def _mmap(address: int | None, size: int, access: int, flags: int, file: int, offset: int) -> int:
+    mapped = _libc.mmap(address, size, access, flags, file, offset)
+    if mapped is None or mapped == ctypes.c_void_p(-1).value:
+        error = ctypes.get_errno()
+        raise OSError(error, f"mmap of {size / MIB:.1f} MiB: {os.strerror(error)}")
+    return int(mapped)
+
+
+class Space:
+    """An address range, and what of it is mapped."""
+
+    def __init__(self, memory: int, size: int) -> None:
+        self._memory, self.size = memory, -(-size // CPU.granule) * CPU.granule
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        self._base = _mmap(None, self.size, NONE, flags, -1, 0)
+
+    def map(self, at: int, offset: int, size: int) -> None:
+        """Show `size` bytes of the device's memory from `offset` at `at` of the range."""
+        _mmap(self._base + at, size, BOTH, mmap.MAP_SHARED | MAP_FIXED | MAP_POPULATE, self._memory, offset)
+
+    def unmap(self, at: int, size: int) -> None:
+        """Hide a part of the range."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
+        _mmap(self._base + at, size, NONE, flags, -1, 0)
+
+    def tensor(self) -> Tensor:
+        """Return the range as one tensor of float32, whatever of it is mapped."""
+        return frombuffer((ctypes.c_char * self.size).from_address(self._base), dtype=float32)
+
+    def close(self) -> None:
+        """Give the range back; its tensors are of no use then."""
+        _libc.munmap(self._base, self.size)
+
+
+class Core:
+    """A core; see Device."""
+
+    place, dtype = torch.device("cpu"), float32
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory  # the file
+
+    def space(self, size: int) -> Space:
+        """See Device."""
+        return Space(self.memory, size)
+
+    def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
+        """See Device; the nursery has done it."""
+
+    @contextmanager
+    def lane(self, share: float | None, phase: str) -> Iterator[None]:  # noqa: ARG002 - the worker sleeps
+        """See Device."""
+        yield
+
+    def contexts(self, pieces: Sequence[Piece], kv: Tensor) -> Any:
+        """See Device."""
+        return model.table(pieces, kv)
+
+    def attend(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
+        """See Device."""
+        return model.attend(kv, layer, contexts, q)
+
+    def attend_long(self, kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
+        """See Device."""
+        return model.attend_long(kv, layer, piece, q)
+
+    def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
+        """See Device: kernels are launched for nothing here."""
+
+    def give(self, *tensors: Tensor) -> Any:
+        """See Device: arrays, which a pipe takes."""
+        return [tensor.numpy() for tensor in tensors]
+
+    def take(self, given: Any) -> list[Tensor]:
+        """See Device."""
+        return [torch.from_numpy(array) for array in given]

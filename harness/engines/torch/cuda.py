@@ -1,0 +1,599 @@
+"""NVIDIA cards as devices; see device.py. One process has the memory of all, and a worker is a thread of it.
+
+A device's memory is a heap of physical handles, a granule each, made once (cuMemCreate). A handle is mapped in the flat
+range of its device, by which the links copy, and in the space of whoever uses it (cuMemMap, cuMemSetAccess). The first
+granule of every space is a sink that stays mapped: Triton asks the driver about the base of a pointer that it is given.
+
+Decodes of a batch are one CUDA graph a batch size: its addresses stay, whatever is mapped behind them. A share of the
+SMs is a green context; those of a batch's two phases are the two parts of one split, so they are disjoint.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from harness.engines.torch import model, nets
+from harness.engines.torch.device import Decoded
+from harness.engines.torch.links import CHUNK_S, Job
+from harness.engines.torch.model import Layer, Piece, Weights
+from harness.engines.torch.nets import Net
+from harness.engines.torch.wire import Copied, Copy, Given, Order, take_files
+from harness.policy.types import GIB
+from probe import driver, kernels
+from probe.compute import varlen
+
+DTYPE = torch.float32 if os.environ.get("DTYPE") == "float32" else torch.bfloat16
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # of the decode graphs
+FIRST = 16  # rows up to which graphs are captured before a run
+LOG2E = 1.4426950408889634
+UNIT_BYTES = 256  # in which block tables count (probe/kernels.py)
+MOST_POSITIONS = 1 << 16  # of a decode graph's rotary tables
+SWITCH_S = 2e-4  # a thread that wants the interpreter waits so long for another: far less than a step
+
+
+class Heap:
+    """The memory of a device, and its SMs."""
+
+    def __init__(self, size: int, granule: int, card: int, resource: Any, green: Any) -> None:
+        self.granule, self.card, self.green = granule, card, green
+        self.resource, self.sms = resource, int(resource.sm.smCount)
+        self.handles = [driver.create(granule, card) for _ in range(size // granule)]
+        self.sink = driver.create(granule, card)
+        self.flat = driver.reserve(size, granule)
+        for k, handle in enumerate(self.handles):
+            driver.map_at(self.flat + k * granule, granule, handle)
+        driver.allow(self.flat, size, card)
+        self._lock = threading.Lock()
+        self._splits: dict[int, tuple[Any, Any]] = {}
+
+    def stream(self) -> Any:
+        """Make a stream on all its SMs."""
+        if self.green is None:
+            return torch.cuda.Stream(self.card)
+        return _stream(self.green, self.card)
+
+    def part(self, sms: int, rest: bool) -> tuple[Any, int]:
+        """Make a stream on about so many SMs: the group of a split, or what it leaves; return it and their number."""
+        step = int(self.resource.sm.minSmPartitionSize)
+        group = self.sms - sms if rest else sms
+        group = min(max(step, round(group / step) * step), (self.sms - 1) // step * step)
+        with self._lock:
+            if group not in self._splits:
+                dev = driver.device(self.card)
+                pair = driver.split(self.resource, group)
+                a, b = (driver.green(driver.describe(part), dev) for part in pair)
+                self._splits[group] = a, b
+            context = self._splits[group][rest]
+        return _stream(context, self.card), int(driver.green_sms(context).sm.smCount)
+
+
+def _stream(green: Any, card: int) -> Any:
+    return torch.cuda.ExternalStream(driver.green_stream(green), device=place(card))
+
+
+HEAPS: list[Heap] = []
+HANDED: dict[int, tuple[tuple[Tensor, ...], Any]] = {}  # on their way from one worker to another
+NUMBERS = count()
+
+
+def open_cards(sizes: Sequence[int], granule: int, sms: int) -> str:
+    """Make the heaps of devices of so many bytes and SMs; the reason where the cards have not so much."""
+    sys.setswitchinterval(SWITCH_S)
+    torch.cuda.init()
+    cards = torch.cuda.device_count()
+    each = -(-len(sizes) // cards)
+    for card in range(-(-len(sizes) // each)):
+        there = torch.cuda.get_device_properties(card).multi_processor_count
+        if (each == 1 and there != sms) or each * sms > there:
+            return f"{each} devices of {sms} SMs on a card that has {there}: name its kind by --gpu"
+        torch.empty(1, device=place(card))
+        driver.bind(card)
+        dev, mine = driver.device(card), sizes[card * each : (card + 1) * each]
+        whole = driver.all_sms(dev)
+        groups = driver.groups(whole, each, sms) if each > 1 else []
+        for k, size in enumerate(mine):
+            green = driver.green(driver.describe(groups[k]), dev) if groups else None
+            resource = driver.green_sms(green) if groups else whole
+            try:
+                HEAPS.append(Heap(size, granule, card, resource, green))
+            except driver.DriverError as error:
+                return f"{size / GIB:.1f} GiB of a card for device {len(HEAPS)}: {error.name}"
+    bind()
+    return ""
+
+
+def place(card: int) -> torch.device:
+    """Return a card as torch names it."""
+    return torch.device("cuda", card)
+
+
+def bind() -> None:
+    """Let this thread use the first card."""
+    driver.bind(0)
+    torch.cuda.set_device(0)
+
+
+class Space:
+    """An address range, and what of it is mapped; see device.Space."""
+
+    def __init__(self, heap: Heap, size: int) -> None:
+        self.heap, self.granule = heap, heap.granule
+        self.size = -(-size // self.granule) * self.granule
+        self._base = driver.reserve(self.granule + self.size, self.granule)
+        driver.map_at(self._base, self.granule, heap.sink)
+        driver.allow(self._base, self.granule, heap.card)
+
+    def map(self, at: int, offset: int, size: int) -> None:
+        """See device.Space."""
+        first = offset // self.granule
+        self._map(at, self.heap.handles[first : first + size // self.granule])
+
+    def sunk(self, at: int, size: int) -> None:
+        """Show the sink throughout a part of the range: what is written there is lost."""
+        self._map(at, [self.heap.sink] * (size // self.granule))
+
+    def _map(self, at: int, handles: Sequence[Any]) -> None:
+        base = self._base + self.granule + at
+        for k, handle in enumerate(handles):
+            driver.map_at(base + k * self.granule, self.granule, handle)
+        driver.allow(base, len(handles) * self.granule, self.heap.card)
+
+    def unmap(self, at: int, size: int) -> None:
+        """See device.Space."""
+        driver.unmap(self._base + self.granule + at, size)
+
+    def tensor(self) -> Tensor:
+        """See device.Space."""
+        here = place(self.heap.card)
+        storage = torch._C._construct_storage_from_data_pointer(self._base, here, self.granule + self.size)
+        lead, numbers = self.granule // DTYPE.itemsize, self.size // DTYPE.itemsize
+        return torch.empty(0, dtype=DTYPE, device=here).set_(storage, lead, (numbers,), (1,))
+
+
+class Contexts(NamedTuple):
+    """Contexts as the kernel takes them, and its scratch."""
+
+    table: Tensor  # int32 (contexts, blocks): where each block's keys of the first layer lie, in 256 bytes
+    tokens: Tensor  # int32
+    acc: Tensor
+    ml: Tensor
+    splits: int
+
+
+def fused(kv: Tensor) -> bool:
+    """Tell whether the kernels serve a network: they want bfloat16 and powers of two."""
+    return kv.dtype == torch.bfloat16 and all(n >= 16 and n & (n - 1) == 0 for n in (kv.shape[3], kv.shape[5]))
+
+
+def anchor(kv: Tensor) -> Tensor:
+    """Return a tensor at the base of the space that KV lies in, which is mapped."""
+    return kv.as_strided((1,), (1,), 0)
+
+
+def units(kv: Tensor) -> tuple[int, int]:
+    """Return, in 256 bytes, where the first block lies behind the anchor, and the distance of two blocks."""
+    return kv.storage_offset() * kv.itemsize // UNIT_BYTES, kv.stride(0) * kv.itemsize // UNIT_BYTES
+
+
+def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
+    """Return the scratch of so many contexts, and into how many parts each is split: two programs an SM, at most 32."""
+    heads, dim, splits = kv.shape[4], kv.shape[5], 1
+    while splits < 32 and rows * heads * splits < 2 * sms:
+        splits *= 2
+    sizes = rows * heads * splits * 16 * dim, rows * heads * splits * 16 * 2
+    acc, ml = (torch.empty(size, dtype=torch.float32, device=kv.device) for size in sizes)
+    return acc, ml, splits
+
+
+def attended(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> None:
+    """Launch the attention of one query of each context: q, out (contexts, heads, dimension)."""
+    rows, heads, dim, block = len(q), kv.shape[4], kv.shape[5], kv.shape[3]
+    group = q.shape[1] // heads
+    kernels.decode[(rows, heads, c.splits)](
+        q, anchor(kv), c.table, c.tokens, c.acc, c.ml, c.table.stride(0), layer * kv.stride(1), kv.stride(2),
+        dim**-0.5 * LOG2E, G=group, HKV=heads, D=dim, BS=block, S=c.splits, GP=16, num_warps=4, num_stages=7,
+    )  # fmt: skip
+    kernels.merge[(rows, heads, group)](c.acc, c.ml, out, G=group, D=dim, S=c.splits, GP=16, num_warps=1)
+
+
+class Card:
+    """A device as one worker has it: streams of its own; see device.Device."""
+
+    dtype = DTYPE
+
+    def __init__(self, number: int, memory: int) -> None:
+        os.close(memory)  # the books' file of the device, of no pages
+        self.heap = HEAPS[number]
+        self.place = place(self.heap.card)
+        torch.cuda.set_device(self.place)
+        driver.bind(self.heap.card)
+        self.sms = self.heap.sms  # of the lane that computes now
+        self._streams: dict[tuple[int, bool] | str, tuple[Any, int]] = {
+            name: (self.heap.stream(), self.heap.sms) for name in ("own", "attend")
+        }
+        self._decoders: dict[int, Decoder] = {}  # by the address of the KV
+        self._spaces: list[Space] = []
+
+    def space(self, size: int) -> Space:
+        """See Device."""
+        self._spaces.append(Space(self.heap, size))
+        return self._spaces[-1]
+
+    def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
+        """See Device: compile kernels and capture graphs, over weights that are mapped for that alone."""
+        by_base = {space.tensor().data_ptr(): space for space in self._spaces}
+        for name, each in given.items():
+            mine, there = by_base[weights[name].embedding.data_ptr()], by_base[kv[name].data_ptr()]
+            block = each.pages.block_bytes
+            if mine.size > len(self.heap.handles) * self.heap.granule:
+                continue  # it will be refused
+            mine.map(0, 0, mine.size)
+            there.sunk(0, block)
+            with torch.inference_mode(), self.lane(None, "mixed"):
+                piece = Piece(min(32, each.pages.block_tokens), 0, (0,))
+                under_way = model.Pass(self, weights[name], kv[name], [piece], [0] * piece.tokens)
+                under_way.run(each.net.shape.layers, lambda: None, _nobody)
+                under_way.logits()
+                if fused(kv[name]) and weights[name].net.shape.q_heads <= 16 * kv[name].shape[4]:
+                    decoder = self._decoders[kv[name].data_ptr()] = Decoder(weights[name], kv[name])
+                    for rows in ROWS:
+                        if rows <= FIRST:
+                            decoder.graph(rows, self.sms)
+            mine.unmap(0, mine.size)
+            there.unmap(0, block)
+
+    @contextmanager
+    def lane(self, share: float | None, phase: str) -> Iterator[None]:
+        """See Device; "attend" waits for nothing: who takes what it gives does."""
+        before = self.sms
+        stream, self.sms = self._stream(share, phase)
+        with torch.cuda.stream(stream):
+            yield
+        if phase != "attend":
+            stream.synchronize()
+        self.sms = before
+
+    def _stream(self, share: float | None, phase: str) -> tuple[Any, int]:
+        if share is None:
+            return self._streams["attend" if phase == "attend" else "own"]
+        key = round(share * self.heap.sms), phase == "decode"
+        if key not in self._streams:
+            self._streams[key] = self.heap.part(*key)
+        return self._streams[key]
+
+    def contexts(self, pieces: Sequence[Piece], kv: Tensor) -> Any:
+        """See Device."""
+        if not fused(kv):
+            return model.table(pieces, kv)
+        first, stride = units(kv)
+        blocks = [torch.tensor(p.blocks[: -(-p.context // kv.shape[3])]) * stride + first for p in pieces]
+        table = torch.nn.utils.rnn.pad_sequence(blocks, batch_first=True).to(torch.int32)
+        wide = functional.pad(table, (0, -table.shape[1] % 16))  # a stride that Triton sees as a multiple of 16
+        tokens = torch.tensor([p.context for p in pieces], dtype=torch.int32)
+        return Contexts(wide.to(kv.device), tokens.to(kv.device), *scratch(kv, len(pieces), self.sms))
+
+    def attend(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
+        """See Device."""
+        if not isinstance(contexts, Contexts):
+            return model.attend(kv, layer, contexts, q)
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        attended(kv, layer, contexts, q, out)
+        return out
+
+    def attend_long(self, kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
+        """See Device: torch's attention of packed sequences, which takes queries that are fewer than keys."""
+        if kv.dtype == torch.float32:
+            return model.attend_long(kv, layer, piece, q)
+        blocks = torch.tensor(piece.blocks[: -(-piece.context // kv.shape[3])]).to(kv.device)
+        key, value = (kv[:, layer, part].index_select(0, blocks).flatten(0, 1)[: piece.context] for part in (0, 1))
+        return varlen(q.contiguous(), key, value)
+
+    def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Decoded | None:
+        """See Device: replay the graph of as many rows or a few more."""
+        decoder = self._decoders.get(kv.data_ptr())
+        plain = order.op_s is None and order.until == weights.net.shape.layers
+        if decoder is None or not plain or not decoder.takes(order):
+            return None
+        return decoder.step(order, ids, self.sms)
+
+    def give(self, *tensors: Tensor) -> Any:
+        """See Device: by number, behind an event."""
+        number, event = next(NUMBERS), torch.cuda.Event()
+        event.record()
+        HANDED[number] = tensors, event
+        return number
+
+    def take(self, given: Any) -> list[Tensor]:
+        """See Device."""
+        tensors, event = HANDED.pop(given)
+        event.wait()
+        for tensor in tensors:
+            tensor.record_stream(torch.cuda.current_stream())
+        return [tensor.to(self.place) for tensor in tensors]
+
+
+def _nobody(*_: Any) -> Tensor:
+    raise AssertionError("nothing lies elsewhere")
+
+
+class Decoder:
+    """The decode steps of a model on a device, as graphs over buffers of their own, a graph for rows and SMs."""
+
+    def __init__(self, weights: Weights, kv: Tensor) -> None:
+        self.weights, self.kv, net = weights, kv, weights.net
+        s, self.block = net.shape, kv.shape[3]
+        most = min(s.max_tokens, MOST_POSITIONS, len(kv) * self.block)
+        self.width = -(-most // self.block // 16) * 16  # blocks; a stride that Triton sees as a multiple of 16
+        self.positions = self.width * self.block
+        at = torch.arange(self.positions, device=kv.device)
+        self.cos, self.sin = (turn[:, 0].contiguous() for turn in model.turns(net, at))
+        n = ROWS[-1]
+        self._sizes = {"slot": 2 * n, "ids": n, "position": n, "tokens": n, "table": n * self.width}
+        words = sum(self._sizes.values())
+        self.staged = torch.zeros(words, dtype=torch.int32, pin_memory=True)
+        self.buffer = torch.zeros(words, dtype=torch.int32, device=kv.device)
+        self.host = self._views(self.staged)
+        self.on = self._views(self.buffer)
+        self.arrays = {name: tensor.numpy() for name, tensor in self.host.items()}
+        self.made = torch.zeros(n, dtype=torch.int64, pin_memory=True)
+        self.pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        views = dict(zip(self._sizes, flat.split(list(self._sizes.values())), strict=True))
+        return views | {"slot": views["slot"].view(torch.int64), "table": views["table"].view(-1, self.width)}
+
+    def takes(self, order: Order) -> bool:
+        """Tell whether a step is of decodes alone, and not too large."""
+        parts = order.parts
+        return 0 < len(parts) <= ROWS[-1] and all(
+            p.tokens == 1 and p.far < 0 and p.start < self.positions for p in parts
+        )
+
+    def step(self, order: Order, ids: Sequence[int], sms: int) -> Decoded:
+        """Compute the step on the current stream, to its end."""
+        parts, a = order.parts, self.arrays
+        rows = next(n for n in ROWS if n >= len(parts))
+        graph, logits, made = self.graph(rows, sms)
+        (first, stride), token = units(self.kv), self.kv.stride(3)
+        base, between = self.kv.storage_offset(), self.kv.stride(0)
+        a["ids"][: len(parts)] = ids
+        a["ids"][len(parts) : rows] = 0
+        a["position"][len(parts) : rows] = 0
+        a["tokens"][len(parts) : rows] = 0  # nothing is attended
+        a["slot"][len(parts) : rows] = -1  # nothing is written
+        for k, p in enumerate(parts):
+            a["position"][k], a["tokens"][k] = p.start, p.start + 1
+            a["slot"][k] = base + p.blocks[p.start // self.block] * between + p.start % self.block * token
+            n = p.start // self.block + 1
+            a["table"][k, :n] = np.array(p.blocks[:n]) * stride + first
+        words = self.buffer.numel() - (ROWS[-1] - rows) * self.width
+        self.buffer[:words].copy_(self.staged[:words], non_blocking=True)
+        graph.replay()
+        self.made[:rows].copy_(made, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        return Decoded(self.made[: len(parts)].tolist(), logits[: len(parts)])
+
+    def graph(self, rows: int, sms: int) -> tuple[Any, Tensor, Tensor]:
+        """Return the graph of so many rows on the current stream, its logits and its tokens; captured once."""
+        stream = torch.cuda.current_stream()
+        key = rows, int(stream.cuda_stream)
+        if key not in self._graphs:
+            for tensor in self.on.values():
+                tensor.zero_()
+            self.on["slot"].fill_(-1)
+            self._body(rows, sms)  # compiles
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                logits, made, *kept = self._body(rows, sms)
+            finally:
+                graph.capture_end()
+            graph.kept = kept  # type: ignore[attr-defined]  # a graph holds addresses, not tensors
+            self._graphs[key] = graph, logits, made
+        return self._graphs[key]
+
+    def _body(self, rows: int, sms: int) -> tuple[Any, ...]:
+        W, s, kv = self.weights, self.weights.net.shape, self.kv
+        on = {name: tensor[:rows] for name, tensor in self.on.items()}
+        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, rows, sms))
+        x = torch.index_select(W.embedding, 0, on["ids"])
+        out, y = torch.zeros_like(x), torch.empty_like(x)
+        q = x.new_empty(rows, s.q_heads, s.head_dim)
+        mixed = torch.empty_like(q)
+        for k, layer in enumerate(W.layers):
+            self._normed(x, out, layer.norm_1, y)
+            qkv = functional.linear(y, layer.qkv, layer.bias).view(rows, -1, s.head_dim)
+            self._head_norms(qkv, layer)
+            kernels.rope_write[(rows, s.q_heads + s.kv_heads)](
+                qkv, self.cos, self.sin, on["position"], on["slot"], q, anchor(kv), anchor(kv), k * kv.stride(1),
+                kv.stride(2), HQ=s.q_heads, HKV=s.kv_heads, D=s.head_dim, num_warps=1,
+            )  # fmt: skip
+            attended(kv, k, contexts, q, mixed)
+            out = functional.linear(mixed.view(rows, -1), layer.out)
+            self._normed(x, out, layer.norm_2, y)
+            up = functional.linear(y, layer.up)
+            if s.gated:
+                act = up.new_empty(rows, s.ffn)
+                kernels.silu_mul[(rows, -(-s.ffn // 1024))](up, act, F=s.ffn, BLOCK=1024, num_warps=4)
+            else:
+                act = functional.gelu(up)
+            out = functional.linear(act, layer.down)
+        self._normed(x, out, W.norm, y)
+        logits = functional.linear(y, W.head)
+        return logits, logits.argmax(-1), contexts, x, y, q, mixed
+
+    def _normed(self, x: Tensor, add: Tensor, weight: Tensor, out: Tensor) -> None:
+        hidden = x.shape[1]
+        block = triton.next_power_of_2(hidden)
+        kernels.add_norm[(len(x),)](x, add, weight, out, H=hidden, BLOCK=block, EPS=self.weights.net.eps, num_warps=8)
+
+    def _head_norms(self, qkv: Tensor, layer: Layer) -> None:
+        if layer.norms is not None:
+            s, at = self.weights.net.shape, 0
+            for heads, weight in zip((s.q_heads, s.kv_heads), layer.norms, strict=True):
+                part = qkv[:, at : at + heads]
+                part.copy_(functional.rms_norm(part, (s.head_dim,), weight, self.weights.net.eps))
+                at += heads
+
+
+# ---------------------------------------------------------------------------------------------------------- links
+
+
+class Store(NamedTuple):
+    """Memory that links copy from and to."""
+
+    at: int
+    on_host: bool
+
+
+class Line(threading.Thread):
+    """A link: its copies one after another, on a stream of its own."""
+
+    def __init__(self, stores: Mapping[int, Store], done: Callable[[int], None]) -> None:
+        super().__init__(daemon=True)
+        self.stores, self.done = stores, done
+        self.jobs: list[Job] = []
+        self.ended = False
+        self.more = threading.Condition()
+
+    def run(self) -> None:
+        """Copy chunk by chunk; a chunk is of KV where any waits, and is done no sooner than its rate allows."""
+        bind()
+        stream, free_s = torch.cuda.Stream(), 0.0
+        while True:
+            with self.more:
+                self.more.wait_for(lambda: self.jobs or self.ended)
+                if self.ended:
+                    return
+                job = next((job for job in self.jobs if job.copy.kv), self.jobs[0])
+            begun_s, moved = time.monotonic(), 0
+            for source, a, target, b, size in job.cut():
+                self._copy(self.stores[target], b, self.stores[source], a, size, stream.cuda_stream)
+                moved += size
+            stream.synchronize()
+            free_s = max(free_s, begun_s - CHUNK_S) + moved / job.copy.rate
+            time.sleep(max(0.0, free_s - time.monotonic()))
+            if not job.parts:
+                with self.more:
+                    self.jobs.remove(job)
+                self.done(job.copy.number)
+
+    def _copy(self, to: Store, b: int, of: Store, a: int, size: int, stream: int) -> None:
+        if to.on_host and of.on_host:
+            ctypes.memmove(to.at + b, of.at + a, size)
+        elif to.on_host:
+            driver.to_host(to.at + b, of.at + a, size, stream)
+        elif of.on_host:
+            driver.to_device(to.at + b, of.at + a, size, stream)
+        else:
+            driver.between(to.at + b, of.at + a, size, stream)
+
+
+class Links:
+    """The links of cards: copy engines move what `links.py` moves between files."""
+
+    def __init__(self, engine: Connection) -> None:
+        self.engine, self.stores = engine, dict[int, Store]()
+        self.lines: dict[str, Line] = {}
+        self._send = threading.Lock()
+        self._kept: list[mmap.mmap] = []
+
+    def serve(self) -> None:
+        """Copy what is asked for, until EOFError: the engine is gone."""
+        try:
+            while True:
+                self._do(self.engine.recv())
+        finally:
+            for line in self.lines.values():
+                with line.more:
+                    line.ended = True
+                    line.more.notify()
+
+    def _do(self, message: Any) -> None:
+        if not isinstance(message, Copy):
+            self._take(*message)
+            self.engine.send("ready")
+            return
+        if message.link not in self.lines:
+            self.lines[message.link] = Line(self.stores, self._done)
+            self.lines[message.link].start()
+        line = self.lines[message.link]
+        with line.more:
+            line.jobs.append(Job(message))
+            line.more.notify()
+
+    def _done(self, number: int) -> None:
+        with self._send:
+            self.engine.send(Copied(number, time.monotonic()))
+
+    def _take(self, numbers: Sequence[int], served: Sequence[Net]) -> None:
+        """Take the heaps and the files of host memory, lock those, and fill the models' with their weights."""
+        files = take_files(self.engine, len(numbers))
+        held: dict[int, Store] = {}  # by inode: weights on disk are those in host memory
+        for number, file in zip(numbers, files, strict=True):
+            inode = os.fstat(file).st_ino
+            if number < len(HEAPS):
+                self.stores[number] = Store(HEAPS[number].flat, on_host=False)
+            else:
+                if inode not in held:
+                    held[inode] = self._locked(file)
+                self.stores[number] = held[inode]
+            os.close(file)
+        for k, net in enumerate(served):
+            draw(net, k, self.stores[len(HEAPS) + 1 + k].at)
+
+    def _locked(self, file: int) -> Store:
+        """Map a file of host memory, touch and lock it, a GiB at a time."""
+        memory = mmap.mmap(file, os.fstat(file).st_size)
+        self._kept.append(memory)
+        at, size = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
+        pieces = [(at + first, min(GIB, size - first)) for first in range(0, size, GIB)]
+
+        def touched(piece: tuple[int, int]) -> None:
+            ctypes.memset(piece[0], 0, piece[1])
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(touched, pieces))
+        for start, length in pieces:
+            driver.pin(start, length)
+        return Store(at, on_host=True)
+
+
+def draw(net: Net, seed: int, at: int) -> None:
+    """Write a network's weights to host memory: those of its checkpoint, else drawn on the card."""
+    if net.folder:
+        whole = torch.from_numpy(nets.blob(net, seed)).to(DTYPE)
+        ctypes.memmove(at, whole.data_ptr(), whole.nbytes)
+        return
+    generator = torch.Generator(place(0)).manual_seed(seed)
+    stream = torch.cuda.current_stream()
+    for name, size in nets.tensors(net):
+        drawn = torch.empty(size, dtype=DTYPE, device=place(0))
+        if len(size) == 1:
+            drawn.fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            drawn.normal_(0.0, size[-1] ** -0.5, generator=generator)
+        driver.to_host(at, drawn.data_ptr(), drawn.nbytes, stream.cuda_stream)
+        stream.synchronize()
+        at += drawn.nbytes
+    torch.cuda.empty_cache()

@@ -1,0 +1,80 @@
+"""Kinds of devices, as the engine's books know them: memory, shares, links. A worker computes by cpu.py or cuda.py.
+
+`DEVICE=cuda` serves on NVIDIA cards, one process for all of them; without it a device is a core of the processor.
+Where a run asks for more devices than there are cards, each card is split into equal parts of its SMs and memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from harness.engines.costs import quantities
+from harness.engines.machine import Config
+from harness.policy.types import GIB, MIB, Fidelity, UserError
+
+CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card
+DEVICES = Path("/dev")  # a file nvidiaN a card
+HOST = 4 * GIB  # locked on a host of cards, for KV
+MARGIN = 6 * GIB  # of a card, for torch's own memory: activations, graphs, libraries
+
+
+class Kind(NamedTuple):
+    """What the books must know of a device."""
+
+    name: Literal["cpu", "cuda"]
+    fidelity: Fidelity
+    float_bytes: int  # of a weight and of a number of KV
+    granule: int  # bytes: the least that can be mapped
+    buffer: int  # bytes a layer, for K and for V, of an elastic page
+    block_tokens: int  # of a block of KV, at least
+    as_it_is: float  # bytes of weights up to which a shape is served as it is; a larger one by its twin
+    mem_bytes: int  # of a device, unless `pool_bytes` says otherwise
+    host_bytes: int  # for KV in the host's memory
+    part: int  # bytes of a copy, the least that is overtaken
+    sms: int
+    sm_choices: tuple[int, ...]
+    links: Mapping[str, float]  # GB/s in one direction
+    starts: bool  # a worker may be a process of its own
+    on: str  # the device in words, and what stands for what
+
+
+# Links are the same part of an H100's, 55, 55, 450 and 5.5 GB/s; host memory is taken as it is used. The buffer is
+# kvcached's 2 MiB for models about 2,000 times as large, rounded up to granules.
+CPU = Kind(
+    "cpu", "emulated", 4, 4096, 64 * 1024, 1, 64 * MIB, 512 * MIB, 8 * GIB, 16 * 4096, 100, tuple(range(10, 100, 10)),
+    {"h2d": 0.1, "d2h": 0.1, "peer": 0.8, "disk": 0.01}, True, "",
+)  # fmt: skip
+
+
+def kind(config: Config) -> Kind:
+    """Return the kind of the devices that DEVICE names. UserError where it names none, or this machine lacks them."""
+    name, count = os.environ.get("DEVICE", "cpu"), len(os.sched_getaffinity(0))
+    if name == "cpu":
+        return CPU._replace(on=f"1 of {count} cores, SMs by sleeping, memory by mmap")
+    if name != "cuda":
+        raise UserError(f"DEVICE is {name}; an engine on torch runs on cpu or cuda")
+    models = cards()
+    if not models:
+        raise UserError("DEVICE is cuda, and this machine has no NVIDIA card")
+    spec, each = quantities.gpu(config.gpu, config.table), -(-config.gpus // len(models))
+    sms = spec.sms if each == 1 else spec.sms // each // spec.sm_step * spec.sm_step
+    links = {"h2d": spec.h2d, "d2h": spec.d2h, "peer": spec.nvlink, "disk": spec.disk}
+    mem_bytes = int(config.mem_fraction * spec.mem_bytes - MARGIN) // each
+    return Kind(
+        "cuda", "real" if each == 1 else "emulated", 4 if os.environ.get("DTYPE") == "float32" else 2,
+        2 * MIB, 2 * MIB, 64, float("inf"), mem_bytes, HOST, 32 * MIB,
+        sms, tuple(range(spec.sm_step, sms, spec.sm_step)), {link: rate / 1e9 for link, rate in links.items()},
+        False,
+        ("" if each == 1 else f"1 part of {each}, {sms} SMs, of ") + f"{models[0]}; disk at its rate from host memory; "
+        "a process is a thread with a stream",
+    )  # fmt: skip
+
+
+def cards() -> list[str]:
+    """Return the names of this machine's cards."""
+    lines = [line for path in sorted(CARDS.glob("*/information")) for line in path.read_text("utf-8").splitlines()]
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
+    return named or ["a card"] * sum(path.name[6:].isdecimal() for path in DEVICES.glob("nvidia*"))

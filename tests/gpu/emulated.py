@@ -1,0 +1,194 @@
+"""A card in host memory: the driver's calls on pages by real mappings, streams that run at once, kernels interpreted."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.engines.torch import cpu, cuda, kind, nursery, processes
+from harness.engines.torch.wire import pair
+from probe import driver
+
+PAGE, SMS = 2 << 20, 132
+NONE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | cpu.MAP_NORESERVE
+
+
+class Memory:
+    """Handles are pages of one file; a range is mapped throughout and open before anything touches it."""
+
+    def __init__(self) -> None:
+        self.file = os.memfd_create("card")
+        self.pages = 0
+        self.released: list[int] = []
+        self.mapped: dict[int, int] = {}  # size by address
+        self.shut: set[int] = set()  # mapped, without access
+
+    def create(self, size: int, ordinal: int = 0) -> tuple[int, int]:
+        assert ordinal == 0
+        at, self.pages = self.pages, self.pages + size
+        os.ftruncate(self.file, self.pages)
+        return at, size
+
+    def reserve(self, size: int, align: int) -> int:
+        assert size % align == 0
+        return cpu._mmap(None, size, cpu.NONE, NONE, -1, 0)
+
+    def map_at(self, at: int, size: int, handle: tuple[int, int], offset: int = 0) -> None:
+        assert (handle[1], offset) == (size, 0)
+        assert at not in self.mapped
+        cpu._mmap(at, size, cpu.NONE, mmap.MAP_SHARED | cpu.MAP_FIXED, self.file, handle[0])
+        self.mapped[at] = size
+        self.shut.add(at)
+
+    def allow(self, at: int, size: int, ordinal: int = 0) -> None:
+        for page in self._inside(at, size):
+            assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), ctypes.c_size_t(self.mapped[page]), cpu.BOTH)
+            self.shut.discard(page)
+
+    def unmap(self, at: int, size: int) -> None:
+        for page in self._inside(at, size):
+            cpu._mmap(page, self.mapped.pop(page), cpu.NONE, NONE | cpu.MAP_FIXED, -1, 0)
+
+    def _inside(self, at: int, size: int) -> list[int]:
+        pages = list(range(at, at + size, PAGE))
+        assert sum(self.mapped[page] for page in pages) == size  # exactly what was mapped
+        return pages
+
+
+class Stream:
+    """A stream on which all is done already."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.cuda_stream = id(self)
+
+    def synchronize(self) -> None: ...
+
+
+class Event:
+    """A point that has passed."""
+
+    def record(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+
+CURRENT = threading.local()
+
+
+@contextmanager
+def on(stream: Any) -> Iterator[None]:
+    """Make a stream the thread's."""
+    before, CURRENT.stream = getattr(CURRENT, "stream", None), stream
+    yield
+    CURRENT.stream = before
+
+
+class Decoder(cuda.Decoder):
+    """Graphs that compute at their replay what they computed at their capture."""
+
+    def graph(self, rows: int, sms: int) -> Any:
+        key = rows, int(CURRENT.stream.cuda_stream)
+        if key not in self._graphs:
+            logits, made, *_ = self._body(rows, sms)
+
+            def replay() -> None:
+                again, tokens, *_ = self._body(rows, sms)
+                logits.copy_(again)
+                made.copy_(tokens)
+
+            self._graphs[key] = SimpleNamespace(replay=replay), logits, made
+        return self._graphs[key]
+
+
+class Nursery(processes.Nursery):
+    """The cards' process as a thread of this one, whose driver is emulated."""
+
+    def __init__(self, *, cuda: bool = False) -> None:
+        assert cuda
+        self._end, file = pair()
+        threading.Thread(target=nursery.threads, args=(processes.Connection(file),), daemon=True).start()
+        assert self._end.recv() == "ready"
+
+    def close(self) -> None:
+        self._end.close()
+
+
+def varlen(q: Any, k: Any, v: Any) -> Any:
+    """Compute torch's attention of one packed sequence, causal from its end."""
+    mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+
+
+def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
+    """Let DEVICE=cuda mean an emulated card of 132 SMs until the test ends."""
+    memory = Memory()
+    monkeypatch.setenv("DEVICE", "cuda")
+    monkeypatch.setenv("DTYPE", dtype)
+    monkeypatch.setattr(kind, "HOST", 64 * PAGE)
+    monkeypatch.setattr(kind, "cards", lambda: ["an emulated card"])
+
+    def resource(count: int) -> Any:
+        return SimpleNamespace(sm=SimpleNamespace(smCount=count, minSmPartitionSize=8))
+
+    calls: dict[str, Any] = {
+        **{name: getattr(memory, name) for name in ("create", "reserve", "map_at", "allow", "unmap")},
+        "device": lambda ordinal=0: 0,
+        "bind": lambda ordinal=0: None,
+        "all_sms": lambda dev: resource(SMS),
+        "split": lambda whole, n: (resource(n), resource(whole.sm.smCount - n)),
+        "groups": lambda whole, count, n: [resource(n)] * count,
+        "describe": lambda resource: resource,
+        "green": lambda desc, dev: desc,
+        "green_sms": lambda context: context,
+        "green_stream": lambda context, priority=0: 7,
+        "pin": lambda at, size: None,
+        "to_device": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
+        "to_host": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
+        "between": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
+    }
+    for name, call in calls.items():
+        monkeypatch.setattr(driver, name, call)
+    facts: dict[str, Any] = {
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "Event": Event,
+        "stream": on,
+        "current_stream": lambda: getattr(CURRENT, "stream", None) or Stream(),
+        "init": lambda: None,
+        "device_count": lambda: 1,
+        "set_device": lambda _: None,
+        "empty_cache": lambda: None,
+        "graph_pool_handle": lambda: 0,
+        "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=SMS),
+    }
+    for name, value in facts.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **k: zeros(*a, **k))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
+    monkeypatch.setattr(cuda, "place", lambda card: torch.device("cpu"))
+    monkeypatch.setattr(cuda, "DTYPE", getattr(torch, dtype))
+    monkeypatch.setattr(cuda.Card, "dtype", getattr(torch, dtype))
+    monkeypatch.setattr(cuda, "HEAPS", [])
+    monkeypatch.setattr(cuda, "Decoder", Decoder)
+    monkeypatch.setattr(cuda, "varlen", varlen)
+    monkeypatch.setattr(cuda, "bind", lambda: None)
+    monkeypatch.setattr(processes, "Nursery", Nursery)
+    monkeypatch.setattr(nursery.os, "_exit", _exit)
+    return memory
+
+
+def _exit(code: int) -> None:
+    """Let the thread that asks for it end alone."""
+    if code:
+        raise RuntimeError("a thread of the cards' process has failed")
