@@ -309,7 +309,7 @@ SETTING = grouped(
                  metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, or a canonical Parquet."),
     click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
-                 help="Model set by name, a TOML file, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
+                 help="Model set by name, a TOML file, or models as llama-3.1-8b*2,m/config.json:tp=2:dtype=fp8."),
     click.option("--served", type=click.IntRange(2), metavar="N",
                  help="Longest prompt + output, in tokens.  [default: as the trace needs, up to the model's limit]"),
     click.option("--prefix-cache/--no-prefix-cache", default=None,
