@@ -248,7 +248,8 @@ def price(
         gpu += poll_s * (sum(many for _, many in kernels) if polls is None else polls)
     host = k["host0"] + k["host1"] * (B + n)
     step = gpu + host if k["serial"] else max(gpu, host)
-    compute = k["share"] or (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
+    share = k["pre_share" if n else "dec_share"]
+    compute = share or (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
     weights = k["wbytes"] + (k["xbytes"] * (1 - k["xmiss"] ** float(B + p)) if k["xbytes"] else 0.0)
     hbm = (weights + k["kbytes"] * here[1]) / (k["hbm"] * step)
     lent = {i: (attention(*far[i][:2]) / step, (longest - back[i]) / L) for i in far}
