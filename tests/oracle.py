@@ -62,6 +62,7 @@ class Setup:
     piece_bytes: float = math.inf
     watermark: float = 0.01
     sharing: Literal["fluid", "turns", "none"] = "fluid"
+    co_run: float = 1.0  # of what others slow a step down by, times what its cost table says
     interference: float = 1.0  # times as long as shares tell, of steps beside others
     quantum_s: float = 0.0  # of a turn of a process, at least
     poll_s: float = 0.0  # behind each kernel of an order with `op_s`
@@ -140,6 +141,7 @@ class Step:
     layers: int
     kernels: Sequence[tuple[float, int]]  # seconds, and how many, at which others' attention gets in
     lent: Mapping[Inst, tuple[float, float]]  # where it attends elsewhere: part of the time, and slack a layer
+    slow: float  # of the seconds that others add to it by its demands
     rate: float = 0.0
     progress: float = 0.0
     since: float = 0.0
@@ -221,6 +223,7 @@ class Price(NamedTuple):
     layers: int
     kernels: Sequence[tuple[float, int]]
     lent: Mapping[Inst, tuple[float, float]]
+    slow: float
 
 
 def price(
@@ -248,12 +251,12 @@ def price(
         gpu += poll_s * (sum(many for _, many in kernels) if polls is None else polls)
     host = k["host0"] + k["host1"] * (B + n)
     step = gpu + host if k["serial"] else max(gpu, host)
-    share = k["pre_share" if n else "dec_share"]
-    compute = share or (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
+    phase = "pre" if n else "dec"
+    compute = k[f"{phase}_share"] or (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
     weights = k["wbytes"] + (k["xbytes"] * (1 - k["xmiss"] ** float(B + p)) if k["xbytes"] else 0.0)
     hbm = (weights + k["kbytes"] * here[1]) / (k["hbm"] * step)
     lent = {i: (attention(*far[i][:2]) / step, (longest - back[i]) / L) for i in far}
-    return Price(step, (min(1.0, compute), min(1.0, hbm)), L, kernels, lent)
+    return Price(step, (min(1.0, compute), min(1.0, hbm)), L, kernels, lent, k[f"{phase}_slow"])
 
 
 def max_min(steps: Sequence[Step]) -> list[float]:
@@ -269,6 +272,12 @@ def max_min(steps: Sequence[Step]) -> list[float]:
         level = min(stop.values())
         rates |= {i: level for i in stop if stop[i] == level}
     return [rates[i] for i in range(len(steps))]
+
+
+def slowed(steps: Sequence[Step], alone: Sequence[float], rates: Sequence[float]) -> list[float]:
+    """Return rates where the seconds that others add to each step count `slow` times."""
+    added = [s.slow * (a / rate - 1) for s, a, rate in zip(steps, alone, rates, strict=True)]
+    return [a / (1 + more) for a, more in zip(alone, added, strict=True)]
 
 
 def disturbed(steps: Sequence[Step], rates: Sequence[float], factor: float) -> list[float]:
@@ -309,7 +318,8 @@ def lend(steps: Sequence[Step], rates: Sequence[float]) -> list[float]:
     for s, rate in zip(steps, rates, strict=True):
         others = [x for x in steps if x is not s]
         beside = [(x, slack) for i, (_, slack) in s.lent.items() for x in others if set(on(i)) & set(x.place)]
-        given.append(rate * s.usual / (s.usual + s.layers * max((late(*pair) for pair in beside), default=0.0)))
+        waits = s.layers * max((late(*pair) for pair in beside), default=0.0)
+        given.append(rate * s.usual / (s.usual + s.slow * waits))
     parts = [1.0] * len(steps)
     for gpu in {g for s in steps for i in s.lent for g in on(i)}:
         parts_of = [sum(part for i, (part, _) in s.lent.items() if gpu in on(i)) for s in steps]
@@ -322,7 +332,7 @@ def lend(steps: Sequence[Step], rates: Sequence[float]) -> list[float]:
                 parts[k] = min(parts[k], left / (len(asked) + 1))
             if k in asked:
                 parts[k] = min(parts[k], left / (len(asked) + present) / asked[k])
-    return [part * rate for part, rate in zip(parts, given, strict=True)]
+    return slowed(steps, given, [part * rate for part, rate in zip(parts, given, strict=True)])
 
 
 def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:
@@ -445,7 +455,9 @@ class Oracle:
                 self.tell()
             steps = list(self.steps.values())
             rates = {
-                "fluid": disturbed(steps, max_min(steps), self.setup.interference),
+                "fluid": disturbed(
+                    steps, slowed(steps, [s.top for s in steps], max_min(steps)), self.setup.interference
+                ),
                 "turns": turns(steps, self.setup.quantum_s),
             }.get(self.setup.sharing, [s.top for s in steps])
             rates = rates if self.setup.sharing == "none" else lend(steps, rates)
@@ -1098,7 +1110,7 @@ class Oracle:
         behind = left - part if pieces else 0
         step = Step(
             place, order.phase, decodes, pieces, solo, top, demands, turn, bound, process, usual / top, behind, sliced,
-            usual, rough.layers, rough.kernels, rough.lent, since=self.now,
+            usual, rough.layers, rough.kernels, rough.lent, setup.co_run * rough.slow, since=self.now,
         )  # fmt: skip
         self.halted.pop(lane, None)
         self.steps[lane], self.fresh = step, True

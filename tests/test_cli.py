@@ -556,7 +556,8 @@ def test_list_shows_systems_engines_and_gaps() -> None:
         assert (rows[name]["presets"], rows[name]["sim"]) == (presets, "yes")
     assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")
     assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
-    assert "qlm on torch: no cost table" in text.splitlines()
+    assert rows["qlm"]["torch"] == "yes"  # it asks for a cost table, and torch has one
+    assert "qlm on vllm: no cost table" in text.splitlines()
     assert "static on attach: no Limit" in text.splitlines()
     assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()
     assert "heavy8, light8" in text

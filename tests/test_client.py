@@ -238,6 +238,18 @@ def test_a_cancelled_request_ends_dropped_and_its_connection_closes() -> None:
     assert (states(log), log.tokens.tolist(), log.done_ns.tolist()) == (["dropped"], [1], [-1])
 
 
+def test_a_request_that_is_given_up_before_its_time_never_leaves() -> None:
+    with scripted(lambda _: tokens(2)) as server, client(jobs([0.0, 0.01])) as sender:
+        sender.route("m", Server(server.url, "m"))
+        sender.cancel(1)
+        sender.begin(time.monotonic_ns(), True)
+        told = until(sender, 2)
+        while sum(t.kind == "arrived" for t in told) < 2:
+            told += sender.poll(NEVER_S)
+        log = sender.log()
+    assert (states(log), log.write_ns[1]) == (["done", "dropped"], -1)
+
+
 def test_a_further_try_replaces_the_one_before() -> None:
     answers: Iterator[Pieces] = iter([[*chunked(event("a"), event("b"))[:-1], CLOSE], tokens(3)])
     with scripted(lambda _: next(answers)) as server, client(jobs([0.0])) as sender:

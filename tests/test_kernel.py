@@ -38,6 +38,7 @@ from tests.worlds import (
     HEARD,
     LAYERED,
     LENT,
+    MEASURED,
     NEVER,
     SHAPE,
     SHARED,
@@ -186,6 +187,7 @@ WORLDS = {  # by what they have: the first seed, how many the fast tests try, an
     "prefills in slices": (LAYERED, 50, 400),
     "KV attended on other GPUs": (LENT, 50, 400),
     "steps that disturb each other": (BESIDE, 50, 400),
+    "shares that were measured": (MEASURED, 90, 450),
 }
 
 
@@ -228,7 +230,7 @@ def escaped(first: int, last: int, changes: Sequence[tuple[int, str, str]]) -> l
 
 @pytest.mark.slow
 def test_compiled_and_plain_python_give_the_same_bits() -> None:
-    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE):
+    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE, MEASURED):
         assert plain(str(first), str(first + 15)).split() == [digest(seed) for seed in range(first, first + 15)]
 
 
@@ -342,6 +344,28 @@ def test_oracle_notices_wrong_interference() -> None:
         (0, "            if demand_on(S, x, demand_at(S, d).gpu) >= 0:\n", "            if True:\n"),  # from afar
     ]
     assert escaped(BESIDE, BESIDE + 60, changes) == []
+
+
+@pytest.mark.slow
+def test_oracle_notices_wrong_shares() -> None:
+    changes = [
+        (0, "(k.pre_slow if pieces > 0 else k.dec_slow)", "k.dec_slow"),
+        (0, "    n.slow = W.co_run * ", "    n.slow = 1.0 * "),
+        (
+            0,
+            "        compute = k.pre_share if k.pre_share > 0.0 else ",
+            "        compute = k.dec_share if k.pre_share > 0.0 else ",
+        ),
+        (
+            0,
+            "    compute = k.dec_share if k.dec_share > 0.0 else ",
+            "    compute = k.pre_share if k.dec_share > 0.0 else ",
+        ),
+        (0, "slowed(n.max_rate, n.new_rate, n.slow)", "slowed(n.max_rate, n.new_rate, 1.0)"),
+        (178, "n.slow * n.layers * late", "n.layers * late"),
+        (7, "slowed(n.given, n.given * part, n.slow)", "n.given * part"),
+    ]
+    assert escaped(MEASURED, MEASURED + 90, changes) == []
 
 
 @pytest.mark.slow
@@ -506,7 +530,7 @@ def test_tokens_pages_waits_and_link_bytes_are_conserved(seed: int) -> None:
 def prefill_queue(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) -> World:
     """Return one-token requests whose prefill takes `prompt_s`, on one GPU; each model alone would use all of it."""
     cost = np.zeros(models, COST)
-    cost["pre0"], cost["flops"], cost["hbm"], cost["fl_tok"] = prompt_s, 1.0, 1.0, 10.0
+    cost["pre0"], cost["flops"], cost["hbm"], cost["fl_tok"], cost["pre_slow"] = prompt_s, 1.0, 1.0, 10.0, 1.0
     grid = np.array([1, 2])
     zero = np.zeros((models, 2))
     t = Tables(
@@ -683,6 +707,7 @@ def clock(models: int = 2, *, prompt: int = 1, output: int = 1000, n: int = 1, g
     """Return a world: prefills of 1/8 s a request, decode steps of 1/4 s, loads of 1 s; n requests a model at 0."""
     cost = np.zeros(models, COST)
     cost["pre0"], cost["dec0"], cost["flops"], cost["hbm"] = 0.125, 0.25, 1.0, 1.0
+    cost["pre_slow"] = cost["dec_slow"] = 1.0
     zero = np.zeros((models, 2))
     t = Tables(
         cost, np.array([1, 2]), zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)),

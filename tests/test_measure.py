@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -392,6 +395,50 @@ def test_workers_and_a_kill_change_no_byte(tmp_path: Path) -> None:
         measure(asked, tmp_path / "two", workers=1, teller=Heard(most=3))
     assert not list((tmp_path / "two").glob("mine-*"))
     resumed = measure(asked, tmp_path / "two", workers=2)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
+
+
+SEARCHED = """
+systems = ["chunked", "static"]
+definitions = ["ttft"]
+slo = "absolute:ttft=0.12,tpot=0.2"
+requests = 40
+warmup_s = 5.0
+sample = { rule = "bisect" }
+quick = { seeds = 2, points = 4, window_s = 40.0, replayed_s = 40.0, budget = 60000, precision = 0.02 }
+spec = { trace = "hyperbolic-like+span_s=120", host = "vllm-graph" }
+
+[[condition]]
+name = "rates"
+at_rps = [4.0, 16.0]
+spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 1.0 }
+"""
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from harness.study.measure import measure
+from tests.test_measure import Heard, SEARCHED, study
+
+class Killed(Heard):
+    def progress(self, what, done, total):
+        if sys.argv[2] in what and done == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+folder = Path(sys.argv[1])
+measure(study(folder, SEARCHED), folder / "two", workers=1, teller=Killed())
+"""
+
+
+@pytest.mark.slow
+def test_workers_and_kills_in_a_search_under_a_precision_change_no_byte(tmp_path: Path) -> None:
+    """Killed in the second round of the search, then in the second of more seeds, then ended by two workers."""
+    straight = measure(study(tmp_path, SEARCHED), tmp_path / "one", workers=1)
+    for stage in ("round 2", "more seeds 2"):
+        killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path, stage], check=False, timeout=300)
+        assert killed.returncode == -signal.SIGKILL, stage
+        assert not list((tmp_path / "two").glob("mine-*"))
+    resumed = measure(study(tmp_path, SEARCHED), tmp_path / "two", workers=2)
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
 

@@ -28,7 +28,7 @@ TOKEN, STEP = 1 / 64, 1 / 4  # s a token of GEMM, s of decode attention a step
 def tables(**cost: float) -> Tables:
     """Return one row: gemm(m) = m/64, decode attention 1/4 a step; demands none unless given."""
     row = np.zeros(1, COST)
-    row["flops"] = row["hbm"] = 1.0
+    row["flops"] = row["hbm"] = row["pre_slow"] = row["dec_slow"] = 1.0
     row["att0"] = STEP
     for key, value in cost.items():
         row[key] = value
@@ -298,6 +298,19 @@ def test_two_co_runners_disturb_each_other() -> None:
     light = Oracle(setup(interference=1.195)).run(work, resident(A, B))  # neither asks for half of anything
     assert light.requests[0].done_s == pytest.approx(1.195 * 4 / 64)
     assert light.requests[1].done_s == pytest.approx(1.195 * 4 / 64 + 4 / 64)
+
+
+def test_prefills_and_decode_steps_ask_for_their_own_shares() -> None:
+    """A prefill of half a GPU and a decode step of all of it: together each would take 1.5 times as long.
+
+    Of the half that is added the prefill takes three times as much, and the decode step half.
+    """
+    cost = {"pre_share": 0.5, "dec_share": 1.0, "pre_slow": 3.0, "dec_slow": 0.5}
+    work = jobs((0.0, "a", 4, 2), (4 / 64, "b", 16, 1))
+    first, second = Oracle(setup(cost=cost)).run(work, resident(A, B)).requests
+    both = 1.25 * 17 / 64  # until the decode step ends; the prefill is then 2.5 times less far, and goes on alone
+    assert first.done_s == pytest.approx(4 / 64 + both)
+    assert second.done_s == pytest.approx(4 / 64 + both + (16 / 64 - both / 2.5))
 
 
 @cases(("quantum", "turns"), [(0, (4, 8)), (6, (6, 8)), (10, (10, 10))])

@@ -149,7 +149,9 @@ def served(folder: Path, name: str, scenario: Scenario, monkeypatch: pytest.Monk
     """Run a scenario on a checkpoint, and return the engine with the logits that it kept."""
     monkeypatch.setenv("MODELS_DIR", str(folder))
     n, none = len(PROMPTS), np.full(len(PROMPTS), math.inf)
-    config = Config((Served("m", shape("llama-tiny")._replace(name=name)),), gpus=scenario.gpus, watermark=0.0, pool_bytes=512 * MIB)
+    config = Config(
+        (Served("m", shape("llama-tiny")._replace(name=name)),), gpus=scenario.gpus, watermark=0.0, pool_bytes=512 * MIB
+    )
     jobs = Jobs(("m",), np.zeros(n), np.zeros(n, np.int32), np.array(PROMPTS, np.int32), np.array(OUTPUTS, np.int32),
                 none, none)  # fmt: skip
     options = {"process": "gpu", **scenario.options}

@@ -33,6 +33,7 @@ SHARED = 5_000_000  # and from here on prompts begin alike, in all of the worlds
 LAYERED = 6_000_000  # and from here on prefills run in slices of layers, in all of the worlds before
 LENT = 7_000_000  # and from here on KV is attended on other GPUs, in worlds of all the kinds before slices of layers
 BESIDE = 8_000_000  # and from here on steps disturb those beside them, in worlds of all the kinds before
+MEASURED = 9_000_000  # and from here on cost tables say what a step asks for, in worlds of all the kinds before
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -95,6 +96,7 @@ class World:
             piece_bytes=c.piece_bytes,
             watermark=c.watermark,
             sharing=text.get("sharing", "fluid"),
+            co_run=c.scaled.get("co_run", 1.0),
             interference=c.scaled.get("interference", 1.0),
             quantum_s=self.machine.quantum_s,
             poll_s=self.machine.poll_s,
@@ -145,7 +147,7 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
         cost[key] = scale * rng.uniform(0.3, 2.0, rows)
     cost["wbytes"], cost["kbytes"] = rng.uniform(0.3, 2.0, rows) * heavy, rng.uniform(0, 2e-3, rows)
     cost["fl_tok"], cost["fl_area"] = rng.uniform(0.001, 0.1, rows) * heavy, rng.uniform(0, 1e-4, rows)
-    cost["flops"], cost["hbm"] = 100.0, 100.0
+    cost["flops"], cost["hbm"], cost["pre_slow"], cost["dec_slow"] = 100.0, 100.0, 1.0, 1.0
     cost["layers"], cost["query_bytes"], cost["result_bytes"] = 2, 384.0, 128.0
     grid = np.array([1, 8, 32, 128, 512])
     rise = np.cumsum(rng.uniform(0.001, 0.01, (rows, 5)), axis=1)
@@ -176,6 +178,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 def world(seed: int) -> World:
     """Return one world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    if seed >= MEASURED:
+        return measured(seed)
     if seed >= BESIDE:
         return beside(seed)
     if seed >= LENT:
@@ -411,6 +415,22 @@ def beside(seed: int) -> World:
     w = world((0, TURNED, WILD, CUT, SHARED, LAYERED, LENT)[n % 7] + n // 7)
     config = replace(w.config, scaled={"interference": float(rng.choice([1.195, 1.5, 2.0]))})
     return replace(w, config=config, end_s=min(w.end_s, 60.0))
+
+
+def measured(seed: int) -> World:
+    """Return another world, whose cost tables have a share for prefills and one for decode steps, as measured whole.
+
+    What others add to a step counts more or less than demands tell, by its phase, and scaled as a whole now and then.
+    """
+    n, rng = seed - MEASURED, np.random.default_rng(seed)
+    w = world((0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE)[n % 9] + n // 9)
+    cost = w.machine.tables.cost.copy()
+    for phase in ("pre", "dec"):
+        cost[f"{phase}_share"] = rng.choice([0.0, 0.25, 0.625, 1.0], len(cost))  # 0: as FLOPs tell
+        cost[f"{phase}_slow"] = rng.choice([0.0, 0.5, 1.0, 1.5, 3.0], len(cost))
+    scaled = {**w.config.scaled, "co_run": float(rng.choice([1.0, 1.0, 0.5, 2.0]))}
+    machine = w.machine._replace(tables=w.machine.tables._replace(cost=cost))
+    return replace(w, config=replace(w.config, scaled=scaled), machine=machine, end_s=min(w.end_s, 60.0))
 
 
 def on(inst: Inst) -> Gpus:

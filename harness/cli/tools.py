@@ -95,7 +95,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
         lines.append((name, ", ".join(filter(None, cells.presets_of(name))) or "-", *marks, what))
         short.append((name, _runs_on(dict(zip(engines, marks, strict=True))), what))
     beside = sum(runs_on != SIM for _, runs_on, _ in short[1:])
-    answer = f"{len(systems)} systems; all but {beside} run on the simulator alone (sim)"
+    answer = f"{len(systems)} systems; {beside} run in real time too, the others on the simulator (sim) alone"
     left = min(WIDTH, room()) - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
     brief = [(*line, clause(what, left)) for *line, what in short]
     needs = [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]

@@ -150,7 +150,7 @@ class Sender:
         to = self._routes.get(self._jobs.models[self._jobs.model.item(rid)])
         if self._hears:
             self._tell("arrived", rid, at_ns, int(to is not None))
-        if to is not None:
+        if to is not None and book.state[rid] == WAITING:  # not given up before its time
             book.due_ns[rid] = at_ns
             self._leave(rid, to)
 

@@ -1,4 +1,4 @@
-"""A card in host memory: the driver's calls on pages by real mappings, streams that run at once, kernels interpreted."""
+"""A card in host memory: the driver's calls on pages by real mappings, and streams that run at once."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
     for name, value in facts.items():
         monkeypatch.setattr(torch.cuda, name, value)
     zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **k: zeros(*a, **k))
+    monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=None, **k: zeros(*a, **k))  # noqa: PLW0108 - one less
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     monkeypatch.setattr(cuda, "place", lambda card: torch.device("cpu"))
     monkeypatch.setattr(cuda, "DTYPE", getattr(torch, dtype))

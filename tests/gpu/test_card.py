@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +17,11 @@ pytest.importorskip("cuda.bindings.driver")
 
 from harness.engines.torch import cuda  # noqa: E402
 from harness.engines.torch.nets import prompt_ids  # noqa: E402
+from probe import kernels  # noqa: E402
+from tests import test_torch_logits  # noqa: E402
 from tests.gpu import emulated  # noqa: E402
 from tests.gpu.test_kernels import cpu  # noqa: E402, F401 - a fixture
 from tests.test_torch_logits import (  # noqa: E402
-    OUTPUTS,
-    PROMPTS,
     SCENARIOS,
     SIZES,
     checkpoints,  # noqa: F401 - a fixture
@@ -28,6 +30,22 @@ from tests.test_torch_logits import (  # noqa: E402
 )
 
 NEAR = 0.06  # of the largest logit: bfloat16 has 8 bits, and errors of three layers add up
+
+
+class OneByOne:
+    """An interpreted kernel: the interpreter is one for all threads."""
+
+    lock = threading.Lock()
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **more: Any) -> None:
+            with self.lock:
+                self.kernel[grid](*args, **more)
+
+        return launch
 
 
 @pytest.fixture
@@ -44,18 +62,24 @@ def test_logits_are_those_of_transformers(name: str, checkpoints: Path, monkeypa
     compare(served(checkpoints, "Llama", SCENARIOS[name], monkeypatch), checkpoints / "Llama")
 
 
-@pytest.mark.parametrize(("kind", "name"), [("Llama", "batched"), ("Qwen3", "attended elsewhere")])
+@pytest.mark.parametrize(("kind", "scenario"), [("Llama", "batched"), ("Qwen3", "attended elsewhere")])
 @pytest.mark.usefixtures("cpu")
 def test_kernels_in_bfloat16_give_nearly_those(
-    kind: str, name: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    kind: str, scenario: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     emulated.card(monkeypatch, "bfloat16")
+    prompts, outputs = (9, 70), (4, 5)  # few, for a program of a kernel takes the interpreter milliseconds
+    monkeypatch.setattr(test_torch_logits, "PROMPTS", prompts)
+    monkeypatch.setattr(test_torch_logits, "OUTPUTS", outputs)
     scratch = cuda.scratch
-    monkeypatch.setattr(cuda, "scratch", lambda kv, rows, sms: scratch(kv, rows, 1))  # a context is one part: fewer programs
-    engine = served(checkpoints, kind, SCENARIOS[name], monkeypatch)
+    monkeypatch.setattr(cuda, "scratch", lambda kv, rows, sms: scratch(kv, rows, 1))  # a context is one part
+    monkeypatch.setattr(cuda, "FIRST", 0)
+    for name in ("decode", "merge", "add_norm", "rope_write", "silu_mul"):
+        monkeypatch.setattr(kernels, name, OneByOne(getattr(kernels, name)))
+    engine = served(checkpoints, kind, SCENARIOS[scenario], monkeypatch)
     reference = transformers.AutoModelForCausalLM.from_pretrained(checkpoints / kind, dtype=torch.float32)
     assert engine.logits is not None
-    for rid, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
+    for rid, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         mine = np.stack(engine.logits[rid])
         assert len(mine) == output
         ids = [*prompt_ids(rid, 0, prompt, SIZES["vocab_size"]).tolist(), *mine.argmax(-1).tolist()]

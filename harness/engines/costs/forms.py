@@ -9,14 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, MinLen
+
+from harness import toml
 
 Text = Annotated[str, MinLen(1)]
 Number = Annotated[int | float, Ge(0)]
 Numbers = Annotated[tuple[Number, ...], MinLen(1)]
 Errors = Mapping[str, Any]
+T = TypeVar("T")
+
+
+def read(path: Path, form: type[T]) -> T:
+    """Read a file of one form. UserError names the file, and the line or the key of a mistake."""
+    return toml.convert(toml.tables(path), form, f"{path.name}: ")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@
 
 L layers, W bytes of weights that a step reads, P their number, K bytes of a token's KV, A what attention multiplies for
 a pair of tokens; B decodes with C tokens of context, n prompts, m tokens in all, area as in engines/costs/coef.py. The
-numbers are fitted on steps that `measure.py` times on an idle machine. A part of a device takes its share of the time,
-for its lane sleeps the rest.
+numbers are fitted on steps that `validate/fit_torch.py` times on an idle machine. A part of a device takes its share of
+the time, for its lane sleeps the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import toml
-from harness.engines.costs import quantities
+from harness.engines.costs import forms, quantities
 from harness.engines.costs.coef import COST
 from harness.engines.costs.forms import Number, Quantity
 from harness.engines.costs.profile import Row, TableProfile
@@ -53,7 +52,7 @@ NAMES = ("step_s", "layer_s", "seq_s", "byte_s", "flop_s", "kv_s", "area_s")  # 
 
 
 class Work(NamedTuple):
-    """What is in a step."""
+    """The work of a step: sequences, their context and area, and tokens of prompts."""
 
     decodes: int = 0
     ctx_tokens: float = 0.0
@@ -64,7 +63,7 @@ class Work(NamedTuple):
 
 def numbers() -> Numbers:
     """Read the fitted numbers."""
-    return toml.convert(toml.tables(TABLE), Numbers, f"{TABLE.name}: ")
+    return forms.read(TABLE, Numbers)
 
 
 def features(net: Net, work: Work) -> list[float]:

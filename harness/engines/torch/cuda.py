@@ -563,7 +563,7 @@ class Links:
             draw(net, k, self.stores[len(HEAPS) + 1 + k].at)
 
     def _locked(self, file: int) -> Store:
-        """Map a file of host memory, touch and lock it, a GiB at a time."""
+        """Map a file of host memory, touch it by several threads, and lock it."""
         memory = mmap.mmap(file, os.fstat(file).st_size)
         self._kept.append(memory)
         at, size = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
@@ -574,8 +574,7 @@ class Links:
 
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(touched, pieces))
-        for start, length in pieces:
-            driver.pin(start, length)
+        driver.pin(at, size)  # as one: a copy may not cross the border of two
         return Store(at, on_host=True)
 
 

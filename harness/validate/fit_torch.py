@@ -1,6 +1,6 @@
 """Time a device's steps, one model at a time, and fit what policies may know of them (costs.py).
 
-python -m harness.engines.torch.measure    # three minutes on an idle machine; writes cpu.toml
+python -m harness.validate.fit_torch    # three minutes on an idle machine; writes cpu.toml
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def main() -> None:
     facts = ", ".join(f"{key} {value}" for key, value in machine_facts("torch").items())
     file = {name: sig(value, 4) for name, value in zip(NAMES, fitted, strict=True)} | {
         "start_s": sig(float(np.median([start_s() for _ in range(3)])), 3),
-        "source": f"python -m harness.engines.torch.measure on {facts}",
+        "source": f"python -m harness.validate.fit_torch on {facts}",
         "formula": "harness/engines/torch/costs.py",
         "fit": error(1 + off, np.ones(len(off))),
     }
