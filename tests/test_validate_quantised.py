@@ -56,9 +56,9 @@ def test_the_checkpoint_states_its_format(tmp_path: Path) -> None:
 )
 def test_rows_without_a_counterpart_are_skipped(tmp_path: Path, column: str, value: str, why: str) -> None:
     values = dict(zip(HEAD.split(","), OSS.split(","), strict=True)) | {column: value}
-    found = read(file(tmp_path, ",".join(values.values()), OSS))
-    assert len(found.cases) == 1
-    assert [skip.why.startswith(why) for skip in found.skipped] == [True]
+    rows = read(file(tmp_path, ",".join(values.values()), OSS))
+    assert len(rows.cases) == 1
+    assert [skip.why.startswith(why) for skip in rows.skipped] == [True]
 
 
 def test_a_version_that_nobody_measured_takes_the_one_before_and_says_so() -> None:

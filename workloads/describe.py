@@ -1,4 +1,4 @@
-"""What a folder of checkpoints holds, a line each: `python -m workloads.describe FOLDER|FILE ...`.
+"""Checkpoints of a folder, a line each: `python -m workloads.describe FOLDER|FILE ...`.
 
 Every `config.json`, `*_config.json` and `.gguf` below a folder is read; what is not understood is a line, too.
 """
@@ -21,7 +21,7 @@ def files(path: Path) -> Iterator[Path]:
     if path.is_dir():
         every = (*path.rglob("*config.json"), *path.rglob("*.gguf"))
         skip = ("generation_config.json", "quant_config.json", "tokenizer_config.json", "preprocessor_config.json")
-        yield from sorted(found for found in every if not found.name.endswith(skip))
+        yield from sorted(file for file in every if not file.name.endswith(skip))
     else:
         yield path
 

@@ -1,4 +1,4 @@
-"""What tokens of a model cost on some GPUs: `python -m harness.study.prices`, or with `MODEL@[N x]KIND ...`.
+"""Prices of a model's tokens on some GPUs: `python -m harness.study.prices [MODEL@[Nx]KIND ...]`.
 
 Without arguments it prints the three offers of `quant3`. Of each: how many requests decode together, and what a million
 output tokens cost when the GPUs are never idle:
@@ -124,16 +124,16 @@ def main(argv: Sequence[str]) -> int:
     from harness.report.text_table import aligned
 
     try:
-        prices, words, own = read(), list(argv), dict[str, float]()
+        prices, words, override = read(), list(argv), dict[str, float]()
         while "--price" in words:
             at = words.index("--price")
             kind, _, value = "".join(words[at + 1 : at + 2]).partition("=")
             try:
-                own[quantities.gpu(kind).kind] = float(value)
+                override[quantities.gpu(kind).kind] = float(value)
             except ValueError:
                 raise UserError(f'--price "{kind}={value}" is not KIND=USD') from None
             del words[at : at + 2]
-        costs = [cost(offer(text), {**prices.usd_hour, **own}) for text in words or QUANT3]
+        costs = [cost(offer(text), {**prices.usd_hour, **override}) for text in words or QUANT3]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -23,8 +23,8 @@ GROUPS = """
 
 Kernels by number format and the mechanism of experts were fitted on single calls; host profiles are those of 16-bit
 models. Neither saw any of these rows. Errors are median/P95 in per cent of TPOT and of throughput (clients x output /
-E2E); the aim for both is {}/{}. TTFT is reported: no source says how clients begin. An engine `as` another is a version
-that nobody measured, which takes the last profile before it.
+E2E); the aim for both is {}/{}. TTFT is reported: no source says how clients begin. An engine `as` another is a
+version without rows of its own, which takes the last profile before it.
 
 Causes, as far as rows tell them:
 

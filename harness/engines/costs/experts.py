@@ -16,8 +16,9 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from harness.engines.costs.correction import correction
 from harness.engines.costs.quantities import F8, GpuSpec, Toml
 
 SPREADS = ("balanced", "power_law_1.01", "power_law_1.2")
@@ -70,11 +71,5 @@ def experts_s(
     )
     move = m * top * (hidden + width) * BF16 * 2 / (spec.hbm * np.asarray(part_hbm))  # rows gathered, and put back
     whole = q["launch_s"] + read * q["expert_s"] + body + q["move_x"] * move
-    seconds = whole * _grid(q, m, np.asarray(float(routed)), np.asarray(expert * weight_bytes / 1024))
+    seconds = whole * correction(q, m, np.asarray(float(routed)), np.asarray(expert * weight_bytes / 1024))
     return cast("F8", np.maximum(seconds, np.maximum(least, arithmetic)))
-
-
-def _grid(q: Toml, *at: NDArray[np.float64]) -> F8:
-    from harness.engines.costs.kernels import correction
-
-    return correction(q, *at)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from harness.engines.costs import experts
+from harness.engines.costs.correction import correction
 from harness.engines.costs.quantities import F8, GpuSpec, Toml
 from harness.engines.costs.shapes import KV_BYTES, format_of
 from harness.policy.types import Experts, Format, Latent, Shape, UserError
@@ -124,26 +125,6 @@ def prefill_s(
     stream = BF16 * n * L * 2 * (heads + kv) * d / (q["hbm_frac"] * spec.hbm * part.hbm)
     body = np.maximum((work**p + longest**p) ** (1 / p), stream)
     return cast("F8", (q["floor_s"] + body) * correction(q, L, n * heads, heads / kv))
-
-
-def correction(q: Toml, *at: F8) -> F8:
-    """Return the factors by which measured times differ from the mechanism's; 1 where the quantity has none.
-
-    They lie on a coarse log2 grid. Their logarithms are interpolated linearly, and are constant beyond its edges.
-    """
-    if not q.get("factors"):
-        return np.ones(())
-    table = np.log(np.array(q["factors"], dtype=np.float64)).reshape([len(axis) for axis in q["axes"]])
-    out: F8 = np.zeros(())
-    corners: list[tuple[F8, tuple[NDArray[np.int64], ...]]] = [(np.ones(()), ())]
-    for x, axis in zip(at, q["axes"], strict=True):
-        knots = np.log2(np.array(axis, dtype=np.float64))
-        u = np.interp(np.log2(np.maximum(x, 1.0)), knots, np.arange(len(knots), dtype=np.float64))
-        i = np.minimum(u.astype(np.int64), len(knots) - 2)
-        corners = [(w * v, (*at_, j)) for w, at_ in corners for v, j in ((1 - (u - i), i), (u - i, i + 1))]
-    for w, index in corners:
-        out = out + w * table[index]
-    return np.exp(out)
 
 
 def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
