@@ -17,6 +17,21 @@ MIB = 1 << 20
 PAGES = (2, 16, 64, 256)  # MiB
 CALLS = ("create", "map", "allow", "unmap", "release")
 MODES = ("plain", "split", "priority")
+TITLES = {
+    "plain": "two streams on all SMs",
+    "split": "on 64 and 68 SMs (green contexts)",
+    "priority": "the first stream has priority",
+}
+ACTS = {
+    "decode1": "decode, 1 sequence",
+    "decode64": "decode, 64 sequences",
+    "prefill": "prefill, 2,048 tokens",
+    "h2d": "copy to the device",
+    "d2h": "copy to the host",
+    "churn": "unmapping and mapping pages",
+}
+DECODES = ("decode1", "decode64")
+DARK = 2.2  # times: cells that want white ink
 FEW = 60e6  # bytes; of smaller kernels the launch is most
 
 
@@ -236,6 +251,20 @@ def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
     return out
 
 
+def finding(book: Book) -> list[str]:
+    """Return in a sentence how long a decode step takes beside a prefill, where that was measured."""
+    beside = {mode: [row["prefill"] for act, row in matrix(book, mode).items() if act in DECODES and "prefill" in row]
+              for mode in ("plain", "split")}  # fmt: skip
+    if not all(beside.values()):
+        return []
+    plain, split = (spread(factors, "{:.1f}".format) for factors in beside.values())
+    text = (
+        f"Beside another model's prefill a decode step takes {plain} times as long as alone where both use all SMs,"
+        f" and {split} times where the SMs are split between them (of the time alone on that part)."
+    )
+    return [text, ""]
+
+
 def table(folder: Path, plan: Plan) -> list[str]:
     """Return a Markdown table of each probe: its end, the expected and the measured."""
     known = list(lines(folder / RAW))
@@ -264,7 +293,7 @@ def write(folder: Path, plan: Plan) -> str:
         f" is one measurement; `{HOST}` holds the machine of each call. Medians; data is random."
     )
     pictures = [f"![{path.stem}]({path.name})" for path in drawn]
-    text = [f"# What a {host['name']} does", "", head, "", *table(folder, plan), "", *pictures]
+    text = [f"# An {host['name']}, probed", "", *finding(read(folder)), head, "", *table(folder, plan), "", *pictures]
     (folder / "README.md").write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
     seen = rows(read(folder))
     width = max((len(row.what) for row in seen), default=0)
@@ -305,10 +334,12 @@ def figures(folder: Path) -> list[Path]:
             for y, row in enumerate(grid):
                 for x, value in enumerate(row):
                     if not math.isnan(value):
-                        ax.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8)
-            ax.set_xticks(range(len(acts)), acts, rotation=45)
-            ax.set_yticks(range(len(acts)), acts)
-            ax.set(title=mode, xlabel="beside", ylabel="time of a unit, of that alone")
+                        ink = "white" if value > DARK else "black"
+                        ax.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8, color=ink)
+            ax.set_xticks(range(len(acts)), [ACTS[act] for act in acts], rotation=45, ha="right")
+            ax.set_yticks(range(len(acts)), [ACTS[act] for act in acts] if mode == modes[0] else [])
+            ax.set(title=TITLES[mode], xlabel="beside")
+        figure.axes[0].set_ylabel("seconds of one unit, as a multiple of those alone")
         keep(figure, "interference")
     costs = {what: [(mib, line["p50"]) for mib in PAGES if (line := book.one(what, size=mib * MIB))] for what in CALLS}
     if any(costs.values()):

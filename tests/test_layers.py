@@ -43,7 +43,7 @@ ARCHITECTURE = {
     "client": Box("policy", "httptools numpy psutil uvloop"),  # what talks to real servers
     "probe": Box(others=f"matplotlib numpy {GPU}"),
     "engines.costs": Box("policy toml rows probe", "annotated_types numpy pandas scipy"),
-    "engines": Box("policy rows engines.costs", f"numpy pyarrow {GPU}"),
+    "engines": Box("policy rows engines.costs probe", f"numpy pyarrow {GPU}"),
     "engines.sim": Box("policy engines engines.costs", "llvmlite numba numpy pyarrow"),
     "engines.servers": Box("policy rows client engines engines.costs probe", "gguf numpy psutil pyarrow xllamacpp"),
     # servers that stand in for real ones
@@ -72,12 +72,12 @@ ARCHITECTURE = {
         "click numpy pandas pyarrow tqdm",
     ),
 }
-MOST_ARROWS = 83
+MOST_ARROWS = 84
 # These call what was found by name; nobody else in the harness says the name of a system.
 NAMING = {"run", "study", "validate", "check", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.
 DEVICE = {f"probe.{name}" for name in ("driver", "kernels", "rig", "llama", "compute", "memory", "sharing")}
-DEVICE |= {f"harness.engines.torch.{name}" for name in ("device", "model", "worker")}
+DEVICE |= {f"harness.engines.torch.{name}" for name in ("cpu", "cuda", "device", "model", "worker")}
 
 
 def modules() -> dict[str, Path]:
@@ -282,7 +282,7 @@ PLANTED = [
     ("harness.engines.sim.engine", "from systems import prism", "engines.sim cannot import"),
     ("harness.engines.local", "import torch", "where it is used"),
     ("harness.engines.local", "try:\n    from cuda.bindings import driver\nfinally:\n    pass", "where it is used"),
-    ("harness.engines.local", "from probe.driver import bind", "engines cannot import"),
+    ("harness.engines.local", "from harness.client import pool", "engines cannot import"),
     ("harness.engines.vllm", "def f():\n    import vllm", "cannot import vllm"),
     ("probe.conduct", "from probe import rig", "where it is used"),
     ("probe.rig", "from harness.engines.costs import fit", "probe cannot import"),

@@ -14,7 +14,8 @@ from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.engines.torch.core import Kv
 from harness.engines.torch.engine import Torch
-from harness.engines.torch.processes import Bytes, Workers
+from harness.engines.torch.processes import Workers
+from harness.engines.torch.wire import Bytes
 from harness.engines.wallclock import Live
 from harness.loop.recorder import Note, Recorder
 from harness.loop.replay import Outcome, replay
@@ -185,7 +186,7 @@ class Workerless(Workers):
 def test_blocks_that_come_free_are_told_once_after_a_refusal_for_now() -> None:
     served = tuple(Served(f"m{k}", SHAPE) for k in range(64))
     engine = Torch(Config(served, pool_bytes=16 << 20), {})  # not made ready: no process is started
-    engine.workers = Workerless(engine.arenas, engine.accounts)
+    engine.workers = Workerless(engine.kind, engine.arenas, engine.accounts)
     refusals = [engine.do(Load(Inst(m.name, (0,)))) for m in served]
     first = next(refusal for refusal in refusals if refusal is not None)
     assert first == Done(first.action, "not now", f"no room for {first.action.inst.model}")  # type: ignore[union-attr]

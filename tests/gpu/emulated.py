@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,7 +116,7 @@ class Nursery(processes.Nursery):
     def __init__(self, *, cuda: bool = False) -> None:
         assert cuda
         self._end, file = pair()
-        threading.Thread(target=nursery.threads, args=(processes.Connection(file),), daemon=True).start()
+        threading.Thread(target=nursery.threads, args=(Connection(file),), daemon=True).start()
         assert self._end.recv() == "ready"
 
     def close(self) -> None:
@@ -184,7 +185,7 @@ def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
     monkeypatch.setattr(cuda, "varlen", varlen)
     monkeypatch.setattr(cuda, "bind", lambda: None)
     monkeypatch.setattr(processes, "Nursery", Nursery)
-    monkeypatch.setattr(nursery.os, "_exit", _exit)
+    monkeypatch.setattr(os, "_exit", _exit)
     return memory
 
 

@@ -133,7 +133,7 @@ def test_the_report_says_what_was_found(tmp_path: Path) -> None:
     folder = raw.write(tmp_path / "h200", truth())
     line = report.write(folder, PLAN)
     text = (folder / "README.md").read_text()
-    assert text.startswith("# What a NVIDIA H200 does")
+    assert text.startswith("# An NVIDIA H200, probed")
     assert "| hole | fault (killed by signal 6) | CUDA_ERROR_ILLEGAL_ADDRESS | - |" in text
     assert "| swap | not run | within 10 % of the link | - |" in text
     assert "2 MiB: create 200 us, map 2 us, allow 40 us, unmap 30 us, release 10 us" in text

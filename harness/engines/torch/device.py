@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from harness.engines.torch.model import Piece, Weights
+from harness.engines.torch.model import Attention, Weights
 from harness.engines.torch.wire import Given, Order
 
 
@@ -37,8 +37,8 @@ class Decoded(NamedTuple):
     logits: Tensor | None
 
 
-class Device(Protocol):
-    """What differs between devices."""
+class Device(Attention, Protocol):
+    """A device as one worker has it: all that differs between the two kinds."""
 
     place: torch.device
     dtype: torch.dtype
@@ -51,15 +51,6 @@ class Device(Protocol):
 
     def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:
         """Compute inside on a share of the device; at its end all is computed."""
-
-    def contexts(self, pieces: Sequence[Piece], kv: Tensor) -> Any:
-        """Return what `attend` needs of the contexts of pieces of one token, for all layers of a step."""
-
-    def attend(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
-        """Attend one query of each context: (contexts, heads, dimension)."""
-
-    def attend_long(self, kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
-        """Attend the queries of one piece, each to the tokens before it and itself."""
 
     def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Decoded | None:
         """Do a whole step of decodes at once; None where a device has nothing for it."""

@@ -22,7 +22,7 @@ MARGIN = 6 * GIB  # of a card, for torch's own memory: activations, graphs, libr
 
 
 class Kind(NamedTuple):
-    """What the books must know of a device."""
+    """A kind of device: sizes, shares and rates that the books count with."""
 
     name: Literal["cpu", "cuda"]
     fidelity: Fidelity

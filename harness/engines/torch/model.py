@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from harness.engines.torch.nets import Net, tensors
-
-if TYPE_CHECKING:
-    from harness.engines.torch.device import Device
 
 
 class Piece(NamedTuple):
@@ -33,6 +30,19 @@ class Piece(NamedTuple):
     def context(self) -> int:
         """Its tokens once the step is done."""
         return self.start + self.tokens
+
+
+class Attention(Protocol):
+    """The attention of a device; see device.Device."""
+
+    def contexts(self, pieces: Sequence[Piece], kv: Tensor) -> Any:
+        """Return what `attend` needs of the contexts of pieces of one token, for all layers of a step."""
+
+    def attend(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
+        """Attend one query of each context: (contexts, heads, dimension)."""
+
+    def attend_long(self, kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
+        """Attend the queries of one piece, each to the tokens before it and itself."""
 
 
 Far = Callable[[int, int, list[Piece], Tensor, Tensor, Tensor], Tensor]  # device, layer, pieces, q, k, v -> attention
@@ -90,7 +100,7 @@ class Pass:
     """A step under way: it may stop after any layer and go on later."""
 
     def __init__(
-        self, device: Device, weights: Weights, kv: Tensor, pieces: Sequence[Piece], tokens: Sequence[int]
+        self, device: Attention, weights: Weights, kv: Tensor, pieces: Sequence[Piece], tokens: Sequence[int]
     ) -> None:
         net, self.weights, self.kv, self.device = weights.net, weights, kv, device
         self.pieces, self.layer = pieces, 0
