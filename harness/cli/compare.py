@@ -171,7 +171,8 @@ def compared(
     others = [name for name in system_names() if name not in listed]
     names = [name for text in listed for name in (others if text == ALL else [text])]
     given = {key: value for key, value in setting.items() if value is not None}
-    if click.get_current_context().get_parameter_source("trace") is ParameterSource.DEFAULT:
+    ctx = click.get_current_context(silent=True)
+    if ctx is not None and ctx.get_parameter_source("trace") is ParameterSource.DEFAULT:
         given["trace"] = load_models(given["models"]).trace or given["trace"]
     if all(given.get(key) == value for key, value in WORLD.items()) and not given.keys() & MEMORY:
         given["pool_bytes"] = POOL_BYTES
