@@ -119,6 +119,10 @@ class Nursery(processes.Nursery):
         threading.Thread(target=nursery.threads, args=(Connection(file),), daemon=True).start()
         assert self._end.recv() == "ready"
 
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
     def close(self) -> None:
         self._end.close()
 

@@ -402,13 +402,13 @@ class Decoder:
             self.on["slot"].fill_(-1)
             self._body(rows, sms)  # compiles
             stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
+            graph: Any = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 logits, made, *kept = self._body(rows, sms)
             finally:
                 graph.capture_end()
-            graph.kept = kept  # type: ignore[attr-defined]  # a graph holds addresses, not tensors
+            graph.kept = kept  # a graph holds addresses, not tensors
             self._graphs[key] = graph, logits, made
         return self._graphs[key]
 
