@@ -48,16 +48,13 @@ KV_BYTES = {
     "gpt-oss-20b": 2 * 24 * 8 * 64 * 2,
     "gpt-oss-120b": 2 * 36 * 8 * 64 * 2,
     "phi-4": 2 * 40 * 10 * 128 * 2,
-    "phi-3.5-moe": 2 * 32 * 8 * 128 * 2,
     "mixtral-8x7b": 2 * 32 * 8 * 128 * 2,
-    "mixtral-8x22b": 2 * 56 * 8 * 128 * 2,
     "mistral-small-3.1-24b": 2 * 40 * 8 * 128 * 2,
     "deepseek-v2-lite": 27 * 576 * 2,
     "deepseek-v3": 61 * 576 * 2,
     "deepseek-r1": 61 * 576 * 2,
     "kimi-k2": 61 * 576 * 2,
     "llama-4-scout": 2 * 48 * 8 * 128 * 2,
-    "llama-4-maverick": 2 * 48 * 8 * 128 * 2,
     "glm-4.7-fp8": 2 * 92 * 8 * 128 * 2,
     "minimax-m2": 2 * 62 * 8 * 128 * 2,
     "olmoe-1b-7b": 2 * 16 * 16 * 128 * 2,
@@ -83,11 +80,10 @@ def refused(config: dict[str, Any]) -> str:
     return line.removeprefix("m/config.json: ")
 
 
-# ------------------------------------------------------------------ thirty public checkpoints
+# ------------------------------------------------------------------ public checkpoints
 
 
-def test_thirty_checkpoints_have_an_address_each() -> None:
-    assert len(checkpoints()) == 30
+def test_checkpoints_have_an_address_each() -> None:
     assert list(checkpoints()) == list(KV_BYTES)
     assert all(entry.published.source and entry.repo.count("/") == 1 for entry in checkpoints().values())
     assert all((entry.published.bytes is None) != (entry.published.params is None) for entry in checkpoints().values())

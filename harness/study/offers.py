@@ -7,8 +7,9 @@ output tokens cost when the GPUs are never idle:
     step   decode of all of them, and the prompts that come in while they decode: seqs / output prompts a step
     price  GPUs x price an hour / (3,600 s x seqs / step)
 
-Steps are those of the cost table under the host profile `vllm-0.15`. Prices of GPUs are those of `bench
-size` (`harness/engines/costs/prices.toml`); `--price KIND=USD` sets another. It is a bound from below: load that varies leaves GPUs idle.
+Steps are those of the cost table under the host profile `vllm-0.15`. Prices of GPUs are those of `bench size`
+(`harness/engines/costs/prices.toml`); `--price KIND=USD` sets another. The cost is a bound from below: load that varies
+leaves GPUs idle.
 """
 
 from __future__ import annotations
@@ -107,13 +108,13 @@ def main(argv: Sequence[str]) -> int:
     from harness.report.text_table import aligned
 
     try:
-        words, own = list(argv), dict[str, str]()
+        words, given = list(argv), dict[str, str]()
         while "--price" in words:
             at = words.index("--price")
-            kind, _, own_usd = "".join(words[at + 1 : at + 2]).partition("=")
-            own[quantities.gpu(kind).kind] = own_usd
+            kind, _, usd_hour = "".join(words[at + 1 : at + 2]).partition("=")
+            given[quantities.gpu(kind).kind] = usd_hour
             del words[at : at + 2]
-        usd = prices(own)
+        usd = prices(given)
         costs = [cost(offer(text), usd) for text in words or QUANT3]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -78,7 +78,7 @@ def profiles() -> Path:
     return Path(where)
 
 
-def said(kind: str, op: str) -> str:
+def source_of(kind: str, op: str) -> str:
     """Return the source of a quantity that is fitted on a profile."""
     return (AIC if FOLDERS[kind].startswith(f"{OLD}/") else AIC_NEW).format(op, VERSION[kind])
 
@@ -267,7 +267,7 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
     )
     rate = 2 * 8192.0**3 / float(kernels.gemm_s(q, spec, 8192, 8192, 8192))
     return {
-        "source": said(kind, "gemm") + ", torch linear, n and k >= 512",
+        "source": source_of(kind, "gemm") + ", torch linear, n and k >= 512",
         "formula": "(launch + min over tiles (tm, tn, fraction of peak) and k-splits 1 to 8 of"
         " max(bytes / hbm, waves)) x factors(m, n, k)",
         **q,
@@ -280,7 +280,7 @@ def fit_decode(kind: str, rows: Rows) -> Quantity:
     mha = rows.x["heads"] == rows.x["kv"]
     q = {"gqa": _fit_decode(kind, rows.pick(~mha)), "mha": _fit_decode(kind, rows.pick(mha))}
     return {
-        "source": said(kind, "generation_attention")
+        "source": source_of(kind, "generation_attention")
         + ", flash attention, batch <= 256; kv heads 1, 2, 4, 8 only: more are extrapolated by bytes"
         + (", head_dim 128 only" if kind == "a100-80g" else ""),
         "formula": "(floor + [ctx > 128] merge + B heads + max(bytes / hbm, one block's) + flops"
@@ -332,7 +332,7 @@ def fit_prefill(kind: str, rows: Rows) -> Quantity:
         lambda q: kernels.prefill_s(q, spec, **rows.x),
     )
     return {
-        "source": said(kind, "context_attention")
+        "source": source_of(kind, "context_attention")
         + ", flash attention; no chunk with a prefix was measured (area law)"
         + (", head_dim 128 only" if kind == "a100-80g" else ""),
         "formula": "(floor + max(bytes / hbm, (tiles over SMs ^ p + longest tile ^ p) ^ 1/p)) x factors",
@@ -356,7 +356,7 @@ def fit_all_reduce(kind: str) -> Quantity:
     rows = Rows({}, np.concatenate([t[p].to_numpy() for p in t.columns]), held)
     predicted = np.concatenate([kernels.all_reduce_s(q, int(p), sizes) for p in t.columns])
     return {
-        "source": said(kind, "custom_allreduce") + ", in a CUDA graph; sizes count bf16 elements",
+        "source": source_of(kind, "custom_allreduce") + ", in a CUDA graph; sizes count bf16 elements",
         "formula": "log-log interpolation over elements, linear beyond the last",
         **q,
         **_errors(predicted, rows),
