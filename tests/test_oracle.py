@@ -301,7 +301,7 @@ def test_two_co_runners_disturb_each_other() -> None:
 
 
 def test_mixtures_read_the_experts_that_their_tokens_touch() -> None:
-    """A step of one token reads half of the experts' bytes: half of the bandwidth in a decode step, all in a prefill."""
+    """A step of one token reads half of the experts: half of the bandwidth in a decode step, all of it in a prefill."""
     work = jobs((0.0, "a", 1, 2), (0.0, "b", 1, 2))
     half = Oracle(setup(cost={"xbytes": 17 / 64, "xmiss": 0.5})).run(work, resident(A, B))
     assert [r.token_s for r in half.requests] == [[2 / 64, 2 / 64 + 17 / 64]] * 2
