@@ -38,6 +38,19 @@ def in_numbers(shape: Shape, number_bytes: int) -> Shape:
     return shape._replace(formats=None, kv_format="bf16")
 
 
+def beyond_dense(shape: Shape) -> str | None:
+    """Return what a shape has beyond a dense decoder in bf16 with grouped heads, in words; None where nothing."""
+    if shape.experts is not None:
+        return "a mixture of experts"
+    if shape.latent is not None:
+        return "latent attention"
+    if shape.sliding is not None:
+        return "sliding layers"
+    if shape.formats is not None:
+        return f"weights in {format_of(shape, 'attention').name}"
+    return None if shape.kv_format == "bf16" else f"a KV cache in {shape.kv_format}"
+
+
 def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
     """Return KV bytes of a token on each GPU of the group, in all layers; heads are copied if tp > KV heads.
 
