@@ -55,7 +55,7 @@ KV_BYTES = {
     "deepseek-r1": 61 * 576 * 2,
     "kimi-k2": 61 * 576 * 2,
     "llama-4-scout": 2 * 48 * 8 * 128 * 2,
-    "glm-4.7-fp8": 2 * 92 * 8 * 128 * 2,
+    "glm-4.7": 2 * 92 * 8 * 128 * 2,
     "minimax-m2": 2 * 62 * 8 * 128 * 2,
     "olmoe-1b-7b": 2 * 16 * 16 * 128 * 2,
 }
@@ -109,7 +109,7 @@ def test_names_are_shapes_like_others() -> None:
     assert oss.formats is not None
     assert (oss.formats.experts.name, oss.formats.attention.name, oss.formats.head.name) == ("mxfp4", "bf16", "bf16")
     assert shape("deepseek-v3").latent == Latent(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128)
-    assert shape("glm-4.7-fp8").experts == Experts(layers=89, routed=160, top=8, ffn=1536, shared_ffn=1536)
+    assert shape("glm-4.7").experts == Experts(layers=89, routed=160, top=8, ffn=1536, shared_ffn=1536)
     assert shape("gemma-3-27b").other_bytes == pytest.approx(2 * 0.417e9, rel=0.05)  # SigLIP
 
 
