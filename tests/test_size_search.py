@@ -118,7 +118,7 @@ def sized(**more: Any) -> Sized:
         "asked": question(["prism", "static", "elastic"]), "views": (),
         "curves": {(c.kind, c.system): c for c in (curve, other, lacking)}, "degrees": {}, "best": ("h100", "prism", 3),
         "grown": {1.5: 4, 2.0: None}, "cold_s": {"m": 0.7, "n": 2.0}, "homes": {"0": ("m",), "1": ("n",)},
-        "million_tokens_hour": 18.0, "own": {"h100": 12}, "lacks": "",
+        "million_tokens_hour": 18.0, "dedicated": {"h100": 12}, "lacks": "",
     }  # fmt: skip
     return Sized(**fields | more)
 
