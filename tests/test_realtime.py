@@ -132,13 +132,12 @@ def test_without_a_terminal_a_line_tells_now_and_then_how_far_it_is(
     at = [0.0]
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
     with Terminal() as teller:
-        for done, at_s in ((1962, 0.0), (1963, 5.0), (2000, 25.0), (2100, 30.0), (2426, 50.0), (2890, 90.0)):
+        for done, at_s in ((1962, 0.0), (1963, 5.0), (2000, 310.0), (2100, 320.0), (2426, 650.0), (2890, 700.0)):
             at[0] = at_s
             teller.progress("runs", done, 2890)
         teller.progress("scores", 0, 4)
     assert capsys.readouterr().err.splitlines() == [
         "runs: 1,962 of 2,890 are stored",
-        "runs: 2,000 of 2,890, about 10 min left",  # 38 in 25 s
-        "runs: 2,426 of 2,890, about 50 s left",  # 464 in 50 s
-        "scores: 0 of 4",
+        "runs: 2,000 of 2,890, about 121 min left",  # 38 in 310 s
+        "runs: 2,426 of 2,890, about 11 min left",  # 464 in 650 s
     ]

@@ -295,7 +295,6 @@ def _degrees(shape: Shape, table: str | None) -> tuple[int, ...]:
     return shapes.degrees(shape) if quantities.machine(table) is None else ()
 
 
-@cache
 def _models(name: str, table: str | None) -> ModelSet:
     models, measured = load_models(name), quantities.machine(table)
     if measured is None:

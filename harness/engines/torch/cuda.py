@@ -516,7 +516,7 @@ class Links:
         self.engine, self.stores = engine, dict[int, Store]()
         self.lines: dict[str, Line] = {}
         self._send = threading.Lock()
-        self._kept: list[mmap.mmap] = []
+        self._memory: list[mmap.mmap] = []
 
     def serve(self) -> None:
         """Copy what is asked for, until EOFError: the engine is gone."""
@@ -565,7 +565,7 @@ class Links:
     def _locked(self, file: int) -> Store:
         """Map a file of host memory, touch it by several threads, and lock it."""
         memory = mmap.mmap(file, os.fstat(file).st_size)
-        self._kept.append(memory)
+        self._memory.append(memory)
         at, size = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
         pieces = [(at + first, min(GIB, size - first)) for first in range(0, size, GIB)]
 
