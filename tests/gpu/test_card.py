@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,33 +12,13 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
-from harness.engines.torch import cuda  # noqa: E402
-from probe import kernels  # noqa: E402
-from tests import test_torch_logits  # noqa: E402
 from tests.gpu import emulated  # noqa: E402
-from tests.gpu.test_kernels import cpu  # noqa: E402, F401 - a fixture
 from tests.test_torch_logits import (  # noqa: E402
     SCENARIOS,
     checkpoints,  # noqa: F401 - a fixture
     compare,
     served,
 )
-
-
-class OneByOne:
-    """An interpreted kernel: the interpreter is one for all threads."""
-
-    lock = threading.Lock()
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*args: Any, **more: Any) -> None:
-            with self.lock:
-                self.kernel[grid](*args, **more)
-
-        return launch
 
 
 @pytest.fixture
@@ -55,20 +33,3 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[emulated.Memory]:
 @pytest.mark.usefixtures("card")
 def test_logits_are_those_of_transformers(name: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     compare(served(checkpoints, "Llama", SCENARIOS[name], monkeypatch), checkpoints / "Llama")
-
-
-@pytest.mark.parametrize(("kind", "scenario"), [("Llama", "batched"), ("Qwen3", "attended elsewhere")])
-@pytest.mark.usefixtures("cpu")
-def test_kernels_in_bfloat16_give_nearly_those(
-    kind: str, scenario: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
-    emulated.card(monkeypatch, "bfloat16")
-    prompts, outputs = (9, 70), (4, 5)  # few, for a program of a kernel takes the interpreter milliseconds
-    monkeypatch.setattr(test_torch_logits, "PROMPTS", prompts)
-    monkeypatch.setattr(test_torch_logits, "OUTPUTS", outputs)
-    scratch = cuda.scratch
-    monkeypatch.setattr(cuda, "scratch", lambda kv, rows, sms: scratch(kv, rows, 1))  # a context is one part
-    monkeypatch.setattr(cuda, "FIRST", 0)
-    for name in ("decode", "merge", "add_norm", "rope_write", "silu_mul"):
-        monkeypatch.setattr(kernels, name, OneByOne(getattr(kernels, name)))
-    compare(served(checkpoints, kind, SCENARIOS[scenario], monkeypatch), checkpoints / kind)

@@ -51,7 +51,7 @@ def decode(dims: str, block: int, splits: int, stages: int, dtype: str = "bf16")
     return Case("decode", types, constants, 4, stages)
 
 
-B = {name: {"H": m.hidden, "BLOCK": triton.next_power_of_2(m.hidden)} for name, m in llama.DIMS.items()}
+B = {name: {"H": m.hidden, "BLOCK": triton.next_power_of_2(m.hidden), "EPS": 1e-5} for name, m in llama.DIMS.items()}
 CASES = [
     *(decode(name, 64, s, 7) for name in llama.DIMS for s in (1, 32)),
     *(decode("8B", block, 8, stages) for block, stages in ((16, 7), (64, 3), (64, 5))),
