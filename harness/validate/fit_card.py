@@ -41,7 +41,9 @@ def inputs(run: Measured) -> str:
     """Hash what the fits are told: the load, rows of elastic memory, and the table of the card's kernels."""
     rows = run.rows[run.rows["system"] == "elastic"]
     digest = hashlib.sha256(json.dumps(quantities.quantities(GPU), sort_keys=True).encode())
-    digest.update(repr((run.load, rows.to_dict("list"))).encode())
+    load = run.load
+    told = (load.shape.name, load.models, load.prompt, load.cap, load.output)
+    digest.update(repr((told, rows.to_dict("list"))).encode())
     return digest.hexdigest()[:16]
 
 
