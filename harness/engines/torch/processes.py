@@ -271,14 +271,14 @@ class Workers:
             seat.send("map", model, [run for page in account.mapped for run in _mapping(account, page)])
         for name in self.nets:
             account = self.accounts[name, seat.device]
-            changes, account.changes = account.changes, []
+            changes, account.changes = dict(reversed(account.changes)), []  # of each page the first: what they know
             for other in self.seats.values() if changes else ():
                 if other.device != seat.device or name not in other.accounts or (other is seat and name == fresh):
                     continue
-                for page, mapped in changes:
+                for page, mapped in changes.items():
                     if not mapped:
                         other.send("unmap", name, [(page * account.page_bytes, account.page_bytes)])
-                    elif page in account.mapped:
+                    if page in account.mapped:
                         other.send("map", name, list(_mapping(account, page)))
 
     def introduce(self, seat: Seat, far: Seat) -> None:
