@@ -253,7 +253,8 @@ def price(
     step = gpu + host if k["serial"] else max(gpu, host)
     phase = "pre" if n else "dec"
     compute = k[f"{phase}_share"] or (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
-    hbm = (k["wbytes"] + k["kbytes"] * here[1]) / (k["hbm"] * step)
+    weights = k["wbytes"] + (k["xbytes"] * (1 - k["xmiss"] ** float(B + p)) if k["xbytes"] else 0.0)
+    hbm = (weights + k["kbytes"] * here[1]) / (k["hbm"] * step)
     lent = {i: (attention(*far[i][:2]) / step, (longest - back[i]) / L) for i in far}
     return Price(step, (min(1.0, compute), min(1.0, hbm)), L, kernels, lent, k[f"{phase}_slow"])
 

@@ -347,6 +347,16 @@ def test_oracle_notices_wrong_interference() -> None:
 
 
 @pytest.mark.slow
+def test_oracle_notices_wrong_experts() -> None:
+    changes = [
+        (0, "k.xbytes * (1.0 - k.xmiss ** float(m))", "k.xbytes"),  # a step reads all of them
+        (0, "read_bytes(S, c, run + tokens)", "read_bytes(S, c, run)"),  # prompts touch none
+        (0, "read_bytes(S, c, run) + k.kbytes * near", "read_bytes(S, c, 1) + k.kbytes * near"),  # one sequence's
+    ]
+    assert escaped(0, 60, changes) == []
+
+
+@pytest.mark.slow
 def test_oracle_notices_wrong_shares() -> None:
     changes = [
         (0, "(k.pre_slow if pieces > 0 else k.dec_slow)", "k.dec_slow"),

@@ -26,6 +26,8 @@ from harness.policy.fields import meant
 from harness.policy.types import Option, UserError
 from harness.rows.sealed import Facts
 from harness.toml import TABLE, Count, Natural, Pairs, Positive, Seconds, Share, Span
+from workloads import checkpoint
+from workloads.models import with_files
 
 LINKS = ("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps")
 MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *LINKS)  # fields that a figure may name
@@ -60,7 +62,7 @@ class Spec:
     gpu: str = "h100"
     gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 2
     node_gpus: Count = 8
-    models: str = "heavy8"  # a set of workloads/sets/, the path of a .toml, or shapes
+    models: str = "heavy8"  # a set of workloads/sets/, the path of a .toml, or models by name or path
     trace: str = "arena-chat"  # of traces/manifest.toml, or the path of a .parquet
     trace_sha256: str = ""  # of the rows replayed
     # Longest prompt + output that is served; None: as the trace needs.
@@ -152,7 +154,17 @@ def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
         elif name.endswith(suffix):
             rule, colon, path = name.rpartition("classes:")
             named[key] = f"{rule}{colon}{_content(path)}"
+    if "models" in named:
+        named["models"] = with_files(named["models"], _checkpoint)
     return named
+
+
+def _checkpoint(path: str) -> str:
+    """Name a checkpoint by the hash of what is read of it, and a lost one by its path."""
+    try:
+        return sha256(repr(checkpoint.read(path)).encode()).hexdigest()
+    except UserError:
+        return path
 
 
 def _content(path: str) -> str:
