@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.engines import rows
+from harness.engines import rows, stamps
 from harness.engines.costs.coef import COST
 from harness.engines.costs.layout import UNITS, Field, fields, record
 from harness.engines.sim import engine, kernel, records, state
@@ -82,9 +82,9 @@ def test_what_a_line_names_is_there() -> None:
 
 
 def test_engines_share_what_becomes_a_row() -> None:
-    """An engine of its own keeps `rows.FIELDS`; the simulator's requests have the same among theirs."""
-    for name in rows.FIELDS.names or ():
-        assert rows.FIELDS[name] == records.REQUEST[name]
+    """An engine of its own keeps `stamps.FIELDS`; the simulator's requests have the same among theirs."""
+    for name in stamps.FIELDS.names or ():
+        assert stamps.FIELDS[name] == records.REQUEST[name]
 
 
 # ---------------------------------------------------------------- readers
@@ -150,5 +150,5 @@ def test_every_field_is_read() -> None:
         for name, field in known - reads
         if field not in by_name
         and not (name == "WORLD" and field in addresses)
-        and not (name in {"REQUEST", "LOG"} and field in (rows.FIELDS.names or ()))  # `rows` reads them all, by cause
+        and not (name in {"REQUEST", "LOG"} and field in (stamps.FIELDS.names or ()))  # `rows` reads them all, by cause
     } == set()

@@ -1,16 +1,12 @@
 """Logits of the engine on the processor beside those of `transformers`, whatever happens to a request on its way.
 
-The checkpoints are small and drawn here. Each scenario is a policy in a few lines, and the engine's own processes serve
-it: what is compared is what a worker computed from the pages that it had mapped.
+The checkpoints are small and drawn here. What is compared is what a worker computed from the pages that it had mapped
+(harness/validate/torch_scenarios.py).
 """
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,117 +15,15 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from harness.engines.machine import Config, Served  # noqa: E402
+from harness.engines.torch import nets  # noqa: E402
 from harness.engines.torch.engine import Torch  # noqa: E402
-from harness.engines.torch.nets import prompt_ids  # noqa: E402
-from harness.loop.replay import missing, replay  # noqa: E402
-from harness.policy.actions import Action, Admit, Evict, Limit, Load, Move, Run  # noqa: E402
-from harness.policy.events import Arrived, Done, Event, Prefilled, Woke  # noqa: E402
-from harness.policy.types import MIB, Batch, Host, Inst, Jobs, Option  # noqa: E402
-from harness.policy.view import View  # noqa: E402
-from workloads.models import shape  # noqa: E402
+from harness.validate import torch_scenarios as scenarios  # noqa: E402
+from harness.validate.torch_scenarios import SCENARIOS, Scenario  # noqa: E402
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 160, "max_position_embeddings": 512}  # fmt: skip
-HOME, AWAY = Batch(Inst("m", (0,))), Batch(Inst("m", (1,)))
-PROMPTS, OUTPUTS = (50, 5, 70, 18, 1), (30, 28, 24, 20, 26)
-
-NEAR = 0.05  # of the logits together: bfloat16 has 8 bits, and errors of three layers add up
-
-Script = Callable[[Event, View], Iterable[Action]]
-
-
-class Scenario(NamedTuple):
-    """A script of what happens to requests, and the counter of the run that shows it."""
-
-    script: Script
-    options: Mapping[str, Option] = {}
-    gpus: int = 1
-    happened: str = ""  # a counter that must not be 0
-
-
-class Policy:
-    """A script as a system that may do anything."""
-
-    def __init__(self, script: Script, engine: Torch, options: Mapping[str, Option]) -> None:
-        self.on, self.hears, self.uses, self.options = script, engine.tells, engine.can, options
-
-
-def opened(*orders: Run, batch: Batch = HOME) -> Script:
-    """Load at the start, open lanes, and admit whoever comes."""
-
-    def script(event: Event, _: View) -> Iterator[Action]:
-        if event == Woke("start"):
-            yield Load(batch.inst)
-            yield from orders or (Run(batch),)
-        if isinstance(event, Arrived):
-            yield Admit(event.request.id, batch)
-
-    return script
-
-
-def then(first: Script, more: Callable[[Event], Iterable[Action]]) -> Script:
-    """Do what a script does, and more."""
-
-    def script(event: Event, view: View) -> Iterator[Action]:
-        yield from first(event, view)
-        yield from more(event)
-
-    return script
-
-
-def squeezed(event: Event) -> Iterator[Action]:
-    """Leave room for a part of the requests' KV: 12 blocks of 16 tokens and 12 KiB, or 4 of 64 and a page of a card."""
-    if event == Woke("start"):
-        yield Limit("m", 0, 12 * 12288 if os.environ.get("DEVICE", "cpu") == "cpu" else 4 * 2 * MIB)
-
-
-def replaced(event: Event) -> Iterator[Action]:
-    """Evict and load again in mid-run."""
-    if event == Prefilled(0, HOME):
-        yield Evict(HOME.inst, drain=False)
-    if isinstance(event, Done) and isinstance(event.action, Evict):
-        yield Load(HOME.inst, "naive")
-
-
-def to_host(event: Event) -> Iterator[Action]:
-    """Send KV to the host and back."""
-    if isinstance(event, Prefilled):
-        yield Move(event.rid, Host(0))
-    if isinstance(event, Done) and isinstance(event.action, Move) and event.action.to == Host(0):
-        yield Move(event.action.who, (0,))
-
-
-def to_other(event: Event) -> Iterator[Action]:
-    """Prefill here, decode there."""
-    if event == Woke("start"):
-        yield from (Load(AWAY.inst), Run(AWAY, "decode"))
-    if isinstance(event, Prefilled):
-        yield from (Admit(event.rid, AWAY), Move(event.rid, (1,)))
-
-
-def lent(event: Event) -> Iterator[Action]:
-    """Attend to the KV of some on another device."""
-    if isinstance(event, Prefilled) and event.rid % 2 == 0:
-        yield Move(event.rid, (1,), attend=True)
-
-
-PD = Run(HOME, "prefill"), Run(HOME, "decode")
-SCENARIOS = {
-    "batched": Scenario(opened()),
-    "one by one": Scenario(opened(Run(HOME, seqs=1))),
-    "whole prompts": Scenario(opened(Run(HOME, chunk_tokens=0))),
-    "chunked": Scenario(opened(Run(HOME, chunk_tokens=7))),
-    "sliced": Scenario(opened(Run(HOME, "prefill", slice_layers=2), Run(HOME, "decode"))),
-    "partitioned": Scenario(opened(Run(HOME, "prefill", sms=60), Run(HOME, "decode", sms=40))),
-    "elastic": Scenario(opened(), {"kv": "elastic", "process": "model"}),
-    "recomputed": Scenario(then(opened(), squeezed), happened="preemptions"),
-    "swapped out": Scenario(then(opened(), squeezed), {"preempt": "swap"}, happened="moves"),
-    "evicted and loaded": Scenario(then(opened(), replaced), happened="evicts"),
-    "to the host and back": Scenario(then(opened(), to_host), happened="moves"),
-    "to another device": Scenario(then(opened(PD[0]), to_other), gpus=2, happened="moves"),
-    "attended elsewhere": Scenario(then(opened(), lent), gpus=2, happened="moves"),
-}
+S = scenarios.SHAPE
+SIZES = {"hidden_size": S.hidden, "intermediate_size": S.ffn, "num_hidden_layers": S.layers, "vocab_size": S.vocab,
+         "num_attention_heads": S.q_heads, "num_key_value_heads": S.kv_heads, "head_dim": S.head_dim,
+         "max_position_embeddings": S.max_tokens}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -150,27 +44,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(folder: Path, name: str, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> Torch:
     """Run a scenario on a checkpoint, and return the engine with the logits that it kept."""
     monkeypatch.setenv("MODELS_DIR", str(folder))
-    n, none = len(PROMPTS), np.full(len(PROMPTS), math.inf)
-    config = Config(
-        (Served("m", shape("llama-tiny")._replace(name=name)),), gpus=scenario.gpus, watermark=0.0, pool_bytes=512 * MIB
-    )
-    jobs = Jobs(("m",), np.zeros(n), np.zeros(n, np.int32), np.array(PROMPTS, np.int32), np.array(OUTPUTS, np.int32),
-                none, none)  # fmt: skip
-    options = {"process": "gpu", **scenario.options}
-    engine = Torch(config, options)
-    engine.logits = {}
-    policy: Any = Policy(scenario.script, engine, options)
-    assert missing(policy, engine) == []
-    try:
-        outcome = replay(policy, engine, jobs, end_s=60.0)
-        states = [row["state"] for part in engine.rows() for row in part.to_pylist()]
-        counters = engine.stats()
-    finally:
-        engine.close()
-    assert states == ["done"] * n
-    assert outcome.refused == 0
-    assert counters.get(scenario.happened, 1) > 0
-    return engine
+    return scenarios.served(name, scenario)
 
 
 def compare(engine: Torch, folder: Path) -> None:
@@ -179,18 +53,14 @@ def compare(engine: Torch, folder: Path) -> None:
     kept = torch.bfloat16 if narrow else torch.float32
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=kept).float()
     assert engine.logits is not None
-    for rid, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
-        mine = np.stack(engine.logits[rid])
-        assert len(mine) == output
-        made = mine.argmax(-1)
-        ids = [*prompt_ids(rid, 0, prompt, SIZES["vocab_size"]).tolist(), *made.tolist()]
+
+    def whole(ids: list[int]) -> scenarios.F8:
         with torch.inference_mode():
-            whole = reference(torch.tensor([ids])).logits[0, prompt - 1 : -1].numpy()
-        if narrow:
-            assert np.linalg.norm(mine - whole) < NEAR * np.linalg.norm(whole)
-            continue
-        assert np.abs(mine - whole).max() < 1e-4
-        assert made.tolist() == whole.argmax(-1).tolist()
+            logits: scenarios.F8 = reference(torch.tensor([ids])).logits[0].numpy()
+        return logits
+
+    wrong = [why for _, why in scenarios.off(engine.logits, whole, narrow) if why]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -203,3 +73,13 @@ def test_biases_and_norms_of_heads_are_those_of_transformers(
     kind: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare(served(checkpoints, kind, SCENARIOS["chunked"], monkeypatch), checkpoints / kind)
+
+
+def test_numpy_computes_what_transformers_computes(tmp_path: Path) -> None:
+    net = scenarios.draw(tmp_path)
+    folder = tmp_path / net.shape.name
+    ids = nets.prompt_ids(3, 0, 40, net.shape.vocab).tolist()
+    ours = scenarios.forward(net, nets.checkpoint(folder), ids)
+    with torch.inference_mode():
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(ours - theirs).max() < scenarios.OFF

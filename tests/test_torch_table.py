@@ -50,7 +50,7 @@ def journal(names: Sequence[str], wide: int = 1) -> list[dict[str, Any]]:
             add("decode", params, 0.004 + 2e-4 * seqs + 1e-6 * seqs * ctx, ctx_tokens=float(seqs * ctx))
         for count, seqs in product((2, 4), (0, 8)):
             add("beside", {"shape": name, "servers": count, "seqs": seqs}, 0.01 * count, alone_s=0.01)
-    gbps = torch_timed.link_gbps(lines, names, wide)
+    gbps = torch_timed.link_gbps(lines, {name: shape(name) for name in names}, wide)
     for name, (way, how) in product(names, WAYS.items()):
         size = nets.net(shape(name), wide=wide).weight_bytes
         rate = 1e9 * how.part * gbps["pcie_gbps" if how.source == "host" else "disk_gbps"]
@@ -187,7 +187,7 @@ def test_memory_of_a_tier_holds_its_models_and_some_requests(table: str) -> None
 def test_a_folder_of_other_networks_is_refused(tmp_path: Path) -> None:
     (tmp_path / torch_timed.RAW).write_text(json.dumps({"run": "pages", "wide": 4}) + '\n{"cut')
     with pytest.raises(UserError, match="is of networks with wide=4; take another folder for wide=1"):
-        torch_timed.Bench(tmp_path, print, Torch(Config(()), {}).fields, {})
+        torch_timed.Bench(tmp_path, {}, print, Torch(Config(()), {}).fields, {})
 
 
 @cases(("here", "others", "devices", "lanes", "reasons"), [

@@ -9,34 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness.engines.stamps import NAMES, Noted, arrivals
 from harness.policy.types import Gpus, Jobs
 from harness.rows.record import SCHEMA, WAITS, to_ns
 
-ENGINE_WAITS = tuple(wait for wait in WAITS if wait != "host")  # `batches` adds what the host took
 SLICE = 65_536
-NAMES = ("unfinished", "done", "dropped", "failed")
-FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records may hold more
-    [
-        ("arrival", "f8"),  # seconds: when the engine saw it; infinite where it never came
-        ("admit", "f8"),  # first made a member of a batch; NaN: never. So with the next two
-        ("first", "f8"),  # first token
-        ("done", "f8"),  # last token, or other end
-        *((wait, "f8") for wait in ENGINE_WAITS),  # seconds of its latency, by cause
-        *((f"ttft_{wait}", "f8") for wait in ENGINE_WAITS),  # of those, until its first token; 0 where none came
-        ("made", "i8"),  # tokens
-        ("preemptions", "i8"),  # of it
-        ("first_inst", "i8"),  # index of its first and its last place; -1: it never ran
-        ("last_inst", "i8"),
-    ]
-)
-
-
-def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the intended arrival of each request, in seconds."""
-    if jobs.after is None:
-        return jobs.arrival_s
-    # what a client could not send yet is none of the window's, at the run's end
-    return np.where(jobs.after < 0, jobs.arrival_s, np.minimum(R["arrival"] - api_in_s, end_s))
 
 
 def batches(
@@ -57,10 +34,10 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
 
-    `R` has the fields of `FIELDS`; `ends` indexes `NAMES`; `api_in_s` passes before the engine sees a request, and
-    `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens, `gaps` by cause the
-    nanoseconds of its longest gap between two of them (None: not known); `first_tokens` how many came at first (None:
-    one); `alone_s` what prefill and decode of each take alone (None: not known).
+    `R` has the fields of `stamps.FIELDS`; `ends` indexes `stamps.NAMES`; `api_in_s` passes before the engine sees a
+    request, and `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens, `gaps` by
+    cause the nanoseconds of its longest gap between two of them (None: not known); `first_tokens` how many came at
+    first (None: one); `alone_s` what prefill and decode of each take alone (None: not known).
     """
     models = pa.array(jobs.models, pa.string())
     api_in_s = np.broadcast_to(api_in_s, len(R))
@@ -114,6 +91,19 @@ def batches(
             "token_ns": pa.nulls(n, SCHEMA.field("token_ns").type) if tokens is None else tokens.slice(a, n),
         }
         yield pa.RecordBatch.from_arrays([columns[f.name] for f in SCHEMA], schema=SCHEMA)
+
+
+def noted(of: Noted, jobs: Jobs, fidelity: str, *, token_times: bool) -> Iterator[pa.RecordBatch]:
+    """Yield rows, as `batches` does, of what an engine in real time noted."""
+    arrivals_s, tokens = arrivals(of.R, jobs, of.end_s, of.late_s), None
+    if token_times:
+        pairs = zip(of.stamps_s, arrivals_s.tolist(), strict=True)
+        ns = [[round(t * 1e9) - round(due * 1e9) for t in stamps] for stamps, due in pairs]
+        tokens = pa.array(ns, SCHEMA.field("token_ns").type)
+    yield from batches(
+        of.R, of.ends, jobs, of.places, arrivals_s=arrivals_s, fidelity=fidelity, end_s=of.end_s, api_in_s=of.late_s,
+        api_out_s=0.0, tokens=tokens,
+    )  # fmt: skip
 
 
 def rounded(seconds: NDArray[np.float64], total_ns: NDArray[np.int64]) -> NDArray[np.int64]:

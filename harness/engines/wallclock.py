@@ -16,18 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
-from harness.engines import rows
+from harness.engines import stamps
 from harness.engines.machine import Config, Refusal
+from harness.engines.stamps import Noted
 from harness.policy.actions import Action, Admit
 from harness.policy.events import Arrived, Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded
 from harness.policy.types import Batch, Cluster, Fidelity, Gpus, Host, Jobs, Request, Unsupported
 from harness.policy.view import BatchState, RequestState
-from harness.rows.record import SCHEMA
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ORDER = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # of what is told of an instant
 
@@ -81,7 +83,7 @@ class WallClock:
         self._told: deque[Event] = deque()
         self._lacking = False  # an action was refused for now
         self._zero_s = self._end_s = math.inf  # the process's clock at 0 s, none before `begin`; the run's end
-        self._R = np.zeros(0, rows.FIELDS)
+        self._R = np.zeros(0, stamps.FIELDS)
         self._places: dict[Gpus, int] = {}
         self._future: list[tuple[float, int]] = []  # a heap of arrivals
         self._heirs: dict[int, int] = {}  # of closed loops: each request's successor
@@ -120,7 +122,7 @@ class WallClock:
         """Start the clock."""
         jobs, n = self.jobs, len(self.jobs)
         self._hears, self.oracle, self._end_s = hears, oracle, end_s
-        self._R, self._ends, self._due_s = np.zeros(n, rows.FIELDS), np.zeros(n, np.int8), jobs.arrival_s.copy()
+        self._R, self._ends, self._due_s = np.zeros(n, stamps.FIELDS), np.zeros(n, np.int8), jobs.arrival_s.copy()
         for name, none in (("arrival", math.inf), ("admit", math.nan), ("first", math.nan), ("done", math.nan)):
             self._R[name] = none
         self._R["first_inst"] = self._R["last_inst"] = -1
@@ -309,7 +311,7 @@ class WallClock:
         if not request.made:
             self._R["first"][r], self._R["first_inst"][r] = self.now_s, last
             self._book(request)
-            for wait in rows.ENGINE_WAITS:
+            for wait in stamps.ENGINE_WAITS:
                 self._R[f"ttft_{wait}"][r] = self._R[wait][r]
         request.made += 1
         self._R["last_inst"][r] = last
@@ -324,7 +326,7 @@ class WallClock:
     def end(self, request: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
         """End a request now; the one that comes after it in a closed loop thinks first."""
         self.charge(())
-        self._R["done"][request.rid], self._ends[request.rid] = self.now_s, rows.NAMES.index(state)
+        self._R["done"][request.rid], self._ends[request.rid] = self.now_s, stamps.NAMES.index(state)
         self._leave(request)
         del self.live[request.rid]
         if (heir := self._heirs.get(request.rid)) is not None and self.jobs.think_s is not None:
@@ -335,21 +337,19 @@ class WallClock:
         """Tell whether every request has ended."""
         return not (self._told or self.live or self._future)
 
+    def noted(self) -> Noted:
+        """Return what was noted of the requests up to now."""
+        self.charge(())
+        R = self._R
+        R["made"] = [len(times) for times in self._stamps_s]
+        late_s = np.where(np.isfinite(R["arrival"]), R["arrival"] - self._due_s, 0.0)  # seen between two steps
+        return Noted(R, self._ends, self._stamps_s, list(self._places), late_s, self.now_s)
+
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield what happened to each request."""
-        self.charge(())
-        R, tokens = self._R, None
-        R["made"] = [len(stamps) for stamps in self._stamps_s]
-        late_s = np.where(np.isfinite(R["arrival"]), R["arrival"] - self._due_s, 0.0)  # seen between two steps
-        arrivals_s = rows.arrivals(R, self.jobs, self.now_s, late_s)
-        if self.config.token_times:
-            pairs = zip(self._stamps_s, arrivals_s.tolist(), strict=True)
-            ns = [[round(t * 1e9) - round(due * 1e9) for t in stamps] for stamps, due in pairs]
-            tokens = pa.array(ns, SCHEMA.field("token_ns").type)
-        yield from rows.batches(
-            R, self._ends, self.jobs, list(self._places), arrivals_s=arrivals_s, fidelity=self.fidelity,
-            end_s=self.now_s, api_in_s=late_s, api_out_s=0.0, tokens=tokens,
-        )  # fmt: skip
+        from harness.engines import rows
+
+        yield from rows.noted(self.noted(), self.jobs, self.fidelity, token_times=self.config.token_times)
 
 
 class WallView:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.policy.types import UserError
-from harness.rows import forms, sealed
+from harness.rows import forms, sealed, waits
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
 from harness.rows.whole import patient, replacing, sync
 
@@ -42,8 +42,7 @@ FORMS = {ROWS: forms.RUN, SWEEP: forms.SCORED, SENSITIVITY: forms.LEADS, TURNS: 
 
 STATES = ("done", "dropped", "failed", "unfinished")
 VERSION = 2  # `schema` of the files that are written; files of schema 1 lack the key
-# causes of a request's time; they sum to its latency
-WAITS = ("admission", "host", "load", "kv", "transfer", "queue", "compute", "time_slice", "contention")
+WAITS = waits.WAITS
 OF_SCHEMA_1 = {"held": "admission", "move": "transfer", "turn": "queue", "solo": "compute", "slow": "contention"}
 META = (
     "schema", "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped",

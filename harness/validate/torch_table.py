@@ -47,7 +47,7 @@ def table(
     served = networks(names, wide)
     conditions = ", ".join(f"{key} {value}" for key, value in machine_facts("torch").items())
     source = f"bench calibrate --engine torch on {conditions}"
-    links: dict[str, Any] = link_gbps(lines, names, wide)
+    links: dict[str, Any] = link_gbps(lines, {name: shape(name) for name in names}, wide)
     gbps = rates(Config((), **links), CPU)
     limited = "to which the engine holds its copies"
     spec: dict[str, tuple[float, str]] = {
@@ -84,7 +84,7 @@ def ladder(lines: Sequence[Mapping[str, Any]], bytes_s: Mapping[str, float], sou
         rate = bytes_s["disk" if way.source == "disk" else "h2d"] * way.part
         beyond = [line["p50"] - line["facts"]["bytes"] / rate for line in of(lines, "load", way=name)]
         rungs[name] = {
-            "fixed_s": fit.sig(max(0.0, float(np.median(beyond))), 4), "link": link,
+            "fixed_s": quantities.sig(max(0.0, float(np.median(beyond))), 4), "link": link,
             **({"bytes_s": rate} if way.part < 1 else {}), "source": f"{source}: from the order to its end",
         }  # fmt: skip
     return rungs
@@ -117,11 +117,11 @@ def ratios(lines: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str])
     config = machine.Config(served, gpu=KIND, host=KIND, table=str(path))
     profile = machine.profile(config, machine.machine(config))
     for name in names:
-        (load,) = of(lines, "load", shape=name, way="host", gbps=fit.sig(measured.spec.h2d.value / 1e9, 3))
+        (load,) = of(lines, "load", shape=name, way="host", gbps=quantities.sig(measured.spec.h2d.value / 1e9, 3))
         (step,) = of(lines, "decode", shape=name, seqs=1, ctx=CTX)
         inst = Inst(name, (0,))
         by_table = profile.load_s(inst, "host") / profile.step_s(inst, 1, round(step["facts"]["ctx_tokens"]))
-        yield Ratio(name, load["p50"] / step["p50"], by_table, gpu_ratio(name))
+        yield Ratio(name, load["p50"] / step["p50"], by_table, gpu_ratio(shape(name)))
 
 
 class Sizes(NamedTuple):
@@ -168,7 +168,7 @@ def notes(lines: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str]) 
     texts = [*(ratio.text for ratio in ratios(lines, path, names)), *relative(names, path)]
     bytes_s = {link: 1e9 * rate for link, rate in rates(Config((), table=str(path)), CPU).items()}
     texts.append("links, GB/s: " + ", ".join(f"{link} {rate / 1e9:g}" for link, rate in bytes_s.items()))
-    for line in of(lines, "move", gbps=fit.sig(bytes_s["h2d"] / 1e9, 3)):
+    for line in of(lines, "move", gbps=quantities.sig(bytes_s["h2d"] / 1e9, 3)):
         link, size = line["params"]["link"], line["facts"]["bytes"]
         texts.append(
             f"a move of {size / 1e6:.2g} MB of KV ({line['params']['shape']}) over {link}: {1e3 * line['p50']:.3g} ms, "
@@ -195,7 +195,7 @@ def write(
     folder: Path, names: Sequence[str], say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]
 ) -> tuple[Path, fit_whole.Fitted, list[dict[str, Any]], dict[str, Any]]:
     """Measure what the folder lacks, and write its table; return its path, the fit, all lines, and the table."""
-    lines = measure(folder, names, say, fields, {"pool_bytes": GIB, **given})
+    lines = measure(folder, {name: shape(name) for name in names}, say, fields, {"pool_bytes": GIB, **given})
     file, fitted = table(lines, names, fields.wide)
     path = folder / f"{KIND}.toml"
     write_bytes(path, fit.dumps(file).encode())

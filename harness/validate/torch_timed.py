@@ -29,21 +29,20 @@ import numpy as np
 
 from harness.engines import machine
 from harness.engines.costs import quantities
-from harness.engines.costs.fit import sig
+from harness.engines.costs.quantities import sig
 from harness.engines.machine import Config, Served
-from harness.engines.torch import nets
+from harness.engines.torch import kind, nets
 from harness.engines.torch.engine import Torch
 from harness.engines.torch.lanes import Watched
 from harness.engines.torch.residents import WAYS, Way
-from harness.engines.torch.setting import Fields
+from harness.engines.torch.setting import Fields, rates
 from harness.loop.guard import terminable
 from harness.loop.replay import replay
 from harness.loop.system import ROOT
 from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded, Woke
-from harness.policy.types import Batch, Host, Inst, Jobs, Option, UserError
+from harness.policy.types import Batch, Host, Inst, Jobs, Option, Shape, UserError
 from harness.policy.view import View
-from workloads.models import shape
 
 RAW = "raw.jsonl"
 PROMPTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
@@ -102,11 +101,11 @@ def jobs(models: tuple[str, ...], each: Iterable[tuple[int, int, int]]) -> Jobs:
     return Jobs(models, np.zeros(len(model)), model, prompt, output, none, none)
 
 
-def wait(kind: type, actions: Iterable[Action] = (), count: int = 1) -> Generator[Iterable[Action], Event, Any]:
+def wait(event_type: type, actions: Iterable[Action] = (), count: int = 1) -> Generator[Iterable[Action], Event, Any]:
     """Answer with actions, then wait for so many events of a kind; return the last."""
     event = yield actions
     while True:
-        count -= isinstance(event, kind)
+        count -= isinstance(event, event_type)
         if not count:
             return event
         event = yield ()
@@ -115,8 +114,11 @@ def wait(kind: type, actions: Iterable[Action] = (), count: int = 1) -> Generato
 class Bench:
     """A folder's journal, and what is still to be measured into it."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]) -> None:
-        self.say, self.fields, self.given = say, fields, dict(given)
+    def __init__(
+        self, folder: Path, shapes: Mapping[str, Shape], say: Callable[[str], None], fields: Fields,
+        given: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.shapes, self.say, self.fields, self.given = shapes, say, fields, dict(given)
         self.path = folder / RAW
         folder.mkdir(parents=True, exist_ok=True)
         self.lines: list[dict[str, Any]] = []
@@ -148,7 +150,7 @@ class Bench:
 
     def config(self, models: Iterable[str], of: str, gpus: int = 1) -> Config:
         """Return a machine of models that all have one shape."""
-        return Config(tuple(Served(m, shape(of)) for m in models), gpus=gpus, watermark=0.0, **self.given)
+        return Config(tuple(Served(m, self.shapes[of]) for m in models), gpus=gpus, watermark=0.0, **self.given)
 
 
 def ran(
@@ -167,32 +169,37 @@ def ran(
 
 
 def measure(
-    folder: Path, models: Iterable[str], say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]
+    folder: Path, shapes: Mapping[str, Shape], say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Measure every shape of `models` as far as the folder has not; return the journal's lines."""
-    bench = Bench(folder, say, fields, given)
-    names = list(models)
-    for name in names:
+    """Measure every shape, by name, as far as the folder has not; return the journal's lines.
+
+    The links of cards are as fast as they are, and what their driver's calls take is the probe's to measure.
+    """
+    bench = Bench(folder, shapes, say, fields, given)
+    on = kind.kind(bench.config([], ""))
+    for name in shapes:
         bench.measure(f"steps of {name}", partial(steps, bench, name))
-    bench.given |= link_gbps(bench.lines, names, fields.wide)
-    for name in names:
+    bench.given |= link_gbps(bench.lines, shapes, fields.wide) if on.name == "cpu" else {}
+    gbps = rates(bench.config([], ""), on)["h2d"]
+    for name in shapes:
         bench.measure(f"side by side {name}", partial(beside, bench, name))
-        bench.measure(f"loads of {name} at {bench.given['pcie_gbps']:g} GB/s", partial(loads, bench, name))
-        bench.measure(f"moves of {name} at {bench.given['pcie_gbps']:g} GB/s", partial(moves, bench, name))
+        bench.measure(f"loads of {name} at {gbps:g} GB/s", partial(loads, bench, name))
+        bench.measure(f"moves of {name} at {gbps:g} GB/s", partial(moves, bench, name))
         bench.measure(f"turns of {name}", partial(turns, bench, name))
-    bench.measure("pages", pages)
+    if on.name == "cpu":
+        bench.measure("pages", pages)
     return bench.lines
 
 
-def link_gbps(lines: Iterable[Mapping[str, Any]], names: Iterable[str], wide: int) -> dict[str, float]:
+def link_gbps(lines: Iterable[Mapping[str, Any]], shapes: Mapping[str, Shape], wide: int) -> dict[str, float]:
     """Return link rates, fields of `Config`, at which a load over a decode step of the largest model is a GPU's.
 
     The other links have the parts of that rate which they have on the GPU.
     """
-    sizes = {name: nets.net(shape(name), wide=wide).weight_bytes for name in names}
+    sizes = {name: nets.net(shape, wide=wide).weight_bytes for name, shape in shapes.items()}
     largest = max(sizes, key=lambda name: sizes[name])
     (step,) = of(lines, "decode", shape=largest, seqs=1, ctx=CTX)
-    h2d = sig(sizes[largest] / (gpu_ratio(largest) * step["p50"]) / 1e9, 3)
+    h2d = sig(sizes[largest] / (gpu_ratio(shapes[largest]) * step["p50"]) / 1e9, 3)
     spec = quantities.gpu(GPU)
     return {
         "pcie_gbps": h2d, "nvlink_gbps": sig(h2d * spec.nvlink / spec.h2d, 3),
@@ -200,11 +207,11 @@ def link_gbps(lines: Iterable[Mapping[str, Any]], names: Iterable[str], wide: in
     }  # fmt: skip
 
 
-def gpu_ratio(name: str) -> float:
+def gpu_ratio(shape: Shape) -> float:
     """Return a load from the host over a decode step of a shape on a GPU, by its cost table."""
-    config = machine.Config((Served(name, shape(name)),), gpu=GPU)
+    config = machine.Config((Served(shape.name, shape),), gpu=GPU)
     profile = machine.profile(config, machine.machine(config))
-    inst = Inst(name, (0,))
+    inst = Inst(shape.name, (0,))
     return profile.load_s(inst, "host") / profile.step_s(inst, 1, CTX)
 
 
@@ -330,12 +337,14 @@ def _together(watched: Iterable[Watched], models: Iterable[str], seqs: int) -> l
 
 def loads(bench: Bench, name: str) -> tuple[list[Timed], float]:
     """Time a load by each way, the process that starts with it included."""
-    inst, took = Inst(name, (0,)), {way: list[float]() for way in WAYS}
+    inst, config = Inst(name, (0,)), bench.config([name], name)
+    ways = [way for way, how in WAYS.items() if not how.starts or kind.kind(config).starts]
+    took = {way: list[float]() for way in ways}
 
     def script(engine: Torch) -> Script:
         yield from wait(Woke)
         yield from wait(Arrived)
-        for way in WAYS:
+        for way in ways:
             for _ in range(3 if WAYS[way] in QUICK else 1):
                 begun_s = engine.now_s
                 yield from wait(Done, [Load(inst, way)])
@@ -343,11 +352,9 @@ def loads(bench: Bench, name: str) -> tuple[list[Timed], float]:
                 yield from wait(Done, [Evict(inst)])
         yield [Drop(0)]
 
-    uses = ("Load", "Evict", "Drop", *(f"Load.way:{way}" for way in WAYS))
-    engine, _, others = ran(
-        bench, bench.config([name], name), {"process": "gpu"}, uses, jobs((name,), [(0, 1, 1)]), script
-    )
-    about, facts = {"shape": name, "gbps": bench.given["pcie_gbps"]}, {"bytes": engine.nets[name].weight_bytes}
+    uses = ("Load", "Evict", "Drop", *(f"Load.way:{way}" for way in ways))
+    engine, _, others = ran(bench, config, {"process": "gpu"}, uses, jobs((name,), [(0, 1, 1)]), script)
+    about, facts = {"shape": name, "gbps": engine.links["h2d"]}, {"bytes": engine.nets[name].weight_bytes}
     return [Timed("load", {**about, "way": way}, s, facts) for way, s in took.items()], others
 
 
@@ -369,8 +376,8 @@ def moves(bench: Bench, name: str) -> tuple[list[Timed], float]:
 
     uses = ("Load", "Run", "Admit", "Drop", "Move", "Move.to:gpu", "Move.to:host")
     work = jobs((name,), [(0, MOVED, 4000)])
-    _, _, others = ran(bench, bench.config([name], name, gpus=2), {"process": "gpu"}, uses, work, script)
-    about, facts = {"shape": name, "gbps": bench.given["pcie_gbps"]}, {"bytes": size[0]}
+    engine, _, others = ran(bench, bench.config([name], name, gpus=2), {"process": "gpu"}, uses, work, script)
+    about, facts = {"shape": name, "gbps": engine.links["h2d"]}, {"bytes": size[0]}
     return [Timed("move", {**about, "link": link}, s, facts) for link, s in took.items()], others
 
 

@@ -96,7 +96,7 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
     add("small", small_rows(book), ("floor_s", "hbm_frac"), lambda q, r: _small(q, spec, r), ())
     if "gemm" in out:
         rate = 2 * 8192.0**3 / float(kernels.gemm_s(out["gemm"], spec, 8192, 8192, 8192))
-        out["gemm"]["best_flops_frac"] = fit.sig(rate / spec.flops)
+        out["gemm"]["best_flops_frac"] = quantities.sig(rate / spec.flops)
     partial, speeds = share_rows(book, {**base, **out}, spec)
     add("share", partial, ("arith_power", "saturation", "power"), lambda q, r: speeds(q)[r.x["i"]], ())
     if len(out) == 1:

@@ -32,6 +32,7 @@ from scipy.sparse.linalg import spsolve
 
 from harness.engines.costs import coefficients, kernels, profile, quantities
 from harness.engines.costs.coef import Tables
+from harness.engines.costs.quantities import sig
 from harness.policy.types import Shape, UserError
 
 F8 = NDArray[np.float64]
@@ -210,11 +211,6 @@ def _errors(predicted: F8, rows: Rows) -> Quantity:
     out["held"] = error(predicted[rows.out], rows.y[rows.out])
     out["held_parts"] = {why: error(predicted[s], rows.y[s]) for why, s in rows.held.items() if s.any()}
     return out
-
-
-def sig(x: float, digits: int = 4) -> float:
-    """Round a number to so many significant digits."""
-    return float(f"{x:.{digits}g}")
 
 
 def _rounded(q: Any) -> Any:

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.engines.costs.coefficients import nonnegative
-from harness.engines.costs.fit import error, sig
+from harness.engines.costs.fit import error
+from harness.engines.costs.quantities import sig
 from harness.engines.costs.whole import SAID
 from harness.policy.types import UserError
 

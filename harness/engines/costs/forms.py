@@ -12,9 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from annotated_types import Ge, MinLen
-
 from harness import toml
+from harness.toml import Ge, MinLen
 
 Text = Annotated[str, MinLen(1)]
 Number = Annotated[int | float, Ge(0)]

@@ -106,6 +106,11 @@ def _user(table: str) -> Toml:
     return file
 
 
+def sig(x: float, digits: int = 4) -> float:
+    """Round a number to so many significant digits."""
+    return float(f"{x:.{digits}g}")
+
+
 def forget() -> None:
     """Read the files anew after they were rewritten."""
     for read in (_read, _user, _aliases, _committed, machine):

@@ -30,12 +30,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Gt, Le, MinLen
 
 from harness.engines.costs import shapes
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.forms import Number, Quantity, Text
 from harness.policy.types import Option, Shape, UserError
+from harness.toml import Gt, Le, MinLen
 
 SAID = ("source", "formula")
 Positive = Annotated[int, Gt(0)]

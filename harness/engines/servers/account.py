@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from harness.client.log import Log
-from harness.engines import rows
+from harness.engines import rows, stamps
 from harness.policy.types import Gpus, Jobs
 from harness.rows.record import SCHEMA
 
@@ -59,7 +59,7 @@ def batches(
     end_s: float,
     token_times: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows of requests.parquet. `R` and `ends` are as in engines/rows.py, without the client's own facts.
+    """Yield rows of requests.parquet. `R` and `ends` are as in engines/stamps.py, without the client's own facts.
 
     `sent_s` is when the engine gave a request to its server (NaN: never), `woken_s` how long it then waited for
     that one to wake, `zero_ns` the client's clock at 0 s.
@@ -76,13 +76,13 @@ def batches(
     until_s = np.where(ends > 0, R["done"], end_s)
     write_s = np.where(log.write_ns >= 0, (log.write_ns - zero_ns) / 1e9, np.inf)
     sent = np.isfinite(sent_s)
-    silent = (R["made"] == 0) & (ends == rows.NAMES.index("failed"))
+    silent = (R["made"] == 0) & (ends == stamps.NAMES.index("failed"))
     leaves_s = np.where(silent, until_s, np.minimum(write_s, until_s))
     host_s = np.where(sent, leaves_s - sent_s, 0.0)
     served_s = np.where(sent, until_s - leaves_s, 0.0)
     waking_s = np.minimum(woken_s, served_s)
     to_first_s = np.where(some & sent, np.minimum(R["first"], until_s) - leaves_s, 0.0).clip(0.0, served_s)
-    for wait in rows.ENGINE_WAITS:
+    for wait in stamps.ENGINE_WAITS:
         R[f"ttft_{wait}"] = R[wait]  # until it was sent
     R["ttft_load"] += np.minimum(waking_s, to_first_s)
     R["ttft_compute"] = to_first_s - np.minimum(waking_s, to_first_s)
@@ -97,7 +97,7 @@ def batches(
         tokens = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns, pa.int64()))
         tokens = tokens.cast(SCHEMA.field("token_ns").type)
     yield from rows.batches(
-        R, ends, jobs, places, arrivals_s=rows.arrivals(R, jobs, end_s, 0.0), fidelity="real", end_s=end_s,
+        R, ends, jobs, places, arrivals_s=stamps.arrivals(R, jobs, end_s, 0.0), fidelity="real", end_s=end_s,
         api_in_s=host_s, api_out_s=0.0, tokens=tokens, first_tokens=first_tokens,
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ from harness.client.client import Client, Told
 from harness.client.load import OtherLoad
 from harness.client.log import Log
 from harness.client.verdict import verdict
-from harness.engines import rows
+from harness.engines import stamps
 from harness.engines.machine import Config, Refusal
 from harness.engines.servers import account, wakes
 from harness.engines.servers.fleet import Change, Fleet, Kind, Up
@@ -236,7 +236,7 @@ class Servers(WallClock):
             self._pass(request, at_s)
         else:
             up.flying.discard(r)
-        self._R["done"][r], self._ends[r] = at_s, rows.NAMES.index(how)
+        self._R["done"][r], self._ends[r] = at_s, stamps.NAMES.index(how)
         self._leave(request)
         del self.live[r]
         self.tell([Finished(r, request.batch, how)])

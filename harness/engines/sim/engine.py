@@ -815,13 +815,13 @@ class Sim:
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield rows of requests.parquet; see Engine."""
-        from harness.engines import rows
+        from harness.engines import rows, stamps
         from harness.engines.costs.alone import alone_s
 
         self.finish()
         R, jobs, host, end_s = self.S.requests, self._jobs, self._host, float(self.S.s["now"])
         assert jobs is not None
-        arrivals_s, tokens, gaps = rows.arrivals(R, jobs, end_s, host.api_in_s), None, None
+        arrivals_s, tokens, gaps = stamps.arrivals(R, jobs, end_s, host.api_in_s), None, None
         if self.config.token_times:
             log = np.concatenate([*self._logs, self.S.log[: self.S.s["log_used"]]])
             tokens, gaps = rows.token_times(R, arrivals_s, log, host.api_out_s)

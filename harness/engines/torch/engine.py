@@ -17,9 +17,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from harness.engines.machine import Config, Refusal, laid_out
+from harness.engines.stamps import Noted
 from harness.engines.torch import kind, nets
 from harness.engines.torch.core import Core, Kv
 from harness.engines.torch.lanes import Lane, Step, Turn, Watched, ended, formed
@@ -36,9 +37,6 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import MIB, Batch, Fidelity, Host, Option, UserError
 from harness.policy.view import View
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 CHECK_S = 0.1  # between two looks for workers that are stuck
 MOST_LOST = 3  # workers one after the other
@@ -585,10 +583,10 @@ class Torch(Core):
                 request.cause = self.waits_for(request)
         return refusal
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """See Engine."""
+    def noted(self) -> Noted:
+        """See WallClock."""
         self._charged_s = -math.inf
-        return super().rows()
+        return super().noted()
 
     def end(self, request: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
         """See WallClock."""

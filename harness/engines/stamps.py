@@ -1,0 +1,47 @@
+"""What an engine notes of each request, of which `rows.py` makes rows; NumPy alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.policy.types import Gpus, Jobs
+from harness.rows.waits import WAITS
+
+ENGINE_WAITS = tuple(wait for wait in WAITS if wait != "host")  # `batches` adds what the host took
+NAMES = ("unfinished", "done", "dropped", "failed")
+FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records may hold more
+    [
+        ("arrival", "f8"),  # seconds: when the engine saw it; infinite where it never came
+        ("admit", "f8"),  # first made a member of a batch; NaN: never. So with the next two
+        ("first", "f8"),  # first token
+        ("done", "f8"),  # last token, or other end
+        *((wait, "f8") for wait in ENGINE_WAITS),  # seconds of its latency, by cause
+        *((f"ttft_{wait}", "f8") for wait in ENGINE_WAITS),  # of those, until its first token; 0 where none came
+        ("made", "i8"),  # tokens
+        ("preemptions", "i8"),  # of it
+        ("first_inst", "i8"),  # index of its first and its last place; -1: it never ran
+        ("last_inst", "i8"),
+    ]
+)
+
+
+def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the intended arrival of each request, in seconds."""
+    if jobs.after is None:
+        return jobs.arrival_s
+    # what a client could not send yet is none of the window's, at the run's end
+    return np.where(jobs.after < 0, jobs.arrival_s, np.minimum(R["arrival"] - api_in_s, end_s))
+
+
+class Noted(NamedTuple):
+    """What an engine in real time noted of its requests."""
+
+    R: NDArray[Any]  # of FIELDS
+    ends: NDArray[np.int8]  # indices of NAMES
+    stamps_s: list[list[float]]  # of each one's tokens
+    places: list[Gpus]
+    late_s: NDArray[np.float64]  # from a request's arrival until the engine saw it
+    end_s: float

@@ -1,0 +1,200 @@
+"""The plan of the torch engine's stages, and their results as runs like any other.
+
+    python -m harness.validate.torch_runs     writes torch_stages.jsonl, which the stages take their requests from
+
+The stages run where torch and NumPy are all there is (torch_stages.py); specs become requests here, before, and what
+was seen of the requests becomes runs here, after.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.engines import rows, stamps
+from harness.engines.costs import quantities, shapes
+from harness.engines.stamps import NAMES, Noted
+from harness.engines.torch import nets
+from harness.engines.torch.kind import CPU
+from harness.policy.types import Shape, UserError
+from harness.rows import record
+from harness.run import spec as specs
+from harness.run.resolve import resolve
+from harness.run.setup import Setup
+from harness.run.spec import Spec, another, as_dict
+from harness.validate import stored
+from harness.validate.predicted import PAGE, SERVED, TRACE
+from harness.validate.torch_stages import JOURNAL, PLAN, SEVEN, Workload, journal, workloads
+
+MODELS = "llama-3.2-1b*2,llama-3.2-3b,llama-3.1-8b"
+DEVICES = 2  # two halves of one card
+REQUESTS = 8  # of each model, whose KV fits beside the weights of two models
+WARMUP_S, DRAIN_S = 2.0, 20.0
+WHOLE = ("model", "prompt_tokens", "output_tokens")
+
+
+class Serving(NamedTuple):
+    """What a kind of device is asked to serve."""
+
+    device: str
+    slo_s: tuple[float, float]  # TTFT and TPOT
+    rates: tuple[float, float]  # requests a second and model: of the seven for a minute, and beside it of validate
+
+
+SERVINGS = (Serving("cpu", (3.0, 0.25), (0.5, 1.0)), Serving("cuda", (0.5, 0.05), (2.0, 4.0)))
+
+
+def spec(serving: Serving, rate: float, seed: int, window_s: float) -> Spec:
+    """Return the spec of a workload, of no system yet, as the simulator of a card would run it."""
+    base = Spec("prism", models=MODELS, gpus=DEVICES, trace=TRACE, served=SERVED, rate_scale=rate, seed=seed,
+                window_s=window_s, warmup_s=WARMUP_S, drain_s=DRAIN_S)  # fmt: skip
+    ttft_s, tpot_s = serving.slo_s
+    slo_s = tuple((name, ttft_s, tpot_s) for name in Setup(base).models.names)
+    return replace(base, slo=f"absolute:ttft={ttft_s:g},tpot={tpot_s:g}", slo_s=slo_s)
+
+
+def workload(stage: str, name: str, serving: Serving, base: Spec) -> Workload:
+    """Return a line of the plan: a spec with its requests."""
+    by_system = {text: resolve(another(base, text)) for text in SEVEN}
+    setup = Setup(by_system[base.system])
+    config, jobs = setup.config, setup.jobs()
+    served = [_served(m.shape, serving.device) for m in config.models]
+    longest = sum(REQUESTS * SERVED * kv_bytes for _, kv_bytes in served)
+    pool_bytes = math.ceil((sum(sorted(w for w, _ in served)[-2:]) + longest) / PAGE) * PAGE
+    settings = ("gpus", "node_gpus", "block_tokens", "batch_cap", "chunk_tokens", "prefill_tokens", "watermark", "seed",
+                "start_s")  # fmt: skip
+    columns = {name: getattr(jobs, name) for name in (*WHOLE, "arrival_s", "ttft_slo_s", "tpot_slo_s")}
+    return Workload(
+        stage, name, serving.device, setup.end_s,
+        {"pool_bytes": pool_bytes} | {name: getattr(config, name) for name in settings},
+        [[m.name, [m.ttft_slo_s, m.tpot_slo_s], list(_dense(m.shape))] for m in config.models],
+        {model: list(plan) for model, plan in config.plan.items()},
+        {name: _plain(column) for name, column in columns.items()},
+        {text: as_dict(replace(each, pool_bytes=pool_bytes)) for text, each in by_system.items()},
+    )  # fmt: skip
+
+
+def _served(shape: Shape, device: str) -> tuple[int, int]:
+    """Return the bytes of a shape's weights and of a token's KV on a kind of device."""
+    if device == "cuda":
+        return shapes.weight_bytes(shape), shapes.kv_token_bytes(shape)
+    net = nets.net(shape, CPU.as_it_is, CPU.float_bytes)
+    return net.weight_bytes, net.kv_token_bytes
+
+
+def _dense(shape: Shape) -> Shape:
+    if lacking := shapes.beyond_dense(shape):
+        raise UserError(f"{shape.name} has {lacking}: engine torch serves dense models in 16 bits")
+    return shape
+
+
+def _plain(column: Any) -> list[Any]:
+    values: list[Any] = column.tolist()
+    return [x if math.isfinite(x) else None for x in values]
+
+
+def plan(minute_s: float = 60.0, window_s: float = 20.0) -> Iterator[Workload]:
+    """Yield the lines of the plan: for each kind of device the seven systems' minute, then two rates to validate."""
+    for serving in SERVINGS:
+        base = spec(serving, serving.rates[0], 0, minute_s)
+        yield workload("systems", f"{serving.rates[0]:g} req/s a model", serving, base)
+        for rate in serving.rates:
+            yield workload("validate", f"{rate:g} req/s a model", serving, spec(serving, rate, 1, window_s))
+
+
+def write(path: Path = PLAN, **seconds: float) -> None:
+    """Write the plan."""
+    lines = [json.dumps(line._asdict(), separators=(",", ":"), allow_nan=False) + "\n" for line in plan(**seconds)]
+    record.write_bytes(path, "".join(lines).encode())
+
+
+# ------------------------------------------------------------------ what came out
+
+
+def runs(folder: Path, plan: Path = PLAN) -> tuple[Path, list[str]]:
+    """Write the runs of a folder of stages into its `runs`, and say which have none.
+
+    UserError where it holds no run, or its plan was another one.
+    """
+    last = {(line["stage"], line["run"]): line for line in journal(folder / JOURNAL)}
+    served = {key: line for key, line in last.items() if key[0] in {"systems", "validate"}}
+    if not served:
+        raise UserError(f"{folder / JOURNAL} holds no runs of systems; make gpu writes them")
+    notes = [f"{name}: {line['state']}: {line['why']}" for (_, name), line in served.items() if line["state"] != "done"]
+    done = {key: line for key, line in served.items() if line["state"] == "done"}
+    for (stage, run), line in done.items():
+        text, _, name = run.partition(", ")
+        device = "cpu" if line["device"] == "cpu" else "cuda"
+        found = [w for w in workloads(plan, device) if (w.stage, w.name) == (stage, name)]
+        if not found or len(found[0].jobs["model"]) != line["requests"] or found[0].end_s < line["noted"]["end_s"]:
+            raise UserError(f"{folder / JOURNAL}: {stage} {run} was run by another plan than {plan}")
+        _write(folder / "runs", found[0], found[0].specs[text], line)
+    if not done:
+        raise UserError(f"{folder / JOURNAL}: no run of systems is done: {'; '.join(notes)}")
+    return folder / "runs", notes
+
+
+def _write(out: Path, of: Workload, values: Mapping[str, Any], line: Mapping[str, Any]) -> None:
+    """Write one run."""
+    measured_on = ", ".join(f"{key} {value}" for key, value in line["measured_on"].items())
+    made = specs.stored(values)
+    made = replace(made, engine="torch", gpu=line["gpu"], decision_s=0.0, control_s=0.0, noise=0.0,
+                   fields=tuple(sorted({**dict(made.fields), **line["fields"]}.items())), measured_on=measured_on)  # fmt: skip
+    about = {
+        "spec": as_dict(made), "spec_hash": made.hash8, "code_hash": "", "fidelity": line["fidelity"],
+        "tier": "synthetic", "fit": None, "plan_origin": made.plan, "stats": line["stats"], "skipped": None,
+        "infeasible": None, "refused": line["refused"], "first_refused": line["first_refused"],
+        "end_s": line["noted"]["end_s"], "measured_on": line["measured_on"],
+    }  # fmt: skip
+    about |= {"verdict": line["verdict"]} if "verdict" in line else {}
+    batches = rows.noted(noted(line["noted"]), of.requests(), line["fidelity"], token_times=False)
+    record.write(out / made.folder, batches, about, side=line["side"])
+
+
+def noted(line: Mapping[str, Any]) -> Noted:
+    """Return what an engine noted, from its line."""
+    R = np.zeros(len(line["ends"]), stamps.FIELDS)
+    for name, column in line["R"].items():
+        none = math.inf if name == "arrival" else math.nan
+        R[name] = [none if x is None else x for x in column]
+    places = [tuple(place) for place in line["places"]]
+    ends = np.array(line["ends"], np.int8)
+    assert ends.max(initial=0) < len(NAMES)
+    return Noted(R, ends, [], places, np.array(line["late_s"], np.float64), line["end_s"])
+
+
+def compared(folder: Path, table: Path | None, plan: Path = PLAN) -> str:
+    """Write a folder's runs, and their page beside the simulator by a cost table; return the page.
+
+    Without a table that of the folder counts, else the one of the card. UserError where there is none.
+    """
+    at, notes = runs(folder, plan)
+    own = sorted(folder.glob("torch-*.toml"))
+    if table is None and not own:
+        raise UserError(f"{folder} has no cost table: bench calibrate --from {folder}, or --table FILE")
+    by = table or own[0]
+    quantities.forget()
+    first = specs.stored(record.meta(sorted(at.iterdir())[0])["spec"])
+    _, ttft_s, tpot_s = first.slo_s[0] if first.slo_s else ("", *_slo(folder, plan))
+    page = stored.text(at, by, stored.Slo(ttft_s, tpot_s), f"bench validate {folder}")
+    page += "".join(f"\n{note}\n" for note in notes)
+    record.write_bytes(folder / "README.md", page.encode())
+    return page
+
+
+def _slo(folder: Path, plan: Path) -> tuple[float, float]:
+    """Return the limits of a folder's device, which systems that read none do not have in their specs."""
+    device = next(line["device"] for line in journal(folder / JOURNAL) if "device" in line)
+    ttft_s, tpot_s = workloads(plan, device)[0].models[0][1]
+    return ttft_s, tpot_s
+
+
+if __name__ == "__main__":
+    write()
+    print(f"{PLAN}: {len(PLAN.read_text('utf-8').splitlines())} workloads, {PLAN.stat().st_size // 1024} KiB")

@@ -1,0 +1,240 @@
+"""What happens to requests on the torch engine's way, and the logits that must come out of it.
+
+Each scenario is a policy in a few lines; the engine's own processes serve a small checkpoint. `forward` computes whole
+contexts in NumPy, by formulas of its own. NumPy alone is imported, so that `make gpu` can run it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.engines.machine import Config, Served
+from harness.engines.torch import nets
+from harness.engines.torch.engine import Torch
+from harness.engines.torch.nets import Net, prompt_ids
+from harness.loop.replay import missing, replay
+from harness.policy.actions import Action, Admit, Evict, Limit, Load, Move, Run
+from harness.policy.events import Arrived, Done, Event, Prefilled, Woke
+from harness.policy.types import MIB, Batch, Host, Inst, Jobs, Option, Shape
+from harness.policy.view import View
+
+F4, F8 = NDArray[np.float32], NDArray[np.float64]
+SHAPE = Shape("checkpoint", 3, 64, 4, 2, 16, 96, 160, gated=True, tied=False, max_tokens=512)
+HOME, AWAY = Batch(Inst("m", (0,))), Batch(Inst("m", (1,)))
+PROMPTS, OUTPUTS = (50, 5, 70, 18, 1), (30, 28, 24, 20, 26)
+OFF = 1e-4  # of a logit, in float32
+NEAR = 0.05  # of the logits together: bfloat16 has 8 bits, and errors of three layers add up
+
+Script = Callable[[Event, View], Iterable[Action]]
+
+
+class Scenario(NamedTuple):
+    """A script of what happens to requests, and the counter of the run that shows it."""
+
+    script: Script
+    options: Mapping[str, Option] = {}
+    gpus: int = 1
+    happened: str = ""  # a counter that must not be 0
+
+
+class Policy:
+    """A script as a system that may do anything."""
+
+    def __init__(self, script: Script, engine: Torch, options: Mapping[str, Option]) -> None:
+        self.on, self.hears, self.uses, self.options = script, engine.tells, engine.can, options
+
+
+def opened(*orders: Run, batch: Batch = HOME) -> Script:
+    """Load at the start, open lanes, and admit whoever comes."""
+
+    def script(event: Event, _: View) -> Iterator[Action]:
+        if event == Woke("start"):
+            yield Load(batch.inst)
+            yield from orders or (Run(batch),)
+        if isinstance(event, Arrived):
+            yield Admit(event.request.id, batch)
+
+    return script
+
+
+def then(first: Script, more: Callable[[Event], Iterable[Action]]) -> Script:
+    """Do what a script does, and more."""
+
+    def script(event: Event, view: View) -> Iterator[Action]:
+        yield from first(event, view)
+        yield from more(event)
+
+    return script
+
+
+def squeezed(event: Event) -> Iterator[Action]:
+    """Leave room for a part of the requests' KV: 12 blocks of 16 tokens and 12 KiB, or 4 of 64 and a page of a card."""
+    if event == Woke("start"):
+        yield Limit("m", 0, 12 * 12288 if os.environ.get("DEVICE", "cpu") == "cpu" else 4 * 2 * MIB)
+
+
+def replaced(event: Event) -> Iterator[Action]:
+    """Evict and load again in mid-run."""
+    if event == Prefilled(0, HOME):
+        yield Evict(HOME.inst, drain=False)
+    if isinstance(event, Done) and isinstance(event.action, Evict):
+        yield Load(HOME.inst, "naive")
+
+
+def to_host(event: Event) -> Iterator[Action]:
+    """Send KV to the host and back."""
+    if isinstance(event, Prefilled):
+        yield Move(event.rid, Host(0))
+    if isinstance(event, Done) and isinstance(event.action, Move) and event.action.to == Host(0):
+        yield Move(event.action.who, (0,))
+
+
+def to_other(event: Event) -> Iterator[Action]:
+    """Prefill here, decode there."""
+    if event == Woke("start"):
+        yield from (Load(AWAY.inst), Run(AWAY, "decode"))
+    if isinstance(event, Prefilled):
+        yield from (Admit(event.rid, AWAY), Move(event.rid, (1,)))
+
+
+def lent(event: Event) -> Iterator[Action]:
+    """Attend to the KV of some on another device."""
+    if isinstance(event, Prefilled) and event.rid % 2 == 0:
+        yield Move(event.rid, (1,), attend=True)
+
+
+PD = Run(HOME, "prefill"), Run(HOME, "decode")
+SCENARIOS = {
+    "batched": Scenario(opened()),
+    "one by one": Scenario(opened(Run(HOME, seqs=1))),
+    "whole prompts": Scenario(opened(Run(HOME, chunk_tokens=0))),
+    "chunked": Scenario(opened(Run(HOME, chunk_tokens=7))),
+    "sliced": Scenario(opened(Run(HOME, "prefill", slice_layers=2), Run(HOME, "decode"))),
+    "partitioned": Scenario(opened(Run(HOME, "prefill", sms=60), Run(HOME, "decode", sms=40))),
+    "elastic": Scenario(opened(), {"kv": "elastic", "process": "model"}),
+    "recomputed": Scenario(then(opened(), squeezed), happened="preemptions"),
+    "swapped out": Scenario(then(opened(), squeezed), {"preempt": "swap"}, happened="moves"),
+    "evicted and loaded": Scenario(then(opened(), replaced), happened="evicts"),
+    "to the host and back": Scenario(then(opened(), to_host), happened="moves"),
+    "to another device": Scenario(then(opened(PD[0]), to_other), gpus=2, happened="moves"),
+    "attended elsewhere": Scenario(then(opened(), lent), gpus=2, happened="moves"),
+}
+
+
+def served(name: str, scenario: Scenario) -> Torch:
+    """Run a scenario on the checkpoint of a name in MODELS_DIR; return the engine with the logits that it kept.
+
+    Raises AssertionError where a request did not end, an action was refused, or what the scenario is about did not
+    happen.
+    """
+    n, none = len(PROMPTS), np.full(len(PROMPTS), math.inf)
+    shape = SHAPE._replace(name=name)
+    config = Config((Served("m", shape),), gpus=scenario.gpus, watermark=0.0, pool_bytes=512 * MIB)
+    jobs = Jobs(("m",), np.zeros(n), np.zeros(n, np.int32), np.array(PROMPTS, np.int32), np.array(OUTPUTS, np.int32),
+                none, none)  # fmt: skip
+    options = {"process": "gpu", **scenario.options}
+    engine = Torch(config, options)
+    engine.logits = {}
+    policy: Any = Policy(scenario.script, engine, options)
+    if lacks := missing(policy, engine):
+        raise AssertionError(f"the engine lacks {lacks}")
+    try:
+        outcome = replay(policy, engine, jobs, end_s=60.0)
+        ends, counters = engine.noted().ends.tolist(), engine.stats()
+    finally:
+        engine.close()
+    if ends != [1] * n or outcome.refused or not counters.get(scenario.happened, 1):
+        raise AssertionError(f"ends {ends}, {outcome.refused} refused {outcome.first_refused}, {counters}")
+    return engine
+
+
+# ------------------------------------------------------------------ the same in NumPy
+
+
+def draw(folder: Path, seed: int = 0) -> Net:
+    """Write a checkpoint of SHAPE below a folder, by its name, none of whose tensors is trivial; return its network."""
+    s, draws = SHAPE, np.random.default_rng(seed)
+    about = {
+        "model_type": "llama", "num_hidden_layers": s.layers, "hidden_size": s.hidden, "num_attention_heads": s.q_heads,
+        "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim, "intermediate_size": s.ffn, "vocab_size": s.vocab,
+        "tie_word_embeddings": s.tied, "max_position_embeddings": s.max_tokens, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    to = folder / s.name
+    to.mkdir(parents=True)
+    (to / "config.json").write_text(json.dumps(about), "utf-8")
+    header, raw = dict[str, Any](), b""
+    for name, size in nets.tensors(Net(s)):
+        drawn = draws.normal(0.0, 0.2, size) if len(size) > 1 else draws.uniform(0.5, 1.5, size)
+        data = drawn.astype("<f4").tobytes()
+        header[name] = {"dtype": "F32", "shape": size, "data_offsets": [len(raw), len(raw) + len(data)]}
+        raw += data
+    lead = json.dumps(header).encode()
+    (to / "model.safetensors").write_bytes(len(lead).to_bytes(8, "little") + lead + raw)
+    return nets.described(to)
+
+
+def forward(net: Net, weights: Mapping[str, F4], ids: list[int]) -> F8:
+    """Return the logits after each token of a context, (tokens, vocabulary), in float64."""
+    s, n = net.shape, len(ids)
+    W = {name: weight.astype(np.float64).reshape(size) for (name, size), weight in zip(nets.tensors(net), (
+        weights[name] for name, _ in nets.tensors(net)), strict=True)}  # fmt: skip
+    angle = np.arange(n)[:, None] * net.theta ** (-np.arange(0, s.head_dim, 2) / s.head_dim)
+    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    later = np.triu(np.full((n, n), -np.inf), 1)
+
+    def normed(x: F8, by: F8) -> F8:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + net.eps) * by
+
+    def turned(x: F8) -> F8:
+        a, b = np.split(x, 2, -1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    x = W["model.embed_tokens.weight"][ids]
+    for k in range(s.layers):
+        L = {name.removeprefix(f"model.layers.{k}."): weight for name, weight in W.items()}
+        y = normed(x, L["input_layernorm.weight"])
+        q, key, value = (
+            (y @ L[f"self_attn.{part}_proj.weight"].T).reshape(n, -1, s.head_dim) for part in ("q", "k", "v")
+        )
+        key, value = (np.repeat(part, s.q_heads // s.kv_heads, 1) for part in (turned(key), value))
+        scores = np.einsum("ihd,jhd->hij", turned(q), key) / math.sqrt(s.head_dim) + later
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+        x = x + np.einsum("hij,jhd->ihd", scores, value).reshape(n, -1) @ L["self_attn.o_proj.weight"].T
+        y = normed(x, L["post_attention_layernorm.weight"])
+        gate, up = (y @ L[f"mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ L["mlp.down_proj.weight"].T
+    out: F8 = normed(x, W["model.norm.weight"]) @ W["lm_head.weight"].T
+    return out
+
+
+def off(logits: Mapping[int, list[F4]], whole: Callable[[list[int]], F8], narrow: bool) -> Iterator[tuple[float, str]]:
+    """Yield for each request how far its logits are from those of its whole context, and what is wrong; "": nothing.
+
+    In float32 the largest difference counts, and tokens are the same; in bfloat16 (`narrow`) all logits together.
+    """
+    for rid, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
+        mine = np.stack(logits[rid])
+        made = mine.argmax(-1)
+        ids = [*prompt_ids(rid, 0, prompt, SHAPE.vocab).tolist(), *made.tolist()]
+        truth = whole(ids)[prompt - 1 : -1]
+        if len(mine) != output:
+            yield math.inf, f"request {rid} has {len(mine)} tokens, not {output}"
+        elif narrow:
+            far = float(np.linalg.norm(mine - truth) / np.linalg.norm(truth))
+            yield far, "" if far < NEAR else f"request {rid} is off by {far:.3g} of its logits' norm"
+        else:
+            far = float(np.abs(mine - truth).max())
+            same = made.tolist() == truth.argmax(-1).tolist()
+            yield (
+                far,
+                "" if far < OFF and same else f"request {rid} is off by {far:.3g}{'' if same else ', other tokens'}",
+            )

@@ -1,0 +1,359 @@
+"""The torch engine's own stages, with which `make gpu` ends: correctness, calibrate, the seven systems, validate.
+
+    DEVICE=cuda python -m harness.validate.torch_stages --minutes 20    # on this machine's card; DEVICE=cpu: on cores
+
+They take torch and NumPy alone, and SciPy for QLM's MILP: without it QLM's solver is `edf`, and its row says so. Their
+requests, models and settings are lines of `torch_stages.jsonl`, which `torch_runs.py` writes. Each run is a process of
+its own under a time limit, and leaves one synced line in `<out>/<device>/stages/stages.jsonl`; what was measured for the
+cost table is in raw.jsonl beside it. A second call goes on: what is done is not done again, and what failed or was late
+only if `--again` names it. Elsewhere, `bench calibrate --from FOLDER` makes a table of the folder, and `bench validate
+FOLDER` compares its runs with the simulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.engines.costs import quantities
+from harness.engines.machine import Config, Served
+from harness.engines.stamps import NAMES, Noted
+from harness.engines.torch import kind, nets
+from harness.engines.torch.engine import Torch
+from harness.engines.torch.setting import Fields
+from harness.engines.wallclock import machine_facts
+from harness.loop import system
+from harness.loop.guard import Fault, terminable
+from harness.loop.replay import replay
+from harness.policy import fields
+from harness.policy.types import GIB, Infeasible, Jobs, Option, Plan, Shape, Unsupported, UserError
+from harness.validate import torch_scenarios as scenarios
+from harness.validate import torch_timed
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAN = Path(__file__).with_suffix(".jsonl")
+JOURNAL = "stages.jsonl"
+SEVEN = ("static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pdmux")
+START_S = 120.0  # that an engine may take to start, and to end
+LEAST_S = 5.0  # a run is not started with less
+GONE_S = 20.0  # from SIGTERM to SIGKILL
+POOL = {"cpu": GIB, "cuda": 30 * GIB}  # of a device that is calibrated
+
+Line = dict[str, Any]
+
+
+class Run(NamedTuple):
+    """A run of a stage, and the seconds that it may take."""
+
+    stage: str
+    name: str
+    limit_s: float = math.inf
+
+    @property
+    def text(self) -> str:
+        """Both, as they are printed and asked for."""
+        return self.stage if self.name == self.stage else f"{self.stage}: {self.name}"
+
+
+class Workload(NamedTuple):
+    """A line of the plan: what one stage serves on one kind of device."""
+
+    stage: str
+    name: str
+    device: str
+    end_s: float
+    config: Mapping[str, Any]
+    models: Sequence[Sequence[Any]]  # name, TTFT and TPOT limits, and the fields of its shape
+    plan: Mapping[str, Sequence[Any]]  # the forecast of each model
+    jobs: Mapping[str, Any]
+    specs: Mapping[str, Any]  # by system
+
+    def configured(self, gpu: str) -> Config:
+        """Return the configuration of an engine on such a card."""
+        models = tuple(Served(name, Shape(*shape), 1, *slo) for name, slo, shape in self.models)
+        plan = {model: Plan(*values) for model, values in self.plan.items()}
+        return Config(models, gpu=gpu, plan=plan, **self.config)
+
+    def requests(self) -> Jobs:
+        """Return the requests; an SLO that is none is infinite."""
+        whole = {"model", "prompt_tokens", "output_tokens"}
+        none = {name: [math.inf if x is None else x for x in column] for name, column in self.jobs.items()}
+        columns = {name: np.array(x, np.int32 if name in whole else np.float64) for name, x in none.items()}
+        return Jobs(tuple(name for name, *_ in self.models), **columns)
+
+
+def workloads(path: Path, device: str) -> list[Workload]:
+    """Read the plan's lines for a kind of device. UserError where there is none."""
+    if not path.is_file():
+        raise UserError(f"no plan {path}; python -m harness.validate.torch_runs writes the one of the checkout")
+    every = [Workload(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
+    mine = [workload for workload in every if workload.device == device]
+    if not mine:
+        raise UserError(f"{path} has nothing for DEVICE={device}")
+    return mine
+
+
+def runs(plan: Iterable[Workload], device: str) -> Iterator[Run]:
+    """Yield all runs, in their order."""
+    for name in scenarios.SCENARIOS:
+        for dtype in ("float32", "bfloat16") if device == "cuda" else ("float32",):
+            yield Run("correctness", f"{name}, {dtype}", 2 * START_S)
+    yield Run("calibrate", "calibrate")
+    for workload in plan:
+        for text in SEVEN:
+            start_s = float(workload.config["start_s"])
+            yield Run(workload.stage, f"{text}, {workload.name}", 2 * START_S + workload.end_s - start_s)
+
+
+def card() -> str:
+    """Return the kind of this machine's card, by its name: h200 of "NVIDIA H200". UserError for an unknown one."""
+    words = kind.cards()[0].lower().replace("-", " ").split()
+    for word in words:
+        with suppress(UserError):
+            return quantities.gpu(word, None).kind
+    raise UserError(f"no cost table has a word of {kind.cards()[0]} as its name")
+
+
+# ------------------------------------------------------------------ the journal
+
+
+def journal(path: Path) -> list[Line]:
+    """Return the whole lines of a journal; a last one may have been cut off anywhere."""
+    lines = list[Line]()
+    for text in path.read_bytes().split(b"\n")[:-1] if path.is_file() else ():
+        with suppress(ValueError):
+            lines.append(json.loads(text))
+    return lines
+
+
+def add(path: Path, line: Line) -> None:
+    """Append one line, behind what a kill may have cut off, and see it to the disk."""
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            file.write(b"" if file.read(1) == b"\n" else b"\n")
+        file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def states(lines: Iterable[Line]) -> dict[tuple[str, str], str]:
+    """Return how each run ended last."""
+    return {(line["stage"], line["run"]): line["state"] for line in lines}
+
+
+# ------------------------------------------------------------------ the parent
+
+
+def conduct(
+    folder: Path, plan: Path, device: str, minutes: float, again: Collection[str], say: Callable[[str], None]
+) -> dict[str, int]:
+    """Do the runs that are left, within `minutes`; return the number of runs by how they stand now."""
+    every = list(runs(workloads(plan, device), device))
+    if unknown := [text for text in again if text not in {part for run in every for part in (run.stage, run.text)}]:
+        raise UserError(f'--again "{unknown[0]}" is no stage or run; --list lists them')
+    folder.mkdir(parents=True, exist_ok=True)
+    path, end = folder / JOURNAL, time.monotonic() + 60 * minutes
+    redo = {run for run in every if {run.stage, run.text} & {*again}}
+    for run in every:
+        state = states(journal(path)).get((run.stage, run.name))
+        if state is not None and run not in redo:
+            if state != "done":
+                say(f"{run.text}: {state} on an earlier call (--again '{run.text}')")
+            continue
+        left = end - time.monotonic()
+        if left < LEAST_S:
+            break
+        begun = time.monotonic()
+        why = child(run, folder, plan, device, min(run.limit_s, left))
+        if why is None:
+            line = journal(path)[-1]
+            state = line["state"] + (f": {line['why']}" if line.get("why") else "")
+        elif left < run.limit_s and why.startswith("late"):
+            say(f"{run.text}: cut off by the end of this call; the next one does it")
+            break
+        else:
+            state = why
+            add(path, {"stage": run.stage, "run": run.name, "state": why.partition(":")[0], "why": why})
+        say(f"{run.text}: {state} ({time.monotonic() - begun:.0f} s)")
+    now = states(journal(path))
+    counted = [now.get((run.stage, run.name), "left") for run in every]
+    return {state: counted.count(state) for state in dict.fromkeys(counted)}
+
+
+def child(run: Run, folder: Path, plan: Path, device: str, limit_s: float) -> str | None:
+    """Do one run in a process of its own; return what kept it from leaving a line, None where it left one."""
+    with tempfile.TemporaryFile() as log:
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        dtype = {"DTYPE": run.name.rpartition(", ")[2]} if run.stage == "correctness" else {}
+        process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, "--do", run.stage, run.name, "--plan", str(plan), "--at", str(folder)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path, "DEVICE": device, **dtype},
+        )  # fmt: skip
+        try:
+            code = process.wait(limit_s if limit_s < math.inf else None)
+        except subprocess.TimeoutExpired:
+            stop(process)
+            return f"late: it did not end within {limit_s:.0f} s"
+        except BaseException:
+            stop(process)
+            raise
+        if not code:
+            return None
+        log.seek(0)
+        said = log.read().decode(errors="replace").strip().splitlines()
+        end = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"failed: {end}{f': {said[-1][:300]}' if said else ''}"
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Let a run close its engine, and kill it where it does not."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GONE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+# ------------------------------------------------------------------ a run
+
+
+def do(run: Run, folder: Path, plan: Path) -> Line:
+    """Do a run, and return its line."""
+    device = os.environ.get("DEVICE", "cpu")
+    gpu = card() if device == "cuda" else Config(()).gpu
+    lines = workloads(plan, device)
+    if run.stage == "correctness":
+        return correct(run.name.rpartition(", ")[0])
+    if run.stage == "calibrate":
+        return calibrate(folder, lines, gpu, device)
+    text, _, name = run.name.partition(", ")
+    (workload,) = (line for line in lines if (line.stage, line.name) == (run.stage, name))
+    return serve(workload, text, gpu)
+
+
+def correct(name: str) -> Line:
+    """Compare the logits of a scenario with those of NumPy."""
+    with tempfile.TemporaryDirectory(prefix="bench-torch-") as scratch:
+        net = scenarios.draw(Path(scratch))
+        os.environ["MODELS_DIR"] = scratch
+        engine = scenarios.served(net.shape.name, scenarios.SCENARIOS[name])
+        weights = nets.checkpoint(Path(net.folder))
+        narrow = engine.kind.float_bytes == 2
+        assert engine.logits is not None
+        found = list(scenarios.off(engine.logits, lambda ids: scenarios.forward(net, weights, ids), narrow))
+    wrong = [why for _, why in found if why]
+    facts = {"worst": max(far for far, _ in found), "aim": scenarios.NEAR if narrow else scenarios.OFF}
+    return {"state": "wrong" if wrong else "done", "why": "; ".join(wrong), **facts}
+
+
+def calibrate(folder: Path, plan: Iterable[Workload], gpu: str, device: str) -> Line:
+    """Measure steps, loads, moves and turns of each shape; the lines go to raw.jsonl, and a next call goes on there."""
+    shapes = {(shape := Shape(*of)).name: shape for workload in plan for *_, of in workload.models}
+    given = {"pool_bytes": POOL[device], "gpu": gpu}
+    lines = torch_timed.measure(folder, shapes, print, Fields(), given)
+    on = kind.kind(Config((), gpu=gpu))
+    facts = {"device": device, "gpu": gpu, "on": on.on, "shapes": [list(shape) for shape in shapes.values()]}
+    return {"state": "done", "lines": len(lines), **facts, "measured_on": machine_facts("torch")}
+
+
+def serve(workload: Workload, text: str, gpu: str) -> Line:
+    """Serve a workload by a system, and return what its requests were seen to do."""
+    asked, without = fields.asked(text), dict[str, Option]()
+    if asked.name == "qlm" and importlib.util.find_spec("scipy") is None:
+        without = {"solver": "edf"}
+    make = system.find(asked.name)
+    keywords = fields.values(asked._replace(fields={**asked.fields, **without}), fields.domains(make), make.presets)
+    config, jobs = workload.configured(gpu), workload.requests()
+    line: Line = {"fields": without, "requests": len(jobs), "gpu": gpu}
+    try:
+        engine = Torch(config, system.build(make, Torch(config, {}).cluster, keywords).options)
+        policy = system.build(make, engine.cluster, keywords)
+    except (Infeasible, Unsupported) as why:
+        return {"state": "skipped", "why": str(why), **line}
+    about = {"fidelity": engine.fidelity, "measured_on": dict(engine.measured_on)}
+    try:
+        outcome = replay(policy, engine, jobs, end_s=workload.end_s)
+        noted, stats, judged = engine.noted(), dict(engine.stats()), dict(engine.about())
+    except Unsupported as why:
+        return {"state": "skipped", "why": str(why), **line}
+    finally:
+        engine.close()
+    side = {"policy_s": outcome.policy_s, "policy_calls": outcome.policy_calls, "slowest_s": outcome.slowest_s}
+    counts = {name: int((noted.ends == code).sum()) for code, name in enumerate(NAMES)}
+    told = {"refused": outcome.refused, "first_refused": outcome.first_refused, "stats": stats, **judged}
+    return {"state": "done", "counts": counts, **line, **about, **told, "side": side | dict(engine.side()),
+            "noted": plain(noted)}  # fmt: skip
+
+
+def plain(noted: Noted) -> Line:
+    """Return what was noted as JSON values: none for what is no number; times of tokens are left out."""
+    columns = {name: [_finite(x) for x in noted.R[name].tolist()] for name in noted.R.dtype.names or ()}
+    return {"R": columns, "ends": noted.ends.tolist(), "places": [list(place) for place in noted.places],
+            "late_s": noted.late_s.tolist(), "end_s": noted.end_s}  # fmt: skip
+
+
+def _finite(x: float) -> float | None:
+    return round(x, 9) if math.isfinite(x) else None
+
+
+# ------------------------------------------------------------------ the command
+
+
+def main(argv: Sequence[str]) -> int:
+    """Return 0 once all is done, 1 where a run failed or was wrong, 2 for a mistake; 3: runs are left for a next call."""
+    parser = argparse.ArgumentParser("torch_stages", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--minutes", type=float, default=20.0, help="for all runs of this call (default 20)")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default results)")
+    parser.add_argument("--plan", type=Path, default=PLAN, help="file of requests (default: the checkout's)")
+    parser.add_argument("--again", nargs="+", default=(), metavar="RUN", help="stages or runs that are done anew")
+    parser.add_argument("--list", action="store_true", help="the runs, and how each stands")
+    parser.add_argument("--do", nargs=2, metavar=("STAGE", "NAME"), help=argparse.SUPPRESS)
+    parser.add_argument("--at", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    device = os.environ.get("DEVICE", "cpu")
+    try:
+        if args.do:
+            with terminable():
+                line = do(Run(*args.do), args.at, args.plan)
+            add(args.at / JOURNAL, {"stage": args.do[0], "run": args.do[1], **line})
+            return 0
+        if device not in POOL:
+            raise UserError(f"DEVICE is {device}; an engine on torch runs on cpu or cuda")
+        folder = args.out / (card() if device == "cuda" else "cpu") / "stages"
+        if args.list:
+            now = states(journal(folder / JOURNAL))
+            for run in runs(workloads(args.plan, device), device):
+                print(f"{now.get((run.stage, run.name), 'left'):8} {run.text}")
+            return 0
+        counts = conduct(folder, args.plan, device, args.minutes, args.again, lambda text: print(text, flush=True))
+    except (UserError, Fault, AssertionError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: what is done is kept; the same command goes on", file=sys.stderr)
+        return 130
+    print(f"{folder}: {', '.join(f'{count} {state}' for state, count in counts.items())}")
+    if {"failed", "late", "wrong"} & counts.keys():
+        return 1
+    return 3 if "left" in counts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
