@@ -6,6 +6,8 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON = python3
 MINUTES = 8
+STAGES = 20
+DEVICE = cuda
 CORES = 2
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
@@ -160,8 +162,9 @@ $(CLUSTERED): requirements-cluster.lock | $(READY)
 	$(PY) -c "$$site" >"$$(.venv-cluster/bin/python -c "$$site")/bench.pth" && \
 	.venv-cluster/bin/python -c 'import distributed, ray, pyarrow' && touch $@)
 
-gpu: ## what this machine's GPU does, in MINUTES (8): needs CUDA torch, no .venv; again goes on
-	@$(PYTHON) -m probe --minutes $(MINUTES)
+gpu: ## what this machine's GPU does (MINUTES=8), then engine torch on it (STAGES=20): needs CUDA torch, no .venv; again goes on
+	@[ '$(DEVICE)' = cpu ] || $(PYTHON) -m probe --minutes $(MINUTES)
+	@DEVICE=$(DEVICE) $(PYTHON) -m harness.validate.torch_stages --minutes $(STAGES)
 
 # On a card: vLLM in .venv-vllm in place of that for processors. Every step keeps what stands, so a second call goes on.
 CARD = $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr 'A-Z ' 'a-z-')

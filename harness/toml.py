@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 try:
     from annotated_types import Ge, Gt, Le, MinLen
 except ModuleNotFoundError:  # then `tables` alone works, which checks nothing: `make gpu` has torch and NumPy alone
-
     Ge = Gt = Le = MinLen = float  # type: ignore[misc,assignment]  # bounds that nobody reads
 
 T = TypeVar("T")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from harness.loop.engine import Engine
 
 SIM, PART = "sim", "in part"
+STAGES = "stages.jsonl"  # of the stages of `make gpu`
 
 
 @click.group(
@@ -270,7 +271,7 @@ def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
 @click.command(epilog=examples(
     "bench calibrate --engine llamacpp --models llama-small -o results/cpu",
     "bench calibrate --engine attach+urls=http://127.0.0.1:8000 --models llama-3.1-8b -o /tmp/attached",
-    "bench calibrate --from results/h200",
+    "bench calibrate --from results/h200", "bench calibrate --from results/h200/stages",
     "bench compare --systems static,ideal --gpu h200 --table results/h200/h200-measured.toml",
 ))  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Measure the servers of an engine, one alone and four side by side."
@@ -283,7 +284,7 @@ def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
               help="With --engine: how often servers are measured, for hosts whose speed varies.")  # fmt: skip
 @click.option("--from", "folder", type=PATH, metavar="FOLDER",
-              help="Read results of `make gpu` instead of running servers.")  # fmt: skip
+              help="Read results of `make gpu`, or of its stages, instead of running servers.")  # fmt: skip
 @click.option("--gpu", "kind", shell_complete=complete(gpu_names), metavar="KIND",
               help="Table to start from.  [default: by the card's name]")  # fmt: skip
 @click.option("-o", "--out", type=PATH, metavar="PATH",
@@ -313,7 +314,12 @@ def calibrate(
         _servers(engine, models, out or RESULTS / asked(engine).name, rounds, {"batch_cap": slots, "gpu": kind})
         return
     assert folder is not None
-    path, notes = calibration.write(folder, kind, out)
+    if (folder / STAGES).is_file():
+        from harness.validate import torch_table
+
+        path, notes = torch_table.staged(folder, out)
+    else:
+        path, notes = calibration.write(folder, kind, out)
     for note in notes:
         click.echo(note)
     click.echo(f"wrote {short_path(path)} (--table takes it)")

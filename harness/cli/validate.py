@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from harness.validate.staggered import Read
 
 TORCH = "torch"
+STAGES = "stages.jsonl"  # of the stages of `make gpu`
 INVALID = "Runs that did not measure their servers are left out."
 
 
 @click.command(epilog=examples(
-    "bench validate", "bench validate mine.csv -o /tmp/validate",
+    "bench validate", "bench validate mine.csv -o /tmp/validate", "bench validate results/h200/stages",
     "bench validate --engine llamacpp --table results/cpu/llamacpp-cpu.toml -o results/cpu/validate",
     "bench validate --engine torch --table results/cpu/torch/torch-cpu.toml -o results/cpu/torch/validate",
 ))  # fmt: skip
@@ -34,7 +35,9 @@ INVALID = "Runs that did not measure their servers are left out."
                 metavar="[FOLDER|FILE.csv]...")  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Run the same specs on an engine's servers and on the "
               "simulator.")  # fmt: skip
-@click.option("--table", metavar="FILE", help="With --engine: the servers' cost table, by bench calibrate.")
+@click.option(
+    "--table", metavar="FILE", help="With --engine, or a folder of stages: the cost table, by bench calibrate."
+)
 @click.option("--full", is_flag=True, help="With --engine torch: every system, 4 and 8 models, windows of 60 s; "
               "the aims are judged.")  # fmt: skip
 @click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="With --engine: the shape of "
@@ -70,11 +73,17 @@ def validate(
     """Compare the simulator with measured end-to-end runs.
 
     Measured runs come from the folders of MEASURED_DIR, or any CSV of the same columns. --engine measures servers now,
-    and compares the ranks of systems, then attainment, then latencies.
+    and compares the ranks of systems, then attainment, then latencies. A folder of the stages of `make gpu` is compared
+    run by run, by its own cost table or --table, in its README.md.
     """
     from harness.policy.types import UserError
 
     ctx = click.get_current_context()
+    if engine is None and len(folders) == 1 and (folders[0] / STAGES).is_file():
+        from harness.validate import torch_runs
+
+        click.echo(torch_runs.compared(folders[0], asked["table"] and Path(asked["table"])), nl=False)
+        return
     beside = ("shape", "page") if engine is not None else ("runs", *asked)
     if other := next((name for name in beside if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE), None):
         option = f"--{other.replace('_', '-')}"

@@ -77,32 +77,38 @@ def pairs(folder: Path, table: Path, slo: Slo) -> Iterator[Pair]:
             yield Pair(spec, about, len(rows), seen(rows, slo), seen(ours, slo))
 
 
-def text(folder: Path, table: Path, slo: Slo) -> str:
-    """Return the page."""
+def text(folder: Path, table: Path, slo: Slo, command: str = "") -> str:
+    """Return the page; `command` made it."""
+    command = command or f"python -m harness.validate.stored {folder} --table {table}"
     every = list(pairs(folder, table, slo))
     first = every[0]
     off = max(abs(p.measured.attainment - p.simulated.attainment) for p in every)
     longer = [p.measured.tpot_ms[0] / p.simulated.tpot_ms[0] for p in every]
     on = ", ".join(f"{key} {value}" for key, value in first.about["measured_on"].items())
     spec = first.spec
+    rates, spans = (list(dict.fromkeys(f"{getattr(p.spec, of):g}" for p in every)) for of in ("rate_scale", "window_s"))
+    several = len(rates) * len(spans) > 1
+    rates_told, windows = " and ".join(rates), f"a window of {' or '.join(spans)} s"
     head = (
         f"The simulator is off by at most {100 * off:.0f} points of attainment in these {len(every)} runs. A"
         f" token takes {min(longer):.1f} to {max(longer):.1f} times as long in truth as it says (P50 of TPOT)."
     )
     how = (
-        f"{spec.models} on {spec.gpus} x {spec.gpu}, {spec.trace} at {spec.rate_scale:g} times its rate, a window of"
-        f" {spec.window_s:g} s, one run each; SLO: TTFT {slo.ttft_s:g} s, TPOT {1e3 * slo.tpot_s:g} ms; fidelity"
+        f"{spec.models} on {spec.gpus} x {spec.gpu}, {spec.trace} at {rates_told} times its rate, {windows}, one run"
+        f" each; SLO: TTFT {slo.ttft_s:g} s, TPOT {1e3 * slo.tpot_s:g} ms; fidelity"
         f" {first.about['fidelity']}. Measured on {on}. Simulated with {table} and host profile {spec.host} by"
-        f" `python -m harness.validate.stored {folder} --table {table}`."
+        f" `{command}`."
     )
     lines = [f"# Runs of engine {spec.engine} beside the simulator's", "", head, "", how, ""]
-    columns = "system | requests | SLO met, % | TTFT P50, ms | P95 | TPOT P50, ms | P95"
+    columns = f"system | {'rate | window, s | ' * several}requests | SLO met, %"
+    columns += " | TTFT P50, ms | P95 | TPOT P50, ms | P95"
     lines += [f"| {columns} |", "|---|" + "---:|" * columns.count("|")]
     for p in every:
         a, b = p.measured, p.simulated
         cells = [f"{100 * a.attainment:.1f} / {100 * b.attainment:.1f}"]
         cells += [f"{x:.1f} / {y:.1f}" for x, y in zip((*a.ttft_ms, *a.tpot_ms), (*b.ttft_ms, *b.tpot_ms), strict=True)]
-        lines.append(f"| {p.spec.label} | {p.offered} | " + " | ".join(cells) + " |")
+        load = f"{p.spec.rate_scale:g} | {p.spec.window_s:g} | " * several
+        lines.append(f"| {p.spec.label} | {load}{p.offered} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", "Each cell: measured / simulated."]) + "\n"
 
 

@@ -144,8 +144,9 @@ def _write(out: Path, of: Workload, values: Mapping[str, Any], line: Mapping[str
     """Write one run."""
     measured_on = ", ".join(f"{key} {value}" for key, value in line["measured_on"].items())
     made = specs.stored(values)
-    made = replace(made, engine="torch", gpu=line["gpu"], decision_s=0.0, control_s=0.0, noise=0.0,
-                   fields=tuple(sorted({**dict(made.fields), **line["fields"]}.items())), measured_on=measured_on)  # fmt: skip
+    fields = tuple(sorted({**dict(made.fields), **line["fields"]}.items()))
+    made = replace(made, engine="torch", gpu=line["gpu"], decision_s=0.0, control_s=0.0, noise=0.0, fields=fields,
+                   measured_on=measured_on)  # fmt: skip
     about = {
         "spec": as_dict(made), "spec_hash": made.hash8, "code_hash": "", "fidelity": line["fidelity"],
         "tier": "synthetic", "fit": None, "plan_origin": made.plan, "stats": line["stats"], "skipped": None,

@@ -129,7 +129,7 @@ SCENARIOS = {
 }
 
 
-def served(name: str, scenario: Scenario) -> Torch:
+def served(name: str, scenario: Scenario, end_s: float = 60.0) -> Torch:
     """Run a scenario on the checkpoint of a name in MODELS_DIR; return the engine with the logits that it kept.
 
     Raises AssertionError where a request did not end, an action was refused, or what the scenario is about did not
@@ -147,7 +147,7 @@ def served(name: str, scenario: Scenario) -> Torch:
     if lacks := missing(policy, engine):
         raise AssertionError(f"the engine lacks {lacks}")
     try:
-        outcome = replay(policy, engine, jobs, end_s=60.0)
+        outcome = replay(policy, engine, jobs, end_s=end_s)
         ends, counters = engine.noted().ends.tolist(), engine.stats()
     finally:
         engine.close()
@@ -234,7 +234,5 @@ def off(logits: Mapping[int, list[F4]], whole: Callable[[list[int]], F8], narrow
         else:
             far = float(np.abs(mine - truth).max())
             same = made.tolist() == truth.argmax(-1).tolist()
-            yield (
-                far,
-                "" if far < OFF and same else f"request {rid} is off by {far:.3g}{'' if same else ', other tokens'}",
-            )
+            also = "" if same else ", other tokens"
+            yield far, "" if far < OFF and same else f"request {rid} is off by {far:.3g}{also}"

@@ -4,10 +4,10 @@
 
 They take torch and NumPy alone, and SciPy for QLM's MILP: without it QLM's solver is `edf`, and its row says so. Their
 requests, models and settings are lines of `torch_stages.jsonl`, which `torch_runs.py` writes. Each run is a process of
-its own under a time limit, and leaves one synced line in `<out>/<device>/stages/stages.jsonl`; what was measured for the
-cost table is in raw.jsonl beside it. A second call goes on: what is done is not done again, and what failed or was late
-only if `--again` names it. Elsewhere, `bench calibrate --from FOLDER` makes a table of the folder, and `bench validate
-FOLDER` compares its runs with the simulator.
+its own under a time limit, and leaves one synced line in `<out>/<device>/stages/stages.jsonl`; what was measured for
+the cost table is in raw.jsonl beside it. A second call goes on: what is done is not done again, and what failed or was
+late only if `--again` names it. Elsewhere, `bench calibrate --from FOLDER` makes a table of the folder, and `bench
+validate FOLDER` compares its runs with the simulator.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from harness.validate import torch_scenarios as scenarios
 from harness.validate import torch_timed
 
 ROOT = Path(__file__).resolve().parents[2]
+MODULE = "harness.validate.torch_stages"
 PLAN = Path(__file__).with_suffix(".jsonl")
 JOURNAL = "stages.jsonl"
 SEVEN = ("static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pdmux")
@@ -121,6 +122,8 @@ def runs(plan: Iterable[Workload], device: str) -> Iterator[Run]:
 
 def card() -> str:
     """Return the kind of this machine's card, by its name: h200 of "NVIDIA H200". UserError for an unknown one."""
+    if not kind.cards():
+        raise UserError("DEVICE is cuda, and this machine has no NVIDIA card")
     words = kind.cards()[0].lower().replace("-", " ").split()
     for word in words:
         with suppress(UserError):
@@ -201,7 +204,7 @@ def child(run: Run, folder: Path, plan: Path, device: str, limit_s: float) -> st
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         dtype = {"DTYPE": run.name.rpartition(", ")[2]} if run.stage == "correctness" else {}
         process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, "--do", run.stage, run.name, "--plan", str(plan), "--at", str(folder)],
+            [sys.executable, "-m", MODULE, "--do", *run[:2], "--plan", str(plan), "--at", str(folder)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, start_new_session=True,
             env={**os.environ, "PYTHONPATH": path, "DEVICE": device, **dtype},
         )  # fmt: skip
@@ -245,7 +248,7 @@ def do(run: Run, folder: Path, plan: Path) -> Line:
         return calibrate(folder, lines, gpu, device)
     text, _, name = run.name.partition(", ")
     (workload,) = (line for line in lines if (line.stage, line.name) == (run.stage, name))
-    return serve(workload, text, gpu)
+    return serve(workload, text, gpu) | {"device": device}
 
 
 def correct(name: str) -> Line:
@@ -269,7 +272,7 @@ def calibrate(folder: Path, plan: Iterable[Workload], gpu: str, device: str) -> 
     given = {"pool_bytes": POOL[device], "gpu": gpu}
     lines = torch_timed.measure(folder, shapes, print, Fields(), given)
     on = kind.kind(Config((), gpu=gpu))
-    facts = {"device": device, "gpu": gpu, "on": on.on, "shapes": [list(shape) for shape in shapes.values()]}
+    facts = {"device": device, "gpu": gpu, "on": on.on, **given, "shapes": [list(shape) for shape in shapes.values()]}
     return {"state": "done", "lines": len(lines), **facts, "measured_on": machine_facts("torch")}
 
 
@@ -317,7 +320,7 @@ def _finite(x: float) -> float | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return 0 once all is done, 1 where a run failed or was wrong, 2 for a mistake; 3: runs are left for a next call."""
+    """Return 0 where no run that was made went wrong, 1 where one did, 2 for a mistake."""
     parser = argparse.ArgumentParser("torch_stages", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=20.0, help="for all runs of this call (default 20)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default results)")
@@ -329,13 +332,12 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     device = os.environ.get("DEVICE", "cpu")
     try:
+        kind.kind(Config((), gpu=card() if device == "cuda" else Config(()).gpu))  # one line where there is none
         if args.do:
             with terminable():
                 line = do(Run(*args.do), args.at, args.plan)
             add(args.at / JOURNAL, {"stage": args.do[0], "run": args.do[1], **line})
             return 0
-        if device not in POOL:
-            raise UserError(f"DEVICE is {device}; an engine on torch runs on cpu or cuda")
         folder = args.out / (card() if device == "cuda" else "cpu") / "stages"
         if args.list:
             now = states(journal(folder / JOURNAL))
@@ -350,9 +352,7 @@ def main(argv: Sequence[str]) -> int:
         print("interrupted: what is done is kept; the same command goes on", file=sys.stderr)
         return 130
     print(f"{folder}: {', '.join(f'{count} {state}' for state, count in counts.items())}")
-    if {"failed", "late", "wrong"} & counts.keys():
-        return 1
-    return 3 if "left" in counts else 0
+    return int(bool({"failed", "late", "wrong"} & counts.keys()))
 
 
 if __name__ == "__main__":

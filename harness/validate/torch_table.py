@@ -7,6 +7,7 @@ stand in for shapes are in the table, so the simulator counts the bytes that the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +19,15 @@ from harness.engines.costs import fit, fit_whole, quantities, shapes
 from harness.engines.costs.whole import Network
 from harness.engines.machine import Config, Served
 from harness.engines.torch import nets
-from harness.engines.torch.kind import CPU
+from harness.engines.torch.kind import CPU, GRANULE, PART
 from harness.engines.torch.links import CHUNK_S, LEAST
 from harness.engines.torch.residents import WAYS
 from harness.engines.torch.setting import Fields, rates
 from harness.engines.wallclock import machine_facts
-from harness.policy.types import GIB, Inst, Shape
+from harness.policy.types import GIB, Inst, Shape, UserError
 from harness.rows.record import write_bytes
-from harness.validate.torch_timed import CTX, GPU, MOST_OTHERS, gpu_ratio, link_gbps, measure, of
+from harness.validate.torch_stages import JOURNAL, journal
+from harness.validate.torch_timed import CTX, GPU, MOST_OTHERS, RAW, gpu_ratio, link_gbps, measure, of
 from workloads.models import shape
 
 KIND = "torch-cpu"
@@ -40,17 +42,61 @@ def networks(names: Sequence[str], wide: int = 1) -> dict[str, Shape]:
     return {name: shapes.in_numbers(net._replace(name=name), CPU.float_bytes) for name, net in made.items()}
 
 
+class Card(NamedTuple):
+    """A card that stages of `make gpu` measured."""
+
+    gpu: str
+    on: str  # in words
+    mem_bytes: int  # that it gave to weights and KV
+
+    @property
+    def spec(self) -> dict[str, tuple[float, str]]:
+        """Its numbers, each with its source."""
+        known, sources = quantities.gpu(self.gpu), {s.quantity: s.source for s in quantities.sources([], self.gpu, "")}
+        return {name: (getattr(known, name), sources[f"{self.gpu}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
+
+
 def table(
-    lines: Sequence[Mapping[str, Any]], names: Sequence[str], wide: int = 1
-) -> tuple[dict[str, Any], fit_whole.Fitted]:
-    """Fit the table of these shapes from a journal's lines, and return it with the fit behind it."""
-    served = networks(names, wide)
-    conditions = ", ".join(f"{key} {value}" for key, value in machine_facts("torch").items())
+    lines: Sequence[Mapping[str, Any]], names: Sequence[str], wide: int = 1, card: Card | None = None,
+    conditions: str = "",
+) -> tuple[dict[str, Any], fit_whole.Fitted]:  # fmt: skip
+    """Fit the table of these shapes from a journal's lines, and return it with the fit behind it.
+
+    The devices are cores of this host, or those of a journal from elsewhere: a `card`, `conditions` in words.
+    """
+    served = networks(names, wide) if card is None else {name: shape(name) for name in names}
+    conditions = conditions or ", ".join(f"{key} {value}" for key, value in machine_facts("torch").items())
     source = f"bench calibrate --engine torch on {conditions}"
+    spec = _cores(lines, names, wide) if card is None else card.spec
+    bytes_s = {
+        link: spec[name][0] for link, name in (("h2d", "h2d"), ("d2h", "d2h"), ("peer", "nvlink"), ("disk", "disk"))
+    }
+    weights = {name: shapes.weight_bytes(net) for name, net in served.items()}
+    settings = {"pool_bytes": CPU.mem_bytes if card is None else card.mem_bytes, "sharing": "fluid"}
+    kind = KIND if card is None else f"torch-{card.gpu}"
+    about = fit_whole.About(kind, conditions, source, settings, spec, (), weights)
+    mine = [line for line in lines if line["params"].get("shape") in served]
+    file, fitted = fit_whole.table(mine, about)
+    if card is None:
+        numbers = {"number_bytes": CPU.float_bytes}
+        file["networks"] = {
+            name: {key: numbers.get(key) or getattr(net, key) for key in Network.__dataclass_fields__}
+            for name, net in served.items()
+        }
+    piece_bytes = PART if card is not None else max(LEAST, int(bytes_s["h2d"] * CHUNK_S))
+    file = {"kind": file.pop("kind"), "name": file.pop("name"), "piece_bytes": piece_bytes, **file}
+    file["pages"] = {"buffer_bytes": CPU.buffer if card is None else GRANULE, "kept": 0}
+    timed = list(of(mine, "load", gbps=bytes_s["h2d"] / 1e9))
+    file["ladder"] = ladder(timed, bytes_s, source)
+    return file, fitted
+
+
+def _cores(lines: Sequence[Mapping[str, Any]], names: Sequence[str], wide: int) -> dict[str, tuple[float, str]]:
+    """Describe cores in the words of a GPU's specification."""
     links: dict[str, Any] = link_gbps(lines, {name: shape(name) for name in names}, wide)
     gbps = rates(Config((), **links), CPU)
     limited = "to which the engine holds its copies"
-    spec: dict[str, tuple[float, str]] = {
+    return {
         "h2d": (1e9 * gbps["h2d"], limited), "d2h": (1e9 * gbps["d2h"], limited),
         "nvlink": (1e9 * gbps["peer"], limited), "net": (1e9 * gbps["peer"], limited),
         "disk": (1e9 * gbps["disk"], limited), "flops": (NEVER, NOTHING), "hbm": (NEVER, NOTHING),
@@ -58,22 +104,6 @@ def table(
         "host_bytes": (CPU.host_bytes, "KV in the host's memory"),
         "sms": (CPU.sms, "parts of a core, as many as an H100 has"), "sm_step": (CPU.sm_choices[0], "as on an H100"),
     }  # fmt: skip
-    weights = {name: shapes.weight_bytes(net) for name, net in served.items()}
-    settings = {"pool_bytes": CPU.mem_bytes, "sharing": "fluid"}
-    about = fit_whole.About(KIND, conditions, source, settings, spec, (), weights)
-    mine = [line for line in lines if line["params"].get("shape") in served]
-    file, fitted = fit_whole.table(mine, about)
-    numbers = {"number_bytes": CPU.float_bytes}
-    file["networks"] = {
-        name: {key: numbers.get(key) or getattr(net, key) for key in Network.__dataclass_fields__}
-        for name, net in served.items()
-    }
-    piece_bytes = max(LEAST, int(1e9 * gbps["h2d"] * CHUNK_S))
-    file = {"kind": file.pop("kind"), "name": file.pop("name"), "piece_bytes": piece_bytes, **file}
-    file["pages"] = {"buffer_bytes": CPU.buffer, "kept": 0}
-    timed = list(of(mine, "load", gbps=links["pcie_gbps"]))
-    file["ladder"] = ladder(timed, {link: 1e9 * rate for link, rate in gbps.items()}, source)
-    return file, fitted
 
 
 def ladder(lines: Sequence[Mapping[str, Any]], bytes_s: Mapping[str, float], source: str) -> dict[str, dict[str, Any]]:
@@ -83,6 +113,8 @@ def ladder(lines: Sequence[Mapping[str, Any]], bytes_s: Mapping[str, float], sou
         link = "disk" if way.source == "disk" else "spread" if way.spread else "pcie"
         rate = bytes_s["disk" if way.source == "disk" else "h2d"] * way.part
         beyond = [line["p50"] - line["facts"]["bytes"] / rate for line in of(lines, "load", way=name)]
+        if not beyond:
+            continue  # a card's process has no start of its own
         rungs[name] = {
             "fixed_s": quantities.sig(max(0.0, float(np.median(beyond))), 4), "link": link,
             **({"bytes_s": rate} if way.part < 1 else {}), "source": f"{source}: from the order to its end",
@@ -202,3 +234,23 @@ def write(
     quantities.forget()
     quantities.machine(str(path))  # it reads as any user's table
     return path, fitted, lines, file
+
+
+def staged(folder: Path, out: Path | None = None) -> tuple[Path, list[str]]:
+    """Write the table of what the stages of `make gpu` measured; return its path, `<folder>/torch-*.toml`, and notes.
+
+    UserError where they have not measured all of it.
+    """
+    done = [line for line in journal(folder / JOURNAL) if line["stage"] == "calibrate" and line["state"] == "done"]
+    if not done:
+        raise UserError(f"{folder / JOURNAL}: the stage calibrate is not done; the stages' command goes on there")
+    about, lines = done[-1], [json.loads(text) for text in (folder / RAW).read_text("utf-8").splitlines()]
+    names = [of[0] for of in about["shapes"]]
+    card = None if about["device"] == "cpu" else Card(about["gpu"], about["on"], about["pool_bytes"])
+    conditions = ", ".join(f"{key} {value}" for key, value in about["measured_on"].items())
+    file, _ = table(lines, names, 1, card, conditions + (f", {card.on}" if card else ""))
+    path = out or folder / f"{file['kind']}.toml"
+    write_bytes(path, fit.dumps(file).encode())
+    quantities.forget()
+    quantities.machine(str(path))  # it reads as any user's table
+    return path, notes(lines, path, names) if card is None else [f"loads by {', '.join(file['ladder'])}"]

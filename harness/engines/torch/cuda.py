@@ -29,7 +29,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from harness.engines.torch import model, nets
+from harness.engines.torch import model, nets, nursery
 from harness.engines.torch.device import Decoded
 from harness.engines.torch.links import CHUNK_S, Job
 from harness.engines.torch.model import Layer, Piece, Weights
@@ -466,11 +466,10 @@ class Store(NamedTuple):
     on_host: bool
 
 
-class Line(threading.Thread):
-    """A link: its copies one after another, on a stream of its own."""
+class Line:
+    """A link: its copies one after another, in a thread with a stream of its own."""
 
     def __init__(self, stores: Mapping[int, Store], done: Callable[[int], None]) -> None:
-        super().__init__(daemon=True)
         self.stores, self.done = stores, done
         self.jobs: list[Job] = []
         self.ended = False
@@ -478,7 +477,6 @@ class Line(threading.Thread):
 
     def run(self) -> None:
         """Copy chunk by chunk; a chunk is of KV where any waits, and is done no sooner than its rate allows."""
-        bind()
         stream, free_s = torch.cuda.Stream(), 0.0
         while True:
             with self.more:
@@ -535,8 +533,8 @@ class Links:
             self.engine.send("ready")
             return
         if message.link not in self.lines:
-            self.lines[message.link] = Line(self.stores, self._done)
-            self.lines[message.link].start()
+            line = self.lines[message.link] = Line(self.stores, self._done)
+            threading.Thread(target=nursery.bound, args=(line.run,), daemon=True).start()
         line = self.lines[message.link]
         with line.more:
             line.jobs.append(Job(message))

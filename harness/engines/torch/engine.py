@@ -207,7 +207,9 @@ class Torch(Core):
         self.freed()
 
     def _unstick(self) -> None:
-        """Name and kill the workers that have not answered for too long."""
+        """Name and kill the workers that have not answered for too long. UserError for a link that is stuck."""
+        if late := self.workers.late_link(self.fields.stuck_s):
+            raise UserError(f"torch: {late}")
         for seat in self.workers.overdue(self.fields.stuck_s):
             doing = "its start" if not seat.ready else f"a step of {seat.step.lane.batch.inst.model}"
             text = f"worker {seat.pid} has not answered for {self.fields.stuck_s} s, in {doing}; it is killed"

@@ -17,7 +17,8 @@ from harness.policy.types import GIB, MIB, Fidelity, UserError
 
 CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card
 DEVICES = Path("/dev")  # a file nvidiaN a card
-HOST = 4 * GIB  # locked on a host of cards, for KV
+GRANULE, PART = 2 * MIB, 32 * MIB  # of a card: what is mapped, and what of a copy is not overtaken
+HOST = 16 * GIB  # locked on a host of cards, for KV: an eighth of its memory at most, and 1 to 4 GiB a second
 MARGIN = 6 * GIB  # of a card, for torch's own memory: activations, graphs, libraries
 
 
@@ -63,10 +64,11 @@ def kind(config: Config) -> Kind:
     spec, each = quantities.gpu(config.gpu, config.table), -(-config.gpus // len(models))
     sms = spec.sms if each == 1 else spec.sms // each // spec.sm_step * spec.sm_step
     links = {"h2d": spec.h2d, "d2h": spec.d2h, "peer": spec.nvlink, "disk": spec.disk}
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     mem_bytes = int(config.mem_fraction * spec.mem_bytes - MARGIN) // each
     return Kind(
         "cuda", "real" if each == 1 else "emulated", 4 if os.environ.get("DTYPE") == "float32" else 2,
-        2 * MIB, 2 * MIB, 64, float("inf"), mem_bytes, HOST, 32 * MIB,
+        GRANULE, GRANULE, 64, float("inf"), mem_bytes, min(HOST, memory // 8), PART,
         sms, tuple(range(spec.sm_step, sms, spec.sm_step)), {link: rate / 1e9 for link, rate in links.items()},
         False,
         ("" if each == 1 else f"1 part of {each}, {sms} SMs, of ") + f"{models[0]}; disk at its rate from host memory; "

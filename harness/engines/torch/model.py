@@ -116,7 +116,8 @@ class Pass:
         singles = [(p, a) for p, a, b in every if p.far < 0 and p.tokens == 1]
         self.single = torch.tensor([a for _, a in singles], dtype=torch.long).to(kv.device)
         self.contexts = device.contexts([p for p, _ in singles], kv) if singles else None
-        self.far = {d: [(p, a) for p, a, _ in every if p.far == d] for d in {p.far for p in pieces} - {-1}}
+        away = {d: [(p, a) for p, a, _ in every if p.far == d] for d in {p.far for p in pieces} - {-1}}
+        self.far = {d: ([p for p, _ in on], torch.tensor([a for _, a in on]).to(kv.device)) for d, on in away.items()}
         near = [(p, a, b) for p, a, b in every if p.far < 0]
         every_near = torch.cat([torch.arange(a, b) for _, a, b in near]) if near else torch.zeros(0, dtype=torch.long)
         self.near = every_near.to(kv.device)
@@ -140,9 +141,8 @@ class Pass:
                 mixed[self.single] = self.device.attend(self.kv, k, self.contexts, q[self.single])
             for piece, a, b in self.long:
                 mixed[a:b] = self.device.attend_long(self.kv, k, piece, q[a:b])
-            for device, pieces in self.far.items():
-                rows = torch.tensor([a for _, a in pieces]).to(self.kv.device)
-                mixed[rows] = far(device, k, [p for p, _ in pieces], q[rows], key[rows], value[rows])
+            for device, (pieces, rows) in self.far.items():
+                mixed[rows] = far(device, k, pieces, q[rows], key[rows], value[rows])
             breathe()
             x = x + functional.linear(mixed.view(n, -1), W.out)
             up = functional.linear(self._norm(x, W.norm_2), W.up)

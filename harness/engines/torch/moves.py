@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from harness.engines.torch.wire import Bytes
 from harness.engines.wallclock import Live
 from harness.policy.actions import Move
 from harness.policy.events import Done
-from harness.policy.types import Batch, Gpus, Host
+from harness.policy.types import GIB, Batch, Gpus, Host
 
 NOWHERE = Host(-1)  # KV that is discarded
 
@@ -47,6 +48,7 @@ class Moves:
         self.under_way: dict[int, Transfer] = {}  # by the number of their copies
         self.moves: list[Moving] = []
         self.count = 0
+        self.full = False  # a move has waited for memory of the host
 
     def move(self, action: Move) -> Refusal | None:
         """Start a Move; the reason where it cannot be."""
@@ -111,6 +113,11 @@ class Moves:
             return
         account = self.engine.account(request.model, to)
         if not account.fits(len(kv.blocks)):
+            if isinstance(to, Host) and not self.full:
+                self.full = True
+                size = f"{account.arena.size / GIB:.3g} GiB"
+                text = f"at {self.engine.now_s:.3f} s the host's {size} for KV are full, and moves to it wait"
+                print(f"torch: {text}", file=sys.stderr, flush=True)
             return
         transfer.kv = Kv(account, to, account.take(len(kv.blocks)), kv.tokens, transfer.attend, transfer.under is None)
         number = self.engine.copy(self._link(kv.home, to), self._kv_parts(kv, transfer.kv), kv=True)

@@ -83,13 +83,13 @@ def threads(engine: Connection) -> None:
             (file,) = take_files(engine, 1)
             link = Connection(file)
             serve = cuda.Links(link).serve if what == "links" else worker.Worker(link, cuda.Card).serve
-            threading.Thread(target=_bound, args=(serve,), daemon=True).start()
+            threading.Thread(target=bound, args=(serve,), daemon=True).start()
             engine.send(os.getpid())
     except (EOFError, ConnectionResetError):
         os._exit(0)
 
 
-def _bound(serve: Callable[[], None]) -> None:
+def bound(serve: Callable[[], None]) -> None:
     """Serve in a thread; an error ends all, for it may have broken what they share."""
     from harness.engines.torch import cuda
 

@@ -23,7 +23,7 @@ from harness.engines.torch.kind import Kind
 from harness.engines.torch.load import Load
 from harness.engines.torch.nets import Net
 from harness.engines.torch.pages import Account, Arena
-from harness.engines.torch.wire import Bytes, Copy, Given, pair, send_files
+from harness.engines.torch.wire import Bytes, Copied, Copy, Given, pair, send_files
 from harness.policy.types import Host, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -134,6 +134,8 @@ class Workers:
         self._files: list[int] = []
         self._folder: Path | None = None
         self._copies = 0
+        self._copying: dict[str, dict[int, float]] = {}  # by link: copies under way, and the seconds of each
+        self._moved_s: dict[str, float] = {}  # by link: when it began its copies, or ended one
         self._links_pid = 0
         self.load: Load | None = None  # from the start of the clock
 
@@ -225,6 +227,14 @@ class Workers:
         """Return the workers whose answer has been due for longer than this."""
         return [seat for seat in self.seats.values() if time.monotonic() - seat.since_s > limit_s]
 
+    def late_link(self, limit_s: float) -> str:
+        """Return what a link has been at for longer than its rate allows and this; "" where none has."""
+        for link, copies in self._copying.items():
+            for_s = time.monotonic() - self._moved_s[link]
+            if copies and for_s > sum(copies.values()) + limit_s:
+                return f"link {link} has moved nothing for {for_s:.0f} s, with {len(copies)} copies to do"
+        return ""
+
     def hear(self, wait_s: float | None) -> list[tuple[float, Seat | None, Any]]:
         """Return what the processes say, in order of its times; wait for it so long, or for ever.
 
@@ -237,6 +247,10 @@ class Workers:
             assert end is not None
             try:
                 what = end.recv()
+                if isinstance(what, Copied):
+                    link = next(link for link, copies in self._copying.items() if what.number in copies)
+                    del self._copying[link][what.number]
+                    self._moved_s[link] = time.monotonic()
                 messages.append((getattr(what, "ended_s", 0.0), seat, what))
             except (EOFError, ConnectionResetError):
                 if seat is None:
@@ -252,6 +266,10 @@ class Workers:
             return None
         assert self._links is not None
         self._copies += 1
+        copies = self._copying.setdefault(link, {})
+        if not copies:
+            self._moved_s[link] = time.monotonic()
+        copies[self._copies] = sum(size for *_, size in every) / rate
         self._links.send(Copy(self._copies, link, rate, kv, every))
         return self._copies
 
@@ -261,6 +279,7 @@ class Workers:
             assert self._links is not None
             while self._links.recv().number != number:
                 pass
+            del self._copying["fill"][number]
 
     def sync(self, seat: Seat, model: str) -> None:
         """Tell the workers of a device what was mapped and unmapped since; to a new one, all of a model's KV."""

@@ -38,7 +38,8 @@ class Worker:
         self.begun: dict[int, Pass] = {}  # steps between two slices
         self.peers: dict[int, Connection] = {}  # to whom this one asks, by device
         self.askers: list[Connection] = []
-        self.tables: dict[tuple[int, ...], Any] = {}  # of the askers' step, for all its layers
+        self.told: dict[int, list[Piece]] = {}  # what each of them was asked last: of one step for all its layers
+        self.tables: dict[Connection, Any] = {}  # of each asker's step, for all its layers
         self.orders: deque[Order] = deque()  # steps that are still to be done
         self.logits = False
 
@@ -163,7 +164,9 @@ class Worker:
     ) -> Tensor:
         """Have another device attend to what lies there; answer its own questions meanwhile."""
         peer = self.peers[device]
-        peer.send((name, layer, tuple(pieces), self.device.give(q, key, value)))
+        fresh = None if self.told.get(device) is pieces else tuple(pieces)
+        self.told[device] = pieces
+        peer.send((name, layer, fresh, self.device.give(q, key, value)))
         while not peer.poll():
             select.select([peer, *self.askers], [], [])
             self.answer()
@@ -178,12 +181,13 @@ class Worker:
                 name, layer, pieces, asked = asker.recv()
             except (EOFError, ConnectionResetError):
                 self.askers.remove(asker)
+                self.tables.pop(asker, None)
                 continue
             kv = self._kv(name)[1]
             with torch.inference_mode(), self.device.lane(None, "attend"):
                 q, key, value = self.device.take(asked)
-                if layer == 0 or pieces not in self.tables:
-                    self.tables = {pieces: (model.slots(pieces, kv), self.device.contexts(pieces, kv))}
-                slots, contexts = self.tables[pieces]
+                if pieces is not None:
+                    self.tables[asker] = model.slots(pieces, kv), self.device.contexts(pieces, kv)
+                slots, contexts = self.tables[asker]
                 model.write(kv, layer, slots, key, value)
                 asker.send(self.device.give(self.device.attend(kv, layer, contexts, q)))
