@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema, ErrorDetails
 
 try:
-    from annotated_types import Ge, Gt, Le, MinLen
+    from annotated_types import Ge as Ge
+    from annotated_types import Gt as Gt
+    from annotated_types import Le as Le
+    from annotated_types import MinLen as MinLen
 except ModuleNotFoundError:  # then `tables` alone works, which checks nothing: `make gpu` has torch and NumPy alone
     Ge = Gt = Le = MinLen = float  # type: ignore[misc,assignment]  # bounds that nobody reads
 

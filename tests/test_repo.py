@@ -85,10 +85,12 @@ def test_only_what_belongs_is_kept() -> None:
     names = {path.relative_to(ROOT).as_posix() for path in files()}
     measured = re.compile(
         r"results/h200/((README|corun)\.md|raw\.jsonl|host\.json|h200-measured\.toml|[a-z]+\.png"
-        r"|torch/(README\.md|[a-z]+-[0-9a-f]{8}/(requests\.parquet|side\.json)))"
+        r"|stages/(README\.md|(raw|stages|plan)\.jsonl|torch-h200\.toml)"
+        r"|(torch|stages/runs)/(README\.md|[a-z]+-[0-9a-f]{8}/(requests\.parquet|side\.json)))"
     )
     timed = re.compile(
-        r"results/cpu/(?:vllm/)?(raw\.jsonl|host\.json|[a-z]+-cpu\.toml|(calibrate|validate)\.(csv|png))"
+        r"results/cpu/(?:vllm/|torch/(?:fig7/)?)?(raw\.jsonl|host\.json|[a-z]+-cpu\.toml|(calibrate|validate)\.(csv|png|md)"
+        r"|(simulator|devices)\.md)"
     )
     results = {name for name in names if name.startswith("results/")}
     kept = {name for name in results if not (measured.fullmatch(name) or timed.fullmatch(name))}

@@ -30,12 +30,13 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec, another, as_dict
 from harness.validate import stored
 from harness.validate.predicted import PAGE, SERVED, TRACE
-from harness.validate.torch_stages import JOURNAL, PLAN, SEVEN, Workload, journal, workloads
+from harness.validate.torch_stages import JOURNAL, PLAN, REQUESTS, SEVEN, Workload, journal, workloads
 
 MODELS = "llama-3.2-1b*2,llama-3.2-3b,llama-3.1-8b"
 DEVICES = 2  # two halves of one card
-REQUESTS = 8  # of each model, whose KV fits beside the weights of two models
-WARMUP_S, DRAIN_S = 2.0, 20.0
+EACH = 8  # requests of each model, whose KV fits beside the weights of two models
+WARMUP_S = 2.0
+DRAIN_S = 60.0  # 512 tokens at the slowest that Aegaeon lets them come: about the TPOT limit
 WHOLE = ("model", "prompt_tokens", "output_tokens")
 
 
@@ -47,7 +48,7 @@ class Serving(NamedTuple):
     rates: tuple[float, float]  # requests a second and model: of the seven for a minute, and beside it of validate
 
 
-SERVINGS = (Serving("cpu", (3.0, 0.25), (0.5, 1.0)), Serving("cuda", (0.5, 0.05), (2.0, 4.0)))
+SERVINGS = (Serving("cpu", (3.0, 0.1), (0.5, 1.0)), Serving("cuda", (0.5, 0.05), (2.0, 4.0)))
 
 
 def spec(serving: Serving, rate: float, seed: int, window_s: float) -> Spec:
@@ -65,7 +66,7 @@ def workload(stage: str, name: str, serving: Serving, base: Spec) -> Workload:
     setup = Setup(by_system[base.system])
     config, jobs = setup.config, setup.jobs()
     served = [_served(m.shape, serving.device) for m in config.models]
-    longest = sum(REQUESTS * SERVED * kv_bytes for _, kv_bytes in served)
+    longest = sum(EACH * SERVED * kv_bytes for _, kv_bytes in served)
     pool_bytes = math.ceil((sum(sorted(w for w, _ in served)[-2:]) + longest) / PAGE) * PAGE
     settings = ("gpus", "node_gpus", "block_tokens", "batch_cap", "chunk_tokens", "prefill_tokens", "watermark", "seed",
                 "start_s")  # fmt: skip
@@ -117,10 +118,10 @@ def write(path: Path = PLAN, **seconds: float) -> None:
 # ------------------------------------------------------------------ what came out
 
 
-def runs(folder: Path, plan: Path = PLAN) -> tuple[Path, list[str]]:
+def runs(folder: Path) -> tuple[Path, list[str]]:
     """Write the runs of a folder of stages into its `runs`, and say which have none.
 
-    UserError where it holds no run, or its plan was another one.
+    UserError where it holds no run.
     """
     last = {(line["stage"], line["run"]): line for line in journal(folder / JOURNAL)}
     served = {key: line for key, line in last.items() if key[0] in {"systems", "validate"}}
@@ -130,11 +131,9 @@ def runs(folder: Path, plan: Path = PLAN) -> tuple[Path, list[str]]:
     done = {key: line for key, line in served.items() if line["state"] == "done"}
     for (stage, run), line in done.items():
         text, _, name = run.partition(", ")
-        device = "cpu" if line["device"] == "cpu" else "cuda"
-        found = [w for w in workloads(plan, device) if (w.stage, w.name) == (stage, name)]
-        if not found or len(found[0].jobs["model"]) != line["requests"] or found[0].end_s < line["noted"]["end_s"]:
-            raise UserError(f"{folder / JOURNAL}: {stage} {run} was run by another plan than {plan}")
-        _write(folder / "runs", found[0], found[0].specs[text], line)
+        device = line["device"]
+        (of,) = (w for w in workloads(folder / REQUESTS, device) if (w.stage, w.name) == (stage, name))
+        _write(folder / "runs", of, of.specs[text], line)
     if not done:
         raise UserError(f"{folder / JOURNAL}: no run of systems is done: {'; '.join(notes)}")
     return folder / "runs", notes
@@ -170,29 +169,29 @@ def noted(line: Mapping[str, Any]) -> Noted:
     return Noted(R, ends, [], places, np.array(line["late_s"], np.float64), line["end_s"])
 
 
-def compared(folder: Path, table: Path | None, plan: Path = PLAN) -> str:
+def compared(folder: Path, table: Path | None) -> str:
     """Write a folder's runs, and their page beside the simulator by a cost table; return the page.
 
     Without a table that of the folder counts, else the one of the card. UserError where there is none.
     """
-    at, notes = runs(folder, plan)
+    at, notes = runs(folder)
     own = sorted(folder.glob("torch-*.toml"))
     if table is None and not own:
         raise UserError(f"{folder} has no cost table: bench calibrate --from {folder}, or --table FILE")
     by = table or own[0]
     quantities.forget()
     first = specs.stored(record.meta(sorted(at.iterdir())[0])["spec"])
-    _, ttft_s, tpot_s = first.slo_s[0] if first.slo_s else ("", *_slo(folder, plan))
+    _, ttft_s, tpot_s = first.slo_s[0] if first.slo_s else ("", *_slo(folder))
     page = stored.text(at, by, stored.Slo(ttft_s, tpot_s), f"bench validate {folder}")
     page += "".join(f"\n{note}\n" for note in notes)
     record.write_bytes(folder / "README.md", page.encode())
     return page
 
 
-def _slo(folder: Path, plan: Path) -> tuple[float, float]:
+def _slo(folder: Path) -> tuple[float, float]:
     """Return the limits of a folder's device, which systems that read none do not have in their specs."""
     device = next(line["device"] for line in journal(folder / JOURNAL) if "device" in line)
-    ttft_s, tpot_s = workloads(plan, device)[0].models[0][1]
+    ttft_s, tpot_s = workloads(folder / REQUESTS, device)[0].models[0][1]
     return ttft_s, tpot_s
 
 

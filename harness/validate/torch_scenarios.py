@@ -26,7 +26,8 @@ from harness.policy.events import Arrived, Done, Event, Prefilled, Woke
 from harness.policy.types import MIB, Batch, Host, Inst, Jobs, Option, Shape
 from harness.policy.view import View
 
-F4, F8 = NDArray[np.float32], NDArray[np.float64]
+F4 = NDArray[np.float32]
+F8 = NDArray[np.float64]
 SHAPE = Shape("checkpoint", 3, 64, 4, 2, 16, 96, 160, gated=True, tied=False, max_tokens=512)
 HOME, AWAY = Batch(Inst("m", (0,))), Batch(Inst("m", (1,)))
 PROMPTS, OUTPUTS = (50, 5, 70, 18, 1), (30, 28, 24, 20, 26)

@@ -5,9 +5,9 @@
 They take torch and NumPy alone, and SciPy for QLM's MILP: without it QLM's solver is `edf`, and its row says so. Their
 requests, models and settings are lines of `torch_stages.jsonl`, which `torch_runs.py` writes. Each run is a process of
 its own under a time limit, and leaves one synced line in `<out>/<device>/stages/stages.jsonl`; what was measured for
-the cost table is in raw.jsonl beside it. A second call goes on: what is done is not done again, and what failed or was
-late only if `--again` names it. Elsewhere, `bench calibrate --from FOLDER` makes a table of the folder, and `bench
-validate FOLDER` compares its runs with the simulator.
+the cost table is in raw.jsonl beside it, and the plan in plan.jsonl. A second call goes on: what is done is not done
+again, and what failed or was late only if `--again` names it. Elsewhere, `bench calibrate --from FOLDER` makes a table
+of the folder, and `bench validate FOLDER` compares its runs with the simulator.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from harness.validate import torch_timed
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "harness.validate.torch_stages"
 PLAN = Path(__file__).with_suffix(".jsonl")
-JOURNAL = "stages.jsonl"
+JOURNAL, REQUESTS = "stages.jsonl", "plan.jsonl"
 SEVEN = ("static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pdmux")
 START_S = 120.0  # that an engine may take to start, and to end
 LEAST_S = 5.0  # a run is not started with less
@@ -93,7 +93,9 @@ class Workload(NamedTuple):
         """Return the requests; an SLO that is none is infinite."""
         whole = {"model", "prompt_tokens", "output_tokens"}
         none = {name: [math.inf if x is None else x for x in column] for name, column in self.jobs.items()}
-        columns = {name: np.array(x, np.int32 if name in whole else np.float64) for name, x in none.items()}
+        columns: dict[str, Any] = {
+            name: np.array(x, np.int32 if name in whole else np.float64) for name, x in none.items()
+        }
         return Jobs(tuple(name for name, *_ in self.models), **columns)
 
 
@@ -170,6 +172,10 @@ def conduct(
     if unknown := [text for text in again if text not in {part for run in every for part in (run.stage, run.text)}]:
         raise UserError(f'--again "{unknown[0]}" is no stage or run; --list lists them')
     folder.mkdir(parents=True, exist_ok=True)
+    kept, text = folder / REQUESTS, plan.read_text("utf-8")
+    if kept.is_file() and kept.read_text("utf-8") != text:
+        raise UserError(f"{folder} was begun with other requests than {plan}: take another --out, or --plan {kept}")
+    kept.write_text(text, "utf-8")
     path, end = folder / JOURNAL, time.monotonic() + 60 * minutes
     redo = {run for run in every if {run.stage, run.text} & {*again}}
     for run in every:

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
+from harness.validate.torch_scenarios import SCENARIOS  # noqa: E402
 from tests.gpu import emulated  # noqa: E402
 from tests.test_torch_logits import (  # noqa: E402
-    SCENARIOS,
     checkpoints,  # noqa: F401 - a fixture
     compare,
     served,

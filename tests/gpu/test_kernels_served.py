@@ -17,12 +17,12 @@ pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
 from harness.engines.torch import cuda  # noqa: E402
+from harness.validate.torch_scenarios import SCENARIOS  # noqa: E402
 from probe import kernels  # noqa: E402
 from tests import test_torch_logits  # noqa: E402
 from tests.gpu import emulated  # noqa: E402
 from tests.gpu.test_kernels import cpu  # noqa: E402, F401 - a fixture
 from tests.test_torch_logits import (  # noqa: E402
-    SCENARIOS,
     checkpoints,  # noqa: F401 - a fixture
     compare,
     served,

@@ -1,0 +1,89 @@
+"""The section of results/README.md on the torch engine, from its files: `python -m harness.validate.torch_section`.
+
+    torch-cpu.toml        bench calibrate --engine torch+wide=4 --models llama-3.1-8b -o results/cpu/torch
+    validate.md, .png     bench validate --engine torch --table results/cpu/torch/torch-cpu.toml -o results/cpu/torch/validate
+    fig7/*.md             make reproduce-fig7 ENGINE=torch
+
+What is between the marks `torch results` is written anew; files that are not there are said to be missing. The page
+docs/validation.md includes the section.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.engines.costs import quantities
+from harness.loop.system import ROOT
+from harness.policy.types import UserError
+from harness.rows.record import write_bytes
+
+README, FOLDER = ROOT / "results/README.md", ROOT / "results/cpu/torch"
+MARKS = "<!-- torch results -->", "<!-- /torch results -->"
+ROWS = 30  # of a table
+FIGURE_7 = {"simulator": "The simulator, by the devices' cost table:", "devices": "The devices, two cores of one host:"}
+
+
+def section(folder: Path) -> Iterator[str]:
+    """Yield the section's lines, from the files of a folder."""
+    table, page = folder / "torch-cpu.toml", folder / "validate.md"
+    if table.is_file():
+        measured = quantities.machine(str(table))
+        assert measured is not None
+        yield f"Measured on {measured.name}.\n"
+    if page.is_file():
+        yield from validated(page.read_text("utf-8"))
+        if (folder / "validate.png").is_file():
+            yield "\n![Attainment and latencies, devices and simulator](cpu/torch/validate.png)"
+    else:
+        yield f"No run of `bench validate --engine torch` is stored: {page.name} is missing."
+    for name, title in FIGURE_7.items():
+        path = folder / "fig7" / f"{name}.md"
+        if path.is_file():
+            yield f"\n**Figure 7 on two devices.** {title}\n"
+            yield from path.read_text("utf-8").rstrip().splitlines()
+        else:
+            yield f"\nFigure 7: fig7/{path.name} is missing (`make reproduce-fig7 ENGINE=torch`)."
+
+
+def validated(page: str) -> Iterator[str]:
+    """Yield a page of `bench validate` without its pairs of systems, which are in the file."""
+    blocks = [block for block in re.split(r"\n\s*\n", page.strip()) if block]
+    tables = [k for k, block in enumerate(blocks) if block.startswith("|")]
+    pairs = tables[:-1]
+    for k, block in enumerate(blocks):
+        if k in pairs:
+            yield f"Pairs of systems, {len(block.splitlines()) - 2} of them, are in `cpu/torch/validate.md`.\n"
+        elif k in tables:
+            yield from cut(block.splitlines())
+            yield ""
+        else:
+            yield f"{block}\n"
+
+
+def cut(rows: Sequence[str]) -> Iterator[str]:
+    """Yield a table of ROWS at most, and how many more there are."""
+    yield from rows[: ROWS + 2]
+    if (more := len(rows) - ROWS - 2) > 0:
+        yield f"\n{more} more rows are in the file."
+
+
+def written(readme: str, lines: Iterator[str]) -> str:
+    """Return a README with other lines between the marks. UserError where it has no marks."""
+    head, begin, rest = readme.partition(MARKS[0])
+    _, end, tail = rest.partition(MARKS[1])
+    if not begin or not end:
+        raise UserError(f"no marks {MARKS[0]} and {MARKS[1]}")
+    text = "\n".join(lines).strip()
+    return f"{head}{begin}\n\n{text}\n\n{end}{tail}"
+
+
+def main(readme: Path = README, folder: Path = FOLDER) -> None:
+    """Write the section."""
+    write_bytes(readme, written(readme.read_text("utf-8"), section(folder)).encode())
+
+
+if __name__ == "__main__":
+    main()
+    print(README)
