@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema, ErrorDetails
 
 try:
-    from annotated_types import Ge as Ge
-    from annotated_types import Gt as Gt
-    from annotated_types import Le as Le
-    from annotated_types import MinLen as MinLen
+    from annotated_types import Ge as Ge  # noqa: PLC0414 - others import it from here
+    from annotated_types import Gt as Gt  # noqa: PLC0414 - others import it from here
+    from annotated_types import Le as Le  # noqa: PLC0414 - others import it from here
+    from annotated_types import MinLen as MinLen  # noqa: PLC0414 - others import it from here
 except ModuleNotFoundError:  # then `tables` alone works, which checks nothing: `make gpu` has torch and NumPy alone
     Ge = Gt = Le = MinLen = float  # type: ignore[misc,assignment]  # bounds that nobody reads
 

@@ -1,7 +1,7 @@
 """The section of results/README.md on the torch engine, from its files: `python -m harness.validate.torch_section`.
 
     torch-cpu.toml        bench calibrate --engine torch+wide=4 --models llama-3.1-8b -o results/cpu/torch
-    validate.md, .png     bench validate --engine torch --table results/cpu/torch/torch-cpu.toml -o results/cpu/torch/validate
+    validate.md, .png     bench validate --engine torch --table ... -o results/cpu/torch/validate
     fig7/*.md             make reproduce-fig7 ENGINE=torch
 
 What is between the marks `torch results` is written anew; files that are not there are said to be missing. The page

@@ -52,7 +52,10 @@ class Card(NamedTuple):
     @property
     def spec(self) -> dict[str, tuple[float, str]]:
         """Its numbers, each with its source."""
-        known, sources = quantities.gpu(self.gpu), {s.quantity: s.source for s in quantities.sources([], self.gpu, "")}
+        known, sources = (
+            quantities.gpu(self.gpu),
+            {s.quantity: s.source for s in quantities.sources([], self.gpu, "none")},
+        )
         return {name: (getattr(known, name), sources[f"{self.gpu}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
 
 

@@ -17,9 +17,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
 from harness.engines.torch import cuda  # noqa: E402
+from harness.validate import torch_scenarios  # noqa: E402
 from harness.validate.torch_scenarios import SCENARIOS  # noqa: E402
 from probe import kernels  # noqa: E402
-from tests import test_torch_logits  # noqa: E402
 from tests.gpu import emulated  # noqa: E402
 from tests.gpu.test_kernels import cpu  # noqa: E402, F401 - a fixture
 from tests.test_torch_logits import (  # noqa: E402
@@ -52,8 +52,8 @@ def test_kernels_in_bfloat16_give_nearly_those(
 ) -> None:  # fmt: skip
     emulated.card(monkeypatch, "bfloat16")
     prompts, outputs = (9, 70), (4, 5)  # few, for a program of a kernel takes the interpreter milliseconds
-    monkeypatch.setattr(test_torch_logits, "PROMPTS", prompts)
-    monkeypatch.setattr(test_torch_logits, "OUTPUTS", outputs)
+    monkeypatch.setattr(torch_scenarios, "PROMPTS", prompts)
+    monkeypatch.setattr(torch_scenarios, "OUTPUTS", outputs)
     scratch = cuda.scratch
     monkeypatch.setattr(cuda, "scratch", lambda kv, rows, sms: scratch(kv, rows, 1))  # a context is one part
     monkeypatch.setattr(cuda, "FIRST", 0)
