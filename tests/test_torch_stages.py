@@ -80,7 +80,7 @@ def test_the_plan_is_what_its_specs_say(tmp_path: Path) -> None:
 
 
 def test_a_second_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, said, first = list[str](), list[str](), True
+    made, output, first = list[str](), list[str](), True
 
     def child(run: Run, folder: Path, *_: Any) -> str | None:
         made.append(run.text)
@@ -93,24 +93,26 @@ def test_a_second_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch_stages, "child", child)
     every = [run.text for run in runs(workloads(PLAN, "cpu"), "cpu")]
-    begun = conduct(tmp_path, PLAN, "cpu", 1.0, (), said.append)  # a minute is less than a run may take: it is cut off
+    begun = conduct(
+        tmp_path, PLAN, "cpu", 1.0, (), output.append
+    )  # a minute is less than a run may take: it is cut off
     assert made == every[: len(made)]
     assert made[-1].startswith("systems: qlm")
     assert begun["left"] == len(every) - len(made) + 1
     made.clear()
     first = False
-    last = conduct(tmp_path, PLAN, "cpu", 600.0, (), said.append)
+    last = conduct(tmp_path, PLAN, "cpu", 600.0, (), output.append)
     assert made == every[every.index(made[0]) :]
     assert made[0].startswith("systems: qlm")  # it was cut off, not late
     assert last == {"done": len(every) - 5, "failed": 3, "late": 2}
     made.clear()
-    conduct(tmp_path, PLAN, "cpu", 600.0, ["validate: weaver, 1 req/s a model"], said.append)
+    conduct(tmp_path, PLAN, "cpu", 600.0, ["validate: weaver, 1 req/s a model"], output.append)
     assert made == ["validate: weaver, 1 req/s a model"]
-    assert sum("failed on an earlier call (--again '" in line for line in said) >= 2
+    assert sum("failed on an earlier call (--again '" in line for line in output) >= 2
     assert (tmp_path / REQUESTS).read_text() == PLAN.read_text()
     (tmp_path / REQUESTS).write_text("{}\n")
     with pytest.raises(UserError, match="was begun with other requests"):
-        conduct(tmp_path, PLAN, "cpu", 1.0, (), said.append)
+        conduct(tmp_path, PLAN, "cpu", 1.0, (), output.append)
 
 
 def test_a_line_that_was_cut_off_is_no_line(tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_what_is_served_becomes_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     workload = torch_runs.workload("systems", "few", serving, torch_runs.spec(serving, 0.5, 0, 2.0))
     (tmp_path / REQUESTS).write_text(json.dumps(workload._asdict()) + "\n")
     assert workloads(tmp_path / REQUESTS, "cpu")[0].requests().models == workload.requests().models
-    monkeypatch.setattr(torch_stages.importlib.util, "find_spec", lambda name: None)  # no SciPy
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # no SciPy
     for text in ("prism", "qlm"):
         line = torch_stages.serve(workload, text, "h100") | {"device": "cpu"}
         add(tmp_path / JOURNAL, {"stage": "systems", "run": f"{text}, few", **line})

@@ -1,4 +1,4 @@
-"""What an engine notes of each request, of which `rows.py` makes rows; NumPy alone."""
+"""Records of requests that engines keep, of which `rows.py` makes rows; NumPy alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArra
 
 
 class Noted(NamedTuple):
-    """What an engine in real time noted of its requests."""
+    """Records of an engine in real time."""
 
     R: NDArray[Any]  # of FIELDS
     ends: NDArray[np.int8]  # indices of NAMES

@@ -60,7 +60,7 @@ def measured(models: Iterable[str]) -> list[tuple[Net, Work, float]]:
         bench = Bench(Path(scratch), {name: shape(name) for name in models}, print, Fields(), {"pool_bytes": 2 * GIB})
         for name, of in bench.shapes.items():
             each, _ = steps(bench, name)
-            known = ((work(one), one.seconds) for one in each)
+            known = ((work(step), step.seconds) for step in each)
             timed += [(nets.net(of), at, float(np.median(seconds))) for at, seconds in known if at is not None]
             print(f"{name}: {len(each)} steps", flush=True)
     return timed

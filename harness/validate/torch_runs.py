@@ -41,7 +41,7 @@ WHOLE = ("model", "prompt_tokens", "output_tokens")
 
 
 class Serving(NamedTuple):
-    """What a kind of device is asked to serve."""
+    """The load of a kind of device."""
 
     device: str
     slo_s: tuple[float, float]  # TTFT and TPOT
@@ -175,10 +175,10 @@ def compared(folder: Path, table: Path | None) -> str:
     Without a table that of the folder counts, else the one of the card. UserError where there is none.
     """
     at, notes = runs(folder)
-    own = sorted(folder.glob("torch-*.toml"))
-    if table is None and not own:
+    tables = sorted(folder.glob("torch-*.toml"))
+    if table is None and not tables:
         raise UserError(f"{folder} has no cost table: bench calibrate --from {folder}, or --table FILE")
-    by = table or own[0]
+    by = table or tables[0]
     quantities.forget()
     first = specs.stored(record.meta(sorted(at.iterdir())[0])["spec"])
     _, ttft_s, tpot_s = first.slo_s[0] if first.slo_s else ("", *_slo(folder))

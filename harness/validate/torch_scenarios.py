@@ -1,4 +1,4 @@
-"""What happens to requests on the torch engine's way, and the logits that must come out of it.
+"""Scenarios of requests on the torch engine, and the logits that must come out of them.
 
 Each scenario is a policy in a few lines; the engine's own processes serve a small checkpoint. `forward` computes whole
 contexts in NumPy, by formulas of its own. NumPy alone is imported, so that `make gpu` can run it.
@@ -192,7 +192,8 @@ def forward(net: Net, weights: Mapping[str, F4], ids: list[int]) -> F8:
     later = np.triu(np.full((n, n), -np.inf), 1)
 
     def normed(x: F8, by: F8) -> F8:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + net.eps) * by
+        y: F8 = x / np.sqrt((x**2).mean(-1, keepdims=True) + net.eps) * by
+        return y
 
     def turned(x: F8) -> F8:
         a, b = np.split(x, 2, -1)

@@ -225,9 +225,9 @@ def child(run: Run, folder: Path, plan: Path, device: str, limit_s: float) -> st
         if not code:
             return None
         log.seek(0)
-        said = log.read().decode(errors="replace").strip().splitlines()
+        lines = log.read().decode(errors="replace").strip().splitlines()
         end = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"failed: {end}{f': {said[-1][:300]}' if said else ''}"
+        return f"failed: {end}{f': {lines[-1][:300]}' if lines else ''}"
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -266,9 +266,9 @@ def correct(name: str) -> Line:
         weights = nets.checkpoint(Path(net.folder))
         narrow = engine.kind.float_bytes == 2
         assert engine.logits is not None
-        found = list(scenarios.off(engine.logits, lambda ids: scenarios.forward(net, weights, ids), narrow))
-    wrong = [why for _, why in found if why]
-    facts = {"worst": max(far for far, _ in found), "aim": scenarios.NEAR if narrow else scenarios.OFF}
+        distances = list(scenarios.off(engine.logits, lambda ids: scenarios.forward(net, weights, ids), narrow))
+    wrong = [why for _, why in distances if why]
+    facts = {"worst": max(far for far, _ in distances), "aim": scenarios.NEAR if narrow else scenarios.OFF}
     return {"state": "wrong" if wrong else "done", "why": "; ".join(wrong), **facts}
 
 
@@ -331,7 +331,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=20.0, help="for all runs of this call (default 20)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default results)")
     parser.add_argument("--plan", type=Path, default=PLAN, help="file of requests (default: the checkout's)")
-    parser.add_argument("--again", nargs="+", default=(), metavar="RUN", help="stages or runs that are done anew")
+    parser.add_argument("--again", nargs="+", default=(), metavar="RUN", help="stages or runs to repeat")
     parser.add_argument("--list", action="store_true", help="the runs, and how each stands")
     parser.add_argument("--do", nargs=2, metavar=("STAGE", "NAME"), help=argparse.SUPPRESS)
     parser.add_argument("--at", type=Path, help=argparse.SUPPRESS)
@@ -355,7 +355,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: what is done is kept; the same command goes on", file=sys.stderr)
+        print("interrupted: finished runs are kept; the same command resumes", file=sys.stderr)
         return 130
     print(f"{folder}: {', '.join(f'{count} {state}' for state, count in counts.items())}")
     return int(bool({"failed", "late", "wrong"} & counts.keys()))

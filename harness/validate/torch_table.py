@@ -246,7 +246,9 @@ def staged(folder: Path, out: Path | None = None) -> tuple[Path, list[str]]:
     """
     done = [line for line in journal(folder / JOURNAL) if line["stage"] == "calibrate" and line["state"] == "done"]
     if not done:
-        raise UserError(f"{folder / JOURNAL}: the stage calibrate is not done; the stages' command goes on there")
+        raise UserError(
+            f"{folder / JOURNAL}: the stage calibrate is not done; the same command of the stages resumes it"
+        )
     about, lines = done[-1], [json.loads(text) for text in (folder / RAW).read_text("utf-8").splitlines()]
     names = [of[0] for of in about["shapes"]]
     card = None if about["device"] == "cpu" else Card(about["gpu"], about["on"], about["pool_bytes"])

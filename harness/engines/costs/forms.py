@@ -27,6 +27,11 @@ def read(path: Path, form: type[T]) -> T:
     return toml.convert(toml.tables(path), form, f"{path.name}: ")
 
 
+def shipped(path: Path, form: type[T]) -> T:
+    """Read a flat file that comes with the bench, without pydantic's checks: torch and NumPy are all that it takes."""
+    return form(**toml.tables(path))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
     """Source, formula and errors, which every quantity has."""

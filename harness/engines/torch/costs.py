@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import toml
-from harness.engines.costs import quantities
+from harness.engines.costs import forms, quantities
 from harness.engines.costs.coef import COST
 from harness.engines.costs.forms import Number, Quantity
 from harness.engines.costs.profile import Row, TableProfile
@@ -64,7 +63,7 @@ class Work(NamedTuple):
 
 def numbers() -> Numbers:
     """Read the fitted numbers."""
-    return Numbers(**toml.tables(TABLE))  # ours, which a test holds to the form: pydantic is not everywhere
+    return forms.shipped(TABLE, Numbers)
 
 
 def features(net: Net, work: Work) -> list[float]:

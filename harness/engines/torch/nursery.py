@@ -16,10 +16,9 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+from harness.engines.torch.ending import ended_with
 from harness.engines.torch.wire import take_files
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -43,7 +42,7 @@ def main() -> None:
         return
     if sys.argv[2:] == ["worker"]:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        _ended_with(worker.Worker(engine, opened).serve)
+        ended_with(worker.Worker(engine, opened).serve)
         return
     with torch.inference_mode():  # what torch sets up at its first use
         torch.nn.functional.linear(torch.ones(8, 8), torch.ones(8, 8))
@@ -63,7 +62,7 @@ def main() -> None:
             if os.getppid() == here:
                 engine.close()
                 link = Connection(file)
-                _ended_with(lambda: links.serve(link) if what == "links" else worker.Worker(link, opened).serve())  # noqa: B023
+                ended_with(lambda: links.serve(link) if what == "links" else worker.Worker(link, opened).serve())  # noqa: B023
             os._exit(0)
         os.close(file)
         engine.send(pid)
@@ -83,34 +82,10 @@ def threads(engine: Connection) -> None:
             (file,) = take_files(engine, 1)
             link = Connection(file)
             serve = cuda.Links(link).serve if what == "links" else worker.Worker(link, cuda.Card).serve
-            threading.Thread(target=bound, args=(serve,), daemon=True).start()
+            threading.Thread(target=cuda.bound, args=(serve,), daemon=True).start()
             engine.send(os.getpid())
     except (EOFError, ConnectionResetError):
         os._exit(0)
-
-
-def bound(serve: Callable[[], None]) -> None:
-    """Serve in a thread; an error ends all, for it may have broken what they share."""
-    from harness.engines.torch import cuda
-
-    cuda.bind()
-    if not _ended_with(serve):
-        os._exit(1)
-
-
-def _ended_with(serve: Callable[[], None]) -> bool:
-    """Serve until the engine is gone; False where something else goes wrong, which is said."""
-    try:
-        serve()
-    except (EOFError, ConnectionResetError, BrokenPipeError):
-        pass
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        text = (str(error).strip() or repr(error)).splitlines()[0]
-        place = f"{os.path.basename(where.filename)}:{where.lineno}"  # noqa: PTH119 - of a path that may be none
-        print(f"torch: process {os.getpid()}: {type(error).__name__}: {text} ({place})", file=sys.stderr, flush=True)
-        return False
-    return True
 
 
 if __name__ == "__main__":

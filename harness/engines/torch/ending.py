@@ -1,0 +1,23 @@
+"""The end of a process or thread of the engine: with the engine, or with a line that says why."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+
+def ended_with(serve: Callable[[], None]) -> bool:
+    """Serve until the engine is gone; False where something else goes wrong, which is said."""
+    try:
+        serve()
+    except (EOFError, ConnectionResetError, BrokenPipeError):
+        pass
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = (str(error).strip() or repr(error)).splitlines()[0]
+        place = f"{os.path.basename(where.filename)}:{where.lineno}"  # noqa: PTH119 - of a path that may be none
+        print(f"torch: process {os.getpid()}: {type(error).__name__}: {text} ({place})", file=sys.stderr, flush=True)
+        return False
+    return True
