@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from harness.engines.torch import model, nets
 from harness.engines.torch.device import Decoded
-from harness.engines.torch.ending import ended_with
+from harness.engines.torch.ending import bound
 from harness.engines.torch.links import CHUNK_S, Job
 from harness.engines.torch.model import Layer, Piece, Weights
 from harness.engines.torch.nets import Net
@@ -129,13 +129,6 @@ def bind() -> None:
     """Let this thread use the first card."""
     driver.bind(0)
     torch.cuda.set_device(0)
-
-
-def bound(serve: Callable[[], None]) -> None:
-    """Serve in a thread; an error ends all, for it may have broken what they share."""
-    bind()
-    if not ended_with(serve):
-        os._exit(1)
 
 
 class Space:
@@ -542,7 +535,7 @@ class Links:
             return
         if message.link not in self.lines:
             line = self.lines[message.link] = Line(self.stores, self._done)
-            threading.Thread(target=bound, args=(line.run,), daemon=True).start()
+            threading.Thread(target=bound, args=(bind, line.run), daemon=True).start()
         line = self.lines[message.link]
         with line.more:
             line.jobs.append(Job(message))

@@ -21,3 +21,10 @@ def ended_with(serve: Callable[[], None]) -> bool:
         print(f"torch: process {os.getpid()}: {type(error).__name__}: {text} ({place})", file=sys.stderr, flush=True)
         return False
     return True
+
+
+def bound(bind: Callable[[], None], serve: Callable[[], None]) -> None:
+    """Serve in a thread that is bound to cards; an error ends all, for it may have broken what they share."""
+    bind()
+    if not ended_with(serve):
+        os._exit(1)

@@ -18,7 +18,7 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 
-from harness.engines.torch.ending import ended_with
+from harness.engines.torch.ending import bound, ended_with
 from harness.engines.torch.wire import take_files
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -82,7 +82,7 @@ def threads(engine: Connection) -> None:
             (file,) = take_files(engine, 1)
             link = Connection(file)
             serve = cuda.Links(link).serve if what == "links" else worker.Worker(link, cuda.Card).serve
-            threading.Thread(target=cuda.bound, args=(serve,), daemon=True).start()
+            threading.Thread(target=bound, args=(cuda.bind, serve), daemon=True).start()
             engine.send(os.getpid())
     except (EOFError, ConnectionResetError):
         os._exit(0)
