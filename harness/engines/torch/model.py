@@ -179,7 +179,7 @@ class Pass:
         if net.normed:
             weight = weight / weight.sum(-1, keepdim=True)
         out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
+        for expert in map(int, chosen.unique().tolist()):
             token, place = (chosen == expert).nonzero(as_tuple=True)
             part = self._fed(x[token], *experts[expert], breathe)
             out.index_add_(0, token, part * weight[token, place, None].to(x.dtype))
