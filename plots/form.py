@@ -25,7 +25,7 @@ from harness.policy.types import UserError
 FORMATS = ("pdf", "png", "svg", "pgf")
 LATEX = ("xelatex", "lualatex", "pdflatex")  # any of them writes pgf
 LEAST, MOST_IN = 0.65, 40.0  # of the width that a figure is made for, as a share; inches
-MACHINE = ("backend", "interactive", "toolbar", "webagg", "tk.", "savefig.directory", "docstring", "date.epoch")
+MACHINE = ("backend", "interactive", "toolbar", "webagg", "tk.", "savefig.directory", "docstring")
 LETTERS_AN_INCH = 25.0  # of a caption
 
 
@@ -56,8 +56,7 @@ def on(asked: Form) -> Iterator[None]:
     if asked.style is not None:
         style_of(asked.style)
     if "pgf" in asked.formats and latex() is None:
-        raise UserError(f"pgf needs LaTeX ({', '.join(LATEX[:-1])} or {LATEX[-1]}), which is not here; pdf and svg need "
-                        "nothing")  # fmt: skip
+        raise UserError(f"pgf needs LaTeX ({' or '.join(LATEX)}), which is not here; pdf and svg need nothing")
     token = ASKED.set(asked)
     try:
         yield

@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 import numpy as np
@@ -30,9 +30,9 @@ def svg(figure: Figure) -> bytes:
     out = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench"}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    ElementTree.register_namespace("", SVG)
-    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    root = ElementTree.fromstring(out.getvalue())
+    ET.register_namespace("", SVG)
+    ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    root = ET.fromstring(out.getvalue())
     height = float(figure.get_size_inches()[1]) * POINTS
     left = MOST
     for group in list(root.iter(f"{{{SVG}}}g")):
@@ -42,13 +42,13 @@ def svg(figure: Figure) -> bytes:
         axes, artist, name = found
         for mark in list(group.iter(f"{{{SVG}}}use")) if isinstance(artist, Line2D) else [group]:
             if left and (words := _words(axes, artist, name, mark, height)):
-                title = ElementTree.Element(f"{{{SVG}}}title")
+                title = ET.Element(f"{{{SVG}}}title")
                 title.text = words
                 mark.insert(0, title)
                 left -= 1
     for text in root.iter(f"{{{SVG}}}text"):
         text.set("style", re.sub(r"'DejaVu Sans'(, [^;]*)?", FONTS, text.get("style", "")))
-    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=False))
+    return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=False))
 
 
 def _marked(figure: Figure) -> Iterator[tuple[str, tuple[Axes, Line2D | Rectangle, str]]]:
@@ -83,7 +83,7 @@ def _names(figure: Figure) -> dict[tuple[str, str], str]:
     return found
 
 
-def _words(axes: Axes, artist: Line2D | Rectangle, name: str, mark: ElementTree.Element, height: float) -> str:
+def _words(axes: Axes, artist: Line2D | Rectangle, name: str, mark: ET.Element, height: float) -> str:
     """Return the words of a mark: the system, and its place on both axes."""
     title = axes.get_title(loc="left") or axes.get_title() or axes.get_ylabel()
     title = re.sub(r"^\([a-z]\) ", "", title)

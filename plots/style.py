@@ -212,7 +212,8 @@ def theme() -> Iterator[None]:
         mpl.rcdefaults()
         mpl.rcParams.update(rc)
         if (own := form.ASKED.get().style) is not None:
-            mpl.rcParams.update(form.style_of(own))
+            theirs: Any = form.style_of(own)
+            mpl.rcParams.update(theirs)
         yield
 
 

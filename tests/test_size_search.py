@@ -16,7 +16,7 @@ from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
 from harness.study import size_words as words
 from harness.study.load import study
-from harness.study.size import Asked, Curve, Sized, Verdict, _Work, views
+from harness.study.size import Asked, Curve, Sized, Verdict, Work, views
 from tests.cases import cases
 from traces import schema
 from traces.load import of_table, trace
@@ -41,7 +41,7 @@ def verdict(gpus: int, pooled: float, worst: float, unfit: str = "") -> Verdict:
                    () if unfit or worst >= 0.99 else ("m",), unfit)  # fmt: skip
 
 
-class Faked(_Work):
+class Faked(Work):
     """A search whose runs are worked numbers: by kind and system, from how many GPUs on each model, and all, hold."""
 
     needs: Mapping[tuple[str, str], tuple[int, int]]
@@ -50,7 +50,7 @@ class Faked(_Work):
         super().__init__(asked, folder, None, None)  # type: ignore[arg-type]
         self.needs, self.asks = needs, list[tuple[str, str, int]]()
 
-    def _try(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
+    def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
         assert what
         for curve, n in asks:
             self.asks.append((curve.kind, curve.system, n))

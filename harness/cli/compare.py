@@ -203,6 +203,7 @@ def _so_far(measured: Measured, rule: str) -> list[str]:
     from shutil import get_terminal_size
 
     from harness.report import formats
+    from harness.study.compare import summary
 
     shown = summary(measured.table, measured.about, rule)
     of = measured.study.scope(full=False).seeds

@@ -25,7 +25,7 @@ from harness.cli.options import (
     listed,
     slo_rule,
 )
-from harness.cli.terminal import Terminal, screen
+from harness.cli.terminal import Terminal, prose, screen
 from harness.report.commands import again, explain_command, real, short_path
 
 
@@ -167,7 +167,7 @@ def plot(
     with form.on(asked):
         for label, figure in figures.items():
             stem = out.with_suffix("") if out else FIGURES / f"{label}-{folder.name.rpartition('-')[2]}"
-            command = again(("plot", short_path(folder), *_options(given)), *(("--figure", label) if name else ()))
+            command = again(("plot", short_path(folder), *_options(given)), *(("--figure", name) if name else ()))
             try:
                 for path in figure.render(folder, real(stem), command, note):
                     click.echo(short_path(path))
@@ -287,11 +287,14 @@ def _stale(made: Path) -> str:
     "bench explain results/static-3f9c01ab --misses",
     "bench explain results/arena-chat-3f9c01ab --misses -o causes.pdf  # every system of a comparison",
     "bench explain results/arena-chat-3f9c01ab --misses --system static  # at each of its rates",
+    "bench explain results/mine-size-3f9c01ab  # of bench size: what binds on fewer GPUs, and what helps",
 ))  # fmt: skip
 @click.argument("run", type=PATH)
 @click.option("--request", type=click.IntRange(0), metavar="ID", help="Explain one request, in order of time.")
 @click.option("--misses", is_flag=True, help="Explain all SLO misses, by cause.")
-@click.option("--system", metavar="LABEL", help="For a comparison: one system at each rate.")
+@click.option(
+    "--system", metavar="LABEL", help="For a comparison: one system at each rate. For a size: not the best one."
+)
 @click.option("-o", "--out", type=PATH, metavar="STEM",
               help="For a comparison: also draw a figure, as PDF, PNG and CSV.")  # fmt: skip
 @click.option("--slo", metavar="RULE", help="SLO, instead of the one that the comparison used.")
@@ -312,9 +315,10 @@ def explain(
     definition: str | None,
     every: bool,
 ) -> None:
-    """Say where a request's time went, or why SLOs were missed.
+    """Say where a request's time went, why SLOs were missed, what helps.
 
-    RUN is a run's folder, or with --misses that of a comparison (bench compare prints both).
+    RUN is a run's folder, with --misses that of a comparison (bench compare prints both), or that of an answer of bench
+    size: what binds on fewer GPUs, by model and hour, and the cheapest change that a run confirms.
     """
     from harness.policy.types import UserError
     from harness.report import explain as words
@@ -326,6 +330,12 @@ def explain(
     from harness.study import judged
     from harness.study.misses import is_sweep
 
+    sized = next((path for path in (run, RESULTS / run) if (path / record.SIZE).is_file()), None)
+    if sized is not None:
+        if request is not None or slo is not None or out is not None or definition is not None:
+            raise UserError(f"{run} is an answer of bench size, with its own SLO: --system alone may be given")
+        _size_why(real(sized), system)
+        return
     folder = next((path for path in (run, RESULTS / run) if is_sweep(path)), None)
     if folder is not None:
         if request is not None or slo is not None or not misses:
@@ -367,6 +377,20 @@ def explain(
         again = explain_command(run, under.rule)
         first, *others = words.misses(table, window_s, limits, definition or under.definition, again)
         screen([first, *lines, *others[:-1]], tail=others[-1:], every=every)
+
+
+def _size_why(folder: Path, system: str | None) -> None:
+    """Print what binds on fewer GPUs than an answer, and which change helps."""
+    from harness.study import size_kept, size_why
+
+    with Terminal() as teller:
+        found = size_why.why(size_kept.kept(folder), folder.parent, system=system, teller=teller)
+    first, second, *rest = size_why.lines(found)
+    prose(first)
+    prose(second)
+    for line in rest:
+        click.echo(line)
+    click.echo(f"next: bench report {short_path(folder)}")
 
 
 @click.command(epilog=examples(

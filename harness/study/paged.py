@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Grid]:
     for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
         means = dict(zip(values["definition"], values["mean"], strict=True))
         cells = (factor * means.get(name, float("nan")) for name, factor in wanted.items())
-        rows.append([str(label), str(model), *(NONE if x != x else f"{x:.4g}" for x in cells)])
+        rows.append([str(label), str(model), *(NONE if isnan(x) else f"{x:.4g}" for x in cells)])
     if rows:
         yield Grid("Models at that rate", ["system", "model", f"{rule} %", "TTFT P95 s", "TPOT P95 ms"], rows)
 
