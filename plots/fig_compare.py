@@ -144,7 +144,7 @@ def _panels() -> list[tuple[str, tuple[str, str, float]]]:
     every = list(zip(LETTERS, PANELS, strict=True))
     asked = form.ASKED.get().panel
     if asked and asked not in LETTERS:
-        raise UserError(f'--panel "{asked}" is none of {", ".join(LETTERS)}')
+        raise UserError(f'--panel "{asked}" is not one of {", ".join(LETTERS)}')
     return [panel for panel in every if asked in {"", panel[0]}]
 
 

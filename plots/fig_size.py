@@ -65,8 +65,9 @@ def draws(folder: Path) -> bool:
 
 def _points(folder: Path) -> pd.DataFrame:
     table = form.chosen(record.table(folder / SIZE, forms.SIZE_COLUMNS))
-    frame = table.to_pandas()
-    return frame.loc[frame["unfit"] == "", COLUMNS].reset_index(drop=True)
+    frame: pd.DataFrame = table.to_pandas()
+    ran: pd.DataFrame = frame.loc[frame["unfit"] == "", COLUMNS].reset_index(drop=True)
+    return ran
 
 
 def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:

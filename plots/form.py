@@ -1,4 +1,4 @@
-"""What is asked of a figure beside its data: width, systems and their names, caption, formats, a style of one's own.
+"""The form of a figure: width, systems and their names, caption, formats, a style file.
 
 `bench plot` sets it for as long as it draws (`on`); `style` and the figures read it.
 """

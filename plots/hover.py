@@ -36,10 +36,10 @@ def svg(figure: Figure) -> bytes:
     height = float(figure.get_size_inches()[1]) * POINTS
     left = MOST
     for group in list(root.iter(f"{{{SVG}}}g")):
-        found = marked.get(group.get("id", ""))
-        if found is None:
+        known = marked.get(group.get("id", ""))
+        if known is None:
             continue
-        axes, artist, name = found
+        axes, artist, name = known
         for mark in list(group.iter(f"{{{SVG}}}use")) if isinstance(artist, Line2D) else [group]:
             if left and (words := _words(axes, artist, name, mark, height)):
                 title = ET.Element(f"{{{SVG}}}title")
@@ -72,15 +72,15 @@ def _marked(figure: Figure) -> Iterator[tuple[str, tuple[Axes, Line2D | Rectangl
 
 def _names(figure: Figure) -> dict[tuple[str, str], str]:
     """Return the names that legends give to a colour and a marker."""
-    found = {}
+    names = {}
     legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
     for legend in legends:
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
             if isinstance(handle, Line2D):
-                found[to_hex(handle.get_color()), str(handle.get_marker())] = text.get_text()
+                names[to_hex(handle.get_color()), str(handle.get_marker())] = text.get_text()
             elif isinstance(handle, Patch):
-                found[to_hex(handle.get_facecolor()), ""] = text.get_text()
-    return found
+                names[to_hex(handle.get_facecolor()), ""] = text.get_text()
+    return names
 
 
 def _words(axes: Axes, artist: Line2D | Rectangle, name: str, mark: ET.Element, height: float) -> str:

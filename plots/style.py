@@ -211,8 +211,8 @@ def theme() -> Iterator[None]:
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(rc)
-        if (own := form.ASKED.get().style) is not None:
-            theirs: Any = form.style_of(own)
+        if (file := form.ASKED.get().style) is not None:
+            theirs: Any = form.style_of(file)
             mpl.rcParams.update(theirs)
         yield
 

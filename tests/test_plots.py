@@ -351,9 +351,9 @@ def test_the_caption_of_a_simulated_figure_says_that_its_tails_are_optimistic() 
 
 
 def test_a_figure_takes_a_papers_form(tmp_path: Path) -> None:
-    (own := tmp_path / "own.mplstyle").write_text("axes.labelsize: 9\nbackend: agg\n")
+    (file := tmp_path / "own.mplstyle").write_text("axes.labelsize: 9\nbackend: agg\n")
     asked = form.Form(
-        3.33, ("prism", "static"), {"static": "S-Partition"}, "a", caption=False, formats=("svg",), style=own
+        3.33, ("prism", "static"), {"static": "S-Partition"}, "a", caption=False, formats=("svg",), style=file
     )
     with form.on(asked):
         svg, points = fig_compare.render(folder(tmp_path / "x", GRID), tmp_path / "f", "bench plot")
@@ -385,7 +385,7 @@ def test_marks_of_a_drawing_have_their_numbers_as_words(tmp_path: Path) -> None:
     (form.Form(1.0), "made for 3.4 inches, and its words collide below 2.21"),
     (form.Form(only=("prsm",)), r'--only: no system "prsm" here; did you mean prism\?'),
     (form.Form(rename={"x": "y"}), r'--rename: no system "x" here'),
-    (form.Form(panel="z"), r'--panel "z" is none of a, b, c, d, e'),
+    (form.Form(panel="z"), r'--panel "z" is not one of a, b, c, d, e'),
     (form.Form(style=Path("/nope")), "--style /nope: No such file"),
 ])  # fmt: skip
 def test_a_form_that_cannot_be_had_is_one_line(tmp_path: Path, asked: form.Form, line: str) -> None:
@@ -396,8 +396,8 @@ def test_a_form_that_cannot_be_had_is_one_line(tmp_path: Path, asked: form.Form,
 
 
 def test_a_style_with_a_wrong_key_is_one_line(tmp_path: Path) -> None:
-    (own := tmp_path / "own.mplstyle").write_text("font.sizee: 3\n")
-    with pytest.raises(UserError, match=r"Bad key font.sizee in file .*, line 1"), form.on(form.Form(style=own)):
+    (file := tmp_path / "own.mplstyle").write_text("font.sizee: 3\n")
+    with pytest.raises(UserError, match=r"Bad key font.sizee in file .*, line 1"), form.on(form.Form(style=file)):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Why fewer GPUs do not hold: what is explained, what binds, and which change is advised."""
+"""Reasons why fewer GPUs do not hold: which count is explained, which resource binds, which change is advised."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_rule_with_longer_seconds(rule: str, times: float, longer: str) -> Non
     assert scaled(rule, times) == longer
 
 
-def found(*changes: tuple[str, bool, Verdict], models: Mapping[str, Mapping[int, Hour]] | None = None) -> Why:
+def failed(*changes: tuple[str, bool, Verdict], models: Mapping[str, Mapping[int, Hour]] | None = None) -> Why:
     of = kept(*ROWS)
     made = tuple(
         Change(name, of.asked, name, looser=looser, verdict=each, seconds=1.5) for name, looser, each in changes
@@ -66,7 +66,7 @@ HOURS = {"a": {0: Hour(100, 0, {}), 1: Hour(100, 30, {"load": 20, "KV": 10})}, "
 
 
 def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
-    both = found(("SLO x 2", True, verdict(2, 1.0, 1.0)), ("elastic", False, verdict(2, 1.0, 0.995)), models=HOURS)
+    both = failed(("SLO x 2", True, verdict(2, 1.0, 1.0)), ("elastic", False, verdict(2, 1.0, 0.995)), models=HOURS)
     assert both.cheapest is not None
     assert both.cheapest.what == "elastic"
     first, second, *rest = size_why.lines(both)
@@ -77,10 +77,10 @@ def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
     row = "a 85.0 200 load 67 % 1 of 2 hour 1: 70.0 %, load 67 %"
     assert any(line.split() == row.split() for line in rest)
     assert any("2 changes were run in 3.0 s" in line for line in rest)
-    looser = found(("elastic", False, verdict(2, 0.9, 0.5)), ("SLO x 2", True, verdict(2, 1.0, 1.0)))
+    looser = failed(("elastic", False, verdict(2, 0.9, 0.5)), ("SLO x 2", True, verdict(2, 1.0, 1.0)))
     assert looser.cheapest is not None
     assert "a longer promise" in [*size_why.lines(looser)][1]
-    none = found(("elastic", False, verdict(2, 0.9, 0.5)))
+    none = failed(("elastic", False, verdict(2, 0.9, 0.5)))
     told = (
         "none of 1 changes holds 99 % on 2 h100; the cheapest that runs confirm is 1 GPU more (3 h100, $72 more a day)"
     )
@@ -88,7 +88,7 @@ def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
 
 
 def test_without_room_weights_bind_where_they_are_more_than_the_memory() -> None:
-    unfit = replace(found(), tried=tried("prism", 2, None, unfit="no placement"))
+    unfit = replace(failed(), tried=tried("prism", 2, None, unfit="no placement"))
     assert size_why._first(unfit) == "weights"
     assert size_why._first(replace(unfit, weights_bytes=1 << 30)) == "KV"
     assert next(size_why.lines(unfit)).startswith(

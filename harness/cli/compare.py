@@ -120,6 +120,7 @@ def compare(
     from harness.study import sensitivity, sentences
     from harness.study.compare import summary
     from harness.study.measure import measure
+    from harness.study.text import unchecked
 
     words = click.get_current_context().meta.get(WORDS, ())
     if len(given := list(dict.fromkeys(word for word in words if word in FORMS))) > 1:
@@ -141,7 +142,7 @@ def compare(
         with collecting(asked, folder, on=collect, stem=stem_of(asked)):
             measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told, watch=watch)
     keep_command(measured.folder)
-    shown = summary(measured.table, measured.about, rule)
+    shown = summary(measured.table, measured.about, rule, unchecked(measured.table))
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = not no_plot and form != "answer" and not all(system.infeasible for system in shown.systems)
     if form is None:
@@ -204,8 +205,9 @@ def _so_far(measured: Measured, rule: str) -> list[str]:
 
     from harness.report import formats
     from harness.study.compare import summary
+    from harness.study.text import unchecked
 
-    shown = summary(measured.table, measured.about, rule)
+    shown = summary(measured.table, measured.about, rule, unchecked(measured.table))
     of = measured.study.scope(full=False).seeds
     seeds = f"{measured.seeds} of {of} seeds" if measured.seeds < of else f"{of} seeds"
     table = formats.terminal(shown, bold=False, room=get_terminal_size().columns - 1)

@@ -1,4 +1,4 @@
-"""What commands that make studies share: shards, and the command that is kept beside an answer."""
+"""Shards of studies, and the command that is kept beside an answer: parts of several commands."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
 @click.option("--caption/--no-caption", default=True, help="Write the setting below the figure.  [default: caption]")
 @click.option("--format", "formats", default="pdf,png", show_default=True, metavar="LIST",
               help="Formats: pdf, png, svg, pgf (needs LaTeX). The CSV of the points always comes.")  # fmt: skip
-@click.option("--style", "own", type=PATH, metavar="FILE.mplstyle", help="Settings of matplotlib, above ours.")
+@click.option("--style", "style_file", type=PATH, metavar="FILE.mplstyle", help="Settings of matplotlib, above ours.")
 def plot(
     *,
     folder: Path | None,
@@ -135,7 +135,7 @@ def plot(
     panel: str | None,
     caption: bool,
     formats: str,
-    own: Path | None,
+    style_file: Path | None,
 ) -> None:
     """Draw stored results as PDF, PNG and CSV.
 
@@ -147,7 +147,7 @@ def plot(
     from plots import form
 
     asked = form.Form(width, tuple(listed("--only", only) or ()), _renamed(rename), panel or "", caption,
-                      _formats(formats), own)  # fmt: skip
+                      _formats(formats), style_file)  # fmt: skip
 
     if folder is None:
         stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
@@ -199,7 +199,7 @@ def _choosing(figures: dict[str, Any], options: tuple[str, ...]) -> dict[str, An
 
     able = {label: figure for label, figure in figures.items() if not {*options} - getattr(figure, "CHOOSES", set())}
     if not able:
-        raise UserError(f"{' and '.join(options)}: not of the figure {' or '.join(figures)} (docs/figures.md)")
+        raise UserError(f"{' and '.join(options)}: not of the figure {' or '.join(figures)} (docs/share.md)")
     return able
 
 
@@ -317,8 +317,8 @@ def explain(
 ) -> None:
     """Say where a request's time went, why SLOs were missed, what helps.
 
-    RUN is a run's folder, with --misses that of a comparison (bench compare prints both), or that of an answer of bench
-    size: what binds on fewer GPUs, by model and hour, and the cheapest change that a run confirms.
+    RUN is a run's folder, or with --misses that of a comparison (bench compare prints both). It may be the folder of
+    an answer of bench size. Then the output says what binds on fewer GPUs, and which change helps.
     """
     from harness.policy.types import UserError
     from harness.report import explain as words
@@ -384,8 +384,8 @@ def _size_why(folder: Path, system: str | None) -> None:
     from harness.study import size_kept, size_why
 
     with Terminal() as teller:
-        found = size_why.why(size_kept.kept(folder), folder.parent, system=system, teller=teller)
-    first, second, *rest = size_why.lines(found)
+        reasons = size_why.why(size_kept.kept(folder), folder.parent, system=system, teller=teller)
+    first, second, *rest = size_why.lines(reasons)
     prose(first)
     prose(second)
     for line in rest:

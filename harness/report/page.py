@@ -34,7 +34,7 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says, in its order."""
+    """The parts of a page, in their order."""
 
     question: str
     answer: str  # a sentence, with its interval
@@ -73,8 +73,8 @@ def _picture(picture: Picture) -> str:
     svg = re.sub(r"^\s*<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>", "", picture.svg, flags=re.DOTALL).strip()
     wide = re.match(r'<svg[^>]*? width="([\d.]+)pt"', svg)
     least = "wide" if wide and float(wide[1]) > WIDE_PT else "narrow"
-    said = f'role="img" aria-label="{_text(picture.caption)}"'
-    svg = re.sub(r'^(<svg[^>]*?) width="[^"]*" height="[^"]*"', lambda match: f"{match[1]} {said}", svg)
+    spoken = f'role="img" aria-label="{_text(picture.caption)}"'
+    svg = re.sub(r'^(<svg[^>]*?) width="[^"]*" height="[^"]*"', lambda match: f"{match[1]} {spoken}", svg)
     caption = f"<figcaption>{_text(picture.caption)}</figcaption>" if picture.caption else ""
     return f'<figure class="{least}"><div class="drawn" tabindex="0">{svg}</div>{caption}</figure>'
 
@@ -113,8 +113,8 @@ def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _command(command: str) -> str:
-    said = f"<pre>{_text(command)}</pre>" if command else "<p>None is stored beside these results.</p>"
-    return f"<section><h2>The command that repeats it</h2>{said}</section>"
+    spoken = f"<pre>{_text(command)}</pre>" if command else "<p>None is stored beside these results.</p>"
+    return f"<section><h2>The command that repeats it</h2>{spoken}</section>"
 
 
 def grids(lines: Iterable[str]) -> tuple[list[Grid], list[str]]:

@@ -66,13 +66,12 @@ def silent(systems: Collection[str]) -> tuple[str, ...]:
     return (*CONTROLS, *(name for name in systems if name.endswith(AA)))
 
 
-def summary(table: pa.Table, about: Mapping[str, Any], rule: str) -> Summary:
-    """Summarize a comparison at its most telling rate, from its table and the facts of it."""
+def summary(table: pa.Table, about: Mapping[str, Any], rule: str, unchecked: Collection[str]) -> Summary:
+    """Summarize a comparison at its most telling rate, from its table and facts; `unchecked` labels are marked so."""
     from harness.report.summary import summarize
     from harness.study.search import LEVEL
-    from harness.study.text import unchecked
 
     names = list(about["systems"])
     (panel,) = about["panels"]
-    return summarize(table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked(table),
+    return summarize(table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked,
                      halves=panel["halves"], upper=UPPER)  # fmt: skip

@@ -11,7 +11,6 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import harness
 from harness.policy.types import UserError
 from harness.report import formats, sentences
 from harness.report.causes import CAUSES
@@ -22,6 +21,7 @@ from harness.rows import crossings, estimate, record, setting, tidy
 from harness.rows.checked import note
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.estimate import NONE
+from harness.rows.statistics import Estimate
 from harness.run import slo as slos
 from harness.study import misses, size_kept, text
 from harness.study.compare import NAME, summary
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TAILS = "Simulated tails are optimistic: steps vary by their noise alone, without a server's rare stalls."
 MADE = {  # how columns of a comparison come about, beside definitions
     "crosses": "The rate at which attainment of all windows together falls below 99 %, between the two nearest rates "
-               "that were run; its interval is a bootstrap over blocks of windows, and holds the bracket's width.",
+               "that were run. Its interval is a bootstrap over blocks of windows, with the bracket's width.",
     "slope": "The power of the rate with which misses grow at the crossing.",
     "worst": "The model with the lowest attainment.",
     "[low, high]": "A 95 % interval; none is shown where there are too few windows for one.",
@@ -42,8 +42,8 @@ MADE = {  # how columns of a comparison come about, beside definitions
                   "counts as infinitely late.",
 }  # fmt: skip
 SIZED = {
-    "GPUs": "The fewest on which, and on every larger count that was tried, each model meets the target in every view: "
-            "doubled until it holds, then halved between the last that fails and the first that holds.",
+    "GPUs": "The fewest on which each model meets the target in every view, as on every larger count that was tried. "
+            "Counts are doubled until one holds, then halved between the last that fails and the first that holds.",
     "pooled": "The same, for all requests together in place of each model.",
     "all %": "Attainment of all requests on that count, in the view where it is least; [low, high] is a 95 % interval "
              "over blocks of the windows.",
@@ -65,14 +65,17 @@ def question(folder: Path) -> str:
     raise UserError(f"{folder}: no answer here (bench compare, bench study and bench size make one)")
 
 
-def paged(folder: Path, pictures: Sequence[Picture]) -> Page:
-    """Return the page of the answer in a folder, with its figures. UserError where there is none."""
+def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
+    """Return the page of the answer in a folder, with its figures and the bench's version.
+
+    UserError where there is no answer.
+    """
     kind = question(folder)
     command = folder / record.COMMAND
-    said = command.read_text("utf-8", errors="replace").strip() if command.is_file() else ""
-    source = f"{folder.name} · bench {harness.__version__}"
+    words = command.read_text("utf-8", errors="replace").strip() if command.is_file() else ""
+    source = f"{folder.name} · bench {version}"
     make = {"size": _sized, "comparison": _compared, "study": _studied}[kind]
-    return make(folder, pictures, said, source)
+    return make(folder, pictures, words, source)
 
 
 # ------------------------------------------------------------------ a comparison
@@ -81,7 +84,7 @@ def paged(folder: Path, pictures: Sequence[Picture]) -> Page:
 def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
     table, about = tidy.stored(folder / record.SWEEP), record.footer(folder / record.SWEEP)
     (panel,), rule = about["panels"], about["definitions"][0]
-    shown = summary(table, about, rule)
+    shown = summary(table, about, rule, text.unchecked(table))
     names = [system.label for system in shown.systems if not system.control]
     where = f"{shown.gpus} x {panel['gpu']}"
     verdict = sentences.verdict(table, shown, rule, LEVEL)
@@ -122,8 +125,10 @@ def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Grid]:
     by = {system.label: crossings.attained(table, "rate_scale", system.label, rule)
           for system in shown.systems if not system.infeasible}  # fmt: skip
     if len(offered) > 1 and by:
-        rows = [[f"{rps:.3g}", *(NONE if (e := of.get(x)) is None else estimate.text(e.times(100), estimate.SHARE)
-                                 for of in by.values())] for x, rps in offered.items()]  # fmt: skip
+        rows = []
+        for x, rps in offered.items():
+            shares = (of.get(float(str(x))) for of in by.values())
+            rows.append([f"{rps:.3g}", *(estimate.text(e and e.times(100), estimate.SHARE) for e in shares)])
         yield Grid(f"SLO attainment ({rule}) by rate, %", ["req/s", *by], rows)
 
 
@@ -143,9 +148,9 @@ def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Grid]:
 def _causes(folder: Path, rule: str) -> Iterator[Grid]:
     """Yield why requests missed, if the runs are still there."""
     with suppress(UserError):
-        found = misses.of_sweep(folder, definition=rule)
+        of_all = misses.of_sweep(folder, definition=rule)
         rows = []
-        for row in found.rows:
+        for row in of_all.rows:
             shares = {wait: row.explained.get(wait, 0) for wait in CAUSES}
             if not row.hollow:
                 cells = (f"{100 * n / row.missed:.0f}" if row.missed else NONE for n in shares.values())
@@ -246,7 +251,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     best = next((row for row in kept.tried if row.answer and (row.gpu, row.label, row.gpus) == kept.best), None)
     sure = ""
     if best is not None and best.pooled is not None:
-        share = estimate.Estimate(best.pooled, best.low, best.high, 1).times(100)
+        share = Estimate(best.pooled, best.low, best.high, 1).times(100)
         sure = f". Of all requests {estimate.text(share, estimate.SHARE)} % meet their SLO"
     trace = Path(str(asked.setting["trace"])).name
     head, *rows = kept.cells
@@ -263,7 +268,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
         f"{kept.sentence}{sure}.",
         pictures,
         [empty(Grid("Strategies, the cheapest first", head, rows)), empty(Grid("All that was tried", heads, tried))],
-        [f"{name}: {said}" for name, said in kept.facts],
+        [f"{name}: {words}" for name, words in kept.facts],
         [
             ("Traffic", trace), ("Views", ", ".join(kept.views.values())), ("Models", str(asked.setting["models"])),
             ("SLO", asked.rule), ("Judged by", asked.definition), ("GPUs tried", f"{asked.least} to {asked.most}"),

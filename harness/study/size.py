@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from operator import le
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +26,7 @@ from harness.engines.costs.prices import Price
 from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
 from harness.run import room, score, sweep
-from harness.run.resolve import resolve, traits
+from harness.run.resolve import alone, resolve, traits
 from harness.run.setup import Setup, load_models, load_trace
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec, from_dict
@@ -34,6 +35,7 @@ from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target
 from harness.study.study import UPPER, named
 from traces import schema
+from workloads.models import as_asked
 
 HOUR_S = 3600.0
 OWN_COUNT = "dedicated"  # it takes as many GPUs as its models need
@@ -395,12 +397,13 @@ def _fitting(asked: Asked, kind: str, out: Path) -> tuple[str, dict[str, int]]:
     """
     models = str(asked.setting["models"])
     spec = from_dict({**asked.setting, "system": "ideal", "gpu": kind, "gpus": asked.most, "models": models})
-    cluster = Setup(resolve(replace(spec, slo=""))).cluster
+    setup = Setup(replace(spec, slo=""))  # not resolved: that refuses a model that is too large for one GPU
+    cluster, members = setup.cluster, {member.name: member for member in setup.models.members}
     room_bytes = FULL * cluster.gpus[0].mem_bytes
     chosen: dict[str, int] = {}
     for name, model in cluster.models.items():
         need = {tp: _bytes(model.at(tp)) for tp in model.degrees if tp >= model.tp}
-        fits = [tp for tp, taken in need.items() if taken <= room_bytes]
+        fits = [tp for tp, taken in need.items() if taken <= room_bytes and le(*alone(setup, members[name], tp))]
         if not fits:
             raise UserError(f"{name} needs {min(need.values()) / GIB:.1f} GiB on each of {max(need)} {kind}, which has "
                             f"{cluster.gpus[0].mem_bytes / GIB:.1f}")  # fmt: skip
@@ -412,8 +415,8 @@ def _fitting(asked: Asked, kind: str, out: Path) -> tuple[str, dict[str, int]]:
 def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str) -> str:
     """Write a model set with other degrees of parallelism for some of its models; returns its path."""
     lines = []
-    for member in load_models(models).members:
-        lines += ["[[model]]", f"name = {record.dumps(member.name)}", f"shape = {record.dumps(member.shape.name)}",
+    for member, shape in zip(load_models(models).members, as_asked(models), strict=True):
+        lines += ["[[model]]", f"name = {record.dumps(member.name)}", f"shape = {record.dumps(shape)}",
                   f"tp = {degrees.get(member.name, member.tp)}"]  # fmt: skip
         if member.stream is not None:
             lines.append(f"stream = {record.dumps(member.stream)}")

@@ -6,6 +6,8 @@ a page and `bench explain` are made from it.
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +68,12 @@ def keep(sized: Sized, out: Path) -> Path:
     folder = out / f"{stem}-size-{digest(record.dumps(asked))[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist(list(_rows(sized)), schema=forms.SIZE_COLUMNS)
-    record.write_table(folder / record.SIZE, table, about)
+    path = folder / record.SIZE
+    with suppress(FileNotFoundError, Damaged):  # an equal answer stays as it is
+        stated = json.loads(record.dumps({**about, "schema": record.VERSION}))
+        if stated == record.footer(path) and table.equals(record.table(path, table.schema)):
+            return folder
+    record.write_table(path, table, about)
     return folder
 
 
@@ -110,4 +117,4 @@ def kept(folder: Path) -> Kept:
                  "unfit": row["unfit"] or "", "answer": bool(row["answer"])})
         for row in table.to_pylist()
     )  # fmt: skip
-    return Kept(asked, best, about["sentence"], about["setting"], about["cells"], facts, views, tried)  # type: ignore[arg-type]
+    return Kept(asked, best, about["sentence"], about["setting"], about["cells"], facts, views, tried)

@@ -1,4 +1,4 @@
-"""Why fewer GPUs than the answer of `bench size` do not hold, and which change makes them hold.
+"""Reasons why fewer GPUs than the answer of `bench size` do not hold, and changes with which they do.
 
 What binds is counted where requests miss: by model and hour of the window, the main cause of each miss
 (rows/causes.py). Then a few changes are run on the same GPUs; what a run does not confirm is not advised.
@@ -75,7 +75,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Why:
-    """What fails on a number of GPUs, and what helps."""
+    """A number of GPUs on which a strategy fails: the reasons, and changes that were run."""
 
     kept: Kept
     kind: str
@@ -116,9 +116,9 @@ def why(kept: Kept, out: Path, *, system: str | None = None, workers: int | None
     models = {} if tried.unfit else _by_hour(kept, work, tried)
     weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
     memory = tried.gpus * cluster.gpus[0].mem_bytes
-    found = Why(kept, tried.gpu, tried.label, tried.gpus, tried, models, weights, memory, ())
-    changes = [_run(change, tried, out, workers, teller) for change in _changes(found, work, out)[:MOST]]
-    return replace(found, changes=tuple(changes))
+    reason = Why(kept, tried.gpu, tried.label, tried.gpus, tried, models, weights, memory, ())
+    changes = [_run(change, tried, out, workers, teller) for change in _changes(reason, work, out)[:MOST]]
+    return replace(reason, changes=tuple(changes))
 
 
 def _failing(kept: Kept, system: str | None) -> Tried:
@@ -144,18 +144,18 @@ def _failing(kept: Kept, system: str | None) -> Tried:
 def _by_hour(kept: Kept, work: Work, tried: Tried) -> dict[str, dict[int, Hour]]:
     """Count misses by model, hour and what binds, over all runs of what was tried."""
     views = {view.trace: view for view in work.views}
-    found: dict[str, dict[int, Hour]] = {}
+    by_model: dict[str, dict[int, Hour]] = {}
     for run in tried.runs:
         if not record.exists(run):
             raise UserError(f"{run} is gone: bench size makes it again")
         trace = str(record.meta(run)["spec"]["trace"])
         view = views.get(trace) or next(iter(views.values()))
         for (model, hour), counted in _of_run(run, work.under(tried.gpu, view), kept.asked.definition).items():
-            hours = found.setdefault(model, {})
+            hours = by_model.setdefault(model, {})
             before = hours.get(hour, Hour(0, 0, {}))
             hours[hour] = Hour(before.offered + counted.offered, before.missed + counted.missed,
                                Counter(before.binds) + Counter(counted.binds))  # fmt: skip
-    return found
+    return by_model
 
 
 def _of_run(run: Path, under: SloTarget, definition: str) -> dict[tuple[str, int], Hour]:
@@ -185,38 +185,40 @@ def _of_run(run: Path, under: SloTarget, definition: str) -> dict[tuple[str, int
 # ------------------------------------------------------------------ changes
 
 
-def _changes(found: Why, work: Work, out: Path) -> list[Change]:
+def _changes(reason: Why, work: Work, out: Path) -> list[Change]:
     """Return the changes to try on the same GPUs, by what binds: strategies, a degree, a longer SLO."""
-    asked, done = found.kept.asked, {(row.gpu, row.label, row.gpus) for row in found.kept.tried}
-    binds = _first(found)
-    mine = found.system.partition(":")[0]
+    asked, done = reason.kept.asked, {(row.gpu, row.label, row.gpus) for row in reason.kept.tried}
+    binds = _first(reason)
+    mine = reason.system.partition(":")[0]
     names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS[binds])
-    names = [name for name in dict.fromkeys(names) if (found.kind, name, found.gpus) not in done]
-    changes = [Change(name, asked, name, looser=False) for name in names if name != found.system][:2]
-    worst = found.tried.worst_model
-    if worst and (degree := _wider(work, found, worst)):
-        path = with_degrees(work.sets[found.kind][0], {worst: degree}, out, f"{found.kind}-tp{degree}")
+    names = [name for name in dict.fromkeys(names) if (reason.kind, name, reason.gpus) not in done]
+    changes = [Change(name, asked, name, looser=False) for name in names if name != reason.system][:2]
+    worst = reason.tried.worst_model
+    if worst and (degree := _wider(work, reason, worst)):
+        path = with_degrees(work.sets[reason.kind][0], {worst: degree}, out, f"{reason.kind}-tp{degree}")
         setting = {**asked.setting, "models": path}
-        changes.append(Change(f"{worst} on {degree} GPUs", replace(asked, setting=setting), found.system, looser=False))
-    if not found.tried.unfit and (times := _longer(found, work)):
+        changes.append(
+            Change(f"{worst} on {degree} GPUs", replace(asked, setting=setting), reason.system, looser=False)
+        )
+    if not reason.tried.unfit and (times := _longer(reason, work)):
         longer = replace(asked, rule=scaled(asked.rule, times))
-        changes.append(Change(f"SLO x {times:g}", longer, found.system, looser=True))
+        changes.append(Change(f"SLO x {times:g}", longer, reason.system, looser=True))
     return changes
 
 
-def _first(found: Why) -> str:
+def _first(reason: Why) -> str:
     """Return what binds most."""
-    if found.tried.unfit:
-        return "weights" if found.weights_bytes > found.memory_bytes else "KV"
-    return found.binds.most_common(1)[0][0] if found.binds else "compute"
+    if reason.tried.unfit:
+        return "weights" if reason.weights_bytes > reason.memory_bytes else "KV"
+    return reason.binds.most_common(1)[0][0] if reason.binds else "compute"
 
 
-def _wider(work: Work, found: Why, name: str) -> int | None:
+def _wider(work: Work, reason: Why, name: str) -> int | None:
     """Return the next degree of parallelism of a model that these GPUs can hold."""
-    model = work.cluster(found.kind).models.get(name)
+    model = work.cluster(reason.kind).models.get(name)
     if model is None:
         return None
-    return next((tp for tp in model.degrees if model.tp < tp <= found.gpus), None)
+    return next((tp for tp in model.degrees if model.tp < tp <= reason.gpus), None)
 
 
 def scaled(rule: str, times: float) -> str:
@@ -229,16 +231,16 @@ def scaled(rule: str, times: float) -> str:
     return f"{float(match[1] or 1) * times:g}{second}x{match[3]}"
 
 
-def _longer(found: Why, work: Work) -> float | None:
+def _longer(reason: Why, work: Work) -> float | None:
     """Return the least of some multiples of the SLO at which the stored runs would hold; None where none does."""
-    if found.kept.asked.rule.startswith("classes:"):
+    if reason.kept.asked.rule.startswith("classes:"):
         return None
-    target = found.kept.asked.target
+    target = reason.kept.asked.target
     for times in LONGER:
-        asked = replace(found.kept.asked, rule=scaled(found.kept.asked.rule, times), kinds=(found.kind,),
-                        systems=(found.system,))  # fmt: skip
+        asked = replace(reason.kept.asked, rule=scaled(reason.kept.asked.rule, times), kinds=(reason.kind,),
+                        systems=(reason.system,))  # fmt: skip
         other = Work(asked, work.out, work.workers, work.teller)
-        by_model = _by_hour(found.kept._replace(asked=asked), other, found.tried).values()
+        by_model = _by_hour(reason.kept._replace(asked=asked), other, reason.tried).values()
         lost = [(sum(h.missed for h in by.values()), sum(h.offered for h in by.values())) for by in by_model]
         if all(missed <= math.ceil((1 - target) * offered - NEVER) for missed, offered in lost):
             return times
@@ -263,62 +265,62 @@ def _run(change: Change, tried: Tried, out: Path, workers: int | None, teller: T
 # ------------------------------------------------------------------ in words
 
 
-def lines(found: Why) -> Iterator[str]:
+def lines(reason: Why) -> Iterator[str]:
     """Yield what binds, the cheapest change that was confirmed, the models, and all changes that were run."""
-    asked, tried = found.kept.asked, found.tried
-    yield _sentence(found)
-    yield _advice(found)
+    asked, tried = reason.kept.asked, reason.tried
+    yield _sentence(reason)
+    yield _advice(reason)
     yield ""
     if not tried.unfit:
-        yield from aligned(list(_rows(found)), WIDTH)
-        meant = "; ".join(f"{name}: {MEANS[name]}" for name in found.binds)
+        yield from aligned(list(_rows(reason)), WIDTH)
+        meant = "; ".join(f"{name}: {MEANS[name]}" for name in reason.binds)
         yield f"misses by their main cause; {meant}; hours count from the start of a window"
         yield ""
-    yield from aligned(list(_tried(found)), WIDTH)
-    spent = sum(change.seconds for change in found.changes)
-    told = f"{len(found.changes)} changes were run in {spent:.1f} s, at most {MOST} are"
+    yield from aligned(list(_tried(reason)), WIDTH)
+    spent = sum(change.seconds for change in reason.changes)
+    told = f"{len(reason.changes)} changes were run in {spent:.1f} s, at most {MOST} are"
     yield f"{told}; target: {100 * asked.target:g} % for every model"
 
 
-def _sentence(found: Why) -> str:
-    tried = found.tried
+def _sentence(reason: Why) -> str:
+    tried = reason.tried
     what = f"{tried.label} on {tried.gpus} {tried.gpu}"
-    weights = f"{found.weights_bytes / GIB:.1f} GiB of weights on {found.memory_bytes / GIB:.1f} GiB"
+    weights = f"{reason.weights_bytes / GIB:.1f} GiB of weights on {reason.memory_bytes / GIB:.1f} GiB"
     if tried.unfit:
-        return f"{what} has no room: {_first(found)} binds ({weights}; {tried.unfit})"
-    total = found.binds.total()
-    shares = ", ".join(f"{name} binds in {100 * n / total:.0f} % of misses" for name, n in found.binds.most_common())
-    more = f"; {weights}" if found.weights_bytes > found.memory_bytes else ""
+        return f"{what} has no room: {_first(reason)} binds ({weights}; {tried.unfit})"
+    total = reason.binds.total()
+    shares = ", ".join(f"{name} binds in {100 * n / total:.0f} % of misses" for name, n in reason.binds.most_common())
+    more = f"; {weights}" if reason.weights_bytes > reason.memory_bytes else ""
     worst = f"{tried.worst_model} meets {100 * (tried.worst or 0):.1f} % of its SLOs"
     return f"{what} fails: {worst}; {shares}{more}"
 
 
-def _advice(found: Why) -> str:
-    best, target = found.kept.best, found.kept.asked.target
+def _advice(reason: Why) -> str:
+    best, target = reason.kept.best, reason.kept.asked.target
     dearer = ""
-    if best is not None and best[1] == found.system:
-        mine, its = (found.kept.asked.usd_hour(found.kind, n) for n in (found.gpus, best[2]))
+    if best is not None and best[1] == reason.system:
+        mine, its = (reason.kept.asked.usd_hour(reason.kind, n) for n in (reason.gpus, best[2]))
         usd = "" if mine is None or its is None else f", ${(its - mine) * DAY_H:,.0f} more a day"
-        more = best[2] - found.gpus
-        dearer = f"{more} GPU{'s' * (more > 1)} more ({best[2]} {found.kind}{usd})"
-    if (cheapest := found.cheapest) is not None:
+        more = best[2] - reason.gpus
+        dearer = f"{more} GPU{'s' * (more > 1)} more ({best[2]} {reason.kind}{usd})"
+    if (cheapest := reason.cheapest) is not None:
         assert cheapest.verdict is not None
         name, share = cheapest.verdict.worst
         looser = ", a longer promise" if cheapest.looser else ""
-        told = f"{cheapest.what}, on the same {found.gpus} {found.kind}{looser} ({name} least, {100 * share:.1f} %)"
+        told = f"{cheapest.what}, on the same {reason.gpus} {reason.kind}{looser} ({name} least, {100 * share:.1f} %)"
         return f"the cheapest change that a run confirms: {told}" + (f"; else {dearer}" if dearer else "")
-    none = f"none of {len(found.changes)} changes holds {100 * target:g} % on {found.gpus} {found.kind}"
+    none = f"none of {len(reason.changes)} changes holds {100 * target:g} % on {reason.gpus} {reason.kind}"
     return f"{none}; {f'the cheapest that runs confirm is {dearer}' if dearer else 'no count of GPUs tried does'}"
 
 
-def _rows(found: Why) -> Iterator[tuple[str, ...]]:
+def _rows(reason: Why) -> Iterator[tuple[str, ...]]:
     yield ("model", "met %", "requests", "binds", "hours below", "worst hour")
-    target = found.kept.asked.target
+    target = reason.kept.asked.target
 
     def met(hours: Sequence[Hour]) -> float:
         return 1 - sum(h.missed for h in hours) / max(1, sum(h.offered for h in hours))
 
-    ordered = sorted(found.models.items(), key=lambda pair: met([*pair[1].values()]))
+    ordered = sorted(reason.models.items(), key=lambda pair: met([*pair[1].values()]))
     for name, hours in ordered[:MODELS]:
         every = [*hours.values()]
         at, worst = min(hours.items(), key=lambda pair: met([pair[1]]))
@@ -337,27 +339,29 @@ def _binding(hours: Sequence[Hour]) -> str:
     return f"{first[0][0]} {100 * first[0][1] / total.total():.0f} %" if first else NONE
 
 
-def _tried(found: Why) -> Iterator[tuple[str, ...]]:
+def _tried(reason: Why) -> Iterator[tuple[str, ...]]:
     yield ("change", "GPUs", "$/day", "worst model %", "seconds", "verdict")
-    usd = found.kept.asked.usd_hour(found.kind, found.gpus)
+    usd = reason.kept.asked.usd_hour(reason.kind, reason.gpus)
     day = NONE if usd is None else f"{usd * DAY_H:,.0f}"
-    for change in found.changes:
+    for change in reason.changes:
         verdict = change.verdict
         if verdict is None:
             continue
-        said = "holds" if verdict.holds(found.kept.asked.target, "each") else f"fails: {verdict.worst[0]}"
+        outcome = "holds" if verdict.holds(reason.kept.asked.target, "each") else f"fails: {verdict.worst[0]}"
         if verdict.unfit:
-            said = f"no room: {verdict.unfit}" if len(verdict.unfit) < WIDTH else f"no room: {verdict.unfit[:60]}..."
+            outcome = f"no room: {verdict.unfit}" if len(verdict.unfit) < WIDTH else f"no room: {verdict.unfit[:60]}..."
         worst = NONE if verdict.unfit else f"{100 * verdict.worst[1]:.1f}"
-        yield (change.what, str(found.gpus), day, worst, f"{change.seconds:.1f}", said)
-    for row in found.kept.tried:  # known already
-        if row.gpu == found.kind and row.gpus == found.gpus and row.label != found.system:
-            said = f"no room: {row.unfit[:60]}" if row.unfit else "holds" if row.answer else f"fails: {row.worst_model}"
+        yield (change.what, str(reason.gpus), day, worst, f"{change.seconds:.1f}", outcome)
+    for row in reason.kept.tried:  # known already
+        if row.gpu == reason.kind and row.gpus == reason.gpus and row.label != reason.system:
+            outcome = (
+                f"no room: {row.unfit[:60]}" if row.unfit else "holds" if row.answer else f"fails: {row.worst_model}"
+            )
             yield (
                 row.label,
                 str(row.gpus),
                 day,
                 NONE if row.worst is None else f"{100 * row.worst:.1f}",
                 "stored",
-                said,
+                outcome,
             )
