@@ -98,6 +98,7 @@ class World:
             sharing=text.get("sharing", "fluid"),
             co_run=c.scaled.get("co_run", 1.0),
             interference=c.scaled.get("interference", 1.0),
+            beside_prefill=c.scaled.get("beside_prefill", 1.0),
             quantum_s=self.machine.quantum_s,
             poll_s=self.machine.poll_s,
             pairs=text.get("process") == "pair",
@@ -413,7 +414,10 @@ def beside(seed: int) -> World:
     """Return another world, in which steps that run at once on a GPU take longer than their shares tell."""
     n, rng = seed - BESIDE, np.random.default_rng(seed)
     w = world((0, TURNED, WILD, CUT, SHARED, LAYERED, LENT)[n % 7] + n // 7)
-    config = replace(w.config, scaled={"interference": float(rng.choice([1.195, 1.5, 2.0]))})
+    scaled = {"interference": float(rng.choice([1.195, 1.5, 2.0]))}
+    if rng.random() < 0.5:
+        scaled["beside_prefill"] = float(rng.choice([2.0, 5.4]))
+    config = replace(w.config, scaled=scaled)
     return replace(w, config=config, end_s=min(w.end_s, 60.0))
 
 

@@ -111,8 +111,9 @@ class Spec:
             object.__setattr__(self, name, value)
         if unknown := next((name for name, _ in self.scaled if name not in CONSTANTS), None):
             raise UserError(f'scaled has no constant "{unknown}"{meant(unknown, CONSTANTS)} ({", ".join(CONSTANTS)})')
-        if (interference := dict(self.scaled).get("interference", 1.0)) < 1:
-            raise UserError(f"scaled.interference is {interference:g}, not at least 1")
+        for name, factor in self.scaled:
+            if name in ("interference", "beside_prefill") and factor < 1:
+                raise UserError(f"scaled.{name} is {factor:g}, not at least 1")
         if self.scaling == "none" and self.rate_scale != 1:
             raise UserError(f'rate_scale is {self.rate_scale:g}: scaling "none" takes the trace as it is, at 1')
         object.__setattr__(self, "fields", tuple(sorted(self.fields)))
