@@ -143,7 +143,7 @@ def _panels() -> list[tuple[str, tuple[str, str, float]]]:
     """Return the panels to draw with their letters: all, or the one that is asked for. UserError for one not there."""
     every = list(zip(LETTERS, PANELS, strict=True))
     asked = form.ASKED.get().panel
-    if asked and asked not in LETTERS:
+    if asked and asked not in tuple(LETTERS):
         raise UserError(f'--panel "{asked}" is not one of {", ".join(LETTERS)}')
     return [panel for panel in every if asked in {"", panel[0]}]
 

@@ -26,6 +26,7 @@ FORMATS = ("pdf", "png", "svg", "pgf")
 LATEX = ("xelatex", "lualatex", "pdflatex")  # any of them writes pgf
 LEAST, MOST_IN = 0.65, 40.0  # of the width that a figure is made for, as a share; inches
 MACHINE = ("backend", "interactive", "toolbar", "webagg", "tk.", "savefig.directory", "docstring")
+MOST_STYLE_BYTES = 1 << 20
 LETTERS_AN_INCH = 25.0  # of a caption
 
 
@@ -71,6 +72,8 @@ def latex() -> str | None:
 
 def style_of(path: Path) -> dict[str, Any]:
     """Read a style file. UserError where it is none, or a line of it is wrong."""
+    if path.exists() and not (path.is_file() and path.stat().st_size <= MOST_STYLE_BYTES):
+        raise UserError(f"--style {path}: not a style file")
     heard: list[str] = []
     log, handler = logging.getLogger("matplotlib"), logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
@@ -108,7 +111,7 @@ def letters(made_for: int) -> int:
 
 def called(label: str) -> str | None:
     """Return the name that is asked for in place of a label; what stands in brackets behind it stays."""
-    rename = ASKED.get().rename
+    rename = {old: new.replace("$", r"\$") for old, new in ASKED.get().rename.items()}  # no formulas
     head, bracket, rest = label.partition(" (")
     if label in rename:
         return rename[label]

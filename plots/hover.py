@@ -97,4 +97,4 @@ def _words(axes: Axes, artist: Line2D | Rectangle, name: str, mark: ET.Element, 
         return ""
     across = axes.xaxis.get_major_formatter()(float(x)) or f"{x:.4g}"
     along = axes.get_xlabel() or "at"
-    return f"{name or title}: {title + ' ' if name else ''}{y:.4g}, {along} {across}".replace(r"\n", " ")
+    return f"{name or title}: {title + ' ' if name else ''}{y:.4g}, {along} {across}".replace(r"\$", "$")

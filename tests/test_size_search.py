@@ -15,6 +15,7 @@ from harness import compare, size
 from harness.cli.app import main
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
+from harness.run.teller import Silent
 from harness.study import size_words as words
 from harness.study.load import study
 from harness.study.size import Asked, Curve, Sized, Verdict, Work, views
@@ -265,7 +266,7 @@ def test_a_model_too_large_for_a_gpu_gets_a_degree_and_keeps_its_formats(
     tmp_path: Path, models: str, gpu: str, tp: int, shape: str
 ) -> None:
     asked = question(("static",), kinds=(gpu,), setting={"trace": "sample", "models": models})
-    path, degrees = Work(asked, tmp_path, None, None).sets[gpu]
+    path, degrees = Work(asked, tmp_path, None, Silent()).sets[gpu]
     assert degrees == {f"{shape.partition(':')[0]}/1": tp}
     (member,) = tomllib.loads(Path(path).read_text("utf-8"))["model"]
     assert (member["shape"], member["tp"]) == (shape, tp)

@@ -30,6 +30,7 @@ def report(*, folder: str | None, out: Path | None) -> None:
     DIR is the folder of a comparison, a study or a size, STUDY the name of a study that was run; without it, the
     newest. The page loads nothing: it opens without a network, on a phone, and prints.
     """
+    from dataclasses import replace
     from importlib.metadata import version
 
     from harness.policy.types import UserError
@@ -40,7 +41,8 @@ def report(*, folder: str | None, out: Path | None) -> None:
     made = real(_folder(folder))
     question(made)  # a mistake shows before anything is drawn
     path = out or made / FILE
-    data = page(paged(made, _pictures(made), version("llm-sharing-bench"))).encode()
+    words = paged(made, (), version("llm-sharing-bench"))  # first: damaged results are one line
+    data = page(replace(words, pictures=_pictures(made))).encode()
     if len(data) > MOST_BYTES:
         raise UserError(f"{short_path(made)}: its page has {len(data) / 1e6:.1f} MB, more than a page may have: report "
                         "fewer conditions (bench study --only)")  # fmt: skip

@@ -28,6 +28,8 @@ from harness.cli.options import (
 from harness.cli.terminal import Terminal, prose, screen
 from harness.report.commands import again, explain_command, real, short_path
 
+MOST_NAME = 40  # characters of a system's name in a figure
+
 
 @click.command(epilog=examples("bench run mine.toml", "bench run mine.toml -o /tmp/out"))
 @click.argument("spec", type=PATH, metavar="SPEC.toml")
@@ -210,6 +212,8 @@ def _renamed(text: str | None) -> dict[str, str]:
     pairs = [part.rpartition("=") for part in listed("--rename", text) or []]
     if bad := next((f"{old}{sign}{new}" for old, sign, new in pairs if not old.strip() or not new.strip()), None):
         raise UserError(f'--rename "{bad}" is not OLD=NEW')
+    if long := next((new for *_, new in pairs if len(new.strip()) > MOST_NAME or not new.isprintable()), None):
+        raise UserError(f'--rename: "{long[:MOST_NAME]}..." is not a printable name of at most {MOST_NAME} characters')
     return {old.strip(): new.strip() for old, _, new in pairs}
 
 
