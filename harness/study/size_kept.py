@@ -17,6 +17,7 @@ import pyarrow as pa
 from harness.engines.costs.prices import Price
 from harness.policy.types import UserError
 from harness.rows import forms, record
+from harness.rows.definitions import DEFINITIONS
 from harness.rows.sealed import WAY_OUT, Damaged
 from harness.run.spec import digest
 from harness.study import size_words
@@ -110,7 +111,8 @@ def kept(folder: Path) -> Kept:
         best = None if about["best"] is None else tuple(about["best"][key] for key in ("gpu", "system", "gpus"))
         views = {str(trace): str(name) for trace, name in about["views"]}
         facts = [[str(key), str(value)] for key, value in about["facts"]]
-    except (TypeError, ValueError) as error:
+        _ = DEFINITIONS[asked.definition]
+    except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{path}: its facts are not those of an answer ({error}); {WAY_OUT}") from None
     tried = tuple(
         Tried(**{**row, "runs": tuple(folder.parent / name for name in row["runs"] or ()),
