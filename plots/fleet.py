@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.policy.types import UserError
 from harness.rows import crossings
-from plots import style
+from plots import form, style
 from plots.caption import Facts, Panel, brief, caption, definition, slos
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     for panel in facts["panels"]:
         lines.setdefault((panel["row"], panel["column"], panel["models"]), {})[_slo(panel)] = panel
     rules = list(dict.fromkeys(map(_slo, facts["panels"])))
-    figure = Figure(figsize=(style.PAGE_IN, 1))
+    figure = Figure(figsize=(form.width(style.PAGE_IN), 1))
     handles = [style.handle(label, looks[label]) for label in series]
     handles.append(Line2D([], [], color="#808080", linewidth=0.6, linestyle=LEVEL,
                           label=f"{100 * facts['level']:g} %"))  # fmt: skip
@@ -65,7 +65,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     top = style.legend(figure, handles, 6, handlelength=2.2, columnspacing=1.2) + 0.25
     text, below = style.foot(brief(table, facts, note, _spread(facts), *_shown(facts)), 165)
     height = top + len(lines) * (PANEL_IN + GAP_IN) + below + 0.1
-    figure.set_size_inches(style.PAGE_IN, height)
+    figure.set_size_inches(form.width(style.PAGE_IN), height)
     grid = figure.add_gridspec(len(lines), len(rules), left=0.095, right=0.99, top=1 - top / height, wspace=0.08,
                                bottom=(below + GAP_IN + 0.05) / height, hspace=GAP_IN / PANEL_IN)  # fmt: skip
     for i, panels in enumerate(lines.values()):
