@@ -6,6 +6,7 @@ panel (`condition`) and x. Figures are drawn from it alone; its metadata holds t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -340,7 +341,8 @@ class Work:
             if not runs:
                 return kept
             what = self.study.name if turn == 1 else f"{self.study.name}, round {turn}"
-            folders = self.run([run.point.spec for run in runs], what)
+            searched = any(not ask.last for ask in asked.values())
+            folders = self.run([run.point.spec for run in runs], what, math.inf if searched else self._budget(grid))
             room = self._heard(runs, folders, curves)
             seen += [run.point for run in runs]
             self._shown(grid, seen)
@@ -382,6 +384,11 @@ class Work:
 
     # -------------------------------------------------------------- as many seeds as it takes
 
+    def _budget(self, grid: Grid) -> float:
+        """Return the requests that more seeds of this work's panels may take."""
+        every, mine = (sum(map(_tells, panels)) for panels in (self.every, grid.panels))
+        return grid.scope.budget * mine / max(1, every)
+
     def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
         """Run more seeds of systems that are not yet told apart, until they are, or the budget is spent.
 
@@ -400,19 +407,20 @@ class Work:
         had = {_place(point) for point in points}
         for turn in count(1):
             self._counted(asked, curves)
-            asked, taken = list[Point](), 0
+            asked, taken, later = list[Point](), 0, 0.0
             for key, panel in panels.items():
                 open_ = self._more(grid, panel, curves.get(key, {}))
                 more = [each for each in open_ if _place(each[0]) not in had]
                 if more and spent[key] + (cost := _cost(more, known[key])) <= part:
                     spent[key], taken = spent[key] + cost, taken + 1
+                    later += part - spent[key]
                     known[key] |= {point.spec for point, _ in more}
                     had |= {_place(point) for point, _ in more}
                     asked += [point for point, _ in more]
             if not asked:
                 return added
             what = f"{self.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided"
-            self.run([point.spec for point in asked], what)
+            self.run([point.spec for point in asked], what, later)
             added += asked
             self._shown(grid, [*points, *added])
         raise AssertionError
@@ -451,9 +459,9 @@ class Work:
                 held[panel.key] = highest(runs, self.study.level)
         return held
 
-    def run(self, specs: Sequence[Spec], what: str) -> list[Path]:
-        """Run specs, and note which stand; return their folders."""
-        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+    def run(self, specs: Sequence[Spec], what: str, later: float = 0.0) -> list[Path]:
+        """Run specs, after which runs of so many requests may follow, and note which stand; return their folders."""
+        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what, later=later)
         made, stamps = self._made
         made |= dict.fromkeys(specs)
         stamps |= {f"{folder.name}/{record.ROWS}": receipt.stamp(folder / record.ROWS) for folder in set(folders)}
