@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.policy.types import UserError
-from harness.rows import record
+from harness.rows import parts, record
 from harness.run.setup import load_trace
 from harness.run.sources import Task
 from harness.run.spec import Spec, stored
@@ -52,10 +51,10 @@ class Costs:
     def of(cls, out: Path) -> Costs:
         """Learn from a sample of the runs in a folder."""
         costs = cls()
-        paths = sorted(out.glob(f"*/{record.SIDE}"))
-        for path in paths[:: max(1, math.ceil(len(paths) / READ))]:
+        folders = sorted(path.parent for path in out.glob(f"*/{record.SIDE}"))
+        for run in (*_some(folders, READ), *parts.sample(out, READ)):
             with suppress(UserError, KeyError):
-                costs.learn(stored(record.meta(path.parent)["spec"]), path.parent)
+                costs.learn(stored(record.meta(run)["spec"]), run)
         return costs
 
     def __bool__(self) -> bool:
@@ -75,8 +74,8 @@ class Costs:
 
         Returns the seconds of a processor and of the clock that it took; zeros where it does not say.
         """
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            side = json.loads((folder / record.SIDE).read_text("utf-8"))
+        side = record.side(folder)
+        with suppress(ValueError, KeyError, TypeError):
             cpu_s, wall_s = float(side["cpu_s"]), float(side["wall_s"])
             requests = float(side["requests"]) if requests is None else requests
             if cpu_s >= 0 and requests > 0:
@@ -132,6 +131,11 @@ def _at_once(name: str, window_s: float | None, warmup_s: float) -> float:
     """Return the requests of a window of a trace at rate scale 1, on average."""
     trace = load_trace(name)
     return len(trace) * ((window_s + warmup_s) / trace.span_s if window_s and trace.span_s else 1.0)
+
+
+def _some(paths: Sequence[Path], most: int) -> Sequence[Path]:
+    """Return at most so many paths, evenly spread."""
+    return paths[:: max(1, math.ceil(len(paths) / most))]
 
 
 # ------------------------------------------------------------------ what is left of a sweep

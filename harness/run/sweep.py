@@ -7,17 +7,22 @@ started again, with any number of workers, and ends with the same bytes.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 
 from harness.engines import sim
 from harness.policy.fields import asked
 from harness.policy.types import UserError
-from harness.rows import record, whole
+from harness.rows import parts, record, whole
+from harness.rows.parts import Partition
 from harness.run import crew, executor, realtime
 from harness.run.estimates import Ahead, Costs, requests_of
 from harness.run.execute import current, execute, relocate
@@ -79,12 +84,13 @@ def tasks(specs: Iterable[Spec]) -> list[Task]:
 
 def sweep(
     specs: Iterable[Spec], out: Path, *, workers: int | None = None, teller: Teller | None = None, what: str = "runs",
-    later: float = 0.0,
+    later: float = 0.0, into: Partition | None = None,
 ) -> list[Path]:  # fmt: skip
     """Execute the specs without a current run in `out`; return all folders in the order of the specs.
 
     `workers` is the number of processes (None: as many as pay). `later` is the number of requests of further sweeps
-    that may follow, for the estimate of the time left (inf: nothing bounds them). A system whose policy fails is not
+    that may follow, for the estimate of the time left (inf: nothing bounds them). With `into` runs lie in parts of that
+    partition (`rows/parts.py`), where they have no folder yet. A system whose policy fails is not
     tried again, and Failed is raised after all others. Raises UserError, and an engine's own errors: finished runs are
     kept. Within `stored_only` Missing is raised instead of running anything.
     """
@@ -92,6 +98,9 @@ def sweep(
     every = tasks(specs)
     whole.clean(out)
     once = list({task.spec.folder: task for task in every}.values())
+    batches = None if into is None else Batches(into, out)
+    if batches is not None:  # those of a part one after the other
+        once.sort(key=batches.key)
     todo, stored = list[Task](), list[Task]()
     for task in once:
         if current(task.spec, out, task.code, teller.say):
@@ -107,7 +116,8 @@ def sweep(
     real = any(task.spec.measured_on for task in todo)
     teller.progress(what, done, total, ahead.left() if todo and not real else None)
     failed: dict[str, str] = {}
-    for task, why in _executed(todo, out, workers, teller, failed, ahead):
+    run = partial(_executed, workers=workers, teller=teller, failed=failed, ahead=ahead)
+    for task, why in run(todo, out) if batches is None else batches.filled(todo, run):
         failed |= why
         done += not why
         ahead.ended(task, out)
@@ -168,6 +178,68 @@ def _executed(
         for task in ahead.order(todo) if not exclusive else todo:
             if task.spec.label not in failed:
                 yield Ended(task, clock.told(task, out))
+
+
+class Batches:
+    """Runs that are executed into folders beside a partition's parts, and written part by part as each is complete."""
+
+    def __init__(self, into: Partition, out: Path) -> None:
+        self._into, self._out = into, out
+        self._staged = into.staged(out)
+
+    def key(self, task: Task) -> tuple[str, str]:
+        """Return the part that a task's run belongs to, and its name: in this order parts are complete early."""
+        name = task.spec.folder
+        return name.rpartition("-")[2][: self._into.digits], name
+
+    def filled(self, todo: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
+        """Execute tasks and yield each once its run is stored: in its folder if it has one, else in a part.
+
+        Whole runs that a killed call left beside the parts are not executed again. There are never more than
+        `parts.MANY` of them, and those of one part.
+        """
+        parts.clean(self._into, self._out)
+        own = [task for task in todo if (self._out / task.spec.folder / record.ROWS).exists()]
+        if own:
+            yield from execute(own, self._out)
+        names = {task.spec.folder for task in own}
+        rest = [task for task in todo if task.spec.folder not in names]
+        wave = list[Task]()
+        for _, batch in groupby(rest, lambda task: self.key(task)[0]):
+            wave += batch
+            if len(wave) >= parts.MANY:
+                yield from self._wave(wave, execute)
+                wave = []
+        yield from self._wave(wave, execute)
+        parts.dismissed(self._staged)
+
+    def _wave(self, tasks: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
+        """Execute the tasks of whole parts; yield those of a part when it is written."""
+        lacking = Counter(self.key(task)[0] for task in tasks)
+        ended: dict[str, list[Ended]] = {}
+        new = [task for task in tasks if not current(task.spec, self._staged, task.code)]
+        names = {task.spec.folder for task in new}
+        made = (Ended(task, {}) for task in tasks if task.spec.folder not in names)
+        for each in chain(made, execute(new, self._staged) if new else ()):
+            batch = self.key(each.task)[0]
+            ended.setdefault(batch, []).append(each)
+            if len(ended[batch]) == lacking[batch]:
+                yield from self._stored(ended.pop(batch))
+        for every in ended.values():  # without the runs of systems whose policy failed
+            yield from self._stored(every)
+
+    def _stored(self, ended: Sequence[Ended]) -> Sequence[Ended]:
+        """Write the runs of a batch into their parts, and remove their folders."""
+        by_part: dict[Path, list[Path]] = {}
+        for task, why in ended:
+            if not why:
+                name = task.spec.folder
+                by_part.setdefault(self._into.part(self._out, name), []).append(self._staged / name)
+        for part, runs in by_part.items():
+            record.write_part(part, runs)
+            for run in runs:
+                shutil.rmtree(run)
+        return ended
 
 
 class _Clock:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
-from harness.rows import record, tidy
+from harness.rows import parts, record, tidy
 from harness.rows.crossings import EASES, RATED, turned
 from harness.run import crew, executor, score, streams, sweep
 from harness.run.resolve import resolve
@@ -191,6 +191,7 @@ class Work:
     teller: Counted
     watch: Callable[[Measured], None] | None = None
     only: frozenset[str] | None = None  # keys of the panels that are worked on; None: all
+    shard: str = "1-1"  # whose runs these are, in parts
 
     def done(self) -> Measured:
         """Run all stages in order: panels and their SLOs, curves, bounds, the table."""
@@ -221,6 +222,13 @@ class Work:
     def panels(self) -> tuple[Panel, ...]:
         """Every panel that is worked on, without its SLO in seconds."""
         return tuple(panel for panel in self.every if self.only is None or panel.key in self.only)
+
+    @cached_property
+    def into(self) -> parts.Partition | None:
+        """The partition of a study of more than `parts.MANY` runs; None: a folder a run."""
+        points = self.study.scope(self.full).points or self.study.sample.points
+        runs = sum(len(p.specs) * len(p.seeds) * max(len(p.xs), points, 1) for p in self.every)
+        return parts.Partition(self.stem.replace("/", "-"), self.shard, runs) if runs > parts.MANY else None
 
     @property
     def made(self) -> int:
@@ -277,7 +285,7 @@ class Work:
             with self.teller.step(
                 "SLO bases", lambda: f"P95 of each model alone, pairs of trace and models: {len(measured)}"
             ):
-                self.run([base for spec in measured for base in base_specs(spec)], "SLO bases")
+                self.run([base for spec in measured for base in base_specs(spec)], "SLO bases", shared=True)
         return tuple(
             replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
             for panel, spec in zip(self.panels, based, strict=True)
@@ -459,12 +467,17 @@ class Work:
                 held[panel.key] = highest(runs, self.study.level)
         return held
 
-    def run(self, specs: Sequence[Spec], what: str, later: float = 0.0) -> list[Path]:
-        """Run specs, after which runs of so many requests may follow, and note which stand; return their folders."""
-        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what, later=later)
+    def run(self, specs: Sequence[Spec], what: str, later: float = 0.0, *, shared: bool = False) -> list[Path]:
+        """Run specs, after which runs of so many requests may follow, and note which stand; return their folders.
+
+        Runs that studies and shards share have folders, however many others there are.
+        """
+        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what, later=later,
+                              into=None if shared else self.into)  # fmt: skip
         made, stamps = self._made
         made |= dict.fromkeys(specs)
-        stamps |= {f"{folder.name}/{record.ROWS}": receipt.stamp(folder / record.ROWS) for folder in set(folders)}
+        files = {record.file(folder) for folder in set(folders)}
+        stamps |= {path.relative_to(self.out).as_posix(): receipt.stamp(path) for path in files}
         return folders
 
     # -------------------------------------------------------------- the table
