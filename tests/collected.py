@@ -47,7 +47,12 @@ def main(runs: int = 128) -> None:
     by_part: dict[Path, list[Path]] = {}
     for name in names:
         by_part.setdefault(into.part(out, name), []).append(into.staged(out) / name)
-    timed("written into parts", lambda: [record.write_part(part, each) for part, each in by_part.items()])
+
+    def write() -> None:
+        for part, each in by_part.items():
+            record.write_part(part, each)
+
+    timed("written into parts", write)
     timed("checked by a second call", lambda: [current(task.spec, out, task.code) for task in tasks])
     timed("counted, for a search", lambda: [score.counted(out / name, under, ["ttft"]) for name in names])
     places = [Place("cost", 1.0, "static", under, name) for name in names]

@@ -1,7 +1,7 @@
 """The cost of a run by models, GPUs and requests: `python -m tests.scale [REQUESTS [SYSTEM ...]] [--limit S]`.
 
 Simulated requests per CPU-second on one core, the writer of rows included. Each size has models of three kinds, most of
-them small. Traffic has a Zipf tail (popularity ~ rank^-0.9), 2 requests a second a GPU, 600 tokens in and 150 out. A
+them small. `start` is what two machines of that size, their policies and the placement take. Traffic has a Zipf tail (popularity ~ rank^-0.9), 2 requests a second a GPU, 600 tokens in and 150 out. A
 case in a process of its own ends at its limit of CPU seconds, its placement at ten minutes of them. It is then a row
 that gives the reason.
 """
@@ -103,7 +103,7 @@ def child(system: str, models: int, gpus: int, requests: int, limit_s: float) ->
 def main(requests: int, systems: Sequence[str], limit_s: float) -> None:
     """Print the table."""
     print(f"{requests:,} requests of a Zipf tail: CPU seconds, one core, writer included")
-    print(f"{'models':>6} {'GPUs':>5} {'system':16} {'CPU s':>7} {'req/CPU-s':>10} {'placement s':>11} {'policy s':>9} "
+    print(f"{'models':>6} {'GPUs':>5} {'system':16} {'CPU s':>7} {'req/CPU-s':>10} {'start s':>11} {'policy s':>9} "
           f"{'calls/req':>9} {'peak MiB':>9}")  # fmt: skip
     for models, gpus in SIZES:
         for system in systems:
@@ -120,7 +120,7 @@ def main(requests: int, systems: Sequence[str], limit_s: float) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2], *map(int, sys.argv[3:6]), float(sys.argv[6]))
+        child(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), float(sys.argv[6]))
     else:
         parser = argparse.ArgumentParser(description=__doc__)
         parser.add_argument("requests", type=int, nargs="?", default=1_000_000)

@@ -87,12 +87,12 @@ def find(run: Path) -> Path | None:
 
 def under(path: Path) -> list[Path]:
     """List the paths of the runs in all parts under a folder, which may be a study's or a shard's of a dataset."""
-    found = set()
+    runs = set()
     for part in path.rglob("shard=*/*.parquet") if "=" not in path.name else path.rglob("*.parquet"):
         at = part.relative_to(path).parts
         if part.parent.name.startswith("shard=") and STAGED not in at and not any(x.startswith(".") for x in at):
-            found |= {part.parents[3] / name for name in names(part)}
-    return sorted(found)
+            runs |= {part.parents[3] / name for name in names(part)}
+    return sorted(runs)
 
 
 def sample(results: Path, most: int) -> list[Path]:

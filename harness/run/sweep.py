@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -199,10 +200,11 @@ class Batches:
         `parts.MANY` of them, and those of one part.
         """
         parts.clean(self._into, self._out)
-        own = [task for task in todo if (self._out / task.spec.folder / record.ROWS).exists()]
-        if own:
-            yield from execute(own, self._out)
-        names = {task.spec.folder for task in own}
+        self._tidied({task.spec.folder for task in todo})
+        apart = [task for task in todo if (self._out / task.spec.folder / record.ROWS).exists()]
+        if apart:
+            yield from execute(apart, self._out)
+        names = {task.spec.folder for task in apart}
         rest = [task for task in todo if task.spec.folder not in names]
         wave = list[Task]()
         for _, batch in groupby(rest, lambda task: self.key(task)[0]):
@@ -212,6 +214,12 @@ class Batches:
                 wave = []
         yield from self._wave(wave, execute)
         parts.dismissed(self._staged)
+
+    def _tidied(self, wanted: AbstractSet[str]) -> None:
+        """Remove the folders of runs that stand in parts, left by a call that was killed in between."""
+        for run in self._staged.glob("*-*"):
+            if run.name not in wanted and record.exists(self._out / run.name):
+                shutil.rmtree(run)
 
     def _wave(self, tasks: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
         """Execute the tasks of whole parts; yield those of a part when it is written."""

@@ -2,6 +2,8 @@
 
 The table (`record.SWEEP` in the study's folder) has the rows of `tidy` with two columns before them: the key of the
 panel (`condition`) and x. Figures are drawn from it alone; its metadata holds the facts of panels, captions and claims.
+
+Over 600 lines: the stages of one call, in order, which share its arguments and what is made so far.
 """
 
 from __future__ import annotations
@@ -226,8 +228,7 @@ class Work:
     @cached_property
     def into(self) -> parts.Partition | None:
         """The partition of a study of more than `parts.MANY` runs; None: a folder a run."""
-        points = self.study.scope(self.full).points or self.study.sample.points
-        runs = sum(len(p.specs) * len(p.seeds) * max(len(p.xs), points, 1) for p in self.every)
+        runs = grids.planned(self.study, self.full, self.every)
         return parts.Partition(self.stem.replace("/", "-"), self.shard, runs) if runs > parts.MANY else None
 
     @property
