@@ -1,9 +1,9 @@
 """The cost of a run by models, GPUs and requests: `python -m tests.scale [REQUESTS [SYSTEM ...]] [--limit S]`.
 
 Simulated requests per CPU-second on one core, the writer of rows included. Each size has models of three kinds, most of
-them small. `start` is what two machines of that size, their policies and the placement take. Traffic has a Zipf tail (popularity ~ rank^-0.9), 2 requests a second a GPU, 600 tokens in and 150 out. A
-case in a process of its own ends at its limit of CPU seconds, its placement at ten minutes of them. It is then a row
-that gives the reason.
+them small. `start` is what two machines of that size, their policies and the placement take. Traffic has a Zipf tail
+(popularity ~ rank^-0.9), 2 requests a second a GPU, 600 tokens in and 150 out. A case in a process of its own ends at
+its limit of CPU seconds, its placement at ten minutes of them. It is then a row that gives the reason.
 """
 
 from __future__ import annotations

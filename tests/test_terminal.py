@@ -118,7 +118,7 @@ def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
     ]
 
 
-@cases("left, says", [
+@cases(("left", "says"), [
     (Left(300.0, 150.0, None, 1.0), ", about 140 s left"),  # 10 s later
     (Left(300.0, 150.0, math.inf, 1.0), ", about 140 s left of this round"),
     (Left(300.0, 610.0, 1210.0, 1.0), ", about 10 min left, at most 20 min with more seeds"),
