@@ -130,6 +130,7 @@ def test_what_is_left_of_a_sweep_in_words(
 ) -> None:
     at = [0.0]
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
+    monkeypatch.setattr(terminal, "FIRST_S", 5.0)
     teller = Terminal()
     teller.progress("fig7", 1, 4, left)
     at[0] = 10.0
