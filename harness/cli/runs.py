@@ -69,7 +69,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
             click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
             click.echo("".join(f"{line}\n" for line in streams.lines(Setup(ready), every=True)), nl=False, err=True)
             if realtime.span(ready) is None:
-                click.echo(f"about {estimates.estimate_s(ready, estimates.speeds(folder)):.1f} s")
+                click.echo(f"about {estimates.Costs.of(folder).cpu_s(ready):.1f} s")
                 return
             known = ahead(asked, rule, folder)
             if known.bases:
