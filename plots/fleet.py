@@ -71,7 +71,7 @@ def _fewest(table: pa.Table, facts: Facts, note: str) -> Figure:
     if any(_papers(label, panel, table, facts) for panel in facts["panels"] for label in names):
         handles.append(Line2D([], [], **grey | overview.PAPER_MARK, label="where the paper's number puts it"))
     top = style.legend(figure, handles, 4, fontsize=6, columnspacing=1.4)
-    text, below = style.foot(brief(table, facts, note, _answers(facts), *_apart(table)), 178)
+    text, below = style.foot(brief(table, facts, note, _answers(facts), *_apart(table), slo=False), 178)
     across = min(ACROSS, len(by_load))
     lines = [by_load[k : k + across] for k in range(0, len(by_load), across)]
     height = top + len(lines) * (HEAD_IN + ROW_IN * len(names) + FOOT_IN) + below + 0.05
@@ -90,7 +90,7 @@ def _fewest(table: pa.Table, facts: Facts, note: str) -> Figure:
                 f"({chr(ord('a') + i * across + j)}) {first['trace'].partition('+')[0]}, {first['rate_rps']:.3g} req/s"
             )
             axis.set_title(name, loc="left", pad=8, fontsize=6.5)
-            axis.set_xlabel(f"GPUs for {_level(facts)} (lower is better)", fontsize=6, labelpad=1)
+            axis.set_xlabel("GPUs (lower is better)", fontsize=6, labelpad=1)
         at -= FOOT_IN
     style.write_foot(figure, text)
     return figure
@@ -232,7 +232,7 @@ def _level(facts: Facts) -> str:
 
 def _answers(facts: Facts) -> str:
     over = f"the mean of {facts['seeds']} seeds" if facts["seeds"] > 1 else "one seed"
-    return f"Fewest GPUs on which {over} meets {_level(facts)}, by bracketing; beside them in the order of SLOs."
+    return f"Fewest GPUs on which {over} meets {_level(facts)}, by bracketing; numbers in the order of SLOs."
 
 
 def _apart(table: pa.Table) -> Iterator[str]:
