@@ -92,11 +92,11 @@ def pytest_handlecrashitem(report: pytest.TestReport, sched: Any) -> None:
 
 
 def folder(variable: str) -> Path:
-    """Return the folder that a variable names: skip where it is unset, fail where it names none."""
+    """Return the first folder that a variable names: skip where it is unset, fail where it names none."""
     named = os.environ.get(variable)
     if not named:
         pytest.skip(f"{variable} is not set")
-    path = Path(named)
+    path = Path(named.split(os.pathsep)[0])
     if not path.is_dir():
         pytest.fail(f"{variable}={named}: no such folder")
     return path

@@ -64,6 +64,7 @@ class Setup:
     sharing: Literal["fluid", "turns", "none"] = "fluid"
     co_run: float = 1.0  # of what others slow a step down by, times what its cost table says
     interference: float = 1.0  # times as long as shares tell, of steps beside others
+    beside_prefill: float = 1.0  # times as long as shares tell, of decode steps beside prefills on the same SMs
     quantum_s: float = 0.0  # of a turn of a process, at least
     poll_s: float = 0.0  # behind each kernel of an order with `op_s`
     pairs: bool = False  # prefill and decode of an instance are processes of their own
@@ -142,6 +143,7 @@ class Step:
     kernels: Sequence[tuple[float, int]]  # seconds, and how many, at which others' attention gets in
     lent: Mapping[Inst, tuple[float, float]]  # where it attends elsewhere: part of the time, and slack a layer
     slow: float  # of the seconds that others add to it by its demands
+    apart: bool  # it has SMs of its own
     rate: float = 0.0
     progress: float = 0.0
     since: float = 0.0
@@ -253,7 +255,8 @@ def price(
     step = gpu + host if k["serial"] else max(gpu, host)
     phase = "pre" if n else "dec"
     compute = k[f"{phase}_share"] or (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
-    hbm = (k["wbytes"] + k["kbytes"] * here[1]) / (k["hbm"] * step)
+    weights = k["wbytes"] + (k["xbytes"] * (1 - k["xmiss"] ** float(B + p)) if k["xbytes"] else 0.0)
+    hbm = (weights + k["kbytes"] * here[1]) / (k["hbm"] * step)
     lent = {i: (attention(*far[i][:2]) / step, (longest - back[i]) / L) for i in far}
     return Price(step, (min(1.0, compute), min(1.0, hbm)), L, kernels, lent, k[f"{phase}_slow"])
 
@@ -279,10 +282,14 @@ def slowed(steps: Sequence[Step], alone: Sequence[float], rates: Sequence[float]
     return [a / (1 + more) for a, more in zip(alone, added, strict=True)]
 
 
-def disturbed(steps: Sequence[Step], rates: Sequence[float], factor: float) -> list[float]:
-    """Return rates of steps that each take `factor` times as long wherever another has a GPU of theirs as well."""
-    beside = [any(x is not s and set(x.place) & set(s.place) for x in steps) for s in steps]
-    return [rate / factor if other else rate for rate, other in zip(rates, beside, strict=True)]
+def disturbed(steps: Sequence[Step], rates: Sequence[float], setup: Setup) -> list[float]:
+    """Return rates of steps that each take longer wherever another has a GPU of theirs, or prefills on their SMs."""
+    out = []
+    for s, rate in zip(steps, rates, strict=True):
+        others = [x for x in steps if x is not s and set(x.place) & set(s.place)]
+        starved = not s.pieces and any(x.pieces and not (x.apart and s.apart) for x in others)
+        out.append(rate / (setup.interference if others else 1.0) / (setup.beside_prefill if starved else 1.0))
+    return out
 
 
 def turns(steps: Sequence[Step], quantum_s: float) -> list[float]:
@@ -454,9 +461,7 @@ class Oracle:
                 self.tell()
             steps = list(self.steps.values())
             rates = {
-                "fluid": disturbed(
-                    steps, slowed(steps, [s.top for s in steps], max_min(steps)), self.setup.interference
-                ),
+                "fluid": disturbed(steps, slowed(steps, [s.top for s in steps], max_min(steps)), self.setup),
                 "turns": turns(steps, self.setup.quantum_s),
             }.get(self.setup.sharing, [s.top for s in steps])
             rates = rates if self.setup.sharing == "none" else lend(steps, rates)
@@ -1109,7 +1114,8 @@ class Oracle:
         behind = left - part if pieces else 0
         step = Step(
             place, order.phase, decodes, pieces, solo, top, demands, turn, bound, process, usual / top, behind, sliced,
-            usual, rough.layers, rough.kernels, rough.lent, setup.co_run * rough.slow, since=self.now,
+            usual, rough.layers, rough.kernels, rough.lent, setup.co_run * rough.slow, order.sms is not None,
+            since=self.now,
         )  # fmt: skip
         self.halted.pop(lane, None)
         self.steps[lane], self.fresh = step, True

@@ -54,6 +54,8 @@ CASES = {
     "light8 on 2, qlm": Case("qlm", "light8", 60.0),
     "2 models on 4, weaver": Case("weaver", "llama-3.1-8b*2", 16.0, (20_000,), "a100-40g", 4),
     "40 models on 16, aegaeon": Case("aegaeon", "aegaeon+models=40", 20.0, (20_000,), gpus=16),
+    "a mixture": Case("dedicated", "gpt-oss-20b", 8.0, gpus=1),
+    "a dense model beside it": Case("dedicated", "llama-3.1-8b", 8.0, gpus=1),
     "... at 0.1 req/s each": Case("aegaeon", "aegaeon+models=40", 4.0, (20_000,), gpus=16),
 }
 SLO_S = (0.2, 0.05)  # TTFT, TPOT: about 5 x P95 of the set's 8B
@@ -109,6 +111,7 @@ def main() -> None:
         f"{'slowest ms':>11} {'write s':>8} {'peak MiB':>9} {'vs Vidur':>9}"
     )
     per: dict[tuple[str, int], float] = {}
+    step_s: dict[str, float] = {}  # CPU seconds of a turn
     for name, case in CASES.items():
         for n in case.sizes:
             lines = [
@@ -117,9 +120,10 @@ def main() -> None:
                 ).stdout.split()
                 for _ in range(3)
             ]
-            rate, sim_s, write_s, _, peak, _, policy_s, calls, slowest_s = (
+            rate, sim_s, write_s, _, peak, steps, policy_s, calls, slowest_s = (
                 statistics.median(float(x[k]) for x in lines) for k in range(9)
             )
+            step_s[name] = sim_s / steps / n
             per[name, n] = rate
             vidur = f"{rate / VIDUR[name]:8,.0f}x" if name in VIDUR else ""
             print(
@@ -130,6 +134,9 @@ def main() -> None:
         if len(case.sizes) > 1:
             a, b = (per[name, n] for n in case.sizes)
             print(f"{'':24} time per request at 1,000,000 over 100,000: {a / b:.2f}")
+
+    ratio = step_s["a mixture"] / step_s["a dense model beside it"]
+    print(f"a step of a mixture over a dense one: {ratio:.2f} (at most 1.5)")
 
     print("\nwall seconds, warm (median of 3)")
     for name, words in {

@@ -73,7 +73,7 @@ SPEC = {
     "system = 'x'\n[scaled]\npcie = 0": "scaled.pcie is 0, not above 0",
     "system = 'x'\n[scaled]\npci = 2": (
         'scaled has no constant "pci"; did you mean pcie? '
-        "(pcie, nvlink, net, disk, swap, co_run, interference, step, process, reserve)"
+        "(pcie, nvlink, net, disk, swap, co_run, interference, beside_prefill, step, process, reserve)"
     ),
     "system = \ngpus = 2": "Invalid value (at line 1, column 10)",
     "system = 'x'\nsystem = 'y'": "Cannot overwrite a value (at end of document)",
@@ -86,7 +86,8 @@ SET = {
     "model = 3": "model is 3, not a list of tables ([[model]])",
     '[[model]]\nname = "a"\n': "model 1: shape is missing",
     f'{ONE}[[model]]\nname = "b"\nshape = "lama-3.1-8b"\n': (
-        'model 2: no model "lama-3.1-8b"; did you mean llama-3.1-8b? (workloads/shapes.toml lists them)'
+        'model 2: no model "lama-3.1-8b"; did you mean llama-3.1-8b? (workloads/shapes.toml and checkpoints.toml '
+        "list them)"
     ),
     f"{ONE}tp = 0\n": "model 1: tp is 0, not at least 1",
     f'{ONE}steam = "s"\n': 'model 1: unknown key "steam"; did you mean stream?',

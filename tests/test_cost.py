@@ -104,7 +104,7 @@ def test_tensor_parallelism_makes_a_large_model_faster(kind: str, name: str, B: 
     steps = [profile.step_s(profile.row(t, row), B=B, C=B * ctx) for row in (tp1, tp2, tp4)]
     assert steps[1] < steps[0]
     assert steps[1] > steps[0] / 2 * 0.85  # at best by half, but for smaller GEMMs' luck with tiles
-    if kind != "l40s":  # all-reduces over PCIe
+    if kind not in {"l40s", "l4", "rtx-pro-6000"}:  # all-reduces over PCIe
         assert steps[2] < steps[1]
 
 

@@ -340,10 +340,24 @@ def test_oracle_notices_a_wrong_cut_or_a_move_that_hides() -> None:
 def test_oracle_notices_wrong_interference() -> None:
     changes = [
         (0, "                n.given /= W.interference\n", "                pass\n"),
-        (0, "        while d >= 0 and x != lane:\n", "        while d >= 0:\n"),  # a lane disturbs itself
-        (0, "            if demand_on(S, x, demand_at(S, d).gpu) >= 0:\n", "            if True:\n"),  # from afar
+        (0, "if x != lane and meet(S, x, lane):", "if meet(S, x, lane):"),  # a lane disturbs itself
+        (83, "        if demand_on(S, x, demand_at(S, d).gpu) >= 0:\n", "        if True:\n"),  # from afar
+        (0, "                n.given /= W.beside_prefill\n", "                pass\n"),
+        (0, "(n.sms <= 0 or other.sms <= 0)", "True"),  # SMs of its own do not help
+        (0, "    while x >= 0 and n.busy == SPAN:\n", "    while x >= 0:\n"),  # a prefill starves, too
+        (0, "if other.busy == STEP and (", "if x != lane and ("),  # beside decodes
     ]
     assert escaped(BESIDE, BESIDE + 60, changes) == []
+
+
+@pytest.mark.slow
+def test_oracle_notices_wrong_experts() -> None:
+    changes = [
+        (0, "k.xbytes * (1.0 - k.xmiss ** float(m))", "k.xbytes"),  # a step reads all of them
+        (0, "read_bytes(S, c, run + tokens)", "read_bytes(S, c, run)"),  # prompts touch none
+        (0, "read_bytes(S, c, run) + k.kbytes * near", "read_bytes(S, c, 1) + k.kbytes * near"),  # one sequence's
+    ]
+    assert escaped(0, 60, changes) == []
 
 
 @pytest.mark.slow

@@ -300,6 +300,23 @@ def test_two_co_runners_disturb_each_other() -> None:
     assert light.requests[1].done_s == pytest.approx(1.195 * 4 / 64 + 4 / 64)
 
 
+def test_a_decode_step_starves_beside_a_prefill_on_the_same_sms() -> None:
+    """b decodes a token in 17/64 s; from 1.5/64 s to 17.5/64 s, while a has its prompt, it goes at a fifth of that."""
+    work = jobs((0.0, "b", 1, 2), (1.5 / 64, "a", 16, 1))
+    alone, beside = (Oracle(setup(beside_prefill=factor)).run(work, resident(A, B)).requests for factor in (1.0, 5.0))
+    assert [r.done_s for r in alone] == pytest.approx([18 / 64, 17.5 / 64])
+    assert [r.done_s for r in beside] == pytest.approx([(17.5 + 17 - 0.5 - 16 / 5) / 64, 17.5 / 64])
+
+
+def test_mixtures_read_the_experts_that_their_tokens_touch() -> None:
+    """A step of one token reads half of the experts: half of the bandwidth in a decode step, all of it in a prefill."""
+    work = jobs((0.0, "a", 1, 2), (0.0, "b", 1, 2))
+    half = Oracle(setup(cost={"xbytes": 17 / 64, "xmiss": 0.5})).run(work, resident(A, B))
+    assert [r.token_s for r in half.requests] == [[2 / 64, 2 / 64 + 17 / 64]] * 2
+    whole = Oracle(setup(cost={"xbytes": 17 / 32, "xmiss": 0.5})).run(work, resident(A, B))
+    assert [r.token_s for r in whole.requests] == [[2 / 64, 2 / 64 + 2 * 17 / 64]] * 2
+
+
 def test_prefills_and_decode_steps_ask_for_their_own_shares() -> None:
     """A prefill of half a GPU and a decode step of all of it: together each would take 1.5 times as long.
 

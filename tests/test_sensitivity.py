@@ -29,7 +29,7 @@ from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec, as_dict, from_dict
 from harness.study import sensitivity as sensitivity_text
 from harness.study.bases import slo_target
-from harness.study.constants import MEANS, Constant, Setting, constants, settings
+from harness.study.constants import BESIDE, MEANS, Constant, Setting, constants, settings
 from harness.study.sensitivity import Leads, Row, read
 from harness.study.varying import lead_of
 from tests.study_table import met, panel, table
@@ -120,6 +120,7 @@ def test_a_factor_of_one_is_no_factor() -> None:
         ({"swap": math.inf}, "scaled.swap is inf, not a finite number"),
         ({"swap": True}, "scaled.swap is true, not a number"),
         ({"interference": 0.5}, "scaled.interference is 0.5, not at least 1"),
+        ({"beside_prefill": 0.5}, "scaled.beside_prefill is 0.5, not at least 1"),
         (2.0, r"scaled is 2.0, not a table"),
     ],
 )
@@ -158,7 +159,7 @@ def numbers(c: Config) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-@pytest.mark.parametrize("name", [name for name in CONSTANTS if name not in ("co_run", "interference")])
+@pytest.mark.parametrize("name", [name for name in CONSTANTS if name not in ("co_run", *BESIDE)])
 def test_a_constant_is_multiplied_where_it_acts_and_nothing_else_is(name: str, factor: float) -> None:
     base, scaled = numbers(config()), numbers(config(**{name: factor}))
     expected = {key: value * (factor if key.partition(" ")[0] == name else 1) for key, value in base.items()}
@@ -383,6 +384,7 @@ def test_every_constant_is_varied_or_said_not_to_be() -> None:
     assert "net" in left
     assert {change.setting for change in changes if change.constant == "reserve"} == {"x 0.5", "x 2"}
     assert {change.setting for change in changes if change.constant == "interference"} == {"x 1.195", "x 1.5"}
+    assert {change.setting for change in changes if change.constant == "beside_prefill"} == {"x 5.4"}
     assert "beside others" in settings([replace(spec, sharing="turns") for spec in specs])[1]["interference"]
     assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("chunked")])[1]["reserve"]
     for constant in constants(specs):

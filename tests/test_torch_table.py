@@ -133,6 +133,12 @@ def test_links_are_those_of_the_run_then_of_the_table_then_the_usual_ones(table:
     assert rates(Config((), table=table, pcie_gbps=3.0), CPU) == by_table | {"h2d": 3.0, "d2h": 3.0}
 
 
+@cases("name", ["gpt-oss-20b", "deepseek-v2-lite", "llama-3.1-8b:dtype=fp8", "gemma-3-1b"])
+def test_a_model_that_the_engine_does_not_compute_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"has .*: engine torch serves dense models in 16 bits"):
+        nets.net(shape(name))
+
+
 def test_a_wider_twin_has_wider_matrices_and_as_many_layers() -> None:
     thin, wide = (nets.net(shape("llama-3.1-8b"), wide=n).shape for n in (1, 4))
     assert (wide.hidden, wide.ffn, wide.head_dim) == tuple(4 * n for n in (thin.hidden, thin.ffn, thin.head_dim))

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from harness.engines import sim
-from harness.engines.costs import quantities
+from harness.engines.costs import quantities, shapes
 from harness.engines.machine import Config, Served, machine
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Event, Woke
-from harness.policy.types import Batch, Inst, Jobs, UserError
+from harness.policy.types import Batch, Experts, Inst, Jobs, UserError
 from harness.policy.view import View
 from harness.rows import requests
 from harness.run.resolve import resolve
@@ -165,6 +165,24 @@ def test_kernels_have_the_parts_of_their_weights(tmp_path: Path) -> None:
     ffn = dims.ffn
     assert (up / down, out / down) == pytest.approx((2.0, dims.q_heads * dims.head_dim / ffn))
     assert qkv / out == pytest.approx((dims.q_heads + 2 * dims.kv_heads) / dims.q_heads)
+
+
+def test_parts_of_a_mixture_are_those_of_the_experts_of_a_token() -> None:
+    moe = Experts(layers=1, routed=8, top=2, ffn=64, shared_ffn=32)
+    mixed = shape("llama-small")._replace(layers=2, hidden=128, q_heads=2, kv_heads=2, head_dim=64, ffn=96, experts=moe)
+    before, after = shapes.parts_by_weights(mixed)
+    square, width = 128 * 128, 128 * (96 + 2 * 64 + 32) / 2  # a dense layer, and one of experts
+    whole = 4 * square + 3 * width
+    assert [*before, *after] == pytest.approx([3 * square / whole, square / whole, 2 * width / whole, width / whole])
+
+
+def test_numbers_of_four_bytes_are_twice_as_many_bytes_of_weights_and_of_kv() -> None:
+    bf16 = shape("llama-3.1-8b")
+    fp32 = shapes.in_numbers(bf16, 4)
+    assert shapes.weight_bytes(bf16) == 2 * shapes.params(bf16)
+    assert shapes.weight_bytes(fp32) == 4 * shapes.params(fp32)
+    assert shapes.kv_token_bytes(fp32) == 2 * shapes.kv_token_bytes(bf16)
+    assert shapes.in_numbers(fp32, 2) == bf16
 
 
 def test_a_run_takes_the_machine_and_its_settings_from_the_table(tmp_path: Path) -> None:

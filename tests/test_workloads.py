@@ -410,6 +410,7 @@ def test_a_set_of_any_size_goes_round() -> None:
 def test_unknown_sets_get_a_suggestion() -> None:
     named = (
         "aegaeon",
+        "agents8",
         "eight8b",
         "heavy8",
         "light8",
@@ -417,6 +418,8 @@ def test_unknown_sets_get_a_suggestion() -> None:
         "llama-3.3-70b-tp8",
         "prism18",
         "prism58",
+        "quant3",
+        "today12",
         "tp4",
         "weaver",
         "weaver-tp2",

@@ -98,6 +98,7 @@ class World:
             sharing=text.get("sharing", "fluid"),
             co_run=c.scaled.get("co_run", 1.0),
             interference=c.scaled.get("interference", 1.0),
+            beside_prefill=c.scaled.get("beside_prefill", 1.0),
             quantum_s=self.machine.quantum_s,
             poll_s=self.machine.poll_s,
             pairs=text.get("process") == "pair",
@@ -151,6 +152,8 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
     cost["layers"], cost["query_bytes"], cost["result_bytes"] = 2, 384.0, 128.0
     grid = np.array([1, 8, 32, 128, 512])
     rise = np.cumsum(rng.uniform(0.001, 0.01, (rows, 5)), axis=1)
+    mixed = np.arange(rows) % 2 == 1  # every other model is a mixture of experts
+    cost["xbytes"], cost["xmiss"] = mixed * rng.uniform(0.3, 4.0, rows) * heavy, rng.uniform(0.5, 0.99, rows)
     return Tables(
         cost, grid, rise, 0.1 * rise, np.array([0.1, 0.5, 1.0]), np.array([1.0, 8.0, 64.0]),
         np.sort(rng.uniform(0.2, 1.0, (rows, 3, 3)), axis=1), np.sort(rng.uniform(0.1, 1.0, (rows, 3)), axis=1),
@@ -411,7 +414,10 @@ def beside(seed: int) -> World:
     """Return another world, in which steps that run at once on a GPU take longer than their shares tell."""
     n, rng = seed - BESIDE, np.random.default_rng(seed)
     w = world((0, TURNED, WILD, CUT, SHARED, LAYERED, LENT)[n % 7] + n // 7)
-    config = replace(w.config, scaled={"interference": float(rng.choice([1.195, 1.5, 2.0]))})
+    scaled = {"interference": float(rng.choice([1.195, 1.5, 2.0]))}
+    if rng.random() < 0.5:
+        scaled["beside_prefill"] = float(rng.choice([2.0, 5.4]))
+    config = replace(w.config, scaled=scaled)
     return replace(w, config=config, end_s=min(w.end_s, 60.0))
 
 

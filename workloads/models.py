@@ -1,13 +1,16 @@
-"""Model shapes and named sets of models, as data: `shapes.toml`, `sets/*.toml`."""
+"""Model shapes and named sets of models, as data: `shapes.toml`, `checkpoints.toml`, `sets/*.toml`.
+
+A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT]; NAME is a shape's, or the path of a checkpoint (`checkpoint.py`).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Le, MinLen
 
@@ -15,10 +18,12 @@ from harness import toml
 from harness.policy.fields import meant
 from harness.policy.types import Shape, UserError
 from harness.toml import MOST_S, Count, Positive
+from workloads import checkpoint, quantised
 
 HERE = Path(__file__).parent
 MOST_MODELS = 1000
 COUNT = re.compile(r"[0-9]{1,18}")
+QUALIFIERS = ("tp", "dtype", "kv_dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,41 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """The published size of a checkpoint's weights: bytes of its files, or parameters."""
+
+    source: str
+    bytes: Count | None = None
+    params: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A checkpoint as `checkpoints.toml` has it."""
+
+    repo: str
+    config: Mapping[str, Any]
+    published: Published
+    sampled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The form of `checkpoints.toml`."""
+
+    checkpoints: Mapping[str, Named]
+
+
+class Asked(NamedTuple):
+    """A model as it is asked for: NAME[:tp=N][:dtype=FORMAT][:kv_dtype=FORMAT]."""
+
+    name: str
+    tp: int | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Seconds:
     """An SLO."""
 
@@ -76,8 +116,12 @@ class Member:
             text = getattr(self, key)
             if text is not None and not (text and text.isprintable()):
                 raise ValueError(f"{key} is {toml.shown(text)}, not a name")
-        if self.shape not in shapes():
-            raise ValueError(_no_model(self.shape))
+        if asked(self.shape).tp is not None:
+            raise ValueError(f'shape "{self.shape}" states a degree; that of a member of a set is its tp')
+        try:
+            shape(self.shape)
+        except UserError as error:
+            raise ValueError(str(error)) from None
 
     @property
     def served(self) -> Served:
@@ -92,6 +136,7 @@ class SetFile:
 
     model: Annotated[tuple[Member, ...], MinLen(1)]
     source: str = ""
+    trace: str = ""  # by name: the traffic that the set is compared on unless another is asked for
 
     def __post_init__(self) -> None:
         names = [member.name for member in self.model]
@@ -122,6 +167,7 @@ class ModelSet:
 
     name: str
     members: tuple[Served, ...]
+    trace: str = ""  # its own, by name
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,24 +189,67 @@ class ModelSet:
 
 @cache
 def shapes() -> dict[str, Shape]:
-    """Every shape of `shapes.toml` by name."""
-    return read_shapes(HERE / "shapes.toml")
+    """Every shape of `shapes.toml` and `checkpoints.toml` by name."""
+    named = {
+        name: checkpoint.of_config(name, entry.config, name).shape._replace(sampled=entry.sampled)
+        for name, entry in checkpoints().items()
+    }
+    return read_shapes(HERE / "shapes.toml") | named
+
+
+@cache
+def checkpoints() -> Mapping[str, Named]:
+    """Every checkpoint of `checkpoints.toml` by name."""
+    return toml.read(HERE / "checkpoints.toml", Checkpoints).checkpoints
 
 
 def read_shapes(path: Path) -> dict[str, Shape]:
     """Read the shapes of a file of the form of `shapes.toml`, by name."""
-    return {name: checkpoint.shape(name) for name, checkpoint in toml.read(path, Shapes).shapes.items()}
+    return {name: entry.shape(name) for name, entry in toml.read(path, Shapes).shapes.items()}
 
 
-def shape(name: str) -> Shape:
-    """One shape; UserError with a suggestion where there is none of that name."""
+def shape(text: str) -> Shape:
+    """Return one shape by name or path, in the formats asked for; UserError with a suggestion where there is none."""
+    name, _, dtype, kv_dtype = asked(text)
+    if checkpoint.is_checkpoint(name):
+        return checkpoint.read(name, dtype, kv_dtype)
     if name not in shapes():
         raise UserError(_no_model(name))
-    return shapes()[name]
+    return quantised.loaded(shapes()[name], name, dtype, kv_dtype)
+
+
+def asked(text: str) -> Asked:
+    """Take a model as asked for apart. UserError for a qualifier that is unknown, or stated twice."""
+    name, *qualifiers = text.split(":")
+    entry: dict[str, Any] = {}
+    for part in qualifiers:
+        key, equals, value = part.partition("=")
+        if key not in QUALIFIERS or not equals or not value or key in entry:
+            known = ", ".join(f"{key}=" for key in QUALIFIERS)
+            raise UserError(f'model "{text}": "{part}" is no qualifier{meant(key, QUALIFIERS)} ({known}; each once)')
+        entry[key] = value
+    if "tp" in entry:
+        if not COUNT.fullmatch(entry["tp"]) or int(entry["tp"]) < 1:
+            raise UserError(f'model "{text}": tp is "{entry["tp"]}", not a count of GPUs')
+        entry["tp"] = int(entry["tp"])
+    return Asked(name, **entry)
+
+
+def with_files(models: str, change: Callable[[str], str]) -> str:
+    """Return the name of a set with the paths of its checkpoints changed; a set by name or file stays as it is."""
+    if models.endswith(".toml") or not ("/" in models or ".json" in models or ".gguf" in models):
+        return models
+    return ",".join(_changed(part.strip(), change) for part in models.split(","))
+
+
+def _changed(part: str, change: Callable[[str], str]) -> str:
+    model, star, count = part.partition("*")
+    name, colon, qualifiers = model.partition(":")
+    return (change(name) if checkpoint.is_checkpoint(name) else name) + colon + qualifiers + star + count
 
 
 def _no_model(name: str) -> str:
-    return f'no model "{name}"{meant(name, shapes())} (workloads/shapes.toml lists them)'
+    return f'no model "{name}"{meant(name, shapes())} (workloads/shapes.toml and checkpoints.toml list them)'
 
 
 def sets() -> tuple[str, ...]:
@@ -169,7 +258,7 @@ def sets() -> tuple[str, ...]:
 
 
 def model_set(name: str) -> ModelSet:
-    """Load a set by name, by the path of its TOML, or as shapes ("llama-3.1-8b,llama-3.2-1b*3").
+    """Load a set by name, by the path of its TOML, or as models ("llama-3.1-8b,m/config.json:tp=2:dtype=fp8*3").
 
     SET+models=N is N models of a set by name, its list begun again as often as it takes. UserError names the file and
     key of a mistake.
@@ -182,15 +271,24 @@ def model_set(name: str) -> ModelSet:
     if name.endswith(".toml"):
         return _set(Path(name))
     parts = [part.strip().partition("*") for part in name.split(",")]
-    if len(parts) == 1 and not parts[0][1] and parts[0][0] not in shapes():
+    if len(parts) == 1 and not parts[0][1] and not _is_model(parts[0][0]):
         raise UserError(f'no model set "{name}"{meant(name, (*sets(), *shapes()))} (bench list)')
     times = [_times(name, count) if star else 1 for _, star, count in parts]
     if sum(times) > MOST_MODELS:
         raise UserError(f'model set "{name}" has {sum(times)} models, above {MOST_MODELS}')
-    names = [kind for (kind, *_), n in zip(parts, times, strict=True) for _ in range(n)]
-    return ModelSet(
-        name, tuple(Served(f"{kind}/{names[:i].count(kind) + 1}", shape(kind)) for i, kind in enumerate(names))
-    )
+    models = [(shape(kind), asked(kind)) for kind, *_ in parts]
+    members: list[Served] = []
+    seen: dict[str, int] = {}
+    for (entry, qualifiers), n in zip(models, times, strict=True):
+        for _ in range(n):
+            seen[entry.name] = seen.get(entry.name, 0) + 1
+            members.append(Served(f"{entry.name}/{seen[entry.name]}", entry, qualifiers.tp or 1))
+    return ModelSet(name, tuple(members))
+
+
+def _is_model(text: str) -> bool:
+    """Tell whether a name of a set is that of one model."""
+    return ":" in text or checkpoint.is_checkpoint(text) or text in shapes()
 
 
 def _sized(name: str, base: ModelSet, count: int) -> ModelSet:
@@ -205,7 +303,8 @@ def _sized(name: str, base: ModelSet, count: int) -> ModelSet:
 
 
 def _set(path: Path) -> ModelSet:
-    return ModelSet(path.stem, tuple(member.served for member in toml.read(path, SetFile).model))
+    file = toml.read(path, SetFile)
+    return ModelSet(path.stem, tuple(member.served for member in file.model), file.trace)
 
 
 def _times(name: str, text: str) -> int:

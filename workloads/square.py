@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.policy.parameters import parameters, stored_bytes
 from harness.policy.types import Shape
 from traces.arrivals import rng
 from workloads.models import ModelSet
@@ -54,7 +55,5 @@ def dealt(models: ModelSet, number: int) -> list[int]:
 
 
 def weights_of(shape: Shape) -> int:
-    """Count a model's weights, those of norms and biases aside."""
-    attention = 2 * shape.head_dim * (shape.q_heads + shape.kv_heads)
-    ffn = (3 if shape.gated else 2) * shape.ffn
-    return shape.hidden * (shape.layers * (attention + ffn) + (1 if shape.tied else 2) * shape.vocab)
+    """Return a model's weights as numbers of 16 bits, those of norms and biases aside."""
+    return stored_bytes(shape) // 2 - parameters(shape).norms

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from harness.cli.codes import Code
 from harness.cli.options import (
@@ -170,6 +171,7 @@ def compared(
     Without a number of seeds it begins with a few, and has a budget for more.
     """
     from harness.policy.types import UserError
+    from harness.run.setup import load_models
     from harness.study.compare import comparison
 
     listed = [name.strip() for name in systems.split(",") if name.strip()]
@@ -178,6 +180,9 @@ def compared(
     others = [name for name in system_names() if name not in listed]
     names = [name for text in listed for name in (others if text == ALL else [text])]
     given = {key: value for key, value in setting.items() if value is not None}
+    ctx = click.get_current_context(silent=True)
+    if ctx is not None and ctx.get_parameter_source("trace") is ParameterSource.DEFAULT:
+        given["trace"] = load_models(given["models"]).trace or given["trace"]
     if all(given.get(key) == value for key, value in WORLD.items()) and not given.keys() & MEMORY:
         given["pool_bytes"] = POOL_BYTES
     budget = MORE if seeds is None and given.get("engine") == "sim" else 0

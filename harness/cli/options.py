@@ -399,7 +399,7 @@ TRACED = grouped(
                  "log, which is converted."),
     click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
-                 help="Model set by name, a TOML file, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
+                 help="Model set by name, a TOML file, or models as llama-3.1-8b*2,m/config.json:tp=2:dtype=fp8."),
 )  # fmt: skip
 SERVED = grouped(
     click.option("--served", type=click.IntRange(2), metavar="N",

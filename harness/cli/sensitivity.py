@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 @click.option("--definition", type=DEFINITION, help="Definition of attainment.  [default: as bench compare]")
 @SEEDS
 @click.option("--controls", is_flag=True, help="Add controls, as bench compare does; they are not ranked.")
-@click.option("--constants", metavar="LIST", help="Only these: pcie, nvlink, net, disk, swap, co_run, step, process, "
-              "reserve, sharing.")  # fmt: skip
+@click.option("--constants", metavar="LIST", help="Only these: pcie, nvlink, net, disk, swap, co_run, "
+              "interference, beside_prefill, step, process, reserve, sharing.")  # fmt: skip
 @click.option("--knee", is_flag=True,
               help="Compare the rates at which 99 % is met, over all rates, instead of attainment at one.")  # fmt: skip
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")

@@ -45,8 +45,8 @@ INVALID = "Runs that did not measure their servers are left out."
     "bench validate results/h200", "bench validate results/h200/torch --table results/h200/h200-measured.toml",
     "bench validate --engine torch --table results/cpu/torch/torch-cpu.toml -o results/cpu/torch/validate",
 ))  # fmt: skip
-@click.argument("folder", type=PATH, required=False, envvar="MEASURED_DIR",
-                metavar="[FOLDER|FILE.csv]")  # fmt: skip
+@click.argument("folders", type=PATH, nargs=-1, envvar="MEASURED_DIR",
+                metavar="[FOLDER|FILE.csv]...")  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Run the same specs on an engine's servers and on the "
               "simulator.")  # fmt: skip
 @click.option("--table", metavar="FILE", help="Cost table of the measured machine, by bench calibrate.")
@@ -80,18 +80,18 @@ INVALID = "Runs that did not measure their servers are left out."
 @click.option("--no-plot", is_flag=True, help="Draw no figure and write no CSV.")
 @ALL
 def validate(
-    *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
+    *, folders: tuple[Path, ...], engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
     page: Path | None, no_plot: bool, every: bool, **asked: Any,
 ) -> None:  # fmt: skip
     """Compare the simulator with measured end-to-end runs.
 
-    Measured runs come from the folder MEASURED_DIR, or any CSV of the same columns. A folder may instead hold stored
-    runs of an engine in real time, or what make gpu measured: two models at once on a card. --engine measures servers
-    now, and compares the ranks of systems, then attainment, then latencies.
+    Measured runs come from the folders of MEASURED_DIR, or any CSV of the same columns. A folder may instead hold
+    stored runs of an engine in real time, or what make gpu measured: two models at once on a card. --engine measures
+    servers now, and compares the ranks of systems, then attainment, then latencies.
     """
     from harness.policy.types import UserError
 
-    kind = _kind(folder, engine)
+    kind = _kind(folders, engine)
     ctx = click.get_current_context()
     given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if other := next((name for name in given if name in TAKEN and kind not in TAKEN[name]), None):
@@ -100,23 +100,23 @@ def validate(
     stem = real(out.with_suffix("") if out else FIGURES / "validate")
     if engine is not None:
         _predicted(engine, stem, real(runs or RESULTS), plot=not no_plot, every=every, **asked)
-    elif folder is None:
+    elif not folders:
         raise UserError(
             "bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs; --engine runs servers"
         )
     elif kind == "files":
-        _measured(folder, out, stem, shape, page, plot=not no_plot, every=every)
+        _measured(folders, out, stem, shape, page, plot=not no_plot, every=every)
     else:
-        _beside(folder, kind, asked["table"], asked["slo"], page, every=every)
+        _beside(folders[0], kind, asked["table"], asked["slo"], page, every=every)
 
 
-def _kind(folder: Path | None, engine: str | None) -> str:
-    """Return what is compared, one of KINDS: by the option, or by what the folder holds."""
+def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
+    """Return what is compared, one of KINDS: by the option, or by what the only folder holds."""
     from harness.validate import corun, stored
 
-    if engine is not None or folder is None:
+    if engine is not None or len(folders) != 1:
         return "servers" if engine is not None else "files"
-    return "runs" if stored.holds(folder) else "card" if corun.holds(folder) else "files"
+    return "runs" if stored.holds(folders[0]) else "card" if corun.holds(folders[0]) else "files"
 
 
 def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: Path | None, *, every: bool) -> None:
@@ -145,7 +145,14 @@ def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: P
 
 
 def _measured(
-    folder: Path, out: Path | None, stem: Path, shape: Path | None, page: Path | None, *, plot: bool, every: bool
+    folders: tuple[Path, ...],
+    out: Path | None,
+    stem: Path,
+    shape: Path | None,
+    page: Path | None,
+    *,
+    plot: bool,
+    every: bool,
 ) -> None:
     """Hold the simulator against files of measured runs."""
     from functools import partial
@@ -157,37 +164,45 @@ def _measured(
     from harness.validate import validate as judge
     from workloads.models import read_shapes
 
-    shapes, shared = read_shapes(shape) if shape else {}, staggered.files(folder)
+    shapes = read_shapes(shape) if shape else {}
+    shared = [path for folder in folders for path in staggered.files(folder)]
+    only = len(folders) == 1 and folders[0] in shared
     ran, lacking = _staggered({path: staggered.read(path, shapes) for path in shared})
     ramps = [line for ramp in ran for line in (ramp.path.name, *(f"  {note}" for note in ramp.notes))]
     aims = [f"{ramp.path.name}: {staggered.met(ramp.notes)}" for ramp in ran]
-    frame, skipped = None, list(lacking)
-    if folder in shared:
+    frame = everything = None
+    skipped = list(lacking)
+    if only:
         answer, table, notes = "; ".join(aims), [], [f"skipped {skip}" for skip in skipped]
     else:
-        runs = measured.read(folder, shapes, {path.name for path in shared})
+        runs = measured.read_all(folders, shapes, {path.name for path in shared})
         skipped = [*runs.skipped, *lacking]
         with Terminal() as teller:
-            frame = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
-        counts = f"{len(runs.cases)} cases of {frame['file'].nunique()} files, {len(skipped)} skipped"
+            everything = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
+        frame = everything[everything["group"] == ""]
+        counts = f"{len(runs.cases)} cases of {everything['file'].nunique()} files, {len(skipped)} skipped"
         answer = f"{judge.answer(frame)}{counts}"
-        rows = list(judge.scores(frame)) if runs.cases else []
+        rows = list(judge.scores(frame)) if len(frame) else []
         table = list(aligned(line if every else line[: judge.BRIEF] for line in rows)) if rows else []
         table += [judge.SIGNS] * bool(rows)
+        if groups := judge.groups(everything):
+            aim = "/".join(f"{x:g}" for x in judge.GROUP_AIM)
+            table += [f"quantised models and mixtures: no row was fitted on; median/P95 of errors (aim: {aim})"]
+            table += [*aligned(groups), *(judge.furthest(everything) if every else ())]
         notes = [*judge.notes(frame), *(f"skipped {skip}" for skip in skipped)]
-    screen([answer, *table, *notes, *(ramps if every or folder in shared else aims)], every=every)
+    screen([answer, *table, *notes, *(ramps if every or only else aims)], every=every)
     sys.stdout.flush()
-    if page is not None and frame is not None:
+    if page is not None and everything is not None:
         told = [note for ramp in ran for note in ramp.notes]
-        write_bytes(real(page), pages.page(frame, skipped, told, partial(laid, markdown=True)).encode())
+        write_bytes(real(page), pages.page(everything, skipped, told, partial(laid, markdown=True)).encode())
         click.echo(short_path(real(page)))
     if plot:
-        _draw_staggered(ran, out if folder in shared else None)
+        _draw_staggered(ran, out if only else None)
     if plot and frame is not None and len(frame):
         from plots import fig_validate
 
         stem.parent.mkdir(parents=True, exist_ok=True)
-        paths = fig_validate.render(frame, stem, f"bench validate {short_path(folder)}")
+        paths = fig_validate.render(frame, stem, f"bench validate {' '.join(map(short_path, folders))}")
         click.echo(" · ".join(short_path(path) for path in paths))
 
 

@@ -125,8 +125,57 @@ class Jobs:
         return Jobs(self.models, *cut, prefix=prefix and prefix.first(n))  # type: ignore[arg-type]
 
 
+class Format(NamedTuple):
+    """A number format of weights, and the bytes of a parameter with its share of the scales.
+
+    Where a group of modules mixes formats, `name` is that of most of its bytes and `weight_bytes` the mean.
+    """
+
+    name: str  # "bf16", "fp8", "fp8_block", "int8", "int4", "mxfp4", "nvfp4", "gguf" or "fp32"
+    weight_bytes: float
+
+
+class Formats(NamedTuple):
+    """The formats of a checkpoint's weights, by group of modules."""
+
+    attention: Format
+    ffn: Format
+    experts: Format
+    shared: Format
+    head: Format
+    embedding: Format
+    rest: Format = Format("bf16", 2.0)  # routers and norms, which no checkpoint quantises
+
+
+class Experts(NamedTuple):
+    """A mixture of experts: of each token's FFN in some layers, `top` of `routed` experts and the shared ones."""
+
+    layers: int  # with experts; the others have the shape's dense FFN
+    routed: int  # experts of a layer
+    top: int  # of them for each token
+    ffn: int  # width of a routed expert
+    shared_ffn: int = 0  # width of all shared experts of a layer together
+
+
+class Latent(NamedTuple):
+    """Multi-head latent attention (MLA): K and V of all heads are kept as one vector of kv_rank + rope_dim numbers."""
+
+    q_rank: int  # 0: queries are not compressed
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+
+
+class Sliding(NamedTuple):
+    """Layers that attend to the last `tokens` tokens only."""
+
+    layers: int
+    tokens: int
+
+
 class Shape(NamedTuple):
-    """A dense decoder's dimensions: enough to price its weights, KV and steps."""
+    """A decoder's dimensions: enough to price its weights, KV and steps."""
 
     name: str  # of the public checkpoint
     layers: int
@@ -140,7 +189,12 @@ class Shape(NamedTuple):
     tied: bool  # LM head shares the embedding
     max_tokens: int  # longest prompt + output: what the checkpoint can, or less where less is served
     sampled: bool = False  # the checkpoint's own defaults set top-p or top-k
-    number_bytes: int = 2  # of a weight and of a number of the KV cache: bf16, unless a machine serves it otherwise
+    experts: Experts | None = None
+    latent: Latent | None = None
+    sliding: Sliding | None = None
+    formats: Formats | None = None  # None: all in bf16
+    kv_format: str = "bf16"  # of the KV cache: "bf16" or "fp8", on a processor "fp32"
+    other_bytes: int = 0  # of weights that no text step reads: a vision tower
 
 
 class Gpu(NamedTuple):

@@ -81,6 +81,7 @@ def resolve(spec: Spec) -> Spec:
     from harness.engines.costs import quantities
     from traces.load import sized
     from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, hold, window_span_s
+    from workloads.models import with_files
 
     models = load_models(spec.models)
     spec = replace(
@@ -88,7 +89,7 @@ def resolve(spec: Spec) -> Spec:
         system=_located(spec.system, ".py"),
         engine=engine.canonical(spec.engine),
         trace=_located(sized(spec.trace, len(models.members)), ".parquet"),
-        models=_located(spec.models, ".toml"),
+        models=with_files(_located(spec.models, ".toml"), os.path.abspath),
         table=spec.table and _located(spec.table, ".toml"),
     )
     spec = _measured(spec)

@@ -26,6 +26,8 @@ from harness.policy.fields import meant
 from harness.policy.types import Option, UserError
 from harness.rows.sealed import Facts
 from harness.toml import TABLE, Count, Natural, Pairs, Positive, Seconds, Share, Span
+from workloads import checkpoint
+from workloads.models import with_files
 
 LINKS = ("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps")
 MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *LINKS)  # fields that a figure may name
@@ -60,7 +62,7 @@ class Spec:
     gpu: str = "h100"
     gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 2
     node_gpus: Count = 8
-    models: str = "heavy8"  # a set of workloads/sets/, the path of a .toml, or shapes
+    models: str = "heavy8"  # a set of workloads/sets/, the path of a .toml, or models by name or path
     trace: str = "arena-chat"  # of traces/manifest.toml, or the path of a .parquet
     trace_sha256: str = ""  # of the rows replayed
     # Longest prompt + output that is served; None: as the trace needs.
@@ -109,8 +111,9 @@ class Spec:
             object.__setattr__(self, name, value)
         if unknown := next((name for name, _ in self.scaled if name not in CONSTANTS), None):
             raise UserError(f'scaled has no constant "{unknown}"{meant(unknown, CONSTANTS)} ({", ".join(CONSTANTS)})')
-        if (interference := dict(self.scaled).get("interference", 1.0)) < 1:
-            raise UserError(f"scaled.interference is {interference:g}, not at least 1")
+        for name, factor in self.scaled:
+            if name in ("interference", "beside_prefill") and factor < 1:
+                raise UserError(f"scaled.{name} is {factor:g}, not at least 1")
         if self.scaling == "none" and self.rate_scale != 1:
             raise UserError(f'rate_scale is {self.rate_scale:g}: scaling "none" takes the trace as it is, at 1')
         object.__setattr__(self, "fields", tuple(sorted(self.fields)))
@@ -152,7 +155,17 @@ def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
         elif name.endswith(suffix):
             rule, colon, path = name.rpartition("classes:")
             named[key] = f"{rule}{colon}{_content(path)}"
+    if "models" in named:
+        named["models"] = with_files(named["models"], _checkpoint)
     return named
+
+
+def _checkpoint(path: str) -> str:
+    """Name a checkpoint by the hash of what is read of it, and a lost one by its path."""
+    try:
+        return sha256(repr(checkpoint.read(path)).encode()).hexdigest()
+    except UserError:
+        return path
 
 
 def _content(path: str) -> str:

@@ -17,7 +17,8 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec
 
 FACTORS = (0.5, 2.0)
-INTERFERENCE = (1.195, 1.5)  # a measured pair, and an assumption: `constants.SOURCES`
+# Factors to try of constants that are bounded below: measured, and an assumption (`constants.SOURCES`)
+BESIDE = {"interference": (1.195, 1.5), "beside_prefill": (5.4,)}
 SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both
 MEANS = {**CONSTANTS, SHARING: "how concurrent models share a GPU"}
 
@@ -76,8 +77,7 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
             have = _sharing(specs)
             changes += [Setting(name, mode, {SHARING: mode}) for mode in MODES if have != {mode}]
         else:
-            factors = INTERFERENCE if name == "interference" else FACTORS
-            changes += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in factors]
+            changes += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in BESIDE.get(name, FACTORS)]
     return changes, left
 
 
@@ -89,7 +89,7 @@ def _fixed(name: str, specs: Sequence[Spec]) -> str:
         return "nothing crosses nodes, for there is one"
     if name == "reserve" and not any(policy.options.get("kv") == "elastic" for policy in _policies(specs)):
         return "neither system has elastic KV memory"
-    if name in ("co_run", "interference") and "fluid" not in _sharing(specs):
+    if (name == "co_run" or name in BESIDE) and "fluid" not in _sharing(specs):
         return "neither system has steps that run beside others"
     return ""
 
@@ -127,7 +127,7 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
         "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),
         "reserve": (f"{machine.kept_pages(config):g} pages", SOURCES["reserve"]),
         "co_run": _beside(measured, sources),
-        "interference": ("none but shares", SOURCES["interference"]),
+        **{name: ("none but shares", SOURCES[name]) for name in BESIDE},
         SHARING: (", ".join(sorted(_sharing(specs))), SOURCES["co_run"]),
     }
     return tuple(Constant(name, means, *stated[name]) for name, means in MEANS.items())

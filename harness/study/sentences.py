@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
+from harness.engines.costs import kernels, quantities
 from harness.policy import fields
 from harness.policy.types import GIB, Inst, Unsupported
 from harness.report import sentences
@@ -29,6 +30,8 @@ from harness.study.search import LEVEL
 from harness.study.study import AA
 from harness.study.text import departures, unchecked_lines
 from workloads.build import assigned, closed, idle_to_swap, rate_rps, window_fold
+
+ROOFLINE = 0.01  # of a step: what is less is not told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,6 +113,7 @@ def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
     yield from sentences.caps(measured.table, as_dict(measured.reference))
+    yield from rooflines(measured.reference)
     copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
     for line in (
         sentences.why(measured.table, shown, rule, LEVEL),
@@ -274,6 +278,21 @@ def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
     if "was not measured" in why:
         return f"let the client read the load of this machine (/proc), then {again(words, *options)}"
     return f"a rate at which the client keeps up: {again(words, '--rate-scale', f'{min(measured.xs) / 2:g}', *options)}"
+
+
+def rooflines(spec: Spec) -> Iterator[str]:
+    """Yield a line on kernels of quantised models and mixtures of which nothing was measured, if there are any."""
+    if quantities.machine(spec.table) is not None:
+        return
+    q, card = quantities.quantities(spec.gpu, spec.table), quantities.gpu(spec.gpu, spec.table)
+    shares: dict[str, float] = {}
+    for member in Setup(spec).models.members:
+        shape = member.shape
+        if shape.formats is not None or shape.experts is not None or shape.latent is not None:
+            shares[shape.name] = kernels.roofline_share(q, card, shape, member.tp)
+    told = [f"{name} {100 * share:.0f} %" for name, share in shares.items() if share >= ROOFLINE]
+    if told:
+        yield f"roofline, error unknown, of a decode step of 32 x 1,024 tokens: {', '.join(told)}"
 
 
 def facts(measured: Measured, rule: str) -> dict[str, Any]:

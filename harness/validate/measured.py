@@ -154,6 +154,7 @@ class Setting(NamedTuple):
     load: Load | None  # none: only what memory is free
     flags: tuple[tuple[str, Any], ...] = ()  # of Config, over those of the engine
     given: Shape | None = None  # of a model that the row's file, or the caller, describes
+    served: int = SERVED_TOKENS  # longest prompt + output that is assumed to be served
 
     @property
     def shape(self) -> Shape:
@@ -161,7 +162,7 @@ class Setting(NamedTuple):
         from workloads.models import shape
 
         its = self.given or shape(self.model)
-        return its._replace(max_tokens=min(its.max_tokens, SERVED_TOKENS))
+        return its._replace(max_tokens=min(its.max_tokens, self.served))
 
     @property
     def config(self) -> Config:
@@ -190,12 +191,13 @@ class Case(NamedTuple):
     measured: Mapping[str, float]
     fitted: bool  # its host profile was fitted on it
     values: Mapping[str, str]  # of its columns
+    group: str = ""  # among quantised and mixed models: engine, GPU, number format, MoE or dense
 
 
 # ------------------------------------------------------------------ files
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """A line of a CSV; errors in it name file, line and column."""
 
@@ -203,6 +205,7 @@ class Row:
     line: int
     values: Mapping[str, str]
     shapes: Mapping[str, Shape]  # that the caller gives
+    group: str = ""  # of a `Case`, once it is read
 
     def bad(self, column: str, want: str) -> UserError:
         """Return the error of a value that is not what a column holds."""
@@ -282,6 +285,8 @@ class Row:
 
 
 Found = tuple[Setting, int | None, dict[str, float]]
+LONG_TOKENS = 16384  # served where rows of long prompts name no limit
+LOST_S = 100.0  # a mean TTFT above it is of a server that was not up yet, or of a queue that no row states
 
 
 def _poisson(row: Row) -> Found:
@@ -319,6 +324,30 @@ def _closed(row: Row) -> Found:
     return setting, None, {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + (load.output - 1) * tpot_s}
 
 
+def _quantised(row: Row) -> Found:
+    """Read a closed loop of a quantised model or a mixture; ms. The checkpoint's format counts, not the columns'.
+
+    Rows of data-parallel attention or expert parallelism, without a version, or with a TTFT of minutes are skipped.
+    """
+    clients, tp = row.count("batch_size", MOST_REQUESTS // WAVES), row.count("tp_size")
+    cut, spread = row.count("moe_tp_size"), row.count("moe_ep_size")
+    if not row.values["backend_version"]:
+        raise UnknownName("no version of the engine")
+    engine, version = names.generation(row.values["backend"], row.values["backend_version"], ENGINES)
+    name, form, kind = names.quantised(row.values["model_path"], row.values["gemm_quant_mode"])
+    if spread > 1 or (kind == "MoE" and cut != tp):
+        raise UnknownName(f"attention on {tp} GPUs of {cut * spread}: no model of such parallelism in one row")
+    ttft_s, tpot_s = row.seconds("silicon_ttft_ms", 1e3), row.seconds("silicon_tpot_ms", 1e3)
+    if ttft_s > LOST_S:
+        raise UnknownName(f"a mean TTFT of {ttft_s:.0f} s")
+    load = Closed(clients, row.count("isl"), row.count("osl"))
+    kind_of_gpu = names.gpu(row.values["system"].replace("_", " "))
+    setting = Setting(engine, kind_of_gpu, name, tp, load, served=LONG_TOKENS)
+    row.fits(setting, "isl", "osl")
+    row.group = f"{version} | {kind_of_gpu} | {form} | {kind}"
+    return setting, None, {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + (load.output - 1) * tpot_s}
+
+
 def _offline(row: Row) -> Found:
     """Read one batch without a server (vLLM 0.5 and 0.6), as many tokens out as in; seconds of all of it."""
     if row.values["Framework"] != "vLLM":
@@ -348,6 +377,8 @@ FORMATS: Mapping[Callable[[Row], Found], tuple[str, ...]] = {
                "system_tokens", "question_tokens", "output_tokens", "max_num_seqs"),
     _closed: ("backend", "backend_version", "model_path", "system", "isl", "osl", "concurrency", "tp_size",
               "silicon_ttft_ms", "silicon_tpot_ms"),
+    _quantised: ("backend", "backend_version", "model_path", "system", "isl", "osl", "gemm_quant_mode", "batch_size",
+                 "tp_size", "moe_tp_size", "moe_ep_size", "silicon_ttft_ms", "silicon_tpot_ms"),
     _offline: ("Hardware", "Num of Hardware", "Framework", "Model", "Input Output Length", "Batch Size", "Latency"),
     _pools: ("model", "tp", "kv_blocks", "block_tokens", "gpu", "engine", "gpu_memory_utilization",
              "max_num_batched_tokens"),
@@ -380,6 +411,14 @@ def read(folder: Path, shapes: Mapping[str, Shape] | None = None, others: Collec
     if not rows and len(files) == known:
         raise UserError(f"{folder}: no rows in its CSVs")
     return Read([row for row in rows if isinstance(row, Case)], [row for row in rows if isinstance(row, Skipped)])
+
+
+def read_all(
+    folders: Collection[Path], shapes: Mapping[str, Shape] | None = None, others: Collection[str] = ()
+) -> Read:
+    """Read several folders or files, one after the other."""
+    parts = [read(folder, shapes, others) for folder in folders]
+    return Read([case for part in parts for case in part.cases], [skip for part in parts for skip in part.skipped])
 
 
 Lines = list[tuple[int, list[str]]]  # of a CSV, each with its number
@@ -425,7 +464,7 @@ def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[C
         except UserError as error:  # of what a row leads to, such as a degree that its heads do not split over
             raise error if str(path) in str(error) else UserError(f"{path}:{row.line}: {error}") from None
         fitted = any(_holds(box, row) for box in quantities.fitted(setting.engine))
-        yield Case(path.name, row.line, setting, stage, measured, fitted, row.values)
+        yield Case(path.name, row.line, setting, stage, measured, fitted, row.values, row.group)
 
 
 def _holds(box: Mapping[str, Any], row: Row) -> bool:

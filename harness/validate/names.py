@@ -68,6 +68,41 @@ def model(name: str, given: Iterable[str] = ()) -> str:
     return ours
 
 
+# Checkpoints of measured rows that are quantised, and the format that counts: what the checkpoint states, whatever the
+# columns say (all gpt-oss rows say nvfp4). NVIDIA's FP8 checkpoints state an FP8 KV cache too (hf_quant_config.json).
+QUANTISED = {
+    "openai/gpt-oss-120b": ("gpt-oss-120b", "mxfp4", "MoE"),
+    "Qwen/Qwen3-235B-A22B-FP8": ("qwen-3-235b-a22b:dtype=fp8_block", "fp8_block", "MoE"),
+    "nvidia/Llama-3.1-8B-Instruct-FP8": ("llama-3.1-8b:dtype=fp8:kv_dtype=fp8", "fp8", "dense"),
+}
+LOADED = {"meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b"}  # 16-bit checkpoints: the column counts
+
+
+def quantised(name: str, dtype: str) -> tuple[str, str, str]:
+    """Return a model with its formats, its format in a word, and MoE or dense. UnknownName if we lack it."""
+    if name in LOADED:
+        return f"{LOADED[name]}:dtype={dtype}", dtype, "dense"
+    if name not in QUANTISED:
+        raise unknown("model", name, [*QUANTISED, *LOADED])
+    return QUANTISED[name]
+
+
+def generation(name: str, version: str, known: Mapping[str, object]) -> tuple[str, str]:
+    """Return the host profile that serves an engine's version, and the version in words.
+
+    A version that nobody measured takes the last one before it, or the first one there is; the words say so.
+    """
+    series, parts = name.lower(), version.split(".")[:2]
+    keys = [key for key in known if key.startswith(f"{series}-")]
+    mine = sorted((tuple(map(int, key.rpartition("-")[2].split("."))), key) for key in keys)
+    if not mine or not all(part.isdigit() for part in parts):
+        raise unknown("engine", f"{series}-{version}", known)
+    at = tuple(map(int, parts))
+    served = [key for numbers, key in mine if numbers <= at] or [mine[0][1]]
+    exact = f"{series}-{'.'.join(parts)}"
+    return served[-1], exact if served[-1] == exact else f"{exact} as {served[-1].rpartition('-')[2]}"
+
+
 def engine(name: str, version: str, known: Mapping[str, object]) -> str:
     """Return a generation: an engine's name and the first two numbers of its version. UnknownName if we lack it."""
     ours = f"{name.lower()}-{'.'.join(version.split('.')[:2])}"

@@ -37,7 +37,7 @@ RATIO_OFF = 0.10  # between the ratio of a load to a decode step and the GPU's
 def networks(names: Sequence[str], wide: int = 1) -> dict[str, Shape]:
     """Return the network that stands for each shape, under the shape's name and in its numbers of 4 bytes."""
     made = {name: nets.net(shape(name), wide=wide).shape for name in names}
-    return {name: net._replace(name=name, number_bytes=CPU.float_bytes) for name, net in made.items()}
+    return {name: shapes.in_numbers(net._replace(name=name), CPU.float_bytes) for name, net in made.items()}
 
 
 def table(
@@ -63,8 +63,10 @@ def table(
     about = fit_whole.About(KIND, conditions, source, settings, spec, (), weights)
     mine = [line for line in lines if line["params"].get("shape") in served]
     file, fitted = fit_whole.table(mine, about)
+    numbers = {"number_bytes": CPU.float_bytes}
     file["networks"] = {
-        name: {key: getattr(net, key) for key in Network.__dataclass_fields__} for name, net in served.items()
+        name: {key: numbers.get(key) or getattr(net, key) for key in Network.__dataclass_fields__}
+        for name, net in served.items()
     }
     piece_bytes = max(LEAST, int(1e9 * gbps["h2d"] * CHUNK_S))
     file = {"kind": file.pop("kind"), "name": file.pop("name"), "piece_bytes": piece_bytes, **file}

@@ -26,7 +26,13 @@ AIMS: Mapping[str, Mapping[str, tuple[float, float]]] = {
 }
 
 CONDITIONS = ("engine", "gpu", "model", "tp", "load", "flags", "stage", "metric")
-COLUMNS = ("file", "row", *CONDITIONS, "measured", "ours", "error", "spread", "fitted", "unscored", "real_spread")
+COLUMNS = (
+    "file", "row", *CONDITIONS, "measured", "ours", "error", "spread", "fitted", "unscored", "group", "real_spread",
+)  # fmt: skip
+# Median and P95 in per cent of quantised models and mixtures, which no table and no host profile was fitted on.
+GROUP_AIM = (8.0, 20.0)
+GROUP_HEAD = ("engine", "gpu", "format", "model", "rows", "tpot %", "throughput %", "bias of tpot %", "ttft %", "aim")
+WORST = 10
 HEAD = (
     "engine", "gpu", "metric", "rows", "cases", "median %", "P95 %", "bias %", f"spread of {SEEDS} seeds %",
     "measured spread %",
@@ -132,6 +138,7 @@ def points(cases: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) 
                     "spread": float(np.std(each, ddof=1)) / values[metric] if seeds > 1 else np.nan,
                     "fitted": case.fitted and not why,
                     "unscored": why,
+                    "group": case.group,
                 }
             )
     frame = pd.DataFrame(lines, columns=COLUMNS[:-1])
@@ -187,6 +194,41 @@ def refits(frame: pd.DataFrame) -> list[str]:
             parts.append(f"{metric} {100 * error['median']:.1f}/{100 * error['p95']:.1f}{verdict}")
         lines.append(f"{engine} on rows left out of a refit, median/P95 % (aim): {', '.join(parts)}")
     return lines
+
+
+def groups(frame: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Return lines of quantised models and mixtures: median/P95 of the errors of TPOT and throughput, and the aim.
+
+    Throughput is clients x output / E2E. Empty where no such row was read.
+    """
+    lines: list[tuple[str, ...]] = []
+    for group, rows in frame[frame["group"] != ""].groupby("group", sort=True):
+        tpot, e2e, ttft = (rows[rows["metric"] == metric]["error"] for metric in ("tpot", "e2e", "ttft"))
+        rate = 1 / (1 + e2e) - 1
+        met = all(_median_of(x) <= GROUP_AIM[0] and _p95(x) <= GROUP_AIM[1] for x in (tpot, rate))
+        told = (*str(group).split(" | "), str(len(tpot)))
+        both = (f"{_median_of(x):.1f}/{_p95(x):.1f}" for x in (tpot, rate))
+        lines.append((*told, *both, f"{100 * tpot.mean():+.1f}", f"{_median_of(ttft):.1f}", "met" if met else "missed"))
+    return [GROUP_HEAD, *lines] if lines else []
+
+
+def _median_of(errors: pd.Series[float]) -> float:
+    return 100 * float(errors.abs().median())
+
+
+def _p95(errors: pd.Series[float]) -> float:
+    return 100 * float(errors.abs().quantile(0.95))
+
+
+def furthest(frame: pd.DataFrame) -> list[str]:
+    """Return a line for each of the rows of quantised models and mixtures whose TPOT is furthest off."""
+    rows = frame[(frame["group"] != "") & (frame["metric"] == "tpot")]
+    rows = rows.reindex(rows["error"].abs().sort_values(ascending=False, kind="stable").index)[:WORST]
+    return [
+        f"{r['file']}:{r['row']}: {r['model']} on {r['tp']} x {r['gpu']}, {r['load']}: TPOT {1e3 * r['ours']:.1f} ms, "
+        f"measured {1e3 * r['measured']:.1f} ({100 * r['error']:+.0f} %)"
+        for r in rows.to_dict("records")
+    ]
 
 
 def within(error: Mapping[str, float], aim: tuple[float, float]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from harness.engines.servers import commands
 from harness.engines.servers.commands import Command, Cpu, Gpu, PdMux, Serve
 from harness.engines.servers.folder import TINY, dummy
-from harness.policy.types import UserError
+from harness.policy.types import Experts, UserError
 from tests.cases import cases
 
 SERVE = Serve("a", Path("/models/a"), 12_345, 2048, 64, 512)
@@ -114,3 +114,7 @@ def test_a_dummy_folder_is_made_once_for_each_shape(tmp_path: Path) -> None:
     assert sorted(vocab.values()) == list(range(TINY.vocab))
     with pytest.raises(UserError, match="no gate"):
         dummy(TINY._replace(gated=False), tmp_path)
+    with pytest.raises(UserError, match="has a mixture of experts: a dense Llama in bf16"):
+        dummy(TINY._replace(experts=Experts(layers=4, routed=8, top=2, ffn=64)), tmp_path)
+    with pytest.raises(UserError, match="has a KV cache in fp8"):
+        dummy(TINY._replace(kv_format="fp8"), tmp_path)

@@ -19,7 +19,8 @@ Attention to KV elsewhere of B' decodes takes max(att0 + att1 B', dec0 + dec1 B'
 query_bytes B' go out and result_bytes B' come back; `kernels` divides gemm(m) / layers among a layer's kernels.
 
 Demands of a step on each of its GPUs, both <= 1 (the fluid sharing of the simulator):
-    compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (wbytes + kbytes C) / (hbm step))
+    compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (weights + kbytes C) / (hbm step))
+    weights = wbytes + xbytes (1 - xmiss^m): of experts drawn alike, the share that m tokens touch (1 - (1 - top/all)^m)
     compute = pre_share or dec_share, by whether the step has prefill tokens, where that is above 0
 Beside others a step takes 1 + slow (t - 1) times as long, where their demands tell t; slow is pre_slow or dec_slow.
 """
@@ -47,7 +48,9 @@ COST = record(
     pre0           f8  s/piece       of prefill attention
     pre1           f8  s/token       of prefill attention
     pre2           f8  s/token^2     of area, of prefill attention
-    wbytes         f8  bytes         of weights that a step reads from HBM
+    wbytes         f8  bytes         of weights that a step reads from HBM, whatever its tokens
+    xbytes         f8  bytes         of all routed experts, of which a step reads those that its tokens go to
+    xmiss          f8  ratio         of tokens that do not go to a given expert
     kbytes         f8  bytes/token   of context that a step reads from HBM
     fl_tok         f8  FLOP/token    of a step
     fl_area        f8  FLOP/token^2  of area, of a step

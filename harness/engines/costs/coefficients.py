@@ -14,22 +14,27 @@ from harness.engines.costs.kernels import (
     BF16,
     Part,
     all_reduce_s,
+    decode_attention_s,
     decode_kernels_s,
-    decode_s,
     gemm_s,
+    gemms,
+    head_s,
     layer_kernels_s,
     part_of,
+    prefill_attention_s,
     prefill_kernels_s,
-    prefill_s,
+    products_s,
     small_s,
 )  # fmt: skip
 from harness.engines.costs.quantities import F8, GpuSpec, HostProfile, Toml, gpu, machine, quantities
 from harness.engines.costs.quantities import host as host_profile
+from harness.policy import parameters
 from harness.policy.types import Shape
 
 CTX_TOKENS = 1024  # context a sequence at which the share curves are drawn: about Arena's P99 prompt + mean output
 SHARES = np.array([0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 SEQS = np.array([1.0, 2, 4, 8, 16, 32, 64, 128, 256])
+READ = ("attention", "ffn", "shared")  # groups of weights that every step reads
 LAYER_KERNELS = 11  # of a layer beside attention: nine, and two all-reduces where it is cut over GPUs
 # Tokens of a step: every count that a small batch can have, both sides of each tile edge (128), then doubling.
 GRID = np.array(
@@ -72,20 +77,26 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         c = cost[i]
         c["kbytes"] = shapes.kv_token_bytes(shape, tp)  # also refuses a degree that heads do not divide by
         heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
-        n, k = np.array(shapes.gemms(shape, tp)).T
-        layer = gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1) + small_s(q["small"], spec, shape, tp, m)
+        n, k = np.array(gemms(shape, tp)).T
+        plain = shape.experts is None and shape.formats is None and shape.latent is None
+        products = (gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1) if plain  # the order of sums keeps its bits
+                    else products_s(q, spec, shape, tp, m))  # fmt: skip
+        layer = products + small_s(q["small"], spec, shape, tp, m)
         layer = layer + 2 * all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
         gemm[i] = np.maximum.accumulate(L * layer * scale)
-        head[i] = np.maximum.accumulate(h.scale_decode * gemm_s(q["gemm"], spec, m, shape.vocab / tp, shape.hidden))
+        head[i] = np.maximum.accumulate(h.scale_decode * head_s(q, spec, shape, tp, m))
         if shape.sampled:  # each GPU of a group samples from whole rows
             head[i] += h.sample_s * shape.vocab * m
-        weights = float((n * k).sum()) * L
+        weights = float((n * k).sum()) * L if plain else _active(shape, tp)
         c["pre_slow"] = c["dec_slow"] = 1.0
         c["host0"], c["host1"], c["serial"] = h.host0 + h.host_tp * math.log2(tp), h.host1, h.serial
-        dec = h.scale_decode * L * _decode_lines(q["decode"], spec, heads, kv, d, layer)
+        dec = h.scale_decode * L * _decode_lines(q, spec, shape, tp, layer)
         c["att0"], c["att1"], c["dec0"], c["dec1"], c["dec2"] = dec
-        c["pre0"], c["pre1"], c["pre2"] = h.scale_prefill * L * _prefill_plane(q["prefill"], spec, heads, kv, d, layer)
-        c["wbytes"] = BF16 * (weights + shape.vocab / tp * shape.hidden)
+        c["pre0"], c["pre1"], c["pre2"] = h.scale_prefill * L * _prefill_plane(q, spec, shape, tp, layer)
+        c["wbytes"] = BF16 * (weights + shape.vocab / tp * shape.hidden) if plain else _read_bytes(shape, tp)
+        if (moe := shape.experts) is not None:
+            each = parameters.parameters(shape, tp).experts * shapes.format_of(shape, "experts").weight_bytes
+            c["xbytes"], c["xmiss"] = each, 1 - moe.top / moe.routed
         c["fl_tok"], c["fl_area"] = 2 * weights, 4 * L * heads * d
         c["flops"] = q["gemm"]["best_flops_frac"] * spec.flops
         c["hbm"] = min(spec.hbm, max(large_gemm, h.scale_decode * c["kbytes"] / c["dec2"]))
@@ -99,14 +110,31 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
     return Tables(cost, GRID, gemm, head, SHARES, SEQS, dec_rate, pre_rate, kernels)
 
 
-def _decode_lines(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer: F8) -> F8:
+def _active(shape: Shape, tp: int) -> float:
+    """Count the weights with which a token is multiplied on each GPU, those of the head aside."""
+    count, moe = parameters.parameters(shape, tp), shape.experts
+    part = count.experts * moe.top / moe.routed if moe is not None else 0.0
+    return count.attention + count.ffn + count.shared + count.router + part
+
+
+def _read_bytes(shape: Shape, tp: int) -> float:
+    """Return the bytes of weights that every decode step reads on each GPU: all but embedding and routed experts."""
+    count = parameters.parameters(shape, tp)
+    stored = sum(getattr(count, group) * shapes.format_of(shape, group).weight_bytes for group in READ)
+    head = count.head or count.embedding
+    return float(stored + head * shapes.format_of(shape, "head").weight_bytes + BF16 * count.router)
+
+
+def _decode_lines(q: Toml, spec: GpuSpec, shape: Shape, tp: int, layer: F8) -> F8:
     """Fit the two planes of `coef` whose larger one is nearest to `decode_s`: att0, att1, dec0, dec1, dec2 of a layer.
 
     Errors count relative to the whole layer, whose other kernels take `layer` seconds on `GRID`.
     """
     B, ctx = (x.ravel() for x in np.meshgrid(SEQS, 2.0 ** np.arange(4, 15)))
     B, ctx = B[B * ctx <= 1 << 20], ctx[B * ctx <= 1 << 20]
-    y = decode_s(q, spec, B, ctx, heads, kv, d)
+    y = decode_attention_s(q, spec, shape._replace(layers=1, sliding=None), tp, B, ctx)
+    if shape.sliding is not None:
+        y = decode_attention_s(q, spec, shape, tp, B, ctx) / shape.layers
     w = 1 / (y + np.interp(B, GRID, layer))
     ones = np.ones_like(B)
     short, long = np.stack([ones, B], axis=1), np.stack([ones, B, B * ctx], axis=1)
@@ -121,11 +149,13 @@ def _decode_lines(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer
     return np.concatenate([att, dec])
 
 
-def _prefill_plane(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer: F8) -> F8:
+def _prefill_plane(q: Toml, spec: GpuSpec, shape: Shape, tp: int, layer: F8) -> F8:
     """Fit pre0, pre1, pre2 of a layer, nearest to `prefill_s` relative to the whole layer."""
     n, L = (x.ravel() for x in np.meshgrid(2.0 ** np.arange(5), 2.0 ** np.arange(4, 15)))
     n, L = n[n * L <= 1 << 14], L[n * L <= 1 << 14]
-    y = prefill_s(q, spec, n, L, heads, kv, d)
+    y = prefill_attention_s(q, spec, shape._replace(layers=1, sliding=None), tp, n, L)
+    if shape.sliding is not None:
+        y = prefill_attention_s(q, spec, shape, tp, n, L) / shape.layers
     w = 1 / (y + np.interp(n * L, GRID, layer))
     return nonnegative(np.stack([n, n * L, n * L * L / 2], axis=1), y, w)
 

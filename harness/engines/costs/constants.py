@@ -19,6 +19,7 @@ CONSTANTS: Mapping[str, str] = {  # by name: what is multiplied
     "swap": "fixed seconds of a load of weights, beside the copy",
     "co_run": "seconds that a step takes longer beside other steps on its GPU",
     "interference": "seconds of a step beside other steps on its GPU, after their shares; at least 1",
+    "beside_prefill": "seconds of a decode step beside a prefill on the same SMs, after their shares; at least 1",
     "step": "host time of a step",
     "process": "memory of an engine's process beside weights and KV",
     "reserve": "pages that a model with elastic KV memory keeps mapped",
@@ -34,6 +35,9 @@ SOURCES: Mapping[str, str] = {
     "interference": "none beyond shares. Tried are 1.195 and 1.5, an assumption. The former is the TPOT of two vLLM "
     "servers (Qwen3-4B-FP8, A100-80GB, MPS, 60 % of the SMs each) over that of one alone (medians 62.5 and 52.3 ms). "
     "Its source is gopebble.com, case study NVIDIA MPS vs dedicated GPU allocation for LLM inference",
+    "beside_prefill": "none beyond shares. Tried is 5.4, measured on an H200 for llama-3.1-8b and a prompt of 2,048 "
+    "tokens on another stream. A decode step of 1 sequence takes 5.97 times as long as alone, one of 64 "
+    "sequences 4.83 times (results/h200/corun.md)",
 }
 
 

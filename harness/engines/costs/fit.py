@@ -38,9 +38,18 @@ F8 = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Quantity = dict[str, Any]
 
-FOLDERS = {"a100-80g": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "l40s": "l40s"}
+OLD, NEW = "aiconfigurator", "aiconfigurator-2026"
+FOLDERS = {
+    "a100-80g": f"{OLD}/a100_sxm", "h100": f"{OLD}/h100_sxm", "h200": f"{OLD}/h200_sxm", "l40s": f"{OLD}/l40s",
+    "b200": f"{NEW}/b200_sxm", "rtx-pro-6000": f"{NEW}/rtx_pro_6000_server",
+}  # fmt: skip
 AIC = "AIConfigurator 095f58a ({}), vLLM {}, Apache-2.0"
-VERSION = {"a100-80g": "0.14.0", "h100": "0.24.0", "h200": "0.24.0", "l40s": "0.24.0"}
+AIC_NEW = "AIConfigurator, PyPI aisimulate 0.13.0.dev202610270000000085 ({}), vLLM {}, Apache-2.0"
+VERSION = {
+    "a100-80g": "0.14.0", "h100": "0.24.0", "h200": "0.24.0", "l40s": "0.24.0", "b200": "0.25.0",
+    "rtx-pro-6000": "0.24.0",
+}  # fmt: skip
+KERNELS = {"b200": "flashinfer"}  # of attention, in the names of kernels; others: flash_attn
 HELD_HEADS = ((24, 8), (40, 8))
 
 
@@ -69,6 +78,11 @@ def profiles() -> Path:
     return Path(where)
 
 
+def source_of(kind: str, op: str) -> str:
+    """Return the source of a quantity that is fitted on a profile."""
+    return (AIC if FOLDERS[kind].startswith(f"{OLD}/") else AIC_NEW).format(op, VERSION[kind])
+
+
 # ---------------------------------------------------------------------------------------------------- measured rows
 
 
@@ -82,7 +96,7 @@ def _clamp(kind: str, seconds: F8, nbytes: F8, flops: F8) -> tuple[F8, Mask]:
 
 def gemm_rows(kind: str) -> Rows:
     """Return bf16 GEMMs of a layer's size (n and k >= 512)."""
-    d = pd.read_parquet(profiles() / "aiconfigurator" / FOLDERS[kind] / "gemm_perf.parquet")
+    d = pd.read_parquet(profiles() / FOLDERS[kind] / "gemm_perf.parquet")
     d = d[(d.gemm_dtype == "bfloat16") & (d.n >= 512) & (d.k >= 512)].sort_values(["m", "n", "k"])
     m, n, k = (d[c].to_numpy(np.float64) for c in "mnk")
     y, keep = _clamp(kind, d.latency.to_numpy(np.float64) * 1e-3, 2 * (m * k + n * k + m * n), 2 * m * n * k)
@@ -91,11 +105,11 @@ def gemm_rows(kind: str) -> Rows:
 
 
 def _attention(kind: str, op: str) -> pd.DataFrame:
-    d = pd.read_parquet(profiles() / "aiconfigurator" / FOLDERS[kind] / f"{op}_attention_perf.parquet")
+    d = pd.read_parquet(profiles() / FOLDERS[kind] / f"{op}_attention_perf.parquet")
     if "window_size" in d:  # a100 has no such column
         d = d[d.window_size == 0]
     d = d[(d.kv_cache_dtype == "bfloat16") & d.head_dim.isin([64, 128, 256])]
-    d = d[d.kernel_source.str.contains("flash_attn")]
+    d = d[d.kernel_source.str.contains(KERNELS.get(kind, "flash_attn"))]
     return d.sort_values(["head_dim", "num_heads", "num_key_value_heads", "batch_size", "isl", "step"])
 
 
@@ -253,7 +267,7 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
     )
     rate = 2 * 8192.0**3 / float(kernels.gemm_s(q, spec, 8192, 8192, 8192))
     return {
-        "source": AIC.format("gemm", VERSION[kind]) + ", torch linear, n and k >= 512",
+        "source": source_of(kind, "gemm") + ", torch linear, n and k >= 512",
         "formula": "(launch + min over tiles (tm, tn, fraction of peak) and k-splits 1 to 8 of"
         " max(bytes / hbm, waves)) x factors(m, n, k)",
         **q,
@@ -266,7 +280,7 @@ def fit_decode(kind: str, rows: Rows) -> Quantity:
     mha = rows.x["heads"] == rows.x["kv"]
     q = {"gqa": _fit_decode(kind, rows.pick(~mha)), "mha": _fit_decode(kind, rows.pick(mha))}
     return {
-        "source": AIC.format("generation_attention", VERSION[kind])
+        "source": source_of(kind, "generation_attention")
         + ", flash attention, batch <= 256; kv heads 1, 2, 4, 8 only: more are extrapolated by bytes"
         + (", head_dim 128 only" if kind == "a100-80g" else ""),
         "formula": "(floor + [ctx > 128] merge + B heads + max(bytes / hbm, one block's) + flops"
@@ -318,7 +332,7 @@ def fit_prefill(kind: str, rows: Rows) -> Quantity:
         lambda q: kernels.prefill_s(q, spec, **rows.x),
     )
     return {
-        "source": AIC.format("context_attention", VERSION[kind])
+        "source": source_of(kind, "context_attention")
         + ", flash attention; no chunk with a prefix was measured (area law)"
         + (", head_dim 128 only" if kind == "a100-80g" else ""),
         "formula": "(floor + max(bytes / hbm, (tiles over SMs ^ p + longest tile ^ p) ^ 1/p)) x factors",
@@ -328,7 +342,7 @@ def fit_prefill(kind: str, rows: Rows) -> Quantity:
 
 def fit_all_reduce(kind: str) -> Quantity:
     """Fit seconds at every other message size; the sizes between, and the largest, are held out."""
-    d = pd.read_parquet(profiles() / "aiconfigurator" / FOLDERS[kind] / "custom_allreduce_perf.parquet")
+    d = pd.read_parquet(profiles() / FOLDERS[kind] / "custom_allreduce_perf.parquet")
     d = d[d.backend == "vllm_graph"].sort_values(["num_gpus", "message_size"])
     t = d.pivot_table(index="message_size", columns="num_gpus", values="latency") * 1e-3
     sizes = t.index.to_numpy(np.float64)
@@ -342,7 +356,7 @@ def fit_all_reduce(kind: str) -> Quantity:
     rows = Rows({}, np.concatenate([t[p].to_numpy() for p in t.columns]), held)
     predicted = np.concatenate([kernels.all_reduce_s(q, int(p), sizes) for p in t.columns])
     return {
-        "source": AIC.format("custom_allreduce", VERSION[kind]) + ", in a CUDA graph; sizes count bf16 elements",
+        "source": source_of(kind, "custom_allreduce") + ", in a CUDA graph; sizes count bf16 elements",
         "formula": "log-log interpolation over elements, linear beyond the last",
         **q,
         **_errors(predicted, rows),
@@ -589,8 +603,9 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
         files[kind]["small"] = small(kind)
         like = files[kind].get("like")
         if like and kind != "h800":  # H100's chip keeps H100's errors; other cards take coefficients on trust
-            on_trust = f"roofline: coefficients of {like} at this card's own peaks, unmeasured"
-            files[kind] |= {op: {"source": on_trust} for op in ("gemm", "prefill", "decode", "all_reduce")}
+            formats = [op for op in files[like] if op.startswith(("gemm_", "experts_"))]
+            ops = ("gemm", "prefill", "decode", "all_reduce", *formats)
+            files[kind] |= {op: {"source": on_trust(like)} for op in ops}
     # Fewer and slower SMs: H100's rate in large GEMMs for every tile, without what its small tiles lose to latency.
     best = files["h100"]["gemm"]["best_flops_frac"]
     files["h20"]["gemm"] |= {
@@ -630,6 +645,11 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
     old, high = (files["hosts"]["host"][f"sglang-eager-2024{end}"] for end in ("", "-high"))
     high["on"] = {kind: {"host0": old["host0"], "host1": q["host1"]} for kind, q in eager["on"].items()}
     return files
+
+
+def on_trust(like: str) -> str:
+    """Return the source of a quantity that a kind takes from another."""
+    return f"roofline: coefficients of {like} at this card's own peaks, unmeasured"
 
 
 def _unmeasured(q: Mapping[str, Any], like: str) -> Quantity:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from harness.engines.costs import experts
+from harness.engines.costs.correction import correction
 from harness.engines.costs.quantities import F8, GpuSpec, Toml
-from harness.engines.costs.shapes import gemms
-from harness.policy.types import Shape, UserError
+from harness.engines.costs.shapes import KV_BYTES, format_of
+from harness.policy.types import Experts, Format, Latent, Shape, UserError
 
 BF16 = 2  # bytes
 
@@ -25,25 +27,51 @@ WHOLE = Part()
 
 
 def gemm_s(q: Toml, spec: GpuSpec, m: ArrayLike, n: ArrayLike, k: ArrayLike, part: Part = WHOLE) -> F8:
-    """Return the seconds of one bf16 GEMM, m tokens x n outputs x k inputs, weights in HBM.
+    """Return the seconds of one GEMM, m tokens x n outputs x k inputs, weights in HBM.
 
     The library picks a tile shape and how often to split k; a choice costs whole waves of tiles over the SMs, or the
-    bytes, whichever is more; we take the cheapest choice, and correct it by a coarse table over (m, n, k).
+    bytes, whichever is more; we take the cheapest choice, and correct it by a coarse table over (m, n, k). Of formats
+    other than bf16 the quantity states the bytes of weights and inputs, and the arithmetic in bf16's.
     """
     m, n, k = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
-    least = BF16 * (m * k + n * k + m * n) / (spec.hbm * part.hbm)
+    if "weight_bytes" in q:
+        moved = q["input_bytes"] * m * k + q["weight_bytes"] * n * k + BF16 * m * n
+        flops = q["flops_x"] * spec.flops
+    else:
+        moved, flops = BF16 * (m * k + n * k + m * n), spec.flops
+    least = moved / (spec.hbm * part.hbm)
     stream, sms = least / q["hbm_frac"], spec.sms * part.sms
     best: F8 = np.full((), np.inf)
     for tm, tn, flops_frac in q["tiles"]:
-        tile = 2 * tm * tn / (flops_frac * spec.flops / spec.sms)
+        tile = 2 * tm * tn / (flops_frac * flops / spec.sms)
         count = np.ceil(m / tm) * np.ceil(n / tn)
         for split in (1, 2, 4, 8):
             waves = np.ceil(count * split / sms) * (tile * k / split + q["fill_s"])
             partial = 4 * 2 * split * m * n / (spec.hbm * part.hbm) if split > 1 else 0.0  # fp32, out and back
             best = np.minimum(best, np.maximum(stream, waves) + partial)
-    physics: F8 = np.maximum(least, 2 * m * n * k / (spec.flops * part.sms))
-    seconds: F8 = (q["launch_s"] + best) * _correction(q, m, n, k)
+    physics: F8 = np.maximum(least, 2 * m * n * k / (flops * part.sms))
+    seconds: F8 = (q["launch_s"] + best) * correction(q, m, n, k)
     return np.maximum(seconds, physics)
+
+
+def product_s(
+    q: Toml, spec: GpuSpec, stored: Format, m: ArrayLike, n: ArrayLike, k: ArrayLike, part: Part = WHOLE
+) -> F8:
+    """Return the seconds of a GEMM with weights in a format; `q` are all of a GPU kind's quantities.
+
+    A format without a quantity `gemm_FORMAT` is weight-only: its bytes come from HBM, and bf16's tiles multiply.
+    """
+    return gemm_s(gemm_of(q, stored), spec, m, n, k, part)
+
+
+def gemm_of(q: Toml, stored: Format) -> Toml:
+    """Return the quantity by which GEMMs of a format are priced."""
+    if stored.name == "bf16":
+        return cast("Toml", q["gemm"])
+    if f"gemm_{stored.name}" in q:
+        return {**q[f"gemm_{stored.name}"], "weight_bytes": stored.weight_bytes}
+    plain = {key: q["gemm"][key] for key in ("launch_s", "fill_s", "hbm_frac", "tiles")}
+    return {**plain, "input_bytes": BF16, "weight_bytes": stored.weight_bytes, "flops_x": 1}
 
 
 def decode_s(
@@ -55,25 +83,26 @@ def decode_s(
     kv: ArrayLike,
     d: ArrayLike,
     part: Part = WHOLE,
+    kv_bytes: int = BF16,
 ) -> F8:
     """Return the seconds of one layer's decode attention: B sequences of `ctx` tokens, per-GPU heads of `d` numbers.
 
     With one query head a KV head (`q["mha"]`) other kernels run than with grouped ones (`q["gqa"]`).
     """
     B, ctx, heads, kv, d = (np.asarray(x, dtype=np.float64) for x in (B, ctx, heads, kv, d))
-    mha, gqa = (_decode_s(q[group], spec, B, ctx, heads, kv, d, part) for group in ("mha", "gqa"))
+    mha, gqa = (_decode_s(q[group], spec, B, ctx, heads, kv, d, part, kv_bytes) for group in ("mha", "gqa"))
     return np.where(heads == kv, mha, gqa)
 
 
-def _decode_s(q: Toml, spec: GpuSpec, B: F8, ctx: F8, heads: F8, kv: F8, d: F8, part: Part) -> F8:
-    stream = 2 * BF16 * B * ctx * kv * d / (q["hbm_frac"] * spec.hbm * part.hbm)
+def _decode_s(q: Toml, spec: GpuSpec, B: F8, ctx: F8, heads: F8, kv: F8, d: F8, part: Part, kv_bytes: int) -> F8:
+    stream = 2 * kv_bytes * B * ctx * kv * d / (q["hbm_frac"] * spec.hbm * part.hbm)
     lone = q["lone_s"] * ctx * d / 128  # a block that reads its context alone
     arith = 4 * B * ctx * heads * d / (q["flops_frac"] * spec.flops * part.sms)
     blocks = B * (kv * q["kv_head_s"] + heads * q["head_s"]) / part.sms
     tail = q["tail_s"] * np.sqrt(ctx * d / 128) / (B * kv) ** q["tail_power"]  # few blocks, long contexts
     merge = q["merge_s"] * (ctx > 128)  # contexts beyond one block are split and merged
     whole = q["floor_s"] + merge + blocks + np.maximum(stream, lone) + arith + tail
-    return cast("F8", whole * _correction(q, ctx, B * kv))
+    return cast("F8", whole * correction(q, ctx, B * kv))
 
 
 def prefill_s(
@@ -95,33 +124,13 @@ def prefill_s(
     p = q["power"]
     stream = BF16 * n * L * 2 * (heads + kv) * d / (q["hbm_frac"] * spec.hbm * part.hbm)
     body = np.maximum((work**p + longest**p) ** (1 / p), stream)
-    return cast("F8", (q["floor_s"] + body) * _correction(q, L, n * heads, heads / kv))
-
-
-def _correction(q: Toml, *at: F8) -> F8:
-    """Return the factors by which measured times differ from the mechanism's; 1 where the quantity has none.
-
-    They lie on a coarse log2 grid. Their logarithms are interpolated linearly, and are constant beyond its edges.
-    """
-    if not q.get("factors"):
-        return np.ones(())
-    table = np.log(np.array(q["factors"], dtype=np.float64)).reshape([len(axis) for axis in q["axes"]])
-    out: F8 = np.zeros(())
-    corners: list[tuple[F8, tuple[NDArray[np.int64], ...]]] = [(np.ones(()), ())]
-    for x, axis in zip(at, q["axes"], strict=True):
-        knots = np.log2(np.array(axis, dtype=np.float64))
-        u = np.interp(np.log2(np.maximum(x, 1.0)), knots, np.arange(len(knots), dtype=np.float64))
-        i = np.minimum(u.astype(np.int64), len(knots) - 2)
-        corners = [(w * v, (*at_, j)) for w, at_ in corners for v, j in ((1 - (u - i), i), (u - i, i + 1))]
-    for w, index in corners:
-        out = out + w * table[index]
-    return np.exp(out)
+    return cast("F8", (q["floor_s"] + body) * correction(q, L, n * heads, heads / kv))
 
 
 def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
     """Return the seconds a layer of the two norms, rope, activation and cache write of `m` tokens."""
     heads = shape.q_heads / tp + 2 * max(1.0, shape.kv_heads / tp)
-    wide = (3 if shape.gated else 2) * shape.ffn / tp
+    wide = (3 if shape.gated else 2) * (shape.ffn if shape.experts is None else shape.experts.shared_ffn) / tp
     token = BF16 * (8 * shape.hidden + 2 * heads * shape.head_dim + wide)
     return cast("F8", np.maximum(q["floor_s"], m * token / (q["hbm_frac"] * spec.hbm)))
 
@@ -141,6 +150,27 @@ def all_reduce_s(q: Toml, tp: int, elements: ArrayLike) -> F8:
     return np.maximum(table, ring)
 
 
+class Gemms(NamedTuple):
+    """A layer's four GEMMs as (n, k) per GPU."""
+
+    qkv: tuple[float, float]
+    out: tuple[float, float]
+    up: tuple[float, float]
+    down: tuple[float, float]
+
+
+def gemms(shape: Shape, tp: int) -> Gemms:
+    """Return the GEMMs with QKV fused, gate and up fused; columns, then rows, split over `tp` GPUs."""
+    heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
+    ffn = shape.ffn / tp
+    return Gemms(
+        ((heads + 2 * kv) * shape.head_dim, shape.hidden),
+        (shape.hidden, heads * shape.head_dim),
+        ((2 if shape.gated else 1) * ffn, shape.hidden),
+        (shape.hidden, ffn),
+    )
+
+
 def part_of(q: Toml, share: F8) -> Part:
     """Return the part of a GPU that a share of its SMs is: its arithmetic, and the HBM bandwidth that it can pull."""
     a, p = q["saturation"], q["power"]
@@ -149,24 +179,146 @@ def part_of(q: Toml, share: F8) -> Part:
 
 def decode_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, B: F8, ctx: float, part: Part = WHOLE) -> F8:
     """Return the seconds of a decode step's kernels on a part of each GPU; the launch floors do not shrink."""
-    return _kernels_s(q, spec, shape, tp, B, B, part) + shape.layers * decode_s(
-        q["decode"], spec, B, ctx, shape.q_heads / tp, max(1.0, shape.kv_heads / tp), shape.head_dim, part
-    )
+    return _kernels_s(q, spec, shape, tp, B, B, part) + decode_attention_s(q, spec, shape, tp, B, ctx, part)
 
 
 def prefill_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, n: F8, tokens: F8, part: Part = WHOLE) -> F8:
     """Return the seconds of a prefill step's kernels, n prompts of `tokens` tokens, on a part of each GPU."""
-    return _kernels_s(q, spec, shape, tp, n * tokens, n, part) + shape.layers * prefill_s(
-        q["prefill"], spec, n, tokens, shape.q_heads / tp, max(1.0, shape.kv_heads / tp), shape.head_dim, part
-    )
+    body = _kernels_s(q, spec, shape, tp, n * tokens, n, part)
+    return body + prefill_attention_s(q, spec, shape, tp, n, tokens, part)
+
+
+def decode_attention_s(
+    q: Toml, spec: GpuSpec, shape: Shape, tp: int, B: ArrayLike, ctx: ArrayLike, part: Part = WHOLE
+) -> F8:
+    """Return the seconds of all layers' decode attention; sliding layers read no more than their window."""
+    if shape.latent is not None:
+        return shape.layers * _latent_decode_s(spec, shape, tp, B, ctx, part)
+    heads, kv, d = shape.q_heads / tp, max(1.0, shape.kv_heads / tp), shape.head_dim
+    wide = KV_BYTES[shape.kv_format]
+    if shape.sliding is None:
+        return shape.layers * decode_s(q["decode"], spec, B, ctx, heads, kv, d, part, wide)
+    near = decode_s(q["decode"], spec, B, np.minimum(ctx, shape.sliding.tokens), heads, kv, d, part, wide)
+    whole = decode_s(q["decode"], spec, B, ctx, heads, kv, d, part, wide)
+    return (shape.layers - shape.sliding.layers) * whole + shape.sliding.layers * near
+
+
+def prefill_attention_s(
+    q: Toml, spec: GpuSpec, shape: Shape, tp: int, n: ArrayLike, tokens: ArrayLike, part: Part = WHOLE
+) -> F8:
+    """Return the seconds of all layers' causal attention over n prompts of `tokens` tokens."""
+    if shape.latent is not None:
+        return shape.layers * _latent_prefill_s(spec, shape, tp, n, tokens, part)
+    heads, kv, d = shape.q_heads / tp, max(1.0, shape.kv_heads / tp), shape.head_dim
+    whole = prefill_s(q["prefill"], spec, n, tokens, heads, kv, d, part)
+    if shape.sliding is None:
+        return shape.layers * whole
+    window = np.minimum(tokens, shape.sliding.tokens)
+    area = window * (2 * np.asarray(tokens, dtype=np.float64) - window) / np.asarray(tokens, dtype=np.float64) ** 2
+    near = q["prefill"]["floor_s"] + area * np.maximum(0.0, whole - q["prefill"]["floor_s"])
+    return cast("F8", (shape.layers - shape.sliding.layers) * whole + shape.sliding.layers * near)
+
+
+# Of latent attention nothing is measured here: bytes at the share of HBM, and arithmetic at the share of the peak, that
+# cost models take where they know no better (AIConfigurator's, InferSim's and BLIS's 0.8).
+LATENT_HBM, LATENT_FLOPS, LATENT_FLOOR_S = 0.8, 0.6, 10e-6
+
+
+def _latent_decode_s(spec: GpuSpec, shape: Shape, tp: int, B: ArrayLike, ctx: ArrayLike, part: Part) -> F8:
+    """Return a layer's seconds with the up-projection absorbed: every head reads the one latent vector of a token."""
+    B, ctx = np.asarray(B, dtype=np.float64), np.asarray(ctx, dtype=np.float64)
+    mla = cast("Latent", shape.latent)
+    wide = mla.kv_rank + mla.rope_dim
+    stream = KV_BYTES[shape.kv_format] * B * ctx * wide / (LATENT_HBM * spec.hbm * part.hbm)
+    arith = 2 * B * ctx * shape.q_heads / tp * (wide + mla.kv_rank) / (LATENT_FLOPS * spec.flops * part.sms)
+    return cast("F8", LATENT_FLOOR_S + np.maximum(stream, arith))
+
+
+def _latent_prefill_s(spec: GpuSpec, shape: Shape, tp: int, n: ArrayLike, tokens: ArrayLike, part: Part) -> F8:
+    n, L = np.asarray(n, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
+    mla = cast("Latent", shape.latent)
+    wide = mla.nope_dim + mla.rope_dim + mla.v_dim
+    arith = n * L * L * shape.q_heads / tp * wide / (LATENT_FLOPS * spec.flops * part.sms)
+    stream = BF16 * n * L * shape.q_heads / tp * wide * 2 / (LATENT_HBM * spec.hbm * part.hbm)
+    return LATENT_FLOOR_S + np.maximum(stream, arith)
 
 
 def _kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, out: F8, part: Part) -> F8:
-    layer = sum((gemm_s(q["gemm"], spec, m, n, k, part) for n, k in gemms(shape, tp)), start=np.zeros(()))
+    layer = products_s(q, spec, shape, tp, m, part)
     layer = layer + np.maximum(q["small"]["floor_s"], small_s(q["small"], spec, shape, tp, m) / part.hbm)
     layer = layer + 2 * all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
-    head = gemm_s(q["gemm"], spec, out, shape.vocab / tp, shape.hidden, part)
-    return cast("F8", shape.layers * layer + head)
+    return cast("F8", shape.layers * layer + head_s(q, spec, shape, tp, out, part))
+
+
+def head_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, out: ArrayLike, part: Part = WHOLE) -> F8:
+    """Return the seconds of the LM head for so many rows."""
+    return product_s(q, spec, format_of(shape, "head"), out, shape.vocab / tp, shape.hidden, part)
+
+
+def products_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, part: Part = WHOLE) -> F8:
+    """Return the mean seconds a layer of matrix products of `m` tokens, routed experts among them."""
+    return sum(kernel_products_s(q, spec, shape, tp, m, part), start=np.zeros(()))
+
+
+def kernel_products_s(
+    q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, part: Part = WHOLE
+) -> tuple[F8, F8, F8, F8]:
+    """Return the mean seconds a layer of each product: QKV, output, gate and up, down.
+
+    Of a mixture, the router counts to the output's, shared and routed experts to gate and up's and down's.
+    """
+    attention, dense = format_of(shape, "attention"), format_of(shape, "ffn")
+    qkv, out, up, down = gemms(shape, tp)
+    first = product_s(q, spec, attention, m, *qkv, part)
+    after = product_s(q, spec, attention, m, *out, part)
+    if (mla := shape.latent) is not None:
+        heads = shape.q_heads / tp
+        query = heads * (mla.nope_dim + mla.rope_dim)
+        wide = (mla.q_rank or query) + mla.kv_rank + mla.rope_dim
+        first = product_s(q, spec, attention, m, wide, shape.hidden, part)
+        if mla.q_rank:
+            first = first + product_s(q, spec, attention, m, query, mla.q_rank, part)
+        first = first + product_s(q, spec, attention, m, heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, part)
+        after = product_s(q, spec, attention, m, shape.hidden, heads * mla.v_dim, part)
+    if (moe := shape.experts) is None:
+        return first, after, product_s(q, spec, dense, m, *up, part), product_s(q, spec, dense, m, *down, part)
+    share = moe.layers / shape.layers
+    wide_up = np.zeros(())
+    wide_down = np.zeros(())
+    if share < 1:
+        wide_up = (1 - share) * product_s(q, spec, dense, m, *up, part)
+        wide_down = (1 - share) * product_s(q, spec, dense, m, *down, part)
+    if moe.shared_ffn:
+        shared, width = format_of(shape, "shared"), moe.shared_ffn / tp
+        wide_up = wide_up + share * product_s(q, spec, shared, m, 2 * width, shape.hidden, part)
+        wide_down = wide_down + share * product_s(q, spec, shared, m, shape.hidden, width, part)
+    routed = share * routed_s(q, spec, shape, tp, m, part)
+    router = share * gemm_s(q["gemm"], spec, m, moe.routed, shape.hidden, part)
+    return first, after + router, wide_up + routed * (2 / 3), wide_down + routed / 3
+
+
+def routed_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike, part: Part = WHOLE) -> F8:
+    """Return the seconds of one layer's routed experts, each cut over `tp` GPUs."""
+    moe = cast("Experts", shape.experts)
+    stored = format_of(shape, "experts")
+    quantity = experts_of(q, stored)
+    return experts.experts_s(
+        quantity, spec, m, shape.hidden, moe.ffn / tp, moe.top, moe.routed, stored.weight_bytes,
+        part_sms=part.sms, part_hbm=part.hbm,
+    )  # fmt: skip
+
+
+def experts_of(q: Toml, stored: Format) -> Toml:
+    """Return the quantity by which routed experts of a format are priced; without one, a roofline.
+
+    It is a roofline of bytes and arithmetic in 16 bits at what the card's large GEMMs reach.
+    """
+    if f"experts_{stored.name}" in q:
+        return cast("Toml", q[f"experts_{stored.name}"])
+    return {
+        "launch_s": 2 * q["gemm"]["launch_s"], "expert_s": 0.0, "move_x": 1.0, "flops_x": 1,
+        "hbm_frac": q["gemm"]["hbm_frac"], "flops_frac": q["gemm"]["best_flops_frac"],
+    }  # fmt: skip
 
 
 def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: int) -> tuple[list[float], list[float]]:
@@ -176,8 +328,38 @@ def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: int) -> tu
     each followed by an all-reduce where the layer is cut over GPUs. The five small ones count as equally long: in steps
     of few tokens each costs little more than its launch.
     """
-    n, k = np.array(gemms(shape, tp)).T
-    qkv, out, up, down = gemm_s(q["gemm"], spec, m, n, k).tolist()
+    qkv, out, up, down = (float(x) for x in kernel_products_s(q, spec, shape, tp, np.array(m)))
     small = float(small_s(q["small"], spec, shape, tp, np.array(m))) / 5
     reduced = [float(all_reduce_s(q["all_reduce"], tp, m * shape.hidden))] * (tp > 1)
     return [small, qkv, small, small], [out, *reduced, small, up, small, down, *reduced]
+
+
+TYPICAL_SEQS, TYPICAL_CTX = 32, 1024  # of the decode step by which shares are told
+
+
+def roofline_share(q: Toml, spec: GpuSpec, shape: Shape, tp: int) -> float:
+    """Return the share of a decode step's kernels that nothing measured judges: a roofline, error unknown.
+
+    The step has 32 sequences of 1,024 tokens. Small kernels and the router count as measured.
+    """
+    B = np.array(float(TYPICAL_SEQS))
+    attention_s = float(decode_attention_s(q, spec, shape, tp, B, TYPICAL_CTX))
+    whole_s = float(_kernels_s(q, spec, shape, tp, B, B, WHOLE)) + attention_s
+    bare_s = attention_s if shape.latent is not None or not _measured(q["decode"]) else 0.0
+    first, after, up, down = (float(x) * shape.layers for x in kernel_products_s(q, spec, shape, tp, B))
+    if not _measured(gemm_of(q, format_of(shape, "attention"))):
+        bare_s += first + after
+    routed_part_s = 0.0
+    if shape.experts is not None:
+        routed_part_s = shape.experts.layers * float(routed_s(q, spec, shape, tp, B))
+        if not _measured(experts_of(q, format_of(shape, "experts"))):
+            bare_s += routed_part_s
+    if not _measured(gemm_of(q, format_of(shape, "ffn"))):
+        bare_s += up + down - routed_part_s
+    if not _measured(gemm_of(q, format_of(shape, "head"))):
+        bare_s += float(head_s(q, spec, shape, tp, B))
+    return min(1.0, bare_s / whole_s)
+
+
+def _measured(q: Toml) -> bool:
+    return "fit" in q or "held" in q

@@ -29,7 +29,7 @@ Toml = Mapping[str, Any]
 Link = Literal["pcie", "spread", "disk"]
 TABLES = Path(__file__).parent / "tables"
 OPS = ("gemm", "small", "prefill", "decode", "share", "all_reduce")  # quantities of a GPU kind
-ERRORS = ("fit", "held", "held_parts")
+ERRORS = ("fit", "fit_parts", "held", "held_parts")
 CHIP = ("sms", "flops", "hbm")
 
 

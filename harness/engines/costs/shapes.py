@@ -1,87 +1,102 @@
-"""Bytes of a dense decoder from its dimensions, by default in bf16: the public checkpoints' own arithmetic.
-
-Norms are counted and biases are not: they are below 0.2 % of every shape served here.
-"""
+"""Bytes of a decoder from its dimensions and number formats; parameters are counted by `harness.policy.parameters`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from harness.policy.types import Shape, UserError
+from harness.policy.parameters import attention, parameters, stored_bytes
+from harness.policy.types import Format, Formats, Shape, UserError
 
 BF16 = 2  # bytes
+FP8 = 1
+FP32 = 4  # on a processor
+KV_BYTES = {"bf16": BF16, "fp8": FP8, "fp32": FP32}  # of a number in the KV cache
+BLOCK = 128  # rows and columns that share a scale in block-wise FP8: a GPU's part holds whole blocks
 DEGREES = (1, 2, 4, 8)  # of tensor parallelism: those whose all-reduces are in the cost tables
+PLAIN = Format("bf16", float(BF16))
+SINGLE = Formats(*[Format("fp32", float(FP32))] * len(Formats._fields))
 
 
 def params(shape: Shape) -> int:
-    """Return the parameters of the whole model."""
-    return _params(shape, 1)
+    """Return the parameters of the whole model; a vision tower's are not among them."""
+    return sum(parameters(shape))
 
 
 def weight_bytes(shape: Shape, tp: int = 1) -> int:
-    """Return the weight bytes on each GPU of a tensor-parallel group of `tp`; UserError where heads do not divide."""
+    """Return the weight bytes on each GPU of a tensor-parallel group of `tp`; UserError where parts do not divide."""
     _check(shape, tp)
-    return shape.number_bytes * _params(shape, tp)
+    return stored_bytes(shape, tp)
+
+
+def format_of(shape: Shape, group: str) -> Format:
+    """Return the format of a group of modules, one of `Formats`."""
+    return PLAIN if shape.formats is None else shape.formats[Formats._fields.index(group)]
+
+
+def in_numbers(shape: Shape, number_bytes: int) -> Shape:
+    """Return a shape whose weights and KV are all in bf16 (2 bytes) or in float32 (4)."""
+    if number_bytes == FP32:
+        return shape._replace(formats=SINGLE, kv_format="fp32")
+    return shape._replace(formats=None, kv_format="bf16")
+
+
+def beyond_dense(shape: Shape) -> str | None:
+    """Return what a shape has beyond a dense decoder in bf16 with grouped heads, in words; None where nothing."""
+    if shape.experts is not None:
+        return "a mixture of experts"
+    if shape.latent is not None:
+        return "latent attention"
+    if shape.sliding is not None:
+        return "sliding layers"
+    if shape.formats is not None:
+        return f"weights in {format_of(shape, 'attention').name}"
+    return None if shape.kv_format == "bf16" else f"a KV cache in {shape.kv_format}"
 
 
 def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
-    """Return KV bytes of a token on each GPU of the group: K and V of all layers; heads are copied if tp > kv_heads."""
+    """Return KV bytes of a token on each GPU of the group, in all layers; heads are copied if tp > KV heads.
+
+    Latent attention is copied always. Sliding layers count as others do: blocks that have left a window are not given
+    back. The scales of an FP8 cache are one number a layer.
+    """
     _check(shape, tp)
-    return shape.number_bytes * 2 * shape.layers * _kv_heads(shape, tp) * shape.head_dim
+    if shape.latent is not None:
+        return KV_BYTES[shape.kv_format] * shape.layers * (shape.latent.kv_rank + shape.latent.rope_dim)
+    return KV_BYTES[shape.kv_format] * 2 * shape.layers * max(1, shape.kv_heads // tp) * shape.head_dim
 
 
 def degrees(shape: Shape) -> tuple[int, ...]:
-    """Return the tensor-parallel degrees by which a shape's heads divide."""
-    return tuple(tp for tp in DEGREES if _divides(shape, tp))
-
-
-class Gemms(NamedTuple):
-    """A layer's four GEMMs as (n, k) per GPU."""
-
-    qkv: tuple[float, float]
-    out: tuple[float, float]
-    up: tuple[float, float]
-    down: tuple[float, float]
-
-
-def gemms(shape: Shape, tp: int) -> Gemms:
-    """Return the GEMMs with QKV fused, gate and up fused; columns, then rows, split over `tp` GPUs."""
-    heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
-    ffn = shape.ffn / tp
-    return Gemms(
-        ((heads + 2 * kv) * shape.head_dim, shape.hidden),
-        (shape.hidden, heads * shape.head_dim),
-        ((2 if shape.gated else 1) * ffn, shape.hidden),
-        (shape.hidden, ffn),
-    )
+    """Return the tensor-parallel degrees by which a shape's heads and experts divide."""
+    return tuple(tp for tp in DEGREES if _undivided(shape, tp) is None)
 
 
 def parts_by_weights(shape: Shape) -> tuple[list[float], list[float]]:
     """Return the parts of a layer's time that its products before and after attention take, by the weights of each.
 
-    It stands in where nothing tells kernels apart: on a machine that was measured whole.
+    It stands in where nothing tells kernels apart: on a machine that was measured whole. Of a mixture, the experts of
+    a token count.
     """
-    weights = [n * k for n, k in gemms(shape, 1)]
-    qkv, *after = (size / sum(weights) for size in weights)
-    return [qkv], after
+    *before, out = (count for _, count in attention(shape))
+    width, moe = float(shape.ffn), shape.experts
+    if moe is not None:
+        dense = (shape.layers - moe.layers) * shape.ffn
+        width = (dense + moe.layers * (moe.top * moe.ffn + moe.shared_ffn)) / shape.layers
+    down = shape.hidden * width
+    weights = [sum(before), out, (2 if shape.gated else 1) * down, down]
+    first, *after = (size / sum(weights) for size in weights)
+    return [first], after
 
 
-def _params(shape: Shape, tp: int) -> int:
-    d, heads, kv = shape.hidden, shape.q_heads // tp, _kv_heads(shape, tp)
-    attention = d * shape.head_dim * (2 * heads + 2 * kv)  # q, o; k, v
-    ffn = (3 if shape.gated else 2) * d * -(-shape.ffn // tp)
-    vocab = (1 if shape.tied else 2) * d * -(-shape.vocab // tp)
-    return vocab + shape.layers * (attention + ffn + 2 * d) + d
-
-
-def _kv_heads(shape: Shape, tp: int) -> int:
-    return max(1, shape.kv_heads // tp)
-
-
-def _divides(shape: Shape, tp: int) -> bool:
-    return tp >= 1 and shape.q_heads % tp == 0 and (shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0)
+def _undivided(shape: Shape, tp: int) -> str | None:
+    """Return what of a shape does not divide by `tp`, in words; None where all does."""
+    kv = 1 if shape.latent is not None else shape.kv_heads
+    if not (tp >= 1 and shape.q_heads % tp == 0 and (kv % tp == 0 or tp % kv == 0)):
+        return f"{shape.q_heads} heads and {shape.kv_heads} KV heads do"
+    if (moe := shape.experts) is not None:
+        unit = BLOCK if format_of(shape, "experts").name == "fp8_block" else 1
+        if tp > 1 and moe.ffn % (tp * unit):
+            return f"experts of width {moe.ffn}" + (f" in blocks of {BLOCK}" if unit > 1 else "") + " do"
+    return None
 
 
 def _check(shape: Shape, tp: int) -> None:
-    if not _divides(shape, tp):
-        raise UserError(f"{shape.name}: {shape.q_heads} heads and {shape.kv_heads} KV heads do not split over tp {tp}")
+    if (what := _undivided(shape, tp)) is not None:
+        raise UserError(f"{shape.name}: {what} not split over tp {tp}")

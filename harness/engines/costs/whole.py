@@ -61,7 +61,7 @@ class Network:
     head_dim: Positive
     ffn: Positive
     vocab: Positive
-    number_bytes: Positive
+    number_bytes: Literal[2, 4]  # of a weight and of a number of KV: bf16 or float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,12 @@ class Machine:
     def served(self, shape: Shape) -> Shape:
         """Return the network that this machine serves under a shape's name."""
         network = self.networks.get(shape.name)
-        return shape if network is None else shape._replace(**asdict(network))
+        if network is None:
+            return shape
+        dimensions = asdict(network)
+        numbers = dimensions.pop("number_bytes")
+        dense = shape._replace(**dimensions, experts=None, latent=None, sliding=None, other_bytes=0)
+        return shapes.in_numbers(dense, numbers)
 
 
 def is_whole(file: Mapping[str, Any]) -> bool:

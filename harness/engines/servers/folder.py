@@ -103,6 +103,8 @@ def weights(shape: Shape, cache: Path, python: Path, seed: int = 0) -> Path:
 
 
 def _check(shape: Shape) -> None:
+    if (lacking := shapes.beyond_dense(shape)) is not None:
+        raise UserError(f"{shape.name} has {lacking}: a dense Llama in bf16, which stands for it, has not")
     if not shape.gated:
         raise UserError(f"{shape.name} has no gate in its FFN: a Llama, which stands for it, has one")
 

@@ -185,6 +185,7 @@ class Sim:
         w["sliced"] = self._sharing == "turns" and laid_out(c, self._layout) != "gpu"  # one process takes no turns
         w["co_run"] = constants.of(c.scaled, "co_run")
         w["interference"] = constants.of(c.scaled, "interference")
+        w["beside_prefill"] = constants.of(c.scaled, "beside_prefill")
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["elastic"] = self._elastic
         w["piece_bytes"], w["first_host"] = c.piece_bytes, c.gpus

@@ -21,6 +21,7 @@ WORLD = record(
     quantum_s        f8   s         of a process's slice in a round, at least, while others of its GPU are busy
     co_run           f8   ratio     of what lanes of a GPU slow each other down: 1 as the cost tables tell
     interference     f8   ratio     of the time of a step while another lane has one on a GPU of its; 1: shares tell all
+    beside_prefill   f8   ratio     of a decode step's time while another lane prefills on its SMs; 1: shares tell all
     piece_bytes      f8   bytes     what a link moves of weights before it looks for something more urgent
     round_trip_s     f8   s         from a request's end to the arrival of its client's next one, without `think`
     gpus             i8   address   GPU

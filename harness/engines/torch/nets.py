@@ -63,7 +63,10 @@ def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: in
     folder = os.environ.get("MODELS_DIR", "")
     if folder and (Path(folder) / shape.name / "config.json").is_file():
         return described(Path(folder) / shape.name)._replace(float_bytes=float_bytes)
-    whole = shape.number_bytes == 4 or float_bytes * shapes.params(shape) <= as_it_is
+    single = shape.formats == shapes.SINGLE
+    if not single and (lacking := shapes.beyond_dense(shape)) is not None:
+        raise UserError(f"{shape.name} has {lacking}: engine torch serves dense models in 16 bits")
+    whole = single or float_bytes * shapes.params(shape) <= as_it_is
     bias, qk_norm = (shape.name.startswith(f"qwen-{generation}") for generation in (2, 3))
     return Net(shape if whole else twin(shape, wide), bias, qk_norm, float_bytes=float_bytes)
 

@@ -84,6 +84,13 @@ def attend_s(S: int, c: int, B: int, C: float) -> float:
 
 
 @jit
+def read_bytes(S: int, c: int, m: int) -> float:
+    """Return the bytes of weights that a step of m tokens reads; `float(m)` makes both cores call the same pow."""
+    k = cost_at(S)[c]
+    return k.wbytes + k.xbytes * (1.0 - k.xmiss ** float(m)) if k.xbytes > 0.0 else k.wbytes
+
+
+@jit
 def lerp(xs, ys, x: float) -> float:  # type: ignore[no-untyped-def]
     """Interpolate linearly between points, clamped at both ends."""
     if x <= xs[0]:

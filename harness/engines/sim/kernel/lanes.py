@@ -12,6 +12,7 @@ from harness.engines.sim.state import (
     IDLE,
     INF,
     SPAN,
+    STEP,
     batch_at,
     demand_at,
     gpu_at,
@@ -309,6 +310,8 @@ def share(S: int, p: int) -> None:
             n.given = n.new_rate if n.slow == 1.0 else slowed(n.max_rate, n.new_rate, n.slow)
             if W.interference > 1.0 and accompanied(S, p, lane):
                 n.given /= W.interference
+            if W.beside_prefill > 1.0 and starved(S, p, lane):
+                n.given /= W.beside_prefill
             lane = n.next
     if not apart:
         if W.n_remotes > 0:
@@ -325,12 +328,33 @@ def accompanied(S: int, p: int, lane: int) -> bool:
     """Tell whether another lane of a pool has a step on a GPU of a lane."""
     x = gpu_at(S, p).head
     while x >= 0:
-        d = lane_at(S, lane).demand
-        while d >= 0 and x != lane:
-            if demand_on(S, x, demand_at(S, d).gpu) >= 0:
-                return True
-            d = demand_at(S, d).next
+        if x != lane and meet(S, x, lane):
+            return True
         x = lane_at(S, x).next
+    return False
+
+
+@jit
+def starved(S: int, p: int, lane: int) -> bool:
+    """Tell whether a lane decodes while another lane of a pool prefills on SMs of its GPUs that are not kept apart."""
+    n = lane_at(S, lane)
+    x = gpu_at(S, p).head
+    while x >= 0 and n.busy == SPAN:
+        other = lane_at(S, x)
+        if other.busy == STEP and (n.sms <= 0 or other.sms <= 0) and meet(S, x, lane):
+            return True
+        x = other.next
+    return False
+
+
+@jit
+def meet(S: int, x: int, y: int) -> bool:
+    """Tell whether two lanes have steps on the same GPU."""
+    d = lane_at(S, y).demand
+    while d >= 0:
+        if demand_on(S, x, demand_at(S, d).gpu) >= 0:
+            return True
+        d = demand_at(S, d).next
     return False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.cost import attend_s, noise, power_below, speed, table
+from harness.engines.sim.kernel.cost import attend_s, noise, power_below, read_bytes, speed, table
 from harness.engines.sim.kernel.events import tell
 from harness.engines.sim.kernel.far import cut_kernels, far_context, far_s, hold_far, span_far
 from harness.engines.sim.kernel.growth import grow
@@ -299,7 +299,7 @@ def form(S: int, T: Tables, lane: int) -> None:
         solo = gpu + host if k.serial else max(gpu, host)
         flops = k.fl_tok * (run + tokens) + k.fl_area * area
         compute = k.pre_share if k.pre_share > 0.0 else flops / (k.flops * solo)
-        hbm = (k.wbytes + k.kbytes * C) / (k.hbm * solo)
+        hbm = (read_bytes(S, c, run + tokens) + k.kbytes * C) / (k.hbm * solo)
         layers = model_at(S, inst_at(S, i).model).layers
         left = n.layers_left if n.layers_left > 0 else layers
         part = min(n.slice_layers, left) if n.slice_layers > 0 else left
@@ -385,7 +385,7 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     solo = base + decode
     solo = solo + host if k.serial else max(solo, host)
     compute = k.dec_share if k.dec_share > 0.0 else (k.fl_tok * run) / (k.flops * solo)
-    ask(S, lane, solo, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * near_context) / (k.hbm * solo)))
+    ask(S, lane, solo, min(1.0, compute), min(1.0, (read_bytes(S, c, run) + k.kbytes * near_context) / (k.hbm * solo)))
     steps = min(steps, (2 * q - B.context + run - 1) // run)
     if n.turn != NO_TURN:
         steps = min(steps, n.turn_max - n.turn_steps)

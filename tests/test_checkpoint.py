@@ -1,0 +1,438 @@
+"""Checkpoints read by their keys: bytes as published, and one line for what is not understood."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.engines.costs import shapes
+from harness.policy.parameters import attention, parameters
+from harness.policy.types import Experts, Latent, Sliding, UserError
+from harness.run.spec import Spec, canonical
+from workloads import checkpoint, gguf, models, quantised
+from workloads.models import checkpoints, model_set, shape
+
+DENSE: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 512,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+MOE = DENSE | {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+MLA = DENSE | {"kv_lora_rank": 64, "q_lora_rank": 96, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+# 2 numbers (K and V) x layers x KV heads x head size x 2 bytes; of latent attention layers x (512 + 64) x 2 bytes.
+KV_BYTES = {
+    "qwen-3-0.6b": 2 * 28 * 8 * 128 * 2,
+    "qwen-3-1.7b": 2 * 28 * 8 * 128 * 2,
+    "qwen-3-4b": 2 * 36 * 8 * 128 * 2,
+    "qwen-3-8b": 2 * 36 * 8 * 128 * 2,
+    "qwen-3-14b": 2 * 40 * 8 * 128 * 2,
+    "qwen-3-30b-a3b": 2 * 48 * 4 * 128 * 2,
+    "qwen-3-235b-a22b": 2 * 94 * 4 * 128 * 2,
+    "qwen-3-coder-480b-a35b": 2 * 62 * 8 * 128 * 2,
+    "qwen-1.5-moe-a2.7b": 2 * 24 * 16 * 128 * 2,
+    "qwen-2.5-72b": 2 * 80 * 8 * 128 * 2,
+    "gemma-3-1b": 2 * 26 * 1 * 256 * 2,
+    "gemma-3-4b": 2 * 34 * 4 * 256 * 2,
+    "gemma-3-12b": 2 * 48 * 8 * 256 * 2,
+    "gemma-3-27b": 2 * 62 * 16 * 128 * 2,
+    "gpt-oss-20b": 2 * 24 * 8 * 64 * 2,
+    "gpt-oss-120b": 2 * 36 * 8 * 64 * 2,
+    "phi-4": 2 * 40 * 10 * 128 * 2,
+    "mixtral-8x7b": 2 * 32 * 8 * 128 * 2,
+    "mistral-small-3.1-24b": 2 * 40 * 8 * 128 * 2,
+    "deepseek-v2-lite": 27 * 576 * 2,
+    "deepseek-v3": 61 * 576 * 2,
+    "deepseek-r1": 61 * 576 * 2,
+    "kimi-k2": 61 * 576 * 2,
+    "llama-4-scout": 2 * 48 * 8 * 128 * 2,
+    "glm-4.7": 2 * 92 * 8 * 128 * 2,
+    "minimax-m2": 2 * 62 * 8 * 128 * 2,
+    "olmoe-1b-7b": 2 * 16 * 16 * 128 * 2,
+}
+
+
+def written(folder: Path, config: dict[str, Any], **beside: Any) -> str:
+    """Write a checkpoint's config, and files beside it by their stem; return the folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    for stem, content in beside.items():
+        (folder / f"{stem}.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+def refused(config: dict[str, Any]) -> str:
+    """Return the one line with which a config is refused."""
+    with pytest.raises(UserError) as error:
+        checkpoint.of_config("m", config, "m/config.json")
+    line = str(error.value)
+    assert "\n" not in line
+    assert line.startswith("m/config.json: ")
+    return line.removeprefix("m/config.json: ")
+
+
+# ------------------------------------------------------------------ public checkpoints
+
+
+def test_checkpoints_have_an_address_each() -> None:
+    assert list(checkpoints()) == list(KV_BYTES)
+    assert all(entry.published.source and entry.repo.count("/") == 1 for entry in checkpoints().values())
+    assert all((entry.published.bytes is None) != (entry.published.params is None) for entry in checkpoints().values())
+
+
+@pytest.mark.parametrize("name", KV_BYTES)
+def test_weights_are_as_published_and_kv_bytes_exact(name: str) -> None:
+    entry = checkpoints()[name]
+    read = checkpoint.of_config(name, entry.config, name)
+    assert shapes.kv_token_bytes(read.shape) == KV_BYTES[name]
+    draft = read.draft_bytes  # files hold the layers of speculative decoding too, which are not served
+    if (published := entry.published).bytes is not None:
+        assert shapes.weight_bytes(read.shape) + draft == pytest.approx(published.bytes, rel=0.01)
+    else:
+        stored = sum(parameters(read.shape)) + read.shape.other_bytes // 2
+        assert stored + draft // 2 == pytest.approx(published.params, rel=0.01)
+
+
+def test_names_are_shapes_like_others() -> None:
+    oss = shape("gpt-oss-120b")
+    assert oss.experts == Experts(layers=36, routed=128, top=4, ffn=2880)
+    assert oss.sliding == Sliding(layers=18, tokens=128)
+    assert oss.formats is not None
+    assert (oss.formats.experts.name, oss.formats.attention.name, oss.formats.head.name) == ("mxfp4", "bf16", "bf16")
+    assert shape("deepseek-v3").latent == Latent(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128)
+    assert shape("glm-4.7").experts == Experts(layers=89, routed=160, top=8, ffn=1536, shared_ffn=1536)
+    assert shape("gemma-3-27b").other_bytes == pytest.approx(2 * 0.417e9, rel=0.05)  # SigLIP
+
+
+# ------------------------------------------------------------------ keys
+
+
+def test_dimensions_under_any_name() -> None:
+    old = {
+        "n_layer": 4, "n_embd": 256, "n_head": 8, "n_inner": 512, "vocab_size": 1000, "n_positions": 4096,
+        "activation_function": "gelu_new",
+    }  # fmt: skip
+    read = checkpoint.of_config("m", old, "m").shape
+    assert (read.layers, read.hidden, read.q_heads, read.kv_heads, read.head_dim) == (4, 256, 8, 8, 32)
+    assert (read.ffn, read.gated, read.tied) == (512, False, False)
+    assert checkpoint.of_config("m", DENSE | {"architectures": ["NobodyKnows"]}, "m").shape.layers == 4
+
+
+def test_layers_with_experts_are_counted() -> None:
+    def layers(**keys: Any) -> int:
+        entry = checkpoint.of_config("m", MOE | keys, "m").shape.experts
+        assert entry is not None
+        return entry.layers
+
+    assert layers() == 4
+    assert layers(first_k_dense_replace=1) == 3
+    assert layers(decoder_sparse_step=2) == 2
+    assert layers(mlp_only_layers=[0, 3]) == 2
+    assert layers(moe_layer_freq=[0, 1, 1, 1]) == 3
+    assert layers(mlp_layer_types=["dense", "sparse", "sparse", "sparse"]) == 3
+
+
+def test_shared_experts_by_number_or_width() -> None:
+    by_number = checkpoint.of_config("m", MOE | {"n_shared_experts": 2}, "m").shape.experts
+    by_width = checkpoint.of_config("m", MOE | {"shared_expert_intermediate_size": 256}, "m").shape.experts
+    assert by_number == by_width == Experts(4, 16, 2, 128, 256)
+
+
+def test_latent_attention_is_cut_over_heads_alone() -> None:
+    read = checkpoint.of_config("m", MLA, "m").shape
+    assert [n for _, n in attention(read)] == [256 * 96, 96 * 8 * 48, 256 * 80, 64 * 8 * 64, 8 * 32 * 256]
+    assert [n for _, n in attention(read, 4)] == [256 * 96, 96 * 2 * 48, 256 * 80, 64 * 2 * 64, 2 * 32 * 256]
+    assert shapes.kv_token_bytes(read, 4) == shapes.kv_token_bytes(read) == 4 * 80 * 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "slide"),
+    [
+        ({"sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 2}, 2),
+        ({"sliding_window": 128, "sliding_window_pattern": 4}, 3),
+        ({"sliding_window": 128, "sliding_window_pattern": "LLLG"}, 3),
+        ({"sliding_window": 128}, 4),
+        ({"sliding_window": 128, "use_sliding_window": False}, 0),
+        ({"sliding_window": None}, 0),
+        ({"attention_chunk_size": 128, "no_rope_layers": [1, 1, 1, 0]}, 3),
+    ],
+)
+def test_sliding_layers(keys: dict[str, Any], slide: int) -> None:
+    entry = checkpoint.of_config("m", DENSE | keys, "m").shape.sliding
+    assert entry == (Sliding(slide, 128) if slide else None)
+
+
+def test_a_vision_tower_counts_as_bytes_alone() -> None:
+    tower = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "patch_size": 14}
+    read = checkpoint.of_config("m", {"text_config": DENSE, "vision_config": tower}, "m").shape
+    assert read._replace(other_bytes=0) == checkpoint.of_config("m", DENSE, "m").shape
+    blocks = 2 * (4 * 64 * 64 + 2 * 64 * 128)
+    assert read.other_bytes == 2 * (blocks + 64 * 3 * 14 * 14 + 64 * 256)
+    assert shapes.weight_bytes(read) - shapes.weight_bytes(read._replace(other_bytes=0)) == read.other_bytes
+
+
+# ------------------------------------------------------------------ number formats
+
+
+def test_formats_of_each_method() -> None:
+    def stored(**config: Any) -> tuple[str, float, str]:
+        entry = checkpoint.of_config("m", MOE | {"quantization_config": config}, "m").shape
+        assert entry.formats is not None
+        assert entry.formats.embedding == quantised.PLAIN
+        return (*entry.formats.experts, entry.formats.head.name)
+
+    integer = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True}
+    fp8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    assert stored(quant_method="fp8") == ("fp8", 1.0, "bf16")
+    assert stored(quant_method="fp8", weight_block_size=[128, 128]) == ("fp8_block", 1 + 4 / 16384, "bf16")
+    assert stored(quant_method="mxfp4") == ("mxfp4", 0.53125, "bf16")
+    assert stored(quant_method="awq", bits=4, group_size=128) == ("int4", 0.5 + 2.5 / 128, "bf16")
+    assert stored(quant_method="gptq", bits=8, group_size=-1) == ("int8", 1.0, "bf16")
+    assert stored(quant_method="gptq", bits=4, group_size=128, lm_head=True)[2] == "int4"
+    assert stored(quant_method="modelopt", quant_algo="NVFP4") == ("nvfp4", 0.5625, "bf16")
+    assert stored(quant_method="compressed-tensors", config_groups={"g": {"weights": integer}}) == (
+        "int4", 0.5 + 2 / 32, "int4",
+    )  # fmt: skip
+    assert stored(
+        quant_method="compressed-tensors", config_groups={"g": {"weights": fp8}}, ignore=["lm_head"]
+    ) == ("fp8", 1.0, "bf16")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    ["re:.*self_attn.*", "model.layers.*.self_attn*", "model.language_model.layers.{i}.self_attn", "self_attn"],
+)
+def test_modules_that_stay_in_16_bits(ignored: str) -> None:
+    names = [ignored.format(i=i) for i in range(4)] if "{i}" in ignored else [ignored]
+    config = MOE | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": names}}
+    entry = checkpoint.of_config("m", config, "m").shape.formats
+    assert entry is not None
+    assert (entry.attention.name, entry.experts.name) == ("bf16", "fp8")
+
+
+def test_a_group_quantised_in_part_has_the_mean() -> None:
+    part = {"quant_method": "fp8", "ignored_layers": ["model.layers.0.self_attn.q_proj"]}
+    entry = checkpoint.of_config("m", DENSE | {"quantization_config": part}, "m").shape.formats
+    assert entry is not None
+    # A layer's q and o have 8 heads and k and v 2 each: 8 of 20, in one layer of four.
+    assert entry.attention.name == "fp8"
+    assert entry.attention.weight_bytes == pytest.approx(1 + 8 / 20 / 4)
+
+
+def test_a_file_beside_the_config_states_formats(tmp_path: Path) -> None:
+    beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    read = checkpoint.read(written(tmp_path / "m", MOE, hf_quant_config=beside))
+    plain = checkpoint.read(written(tmp_path / "n", MOE))
+    assert read.formats is not None
+    assert (read.formats.experts.name, read.kv_format) == ("fp8", "fp8")
+    assert 2 * shapes.kv_token_bytes(read) == shapes.kv_token_bytes(plain)
+
+
+def test_the_index_must_be_explained(tmp_path: Path) -> None:
+    right = shapes.weight_bytes(checkpoint.of_config("m", DENSE, "m").shape)
+    index = "model.safetensors.index"
+    assert checkpoint.read(written(tmp_path / "a", DENSE, **{index: {"metadata": {"total_size": right}}})).layers == 4
+    with pytest.raises(UserError, match=r"its keys make 0\.01 GB of weights"):
+        checkpoint.read(written(tmp_path / "b", DENSE, **{index: {"metadata": {"total_size": right * 1.1}}}))
+
+
+def test_sampling_defaults_come_with_it(tmp_path: Path) -> None:
+    assert checkpoint.read(written(tmp_path / "a", DENSE, generation_config={"top_p": 0.9})).sampled
+    assert not checkpoint.read(written(tmp_path / "b", DENSE, generation_config={"top_p": 1.0})).sampled
+
+
+# ------------------------------------------------------------------ GGUF
+
+
+def header(path: Path, keys: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], int]]) -> str:
+    """Write the header of a GGUF file."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    def value(of: Any) -> bytes:
+        if isinstance(of, str):
+            return struct.pack("<I", 8) + text(of)
+        if isinstance(of, list):
+            return struct.pack("<IIQ", 9, 8, len(of)) + b"".join(text(word) for word in of)
+        return struct.pack("<II", 4, of)
+
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
+    out += b"".join(text(key) + value(of) for key, of in keys.items())
+    for name, (dims, kind) in tensors.items():
+        out += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, 0)
+    path.write_bytes(out)
+    return str(path)
+
+
+def q4(path: Path, **changed: Any) -> str:
+    """Write a model of one layer whose tensors are Q4_K (12), Q6_K (14), F16 (1) and F32 (0)."""
+    keys = {
+        "general.architecture": "llama", "llama.block_count": 1, "llama.embedding_length": 256,
+        "llama.attention.head_count": 8, "llama.attention.head_count_kv": 2, "llama.feed_forward_length": 512,
+        "llama.context_length": 4096, "tokenizer.ggml.tokens": ["a"] * 1024,
+    }  # fmt: skip
+    tensors = {
+        "token_embd.weight": ((256, 1024), 1), "blk.0.attn_norm.weight": ((256,), 0),
+        "blk.0.attn_q.weight": ((256, 256), 12), "blk.0.attn_k.weight": ((256, 64), 12),
+        "blk.0.attn_v.weight": ((256, 64), 14), "blk.0.attn_output.weight": ((256, 256), 12),
+        "blk.0.ffn_gate.weight": ((256, 512), 12), "blk.0.ffn_up.weight": ((256, 512), 12),
+        "blk.0.ffn_down.weight": ((512, 256), 14), "blk.0.ffn_norm.weight": ((256,), 0),
+        "output.weight": ((256, 1024), 14), "output_norm.weight": ((256,), 0),
+    }  # fmt: skip
+    return header(path, keys | changed, tensors)
+
+
+def test_a_gguf_has_the_bytes_of_its_tensors(tmp_path: Path) -> None:
+    read = shape(q4(tmp_path / "m.gguf"))
+    assert (read.layers, read.hidden, read.q_heads, read.kv_heads, read.head_dim) == (1, 256, 8, 2, 32)
+    assert (read.ffn, read.vocab, read.gated, read.tied, read.max_tokens) == (512, 1024, True, False, 4096)
+    q4_k, q6_k = 144 / 256, 210 / 256
+    whole = 256 * 1024 * 2 + (2 * 65536 + 16384) * q4_k + 16384 * q6_k + 131072 * (2 * q4_k + q6_k) + 262144 * q6_k
+    assert shapes.weight_bytes(read) == round(whole) + 3 * 256 * 2
+    assert model_set(str(tmp_path / "m.gguf")).names == ("m/1",)
+
+
+def test_a_gguf_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF\x03\x00")
+    (tmp_path / "b.gguf").write_bytes(b"PK\x03\x04" * 100)
+    with pytest.raises(UserError, match="no GGUF header"):
+        shape(str(tmp_path / "a.gguf"))
+    with pytest.raises(UserError, match="does not begin with GGUF"):
+        shape(str(tmp_path / "b.gguf"))
+    with pytest.raises(UserError, match=r"llama\.attention\.kv_lora_rank: no model"):
+        shape(q4(tmp_path / "c.gguf", **{"llama.attention.kv_lora_rank": 64}))
+
+
+def test_blocks_hold_their_bits_and_scales() -> None:
+    """ggml-common.h: QK_K = 256 numbers in super-blocks, 32 in others; scales of 6 bits in 12 bytes, and halves."""
+    numbers = {12: 4, 13: 5, 14: 6, 11: 3, 10: 2, 8: 8, 2: 4, 6: 5, 20: 4, 39: 4}
+    scales = {12: 12 + 4, 13: 12 + 4, 14: 16 + 2, 11: 12 + 2, 10: 16 + 4, 8: 2, 2: 2, 6: 2, 20: 2, 39: 1}
+    for kind, bits in numbers.items():
+        block, size = gguf.TYPES[kind]
+        assert size == block * bits // 8 + scales[kind]
+
+
+# ------------------------------------------------------------------ sets
+
+
+def test_names_and_paths_mix(tmp_path: Path) -> None:
+    path = written(tmp_path / "mine", MOE)
+    entry = model_set(f"gpt-oss-120b,{path}/config.json:tp=2:dtype=fp8*2,{path}:kv_dtype=fp8")
+    assert entry.names == ("gpt-oss-120b/1", "mine/1", "mine/2", "mine/3")
+    assert [m.tp for m in entry.members] == [1, 2, 2, 1]
+    eight = entry.members[1].shape
+    assert eight.formats is not None
+    assert (eight.formats.experts.name, eight.formats.head.name, eight.kv_format) == ("fp8", "bf16", "bf16")
+    assert entry.members[3].shape.kv_format == "fp8"
+
+
+def test_a_run_is_named_by_what_is_read_not_by_its_path(tmp_path: Path) -> None:
+    def name(path: str) -> str:
+        return canonical(Spec("static", models=f"{path}:tp=2*3,llama-3.1-8b"))
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = written(tmp_path / "a" / "mine", MOE)
+    other = written(tmp_path / "b" / "mine", MOE | {"bos_token_id": 7})
+    assert name(first) == name(other)
+    written(Path(other), MOE | {"hidden_size": 512})
+    assert name(first) != name(other)
+    assert "llama-3.1-8b" in name(first)
+
+
+def test_paths_hold_from_any_folder() -> None:
+    there = models.with_files("a/config.json:tp=2*3, gpt-oss-120b*2,b/m.gguf", lambda path: f"/x/{path}")
+    assert there == "/x/a/config.json:tp=2*3,gpt-oss-120b*2,/x/b/m.gguf"
+    assert models.with_files("sets/mine.toml", lambda _: "") == "sets/mine.toml"
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"hidden_size": None}, "no hidden_size"),
+        ({"num_hidden_layers": None}, "no num_hidden_layers: not the config of a decoder"),
+        ({"max_position_embeddings": None}, "no max_position_embeddings"),
+        ({"hidden_size": "256"}, 'hidden_size is "256", not a count'),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1, not a count"),
+        ({"num_layers": 5}, "num_hidden_layers 4 and num_layers 5 contradict each other"),
+        ({"num_key_value_heads": 3}, "8 attention heads do not divide among 3 KV heads"),
+        ({"num_experts": 8}, "8 experts without num_experts_per_tok"),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "9 experts of each token, of 8"),
+        ({"kv_lora_rank": 64}, "kv_lora_rank without qk_nope_head_dim"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types has 3 layers, num_hidden_layers says 4"),
+        ({"layer_types": ["linear_attention"] * 4}, 'layer_types: no model of "linear_attention"'),
+        ({"full_attention_interval": 4}, "full_attention_interval: no model of linear attention"),
+        ({"index_topk": 2048}, "index_topk: no model of sparse attention"),
+        ({"mamba_d_state": 16}, "mamba_d_state: no model of state-space layers"),
+        ({"sliding_windows": [4, 5]}, "sliding_windows is not understood, and may change bytes or steps"),
+        ({"global_head_dim": 512}, "global_head_dim is not understood, and may change bytes or steps"),
+        ({"quantization_config": {"quant_method": "exl3"}}, 'quantization_config: quant_method "exl3" is not known'),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 5}}, "quantization_config: bits 5 in groups of 128"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP3"}}, "quantization_config: quant_algo"),
+        ({"quantization_config": "fp8"}, 'quantization_config is "fp8", not a table of keys'),
+    ],
+)
+def test_what_is_not_understood_ends_in_one_line(change: dict[str, Any], line: str) -> None:
+    assert refused(DENSE | change).startswith(line)
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    def line(content: str) -> str:
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(UserError) as error:
+            shape(str(tmp_path / "config.json"))
+        assert "\n" not in str(error.value)
+        return str(error.value).partition("config.json: ")[2]
+
+    assert line("[1, 2").startswith("no JSON (")
+    assert line("[1, 2]") == "[1, 2], not a table of keys"
+    assert line("[" * 100_000).startswith("no JSON (")
+    assert line(" " * 10_000_000) == "10.0 MB, no config (at most 4 MB)"
+    with pytest.raises(UserError, match="no such file"):
+        shape("nowhere/config.json")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UserError, match=r"no config\.json in this folder"):
+        shape(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ("gpt-oss-120b:dtype=fp8", "gpt-oss-120b: dtype=fp8 is for checkpoints of 16 bits, and this one is quantised"),
+        ("qwen-3-8b:dtype=fp9", 'qwen-3-8b: no dtype "fp9"; did you mean fp8?'),
+        ("qwen-3-8b:kv_dtype=int4", 'qwen-3-8b: no kv_dtype "int4"'),
+        ("qwen-3-8b:tp=0", 'model "qwen-3-8b:tp=0": tp is "0", not a count of GPUs'),
+        ("qwen-3-8b:pp=2", 'model "qwen-3-8b:pp=2": "pp=2" is no qualifier'),
+        ("qwen-3-8b:tp=2:tp=4", 'model "qwen-3-8b:tp=2:tp=4": "tp=4" is no qualifier'),
+        ("gpt-oss-121b,qwen-3-8b", 'no model "gpt-oss-121b"'),
+    ],
+)
+def test_a_model_asked_for_wrongly(asked: str, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        model_set(asked)
+    assert str(error.value).startswith(line)
+
+
+def test_degrees_divide_heads_and_experts() -> None:
+    big = shape("qwen-3-235b-a22b:dtype=fp8_block")
+    assert shapes.degrees(big) == (1, 2, 4)  # 1536 / 8 = 192 is no whole number of blocks of 128
+    with pytest.raises(UserError, match="experts of width 1536 in blocks of 128 do not split over tp 8"):
+        shapes.weight_bytes(big, 8)
+    assert shapes.degrees(shape("qwen-3-235b-a22b")) == (1, 2, 4, 8)
+    odd = checkpoint.of_config("odd", MOE | {"moe_intermediate_size": 129}, "m").shape
+    assert shapes.degrees(odd) == (1,)
+    mixtral = shape("mixtral-8x7b")
+    assert 2 * shapes.weight_bytes(mixtral, 2) == pytest.approx(shapes.weight_bytes(mixtral), rel=1e-3)

@@ -1,0 +1,412 @@
+"""Shapes from checkpoints as they are: `config.json`, a folder with one, or a `.gguf` file (`gguf.py`).
+
+A config is read by its keys, whatever its `architectures`: any decoder of (grouped heads or latent attention) x (dense
+FFN, or routed and shared experts) x (full or sliding layers). Keys have several names in use; `NAMES` has them all. The
+text part of a multimodal checkpoint is what is served; its vision tower counts as bytes. What would change bytes or
+steps and is not understood ends in one line that names the key: layers without attention, sparse attention,
+encoders, and any unknown key whose name speaks of a dimension (`STRUCTURE`).
+
+Two things are in no key. Whether an FFN is gated follows from the activation (`UNGATED`, `hidden_activation`,
+`mlp_type`). Whether the head shares the embedding follows, where `tie_word_embeddings` is left out, from the default of
+the checkpoint's class (`TIED`: transformers, `configuration_*.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.policy.parameters import parameters, stored_bytes
+from harness.policy.types import Experts, Latent, Shape, Sliding, UserError
+from workloads import gguf, quantised
+
+MOST_BYTES = 4_000_000  # of a config; those with a list of all modules have 0.3 MB
+MOST_INT = 10**9
+INDEX = "model.safetensors.index.json"
+NEAR = 0.01  # of an index's bytes: the keys explain the checkpoint
+NAMES: Mapping[str, tuple[str, ...]] = {
+    name: tuple(keys.split())
+    for name, keys in {
+        "layers": "num_hidden_layers n_layer n_layers num_layers",
+        "hidden": "hidden_size n_embd d_model",
+        "q_heads": "num_attention_heads n_head n_heads",
+        "kv_heads": "num_key_value_heads n_head_kv num_kv_heads multi_query_group_num num_attention_groups",
+        "head_dim": "head_dim kv_channels attention_head_dim",
+        "ffn": "intermediate_size_mlp intermediate_size ffn_hidden_size n_inner ffn_dim dense_intermediate_size",
+        "vocab": "padded_vocab_size vocab_size",
+        "context": "max_position_embeddings n_positions seq_length max_sequence_length max_seq_len model_max_length",
+        "experts": "num_experts n_routed_experts num_local_experts moe_num_experts num_routed_experts",
+        "top": "num_experts_per_tok num_experts_per_token experts_per_token moe_topk moe_top_k moe_k top_k_experts",
+        "expert_ffn": "moe_intermediate_size expert_ffn_hidden_size expert_hidden_dim",
+        "shared": "n_shared_experts num_shared_experts num_shared_expert moe_num_shared_experts",
+        "shared_ffn": "shared_expert_intermediate_size moe_shared_expert_intermediate_size share_expert_dim"
+        " shared_intermediate_size",
+        "first_dense": "first_k_dense_replace first_k_dense moe_first_k_dense_replace num_dense_layers",
+        "every": "moe_layer_freq decoder_sparse_step interleave_moe_layer_step",
+        "draft": "num_nextn_predict_layers num_mtp_modules mtp_num_hidden_layers mtp_num_layers",
+    }.items()
+}
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation")
+UNGATED = ("gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu", "relu2")
+TIED = ("gemma", "cohere", "gpt2", "gpt_bigcode", "bloom", "falcon", "mpt", "opt", "starcoder2", "phi3small")
+# Of hybrids, sparse attention and encoders: what they would cost is not in our tables.
+REFUSED: Mapping[str, str] = {
+    "index_topk": "sparse attention",
+    "compress_ratios": "sparse attention",
+    "sparse_attention_config": "sparse attention",
+    "moba_config": "sparse attention",
+    "linear_attn_config": "linear attention",
+    "full_attention_interval": "linear attention",
+    "linear_num_value_heads": "linear attention",
+    "attn_type_list": "linear attention",
+    "hybrid_override_pattern": "state-space layers",
+    "layers_block_type": "state-space layers",
+    "mamba_d_state": "state-space layers",
+    "mamba_num_heads": "state-space layers",
+    "ssm_state_size": "state-space layers",
+    "ssm_cfg": "state-space layers",
+    "block_types": "recurrent layers",
+    "cross_attention_layers": "cross attention",
+    "encoder_layers": "an encoder",
+    "num_encoder_layers": "an encoder",
+    "num_kv_shared_layers": "layers that share KV",
+    "hidden_size_per_layer_input": "embeddings of each layer",
+    "audio_config": "an audio encoder",
+    "block_configs": "layers of different shapes",
+}
+WHOLE = ("attention", "full_attention", "full", "global")
+WINDOWED = ("sliding_attention", "chunked_attention", "sliding", "local")
+NESTED = ("text_config", "llm_config", "language_config")
+VISION = ("vision_config", "vision_tower_config", "vit_config")
+# Keys that change neither bytes nor steps, or are read where they are listed elsewhere in this file.
+KNOWN = frozenset(
+    {*(name for names in NAMES.values() for name in names), *ACTIVATIONS, *NESTED, *VISION, *REFUSED}
+    | set(
+        "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim rope_head_dim use_mla"
+        " sliding_window use_sliding_window max_window_layers sliding_window_pattern _sliding_window_pattern"
+        " interleaved_sliding_window layer_types mlp_only_layers moe_layers moe_layers_enum mlp_layer_types"
+        " attention_chunk_size no_rope_layers no_rope_layer_interval quantization_config compression_config"
+        " n_group topk_group num_expert_group ep_size norm_topk_prob use_qk_norm original_max_position_embeddings"
+        " initial_context_length max_model_len n_ctx num_labels num_logits_to_keep num_return_sequences"
+        " layer_norm_eps layernorm_epsilon layer_norm_epsilon image_size spatial_merge_size patch_size"
+        " num_image_tokens vision_feature_layer mm_tokens_per_image type_vocab_size".split()
+    )
+)
+# An unknown key of such a name, with a value that is no switch, stands for dimensions that we would miss.
+STRUCTURE = re.compile(
+    r"(?<![a-z])(num|n|dim|dims|size|sizes|rank|heads?|layers?|experts?|window|lora|ssm|mamba|conv|linear|index|indexer"
+    r"|sparse|block|latent|state|kv|hash|engram|compress|loop|recurrent|depth|per_layer|bits)s?(?![a-z])"
+)
+HARMLESS = re.compile(
+    r"(token|drop|init|loss|aux|coef|eps|epsilon|norm_|rope|rotary|scale|scaling|multiplier|softcap|"
+    r"bias|cache|dtype|version|name|id$|ids$|labels?$|beam|penalty|tp$|std|range|jitter|router|chunk_size_feed|image|video|"
+    r"vision|mm_|projector|max_batch|_tp|seq_aux|temperature|diversity|beta|theta|factor|clip|limit|position)"
+)
+
+
+class Read(NamedTuple):
+    """A checkpoint: its shape, and the bytes of layers in its files that only speculative decoding loads."""
+
+    shape: Shape
+    draft_bytes: int = 0
+
+
+def is_checkpoint(name: str) -> bool:
+    """Tell whether a model's name is the path of a checkpoint."""
+    return name.endswith((".json", ".gguf")) or ("/" in name and not name.endswith(".toml")) or name in (".", "..")
+
+
+def file_of(name: str) -> Path:
+    """Return the file that a path stands for: itself, or a folder's `config.json` or only `.gguf`; else UserError."""
+    path = Path(name)
+    if path.is_dir():
+        ggufs = sorted(path.glob("*.gguf"))
+        if (path / "config.json").is_file():
+            return path / "config.json"
+        if len(ggufs) == 1:
+            return ggufs[0]
+        raise UserError(f"{name}: no config.json in this folder" + f", and {len(ggufs)} .gguf files" * bool(ggufs))
+    if not path.is_file():
+        raise UserError(f"{name}: no such file")
+    return path
+
+
+def read(name: str, dtype: str | None = None, kv_dtype: str | None = None) -> Shape:
+    """Read the shape of a checkpoint: the path of a `config.json` or `.gguf`, or a folder of one.
+
+    `dtype` quantises a 16-bit checkpoint when it is loaded; `kv_dtype` is that of its KV cache. Raises UserError, of
+    one line, with the file and the key that is missing, contradictory, unknown or not understood. Where the index of
+    its tensors lies beside the config, its total must be explained by the keys within 1 %.
+    """
+    path = file_of(name)
+    label = path.parent.resolve().name if path.name == "config.json" else path.stem
+    if path.suffix == ".gguf":
+        return quantised.loaded(gguf.read(path, label), str(path), dtype, kv_dtype)
+    named = of_config(label, _json(path), str(path), _beside(path.parent / "hf_quant_config.json"))
+    total = _beside(path.parent / INDEX).get("metadata", {}).get("total_size")
+    if isinstance(total, int | float) and total > 0:
+        ours = stored_bytes(named.shape)
+        whole = min((ours, ours + named.draft_bytes), key=lambda size: abs(size / total - 1))
+        if abs(whole / total - 1) > NEAR and abs(2 * whole / total - 1) > NEAR:  # or it is stored in 32 bits
+            raise UserError(f"{path}: its keys make {whole / 1e9:.2f} GB of weights, {INDEX} {total / 1e9:.2f} GB")
+    draw = _beside(path.parent / "generation_config.json")
+    top_p, top_k = draw.get("top_p", 1.0), draw.get("top_k", 0)
+    sampled = (isinstance(top_p, int | float) and 0 < top_p < 1) or (isinstance(top_k, int) and top_k > 1)
+    return quantised.loaded(named.shape._replace(sampled=sampled), str(path), dtype, kv_dtype)
+
+
+def of_config(label: str, raw: Mapping[str, Any], where: str, beside: Mapping[str, Any] | None = None) -> Read:
+    """Return the checkpoint of a config's keys; `beside` is its `hf_quant_config.json`. Raises UserError as `read`."""
+    return _Config(label, raw, where).read(beside or {})
+
+
+class _Config:
+    """The keys of one config, with what is asked of them in their own words."""
+
+    def __init__(self, label: str, raw: Mapping[str, Any], where: str) -> None:
+        self.label, self.where, self.raw = label, where, raw
+        inner: Mapping[str, Any] = next((raw[key] for key in NESTED if isinstance(raw.get(key), dict)), {})
+        text = {**{k: v for k, v in raw.items() if k not in (*NESTED, *VISION)}, **inner}
+        self.keys = {key: value for key, value in text.items() if value is not None}
+
+    def wrong(self, what: str) -> UserError:
+        return UserError(f"{self.where}: {what}")
+
+    def read(self, beside: Mapping[str, Any]) -> Read:
+        self.refuse()
+        layers, hidden, heads = (self.need(name) for name in ("layers", "hidden", "q_heads"))
+        kv = self.count("kv_heads") or (1 if self.keys.get("multi_query") is True else heads)
+        latent = self.latent()
+        if heads % kv:
+            raise self.wrong(f"{heads} attention heads do not divide among {kv} KV heads")
+        if (dim := self.count("head_dim")) is None:
+            if hidden % heads and latent is None:
+                raise self.wrong(f"no head_dim, and hidden_size {hidden} does not divide among {heads} heads")
+            dim = hidden // heads
+        experts = self.experts(layers)
+        ffn = self.count("ffn") or (experts.ffn if experts and experts.layers == layers else 4 * hidden)
+        shape = Shape(
+            self.label, layers, hidden, heads, kv, dim, ffn, self.need("vocab"), self.gated(), self.tied(),
+            self.count("context") or self.rope_context(), experts=experts, latent=latent, sliding=self.sliding(layers),
+            other_bytes=2 * self.vision(hidden),
+        )  # fmt: skip
+        draft = 2 * self.draft(shape)
+        full = quantised.of_checkpoint(shape, {**self.raw, **self.keys}, beside, self.where)
+        if full.formats is not None and draft:  # a draft layer is stored as the others are
+            draft = round(draft * stored_bytes(full) / stored_bytes(shape))
+        return Read(full, draft)
+
+    def refuse(self) -> None:
+        if not any(name in self.keys for name in NAMES["layers"]):
+            raise self.wrong(f"no {NAMES['layers'][0]}: not the config of a decoder")
+        if self.keys.get("is_encoder_decoder"):
+            raise self.wrong("is_encoder_decoder: no model of an encoder")
+        for key, what in REFUSED.items():
+            value = self.keys.get(key) or self.raw.get(key)
+            if value and not (isinstance(value, list) and all(kind in (1, *WHOLE) for kind in value)):
+                raise self.wrong(f"{key}: no model of {what}")
+        for key, value in self.keys.items():
+            if key in KNOWN or isinstance(value, bool | str) or value in (0, 1, [], {}) or HARMLESS.search(key):
+                continue
+            if STRUCTURE.search(key.replace("_", " ")):
+                raise self.wrong(f"{key} is not understood, and may change bytes or steps")
+
+    def count(self, name: str) -> int | None:
+        """Return a count under any of its names; None where there is none. Raises UserError if two disagree."""
+        named = {key: self.whole(key) for key in NAMES[name] if key in self.keys}
+        if name == "ffn":  # of both, that of dense layers stands first
+            return next(iter(named.values()), None)
+        if len({*named.values()}) > 1:
+            raise self.wrong(" and ".join(f"{key} {value}" for key, value in named.items()) + " contradict each other")
+        return next(iter(named.values()), None)
+
+    def whole(self, key: str) -> int:
+        value = self.keys[key]
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_INT:
+            raise self.wrong(f"{key} is {_shown(value)}, not a count")
+        return value
+
+    def need(self, name: str) -> int:
+        if not (value := self.count(name)):
+            raise self.wrong(f"no {NAMES[name][0]}")
+        return value
+
+    def rope_context(self) -> int:
+        raise self.wrong(f"no {NAMES['context'][0]}")
+
+    def gated(self) -> bool:
+        if "mlp_type" in self.keys:
+            return str(self.keys["mlp_type"]) != "default"
+        if "hidden_activation" in self.raw or "hidden_activation" in self.keys:
+            return True
+        named = next((str(self.keys[key]) for key in ACTIVATIONS if key in self.keys), "silu")
+        return named not in UNGATED or str(self.keys.get("model_type", "")).startswith("gemma")
+
+    def tied(self) -> bool:
+        for keys in (self.keys, self.raw):
+            if isinstance(stated := keys.get("tie_word_embeddings"), bool):
+                return stated
+        return str(self.keys.get("model_type", "")).startswith(TIED)
+
+    def latent(self) -> Latent | None:
+        if not self.keys.get("kv_lora_rank"):
+            return None
+        names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        if missing := next((name for name in names if name not in self.keys), None):
+            raise self.wrong(f"kv_lora_rank without {missing}")
+        kv_rank, nope, rope, v = (self.whole(name) for name in names)
+        return Latent(self.whole("q_lora_rank") if "q_lora_rank" in self.keys else 0, kv_rank, nope, rope, v)
+
+    def experts(self, layers: int) -> Experts | None:
+        count, top = self.count("experts"), self.count("top")
+        if not count or count == 1:
+            return None
+        if not top:
+            raise self.wrong(f"{count} experts without {NAMES['top'][0]}")
+        if top > count:
+            raise self.wrong(f"{top} experts of each token, of {count}")
+        if (width := self.count("expert_ffn")) is None and (width := self.keys.get("intermediate_size")) is None:
+            raise self.wrong(f"{count} experts without {NAMES['expert_ffn'][0]}")
+        if not isinstance(width, int):
+            raise self.wrong(f"intermediate_size is {_shown(width)}, not a count")
+        shared = self.count("shared_ffn")
+        if shared is None:
+            shared = (self.count("shared") or 0) * width
+            if not shared and str(self.keys.get("model_type", "")).startswith("llama4"):
+                shared = width  # its one shared expert is in no key
+        with_experts = self.with_experts(layers)
+        return Experts(with_experts, count, top, width, shared) if with_experts else None
+
+    def with_experts(self, layers: int) -> int:
+        """Count the layers that have experts."""
+        for key in ("moe_layers", "moe_layers_enum"):
+            if value := self.keys.get(key):
+                return len(value.split(",") if isinstance(value, str) else self.listed(key))
+        if "mlp_layer_types" in self.keys:
+            return sum(kind != "dense" for kind in self.each("mlp_layer_types", layers))
+        key = next((key for key in NAMES["every"] if key in self.keys), "")
+        if isinstance(every := self.keys.get(key, 1), list):
+            return sum(bool(x) for x in self.each(key, layers))
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise self.wrong(f"{key} is {_shown(every)}, not a count")
+        first = self.count("first_dense") or 0
+        if first > layers:
+            raise self.wrong(f"{first} dense layers at first, of {layers}")
+        only = set(self.listed("mlp_only_layers")) if "mlp_only_layers" in self.keys else set()
+        deepseek = "first_k_dense_replace" in self.keys
+        return sum(i >= first and i not in only and (i if deepseek else i + 1) % every == 0 for i in range(layers))
+
+    def listed(self, key: str) -> list[Any]:
+        if not isinstance(value := self.keys[key], list):
+            raise self.wrong(f"{key} is {_shown(value)}, not a list")
+        return value
+
+    def each(self, key: str, layers: int) -> list[Any]:
+        """Return a list of one entry a layer."""
+        if len(value := self.listed(key)) != layers:
+            raise self.wrong(f"{key} has {len(value)} layers, {NAMES['layers'][0]} says {layers}")
+        return value
+
+    def sliding(self, layers: int) -> Sliding | None:
+        window = self.keys.get("sliding_window")
+        if self.keys.get("use_sliding_window") is False:
+            window = None
+        chunk = self.keys.get("attention_chunk_size")
+        if "layer_types" in self.keys:
+            kinds = self.each("layer_types", layers)
+            if strange := next((kind for kind in kinds if kind not in (*WHOLE, *WINDOWED)), None):
+                raise self.wrong(f"layer_types: no model of {_shown(strange)}")
+            slide = sum(kind in WINDOWED for kind in kinds)
+            if slide and not (window or chunk):
+                raise self.wrong("layer_types has sliding layers, and there is no sliding_window")
+        elif chunk and (window is None):
+            slide = (
+                sum(bool(x) for x in self.listed("no_rope_layers"))
+                if self.keys.get("no_rope_layers")
+                else (layers - layers // int(self.keys.get("no_rope_layer_interval") or 4))
+            )
+        elif not window:
+            return None
+        else:
+            every = self.keys.get("sliding_window_pattern", self.keys.get("_sliding_window_pattern"))
+            if every is None and str(self.keys.get("model_type", "")).startswith("gemma"):
+                every = 2 if str(self.keys["model_type"]) == "gemma2" else 6
+            if isinstance(every, str):  # "LLLG", again and again
+                slide = sum(every[i % len(every)] == "L" for i in range(layers))
+            else:
+                slide = layers - (layers // every if isinstance(every, int) and every > 1 else 0)
+        tokens = window or chunk
+        if isinstance(tokens, list):
+            raise self.wrong(f"sliding_window is {_shown(tokens)}, not a count")
+        if not slide or not isinstance(tokens, int):
+            return None
+        return Sliding(slide, tokens)
+
+    def vision(self, hidden: int) -> int:
+        """Count the parameters of a vision tower and of its way into the text model."""
+        tower = next((self.raw[key] for key in VISION if isinstance(self.raw.get(key), dict)), None)
+        if tower is None:
+            return 0
+
+        def of(*names: str, least: int = 0) -> int:
+            value = next((tower[n] for n in names if isinstance(tower.get(n), int) and tower[n]), least)
+            return int(value)
+
+        width = of("embed_dim", "hidden_size", "vt_hidden_size", "width")
+        if "embed_dim" in tower and "depth" in tower and of("hidden_size") == hidden:
+            width = of("embed_dim")
+        layers = of("depth", "num_hidden_layers", "vt_num_hidden_layers", "layers")
+        wide = of("intermediate_size", "vt_intermediate_size", "mlp_dim")
+        wide = wide or round(width * float(tower.get("mlp_ratio", 4)))
+        if not width or not layers:
+            raise self.wrong("vision_config has no hidden_size or num_hidden_layers")
+        gated = str(tower.get("hidden_act", "gelu")) == "silu" or tower.get("model_type") == "pixtral"
+        merge = of("spatial_merge_size", least=int(self.raw.get("spatial_merge_size") or 1)) ** 2
+        return (
+            layers * (4 * width * width + (3 if gated else 2) * width * wide)
+            + width * 3 * of("patch_size", least=14) ** 2 * of("temporal_patch_size", least=1)
+            + (width * merge) ** 2 * (merge > 1)
+            + width * merge * hidden
+        )
+
+    def draft(self, shape: Shape) -> int:
+        """Count the parameters of the layers that only speculative decoding loads."""
+        n = self.count("draft") or 0
+        if not n:
+            return 0
+        last = shape._replace(
+            layers=n, experts=shape.experts and shape.experts._replace(layers=n), vocab=0, other_bytes=0
+        )
+        return sum(parameters(last)) + n * (2 * shape.hidden**2 + 2 * shape.hidden * shape.vocab)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise UserError(f"{path}: {size / 1e6:.1f} MB, no config (at most {MOST_BYTES / 1e6:.0f} MB)")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise UserError(f"{path}: no JSON ({str(error).splitlines()[0]})") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: {_shown(value)}, not a table of keys")
+    return value
+
+
+def _beside(path: Path) -> dict[str, Any]:
+    """Return the keys of a file beside a config; none where there is no such file. An index may be large."""
+    if not path.is_file():
+        return {}
+    if path.name == INDEX:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            head = file.read(1 << 16)
+        size = re.search(r'"total_size"\s*:\s*(\d+)', head)
+        return {"metadata": {"total_size": int(size[1])}} if size else {}
+    return _json(path)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

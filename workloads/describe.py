@@ -1,0 +1,69 @@
+"""Checkpoints of a folder, a line each: `python -m workloads.describe FOLDER|FILE ...`.
+
+Every `config.json`, `*_config.json` and `.gguf` below a folder is read; what is not understood is a line, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.policy.parameters import parameters, stored_bytes
+from harness.policy.types import Shape, UserError
+from workloads import checkpoint
+
+KV = {"bf16": 2, "fp8": 1}
+
+
+def files(path: Path) -> Iterator[Path]:
+    """Yield the checkpoints of a folder and the folders in it, in order of their names; or the file itself."""
+    if path.is_dir():
+        every = (*path.rglob("*config.json"), *path.rglob("*.gguf"))
+        skip = ("generation_config.json", "quant_config.json", "tokenizer_config.json", "preprocessor_config.json")
+        yield from sorted(file for file in every if not file.name.endswith(skip))
+    else:
+        yield path
+
+
+def line(path: Path) -> str:
+    """Return a line on a checkpoint: its parameters, weights, KV and formats, or what of it is not understood."""
+    try:
+        return f"{path}: {words(checkpoint.read(str(path)))}"
+    except UserError as error:
+        text = str(error)
+        return text if text.startswith(str(path)) else f"{path}: {text}"
+
+
+def words(shape: Shape) -> str:
+    """Describe a shape."""
+    count, moe = sum(parameters(shape)) / 1e9, shape.experts
+    kv = shape.layers * (
+        shape.latent.kv_rank + shape.latent.rope_dim if shape.latent else 2 * shape.kv_heads * shape.head_dim
+    )
+    parts = [
+        f"{count:.2f} B parameters",
+        f"{stored_bytes(shape) / 1e9:.2f} GB",
+        f"{kv * KV[shape.kv_format]} B of KV a token",
+    ]
+    if moe is not None:
+        parts.append(f"{moe.top} of {moe.routed} experts in {moe.layers} of {shape.layers} layers")
+    if shape.latent is not None:
+        parts.append("latent attention")
+    if shape.sliding is not None:
+        parts.append(f"{shape.sliding.layers} sliding layers of {shape.sliding.tokens}")
+    if shape.formats is not None:
+        parts.append("/".join(dict.fromkeys(entry.name for entry in shape.formats)))
+    return ", ".join(parts)
+
+
+def main(paths: Sequence[str]) -> int:
+    """Print the lines."""
+    for path in paths:
+        for file in files(Path(path)):
+            print(line(file))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
