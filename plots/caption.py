@@ -50,8 +50,8 @@ def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = 
 def brief(table: pa.Table, facts: Facts, *told: str, slo: bool = True) -> str:
     """Write the setting, and as many of the other sentences as fit in `WORDS` words, in order.
 
-    The setting: simulated or real, checked or not, GPUs, SLO (unless the legend has it) and windows. The CSV beside the picture has all of
-    `caption`.
+    The setting: simulated or real, checked or not, GPUs, SLO (with `slo`: not where a legend has it) and windows. The
+    CSV beside the picture has all of `caption`.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     shown = runs[~runs["label"].isin(facts["controls"])]

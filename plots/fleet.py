@@ -69,7 +69,7 @@ def _fewest(table: pa.Table, facts: Facts, note: str) -> Figure:
     handles = [Line2D([], [], marker=mark, label=f"SLO {slos([rule])}", **grey)
                for rule, mark in zip(rules, MARKS, strict=False)]  # fmt: skip
     if any(_papers(label, panel, table, facts) for panel in facts["panels"] for label in names):
-        handles.append(Line2D([], [], **grey | overview.PAPER_MARK, label="where the paper's number puts it"))
+        handles.append(Line2D([], [], **{**grey, **overview.PAPER_MARK}, label="where the paper's number puts it"))
     top = style.legend(figure, handles, 4, fontsize=6, columnspacing=1.4)
     text, below = style.foot(brief(table, facts, note, _answers(facts), *_apart(table), slo=False), 178)
     across = min(ACROSS, len(by_load))

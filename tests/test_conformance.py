@@ -17,9 +17,9 @@ DENSE = "crowd"  # the case with most models a GPU, and most decisions
 
 
 def covering(name: str) -> dict[str, Subject]:
-    """Return a system's subjects for the fast tests: its default in every case, each variant in a third of them.
+    """Return a system's subjects for the fast tests: its default in every case, each variant in a sixth of them.
 
-    Variants are its presets and other settings. Each case sees a third of them; all pairs are left to the slow tests.
+    Variants are its presets and other settings. Each case sees a sixth of them; all pairs are left to the slow tests.
     """
     every = subjects(name)
     variants = list(dict.fromkeys((subject.preset, subject.fields) for subject in every.values()))
@@ -27,7 +27,7 @@ def covering(name: str) -> dict[str, Subject]:
     return {
         f"{name}/{key}": subject
         for key, subject in every.items()
-        if not (k := variants.index((subject.preset, subject.fields))) or (k + names.index(subject.name)) % 3 == 0
+        if not (k := variants.index((subject.preset, subject.fields))) or (k + names.index(subject.name)) % 6 == 0
     }
 
 

@@ -1,4 +1,4 @@
-"""What results/h200 holds, beside the simulator: two models at once on a GPU, and runs of engine torch."""
+"""Measurements of results/h200 beside the simulator: two models at once on a GPU, and runs of engine torch."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_the_page_holds_every_pair_that_was_measured_and_names_the_farthest() ->
     factors = list(corun.factors(FOLDER, "h200", TABLE))
     assert len(factors) == len(corun.MODES) * len(corun.ACTS) ** 2
     page = (FOLDER / "corun.md").read_text("utf-8")
-    said = rows(page)
+    lines = rows(page)
     for mode, victim, other, seen, ours in factors:
         assert seen > 1  # nothing is faster beside something
         assert ours > 0.98
         line = [corun.MODES[mode], corun.ACTS_TEXT[victim], corun.ACTS_TEXT[other], f"{seen:.2f}", f"{ours:.2f}"]
-        assert line in said
+        assert line in lines
     mode, victim, other, seen, _ = max(factors, key=lambda row: row[3] / row[4])
     worst = f"{corun.ACTS_TEXT[victim]} beside {corun.ACTS_TEXT[other]}, {corun.MODES[mode]}: it takes {seen:.1f}"
     assert worst in " ".join(page.split())

@@ -85,9 +85,10 @@ def validate(
 ) -> None:  # fmt: skip
     """Compare the simulator with measured end-to-end runs.
 
-    Measured runs come from the folders of MEASURED_DIR, or any CSV of the same columns. A folder may instead hold
-    stored runs of an engine in real time, or what make gpu measured: two models at once on a card. --engine measures
-    servers now, and compares the ranks of systems, then attainment, then latencies.
+    Measured runs come from the folders of MEASURED_DIR, or any CSV of the same columns. A folder may also hold
+    stored runs of engine torch, or measurements by make gpu of two models at once.
+
+    --engine measures servers now, and compares the ranks of systems, then attainment, then latencies.
     """
     from harness.policy.types import UserError
 
@@ -133,14 +134,14 @@ def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: P
     with Terminal() as teller:
         if kind == "runs":
             told = partial(teller.progress, "stored runs")
-            found = stored.beside(folder, str(table), slo or stored.SLO, told)
+            seen = stored.beside(folder, str(table), slo or stored.SLO, told)
         else:
-            found = corun.beside(folder, table)
-    screen([found.answer, *aligned(found.rows), found.note, found.how], every=every)
+            seen = corun.beside(folder, table)
+    screen([seen.answer, *aligned(seen.rows), seen.note, seen.how], every=every)
     if page is not None:
         options = [f"--table {table}"] * (table is not None) + [f"--slo {slo}"] * (slo is not None)
         command = " ".join(["bench validate", short_path(folder), *options, f"--page {short_path(real(page))}"])
-        write_bytes(real(page), found.page(command, partial(laid, markdown=True)).encode())
+        write_bytes(real(page), seen.page(command, partial(laid, markdown=True)).encode())
         click.echo(short_path(real(page)))
 
 

@@ -114,8 +114,8 @@ def beside(folder: Path, table: str | None) -> Beside:
 
     The card's own cost table is used unless `table` is given. Raises UserError where two at once were not measured.
     """
-    gpu, own = folder.resolve().name, sorted(folder.glob("*-measured.toml"))
-    with_ = table or (str(own[0]) if own else None)
+    gpu, tables = folder.resolve().name, sorted(folder.glob("*-measured.toml"))
+    with_ = table or (str(tables[0]) if tables else None)
     book = report.read(folder)
     if not any(report.matrix(book, mode) for mode in MODES):
         raise UserError(f"{folder}: nothing was measured of two models at once; make gpu measures it (interfere)")
