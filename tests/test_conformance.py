@@ -31,7 +31,8 @@ def covering(name: str) -> dict[str, Subject]:
     }
 
 
-@pytest.mark.parametrize("name", system.names())
+# alpaserve searches a placement whenever it is made, which the laws do often: it is left to the slow tests
+@pytest.mark.parametrize("name", [name for name in system.names() if name != "alpaserve"])
 def test_laws_of_every_trial(name: str, subtests: pytest.Subtests) -> None:
     for key, subject in covering(name).items():
         with subtests.test(key):
@@ -47,6 +48,7 @@ def test_laws_of_every_file(subtests: pytest.Subtests) -> None:
             assert {law: broken for law, holds in FILE_LAWS.items() if (broken := list(holds(name)))} == {}
 
 
+@pytest.mark.slow
 def test_two_processes_agree() -> None:
     names = system.names()
     with tempfile.TemporaryFile() as out:
