@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from harness.policy.types import UserError
 from harness.rows import crossings
 from harness.rows.statistics import Estimate
-from plots import overview, style
+from plots import form, overview, style
 from plots.caption import Facts, Panel, brief, caption, definition, slos
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def _fewest(table: pa.Table, facts: Facts, note: str) -> Figure:
     rules = list(dict.fromkeys(map(_slo, facts["panels"])))
     present = set(table["label"].unique().to_pylist())
     names = [label for label in facts["systems"] if label in present]
-    figure = Figure(figsize=(style.PAGE_IN, 1))
+    page_in = form.width(style.PAGE_IN)
+    figure = Figure(figsize=(page_in, 1))
     grey: dict[str, Any] = {"color": "#606060", "linestyle": "none", "markersize": 4}
     handles = [Line2D([], [], marker=mark, label=f"SLO {slos([rule])}", **grey)
                for rule, mark in zip(rules, MARKS, strict=False)]  # fmt: skip
@@ -75,13 +76,13 @@ def _fewest(table: pa.Table, facts: Facts, note: str) -> Figure:
     across = min(ACROSS, len(by_load))
     lines = [by_load[k : k + across] for k in range(0, len(by_load), across)]
     height = top + len(lines) * (HEAD_IN + ROW_IN * len(names) + FOOT_IN) + below + 0.05
-    figure.set_size_inches(style.PAGE_IN, height)
-    looks, wide, at = style.looks(names), (style.PAGE_IN - NAMES_IN) / across, height - top
+    figure.set_size_inches(page_in, height)
+    looks, wide, at = style.looks(names), (page_in - NAMES_IN) / across, height - top
     for i, line in enumerate(lines):
         at -= HEAD_IN + ROW_IN * len(names)
         for j, panels in enumerate(line):
-            axis = figure.add_axes(((NAMES_IN + j * wide) / style.PAGE_IN, at / height,
-                                    (wide - WORDS_IN) / style.PAGE_IN, ROW_IN * len(names) / height))  # fmt: skip
+            axis = figure.add_axes(((NAMES_IN + j * wide) / page_in, at / height,
+                                    (wide - WORDS_IN) / page_in, ROW_IN * len(names) / height))  # fmt: skip
             style.name_rows(axis, [style.called(name) for name in names], fontsize=6)
             axis.tick_params(labelleft=not j, labelsize=6)
             _answered(axis, [panels.get(rule) for rule in rules], names, looks, table, facts)
@@ -154,7 +155,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     looks = style.looks(series)
     lines = _by_load(facts)
     rules = list(dict.fromkeys(map(_slo, facts["panels"])))
-    figure = Figure(figsize=(style.PAGE_IN, 1))
+    figure = Figure(figsize=(form.width(style.PAGE_IN), 1))
     handles = [style.handle(label, looks[label]) for label in series]
     handles.append(Line2D([], [], color="#808080", linewidth=0.6, linestyle=LEVEL,
                           label=f"{100 * facts['level']:g} %"))  # fmt: skip
@@ -163,7 +164,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     top = style.legend(figure, handles, 6, handlelength=2.2, columnspacing=1.2) + 0.25
     text, below = style.foot(brief(table, facts, note, _spread(facts), *_shown(facts)), 165)
     height = top + len(lines) * (PANEL_IN + GAP_IN) + below + 0.1
-    figure.set_size_inches(style.PAGE_IN, height)
+    figure.set_size_inches(form.width(style.PAGE_IN), height)
     grid = figure.add_gridspec(len(lines), len(rules), left=0.095, right=0.99, top=1 - top / height, wspace=0.08,
                                bottom=(below + GAP_IN + 0.05) / height, hspace=GAP_IN / PANEL_IN)  # fmt: skip
     for i, panels in enumerate(lines.values()):

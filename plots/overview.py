@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from harness.rows import crossings, tidy
 from harness.rows.crossings import Standing
 from harness.rows.statistics import Crossing, Estimate
-from plots import style, verdicts
+from plots import form, style, verdicts
 from plots.caption import CORRECTED, Facts, Panel, brief, definition, flat
 
 if TYPE_CHECKING:
@@ -233,21 +233,22 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
     looks = style.looks(facts["systems"])
     lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
     most = [max(len(by_cell[k]) for k in line) for line in lines]
-    figure = Figure(figsize=(style.PAGE_IN, 1))
+    page_in = form.width(style.PAGE_IN)
+    figure = Figure(figsize=(page_in, 1))
     text, foot = style.foot(_caption(table, facts, by_cell, note), 178)
     handles = _handles(by_cell, facts["systems"][0])
     top = style.legend(figure, handles, 4, fontsize=6, handlelength=1.6, columnspacing=1.4, labelspacing=0.3)
     height = top + sum(HEAD_IN + ROW_IN * count + FOOT_IN for count in most) + foot + 0.02
-    figure.set_size_inches(style.PAGE_IN, height)
-    wide = (style.PAGE_IN - NAMES_IN) / ACROSS if len(shown) > 1 else style.PAGE_IN - NAMES_IN
+    figure.set_size_inches(page_in, height)
+    wide = (page_in - NAMES_IN) / ACROSS if len(shown) > 1 else page_in - NAMES_IN
     below = height - top
     for line, count in zip(lines, most, strict=True):
         below -= HEAD_IN + ROW_IN * count
         names = list(dict.fromkeys(row.label for label in facts["systems"] for k in line for row in by_cell[k]
                                    if row.label == label))  # fmt: skip
         for j, k in enumerate(line):
-            axis = figure.add_axes(((NAMES_IN + j * wide) / style.PAGE_IN, below / height,
-                                    (wide - WORDS_IN - GAP_IN) / style.PAGE_IN, ROW_IN * count / height))  # fmt: skip
+            axis = figure.add_axes(((NAMES_IN + j * wide) / page_in, below / height,
+                                    (wide - WORDS_IN - GAP_IN) / page_in, ROW_IN * count / height))  # fmt: skip
             style.name_rows(axis, [style.called(name) for name in names], fontsize=6)
             axis.tick_params(labelleft=not j, labelsize=6)
             _panel(axis, shown[k], {row.label: row for row in by_cell[k]}, names, looks)
@@ -262,7 +263,7 @@ def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Fa
     name = f"({letter}) {_name(cell, facts)}"
     if sum(_name(other, facts) == _name(cell, facts) for other in shown) > 1 and panel["gpus"]:
         name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
-    wide = axis.get_position().width * style.PAGE_IN + WORDS_IN
+    wide = axis.get_position().width * form.width(style.PAGE_IN) + WORDS_IN
     axis.set_title(name, loc="left", pad=10, fontsize=6.5 * min(1.0, 20.5 * wide / len(name)))
     if _judged(cell):
         axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 2), va="bottom",

@@ -29,7 +29,7 @@ from harness.cli.options import (
     system_names,
     trace_names,
 )
-from harness.cli.parts import collecting, make_part, status
+from harness.cli.parts import collecting, keep_command, make_part, status
 from harness.cli.terminal import room, screen, teller
 from harness.report.commands import real, short_path
 
@@ -142,6 +142,7 @@ def study(
             sys.exit(make_part(asked, shard, folder, workers, told, full=full, stem=""))
         with collecting(asked, folder, on=collect, full=full):
             measured = measure(asked, folder, full=full, workers=workers, teller=told)
+    keep_command(measured.folder)
     _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:

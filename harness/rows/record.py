@@ -38,7 +38,10 @@ SOLO = "solo.parquet"
 SWEEP = "attainment.parquet"
 SENSITIVITY = "sensitivity.parquet"
 TURNS = "turns.parquet"
-FORMS = {ROWS: forms.RUN, SWEEP: forms.SCORED, SENSITIVITY: forms.LEADS, TURNS: forms.TURNS}  # of facts, by file
+SIZE = "size.parquet"
+COMMAND = "command.txt"  # beside a table: the command that made it
+FORMS = {ROWS: forms.RUN, SWEEP: forms.SCORED, SENSITIVITY: forms.LEADS, TURNS: forms.TURNS,
+         SIZE: forms.SIZED}  # of facts, by file  # fmt: skip
 
 STATES = ("done", "dropped", "failed", "unfinished")
 VERSION = 2  # `schema` of the files that are written; files of schema 1 lack the key

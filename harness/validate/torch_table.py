@@ -23,7 +23,7 @@ from harness.engines.torch.links import CHUNK_S, LEAST
 from harness.engines.torch.residents import WAYS
 from harness.engines.torch.setting import Fields, rates
 from harness.engines.wallclock import machine_facts
-from harness.policy.types import GIB, Inst, Shape
+from harness.policy.types import GIB, Inst, Shape, UserError
 from harness.rows.record import write_bytes
 from harness.validate.torch_timed import CTX, GPU, MOST_OTHERS, gpu_ratio, link_gbps, measure, of
 from workloads.models import shape
@@ -35,7 +35,12 @@ RATIO_OFF = 0.10  # between the ratio of a load to a decode step and the GPU's
 
 
 def networks(names: Sequence[str], wide: int = 1) -> dict[str, Shape]:
-    """Return the network that stands for each shape, under the shape's name and in its numbers of 4 bytes."""
+    """Return the network that stands for each shape, under the shape's name and in its numbers of 4 bytes.
+
+    Raises UserError for a mixture of experts: the form of a table has dense models.
+    """
+    if mixture := next((name for name in names if shape(name).experts), ""):
+        raise UserError(f"{mixture} is a mixture of experts: a table of steps has dense models")
     made = {name: nets.net(shape(name), wide=wide).shape for name in names}
     return {name: shapes.in_numbers(net._replace(name=name), CPU.float_bytes) for name, net in made.items()}
 
