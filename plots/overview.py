@@ -32,6 +32,8 @@ ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.32, 0.34  # heights of a system's row, and a
 NAMES_IN, WORDS_IN, GAP_IN = 1.25, 1.12, 0.1  # widths of systems' names, of what stands beside a panel, and a gap
 HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
 PAPER = "#202020"
+PAPER_MARK: Mapping[str, Any] = {"marker": "D", "markersize": 3.2, "markerfacecolor": "white", "markeredgecolor": PAPER,
+                                 "markeredgewidth": 0.7, "linestyle": "none", "color": PAPER}  # fmt: skip
 AND_OR = re.compile(" and | or ")  # between the systems of a claim
 UNITS = {"rate_scale": "requests per second", "rate_rps": "requests per second", "slo_scale": "lowest SLO scale",
          "gpus": "fewest GPUs", "models": "models"}  # fmt: skip
@@ -96,11 +98,11 @@ def _fitted(trace: str, real: str) -> bool:
 
 
 def _definition(panel: Panel, facts: Facts) -> str:
-    definitions = (claim["definition"] for claim in _claims(panel, facts) if claim["definition"])
+    definitions = (claim["definition"] for claim in claims_of(panel, facts) if claim["definition"])
     return str(next(definitions, facts["definitions"][0]))
 
 
-def _claims(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
+def claims_of(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
     """Return the claims in which a paper states a number of a panel."""
     return [claim for claim in facts["claims"]
             if claim["what"] in {"crossing", "ratio", "fewest"} and not isinstance(claim["paper"], str | None)
@@ -129,7 +131,7 @@ def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
     for cell in kept:
         key = (cell.any["name"], cell.any["trace"].partition("+")[0])
         kin[key] = kin.get(key, -1) + 1
-        ranks.append((not cell.panels, not _claims(cell.any, facts), kin[key], len(ranks)))
+        ranks.append((not cell.panels, not claims_of(cell.any, facts), kin[key], len(ranks)))
     return [kept[k] for *_, k in sorted(sorted(ranks)[:MOST], key=lambda rank: rank[-1])]
 
 
@@ -174,7 +176,7 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) ->
     """
     static = [name for name in at if name.partition(":")[0] == "static"]
     best = max(static, key=lambda name: at[name].at.mean, default="")
-    for claim in _claims(cell.any, facts):
+    for claim in claims_of(cell.any, facts):
         ends = claim["paper"] if isinstance(claim["paper"], list | tuple) else [claim["paper"]] * 2
         if (claim["definition"] or facts["definitions"][0]) != cell.definition:
             continue
@@ -300,8 +302,7 @@ def _panel(
         for start, end in row.paper:
             ends = [x for x in (start, end) if low <= x <= high]
             axis.plot(np.clip([start, end], low, high), [k, k], color=PAPER, linewidth=0.6, zorder=1.4)
-            axis.plot(ends, [k] * len(ends), "D", markersize=3.2, markerfacecolor="white", markeredgecolor=PAPER,
-                      markeredgewidth=0.7, linestyle="none", zorder=2.5)  # fmt: skip
+            axis.plot(ends, [k] * len(ends), zorder=2.5, **PAPER_MARK)
         for half, c in row.halves.items():
             mark = {"=": "|", "<": 4, ">": 5}.get(c.at.sign, "|")  # carets point to where a bound may go
             axis.plot([c.at.mean], [k - HALVES[half]], marker=mark, color=look.color, markersize=3.6,
@@ -378,8 +379,7 @@ def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patc
     if any(c.at.sign != "=" for row in every for c in row.halves.values()):
         handles.append(Line2D([], [], marker=5, linestyle="none", label="a half, beyond what was run", **grey))
     if any(row.paper for row in every):
-        handles.append(Line2D([], [], color=PAPER, marker="D", markerfacecolor="white", markersize=3.2,
-                              linestyle="none", label="where the paper's number puts it"))  # fmt: skip
+        handles.append(Line2D([], [], **PAPER_MARK, label="where the paper's number puts it"))
     handles += verdicts.handles({row.standing.says for row in every if row.standing is not None}, style.called(first))
     return handles
 

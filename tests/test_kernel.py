@@ -177,7 +177,7 @@ def gaps_apart(sim: Sim, want: Sequence[Req]) -> Iterator[str]:
                 yield f"request {q.id} waited {parts} in its longest gap, not {passed}"
 
 
-WORLDS = {  # by what they have: the first seed, how many the fast tests try, and how many more the slow ones
+WORLDS = {  # by what they have: the first seed, how many (half in the fast tests), and how many more in the slow ones
     "whole prompts": (0, 100, 400),
     "turns": (TURNED, 50, 400),
     "anything at any time": (WILD, 50, 600),
@@ -194,14 +194,14 @@ WORLDS = {  # by what they have: the first seed, how many the fast tests try, an
 @pytest.mark.parametrize("kind", WORLDS)
 def test_kernel_agrees_with_the_oracle(kind: str) -> None:
     first, few, _ = WORLDS[kind]
-    assert [d for seed in range(first, first + few) for d in differences(seed)] == []
+    assert [d for seed in range(first, first + few // 2) for d in differences(seed)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WORLDS)
 def test_kernel_agrees_with_the_oracle_on_many_worlds(kind: str) -> None:
     first, few, many = WORLDS[kind]
-    assert [d for seed in range(first + few, first + few + many) for d in differences(seed)] == []
+    assert [d for seed in range(first + few // 2, first + few + many) for d in differences(seed)] == []
 
 
 def test_closed_loops_are_the_oracles() -> None:

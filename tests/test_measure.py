@@ -387,6 +387,7 @@ def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
     assert value.shape == "llama-3.1-8b"
 
 
+@pytest.mark.slow
 def test_workers_and_a_kill_change_no_byte(tmp_path: Path) -> None:
     asked = study(tmp_path, LINES).only(["scales", "counts"])
     asked = replace(asked, condition=tuple(

@@ -397,6 +397,7 @@ def test_any_order_and_number_of_processes_gives_the_same_bytes(tmp_path: Path) 
     assert len(got["one"]) == len(GRID)
 
 
+@pytest.mark.slow
 def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom pathlib import Path\nfrom harness.run import estimates, sweep\n"

@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from harness.loop.guard import LIMIT_S, Terminated
+from harness.loop.guard import LIMIT_S
+from harness.loop.interrupted import Terminated
 from harness.policy.types import UserError
 from harness.run.execute import execute
 from harness.run.executor import Ended, Why

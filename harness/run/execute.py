@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.loop import engine as engines
-from harness.loop.guard import terminable
+from harness.loop.interrupted import terminable
 from harness.loop.recorder import Log
 from harness.loop.replay import Outcome, replay
 from harness.policy.types import Infeasible, Option, Unsupported, UserError

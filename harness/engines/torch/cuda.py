@@ -216,8 +216,6 @@ def attended(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> Non
 class Card:
     """A device as one worker has it: streams of its own; see device.Device."""
 
-    dtype = DTYPE
-
     def __init__(self, number: int, memory: int) -> None:
         os.close(memory)  # the books' file of the device, of no pages
         self.heap = HEAPS[number]
