@@ -47,11 +47,11 @@ def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = 
     return " ".join(part for part in parts if part)
 
 
-def brief(table: pa.Table, facts: Facts, *told: str) -> str:
+def brief(table: pa.Table, facts: Facts, *told: str, slo: bool = True) -> str:
     """Write the setting, and as many of the other sentences as fit in `WORDS` words, in order.
 
-    The setting: simulated or real, checked or not, GPUs, SLO and windows. The CSV beside the picture has all of
-    `caption`.
+    The setting: simulated or real, checked or not, GPUs, SLO (with `slo`: not where a legend has it) and windows. The
+    CSV beside the picture has all of `caption`.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     shown = runs[~runs["label"].isin(facts["controls"])]
@@ -59,7 +59,7 @@ def brief(table: pa.Table, facts: Facts, *told: str) -> str:
     setting = [
         ", ".join(filter(None, [kinds, style.unchecked(shown)])),
         f"{span(shown['gpus'].unique())} x {_each(shown['gpu'].unique())}",
-        f"SLO {slos(shown['slo'].unique())}",
+        f"SLO {slos(shown['slo'].unique())}" * slo,
         windows(shown, facts["panels"]),
         "preliminary (--full has more)" if facts.get("fuller") else "",
     ]

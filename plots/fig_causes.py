@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
-from plots import style
+from plots import form, style
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +75,7 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
 
     below = 0.3 + 0.085 * (1 + text.count("\n"))
     height = below + 0.62 + BAR_IN * len(order)
-    figure = Figure(figsize=(style.COLUMN_IN, height))
+    figure = Figure(figsize=(form.width(style.COLUMN_IN), height))
     grid = figure.add_gridspec(1, 2, width_ratios=(1.15, 1), wspace=0.1)
     seconds, share = (figure.add_subplot(grid[0, i]) for i in (0, 1))
     for axis, column, unit in ((seconds, "seconds", 1.0), (share, "share", 100.0)):

@@ -23,7 +23,7 @@ from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from harness.rows.record import SWEEP
 from harness.rows.setting import plans
-from plots import caption, style
+from plots import caption, form, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison"  # the name of its study
 LEVEL = 0.99  # the papers' target
-HEIGHT_IN = 4.75
+HEIGHT_IN, ALONE_IN = 4.75, 2.3  # of all panels, of one
+CHOOSES = frozenset({"--only", "--rename", "--panel"})
 PERCENT, FLOOR = 100.0, 90.0  # attainment is drawn from here on
 LETTERS = "abcde"
 BAR_IN, BETWEEN_IN, FEWEST = 0.13, 0.45, 3  # a bar, what stands between panels, and seeds of which there is an interval
@@ -111,17 +112,21 @@ def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()
     order = sorted(of, key=lambda series: (series.startswith(("ideal", "dedicated")), series))
     text, foot = style.foot(_caption(table, frame, unfit, note, len(halves)), 88)
 
+    wanted = _panels()
     if frame["rate_scale"].nunique() <= 1:
-        return _bars(frames, of, order, text, foot)
-    figure = Figure(figsize=(style.COLUMN_IN, HEIGHT_IN))
-    top = 1 - (_legend(figure, frame, of, order, thin=len(frames) > 1) + 0.2) / HEIGHT_IN
-    bottom = (0.36 + foot) / HEIGHT_IN  # inches: the axis' words, then lines of the caption
-    grid = figure.add_gridspec(3, 2, height_ratios=(1.3, 1, 1), left=0.11, right=0.975, top=top, bottom=bottom,
-                               hspace=0.42, wspace=0.26)  # fmt: skip
-    axes = [figure.add_subplot(grid[0, :]), *(figure.add_subplot(grid[i, j]) for i in (1, 2) for j in (0, 1))]
-    for axis, letter, (name, title, unit) in zip(axes, LETTERS, PANELS, strict=True):
+        return _bars(frames, of, order, text, foot, wanted)
+    high = HEIGHT_IN if len(wanted) > 1 else ALONE_IN
+    figure = Figure(figsize=(form.width(style.COLUMN_IN), high))
+    top = 1 - (_legend(figure, frame, of, order, thin=len(frames) > 1) + 0.2) / high
+    bottom = (0.36 + foot) / high  # inches: the axis' words, then lines of the caption
+    several = len(wanted) > 1
+    grid = figure.add_gridspec(3 if several else 1, 2, height_ratios=(1.3, 1, 1) if several else None, left=0.11,
+                               right=0.975, top=top, bottom=bottom, hspace=0.42, wspace=0.26)  # fmt: skip
+    places = [(0, slice(None)), *((i, j) for i in (1, 2) for j in (0, 1))][: len(wanted)]
+    axes = [figure.add_subplot(grid[place]) for place in places]
+    for axis, (letter, (name, title, unit)) in zip(axes, wanted, strict=True):
         rows = frame[frame["definition"] == name]
-        axis.set_title(f"({letter}) {title}", loc="left", pad=4.5)  # clear of the triangles
+        axis.set_title(f"({letter}) {title}" if several else title, loc="left", pad=4.5)  # clear of the triangles
         for part in frames:
             _curves(axis, part[part["definition"] == name], of, order, unit, thin=len(frames) > 1)
         _rates(axis, sorted(frame["rate_scale"].unique()), _per(frame))
@@ -129,14 +134,24 @@ def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()
             _percent(axis, rows)
         else:
             _latency(axis, rows["mean"].to_numpy(np.float64) * unit)
-    figure.text(0.55, bottom - 0.24 / HEIGHT_IN, _rate_label(frame), ha="center", va="center", fontsize=7)
+    figure.text(0.55, bottom - 0.24 / high, _rate_label(frame), ha="center", va="center", fontsize=7)
     style.write_foot(figure, text)
     return figure
 
 
+def _panels() -> list[tuple[str, tuple[str, str, float]]]:
+    """Return the panels to draw with their letters: all, or the one that is asked for. UserError for one not there."""
+    every = list(zip(LETTERS, PANELS, strict=True))
+    asked = form.ASKED.get().panel
+    if asked and asked not in tuple(LETTERS):
+        raise UserError(f'--panel "{asked}" is not one of {", ".join(LETTERS)}')
+    return [panel for panel in every if asked in {"", panel[0]}]
+
+
 def _bars(
-    frames: Sequence[pd.DataFrame], of: Mapping[str, style.Look], order: Sequence[str], text: str, foot: float
-) -> Figure:
+    frames: Sequence[pd.DataFrame], of: Mapping[str, style.Look], order: Sequence[str], text: str, foot: float,
+    wanted: Sequence[tuple[str, tuple[str, str, float]]],
+) -> Figure:  # fmt: skip
     """Draw a single rate: a bar for each series with its name and number, and an interval from `FEWEST` seeds on.
 
     Halves of a real trace have a bar each.
@@ -146,11 +161,11 @@ def _bars(
     names = [style.called(series) + half for series, half in bars]
     frame = pd.concat([part.assign(bar=part["series"] + half) for half, part in zip(halves, frames, strict=True)])
     rows, below = BAR_IN * len(bars), foot + 0.2
-    height = 3 * (rows + BETWEEN_IN) + below
-    figure = Figure(figsize=(style.COLUMN_IN, height))
-    left, right = 0.05 + LETTER_IN * max(map(len, names)) / style.COLUMN_IN, 0.94
+    height = (3 if len(wanted) > 1 else 1) * (rows + BETWEEN_IN) + below
+    figure = Figure(figsize=(form.width(style.COLUMN_IN), height))
+    left, right = 0.05 + LETTER_IN * max(map(len, names)) / form.width(style.COLUMN_IN), 0.94
     half_wide = (right - left - APART) / 2
-    for k, (letter, (name, title, unit)) in enumerate(zip(LETTERS, PANELS, strict=True)):
+    for k, (letter, (name, title, unit)) in enumerate(wanted):
         line, column = divmod(k + 1, 2) if k else (0, 0)
         bottom = height - (line + 1) * (rows + BETWEEN_IN) + BETWEEN_IN - 0.22
         axis = figure.add_axes((left + column * (half_wide + APART), bottom / height,
@@ -159,7 +174,7 @@ def _bars(
         _bar_panel(axis, numbers, [of[series] for series, _ in bars], name, unit)
         style.name_rows(axis, names, fontsize=6)
         axis.tick_params(labelleft=not column, labelsize=6)
-        axis.set_title(f"({letter}) {title}", loc="left", pad=3)
+        axis.set_title(f"({letter}) {title}" if len(wanted) > 1 else title, loc="left", pad=3)
     figure.text(0.01, (foot + 0.05) / height, _rate_label(frame), fontsize=6.5)
     style.write_foot(figure, text)
     return figure
@@ -374,7 +389,7 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     path = sweep / SWEEP
     if not path.is_file():
         raise UserError(f"{sweep}: no sweep here ({SWEEP} is missing); bench compare makes one")
-    table = tidy.stored(path)
+    table = form.chosen(tidy.stored(path))
     halves: list[list[int]] = next((panel.get("halves", []) for panel in record.footer(path).get("panels", [])), [])
     names = HALVES if halves else ("",)
     drawn = pd.concat([points(part)[COLUMNS].assign(half=half)

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from plots import style
+from plots import form, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def points(frame: pd.DataFrame) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Draw the figure; call within `style.theme()`. `frame` has the columns of `harness.engines.costs.fit.points`."""
-    figure = Figure(figsize=(2 * style.COLUMN_IN, style.COLUMN_IN * 1.02), layout="constrained")
+    figure = Figure(figsize=(form.width(2 * style.COLUMN_IN), style.COLUMN_IN * 1.02), layout="constrained")
     shown = points(frame)
     for axes, (panel, title) in zip(figure.subplots(1, 2).flat, PANELS.items(), strict=True):
         _panel(axes, shown[shown["panel"] == panel], frame[frame["panel"] == panel], title)

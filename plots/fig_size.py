@@ -5,18 +5,21 @@ bench size --trace mine.parquet --models mine.toml --gpu h100,l40s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from harness.policy.types import UserError
-from plots import style
+from harness.rows import forms, record
+from harness.rows.record import SIZE
+from plots import form, style
 
+HEIGHT_IN = 2.3  # without the caption
 LINES = ("-", "--", ":", "-.")  # a kind of GPU each
+COLUMNS = ["gpu", "label", "gpus", "usd_day", "pooled", "low", "high", "worst", "worst_model", "answer"]
+CHOOSES = frozenset({"--only", "--rename"})
 
 
 def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
@@ -27,8 +30,14 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     labels = list(dict.fromkeys(frame["label"]))
     looks = style.looks(labels)
     kinds = list(dict.fromkeys(frame["gpu"]))
-    figure = Figure(figsize=(2 * style.COLUMN_IN, 2.9))
-    grid = figure.add_gridspec(1, 2 if priced else 1, left=0.07, right=0.985, top=0.84, bottom=0.27, wspace=0.2)
+    width = form.width(2 * style.COLUMN_IN)
+    text, foot = style.foot(caption, 190)
+    figure = Figure(figsize=(width, HEIGHT_IN + foot))
+    high = HEIGHT_IN + foot
+    handles = [style.handle(label, looks[label]) for label in labels]
+    top = style.legend(figure, handles, min(5, len(handles)))
+    grid = figure.add_gridspec(1, 2 if priced else 1, left=0.47 / width, right=1 - 0.1 / width,
+                               top=1 - (top + 0.08) / high, bottom=(0.4 + foot) / high, wspace=0.2)  # fmt: skip
     for k, (x, name) in enumerate((("gpus", "GPUs"), ("usd_day", "US dollars a day"))[: 2 if priced else 1]):
         axis = figure.add_subplot(grid[0, k])
         for (label, kind), each in frame.dropna(subset=[x]).groupby(["label", "gpu"], sort=False):
@@ -45,15 +54,25 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
         if x == "gpus":
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             axis.set_ylabel("SLO met, worst model, %")
-    handles = [style.handle(label, looks[label]) for label in labels]
-    style.legend(figure, handles, min(5, len(handles)))
-    text, _ = style.foot(caption, 190)
     style.write_foot(figure, text)
     return figure
 
 
-def render(points: Sequence[Mapping[str, Any]], target: float, caption: str, stem: Path, command: str) -> list[Path]:
-    """Draw what was tried to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
-    frame = pd.DataFrame(points, columns=["gpu", "label", "gpus", "usd_day", "pooled", "worst", "answer"])
+def draws(folder: Path) -> bool:
+    """Tell whether a folder holds an answer of `bench size`, of which some count ran."""
+    return (folder / SIZE).is_file() and bool(len(_points(folder)))
+
+
+def _points(folder: Path) -> pd.DataFrame:
+    table = form.chosen(record.table(folder / SIZE, forms.SIZE_COLUMNS))
+    frame: pd.DataFrame = table.to_pandas()
+    ran: pd.DataFrame = frame.loc[frame["unfit"] == "", COLUMNS].reset_index(drop=True)
+    return ran
+
+
+def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:
+    """Draw the answer in a folder to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    frame, about = _points(folder), record.footer(folder / SIZE)
+    told = " ".join(filter(None, [f"{about['sentence']}. Rings: the answers. Simulated.", note]))
     with style.theme():
-        return style.save(draw(frame, target, caption), stem, frame, command)
+        return style.save(draw(frame, about["asked"]["target"], told), stem, frame, command, told)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from harness.policy.types import UserError
 from harness.rows import checked, record
 from harness.rows.record import TURNS as FILE
-from plots import style
+from plots import form, style
 
 SPAN_S = 30.0  # shown, from the window's start
 
@@ -64,7 +64,7 @@ def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
     shown = every.iloc[max(0, shown.index[0] - 1) : shown.index[-1] + 1]  # from the one in force at 0
     times = [*shown["time_s"].clip(lower=0.0), SPAN_S]
     prefill = [*shown["prefill"], shown["prefill"].iloc[-1]]
-    figure = Figure(figsize=(style.COLUMN_IN, 1.6))
+    figure = Figure(figsize=(form.width(style.COLUMN_IN), 1.6))
     axis = figure.add_axes((0.13, 0.36, 0.85, 0.48))
     axis.fill_between(times, 0, prefill, step="post", color=style.BLUE, linewidth=0, label="prefill")
     axis.fill_between(times, prefill, facts["sms"], step="post", color=style.ORANGE, linewidth=0, label="decode")

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from plots import style
+from plots import form, style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ def draw(frame: pd.DataFrame, load: str) -> Figure:
 
     `load` is the load in words.
     """
-    figure = Figure(figsize=(style.PAGE_IN, 4.4), layout="constrained")
+    figure = Figure(figsize=(form.width(style.PAGE_IN), 4.4), layout="constrained")
     cells = figure.subplots(2, 2)
     for axes, (metric, title) in zip(cells[0], TITLES.items(), strict=True):
         _by_peak(axes, frame, metric)

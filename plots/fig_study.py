@@ -10,7 +10,7 @@ from typing import Any
 from harness.policy.types import UserError
 from harness.rows import record, tidy
 from harness.rows.record import SWEEP
-from plots import fleet, lines, matrix, parts, steps, style
+from plots import fleet, form, lines, matrix, parts, steps, style
 
 # by layout: points(table, facts), draw(table, facts, note), told(table, facts, note), the caption in full; and, where
 # there are several, pages(table, facts, note)
@@ -21,6 +21,8 @@ DRAWERS: Mapping[str, ModuleType] = {
     "fleet": fleet,
     "parts": parts,
 }
+CHOOSES = frozenset({"--only", "--rename"})
+CURVES = frozenset({"lines", "fleet"})  # layouts with a curve each system
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -46,7 +48,13 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     facts = about(sweep)
     if facts["layout"] not in DRAWERS:
         return []
-    table, drawer = tidy.stored(sweep / SWEEP), DRAWERS[facts["layout"]]
+    if form.ASKED.get().only and facts["layout"] not in CURVES:
+        raise UserError(f"{sweep.name}: --only is of curves; this figure shows systems in pairs, or parts of one")
+    table, drawer = form.chosen(tidy.stored(sweep / SWEEP)), DRAWERS[facts["layout"]]
+    if only := form.ASKED.get().only:
+        kept = {key: [name for name in facts[key] if name in only] for key in ("systems", "controls")}
+        claims = [claim for claim in facts["claims"] if {claim["system"], claim["over"]} <= {*only, ""}]
+        facts = {**facts, **kept, "claims": claims}
     pages = drawer.pages if hasattr(drawer, "pages") else drawer.draw
     with style.theme():
         drawn = pages(table, facts, note)

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from plots import fig_turns, style
+from plots import fig_turns, form, style
 
 STAGES = ("engine start", "weights", "KV and waiting")
 COLORS = dict(zip(STAGES, (style.RED, style.BLUE, style.ORANGE), strict=True))
@@ -56,7 +56,7 @@ def points(runs: Iterable[Path]) -> pd.DataFrame:
 
 def draw(shown: pd.DataFrame) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`."""
-    figure = Figure(figsize=(style.COLUMN_IN, 0.75 + 0.26 * len(shown)))
+    figure = Figure(figsize=(form.width(style.COLUMN_IN), 0.75 + 0.26 * len(shown)))
     axis = figure.subplots()
     figure.subplots_adjust(left=0.31, right=0.93, top=0.86, bottom=0.5 / (0.75 + 0.26 * len(shown)))
     at, left = np.arange(len(shown)), np.zeros(len(shown))

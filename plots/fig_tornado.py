@@ -14,7 +14,7 @@ from harness.policy.types import UserError
 from harness.rows import record, tidy
 from harness.rows.forms import LEAD_COLUMNS
 from harness.rows.record import SENSITIVITY, SWEEP
-from plots import style
+from plots import form, style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +73,7 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
     text, foot = style.foot(style.caption(runs, [int(base["n"])], f"{_notes(leads)} {note}".strip()), 92)
     foot += 0.52
     height = HEAD_IN + BAR_IN * len(names) + foot
-    figure = Figure(figsize=(style.COLUMN_IN, height))
+    figure = Figure(figsize=(form.width(style.COLUMN_IN), height))
     axis = figure.add_axes((0.34, foot / height, 0.63, BAR_IN * len(names) / height))
     even = 1.0 if many else 0.0
     axis.axvspan(*(x if np.isfinite(x) else base["mean"] for x in (base["low"], base["high"])), color="#000000",

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from plots import style
+from plots import form, style
 
 BINS = 120  # of the time axis
 MOST_MODELS = 40  # rows of the strip of models
@@ -35,7 +35,7 @@ def points(arrival_s: NDArray[np.float64], model: NDArray[np.int32], models: tup
 
 def draw(counted: pd.DataFrame, trace: Mapping[str, Any], caption: str) -> Figure:
     """Draw the figure, two columns wide; `trace` has arrival_s, model, prompt_tokens, output_tokens and span_s."""
-    figure = Figure(figsize=(2 * style.COLUMN_IN, 3.6))
+    figure = Figure(figsize=(form.width(2 * style.COLUMN_IN), 3.6))
     grid = figure.add_gridspec(2, 3, left=0.07, right=0.985, top=0.94, bottom=0.24, wspace=0.32, hspace=0.62)
     unit, name = (3600.0, "hours") if trace["span_s"] > 4 * 3600 else (60.0, "minutes")
     table = counted.pivot_table(index="model", columns="begin_s", values="requests", sort=False)

@@ -16,7 +16,7 @@ from harness.policy.types import UserError
 from harness.rows import checked, record
 from harness.rows.forms import TURN_COLUMNS
 from harness.rows.record import TURNS as FILE
-from plots import style
+from plots import form, style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ def draw(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> Figur
     gpus = list(dict.fromkeys(shown["gpus"]))
     kinds = sorted({model.partition("/")[0] for model in shown["model"]})
     colors = {kind: COLORS[i % len(COLORS)] for i, kind in enumerate(kinds)}
-    figure = Figure(figsize=(style.COLUMN_IN, 0.95 + 0.3 * len(gpus)))
+    figure = Figure(figsize=(form.width(style.COLUMN_IN), 0.95 + 0.3 * len(gpus)))
     axis = figure.add_axes((0.13, 0.44, 0.85, 0.36))
     for i, gpu in enumerate(gpus):
         for turn in shown[shown["gpus"] == gpu].itertuples():

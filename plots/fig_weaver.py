@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
-from plots import style
+from plots import form, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ CAPTION = (
 
 def draw(points: pd.DataFrame) -> Figure:
     """Draw the six panels; call within `style.theme()`."""
-    figure = Figure(figsize=(style.PAGE_IN, 3.9), layout="constrained")
+    figure = Figure(figsize=(form.width(style.PAGE_IN), 3.9), layout="constrained")
     axes = figure.subplots(2, 3).ravel()
     for axis, (panel, (title, x, y)) in zip(axes, TITLES.items(), strict=True):
         rows = points[points["panel"] == panel]

@@ -23,7 +23,7 @@ from matplotlib.transforms import offset_copy
 from harness.policy.types import UserError
 from harness.rows import crossings, setting, tidy
 from harness.rows.statistics import Estimate
-from plots import overview, style
+from plots import form, overview, style
 from plots.caption import CORRECTED, Facts, Panel, asked, caption, seen
 from plots.caption import definition as met
 
@@ -212,13 +212,14 @@ def _drawn(table: pa.Table, facts: Facts, text: str, *, page: bool = False) -> F
     traces = sorted({panel["column"] for panel in facts["panels"]})
     columns = [(trace, definition) for trace in traces for definition in definitions]
     titles = [facts["titles"][trace] if facts["titles"] else _title(trace, lines) for trace in traces]
-    width = style.COLUMN_IN if len(columns) <= NARROW and not page else style.PAGE_IN
+    made_for = style.COLUMN_IN if len(columns) <= NARROW and not page else style.PAGE_IN
+    width = form.width(made_for)
     tall = PAGE_LINE_IN if page else LINE_IN
-    text, below = style.foot(text, CAPTION[width], 4.6)
+    text, below = style.foot(text, CAPTION[made_for], 4.6)
 
     figure = Figure(figsize=(width, tall))
     top = TITLES_IN + TITLE_IN * max(title.count("\n") for title in titles)
-    top += _legend(figure, drawn, 4 if width == style.COLUMN_IN else 6)
+    top += _legend(figure, drawn, 4 if made_for == style.COLUMN_IN else 6)
     below += 0.1
     height = len(lines) * tall + top + 0.12 + below
     figure.set_size_inches(width, height)

@@ -14,7 +14,7 @@ from harness.rows import crossings, estimate
 from harness.rows.crossings import STANDINGS, Standing
 from harness.rows.estimate import NONE, POINTS, RATIO
 from harness.rows.statistics import Estimate
-from plots import style, verdicts
+from plots import form, style, verdicts
 from plots.caption import Facts
 from plots.steps import caption_of_ratios, points, ratios, systems, told
 from plots.verdicts import FILLS, Fill
@@ -44,7 +44,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     names, labels = (list(dict.fromkeys(row[key] for row in shown)) for key in ("name", "ratio"))
     text, foot = style.foot(caption_of_ratios(table, facts, note, shown), 178)
     foot += 0.06
-    figure = Figure(figsize=(style.PAGE_IN, 1))
+    figure = Figure(figsize=(form.width(style.PAGE_IN), 1))
     pairs = [systems(label, facts) for label in labels]
     called = [
         "\n".join([f"{style.called(first)} /", *textwrap.wrap(style.called(over), NAMED)]) for first, over in pairs
@@ -56,7 +56,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     head = style.legend(figure, handles, min(4, len(handles)), handlelength=1.8, columnspacing=1.6)
     head += HEAD_IN * (1 + max(name.count("\n") for name in called))
     height = head + ROW_IN * len(names) + foot
-    figure.set_size_inches(style.PAGE_IN, height)
+    figure.set_size_inches(form.width(style.PAGE_IN), height)
     axis = figure.add_axes((NAMES, foot / height, 0.995 - NAMES, ROW_IN * len(names) / height))
     for (label, name), rows in _cells(shown).items():
         cell = _cell if len(rows) == 1 else _range
@@ -134,4 +134,4 @@ def _cell(axis: Axes, x: int, y: int, rows: Sequence[Row], columns: int) -> None
 
 def _size(points: float, letters: int, columns: int) -> float:
     """Return the type size in points at which so many letters fit one of the columns, at most `points`."""
-    return min(points, LETTERS * (1.0 - NAMES) * style.PAGE_IN / columns / max(1, letters))
+    return min(points, LETTERS * (1.0 - NAMES) * form.width(style.PAGE_IN) / columns / max(1, letters))

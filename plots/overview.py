@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from harness.rows import crossings, tidy
 from harness.rows.crossings import Standing
 from harness.rows.statistics import Crossing, Estimate
-from plots import style, verdicts
+from plots import form, style, verdicts
 from plots.caption import CORRECTED, Facts, Panel, brief, definition, flat
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.32, 0.34  # heights of a system's row, and a
 NAMES_IN, WORDS_IN, GAP_IN = 1.25, 1.12, 0.1  # widths of systems' names, of what stands beside a panel, and a gap
 HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
 PAPER = "#202020"
+PAPER_MARK: Mapping[str, Any] = {"marker": "D", "markersize": 3.2, "markerfacecolor": "white", "markeredgecolor": PAPER,
+                                 "markeredgewidth": 0.7, "linestyle": "none", "color": PAPER}  # fmt: skip
 AND_OR = re.compile(" and | or ")  # between the systems of a claim
 UNITS = {"rate_scale": "requests per second", "rate_rps": "requests per second", "slo_scale": "lowest SLO scale",
          "gpus": "fewest GPUs", "models": "models"}  # fmt: skip
@@ -96,11 +98,11 @@ def _fitted(trace: str, real: str) -> bool:
 
 
 def _definition(panel: Panel, facts: Facts) -> str:
-    definitions = (claim["definition"] for claim in _claims(panel, facts) if claim["definition"])
+    definitions = (claim["definition"] for claim in claims_of(panel, facts) if claim["definition"])
     return str(next(definitions, facts["definitions"][0]))
 
 
-def _claims(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
+def claims_of(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
     """Return the claims in which a paper states a number of a panel."""
     return [claim for claim in facts["claims"]
             if claim["what"] in {"crossing", "ratio", "fewest"} and not isinstance(claim["paper"], str | None)
@@ -129,7 +131,7 @@ def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
     for cell in kept:
         key = (cell.any["name"], cell.any["trace"].partition("+")[0])
         kin[key] = kin.get(key, -1) + 1
-        ranks.append((not cell.panels, not _claims(cell.any, facts), kin[key], len(ranks)))
+        ranks.append((not cell.panels, not claims_of(cell.any, facts), kin[key], len(ranks)))
     return [kept[k] for *_, k in sorted(sorted(ranks)[:MOST], key=lambda rank: rank[-1])]
 
 
@@ -174,7 +176,7 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) ->
     """
     static = [name for name in at if name.partition(":")[0] == "static"]
     best = max(static, key=lambda name: at[name].at.mean, default="")
-    for claim in _claims(cell.any, facts):
+    for claim in claims_of(cell.any, facts):
         ends = claim["paper"] if isinstance(claim["paper"], list | tuple) else [claim["paper"]] * 2
         if (claim["definition"] or facts["definitions"][0]) != cell.definition:
             continue
@@ -231,21 +233,22 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
     looks = style.looks(facts["systems"])
     lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
     most = [max(len(by_cell[k]) for k in line) for line in lines]
-    figure = Figure(figsize=(style.PAGE_IN, 1))
+    page_in = form.width(style.PAGE_IN)
+    figure = Figure(figsize=(page_in, 1))
     text, foot = style.foot(_caption(table, facts, by_cell, note), 178)
     handles = _handles(by_cell, facts["systems"][0])
     top = style.legend(figure, handles, 4, fontsize=6, handlelength=1.6, columnspacing=1.4, labelspacing=0.3)
     height = top + sum(HEAD_IN + ROW_IN * count + FOOT_IN for count in most) + foot + 0.02
-    figure.set_size_inches(style.PAGE_IN, height)
-    wide = (style.PAGE_IN - NAMES_IN) / ACROSS if len(shown) > 1 else style.PAGE_IN - NAMES_IN
+    figure.set_size_inches(page_in, height)
+    wide = (page_in - NAMES_IN) / ACROSS if len(shown) > 1 else page_in - NAMES_IN
     below = height - top
     for line, count in zip(lines, most, strict=True):
         below -= HEAD_IN + ROW_IN * count
         names = list(dict.fromkeys(row.label for label in facts["systems"] for k in line for row in by_cell[k]
                                    if row.label == label))  # fmt: skip
         for j, k in enumerate(line):
-            axis = figure.add_axes(((NAMES_IN + j * wide) / style.PAGE_IN, below / height,
-                                    (wide - WORDS_IN - GAP_IN) / style.PAGE_IN, ROW_IN * count / height))  # fmt: skip
+            axis = figure.add_axes(((NAMES_IN + j * wide) / page_in, below / height,
+                                    (wide - WORDS_IN - GAP_IN) / page_in, ROW_IN * count / height))  # fmt: skip
             style.name_rows(axis, [style.called(name) for name in names], fontsize=6)
             axis.tick_params(labelleft=not j, labelsize=6)
             _panel(axis, shown[k], {row.label: row for row in by_cell[k]}, names, looks)
@@ -260,7 +263,7 @@ def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Fa
     name = f"({letter}) {_name(cell, facts)}"
     if sum(_name(other, facts) == _name(cell, facts) for other in shown) > 1 and panel["gpus"]:
         name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
-    wide = axis.get_position().width * style.PAGE_IN + WORDS_IN
+    wide = axis.get_position().width * form.width(style.PAGE_IN) + WORDS_IN
     axis.set_title(name, loc="left", pad=10, fontsize=6.5 * min(1.0, 20.5 * wide / len(name)))
     if _judged(cell):
         axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 2), va="bottom",
@@ -299,8 +302,7 @@ def _panel(
         for start, end in row.paper:
             ends = [x for x in (start, end) if low <= x <= high]
             axis.plot(np.clip([start, end], low, high), [k, k], color=PAPER, linewidth=0.6, zorder=1.4)
-            axis.plot(ends, [k] * len(ends), "D", markersize=3.2, markerfacecolor="white", markeredgecolor=PAPER,
-                      markeredgewidth=0.7, linestyle="none", zorder=2.5)  # fmt: skip
+            axis.plot(ends, [k] * len(ends), zorder=2.5, **PAPER_MARK)
         for half, c in row.halves.items():
             mark = {"=": "|", "<": 4, ">": 5}.get(c.at.sign, "|")  # carets point to where a bound may go
             axis.plot([c.at.mean], [k - HALVES[half]], marker=mark, color=look.color, markersize=3.6,
@@ -377,8 +379,7 @@ def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patc
     if any(c.at.sign != "=" for row in every for c in row.halves.values()):
         handles.append(Line2D([], [], marker=5, linestyle="none", label="a half, beyond what was run", **grey))
     if any(row.paper for row in every):
-        handles.append(Line2D([], [], color=PAPER, marker="D", markerfacecolor="white", markersize=3.2,
-                              linestyle="none", label="where the paper's number puts it"))  # fmt: skip
+        handles.append(Line2D([], [], **PAPER_MARK, label="where the paper's number puts it"))
     handles += verdicts.handles({row.standing.says for row in every if row.standing is not None}, style.called(first))
     return handles
 

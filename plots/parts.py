@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
 from harness.rows import crossings
-from plots import style
+from plots import form, style
 from plots.caption import Facts, asked, brief, caption, definition
 
 if TYPE_CHECKING:
@@ -68,15 +68,16 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     lines = -(-len(places) // ACROSS)
     body = HEAD_IN + ROW_IN * len(parts)
     height = lines * body + 0.45 + foot
-    figure = Figure(figsize=(style.PAGE_IN, height))
+    page_in = form.width(style.PAGE_IN)
+    figure = Figure(figsize=(page_in, height))
     ends = frame[["lost", "low", "high", "most"]].to_numpy(np.float64)
     low, high = np.nanmin(ends, initial=0.0), np.nanmax(ends, initial=1.0)
-    wide = (style.PAGE_IN - NAMES_IN) / min(ACROSS, len(places))
+    wide = (page_in - NAMES_IN) / min(ACROSS, len(places))
     for k, (_, bars) in enumerate(places):
         line, column = divmod(k, ACROSS)
         bottom = height - 0.05 - (line + 1) * body
-        axis = figure.add_axes(((NAMES_IN + column * wide) / style.PAGE_IN, bottom / height,
-                                (wide - 0.08) / style.PAGE_IN, ROW_IN * len(parts) / height))  # fmt: skip
+        axis = figure.add_axes(((NAMES_IN + column * wide) / page_in, bottom / height,
+                                (wide - 0.08) / page_in, ROW_IN * len(parts) / height))  # fmt: skip
         style.name_rows(axis, [textwrap.fill(part, 24) for part in parts], fontsize=6)
         axis.tick_params(labelleft=not column)
         axis.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
@@ -85,7 +86,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
         axis.set_title(
             f"{at['trace'].partition('+')[0]}\n{at['offered_rps']:.3g} req/s, {at['whole']:.1f} %", fontsize=6
         )
-    left = NAMES_IN / style.PAGE_IN
+    left = NAMES_IN / page_in
     lost = f"points of {definition(facts['definitions'][0])} attainment lost (right: the part helps)"
     figure.text((1 + left) / 2, (foot + 0.12) / height, lost, ha="center", fontsize=6.5)
     style.legend(figure, [

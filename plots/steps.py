@@ -16,7 +16,7 @@ from harness.policy.types import UserError
 from harness.rows import crossings
 from harness.rows.crossings import Standing
 from harness.rows.statistics import Estimate
-from plots import style, verdicts
+from plots import form, style, verdicts
 from plots.caption import CORRECTED, Facts, asked, brief, caption, definition, flat
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     labels = list(dict.fromkeys(row["ratio"] for row in shown))
     text, foot = style.foot(caption_of_ratios(table, facts, note, shown), 178)
     foot += FOOT_IN
-    figure = Figure(figsize=(style.PAGE_IN, 1))
+    figure = Figure(figsize=(form.width(style.PAGE_IN), 1))
     firsts = {systems(label, facts)[0].partition("+")[0] for label in labels}
     first = style.called(firsts.pop()) if len(firsts) == 1 else "the first"
     handles: list[Line2D | Patch] = [
@@ -87,9 +87,9 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     ]
     head = style.legend(figure, handles, 7, handlelength=1.8, columnspacing=1.2) + HEAD_IN
     height = head + ROW_IN * len(names) + foot
-    figure.set_size_inches(style.PAGE_IN, height)
+    figure.set_size_inches(form.width(style.PAGE_IN), height)
     wide = 0.78 / len(labels)
-    words = WORDS_IN / style.PAGE_IN
+    words = WORDS_IN / form.width(style.PAGE_IN)
     level = f"{100 * facts['level']:g} % {definition(facts['definitions'][0])}"
     for k, label in enumerate(labels):
         axis = figure.add_axes((0.22 + k * wide, foot / height, wide - words, ROW_IN * len(names) / height))

@@ -8,7 +8,7 @@ import io
 import re
 import textwrap
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -26,6 +26,7 @@ from harness.loop import vetted
 from harness.rows import setting, tidy
 from harness.rows.checked import note
 from harness.rows.record import write_bytes
+from plots import form, hover
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,7 +151,12 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 
 
 def called(label: str) -> str:
-    """Return the name of a system in figures: `muxserve:plusplus+quotas=none` is "muxserve++ without quotas"."""
+    """Return the name of a system in figures: `muxserve:plusplus+quotas=none` is "muxserve++ without quotas".
+
+    It is the one that was asked for, where one was.
+    """
+    if (asked := form.called(label)) is not None:
+        return asked
     name = label.replace(":plusplus", "++").replace("+quotas=none", " without quotas")
     return re.sub(r"\+(?=\w+=)", " ", name)
 
@@ -205,6 +211,9 @@ def theme() -> Iterator[None]:
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(rc)
+        if (file := form.ASKED.get().style) is not None:
+            theirs: Any = form.style_of(file)
+            mpl.rcParams.update(theirs)
         yield
 
 
@@ -298,7 +307,13 @@ def unvetted_of(systems: Mapping[str, str]) -> str:
 
 
 def foot(text: str, letters: int, points: float = 5.0) -> tuple[str, float]:
-    """Wrap a caption at so many letters a line; returns it with the inches that it takes in such a type."""
+    """Wrap a caption at so many letters a line; returns it with the inches that it takes in such a type.
+
+    Without a caption both are nothing.
+    """
+    if not form.ASKED.get().caption:
+        return "", 0.0
+    letters = form.letters(letters)
     text = textwrap.fill(text, letters)
     return text, 0.017 * points * (1 + text.count("\n"))
 
@@ -328,7 +343,10 @@ def interval(axis: Axes, y: float, ends: tuple[float, float], color: str, width:
 
 
 def below(figure: Figure, text: str, letters: int) -> None:
-    """Write a caption below a constrained figure, so many letters a line."""
+    """Write a caption below a constrained figure, so many letters a line, unless none is asked for."""
+    if not form.ASKED.get().caption:
+        return
+    letters = form.letters(letters)
     text = textwrap.fill(text, letters)
     figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
 
@@ -372,23 +390,43 @@ def save(
 ) -> list[Path]:
     """Write `stem`.pdf, .png and .csv; equal points, equal bytes. Returns their paths.
 
-    The .pdf has all pages, the .png the first one. The .csv has the points, after the command that made them and before
-    `told`, what a reader must know of them, in lines that begin with "#". Call within `theme()`. Raises UserError where
-    the disk refuses.
+    Other formats are those that `paper.on` asks for; the .csv always comes. The .pdf has all pages, others the first
+    one. The .csv has the points, after the command that made them and before `told`, what a reader must know of them,
+    in lines that begin with "#". Call within `theme()`. Raises UserError where the disk refuses.
     """
     pages = pages if isinstance(pages, Sequence) else [pages]
-    pdf, png = io.BytesIO(), io.BytesIO()
-    with PdfPages(pdf, metadata={"Creator": None, "Producer": None, "CreationDate": None}) as file:
-        for page in pages:
-            file.savefig(page)
-    pages[0].savefig(png, format="png", metadata={"Software": None})
-    with Image.open(png) as image:  # a palette takes a third of the bytes
-        png = io.BytesIO()
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(png, "png", dpi=image.info["dpi"])
     lines = "".join(f"# {line}\n" for line in textwrap.wrap(told, 160))
     csv = f"# {command}\n{points.to_csv(index=False, lineterminator=chr(10))}{lines}"
-    files = {"pdf": pdf.getvalue(), "png": png.getvalue(), "csv": csv.encode()}
+    files = {kind: DRAWN[kind](pages) for kind in form.ASKED.get().formats} | {"csv": csv.encode()}
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in files]
     for path, data in zip(paths, files.values(), strict=True):
         write_bytes(path, data)
     return paths
+
+
+def _pdf(pages: Sequence[Figure]) -> bytes:
+    out = io.BytesIO()
+    with PdfPages(out, metadata={"Creator": None, "Producer": None, "CreationDate": None}) as file:
+        for page in pages:
+            file.savefig(page)
+    return out.getvalue()
+
+
+def _png(pages: Sequence[Figure]) -> bytes:
+    drawn, out = io.BytesIO(), io.BytesIO()
+    pages[0].savefig(drawn, format="png", metadata={"Software": None})
+    with Image.open(drawn) as image:  # a palette takes a third of the bytes
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out, "png", dpi=image.info["dpi"])
+    return out.getvalue()
+
+
+def _pgf(pages: Sequence[Figure]) -> bytes:
+    out = io.BytesIO()
+    with mpl.rc_context({"pgf.texsystem": form.latex() or form.LATEX[0], "pgf.rcfonts": False}):
+        pages[0].savefig(out, format="pgf")
+    return out.getvalue()
+
+
+DRAWN: Mapping[str, Callable[[Sequence[Figure]], bytes]] = {
+    "pdf": _pdf, "png": _png, "svg": lambda pages: hover.svg(pages[0]), "pgf": _pgf,
+}  # fmt: skip

@@ -1,17 +1,22 @@
-"""The cost of a run by models, GPUs and requests: `python -m tests.scale [REQUESTS [SYSTEM ...]]`.
+"""The cost of a run by models, GPUs and requests: `python -m tests.scale [REQUESTS [SYSTEM ...]] [--limit S]`.
 
 Simulated requests per CPU-second on one core, the writer of rows included. Each size has models of three kinds, most of
-them small. Traffic has a Zipf tail (popularity ~ rank^-0.9), 2 requests a second a GPU, 600 tokens in and 150 out. A
-case in a process of its own ends at its limit of CPU seconds. It is then a row that gives the reason.
+them small. `start` is what two machines of that size, their policies and the placement take. Traffic has a Zipf tail
+(popularity ~ rank^-0.9), 2 requests a second a GPU, 600 tokens in and 150 out. A case in a process of its own ends at
+its limit of CPU seconds, its placement at ten minutes of them. It is then a row that gives the reason.
 """
 
 from __future__ import annotations
 
+import argparse
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +28,11 @@ from tests.speed import SLO_S, run
 from traces.arrivals import rng, zipf
 from workloads.models import model_set
 
-SIZES = ((58, 32), (300, 64), (1000, 200))  # models, GPUs
-SYSTEMS = ("static", "alpaserve", "elastic", "swap", "prism", "muxserve")
+SIZES = ((8, 4), (58, 32), (300, 64), (1000, 200))  # models, GPUs
+SYSTEMS = ("static", "elastic", "elastic+replicas", "swap", "prism", "alpaserve", "muxserve")
 KINDS = {"llama-3.2-1b": 5, "llama-3.2-3b": 3, "llama-3.1-8b": 2}  # of ten models
 S, RPS, PROMPT, OUTPUT = 0.9, 2.0, 600, 150  # of the tail; of a GPU; tokens
-LIMIT_S = 3600  # CPU seconds of a case
+LIMIT_S, PLACEMENT_S = 3600.0, 600.0  # CPU seconds of a case, and of its placement
 
 
 def served(models: int) -> tuple[Served, ...]:
@@ -48,9 +53,29 @@ def jobs(names: tuple[str, ...], requests: int, rate: float) -> Jobs:
     return Jobs(names, arrival, model, prompt, output, *(np.full(requests, x) for x in SLO_S))
 
 
-def child(system: str, models: int, gpus: int, requests: int) -> None:
+class TooLong(UserError):
+    """A step of a case took more CPU seconds than it may."""
+
+
+@contextmanager
+def limited(seconds: float, what: str) -> Iterator[None]:
+    """Raise TooLong where the block takes more seconds of this process."""
+
+    def over(*_: object) -> None:
+        raise TooLong(f"{what} takes more than {seconds:g} CPU seconds")
+
+    signal.signal(signal.SIGPROF, over)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def child(system: str, models: int, gpus: int, requests: int, limit_s: float) -> None:
     """Run a case; print its cost, or the reason why there is none."""
-    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S + 5))
+    name, *switched = system.split("+")
+    fields = dict.fromkeys(switched, True)
     members = served(models)
     names, rate = tuple(m.name for m in members), RPS * gpus
     shares = zipf(models, S)[rng(31, "scale").permutation(models)]
@@ -60,11 +85,14 @@ def child(system: str, models: int, gpus: int, requests: int) -> None:
     config = Config(members, gpus=gpus, noise=quantities.noise("h100", "vllm-graph"), plan=plan)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            run(system, config, jobs(names, 20, rate), Path(folder) / "warm")
-            placement = time.process_time()
-            run(system, config, jobs(names, 1, rate), Path(folder) / "one")
-            placement = time.process_time() - placement
-            sim_s, write_s, _, outcome = run(system, config, jobs(names, requests, rate), Path(folder) / "run")
+            with limited(PLACEMENT_S, "its placement"):
+                run(name, config, jobs(names, 20, rate), Path(folder) / "warm", **fields)
+                placement = time.process_time()
+                run(name, config, jobs(names, 1, rate), Path(folder) / "one", **fields)
+                placement = time.process_time() - placement
+            with limited(limit_s, f"a run of {requests:,} requests"):
+                sim_s, write_s, _, outcome = run(name, config, jobs(names, requests, rate), Path(folder) / "run",
+                                                 **fields)  # fmt: skip
         except (Infeasible, UserError) as why:
             print(f"- {why}")
             return
@@ -72,26 +100,31 @@ def child(system: str, models: int, gpus: int, requests: int) -> None:
     print(sim_s + write_s, placement, outcome.policy_s, outcome.policy_calls / requests, peak)
 
 
-def main(requests: int = 1_000_000, systems: tuple[str, ...] = SYSTEMS) -> None:
+def main(requests: int, systems: Sequence[str], limit_s: float) -> None:
     """Print the table."""
     print(f"{requests:,} requests of a Zipf tail: CPU seconds, one core, writer included")
-    print(f"{'models':>6} {'GPUs':>5} {'system':10} {'CPU s':>8} {'req/CPU-s':>10} {'placement s':>12} {'policy s':>9} "
-          f"{'calls/req':>10} {'peak MiB':>9}")  # fmt: skip
+    print(f"{'models':>6} {'GPUs':>5} {'system':16} {'CPU s':>7} {'req/CPU-s':>10} {'start s':>11} {'policy s':>9} "
+          f"{'calls/req':>9} {'peak MiB':>9}")  # fmt: skip
     for models, gpus in SIZES:
         for system in systems:
-            words = [sys.executable, "-m", "tests.scale", "--child", system, str(models), str(gpus), str(requests)]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            words = [sys.executable, "-m", "tests.scale", "--child", system, models, gpus, requests, limit_s]
+            done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
             told = (done.stdout or f"- ended ({done.returncode}): {done.stderr.strip().splitlines()[-1:]}").split()
             if told[0] == "-":
-                print(f"{models:6} {gpus:5} {system:10} {' '.join(told)[:70]}", flush=True)
+                print(f"{models:6} {gpus:5} {system:16} {' '.join(told)[:68]}", flush=True)
                 continue
             total, placement, policy_s, calls, peak = map(float, told)
-            print(f"{models:6} {gpus:5} {system:10} {total:8.1f} {requests / total:10,.0f} {placement:12.2f} "
-                  f"{policy_s:9.1f} {calls:10.2f} {peak:9.0f}", flush=True)  # fmt: skip
+            print(f"{models:6} {gpus:5} {system:16} {total:7.1f} {requests / total:10,.0f} {placement:11.2f} "
+                  f"{policy_s:9.1f} {calls:9.2f} {peak:9.0f}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2], *map(int, sys.argv[3:6]))
+        child(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), float(sys.argv[6]))
     else:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000, tuple(sys.argv[2:]) or SYSTEMS)
+        parser = argparse.ArgumentParser(description=__doc__)
+        parser.add_argument("requests", type=int, nargs="?", default=1_000_000)
+        parser.add_argument("systems", nargs="*", default=SYSTEMS)
+        parser.add_argument("--limit", type=float, default=LIMIT_S, help="CPU seconds of a case")
+        asked = parser.parse_args()
+        main(asked.requests, asked.systems, asked.limit)

@@ -22,7 +22,7 @@ from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import Outcome, replay
 from harness.loop.system import find
-from harness.policy.types import Jobs, Plan
+from harness.policy.types import Jobs, Option, Plan
 from harness.rows import record
 from workloads.models import model_set
 
@@ -69,12 +69,12 @@ def jobs(models: tuple[str, ...], n: int, rate: float, prompt: int = 600, output
                 np.full(n, prompt, np.int32), np.full(n, output, np.int32), *slo)  # fmt: skip
 
 
-def run(system: str, config: Config, work: Jobs, folder: Path) -> tuple[float, float, Sim, Outcome]:
+def run(system: str, config: Config, work: Jobs, folder: Path, **fields: Option) -> tuple[float, float, Sim, Outcome]:
     """Return CPU seconds of the simulation and of the writer, the engine, and what the policy took."""
     engine = Sim(config)
-    policy = find(system)(engine.cluster)
+    policy = find(system)(engine.cluster, **fields)
     engine = Sim(config, policy.options)
-    policy = find(system)(engine.cluster)  # options decide the page size that it may know
+    policy = find(system)(engine.cluster, **fields)  # options decide the page size that it may know
     a = time.process_time()
     outcome = replay(policy, engine, work)
     b = time.process_time()

@@ -17,9 +17,9 @@ DENSE = "crowd"  # the case with most models a GPU, and most decisions
 
 
 def covering(name: str) -> dict[str, Subject]:
-    """Return a system's subjects for the fast tests: its default in every case, each variant in a third of them.
+    """Return a system's subjects for the fast tests: its default in every case, each variant in a sixth of them.
 
-    Variants are its presets and other settings. Each case sees a third of them; all pairs are left to the slow tests.
+    Variants are its presets and other settings. Each case sees a sixth of them; all pairs are left to the slow tests.
     """
     every = subjects(name)
     variants = list(dict.fromkeys((subject.preset, subject.fields) for subject in every.values()))
@@ -27,11 +27,12 @@ def covering(name: str) -> dict[str, Subject]:
     return {
         f"{name}/{key}": subject
         for key, subject in every.items()
-        if not (k := variants.index((subject.preset, subject.fields))) or (k + names.index(subject.name)) % 3 == 0
+        if not (k := variants.index((subject.preset, subject.fields))) or (k + names.index(subject.name)) % 6 == 0
     }
 
 
-@pytest.mark.parametrize("name", system.names())
+# alpaserve searches a placement whenever it is made, which the laws do often: it is left to the slow tests
+@pytest.mark.parametrize("name", [name for name in system.names() if name != "alpaserve"])
 def test_laws_of_every_trial(name: str, subtests: pytest.Subtests) -> None:
     for key, subject in covering(name).items():
         with subtests.test(key):
@@ -47,6 +48,7 @@ def test_laws_of_every_file(subtests: pytest.Subtests) -> None:
             assert {law: broken for law, holds in FILE_LAWS.items() if (broken := list(holds(name)))} == {}
 
 
+@pytest.mark.slow
 def test_two_processes_agree() -> None:
     names = system.names()
     with tempfile.TemporaryFile() as out:

@@ -16,7 +16,7 @@ import pytest
 from harness.check.new import write
 from harness.engines.machine import Config, Served, machine
 from harness.loop import engine
-from harness.loop.guard import Terminated
+from harness.loop.interrupted import Terminated
 from harness.loop.replay import replay
 from harness.loop.system import ROOT
 from harness.policy.types import UserError

@@ -332,6 +332,32 @@ def test_a_fleet_drops_a_line_at_the_fewest_gpus_that_hold() -> None:
     assert "SLO 5 to 10 x P95" in written(figure)
 
 
+def test_a_fleet_begins_with_the_fewest_gpus_of_each_system_beside_the_papers() -> None:
+    facts = about("fleet", *(panel(f"{load} / {slo}", axis="gpus", gpus=None, slo=slo, slo_scale=None, rate_rps=6.0,
+                                   xs=[2.0, 16.0], row=load) for load in range(8) for slo in ("5xP95", "10xP95")),
+                  claims=[claim("fewest", "static", "prism", paper=2.0, on={"slo": "5xP95"})])  # fmt: skip
+    table = measured(
+        *({"condition": f"{load} / {slo}", "x": float(gpus), "gpus": gpus, "label": label, "slo": slo,
+           "values": {"ttft": 1.0 if gpus >= least else 0.97}}
+          for load in range(8)
+          for slo, label, least in (("5xP95", "prism", 4), ("5xP95", "static", 16), ("10xP95", "prism", 2),
+                                    ("10xP95", "static", 99))
+          for gpus in (2, 4, 16))
+    )  # fmt: skip
+    with style.theme():
+        first, *others = fleet.pages(table, facts)
+    assert (len(first.axes), len(others)) == (fleet.MOST, 1)
+    axis = first.axes[0]
+    marks = [(xs(line)[0], line.get_marker(), line.get_markerfacecolor()) for line in axis.lines]
+    assert [x for x, marker, _ in marks if marker in fleet.MARKS[:2]] == [4.0, 2.0, 16.0, 16.0]
+    assert [x for x, marker, _ in marks if marker == "D"] == [8.0]  # half of static's 16, in prism's row
+    assert marks[-1][2] == "white"  # a bound
+    assert [text.get_text() for text in axis.texts] == ["4 / 2", "16 / >16"]
+    assert axis.get_title("left") == "(a) hyperbolic-like, 6 req/s"
+    assert "Fewest GPUs on which the mean of 3 seeds meets 99 % of TTFT SLOs" in written(first)
+    assert max(len(text.get_text().split()) for text in first.texts) <= caption.WORDS
+
+
 def part_rows(label: str, small: float, large: float) -> Iterator[dict[str, Any]]:
     for seed in range(3):
         run = {"condition": "busy", "x": 4.0, "label": label, "seed": seed}

@@ -177,7 +177,7 @@ def gaps_apart(sim: Sim, want: Sequence[Req]) -> Iterator[str]:
                 yield f"request {q.id} waited {parts} in its longest gap, not {passed}"
 
 
-WORLDS = {  # by what they have: the first seed, how many the fast tests try, and how many more the slow ones
+WORLDS = {  # by what they have: the first seed, how many (half in the fast tests), and how many more in the slow ones
     "whole prompts": (0, 100, 400),
     "turns": (TURNED, 50, 400),
     "anything at any time": (WILD, 50, 600),
@@ -194,14 +194,14 @@ WORLDS = {  # by what they have: the first seed, how many the fast tests try, an
 @pytest.mark.parametrize("kind", WORLDS)
 def test_kernel_agrees_with_the_oracle(kind: str) -> None:
     first, few, _ = WORLDS[kind]
-    assert [d for seed in range(first, first + few) for d in differences(seed)] == []
+    assert [d for seed in range(first, first + few // 2) for d in differences(seed)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WORLDS)
 def test_kernel_agrees_with_the_oracle_on_many_worlds(kind: str) -> None:
     first, few, many = WORLDS[kind]
-    assert [d for seed in range(first + few, first + few + many) for d in differences(seed)] == []
+    assert [d for seed in range(first + few // 2, first + few + many) for d in differences(seed)] == []
 
 
 def test_closed_loops_are_the_oracles() -> None:
@@ -341,11 +341,11 @@ def test_oracle_notices_wrong_interference() -> None:
     changes = [
         (0, "                n.given /= W.interference\n", "                pass\n"),
         (0, "if x != lane and meet(S, x, lane):", "if meet(S, x, lane):"),  # a lane disturbs itself
-        (83, "        if demand_on(S, x, demand_at(S, d).gpu) >= 0:\n", "        if True:\n"),  # from afar
+        (0, "        if demand_on(S, x, demand_at(S, d).gpu) >= 0:\n", "        if True:\n"),  # from afar
         (0, "                n.given /= W.beside_prefill\n", "                pass\n"),
-        (0, "(n.sms <= 0 or other.sms <= 0)", "True"),  # SMs of its own do not help
+        (0, "not (n.apart and other.apart)", "True"),  # SMs of its own do not help
         (0, "    while x >= 0 and n.busy == SPAN:\n", "    while x >= 0:\n"),  # a prefill starves, too
-        (0, "if other.busy == STEP and (", "if x != lane and ("),  # beside decodes
+        (0, "if other.busy == STEP and not", "if x != lane and not"),  # beside decodes
     ]
     assert escaped(BESIDE, BESIDE + 60, changes) == []
 

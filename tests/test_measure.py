@@ -20,6 +20,7 @@ from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed
 from harness.run.spec import Spec, from_dict
+from harness.run.teller import Left
 from harness.study import claims, load, rule
 from harness.study.measure import Measured, measure
 from harness.study.study import AA, CONTROLS, HELD, Condition, Study
@@ -39,7 +40,7 @@ class Heard:
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
         self.ran += done < total and what != "planning"  # which every call does
         if self.ran > self.most:
             raise KeyboardInterrupt
@@ -386,6 +387,7 @@ def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
     assert value.shape == "llama-3.1-8b"
 
 
+@pytest.mark.slow
 def test_workers_and_a_kill_change_no_byte(tmp_path: Path) -> None:
     asked = study(tmp_path, LINES).only(["scales", "counts"])
     asked = replace(asked, condition=tuple(
@@ -421,7 +423,7 @@ from harness.study.measure import measure
 from tests.test_measure import Heard, SEARCHED, study
 
 class Killed(Heard):
-    def progress(self, what, done, total):
+    def progress(self, what, done, total, left=None):
         if sys.argv[2] in what and done == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 

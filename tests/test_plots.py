@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import plots
 from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.rows import record, tidy
-from plots import fig_compare, style
+from plots import fig_compare, form, style
 from tests.cases import cases
 from tests.study_table import blocks
 
@@ -344,3 +345,63 @@ def test_the_caption_of_a_simulated_figure_says_that_its_tails_are_optimistic() 
     assert set(runs["fidelity"]) == {"simulated"}
     assert style.caption(runs, [5], "A note.").endswith(f". A note. {style.TAILS}")
     assert style.TAILS not in style.caption(runs.assign(fidelity="real"), [5])
+
+
+# ------------------------------------------------------------------ in the form of a paper
+
+
+def test_a_figure_takes_a_papers_form(tmp_path: Path) -> None:
+    (file := tmp_path / "own.mplstyle").write_text("axes.labelsize: 9\nbackend: agg\n")
+    asked = form.Form(
+        3.33, ("prism", "static"), {"static": "S-Partition"}, "a", caption=False, formats=("svg",), style=file
+    )
+    with form.on(asked):
+        svg, points = fig_compare.render(folder(tmp_path / "x", GRID), tmp_path / "f", "bench plot")
+        with style.theme():
+            assert mpl.rcParams["axes.labelsize"] == 9
+    assert [path.name for path in (svg, points)] == ["f.svg", "f.csv"]
+    text = svg.read_text("utf-8")
+    assert 'width="239.76pt"' in text  # 3.33 in of 72 points
+    assert "S-Partition" in text
+    assert "dedicated" not in text
+    assert "TPOT" not in text  # of other panels, and of a caption
+    assert set(pd.read_csv(points, comment="#")["label"]) == {"prism", "static"}
+    (again,) = (path for path in [tmp_path / "g.svg"])
+    with form.on(asked):
+        fig_compare.render(tmp_path / "x", tmp_path / "g", "bench plot")
+    assert again.read_bytes() == svg.read_bytes()
+
+
+def test_marks_of_a_drawing_have_their_numbers_as_words(tmp_path: Path) -> None:
+    with form.on(form.Form(formats=("svg",))):
+        svg, _ = fig_compare.render(folder(tmp_path / "x", GRID), tmp_path / "f", "bench plot")
+    words = re.findall(r"<title>(.*?)</title>", svg.read_text("utf-8"))
+    both = [word for word in words if word.startswith("prism: requests that meet both SLOs (%)")]
+    assert [word.split("(%) ")[1].split(",")[0] for word in both] == ["96.5", "94", "89", "79", "59"]  # 1 - x/40 - 0.01
+    assert [word.rpartition(" ")[2] for word in both] == ["1.5", "3", "6", "12", "24"]  # req/s
+
+
+@cases(("asked", "line"), [
+    (form.Form(1.0), "made for 3.4 inches, and its words collide below 2.21"),
+    (form.Form(only=("prsm",)), r'--only: no system "prsm" here; did you mean prism\?'),
+    (form.Form(rename={"x": "y"}), r'--rename: no system "x" here'),
+    (form.Form(panel="z"), r'--panel "z" is not one of a, b, c, d, e'),
+    (form.Form(style=Path("/nope")), "--style /nope: No such file"),
+])  # fmt: skip
+def test_a_form_that_cannot_be_had_is_one_line(tmp_path: Path, asked: form.Form, line: str) -> None:
+    made = folder(tmp_path / "x", GRID)
+    with pytest.raises(UserError, match=line), form.on(asked):
+        fig_compare.render(made, tmp_path / "f", "bench plot")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_style_with_a_wrong_key_is_one_line(tmp_path: Path) -> None:
+    (file := tmp_path / "own.mplstyle").write_text("font.sizee: 3\n")
+    with pytest.raises(UserError, match=r"Bad key font.sizee in file .*, line 1"), form.on(form.Form(style=file)):
+        pass
+
+
+@pytest.mark.skipif(form.latex() is not None, reason="a LaTeX is here")
+def test_pgf_without_latex_is_one_line() -> None:
+    with pytest.raises(UserError, match="pgf needs LaTeX"), form.on(form.Form(formats=("pgf",))):
+        pass

@@ -19,7 +19,8 @@ from harness.engines.costs.shapes import weight_bytes
 from harness.engines.sim.engine import Sim
 from harness.loop import replay as loop
 from harness.loop.answers import fault
-from harness.loop.guard import LIMIT_S, Fault, Interrupted, _collecting
+from harness.loop.guard import LIMIT_S, Fault, _collecting
+from harness.loop.interrupted import Interrupted
 from harness.loop.recorder import Decision, Recorder
 from harness.loop.replay import Livelock, replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake

@@ -341,7 +341,7 @@ def test_cells_in_latex_are_escaped() -> None:
     of = scored({"a_b": {1.0: [1.0] * 2, 2.0: [1.0] * 2}})
     cells = "\n".join(formats.latex(shown(of, "a_b")))
     assert r"a\_b & " in cells
-    assert "& $>$4.00 &" in cells
+    assert r"& $>$4.00 \\" in cells
 
 
 def test_a_table_is_aligned_or_markdown() -> None:
@@ -383,3 +383,18 @@ def test_a_clause_is_the_longest_part_that_fits() -> None:
     assert [clause(text, room) for room in (100, 52, 30, 10, 3)] == [
         text, "Prism: memory ballooning, models placed by pressure", "Prism: memory ballooning", "Prism", text,
     ]  # fmt: skip
+
+
+def test_a_paper_has_few_columns_and_bold_only_where_intervals_lie_apart() -> None:
+    near = shown(scored({"a": {1.0: [0.90, 0.80, 0.95]}, "b": {1.0: [0.89, 0.81, 0.94]}}), "a", "b")
+    far = shown(scored({"a": {1.0: [0.99] * 3}, "b": {1.0: [0.30] * 3}}), "a", "b")
+    (share,) = (c for c in near.columns if c.key == "both")
+    assert near.best(share) == {"a"}
+    assert near.decided(share) == set()
+    assert far.decided(share) == {"a"}
+    for view, bold in ((near, False), (far, True)):
+        lines = list(formats.latex(view))
+        heads = next(line for line in lines if line.startswith("system & "))
+        assert heads.count(" & ") < formats.MOST_LATEX
+        assert (r"\textbf{" in "\n".join(lines)) is bold
+        assert ("**" in "\n".join(formats.markdown(view))) is bold

@@ -124,6 +124,7 @@ def config(**fields: Any) -> Config:
     return Config(tuple(Served(m, shape("llama-3.2-1b")) for m in ("a", "b")), **fields)
 
 
+@pytest.mark.slow
 def test_an_engine_of_mock_servers_conforms() -> None:
     assert check(ENGINE) == []
 
@@ -513,6 +514,7 @@ def test_a_key_is_named_and_never_stored(tmp_path: Path, monkeypatch: pytest.Mon
 # ------------------------------------------------------------------ however it ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_server_outlives_a_run_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(

@@ -70,6 +70,7 @@ def unshared() -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_two_namespaces_with_equal_process_numbers_share_a_folder(tmp_path: Path) -> None:
     if not unshared():
         pytest.skip("no PID namespace may be made here: the test below injects them")

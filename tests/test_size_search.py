@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ from harness import compare, size
 from harness.cli.app import main
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
+from harness.run.teller import Silent
 from harness.study import size_words as words
 from harness.study.load import study
-from harness.study.size import Asked, Curve, Sized, Verdict, _Work, views
+from harness.study.size import Asked, Curve, Sized, Verdict, Work, views
 from tests.cases import cases
 from traces import schema
 from traces.load import of_table, trace
 from workloads import slo
-from workloads.models import model_set
+from workloads.models import as_asked, model_set
 
 USD = {"h100": Price(3.0, "2026-01-01", "a list"), "l40s": Price(1.0, "2026-01-01", "a list")}
 
@@ -41,7 +43,7 @@ def verdict(gpus: int, pooled: float, worst: float, unfit: str = "") -> Verdict:
                    () if unfit or worst >= 0.99 else ("m",), unfit)  # fmt: skip
 
 
-class Faked(_Work):
+class Faked(Work):
     """A search whose runs are worked numbers: by kind and system, from how many GPUs on each model, and all, hold."""
 
     needs: Mapping[tuple[str, str], tuple[int, int]]
@@ -50,7 +52,7 @@ class Faked(_Work):
         super().__init__(asked, folder, None, None)  # type: ignore[arg-type]
         self.needs, self.asks = needs, list[tuple[str, str, int]]()
 
-    def _try(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
+    def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
         assert what
         for curve, n in asks:
             self.asks.append((curve.kind, curve.system, n))
@@ -192,7 +194,7 @@ def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> 
     assert told.exit_code == 0, told.output
     assert "h100 with prism: every model at 99 % of SLOs" in " ".join(told.stdout.split())
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in runs} == runs  # nothing is done twice
-    assert (tmp_path / "size-sample.pdf").is_file()
+    assert len(list(tmp_path.glob("sample-size-*.pdf"))) == 1
 
 
 @cases(("option", "value", "why"), [
@@ -254,3 +256,26 @@ def test_files_to_begin_with_are_read_as_what_they_are(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_seconds_and_milliseconds_are_the_same_slo(text: str, pair: tuple[float, float]) -> None:
     assert slo.resolve(slo.parse(text), model_set("llama-3.2-1b"))["llama-3.2-1b/1"] == pytest.approx(pair)
+
+
+@cases(("models", "gpu", "tp", "shape"), [
+    ("llama-3.3-70b", "h100", 4, "llama-3.3-70b"), ("gemma-3-27b:dtype=int4", "l4", 2, "gemma-3-27b:dtype=int4"),
+    ("gemma-3-27b:tp=1:kv_dtype=fp8", "l40s", 2, "gemma-3-27b:kv_dtype=fp8"),
+])  # fmt: skip
+def test_a_model_too_large_for_a_gpu_gets_a_degree_and_keeps_its_formats(
+    tmp_path: Path, models: str, gpu: str, tp: int, shape: str
+) -> None:
+    asked = question(("static",), kinds=(gpu,), setting={"trace": "sample", "models": models})
+    path, degrees = Work(asked, tmp_path, None, Silent()).sets[gpu]
+    assert degrees == {f"{shape.partition(':')[0]}/1": tp}
+    (member,) = tomllib.loads(Path(path).read_text("utf-8"))["model"]
+    assert (member["shape"], member["tp"]) == (shape, tp)
+
+
+def test_models_are_stated_as_a_set_has_them() -> None:
+    assert as_asked("llama-3.1-8b:tp=2*2,gemma-3-27b:dtype=fp8") == (
+        "llama-3.1-8b",
+        "llama-3.1-8b",
+        "gemma-3-27b:dtype=fp8",
+    )
+    assert as_asked("heavy8") == tuple(member.shape.name for member in model_set("heavy8").members)

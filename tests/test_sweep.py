@@ -31,6 +31,7 @@ from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.sources import closure, code, scoring
 from harness.run.spec import Spec, as_dict, canonical
+from harness.run.teller import Left
 from harness.study import receipt
 from harness.study.bases import TUNING_SEEDS, base_specs, bases, slo_target
 from harness.study.compare import comparison
@@ -396,6 +397,7 @@ def test_any_order_and_number_of_processes_gives_the_same_bytes(tmp_path: Path) 
     assert len(got["one"]) == len(GRID)
 
 
+@pytest.mark.slow
 def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom pathlib import Path\nfrom harness.run import estimates, sweep\n"
@@ -416,11 +418,13 @@ class Heard:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.steps: list[tuple[str, int, int]] = []
+        self.left: list[Left | None] = []
 
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
+        self.left.append(left)
         self.steps.append((what, done, total))
 
 
@@ -698,9 +702,60 @@ def test_another_rule_scores_the_same_runs(tmp_path: Path) -> None:
     assert [step for step in heard.steps if step[0] == "comparison"] == [("comparison", 2, 2)]
 
 
-def test_estimates_grow_with_the_rate_and_learn_from_stored_runs(tmp_path: Path) -> None:
-    assert estimates.estimate_s(replace(TINY, rate_scale=9.0)) > estimates.estimate_s(TINY) > estimates.RUN_S
-    assert estimates.speeds(tmp_path) == {}
+def cost(folder: Path, cpu_s: float, requests: int = 100) -> Path:
+    """Write the side facts of a run that took so long, on a machine of which it had half a core."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / record.SIDE).write_text(json.dumps({"cpu_s": cpu_s, "wall_s": 2 * cpu_s, "requests": requests}))
+    return folder
+
+
+def test_costs_grow_with_the_rate_and_learn_from_stored_runs(tmp_path: Path) -> None:
+    unknown = estimates.Costs()
+    assert unknown.cpu_s(replace(TINY, rate_scale=9.0)) > unknown.cpu_s(TINY) > estimates.RUN_S
+    assert not estimates.Costs.of(tmp_path)
     sweep.sweep([TINY], tmp_path, workers=1)
-    assert estimates.speeds(tmp_path).keys() == {"static"}
-    assert estimates.estimate_s(TINY, {"static": 1.0}) == estimates.RUN_S + 200
+    assert estimates.Costs.of(tmp_path).heard("static")
+    costs, requests = estimates.Costs(), estimates.requests_of(TINY)
+    costs.learn(replace(TINY, rate_scale=1.0), cost(tmp_path / "a", estimates.RUN_S + 1.0))  # 10 ms a request
+    costs.learn(replace(TINY, rate_scale=4.0), cost(tmp_path / "b", estimates.RUN_S + 3.0))  # 30 ms
+    for rate_scale, request_s in ((0.5, 0.01), (1.0, 0.01), (2.0, 0.02), (4.0, 0.03), (8.0, 0.03)):
+        expected = estimates.RUN_S + rate_scale * requests * request_s
+        assert costs.cpu_s(replace(TINY, rate_scale=rate_scale)) == pytest.approx(expected)
+    elsewhere = costs.cpu_s(replace(TINY, gpus=7))  # in the mean over all runs of the system
+    assert elsewhere == pytest.approx(estimates.RUN_S + requests * 4.0 / 200)
+
+
+def test_what_is_left_of_a_sweep_is_the_cost_of_its_runs(tmp_path: Path) -> None:
+    specs = [replace(TINY, system=name, rate_scale=x, seed=seed)
+             for name in ("static", "chunked") for x in (1.0, 4.0) for seed in (0, 1)]  # fmt: skip
+    todo = sweep.tasks(specs)
+    ahead = estimates.Ahead(todo, estimates.Costs(), later=1000.0, slots=2)
+    order = ahead.longest(todo)
+    assert {(task.spec.system, task.spec.rate_scale) for task in order[:4]} == {(s.system, s.rate_scale) for s in specs}
+    assert sorted(task.spec.folder for task in order) == sorted(task.spec.folder for task in todo)
+    per = {"static": 0.01, "chunked": 0.02}
+    cpu_s = {t: estimates.RUN_S + per[t.spec.system] * estimates.requests_of(t.spec) for t in todo}
+    for number, task in enumerate(order):
+        cost(tmp_path / task.spec.folder, cpu_s[task])
+        ahead.ended(task, tmp_path)
+        left, rest = ahead._summed(), order[number + 1 :]
+        if {t.spec.system for t in rest} <= {t.spec.system for t in order[: number + 1]}:
+            assert left.cpu_s == pytest.approx(sum(cpu_s[t] for t in rest))
+            assert left.share == 0.5  # cost() says so
+            assert left.most_s is not None
+            assert left.seconds is not None
+            assert left.most_s - left.seconds == pytest.approx(1000 * per["chunked"] / (2 * 0.5))  # of the slowest
+        else:
+            assert left.seconds is None
+    assert left.seconds == 0.0
+
+
+def test_a_sweep_tells_what_is_left_of_it(tmp_path: Path) -> None:
+    heard = Heard()
+    sweep.sweep(GRID[:2], tmp_path, workers=1, teller=heard, later=math.inf)
+    first, *_, last = heard.left
+    assert first is not None
+    assert first.seconds is None  # no run of it is stored
+    assert last is not None
+    assert (last.cpu_s, last.seconds, last.most_s) == (0.0, 0.0, math.inf)
+    assert 0 < last.share <= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import pty
 import re
@@ -19,6 +20,8 @@ import pytest
 from harness.cli import terminal
 from harness.cli.terminal import UP, Machine, Terminal
 from harness.loop.system import ROOT
+from harness.run.teller import Left
+from tests.cases import cases
 
 COMPARE = ("compare", "--systems", "static,chunked", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds", "2",
            "--workers", "1", "--no-plot")  # fmt: skip
@@ -115,6 +118,44 @@ def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
     ]
 
 
+@cases(("left", "says"), [
+    (Left(300.0, 100.0, None, 1.0), ", about 90 s left"),  # 10 s later
+    (Left(300.0, 100.0, math.inf, 1.0), ", about 90 s left of this round"),
+    (Left(300.0, 610.0, 1210.0, 1.0), ", about 10 min left, at most 20 min with more seeds"),
+    (Left(300.0, 5.0, None, 0.45), ", about 0 s left; the machine is busy: 45 % of a core a run"),
+    (Left(300.0, None, None, 1.0), ""),  # of a system that no stored run tells of
+])  # fmt: skip
+def test_what_is_left_of_a_sweep_in_words(
+    left: Left, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = [0.0]
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
+    monkeypatch.setattr(terminal, "FIRST_S", 5.0)
+    teller = Terminal()
+    teller.progress("fig7", 1, 4, left)
+    at[0] = 10.0
+    teller._tell(at[0])
+    assert capsys.readouterr().err == f"fig7: 1 of 4{says}\n"
+
+
+BAR = """
+from harness.cli import terminal
+from harness.run.teller import Left
+with terminal.Terminal() as teller:
+    teller.progress("fig7", 0, 4, Left(9.0, None, None, 1.0))
+    teller.progress("fig7", 1, 4, Left(9.0, 60.0, 600.0, 1.0))
+    teller.progress("fig7", 2, 4, Left(9.0, 30.0, 600.0, 1.0))
+    teller._bar.refresh()
+"""
+
+
+def test_a_bar_says_what_is_left_of_the_work() -> None:
+    ((name, counts),) = bars(sent([sys.executable, "-c", BAR], {})).items()
+    assert name == "fig7"
+    assert "0/4 [00:00]" in counts
+    assert "2/4 [00:00, about 30 s left, at most 10 min with more seeds]" in counts
+
+
 COMPILE = """
 import time
 from harness.cli import terminal
@@ -176,6 +217,6 @@ def test_a_program_is_told_in_json(capsys: pytest.CaptureFixture[str]) -> None:
         teller.say("a line")
         teller.show(["never"])
     told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert told[0] == {"stage": "runs", "done": 0, "total": 3, "left_s": None}
-    assert told[-2] == {"stage": "runs", "done": 3, "total": 3, "left_s": 0.0}
+    assert told[0] == {"stage": "runs", "done": 0, "total": 3, "left_s": None, "most_s": None, "share": None}
+    assert told[-2] == {"stage": "runs", "done": 3, "total": 3, "left_s": 0.0, "most_s": None, "share": None}
     assert told[-1] == {"message": "a line"}

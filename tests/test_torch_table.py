@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from itertools import product
@@ -12,10 +13,10 @@ from typing import Any
 import pytest
 
 from harness.engines.costs import fit, quantities, shapes
-from harness.engines.machine import Config
+from harness.engines.machine import Config, Served
 from harness.engines.torch import nets
 from harness.engines.torch.engine import Torch
-from harness.engines.torch.kind import CPU
+from harness.engines.torch.kind import CPU, kind
 from harness.engines.torch.links import CHUNK_S
 from harness.engines.torch.residents import WAYS
 from harness.engines.torch.setting import rates
@@ -133,10 +134,26 @@ def test_links_are_those_of_the_run_then_of_the_table_then_the_usual_ones(table:
     assert rates(Config((), table=table, pcie_gbps=3.0), CPU) == by_table | {"h2d": 3.0, "d2h": 3.0}
 
 
-@cases("name", ["gpt-oss-20b", "deepseek-v2-lite", "llama-3.1-8b:dtype=fp8", "gemma-3-1b"])
+@cases("name", ["gpt-oss-20b", "deepseek-v2-lite", "llama-3.1-8b:dtype=fp8", "gemma-3-1b", "qwen-1.5-moe-a2.7b"])
 def test_a_model_that_the_engine_does_not_compute_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=r"has .*: engine torch serves dense models in 16 bits"):
+    with pytest.raises(
+        UserError,
+        match=r"has .*: engine torch serves (models in 16 bits|routed experts)",
+    ):
         nets.net(shape(name))
+
+
+def test_a_mixture_has_a_twin_of_as_many_experts_on_cores_and_no_cost_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = nets.net(shape("qwen-3-30b-a3b"))
+    assert made.shape.experts == (made.shape.layers, 128, 8, 768 // 16, 0)
+    experts = sum(math.prod(size) for name, size in nets.tensors(made) if ".experts." in name)
+    assert experts == made.shape.layers * 128 * 3 * made.shape.hidden * 48
+    with pytest.raises(UserError, match="qwen-3-30b-a3b is a mixture of experts: a table of steps has dense models"):
+        torch_table.networks(["qwen-3-30b-a3b"])
+    monkeypatch.setattr("harness.engines.torch.kind.cards", lambda: ["H200"])
+    monkeypatch.setenv("DEVICE", "cuda")
+    with pytest.raises(UserError, match="a mixture of experts: engine torch serves those with DEVICE=cpu"):
+        kind(Config((Served("m", shape("qwen-3-30b-a3b")),)))
 
 
 def test_a_wider_twin_has_wider_matrices_and_as_many_layers() -> None:

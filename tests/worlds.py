@@ -152,8 +152,9 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
     cost["layers"], cost["query_bytes"], cost["result_bytes"] = 2, 384.0, 128.0
     grid = np.array([1, 8, 32, 128, 512])
     rise = np.cumsum(rng.uniform(0.001, 0.01, (rows, 5)), axis=1)
+    (moe,) = rng.spawn(1)  # draws of its own: what else a world has is as it was before there were mixtures
     mixed = np.arange(rows) % 2 == 1  # every other model is a mixture of experts
-    cost["xbytes"], cost["xmiss"] = mixed * rng.uniform(0.3, 4.0, rows) * heavy, rng.uniform(0.5, 0.99, rows)
+    cost["xbytes"], cost["xmiss"] = mixed * moe.uniform(0.3, 4.0, rows) * heavy, moe.uniform(0.5, 0.99, rows)
     return Tables(
         cost, grid, rise, 0.1 * rise, np.array([0.1, 0.5, 1.0]), np.array([1.0, 8.0, 64.0]),
         np.sort(rng.uniform(0.2, 1.0, (rows, 3, 3)), axis=1), np.sort(rng.uniform(0.1, 1.0, (rows, 3)), axis=1),

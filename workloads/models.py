@@ -5,6 +5,7 @@ A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT]; NAME is a shape's, or the path
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -284,6 +285,30 @@ def model_set(name: str) -> ModelSet:
             seen[entry.name] = seen.get(entry.name, 0) + 1
             members.append(Served(f"{entry.name}/{seen[entry.name]}", entry, qualifiers.tp or 1))
     return ModelSet(name, tuple(members))
+
+
+def as_asked(name: str) -> tuple[str, ...]:
+    """Return the shape of each model of a set as a file of a set states it: a name or path, with its formats.
+
+    Paths of checkpoints are absolute. UserError as `model_set`.
+    """
+    every = model_set(name).members
+    head = name.partition("+models=")[0]
+    path = HERE / "sets" / f"{head}.toml" if head in sets() else Path(name) if name.endswith(".toml") else None
+    if path is not None:
+        texts = [member.shape for member in toml.read(path, SetFile).model]
+    else:
+        parts = [part.strip().partition("*") for part in name.split(",")]
+        texts = [kind for kind, star, count in parts for _ in range(_times(name, count) if star else 1)]
+    return tuple(_stated(texts[k % len(texts)]) for k in range(len(every)))
+
+
+def _stated(text: str) -> str:
+    """Return a model as asked for without its degree, which a set states apart."""
+    entry = asked(text)
+    path = os.path.abspath(entry.name) if checkpoint.is_checkpoint(entry.name) else entry.name  # noqa: PTH100
+    formats = {"dtype": entry.dtype, "kv_dtype": entry.kv_dtype}
+    return path + "".join(f":{key}={value}" for key, value in formats.items() if value is not None)
 
 
 def _is_model(text: str) -> bool:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -21,13 +19,14 @@ from click.exceptions import NoArgsIsHelpError
 
 from harness.cli.codes import MEANS, Code
 from harness.cli.options import HEARD, WIDTH, WORDS, examples
+from harness.loop.interrupted import Terminated, terminable
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
     "compare": ("compare.compare", "Compare systems on a trace: SLOs, latency, highest rate."),
     "size": ("size.size", "Find the fewest GPUs, and what they cost."),
     "study": ("study.study", "Run a study: a paper's figure, or your own TOML file."),
-    "explain": ("runs.explain", "Say where a request's time went, or why SLOs were missed."),
+    "explain": ("runs.explain", "Say where a request's time went, why SLOs were missed, what helps."),
     "calibrate": ("tools.calibrate", "Measure the cost table of an engine's servers, or of a GPU."),
     "check": ("tools.check", "Test that a system keeps the rules."),
     "claims": ("claims.claims", "Test every paper's claims against runs made here."),
@@ -35,6 +34,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "mock": ("mock.mock", "Serve OpenAI's API with set latencies and no model."),
     "new": ("tools.new", "Write a small annotated system, or a TOML to begin with."),
     "plot": ("runs.plot", "Draw stored results as PDF, PNG and CSV."),
+    "report": ("report.report", "Write an answer as one HTML page, for a browser without network."),
     "run": ("runs.run", "Run one spec, a TOML file."),
     "sensitivity": ("sensitivity.sensitivity", "Find constants of the machine that reverse an order."),
     "timeline": ("runs.timeline", "Write a stored run as a trace for Perfetto."),
@@ -92,7 +92,7 @@ class Bench(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and write out all that it printed."""
-        with _read(), _terminable():
+        with _read(), terminable():
             code = super().invoke(ctx)
             sys.stdout.flush()
         return code
@@ -109,8 +109,6 @@ class Bench(click.Group):
         try:
             code = super().main(*args, **extra)
         except click.Abort as error:
-            from harness.loop.guard import Terminated
-
             click.echo("interrupted: finished runs are kept; the same command resumes there", err=True)
             code = Code.TERMINATED if isinstance(error.__cause__, Terminated) else Code.INTERRUPTED
         except click.ClickException as error:
@@ -140,25 +138,6 @@ class Bench(click.Group):
 def one_line(text: str) -> str:
     """Escape the characters of a message that would break its line or are not printable: names may hold any."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """End at SIGTERM as at Ctrl-C, so that nothing is left half-written, with an exit code of its own."""
-
-    def stop(*_: object) -> None:
-        from harness.loop.guard import Terminated
-
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

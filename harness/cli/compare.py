@@ -39,7 +39,7 @@ from harness.cli.options import (
     slo_rule,
     system_names,
 )  # fmt: skip
-from harness.cli.parts import collecting, make_part
+from harness.cli.parts import collecting, keep_command, make_part
 from harness.cli.study import dry, figures
 from harness.cli.terminal import prose, room, teller
 from harness.report.commands import real, short_path
@@ -118,7 +118,9 @@ def compare(
     from harness.report import formats
     from harness.run.setup import load_trace
     from harness.study import sensitivity, sentences
+    from harness.study.compare import summary
     from harness.study.measure import measure
+    from harness.study.text import unchecked
 
     words = click.get_current_context().meta.get(WORDS, ())
     if len(given := list(dict.fromkeys(word for word in words if word in FORMS))) > 1:
@@ -139,7 +141,8 @@ def compare(
         watch = (lambda measured: told.show(_so_far(measured, rule))) if told.redraws and form is None else None
         with collecting(asked, folder, on=collect, stem=stem_of(asked)):
             measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told, watch=watch)
-    shown = _summary(measured, rule)
+    keep_command(measured.folder)
+    shown = summary(measured.table, measured.about, rule, unchecked(measured.table))
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = not no_plot and form != "answer" and not all(system.infeasible for system in shown.systems)
     if form is None:
@@ -196,27 +199,15 @@ def stem_of(asked: Study) -> str:
     return (Path(trace).stem if trace.endswith(".parquet") else trace).partition("+")[0].replace("/", "-")
 
 
-def _summary(measured: Measured, rule: str) -> Summary:
-    """Summarize a comparison at its most telling rate."""
-    from harness.report.summary import summarize
-    from harness.study.compare import silent
-    from harness.study.search import LEVEL
-    from harness.study.study import UPPER
-    from harness.study.text import unchecked
-
-    names = list(measured.about["systems"])
-    (panel,) = measured.about["panels"]
-    return summarize(measured.table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked(measured.table),
-                     halves=panel["halves"], upper=UPPER)  # fmt: skip
-
-
 def _so_far(measured: Measured, rule: str) -> list[str]:
     """Return the table of the runs made so far, under a line that says so."""
     from shutil import get_terminal_size
 
     from harness.report import formats
+    from harness.study.compare import summary
+    from harness.study.text import unchecked
 
-    shown = _summary(measured, rule)
+    shown = summary(measured.table, measured.about, rule, unchecked(measured.table))
     of = measured.study.scope(full=False).seeds
     seeds = f"{measured.seeds} of {of} seeds" if measured.seeds < of else f"{of} seeds"
     table = formats.terminal(shown, bold=False, room=get_terminal_size().columns - 1)

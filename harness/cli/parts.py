@@ -1,4 +1,4 @@
-"""`--shard`, `--collect` and `--status`: one study made by several machines, as commands say it."""
+"""Shards of studies, and the command that is kept beside an answer: parts of several commands."""
 
 from __future__ import annotations
 
@@ -19,6 +19,26 @@ if TYPE_CHECKING:
     from harness.study.study import Study
 
 MOST_LINES = 20  # of searches that are not done
+# Options that change where and how an answer is made or shown, not the answer.
+WITH_VALUE = frozenset({"-o", "--out", "--workers", "--executor", "--shard", "--policy-limit-s"})
+ALONE = frozenset({"--collect", "--json", "--csv", "--markdown", "--latex", "--answer", "--all", "--no-plot",
+                   "--json-progress", "-q", "--quiet", "-v", "--verbose"})  # fmt: skip
+
+
+def keep_command(folder: Path) -> None:
+    """Write this command into the folder of its answer, without options that do not change the answer."""
+    from harness.rows import record
+
+    words, kept = iter(click.get_current_context().meta.get(WORDS, ())), list[str]()
+    for word in words:
+        if word in WITH_VALUE:
+            next(words, None)
+        elif word not in ALONE and word.partition("=")[0] not in WITH_VALUE:
+            kept.append(word)
+    line = shlex.join(["bench", *kept]) + "\n"
+    path = folder / record.COMMAND
+    if not path.is_file() or path.read_bytes() != line.encode():
+        record.write_bytes(path, line.encode())
 
 
 def make_part(

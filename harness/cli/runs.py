@@ -19,12 +19,16 @@ from harness.cli.options import (
     PATH,
     RESULTS,
     TARGET,
+    WORDS,
     Number,
     examples,
+    listed,
     slo_rule,
 )
-from harness.cli.terminal import Terminal, screen
-from harness.report.commands import explain_command, real, short_path
+from harness.cli.terminal import Terminal, prose, screen
+from harness.report.commands import again, explain_command, real, short_path
+
+MOST_NAME = 40  # characters of a system's name in a figure
 
 
 @click.command(epilog=examples("bench run mine.toml", "bench run mine.toml -o /tmp/out"))
@@ -65,7 +69,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
             click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
             click.echo("".join(f"{line}\n" for line in streams.lines(Setup(ready), every=True)), nl=False, err=True)
             if realtime.span(ready) is None:
-                click.echo(f"about {estimates.estimate_s(ready, estimates.speeds(folder)):.1f} s")
+                click.echo(f"about {estimates.Costs.of(folder).cpu_s(ready):.1f} s")
                 return
             known = ahead(asked, rule, folder)
             if known.bases:
@@ -104,6 +108,8 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
 
 @click.command(epilog=examples("bench plot", "bench plot results/arena-chat-3f9c01ab -o fig.pdf",
                            "bench plot results/aegaeon-3f9c01ab --figure turns  # of a run that was recorded",
+                           "bench plot results/arena-chat-3f9c01ab --width 3.33 --only prism,static --rename "
+                           "static=S-Partition --panel a --no-caption --format pdf,svg",
                            "bench list figures"))  # fmt: skip
 @click.argument("folder", type=PATH, required=False)
 @click.option("--figure", "name", type=click.Choice(plots.names()),
@@ -111,7 +117,28 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
               )  # fmt: skip
 @click.option("-o", "--out", type=PATH, metavar="STEM",
               help="Path of the figure without its ending.  [default: plots/out/FIGURE-HASH]")  # fmt: skip
-def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
+@click.option("--width", type=Number(0, 40, min_open=True), metavar="INCHES",
+              help="Width of the figure.  [default: a column, 3.4, or a page, 7]")  # fmt: skip
+@click.option("--only", metavar="LIST", help="Only these systems, as the table names them.")
+@click.option("--rename", metavar="OLD=NEW[,...]", help="Names of systems in the figure.")
+@click.option("--panel", metavar="LETTER", help="Only this panel, larger.")
+@click.option("--caption/--no-caption", default=True, help="Write the setting below the figure.  [default: caption]")
+@click.option("--format", "formats", default="pdf,png", show_default=True, metavar="LIST",
+              help="Formats: pdf, png, svg, pgf (needs LaTeX). The CSV of the points always comes.")  # fmt: skip
+@click.option("--style", "style_file", type=PATH, metavar="FILE.mplstyle", help="Settings of matplotlib, above ours.")
+def plot(
+    *,
+    folder: Path | None,
+    name: str | None,
+    out: Path | None,
+    width: float | None,
+    only: str | None,
+    rename: str | None,
+    panel: str | None,
+    caption: bool,
+    formats: str,
+    style_file: Path | None,
+) -> None:
     """Draw stored results as PDF, PNG and CSV.
 
     Without FOLDER, the newest comparison or study.
@@ -119,15 +146,19 @@ def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
     from harness.policy.types import UserError
     from harness.rows.record import SWEEP
     from harness.study import sensitivity
+    from plots import form
+
+    asked = form.Form(width, tuple(listed("--only", only) or ()), _renamed(rename), panel or "", caption,
+                      _formats(formats), style_file)  # fmt: skip
 
     if folder is None:
         stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
         if not stored:
             raise UserError(f"no sweep in {short_path(RESULTS)}: bench compare makes one")
         folder = stored[-1].parent
-    folder = real(folder)
+    given, folder = folder, real(folder)
     judged = _slos(folder / SWEEP) if (folder / SWEEP).is_file() else []
-    figures = _figures(folder, name)
+    figures = _choosing(_figures(folder, name), asked.words())
     if out is not None and len(figures) > 1:
         raise UserError(f"{short_path(folder)}: -o is of a single figure; name it by --figure {' or '.join(figures)}")
     stale = _stale(folder)
@@ -135,18 +166,66 @@ def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
     if judged:
         click.echo(f"{short_path(folder)} · SLO {', '.join(judged)}")
     failures = []
-    for label, figure in figures.items():
-        stem = out.with_suffix("") if out else FIGURES / f"{label}-{folder.name.rpartition('-')[2]}"
-        command = f"bench plot {short_path(folder)}" + (f" --figure {name}" if name else "")
-        try:
-            for path in figure.render(folder, real(stem), command, note):
-                click.echo(short_path(path))
-        except UserError as error:  # the others are drawn
-            failures.append(str(error))
+    with form.on(asked):
+        for label, figure in figures.items():
+            stem = out.with_suffix("") if out else FIGURES / f"{label}-{folder.name.rpartition('-')[2]}"
+            command = again(("plot", short_path(folder), *_options(given)), *(("--figure", name) if name else ()))
+            try:
+                for path in figure.render(folder, real(stem), command, note):
+                    click.echo(short_path(path))
+            except UserError as error:  # the others are drawn
+                failures.append(str(error))
     if stale:
         click.echo(f"{stale} (the command that made them runs them again)", err=True)
     if failures:
         raise UserError(*failures)
+
+
+def _options(folder: Path) -> list[str]:
+    """Return the options of this command that form a figure."""
+    words = [word for word in click.get_current_context().meta.get(WORDS, ())[1:] if word != str(folder)]
+    formed = {"--width", "--only", "--rename", "--panel", "--format", "--style"}
+    kept, rest = list[str](), iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name in formed:
+            kept += [word] if equals else [word, next(rest, "")]
+        elif word == "--no-caption":
+            kept.append(word)
+    return kept
+
+
+def _choosing(figures: dict[str, Any], options: tuple[str, ...]) -> dict[str, Any]:
+    """Return the figures that can choose or name what they draw as the options say. UserError where none can."""
+    from harness.policy.types import UserError
+
+    able = {label: figure for label, figure in figures.items() if not {*options} - getattr(figure, "CHOOSES", set())}
+    if not able:
+        raise UserError(f"{' and '.join(options)}: not of the figure {' or '.join(figures)} (docs/share.md)")
+    return able
+
+
+def _renamed(text: str | None) -> dict[str, str]:
+    """Read names for systems, in pairs."""
+    from harness.policy.types import UserError
+
+    pairs = [part.rpartition("=") for part in listed("--rename", text) or []]
+    if bad := next((f"{old}{sign}{new}" for old, sign, new in pairs if not old.strip() or not new.strip()), None):
+        raise UserError(f'--rename "{bad}" is not OLD=NEW')
+    if long := next((new for *_, new in pairs if len(new.strip()) > MOST_NAME or not new.isprintable()), None):
+        raise UserError(f'--rename: "{long[:MOST_NAME]}..." is not a printable name of at most {MOST_NAME} characters')
+    return {old.strip(): new.strip() for old, _, new in pairs}
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    from harness.policy.fields import meant
+    from harness.policy.types import UserError
+    from plots.form import FORMATS
+
+    names = listed("--format", text) or []
+    if bad := next((name for name in names if name not in FORMATS), None):
+        raise UserError(f'--format: no format "{bad}"{meant(bad, FORMATS)} ({", ".join(FORMATS)})')
+    return tuple(dict.fromkeys(names))
 
 
 def _figures(folder: Path, name: str | None) -> dict[str, Any]:
@@ -212,11 +291,14 @@ def _stale(made: Path) -> str:
     "bench explain results/static-3f9c01ab --misses",
     "bench explain results/arena-chat-3f9c01ab --misses -o causes.pdf  # every system of a comparison",
     "bench explain results/arena-chat-3f9c01ab --misses --system static  # at each of its rates",
+    "bench explain results/mine-size-3f9c01ab  # of bench size: what binds on fewer GPUs, and what helps",
 ))  # fmt: skip
 @click.argument("run", type=PATH)
 @click.option("--request", type=click.IntRange(0), metavar="ID", help="Explain one request, in order of time.")
 @click.option("--misses", is_flag=True, help="Explain all SLO misses, by cause.")
-@click.option("--system", metavar="LABEL", help="For a comparison: one system at each rate.")
+@click.option(
+    "--system", metavar="LABEL", help="For a comparison: one system at each rate. For a size: not the best one."
+)
 @click.option("-o", "--out", type=PATH, metavar="STEM",
               help="For a comparison: also draw a figure, as PDF, PNG and CSV.")  # fmt: skip
 @click.option("--slo", metavar="RULE", help="SLO, instead of the one that the comparison used.")
@@ -237,9 +319,10 @@ def explain(
     definition: str | None,
     every: bool,
 ) -> None:
-    """Say where a request's time went, or why SLOs were missed.
+    """Say where a request's time went, why SLOs were missed, what helps.
 
-    RUN is a run's folder, or with --misses that of a comparison (bench compare prints both).
+    RUN is a run's folder, or with --misses that of a comparison (bench compare prints both). It may be the folder of
+    an answer of bench size. Then the output says what binds on fewer GPUs, and which change helps.
     """
     from harness.policy.types import UserError
     from harness.report import explain as words
@@ -251,6 +334,12 @@ def explain(
     from harness.study import judged
     from harness.study.misses import is_sweep
 
+    sized = next((path for path in (run, RESULTS / run) if (path / record.SIZE).is_file()), None)
+    if sized is not None:
+        if request is not None or slo is not None or out is not None or definition is not None:
+            raise UserError(f"{run} is an answer of bench size, with its own SLO: --system alone may be given")
+        _size_why(real(sized), system)
+        return
     folder = next((path for path in (run, RESULTS / run) if is_sweep(path)), None)
     if folder is not None:
         if request is not None or slo is not None or not misses:
@@ -292,6 +381,20 @@ def explain(
         again = explain_command(run, under.rule)
         first, *others = words.misses(table, window_s, limits, definition or under.definition, again)
         screen([first, *lines, *others[:-1]], tail=others[-1:], every=every)
+
+
+def _size_why(folder: Path, system: str | None) -> None:
+    """Print what binds on fewer GPUs than an answer, and which change helps."""
+    from harness.study import size_kept, size_why
+
+    with Terminal() as teller:
+        reasons = size_why.why(size_kept.kept(folder), folder.parent, system=system, teller=teller)
+    first, second, *rest = size_why.lines(reasons)
+    prose(first)
+    prose(second)
+    for line in rest:
+        click.echo(line)
+    click.echo(f"next: bench report {short_path(folder)}")
 
 
 @click.command(epilog=examples(

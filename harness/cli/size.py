@@ -29,6 +29,7 @@ from harness.cli.options import (
     slo_rule,
     system_names,
 )
+from harness.cli.parts import keep_command
 from harness.cli.terminal import prose, teller
 from harness.report.commands import real, short_path
 
@@ -103,6 +104,7 @@ def size(
     from harness.study import size as sizes
     from harness.study import size_words as words
     from harness.study.compare import judged_by
+    from harness.study.size_kept import keep
 
     rule = slo_rule(slo, slo_scale)
     least, most = _span(span)
@@ -114,6 +116,8 @@ def size(
     folder = real(out or RESULTS)
     with teller(machine=machine) as told:
         sized = sizes.size(asked, folder, workers=workers, teller=told)
+    answer = keep(sized, folder)
+    keep_command(answer)
     if as_json:
         click.echo(json.dumps(words.facts(sized), indent=1))
     else:
@@ -121,13 +125,15 @@ def size(
         prose(first)
         for line in rest:
             click.echo(line)
+    figure = []
     if not no_plot and any(not verdict.unfit for curve in sized.curves.values() for verdict in curve.tried.values()):
         from plots import fig_size
 
-        stem = (FIGURES if out is None else folder) / f"size-{Path(str(setting['trace'])).stem.partition('+')[0]}"
-        caption = words.sentence(sized) + ". Rings: the answers. Simulated."
-        paths = fig_size.render(words.points(sized), asked.target, caption, stem, "bench size")
-        click.echo(short_path(paths[0]), err=as_json)
+        stem = (FIGURES if out is None else folder) / answer.name
+        figure = fig_size.render(answer, stem, f"bench plot {short_path(answer)}")[:1]
+    click.echo(" · ".join(short_path(path) for path in (answer, *figure)), err=as_json)
+    if not as_json:
+        click.echo(f"next: bench explain {short_path(answer)}")
 
 
 def _kinds(text: str) -> list[str]:

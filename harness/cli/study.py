@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,11 +28,12 @@ from harness.cli.options import (
     system_names,
     trace_names,
 )
-from harness.cli.parts import collecting, make_part, status
+from harness.cli.parts import collecting, keep_command, make_part, status
 from harness.cli.terminal import room, screen, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
+    from harness.run.estimates import Costs
     from harness.run.realtime import Span
     from harness.run.shard import Shard
     from harness.run.spec import Spec
@@ -142,6 +142,7 @@ def study(
             sys.exit(make_part(asked, shard, folder, workers, told, full=full, stem=""))
         with collecting(asked, folder, on=collect, full=full):
             measured = measure(asked, folder, full=full, workers=workers, teller=told)
+    keep_command(measured.folder)
     _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:
@@ -195,7 +196,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     from harness.study import grid
     from harness.study.bases import TUNING_SEEDS, Ahead, ahead, check_rule
 
-    known, total, runs, failed = estimates.speeds(out), 0.0, 0, dict[str, str]()
+    known, total, runs, failed = estimates.Costs.of(out), 0.0, 0, dict[str, str]()
     rows = [("condition", "system", "gpus", "along", "x", "runs", "time")]
     left = asked.of(full)
     rules, spans, never = dict[str, Ahead](), list[realtime.Span](), dict[str, str]()
@@ -262,11 +263,11 @@ class _Cost(NamedTuple):
     never: str  # why they are none there
 
 
-def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float], drain_s: float) -> _Cost:
+def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float) -> _Cost:
     from dataclasses import replace
     from itertools import cycle, islice
 
-    from harness.run import estimates, realtime
+    from harness.run import realtime
     from harness.run.resolve import resolve
 
     xs = panel.xs or tuple(2.0**k for k in range(7))  # the octaves of a search for the knee
@@ -275,7 +276,7 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float], 
     given: dict[str, Any] = {name: seconds for name, seconds in cut.items() if seconds is not None}
     ready = resolve(replace(spec, slo="", rate_scale=most, **given))
     scaled = [replace(ready, rate_scale=_rate_scale(panel, spec, x)) for x in xs]
-    each = [estimates.estimate_s(run, known) for run in scaled]
+    each = [known.cpu_s(run) for run in scaled]
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
     points = max(len(xs), sample.points) if panel.xs else 2 * len(xs)
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")

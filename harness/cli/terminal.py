@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -10,9 +11,12 @@ import threading
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
+
+if TYPE_CHECKING:
+    from harness.run.teller import Left
 
 ROOM = 100  # characters of a line where the width of the terminal is not known
 PROGRESS_HZ = 4
@@ -22,6 +26,8 @@ LINE_S, OFTEN_S = 300.0, 1.0  # between two lines of a stage where no bar is; wi
 FIRST_S = 5.0  # after which a stage has a line where no bar is: an error before it is the only line
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"planning", "compile", "scores"})  # phases of which nothing is kept when the user interrupts
+BUSY = 0.7  # of a core: runs that get less are on a busy machine
+LEFT_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 UP = "\x1b[{}A\x1b[J"  # so many lines up, and nothing below
 MANY = 20  # runs: of fewer it is not said how many are stored
 
@@ -62,6 +68,7 @@ class Terminal:
         self._unit = unit
         self._bar: Any = None
         self._at = ("", 0, 0)  # the phase, what is done of it, and all of it
+        self._ahead: tuple[Left | None, float] = (None, 0.0)  # what is left of it, and when that was so
         self._stage_s, self._stage_told = 0.0, False  # when the stage began; it has had a line
         self._level = LEVEL.get()
         self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI")) or bool(self._level)
@@ -113,10 +120,11 @@ class Terminal:
         if self._bar is not None:
             self._bar.refresh()
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
         """Move the bar of a phase; a new phase starts a new one."""
         with self._lock:
             now = time.monotonic()
+            self._ahead = (left, now)
             if what != self._at[0]:
                 self.close()
                 if _stage(what) != _stage(self._at[0]):
@@ -133,9 +141,9 @@ class Terminal:
                 self.close()
                 self._tell(now)
             else:
-                self._move(what, done, total)
+                self._move(what, done, total, now)
 
-    def _move(self, what: str, done: int, total: int) -> None:
+    def _move(self, what: str, done: int, total: int, now: float) -> None:
         """Move the bar, as wide as the terminal is now."""
         columns = shutil.get_terminal_size().columns
         if self._bar is None:
@@ -143,9 +151,16 @@ class Terminal:
 
             name = what if len(what) <= (most := max(columns - COUNTS, COUNTS // 3)) else what[: most - 1] + "…"
             self._bar = tqdm(total=total, initial=done, desc=name, unit=self._unit, mininterval=1 / PROGRESS_HZ,
-                             leave=False, file=sys.stderr, ncols=columns, nrows=2)  # fmt: skip
+                             leave=False, file=sys.stderr, ncols=columns, nrows=2,
+                             bar_format=None if self._ahead[0] is None else LEFT_BAR)  # fmt: skip
         self._bar.ncols = columns
+        self._hint(now)
         self._bar.update(done - self._bar.n)
+
+    def _hint(self, now: float) -> None:
+        """Write beside the bar how long the rest takes, where more than counts tell it."""
+        if self._ahead[0] is not None and self._bar is not None:
+            self._bar.set_postfix_str(_of_work(*self._ahead, now), refresh=False)
 
     def _tell(self, now: float) -> None:
         """Print how far the phase is where that is due: early in a stage, and then now and then."""
@@ -154,23 +169,31 @@ class Terminal:
         again = now - self._told >= self._line_s and (total > 1 or self._level == "verbose")
         if done < total and (early or again):
             self._stage_told = True
-            self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}" if total > 1 else f"{what} ...")
+            left = ", ".join(filter(None, [f"{what}: {done:,} of {total:,}", self._left(now)]))
+            self.say(left if total > 1 else f"{what} ...")
 
     def _ticks(self) -> None:
         """Move the clock of the bar, or tell how far it is, while a step takes long."""
         while not self._over.wait(TICK_S):
             with self._lock:
                 if self._bar is not None:
+                    self._hint(time.monotonic())
                     self._bar.refresh()
                 elif self._quiet:
                     self._tell(time.monotonic())
 
-    def _left(self, done: int, total: int, now: float) -> str:
-        """Estimate how long the rest of a phase takes, once some of it was done."""
-        stood, since = self._begun
-        if done == stood:
-            return ""
-        return f", about {duration((now - since) / (done - stood) * (total - done))} left"
+    def _left(self, now: float) -> str:
+        """Say how long the rest of a phase takes: by what its runs cost, else by the time of those that were done."""
+        left, since = self._ahead
+        if left is not None:
+            return _of_work(left, since, now)
+        seconds = self._by_count(now, self._at[2])
+        return "" if seconds is None else f"about {duration(seconds)} left"
+
+    def _by_count(self, now: float, total: int) -> float | None:
+        """Estimate the seconds of the rest of a phase by the time of what was done; None where nothing was."""
+        done, (stood, since) = self._at[1], self._begun
+        return (now - since) / (done - stood) * (total - done) if done > stood else None
 
     def close(self) -> None:
         """Take the bar away."""
@@ -201,8 +224,12 @@ class Machine(Terminal):
         """Print one line for the user, as {"message": ...}."""
         click.echo(json.dumps({"message": line}), err=True)
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Print how far a phase is: {"stage", "done", "total", "left_s"}, the last one null while nothing tells it."""
+    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
+        """Print how far a phase is: {"stage", "done", "total", "left_s", "most_s", "share"}.
+
+        `left_s` is of work that is known, `most_s` the most with a budget, `share` what a run gets of a core. They are
+        null while nothing tells them.
+        """
         now = time.monotonic()
         first = what != self._at[0]
         if first:
@@ -212,9 +239,24 @@ class Machine(Terminal):
             self._kept_of, self.kept = what, (done, total)
         if first or done == total or now - self._told >= 1 / PROGRESS_HZ:
             self._told = now
-            stood, since = self._begun
-            left_s = round((now - since) / (done - stood) * (total - done), 1) if done > stood else None
-            click.echo(json.dumps({"stage": what, "done": done, "total": total, "left_s": left_s}), err=True)
+            left_s = self._by_count(now, total) if left is None else left.seconds
+            most_s = None if left is None or left.most_s == math.inf else left.most_s
+            told = {"left_s": left_s, "most_s": most_s, "share": left and left.share}
+            told = {key: None if value is None else round(value, 2) for key, value in told.items()}
+            click.echo(json.dumps({"stage": what, "done": done, "total": total, **told}), err=True)
+
+
+def _of_work(left: Left | None, since: float, now: float) -> str:
+    """Say how long the known work takes (as of `since`), what a budget adds, and whether the machine is busy."""
+    if left is None or left.seconds is None:
+        return ""
+    past = now - since
+    text = f"about {duration(max(0.0, left.seconds - past))} left"
+    if left.most_s == math.inf:
+        text += " of this round"
+    elif left.most_s is not None:
+        text += f", at most {duration(max(0.0, left.most_s - past))} with more seeds"
+    return text + (f"; the machine is busy: {100 * left.share:.0f} % of a core a run" if left.share < BUSY else "")
 
 
 def _stage(phase: str) -> str:

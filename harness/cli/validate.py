@@ -23,21 +23,34 @@ if TYPE_CHECKING:
 
 TORCH = "torch"
 STAGES = "stages.jsonl"  # of the stages of `make gpu`
+KINDS = {  # what the simulator is compared with
+    "servers": "--engine NAME, which runs servers",
+    "files": "files of measured runs",
+    "runs": "a folder of stored runs",
+    "card": "a folder of make gpu",
+}
+TAKEN = {  # an option that some kinds lack, and those that take it
+    **dict.fromkeys("runs full models counts systems loads seeds window_s again".split(), ("servers",)),
+    "out": ("servers", "files"),
+    "shape": ("files",),
+    "page": ("files", "runs", "card"),
+    "table": ("servers", "runs", "card"),
+    "slo": ("servers", "runs"),
+}
 INVALID = "Runs that did not measure their servers are left out."
 
 
 @click.command(epilog=examples(
     "bench validate", "bench validate mine.csv -o /tmp/validate", "bench validate results/h200/stages",
     "bench validate --engine llamacpp --table results/cpu/llamacpp-cpu.toml -o results/cpu/validate",
+    "bench validate results/h200", "bench validate results/h200/torch --table results/h200/h200-measured.toml",
     "bench validate --engine torch --table results/cpu/torch/torch-cpu.toml -o results/cpu/torch/validate",
 ))  # fmt: skip
 @click.argument("folders", type=PATH, nargs=-1, envvar="MEASURED_DIR",
                 metavar="[FOLDER|FILE.csv]...")  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Run the same specs on an engine's servers and on the "
               "simulator.")  # fmt: skip
-@click.option(
-    "--table", metavar="FILE", help="With --engine, or a folder of stages: the cost table, by bench calibrate."
-)
+@click.option("--table", metavar="FILE", help="Cost table of the measured machine, by bench calibrate.")
 @click.option("--full", is_flag=True, help="With --engine torch: every system, 4 and 8 models, windows of 60 s; "
               "the aims are judged.")  # fmt: skip
 @click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="With --engine: the shape of "
@@ -54,7 +67,8 @@ INVALID = "Runs that did not measure their servers are left out."
 @click.option(
     "--slo",
     metavar="RULE",
-    help="With --engine: SLO rule.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]",
+    help="SLO rule.  [default: with --engine 10 x a short prompt's TTFT and a start, 8 x a step; of stored runs TTFT "
+    "0.5 s, TPOT 50 ms]",
 )
 @MOVED
 @click.option("-o", "--out", type=PATH, metavar="STEM",
@@ -72,24 +86,19 @@ def validate(
 ) -> None:  # fmt: skip
     """Compare the simulator with measured end-to-end runs.
 
-    Measured runs come from the folders of MEASURED_DIR, or any CSV of the same columns. --engine measures servers now,
-    and compares the ranks of systems, then attainment, then latencies. A folder of the stages of `make gpu` is compared
-    run by run, by its own cost table or --table, in its README.md.
+    Measured runs come from the folders of MEASURED_DIR, or any CSV of the same columns. A folder may also hold
+    stored runs of engine torch, measurements by make gpu of two models at once, or its stages.
+
+    --engine measures servers now, and compares the ranks of systems, then attainment, then latencies.
     """
     from harness.policy.types import UserError
 
+    kind = _kind(folders, engine)
     ctx = click.get_current_context()
-    if engine is None and len(folders) == 1 and (folders[0] / STAGES).is_file():
-        from harness.validate import torch_runs
-
-        click.echo(torch_runs.compared(folders[0], asked["table"] and Path(asked["table"])), nl=False)
-        return
-    beside = ("shape", "page") if engine is not None else ("runs", *asked)
-    if other := next((name for name in beside if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE), None):
-        option = f"--{other.replace('_', '-')}"
-        if engine is not None:
-            raise UserError(f"{option} is for files of measured runs; --engine runs servers")
-        raise UserError(f"{option} is for --engine NAME, which runs servers; files of measured runs say their own")
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if other := next((name for name in given if name in TAKEN and kind not in TAKEN[name]), None):
+        param = next(param for param in ctx.command.params if param.name == other)
+        raise UserError(f"{param.opts[-1]} is for {' and for '.join(KINDS[name] for name in TAKEN[other])}")
     stem = real(out.with_suffix("") if out else FIGURES / "validate")
     if engine is not None:
         _predicted(engine, stem, real(runs or RESULTS), plot=not no_plot, every=every, **asked)
@@ -97,8 +106,50 @@ def validate(
         raise UserError(
             "bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs; --engine runs servers"
         )
-    else:
+    elif kind == "files":
         _measured(folders, out, stem, shape, page, plot=not no_plot, every=every)
+    else:
+        _beside(folders[0], kind, asked["table"], asked["slo"], page, every=every)
+
+
+def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
+    """Return what is compared, one of KINDS: by the option, or by what the only folder holds."""
+    from harness.validate import corun, stored
+
+    if engine is not None or len(folders) != 1:
+        return "servers" if engine is not None else "files"
+    held = stored.holds(folders[0]) or (folders[0] / STAGES).is_file()
+    return "runs" if held else "card" if corun.holds(folders[0]) else "files"
+
+
+def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: Path | None, *, every: bool) -> None:
+    """Hold the simulator against the runs, or the measurements of two models at once, that a folder keeps."""
+    from functools import partial
+
+    from harness.policy.types import UserError
+    from harness.report.text_table import aligned, laid
+    from harness.rows.record import write_bytes
+    from harness.validate import corun, stored
+
+    named, notes = folder, list[str]()
+    if (folder / STAGES).is_file():
+        from harness.validate import torch_runs
+
+        folder, table, slo, notes = torch_runs.judged(folder, table, slo)
+    if kind == "runs" and table is None:
+        raise UserError(f"{short_path(folder)} holds stored runs, which need their machine's cost table: --table FILE")
+    with Terminal() as teller:
+        if kind == "runs":
+            told = partial(teller.progress, "stored runs")
+            seen = stored.beside(folder, str(table), slo or stored.SLO, told)
+        else:
+            seen = corun.beside(folder, table)
+    screen([seen.answer, *aligned(seen.rows), seen.note, seen.how, *notes], every=every)
+    if page is not None:
+        options = [f"--table {table}"] * (table is not None) + [f"--slo {slo}"] * (slo is not None)
+        command = " ".join(["bench validate", short_path(named), *options, f"--page {short_path(real(page))}"])
+        write_bytes(real(page), seen.page(command, partial(laid, markdown=True)).encode())
+        click.echo(short_path(real(page)))
 
 
 def _measured(

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from harness.loop.interrupted import Interrupted
 from harness.policy.types import Infeasible, Unsupported
 
 HERE = Path(__file__).resolve().parents[1]
@@ -36,31 +37,6 @@ class Fault(Exception):
 
 class Endless(BaseException):
     """Raised into a policy at its limit. Not an Exception: `except Exception` in a policy must let it through."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """SIGINT came while a policy was asked: what it raises by itself is its fault, and no Ctrl-C."""
-
-
-class Terminated(Interrupted):
-    """SIGTERM came. What a Ctrl-C passes through, this does."""
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Raise Terminated at SIGTERM, so that what is open gets closed. Outside the main thread nothing changes."""
-
-    def stop(_signum: int, _frame: FrameType | None) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class Watch:

@@ -12,7 +12,8 @@ from time import perf_counter
 
 from harness.loop.answers import fault
 from harness.loop.engine import Engine
-from harness.loop.guard import Fault, Interrupted, Watch, error_text, quiet
+from harness.loop.guard import Fault, Watch, error_text, quiet
+from harness.loop.interrupted import Interrupted
 from harness.loop.recorder import Log
 from harness.loop.standing import Standing, is_turn
 from harness.loop.system import System

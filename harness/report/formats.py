@@ -20,6 +20,7 @@ from harness.rows.statistics import Estimate
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MOST_LATEX = 8  # columns of a table in a paper, the systems' names among them
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -92,23 +93,31 @@ def _widths(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> tuple[
 
 
 def markdown(shown: Summary) -> Iterator[str]:
-    """Yield the lines of a Markdown table; the best of a column is bold."""
+    """Yield the lines of a Markdown table; the best of a column is bold where it is decided."""
     yield "| system | " + " | ".join(_title(c) for c in shown.columns) + " |"
     yield "|---" * (1 + len(shown.columns)) + "|"
     for system in shown.systems:
-        cells = [_strong(cell(system, c), system.label in shown.best(c), "**", "**") for c in shown.columns]
+        cells = [_strong(cell(system, c), system.label in shown.decided(c), "**", "**") for c in shown.columns]
         yield f"| {shown.name(system)} | " + " | ".join(cells) + " |"
 
 
 def latex(shown: Summary) -> Iterator[str]:
-    """Yield the lines of a LaTeX tabular (booktabs); the best of a column is bold."""
+    """Yield the lines of a LaTeX tabular (booktabs): at most `MOST_LATEX` columns, those that answer at a glance.
+
+    The best of a column is bold where it is decided: where its interval lies apart from those of all others.
+    """
+    brief = [c for c in shown.columns if c.brief and any(system.values[c.key] is not None for system in shown.systems)]
+    ordered = sorted(brief, key=lambda c: not c.headline)[: MOST_LATEX - 1]  # headlines are kept first
+    shown = replace(shown, columns=tuple(c for c in shown.columns if c in ordered))
+    yield r"% bold: the best of a column, where its 95 % interval lies apart from all others"
     yield rf"\begin{{tabular}}{{l{'r' * len(shown.columns)}}}"
     yield r"\toprule"
     yield "system & " + " & ".join(_escaped(_title(c)) for c in shown.columns) + r" \\"
     yield r"\midrule"
     for system in shown.systems:
         cells = [
-            _strong(_escaped(cell(system, c)), system.label in shown.best(c), r"\textbf{", "}") for c in shown.columns
+            _strong(_escaped(cell(system, c)), system.label in shown.decided(c), r"\textbf{", "}")
+            for c in shown.columns
         ]
         yield _escaped(shown.name(system)) + " & " + " & ".join(cells) + r" \\"
     yield r"\bottomrule"

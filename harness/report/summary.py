@@ -76,6 +76,22 @@ class Summary:
         top = max(values.values()) if column.more else min(values.values())
         return {label for label, value in values.items() if value == top}
 
+    def decided(self, column: Column) -> set[str]:
+        """Return the label with the best value of a column if its interval lies apart from those of all contestants.
+
+        Without intervals nothing is decided.
+        """
+        best = self.best(column)
+        values = {s.label: e for s in self.systems if s.judged and (e := s.values[column.key]) is not None}
+        if len(best) != 1 or column.more is None:
+            return set()
+        first = values.pop(next(iter(best)))
+        sign = 1 if column.more else -1
+        near = first.low if column.more else first.high
+        ends = [e.high if column.more else e.low for e in values.values()]
+        apart = near is not None and all(end is not None and sign * near > sign * end for end in ends)
+        return best if apart else set()
+
 
 def summarize(
     table: pa.Table,

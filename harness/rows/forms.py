@@ -52,6 +52,28 @@ TURNS: Mapping[str, Any] = {  # turns.parquet
     "partitions": [[float, str, str, (int, None)]], "orders": [[float, str, str, str]],
 }  # fmt: skip
 
+ASKED = {
+    "setting": SPEC, "kinds": [str], "least": int, "most": int, "systems": [str], "rule": str, "definition": str,
+    "target": float, "prices": {str: {"usd_hour": float, "date": str, "source": str}}, "spare": int, "node": int,
+    "growth": [float], "windows": int,
+}  # fmt: skip
+SIZED: Mapping[str, Any] = {  # size.parquet
+    "schema": int, "asked": ASKED, "best": ({"gpu": str, "system": str, "gpus": int}, None), "sentence": str,
+    "setting": str, "cells": [[str]], "facts": [[str, str]], "views": [[str, str]],
+}  # fmt: skip
+
+SIZE_COLUMNS = pa.schema(
+    [
+        ("gpu", pa.string()),
+        ("label", pa.string()),
+        ("gpus", pa.int32()),
+        *((name, pa.float64()) for name in ("usd_day", "pooled", "low", "high", "worst")),
+        ("worst_model", pa.string()),
+        ("unfit", pa.string()),  # why it could not run; "": it did
+        ("answer", pa.bool_()),  # the fewest on which every model holds the target
+        ("runs", pa.list_(pa.string())),  # folders beside this one
+    ]
+)
 LEAD_COLUMNS = pa.schema(
     [
         *((name, pa.string()) for name in ("constant", "means", "value", "source", "setting")),

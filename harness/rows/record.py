@@ -3,7 +3,8 @@
 A run is `<folder>/requests.parquet` (one row a request, run facts as JSON in the schema's metadata) and, where given,
 `side.json` (wall-clock facts: outside bytes and hash). Every table has digests of its bytes, which are checked when it
 is read (`sealed.py`). Where an SLO is a multiple of each request's own latency, `solo.parquet` holds that latency by
-request. All stamps are whole nanoseconds from the window's start.
+request. All stamps are whole nanoseconds from the window's start. Runs of large studies lie in parts, many a file, and
+are read by the same paths (`parts.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.policy.types import UserError
-from harness.rows import forms, sealed, waits
+from harness.rows import forms, parts, sealed, waits
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
 from harness.rows.whole import patient, replacing, sync
 
@@ -38,7 +39,10 @@ SOLO = "solo.parquet"
 SWEEP = "attainment.parquet"
 SENSITIVITY = "sensitivity.parquet"
 TURNS = "turns.parquet"
-FORMS = {ROWS: forms.RUN, SWEEP: forms.SCORED, SENSITIVITY: forms.LEADS, TURNS: forms.TURNS}  # of facts, by file
+SIZE = "size.parquet"
+COMMAND = "command.txt"  # beside a table: the command that made it
+FORMS = {ROWS: forms.RUN, SWEEP: forms.SCORED, SENSITIVITY: forms.LEADS, TURNS: forms.TURNS,
+         SIZE: forms.SIZED}  # of facts, by file  # fmt: skip
 
 STATES = ("done", "dropped", "failed", "unfinished")
 VERSION = 2  # `schema` of the files that are written; files of schema 1 lack the key
@@ -153,7 +157,39 @@ def write_table(path: str | os.PathLike[str], table: pa.Table, metadata: Mapping
 
 def restate(folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> None:
     """Store a run again with other facts. Raises UserError where there is none, or the disk refuses."""
+    if (part := _part(Path(folder))) is not None:
+        write_part(part, [], {Path(folder).name: changes})
+        return
     write_table(Path(folder) / ROWS, read(folder), {**meta(folder), **changes})
+
+
+def write_part(part: Path, runs: Iterable[Path], changes: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Write runs into a part (`parts.py`): all of it or nothing, beside the runs that it holds.
+
+    `runs` are folders, whose runs replace those of their names. `changes` are other facts, by name. Raises UserError
+    where a run is missing or damaged, or the disk refuses; a damaged part is replaced.
+    """
+    new = {run.name: run for run in runs}
+    every = sorted(parts.names(part) | new.keys())
+    about, groups = dict[str, dict[str, Any]](), dict[str, list[int]]()
+
+    def tables() -> Iterator[pa.Table]:
+        for name in every:
+            table = read(new[name]) if name in new else parts.rows(part, name, SCHEMA, SCHEMA.names)
+            facts = meta(new[name]) if name in new else parts.facts(part, name)
+            about[name] = {**facts, **(changes or {}).get(name, {})}
+            first = sum(count for _, count in groups.values())
+            cut = list(_groups(table.cast(SCHEMA).to_batches(), Counter()))
+            groups[name] = [first, len(cut)]
+            for group in cut:
+                yield group.add_column(0, parts.NAME, pa.DictionaryArray.from_arrays(
+                    pa.array(np.zeros(len(group), np.int32)), pa.array([name])))  # fmt: skip
+
+    known = parts.sides(part) | {name: told for name, run in new.items() if (told := side(run))}
+    write_bytes(parts.beside(part), (dumps({name: known[name] for name in every if name in known}) + "\n").encode())
+    with _told(part), replacing(part) as temporary, _synced(temporary) as out:
+        _parquet(out, tables(), pa.schema([parts.NAME, *SCHEMA]), lambda: {"runs": about, "groups": groups})
+    parts.forget()
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
@@ -279,12 +315,12 @@ def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -
 
     Raises UserError where there is none, it is of a later schema, or it is damaged.
     """
-    return _opened(Path(folder), lambda path: _rows(path, columns))
+    return _opened(Path(folder), lambda path: _rows(path, columns), lambda part, name: _of_part(part, name, columns))
 
 
 def meta(folder: str | os.PathLike[str]) -> Facts:
     """Read the facts of a run (keys: `META`), from the file's footer alone. Raises UserError where there is no run."""
-    about: Facts = _opened(Path(folder), footer)
+    about: Facts = _opened(Path(folder), footer, parts.facts)
     return about
 
 
@@ -329,8 +365,12 @@ def whole(folder: str | os.PathLike[str]) -> Facts:
             sealed.intact(path, rows=True)
         return footer(path)
 
-    about: Facts = _opened(Path(folder), held)
+    about: Facts = _opened(Path(folder), held, parts.whole)
     return about
+
+
+def _of_part(part: Path, name: str, columns: Sequence[str] | None) -> pa.Table:
+    return _checked(part, parts.facts(part, name), parts.rows(part, name, SCHEMA, columns or SCHEMA.names))
 
 
 def _rows(path: Path, columns: Sequence[str] | None) -> pa.Table:
@@ -344,7 +384,12 @@ def _rows(path: Path, columns: Sequence[str] | None) -> pa.Table:
             sealed.intact(path, rows=True)
             rows = _of_schema_1(pq.read_table(path, memory_map=True), about.get("spec", {})).select(names)
         sealed.columns(path, rows, pa.schema([field for field in SCHEMA if field.name in names]))
-    if "state" in names and (other := set(pc.unique(rows["state"]).to_pylist()) - set(STATES)):
+    return _checked(path, about, rows)
+
+
+def _checked(path: Path, about: Facts, rows: pa.Table) -> pa.Table:
+    """Check rows against the facts of their run. Raises Damaged."""
+    if "state" in rows.column_names and (other := set(pc.unique(rows["state"]).to_pylist()) - set(STATES)):
         raise Damaged(f'{path}: state "{other.pop()}" is not one of {", ".join(STATES)}; {WAY_OUT}')
     if "counts" in about and len(rows) != (counted := sum(about["counts"].values())):
         raise Damaged(f"{path}: {len(rows)} rows, and its facts say {counted}; {WAY_OUT}")
@@ -364,11 +409,36 @@ def _of_schema_1(table: pa.Table, spec: Mapping[str, Any]) -> pa.Table:
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:
-    """Tell whether the folder holds a whole run."""
-    return (Path(folder) / ROWS).is_file()
+    """Tell whether there is a whole run of this path: in its folder, or in a part."""
+    return (Path(folder) / ROWS).is_file() or parts.find(Path(folder)) is not None
 
 
-def _opened(folder: Path, use: Any) -> Any:
+def file(folder: str | os.PathLike[str]) -> Path:
+    """Return the file that holds the rows of a run: in its folder, unless a part has them."""
+    return _part(Path(folder)) or Path(folder) / ROWS
+
+
+def side(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the wall-clock facts of a run; empty where there are none."""
+    folder = Path(folder)
+    if (part := _part(folder)) is not None:
+        about = parts.sides(part).get(folder.name)
+    else:
+        about = None
+        with contextlib.suppress(OSError, ValueError):
+            about = json.loads((folder / SIDE).read_text("utf-8"))
+    return about if isinstance(about, dict) else {}
+
+
+def _part(folder: Path) -> Path | None:
+    """Return the part that holds a run which has no folder."""
+    return None if (folder / ROWS).exists() else parts.find(folder)
+
+
+def _opened(folder: Path, use: Any, of_part: Any) -> Any:
+    if (part := _part(folder)) is not None:
+        with contextlib.suppress(FileNotFoundError):
+            return of_part(part, folder.name)
     try:
         return patient(folder / ROWS, use)
     except FileNotFoundError:
@@ -408,13 +478,15 @@ def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> 
 
 
 def runs(path: str | os.PathLike[str]) -> list[Path]:
-    """Run folders: `path` itself, those anywhere under it, or those that its sweep's table names beside it; sorted."""
+    """Paths of runs: `path` itself, all under it, or those that its sweep's table names beside it; sorted."""
     path = Path(path)
     if exists(path):
         return [path]
     folders = {
-        p.parent for p in path.rglob(ROWS) if not any(part.startswith(".") for part in p.relative_to(path).parts)
-    }
+        p.parent
+        for p in path.rglob(ROWS)
+        if not any(part.startswith((".", parts.STAGED)) for part in p.relative_to(path).parts)
+    } | set(parts.under(path))
     if not folders and (path / SWEEP).is_file():
         names = table(path / SWEEP, pa.schema([("run", pa.string())]), ["run"]).column("run").unique().to_pylist()
         folders = {path.parent / name for name in names if exists(path.parent / name)}

@@ -29,9 +29,9 @@ from harness.loop.system import ROOT
 from harness.policy import fields
 from harness.policy.types import UserError
 from harness.run import driver, node, sources
-from harness.run.estimates import estimate_s, speeds
+from harness.run.estimates import Costs
 from harness.run.execute import relocate
-from harness.run.executor import Why
+from harness.run.executor import Ended, Why
 from harness.run.messages import Answer, Batch, Refused
 from harness.run.setup import load_trace
 from harness.run.sources import Task
@@ -68,6 +68,11 @@ class Cluster:
         self._out = Path()
         self._temporary: Path | None = None
 
+    @property
+    def slots(self) -> int:
+        """See Executor."""
+        return self._slots
+
     def submit(self, tasks: Sequence[Task], out: Path) -> None:
         """See Executor. UserError for a run in real time, and where the cluster cannot be reached."""
         if real := next((task.spec.engine for task in tasks if fields.asked(task.spec.engine).name != "sim"), None):
@@ -77,7 +82,7 @@ class Cluster:
         self._connect(tasks)
         self._queue = self._batches(tasks)
 
-    def as_completed(self, failed: Why) -> Iterator[Why]:
+    def as_completed(self, failed: Why) -> Iterator[Ended]:
         """See Executor."""
         token = f".shared-{secrets.token_hex(8)}"
         (self._out / token).touch()
@@ -171,8 +176,8 @@ class Cluster:
 
     def _batches(self, tasks: Sequence[Task]) -> list[list[Task]]:
         """Cut tasks, longest first, into batches."""
-        known = speeds(self._out)
-        seconds = [estimate_s(task.spec, known) for task in tasks]
+        costs = Costs.of(self._out)
+        seconds = [costs.cpu_s(task.spec) for task in tasks]
         most_s = min(BATCH_S, sum(seconds) / (SHARES * self._slots))
         batches: list[list[Task]] = []
         room_s = 0.0
@@ -196,8 +201,8 @@ class Cluster:
     def _facts(self) -> dict[str, str]:
         return node.facts()
 
-    def _stored(self, tasks: Sequence[Task], answers: Sequence[Answer]) -> Iterator[Why]:
-        """Store what came back; yield the failures of each task. Raises the error of one once all others are stored."""
+    def _stored(self, tasks: Sequence[Task], answers: Sequence[Answer]) -> Iterator[Ended]:
+        """Store what came back; yield each task with its failures. Raises one's error once all others are stored."""
         error: BaseException | None = None
         for task, answer in zip(tasks, answers, strict=True):
             if answer.error:
@@ -207,7 +212,7 @@ class Cluster:
                 node.store(answer, self._out)
                 if _files(task.spec):
                     relocate(task.spec, self._out)
-            yield answer.why
+            yield Ended(task, answer.why)
         if error is not None:
             raise error
 

@@ -19,10 +19,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from harness.loop.guard import LIMIT_S, Terminated
+from harness.loop.guard import LIMIT_S
+from harness.loop.interrupted import Terminated
 from harness.policy.types import UserError
 from harness.run.execute import execute
-from harness.run.executor import Why
+from harness.run.executor import Ended, Why
 from harness.run.setup import Failed
 from harness.run.sources import Task
 
@@ -40,6 +41,11 @@ class Crew:
         self._busy: dict[Connection, tuple[BaseProcess, Task]] = {}
 
     @property
+    def slots(self) -> int:
+        """See Executor."""
+        return self.workers
+
+    @property
     def started(self) -> int:
         """The number of running processes."""
         return len(self._idle) + len(self._busy)
@@ -48,7 +54,7 @@ class Crew:
         """See Executor."""
         self._queue = [(task, out) for task in reversed(tasks)]
 
-    def as_completed(self, failed: Why) -> Iterator[Why]:
+    def as_completed(self, failed: Why) -> Iterator[Ended]:
         """See Executor; at most `workers` processes work at once."""
         queue = self._queue
         try:
@@ -62,7 +68,7 @@ class Crew:
                     process, task = self._busy.pop(ready)
                     why = _heard(ready, process, task)
                     self._idle.append((ready, process))
-                    yield why
+                    yield Ended(task, why)
         except BaseException:
             self.shutdown()
             raise

@@ -1,33 +1,208 @@
-"""The time that runs take, from the side facts of stored runs."""
+"""The time that runs take, from the CPU seconds of stored runs."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from harness.rows import record
+import numpy as np
+
+from harness.policy.types import UserError
+from harness.rows import parts, record
 from harness.run.setup import load_trace
-from harness.run.spec import Spec
+from harness.run.sources import Task
+from harness.run.spec import Spec, stored
+from harness.run.teller import Left
 
 REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
+READ = 200  # stored runs from which the costs of a folder are learnt
+EVERY_S, PART = 0.25, 20.0  # between two sums of what is left: so long, and so many times what a sum takes
 
 
-def speeds(out: Path) -> dict[str, float]:
-    """Return the seconds per request of each system, from the side facts of stored runs."""
-    spent: dict[str, list[float]] = {}
-    for path in sorted(out.glob(f"*/{record.SIDE}"))[:200]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            side = json.loads(path.read_text("utf-8"))
-            sums = spent.setdefault(path.parent.name.rpartition("-")[0], [0.0, 0.0])
-            sums[0] += max(0.0, side["cpu_s"] - RUN_S)
-            sums[1] += side["requests"]
-    return {name: seconds / requests for name, (seconds, requests) in spent.items() if requests}
+class Kind(NamedTuple):
+    """Runs whose cost a request depends on their rate alone."""
+
+    label: str
+    models: str
+    gpus: int
+    trace: str
+
+    @classmethod
+    def of(cls, spec: Spec) -> Kind:
+        """Return the kind of a spec's run."""
+        return cls(spec.label, spec.models, spec.gpus, spec.trace.partition("+")[0])
 
 
-def estimate_s(spec: Spec, known: Mapping[str, float] | None = None) -> float:
-    """Estimate the seconds of a run: from stored runs of its system where there are any."""
+class Costs:
+    """CPU seconds by system, setting and rate, learned from stored runs."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[Kind, dict[float, list[float]]]] = {}  # seconds beside RUN_S, and nominal requests
+        self._each: dict[Kind, tuple[np.ndarray, np.ndarray]] = {}  # rates' logarithms, seconds a nominal request
+        self._mean: dict[str, float] = {}
+
+    @classmethod
+    def of(cls, out: Path) -> Costs:
+        """Learn from a sample of the runs in a folder."""
+        costs = cls()
+        folders = sorted(path.parent for path in out.glob(f"*/{record.SIDE}"))
+        for run in (*_some(folders, READ), *parts.sample(out, READ)):
+            with suppress(UserError, KeyError):
+                costs.learn(stored(record.meta(run)["spec"]), run)
+        return costs
+
+    def __bool__(self) -> bool:
+        """Tell whether anything was learned."""
+        return bool(self._sums)
+
+    def heard(self, label: str) -> bool:
+        """Tell whether a run of this system, in whatever setting, was learned from."""
+        return label in self._sums
+
+    def knows(self, kind: Kind) -> bool:
+        """Tell whether a run of this kind was learned from."""
+        return kind in self._sums.get(kind.label, {})
+
+    def learn(self, spec: Spec, folder: Path, requests: float | None = None) -> tuple[float, float]:
+        """Learn from a stored run of so many requests, or as many as it says itself.
+
+        Returns the seconds of a processor and of the clock that it took; zeros where it does not say.
+        """
+        side = record.side(folder)
+        with suppress(ValueError, KeyError, TypeError):
+            cpu_s, wall_s = float(side["cpu_s"]), float(side["wall_s"])
+            requests = float(side["requests"]) if requests is None else requests
+            if cpu_s >= 0 and requests > 0:
+                kind = Kind.of(spec)
+                rates = self._sums.setdefault(kind.label, {}).setdefault(kind, {})
+                sums = rates.setdefault(math.log2(spec.rate_scale), [0.0, 0.0])
+                sums[0] += max(0.0, cpu_s - RUN_S)
+                sums[1] += requests
+                self._each.pop(kind, None)
+                self._mean.pop(kind.label, None)
+            return cpu_s, wall_s
+        return 0.0, 0.0
+
+    def cpu_s(self, spec: Spec) -> float:
+        """Estimate the CPU seconds of a run: between rates of its own setting, else as its system's runs elsewhere.
+
+        A run of a system without a stored run costs the same as the mean of others, or, if there is none, `1 /
+        REQUESTS_PER_S` a request.
+        """
+        return RUN_S + requests_of(spec) * self._request_s(spec)
+
+    def dearest_s(self, labels: Iterable[str]) -> float:
+        """Return the CPU seconds of a request of the slowest of these systems, in the mean over its runs."""
+        return max((self._mean_s(label) for label in labels if label in self._sums), default=1 / REQUESTS_PER_S)
+
+    def _request_s(self, spec: Spec) -> float:
+        kinds, kind = self._sums.get(spec.label, {}), Kind.of(spec)
+        if kind in kinds:
+            if kind not in self._each:
+                rates = sorted(kinds[kind])
+                each = [kinds[kind][x][0] / kinds[kind][x][1] for x in rates]
+                self._each[kind] = np.array(rates), np.array(each)
+            return float(np.interp(math.log2(spec.rate_scale), *self._each[kind]))
+        if kinds:
+            return self._mean_s(spec.label)
+        return max((self._mean_s(label) for label in self._sums), default=1 / REQUESTS_PER_S)
+
+    def _mean_s(self, label: str) -> float:
+        if label not in self._mean:
+            sums = [pair for rates in self._sums[label].values() for pair in rates.values()]
+            self._mean[label] = sum(s for s, _ in sums) / sum(n for _, n in sums)
+        return self._mean[label]
+
+
+def requests_of(spec: Spec) -> float:
+    """Return the requests of a run, about: those of its trace by its rate and the length of its window."""
     scale = 1.0 if spec.scaling == "time" else spec.rate_scale
-    each = (known or {}).get(spec.folder.rpartition("-")[0], 1 / REQUESTS_PER_S)
-    return RUN_S + len(load_trace(spec.trace)) * scale * each
+    return scale * _at_once(spec.trace, spec.window_s, spec.warmup_s or 0.0)
+
+
+@cache
+def _at_once(name: str, window_s: float | None, warmup_s: float) -> float:
+    """Return the requests of a window of a trace at rate scale 1, on average."""
+    trace = load_trace(name)
+    return len(trace) * ((window_s + warmup_s) / trace.span_s if window_s and trace.span_s else 1.0)
+
+
+def _some(paths: Sequence[Path], most: int) -> Sequence[Path]:
+    """Return at most so many paths, evenly spread."""
+    return paths[:: max(1, math.ceil(len(paths) / most))]
+
+
+# ------------------------------------------------------------------ what is left of a sweep
+
+
+class Ahead:
+    """The runs that are left of a sweep, and how long they take.
+
+    `later` is the number of requests of further runs that may follow: 0 none, inf where nothing bounds them. `slots` is
+    the number of runs at once.
+    """
+
+    def __init__(self, todo: Sequence[Task], costs: Costs, later: float = 0.0, slots: int = 1) -> None:
+        self.slots = slots
+        self._costs, self._later = costs, later
+        self._labels = dict.fromkeys(task.spec.label for task in todo)
+        self._groups = Counter(map(_group, todo))
+        self._specs = {_group(task): task.spec for task in todo}
+        self._cpu_s, self._wall_s = 0.0, 0.0  # of the runs that ended
+        self._last, self._next_s = Left(0.0, None, None, 1.0), 0.0
+
+    def order(self, tasks: Sequence[Task]) -> list[Task]:
+        """Put first two tasks of each kind whose cost is not known, its longest and its shortest."""
+        of: dict[Kind, list[tuple[float, int]]] = {}
+        for place, task in enumerate(tasks):
+            if not self._costs.knows(kind := Kind.of(task.spec)):
+                of.setdefault(kind, []).append((self._costs.cpu_s(task.spec), place))
+        early = dict.fromkeys(place for costs in of.values() for _, place in (max(costs), min(costs)))
+        return [tasks[place] for place in (*early, *(p for p in range(len(tasks)) if p not in early))]
+
+    def longest(self, tasks: Sequence[Task]) -> list[Task]:
+        """Sort tasks, the longest first, behind those that `order` puts first."""
+        return self.order(sorted(tasks, key=lambda task: -self._costs.cpu_s(task.spec)))
+
+    def ended(self, task: Task, out: Path) -> None:
+        """Take a run off that ended, and learn from it if it was stored."""
+        self._groups[_group(task)] -= 1
+        cpu_s, wall_s = self._costs.learn(task.spec, out / task.spec.folder, requests_of(task.spec))
+        self._cpu_s, self._wall_s = self._cpu_s + cpu_s, self._wall_s + wall_s
+
+    def without(self, labels: Iterable[str]) -> None:
+        """Take off the runs of systems whose policy failed."""
+        for label in labels:
+            self._groups = Counter({key: n for key, n in self._groups.items() if self._specs[key].label != label})
+
+    def left(self) -> Left:
+        """Return what is left; it is summed only now and then."""
+        if (begun_s := time.monotonic()) >= self._next_s:
+            self._last = self._summed()
+            now_s = time.monotonic()
+            self._next_s = now_s + max(EVERY_S, PART * (now_s - begun_s))
+        return self._last
+
+    def _summed(self) -> Left:
+        counts = {key: n for key, n in self._groups.items() if n > 0}
+        runs = sum(counts.values())
+        cpu_s = sum(n * self._costs.cpu_s(self._specs[key]) for key, n in counts.items())
+        share = min(1.0, self._cpu_s / self._wall_s) if self._wall_s else 1.0
+        if not all(self._costs.heard(self._specs[key].label) for key in counts):
+            return Left(cpu_s, None, None, share)
+        at_once = max(1, min(self.slots, runs))
+        # Runs at work are half done in the mean.
+        seconds = cpu_s * (1.0 - at_once / 2.0 / runs) / (at_once * share) if runs else 0.0
+        more_s = self._later * self._costs.dearest_s(self._labels) / (self.slots * share) if self._later else 0.0
+        return Left(cpu_s, seconds, seconds + more_s if self._later else None, share)
+
+
+def _group(task: Task) -> tuple[Kind, float]:
+    """Return what the estimate of a run depends on, of all that its sweep varies."""
+    return Kind.of(task.spec), task.spec.rate_scale

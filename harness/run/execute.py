@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.loop import engine as engines
-from harness.loop.guard import terminable
+from harness.loop.interrupted import terminable
 from harness.loop.recorder import Log
 from harness.loop.replay import Outcome, replay
 from harness.policy.types import Infeasible, Option, Unsupported, UserError
@@ -108,6 +108,11 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
     }
     if bare.measured_on:
         about["measured_on"] = dict(bare.measured_on)
+
+    def spent() -> dict[str, float]:
+        """Return the seconds of the clock and of this process so far."""
+        return {"wall_s": time.perf_counter() - t, "cpu_s": time.process_time() - cpu}
+
     jobs = [setup.jobs()]  # popped below: no frame that calls the policy holds future requests
     requests = len(jobs[0])
     outcome, rows, files, side = Outcome(), iter(()), dict[str, Iterable[bytes]](), dict[str, Any]()
@@ -124,7 +129,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
                     control_s=spec.control_s or 0.0, log=log,
                 )  # fmt: skip
             about |= {"refused": outcome.refused, "first_refused": outcome.first_refused}
-            rows = _rows(engine, about, side)
+            rows = _rows(engine, about, side, spent)
             files |= engine.files() if isinstance(engine, engines.Observed) else {}
         except Infeasible as why:
             about["infeasible"] = str(why)
@@ -139,7 +144,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
             "python": platform.python_version(),
             "requests": requests,
             "replay_s": time.perf_counter() - t,
-            "cpu_s": time.process_time() - cpu,
+            **spent(),
             "policy_s": outcome.policy_s,
             "policy_calls": outcome.policy_calls,
             "slowest_s": outcome.slowest_s,
@@ -148,7 +153,9 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
     return folder
 
 
-def _rows(engine: engines.Engine, about: dict[str, Any], side: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+def _rows(
+    engine: engines.Engine, about: dict[str, Any], side: dict[str, Any], spent: Callable[[], Mapping[str, float]]
+) -> Iterator[pa.RecordBatch]:
     """Yield the engine's rows, then add the facts to `about` and `side` that are whole only after all rows."""
     yield from engine.rows()
     if isinstance(engine, engines.Observed):
@@ -156,3 +163,4 @@ def _rows(engine: engines.Engine, about: dict[str, Any], side: dict[str, Any]) -
         side |= engine.side()
     about["end_s"] = engine.view().now_s
     about["stats"] = dict(engine.stats())
+    side |= spent()

@@ -6,22 +6,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from harness.run.sources import Task
 
 Why = Mapping[str, str]  # failures as Failed has them; empty: none
 
 
+class Ended(NamedTuple):
+    """A task that was run, and its failures."""
+
+    task: Task
+    why: Why
+
+
 class Executor(Protocol):
     """Processes that execute the runs of a sweep, on this machine or on many."""
+
+    @property
+    def slots(self) -> int:
+        """The number of runs that are executed at once."""
+        ...
 
     def submit(self, tasks: Sequence[Task], out: Path) -> None:
         """Take tasks whose runs are to be stored below `out`, in order of importance."""
         ...
 
-    def as_completed(self, failed: Why) -> Iterator[Why]:
-        """Yield the failures of each task that was run, until all are done.
+    def as_completed(self, failed: Why) -> Iterator[Ended]:
+        """Yield each task that was run with its failures, until all are done.
 
         Tasks of systems in `failed`, which may grow, are left out. A caller that stops early, or an error, ends all.
         Raises a run's own errors, and UserError where processes or machines are lost for good.

@@ -182,6 +182,20 @@ def _located(name: str, suffix: str) -> str:
     return os.path.abspath(name) if name.endswith(suffix) else name  # noqa: PTH100 - a link keeps its name
 
 
+def alone(setup: Setup, m: Member, tp: int) -> tuple[int, int]:
+    """Return the bytes that a model takes on each of `tp` GPUs of its own, and those that engines may use there."""
+    from harness.engines.costs import shapes
+
+    spec = setup.spec
+    config = machine.Config(
+        models=(machine.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
+        chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
+        process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, scaled=dict(spec.scaled),
+    )  # fmt: skip
+    held = machine.memory(config, setup.machine.spec)
+    return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
+
+
 def _hold(setup: Setup) -> None:
     """Raise UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
     from harness.engines.costs import shapes
@@ -189,24 +203,13 @@ def _hold(setup: Setup) -> None:
     spec, card = setup.spec, setup.machine.spec
     if spec.pool_bytes is not None and spec.pool_bytes > card.mem_bytes:
         raise UserError(f"pool_bytes is {spec.pool_bytes}: {spec.gpu} has {card.mem_bytes}")
-
-    def alone(m: Member, tp: int) -> tuple[int, int]:
-        """Return the bytes that the model takes on each GPU, and those that engines may use."""
-        config = machine.Config(
-            models=(machine.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
-            chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
-            process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, scaled=dict(spec.scaled),
-        )  # fmt: skip
-        held = machine.memory(config, card)
-        return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
-
     for m in setup.models.members:
-        need, have = alone(m, m.tp)
+        need, have = alone(setup, m, m.tp)
         if need <= have:
             continue
         way = "no tensor-parallel degree helps"
         for tp in (t for t in shapes.degrees(m.shape) if m.tp < t <= spec.node_gpus):
-            more, room = alone(m, tp)
+            more, room = alone(setup, m, tp)
             if more <= room:
                 way = f"tp = {tp} in a model set would fit: --models FILE.toml"
                 break

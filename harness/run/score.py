@@ -42,7 +42,7 @@ def counted(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[s
     Rows are read once a process, unless the file changes.
     """
     with suppress(OSError):
-        at = (run / record.ROWS).stat()
+        at = record.file(run).stat()
         key = (run, at.st_size, at.st_mtime_ns, under.identity, record.dumps(under.seconds))
         known = _COUNTED.setdefault(key, {})
         if lacks := [name for name in definitions if name not in known]:

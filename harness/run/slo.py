@@ -78,21 +78,24 @@ def stored_solo(run: Path) -> attainment.Limits:
     """Return the seconds that each request of a run takes alone (`Setup.solo_s`), in order of id.
 
     They are stored beside the rows (`record.SOLO`). Where that file is missing, cut, or of other rows, it is derived
-    from the rows and the cost table, and written. A run of older sources is priced by the present table, once.
+    from the rows and the cost table, and written, unless the run lies in a part. A run of older sources is priced by
+    the present table, once.
     """
     import pyarrow as pa
 
     about, path = record.meta(run), run / record.SOLO
     of = {key: about[key] for key in ("spec_hash", "code_hash")}
     with _SOLO:
-        whole.clean(run, record.SOLO)
+        if run.is_dir():
+            whole.clean(run, record.SOLO)
         if (solo := _read_solo(path, of)) is None or len(solo) != sum(about["counts"].values()):
             rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
             setup = Setup(stored(about["spec"]))
             lengths = (rows[name].to_numpy() for name in ("prompt_tokens", "output_tokens"))
             seconds = setup.solo_s(_members(run, rows, setup), *lengths)
             solo = pa.table(dict(zip(("ttft_s", "tpot_s"), seconds, strict=True)))
-            record.write_table(path, solo, {"of": of})
+            if run.is_dir():  # not in a part, which has no place for it
+                record.write_table(path, solo, {"of": of})
     return attainment.Limits(solo["ttft_s"].to_numpy(), solo["tpot_s"].to_numpy())
 
 

@@ -7,21 +7,27 @@ started again, with any number of workers, and ends with the same bytes.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 
 from harness.engines import sim
 from harness.policy.fields import asked
 from harness.policy.types import UserError
-from harness.rows import record, whole
+from harness.rows import parts, record, whole
+from harness.rows.parts import Partition
 from harness.run import crew, executor, realtime
-from harness.run.estimates import estimate_s, speeds
+from harness.run.estimates import Ahead, Costs, requests_of
 from harness.run.execute import current, execute, relocate
-from harness.run.executor import Why
+from harness.run.executor import Ended, Why
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup
 from harness.run.sources import Task, code
@@ -29,6 +35,7 @@ from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
 
 BASE = "dedicated"  # each model on GPUs of its own: SLO bases are measured on it
+MOST_LEARNED = 1_000  # stored runs of a sweep from which its costs are learned
 FEW_S = 6.0  # estimated seconds below which starting processes would take longer than it saves
 
 
@@ -77,41 +84,63 @@ def tasks(specs: Iterable[Spec]) -> list[Task]:
 
 
 def sweep(
-    specs: Iterable[Spec], out: Path, *, workers: int | None = None, teller: Teller | None = None, what: str = "runs"
-) -> list[Path]:
+    specs: Iterable[Spec], out: Path, *, workers: int | None = None, teller: Teller | None = None, what: str = "runs",
+    later: float = 0.0, into: Partition | None = None,
+) -> list[Path]:  # fmt: skip
     """Execute the specs without a current run in `out`; return all folders in the order of the specs.
 
-    `workers` is the number of processes (None: as many as pay). A system whose policy fails is not tried again, and
-    Failed is raised after all others. Raises UserError, and an engine's own errors: finished runs are kept. Within
-    `stored_only` Missing is raised instead of running anything.
+    `workers` is the number of processes (None: as many as pay). `later` is the number of requests of further sweeps
+    that may follow, for the estimate of the time left (inf: nothing bounds them). With `into` runs lie in parts of that
+    partition (`rows/parts.py`), where they have no folder yet. A system whose policy fails is not
+    tried again, and Failed is raised after all others. Raises UserError, and an engine's own errors: finished runs are
+    kept. Within `stored_only` Missing is raised instead of running anything.
     """
     teller = teller or Silent()
     every = tasks(specs)
     whole.clean(out)
     once = list({task.spec.folder: task for task in every}.values())
-    todo = []
+    batches = None if into is None else Batches(into, out)
+    if batches is not None:  # those of a part one after the other
+        once.sort(key=batches.key)
+    todo, stored = list[Task](), list[Task]()
     for task in once:
         if current(task.spec, out, task.code, teller.say):
             relocate(task.spec, out)
+            stored.append(task)
         else:
             todo.append(task)
     total = len(once)
     if todo and _STORED.get():
         raise Missing(what, todo, total)
     done = total - len(todo)
-    teller.progress(what, done, total)
+    ahead = _ahead(todo, stored, out, later, workers or cpus())
+    real = any(task.spec.measured_on for task in todo)
+    teller.progress(what, done, total, ahead.left() if todo and not real else None)
     failed: dict[str, str] = {}
-    for why in _executed(todo, out, workers, teller, failed):
+    run = partial(_executed, workers=workers, teller=teller, failed=failed, ahead=ahead)
+    for task, why in run(todo, out) if batches is None else batches.filled(todo, run):
         failed |= why
         done += not why
-        teller.progress(what, done, total)
+        ahead.ended(task, out)
+        ahead.without(why)
+        teller.progress(what, done, total, None if real else ahead.left())
     if failed:
         raise Failed(failed)
     return [out / task.spec.folder for task in every]
 
 
-def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, failed: Why) -> Iterator[Why]:
-    """Yield the failures of each task that was run; tasks of systems in `failed`, which grows, are left out.
+def _ahead(todo: Sequence[Task], stored: Sequence[Task], out: Path, later: float, slots: int) -> Ahead:
+    """Return what is ahead of a sweep, by the costs of runs in its folder, among them its own that are stored."""
+    costs = Costs.of(out) if todo else Costs()
+    for task in stored[:: max(1, len(stored) // MOST_LEARNED)] if todo else ():
+        costs.learn(task.spec, out / task.spec.folder, requests_of(task.spec))
+    return Ahead(todo, costs, later, slots)
+
+
+def _executed(
+    todo: list[Task], out: Path, workers: int | None, teller: Teller, failed: Why, ahead: Ahead
+) -> Iterator[Ended]:
+    """Yield each task that was run with its failures; tasks of systems in `failed`, which grows, are left out.
 
     Where the simulator is not compiled, the first is run here: it compiles what the others then find. Those of
     exclusive engines are run here too, one by one, when no worker is left.
@@ -124,32 +153,101 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
         raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
     if (cluster := executor.chosen()) is not None:
         cluster.submit(todo, out)
+        ahead.slots = cluster.slots
         yield from cluster.as_completed(failed)
         return
     clock = _Clock(todo, teller)
     if any(asked(task.spec.engine).name == "sim" for task in todo) and not sim.compiled():
         teller.say("compiling the simulator, once (about 20 s)")
         first, *todo = todo
-        yield clock.told(first, out)
+        yield Ended(first, clock.told(first, out))
     engines = {task.spec.engine: Setup(task.spec).bare_engine for task in {t.spec.engine: t for t in todo}.values()}
     exclusive = {name for name, engine in engines.items() if engine.exclusive}
     shared = [task for task in todo if task.spec.engine not in exclusive]
-    known = speeds(out)
     with crew.hired() as workforce:
         if workers is None:
-            few = not workforce.started and sum(estimate_s(task.spec, known) for task in shared) < FEW_S
+            few = not workforce.started and ahead.left().cpu_s < FEW_S
             workers = 1 if few else cpus()
+        ahead.slots = workers
         if workers > 1 and len(shared) > 1:
-            longest = sorted(shared, key=lambda task: -estimate_s(task.spec, known))
             workforce.workers = workers
-            workforce.submit(longest, out)
+            workforce.submit(ahead.longest(shared), out)
             yield from workforce.as_completed(failed)
             todo = [task for task in todo if task.spec.engine in exclusive]
         if exclusive:
             workforce.shutdown()
-        for task in todo:
+        for task in ahead.order(todo) if not exclusive else todo:
             if task.spec.label not in failed:
-                yield clock.told(task, out)
+                yield Ended(task, clock.told(task, out))
+
+
+class Batches:
+    """Runs that are executed into folders beside a partition's parts, and written part by part as each is complete."""
+
+    def __init__(self, into: Partition, out: Path) -> None:
+        self._into, self._out = into, out
+        self._staged = into.staged(out)
+
+    def key(self, task: Task) -> tuple[str, str]:
+        """Return the part that a task's run belongs to, and its name: in this order parts are complete early."""
+        name = task.spec.folder
+        return name.rpartition("-")[2][: self._into.digits], name
+
+    def filled(self, todo: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
+        """Execute tasks and yield each once its run is stored: in its folder if it has one, else in a part.
+
+        Whole runs that a killed call left beside the parts are not executed again. There are never more than
+        `parts.MANY` of them, and those of one part.
+        """
+        parts.clean(self._into, self._out)
+        self._tidied({task.spec.folder for task in todo})
+        apart = [task for task in todo if (self._out / task.spec.folder / record.ROWS).exists()]
+        if apart:
+            yield from execute(apart, self._out)
+        names = {task.spec.folder for task in apart}
+        rest = [task for task in todo if task.spec.folder not in names]
+        wave = list[Task]()
+        for _, batch in groupby(rest, lambda task: self.key(task)[0]):
+            wave += batch
+            if len(wave) >= parts.MANY:
+                yield from self._wave(wave, execute)
+                wave = []
+        yield from self._wave(wave, execute)
+        parts.dismissed(self._staged)
+
+    def _tidied(self, wanted: AbstractSet[str]) -> None:
+        """Remove the folders of runs that stand in parts, left by a call that was killed in between."""
+        for run in self._staged.glob("*-*"):
+            if run.name not in wanted and record.exists(self._out / run.name):
+                shutil.rmtree(run)
+
+    def _wave(self, tasks: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
+        """Execute the tasks of whole parts; yield those of a part when it is written."""
+        lacking = Counter(self.key(task)[0] for task in tasks)
+        ended: dict[str, list[Ended]] = {}
+        new = [task for task in tasks if not current(task.spec, self._staged, task.code)]
+        names = {task.spec.folder for task in new}
+        made = (Ended(task, {}) for task in tasks if task.spec.folder not in names)
+        for each in chain(made, execute(new, self._staged) if new else ()):
+            batch = self.key(each.task)[0]
+            ended.setdefault(batch, []).append(each)
+            if len(ended[batch]) == lacking[batch]:
+                yield from self._stored(ended.pop(batch))
+        for every in ended.values():  # without the runs of systems whose policy failed
+            yield from self._stored(every)
+
+    def _stored(self, ended: Sequence[Ended]) -> Sequence[Ended]:
+        """Write the runs of a batch into their parts, and remove their folders."""
+        by_part: dict[Path, list[Path]] = {}
+        for task, why in ended:
+            if not why:
+                name = task.spec.folder
+                by_part.setdefault(self._into.part(self._out, name), []).append(self._staged / name)
+        for part, runs in by_part.items():
+            record.write_part(part, runs)
+            for run in runs:
+                shutil.rmtree(run)
+        return ended
 
 
 class _Clock:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Left(NamedTuple):
+    """The work that is left of a sweep, in CPU seconds of stored runs like those to come."""
+
+    cpu_s: float  # of the runs that are known to follow
+    seconds: float | None  # until they are done on this machine; None: a system has no stored run yet
+    most_s: float | None  # with the further runs that a budget allows; inf: nothing bounds them; None: as `seconds`
+    share: float  # of a core, that each running run gets
 
 
 class Teller(Protocol):
@@ -12,8 +21,11 @@ class Teller(Protocol):
         """Print a line for the user."""
         ...
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Report that `done` of `total` runs of a phase are finished; a phase begins with those stored before."""
+    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
+        """Report that `done` of `total` runs of a phase are finished; a phase begins with those stored before.
+
+        `left` is None where the count alone tells how much is left.
+        """
         ...
 
 
@@ -23,5 +35,5 @@ class Silent:
     def say(self, line: str) -> None:
         """See Teller."""
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
         """See Teller."""

@@ -41,7 +41,9 @@ def upgrade(results: Path, tell: Callable[[str, int, int], None]) -> Upgraded:
         about = record.meta(folder)
         now = stored(about["spec"]).hash8 if "spec" in about else ""
         target = folder.with_name(f"{folder.name.rpartition('-')[0]}-{now}")
-        moved = about.get("spec_hash", now) != now and not target.exists()
+        moved = (
+            about.get("spec_hash", now) != now and not target.exists() and folder.is_dir()
+        )  # parts have today's form
         if moved or "schema" not in about:
             record.restate(folder, {"spec_hash": now} if moved else {})
             files += 1

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness.study.study import AA, CONTROLS, PRECISION, Condition, Sample, Scope, Study, named
+from harness.study.study import AA, CONTROLS, PRECISION, UPPER, Condition, Sample, Scope, Study, named
 from workloads import slo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from harness.report.summary import Summary
 
 NAME = "comparison"
 
@@ -59,3 +64,14 @@ def judged_by(rule: str) -> str:
 def silent(systems: Collection[str]) -> tuple[str, ...]:
     """Return the names that contend for nothing: controls, and the copies of A/A."""
     return (*CONTROLS, *(name for name in systems if name.endswith(AA)))
+
+
+def summary(table: pa.Table, about: Mapping[str, Any], rule: str, unchecked: Collection[str]) -> Summary:
+    """Summarize a comparison at its most telling rate, from its table and facts; `unchecked` labels are marked so."""
+    from harness.report.summary import summarize
+    from harness.study.search import LEVEL
+
+    names = list(about["systems"])
+    (panel,) = about["panels"]
+    return summarize(table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked,
+                     halves=panel["halves"], upper=UPPER)  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from harness.run.teller import Teller
+from harness.run.teller import Left, Teller
 
 LONG_S = 5.0  # of a step that a quiet teller reports too
 
@@ -28,11 +28,11 @@ class Counted:
         if not self._quiet:
             self.say(line)
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
         """See Teller."""
         self.phases.setdefault(what, (done, total))
         self._worked = bool(self._worked) or done < total
-        self._teller.progress(what, done, total)
+        self._teller.progress(what, done, total, left)
 
     def planning(self, done: int, total: int) -> None:
         """Tell how far the planning is, which every call does anew."""

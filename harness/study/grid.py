@@ -6,7 +6,7 @@ Nothing is run here. A panel is made before its SLO is known in seconds; `Panel.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -105,6 +105,12 @@ def panels(study: Study, full: bool) -> Iterator[Panel]:
     for row, condition in enumerate(study.steps()):
         for place in places(study, condition, full):
             yield from _halves(study, full, row, condition, place)
+
+
+def planned(study: Study, full: bool, panels: Iterable[Panel]) -> int:
+    """Return the runs of a study's panels, with as many points a curve as its search takes."""
+    points = study.scope(full).points or study.sample.points
+    return sum(len(p.specs) * len(p.seeds) * max(len(p.xs), points, 1) for p in panels)
 
 
 def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str, Any]]:

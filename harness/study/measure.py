@@ -2,10 +2,13 @@
 
 The table (`record.SWEEP` in the study's folder) has the rows of `tidy` with two columns before them: the key of the
 panel (`condition`) and x. Figures are drawn from it alone; its metadata holds the facts of panels, captions and claims.
+
+Over 600 lines: the stages of one call, in order, which share its arguments and what is made so far.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
-from harness.rows import record, tidy
+from harness.rows import parts, record, tidy
 from harness.rows.crossings import EASES, RATED, turned
 from harness.run import crew, executor, score, streams, sweep
 from harness.run.resolve import resolve
@@ -190,6 +193,7 @@ class Work:
     teller: Counted
     watch: Callable[[Measured], None] | None = None
     only: frozenset[str] | None = None  # keys of the panels that are worked on; None: all
+    shard: str = "1-1"  # whose runs these are, in parts
 
     def done(self) -> Measured:
         """Run all stages in order: panels and their SLOs, curves, bounds, the table."""
@@ -220,6 +224,12 @@ class Work:
     def panels(self) -> tuple[Panel, ...]:
         """Every panel that is worked on, without its SLO in seconds."""
         return tuple(panel for panel in self.every if self.only is None or panel.key in self.only)
+
+    @cached_property
+    def into(self) -> parts.Partition | None:
+        """The partition of a study of more than `parts.MANY` runs; None: a folder a run."""
+        runs = grids.planned(self.study, self.full, self.every)
+        return parts.Partition(self.stem.replace("/", "-"), self.shard, runs) if runs > parts.MANY else None
 
     @property
     def made(self) -> int:
@@ -276,7 +286,7 @@ class Work:
             with self.teller.step(
                 "SLO bases", lambda: f"P95 of each model alone, pairs of trace and models: {len(measured)}"
             ):
-                self.run([base for spec in measured for base in base_specs(spec)], "SLO bases")
+                self.run([base for spec in measured for base in base_specs(spec)], "SLO bases", shared=True)
         return tuple(
             replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
             for panel, spec in zip(self.panels, based, strict=True)
@@ -340,7 +350,8 @@ class Work:
             if not runs:
                 return kept
             what = self.study.name if turn == 1 else f"{self.study.name}, round {turn}"
-            folders = self.run([run.point.spec for run in runs], what)
+            searched = any(not ask.last for ask in asked.values())
+            folders = self.run([run.point.spec for run in runs], what, math.inf if searched else self._budget(grid))
             room = self._heard(runs, folders, curves)
             seen += [run.point for run in runs]
             self._shown(grid, seen)
@@ -382,6 +393,11 @@ class Work:
 
     # -------------------------------------------------------------- as many seeds as it takes
 
+    def _budget(self, grid: Grid) -> float:
+        """Return the requests that more seeds of this work's panels may take."""
+        every, mine = (sum(map(_tells, panels)) for panels in (self.every, grid.panels))
+        return grid.scope.budget * mine / max(1, every)
+
     def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
         """Run more seeds of systems that are not yet told apart, until they are, or the budget is spent.
 
@@ -400,19 +416,20 @@ class Work:
         had = {_place(point) for point in points}
         for turn in count(1):
             self._counted(asked, curves)
-            asked, taken = list[Point](), 0
+            asked, taken, later = list[Point](), 0, 0.0
             for key, panel in panels.items():
                 open_ = self._more(grid, panel, curves.get(key, {}))
                 more = [each for each in open_ if _place(each[0]) not in had]
                 if more and spent[key] + (cost := _cost(more, known[key])) <= part:
                     spent[key], taken = spent[key] + cost, taken + 1
+                    later += part - spent[key]
                     known[key] |= {point.spec for point, _ in more}
                     had |= {_place(point) for point, _ in more}
                     asked += [point for point, _ in more]
             if not asked:
                 return added
             what = f"{self.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided"
-            self.run([point.spec for point in asked], what)
+            self.run([point.spec for point in asked], what, later)
             added += asked
             self._shown(grid, [*points, *added])
         raise AssertionError
@@ -451,12 +468,17 @@ class Work:
                 held[panel.key] = highest(runs, self.study.level)
         return held
 
-    def run(self, specs: Sequence[Spec], what: str) -> list[Path]:
-        """Run specs, and note which stand; return their folders."""
-        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+    def run(self, specs: Sequence[Spec], what: str, later: float = 0.0, *, shared: bool = False) -> list[Path]:
+        """Run specs, after which runs of so many requests may follow, and note which stand; return their folders.
+
+        Runs that studies and shards share have folders, however many others there are.
+        """
+        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what, later=later,
+                              into=None if shared else self.into)  # fmt: skip
         made, stamps = self._made
         made |= dict.fromkeys(specs)
-        stamps |= {f"{folder.name}/{record.ROWS}": receipt.stamp(folder / record.ROWS) for folder in set(folders)}
+        files = {record.file(folder) for folder in set(folders)}
+        stamps |= {path.relative_to(self.out).as_posix(): receipt.stamp(path) for path in files}
         return folders
 
     # -------------------------------------------------------------- the table

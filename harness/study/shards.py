@@ -49,7 +49,8 @@ def measure_shard(
     counted = Counted(teller or Silent(), quiet=study.layout == "table")
 
     def make(left: Study) -> Work:
-        return Work(left, out, full, stem or study.name, None, workers, counted)
+        place = str(shard).replace("/", "-")
+        return Work(left, out, full, stem or study.name, None, workers, counted, shard=place)
 
     def act(work: Work) -> Part:
         with crew.kept():

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from operator import le
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +26,7 @@ from harness.engines.costs.prices import Price
 from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
 from harness.run import room, score, sweep
-from harness.run.resolve import resolve, traits
+from harness.run.resolve import alone, resolve, traits
 from harness.run.setup import Setup, load_models, load_trace
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec, from_dict
@@ -34,6 +35,7 @@ from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target
 from harness.study.study import UPPER, named
 from traces import schema
+from workloads.models import as_asked
 
 HOUR_S = 3600.0
 OWN_COUNT = "dedicated"  # it takes as many GPUs as its models need
@@ -149,10 +151,10 @@ class Sized:
 
 def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
     """Answer a question; runs are kept below `out`. UserError where it cannot be asked."""
-    return _Work(asked, out, workers, teller or Silent()).done()
+    return Work(asked, out, workers, teller or Silent()).done()
 
 
-class _Work:
+class Work:
     """One call of `size`."""
 
     def __init__(self, asked: Asked, out: Path, workers: int | None, teller: Teller) -> None:
@@ -201,7 +203,7 @@ class _Work:
         if below is None or not below.unfit or below.gpus != gpus - 1:
             return ""
         view = self.views[0]
-        spec = self._under(kind, view).spec(self._spec(kind, name, gpus - 1, view, view.seeds[0]))
+        spec = self.under(kind, view).spec(self._spec(kind, name, gpus - 1, view, view.seeds[0]))
         short = room.short_bytes(spec)
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
@@ -214,7 +216,7 @@ class _Work:
             if not asks:
                 return
             what = f"{'sizes' if times == 1 else f'{times:g} x the traffic'}, round {turn}"
-            self._try(asks, times, what)
+            self.run_counts(asks, times, what)
 
     def _next(self, curve: Curve, others: Iterable[Curve], by: Criterion, least: int) -> int | None:
         """Return the count that a curve tries next; None where its search is over."""
@@ -283,10 +285,10 @@ class _Work:
 
     # ------------------------------------------------------------ runs
 
-    def _try(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
+    def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
         """Run strategies on counts, in all windows, and add their verdicts."""
         points = [(curve, n, view, seed) for curve, n in asks for view in self.views for seed in view.seeds]
-        specs = [self._under(curve.kind, view).spec(self._spec(curve.kind, curve.system, n, view, seed, times))
+        specs = [self.under(curve.kind, view).spec(self._spec(curve.kind, curve.system, n, view, seed, times))
                  for curve, n, view, seed in points]  # fmt: skip
         folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
         by: dict[tuple[str, str, int], dict[str, list[Path]]] = {}
@@ -305,7 +307,7 @@ class _Work:
                 about = record.meta(folder)
                 if why := about["skipped"] or about["infeasible"]:
                     return Verdict(gpus, {}, {}, {}, (), str(why))
-            under = self._under(kind, view)
+            under = self.under(kind, view)
             each = [score.by_model(folder, under, [self.asked.definition])[self.asked.definition]
                     for folder in runs[view.name]]  # fmt: skip
             missed = np.concatenate([block[1].sum(0) for block in each])
@@ -329,7 +331,12 @@ class _Work:
         return Verdict(gpus, share, interval, models, tuple(failing), "",
                        tuple(path for folders in runs.values() for path in folders))  # fmt: skip
 
-    def _under(self, kind: str, view: View) -> SloTarget:
+    def cluster(self, kind: str) -> Cluster:
+        """Return one GPU of a kind with all models, each at its degree."""
+        return self._clusters[kind]
+
+    def under(self, kind: str, view: View) -> SloTarget:
+        """Return the SLO seconds on a kind of GPU, of the traffic of a view."""
         if (kind, view.trace) not in self._targets:
             spec = self._spec(kind, next(iter(self.systems)), 1, view, view.seeds[0])
             self._targets[kind, view.trace] = slo_target(
@@ -390,32 +397,36 @@ def _fitting(asked: Asked, kind: str, out: Path) -> tuple[str, dict[str, int]]:
     """
     models = str(asked.setting["models"])
     spec = from_dict({**asked.setting, "system": "ideal", "gpu": kind, "gpus": asked.most, "models": models})
-    cluster = Setup(resolve(replace(spec, slo=""))).cluster
+    setup = Setup(replace(spec, slo=""))  # not resolved: that refuses a model that is too large for one GPU
+    cluster, members = setup.cluster, {member.name: member for member in setup.models.members}
     room_bytes = FULL * cluster.gpus[0].mem_bytes
     chosen: dict[str, int] = {}
     for name, model in cluster.models.items():
         need = {tp: _bytes(model.at(tp)) for tp in model.degrees if tp >= model.tp}
-        fits = [tp for tp, taken in need.items() if taken <= room_bytes]
+        fits = [tp for tp, taken in need.items() if taken <= room_bytes and le(*alone(setup, members[name], tp))]
         if not fits:
             raise UserError(f"{name} needs {min(need.values()) / GIB:.1f} GiB on each of {max(need)} {kind}, which has "
                             f"{cluster.gpus[0].mem_bytes / GIB:.1f}")  # fmt: skip
         if fits[0] != model.tp:
             chosen[name] = fits[0]
-    if not chosen:
-        return models, {}
+    return (with_degrees(models, chosen, out, kind), chosen) if chosen else (models, {})
+
+
+def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str) -> str:
+    """Write a model set with other degrees of parallelism for some of its models; returns its path."""
     lines = []
-    for member in load_models(models).members:
-        lines += ["[[model]]", f"name = {record.dumps(member.name)}", f"shape = {record.dumps(member.shape.name)}",
-                  f"tp = {chosen.get(member.name, member.tp)}"]  # fmt: skip
+    for member, shape in zip(load_models(models).members, as_asked(models), strict=True):
+        lines += ["[[model]]", f"name = {record.dumps(member.name)}", f"shape = {record.dumps(shape)}",
+                  f"tp = {degrees.get(member.name, member.tp)}"]  # fmt: skip
         if member.stream is not None:
             lines.append(f"stream = {record.dumps(member.stream)}")
         if member.shift_s:
             lines.append(f"shift_s = {member.shift_s!r}")
-    stem = Path(models).stem.replace("*", "x").replace(",", "_")[:60]
-    path = out / "sets" / f"{stem}-{kind}.toml"
+    stem = Path(models).stem.replace("*", "x").replace(",", "_").replace(":", "_")[:60]
+    path = out / "sets" / f"{stem}-{suffix}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", "utf-8")
-    return str(path), chosen
+    return str(path)
 
 
 def _bytes(model: Any) -> int:

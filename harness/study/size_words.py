@@ -117,46 +117,63 @@ def _cut(text: str, most: int = 44) -> str:
 
 def lines(sized: Sized) -> Iterator[str]:
     """Yield everything that is printed, the answer first."""
-    asked = sized.asked
     yield sentence(sized)
-    host = str(asked.setting.get("host", Spec("").host))
-    unchecked = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
-    views = ", ".join(f"{view.name} ({len(view.seeds)} window{'s' * (len(view.seeds) > 1)})" for view in sized.views)
-    yield " · ".join(("simulated", *unchecked, asked.definition, f"SLO {asked.rule}", views))
-    for kind, degrees in sized.degrees.items():
-        wide = ", ".join(f"{name} on {tp} GPUs" for name, tp in degrees.items())
-        yield f"{kind}: {wide}, the fewest on which it fits"
+    yield setting(sized)
     yield ""
     yield from aligned(list(rows(sized)), WIDTH)
     yield ""
+    pairs = list(told(sized))
+    most = len(pairs) - max(0, len(sized.homes) - MOST_HOMES) if sized.best is not None else len(pairs)
+    yield from (f"{what}: {text}" for what, text in pairs[:most])
+    if most < len(pairs):
+        yield f"... and {len(pairs) - most} GPUs more (--json)"
+
+
+def setting(sized: Sized) -> str:
+    """Say under which conditions the numbers are: simulated, checked or not, the SLO, the stretches of the traffic."""
+    asked = sized.asked
+    host = str(asked.setting.get("host", Spec("").host))
+    unchecked = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
+    views = ", ".join(f"{view.name} ({len(view.seeds)} window{'s' * (len(view.seeds) > 1)})" for view in sized.views)
+    return " · ".join(("simulated", *unchecked, asked.definition, f"SLO {asked.rule}", views))
+
+
+def told(sized: Sized) -> Iterator[tuple[str, str]]:
+    """Yield what is told below the table, in pairs: of all kinds of GPU, then of the best; last the models by GPU."""
+    asked = sized.asked
+    for kind, degrees in sized.degrees.items():
+        wide = ", ".join(f"{name} on {tp} GPUs" for name, tp in degrees.items())
+        yield kind, f"{wide}, the fewest on which it fits"
     if sized.best is None:
         return
     kind, name, gpus = sized.best
     verdict = sized.curves[kind, name].tried[gpus]
     if len(verdict.share) > 1:
-        yield "attainment: " + ", ".join(f"{100 * share:.1f} % in the {view}" for view, share in verdict.share.items())
+        yield "attainment", ", ".join(f"{100 * share:.1f} % in the {view}" for view, share in verdict.share.items())
     bought = asked.bought(gpus)
     extra = "" if bought == gpus else f" ({gpus} for the target, {asked.spare} spare, nodes of {asked.node})"
     price = asked.prices.get(kind)
     usd = asked.usd_hour(kind, gpus)
     if price is None or usd is None:
-        yield f"held: {bought} {kind}{extra}, {bought * DAY_H} GPU-hours a day; no price of {kind} (--price {kind}=USD)"
+        yield (
+            "held",
+            f"{bought} {kind}{extra}, {bought * DAY_H} GPU-hours a day; no price of {kind} (--price {kind}=USD)",
+        )
     else:
-        yield (f"held: {bought} {kind}{extra}, {bought * DAY_H} GPU-hours and ${usd * DAY_H:,.0f} a day, "
-               f"${usd / sized.million_tokens_hour:.3g} a million tokens; {price.told}")  # fmt: skip
+        yield "held", (f"{bought} {kind}{extra}, {bought * DAY_H} GPU-hours and ${usd * DAY_H:,.0f} a day, "
+                       f"${usd / sized.million_tokens_hour:.3g} a million tokens; {price.told}")  # fmt: skip
     if sized.lacks:
-        yield f"on {gpus - 1}: short of {sized.lacks}"
+        yield f"on {gpus - 1}", f"short of {sized.lacks}"
     if sized.cold_s:
         low, high = min(sized.cold_s.values()), max(sized.cold_s.values())
-        yield f"cold start from host memory: {low:.2g} s" + (f" to {high:.2g} s a model" if high > low else " a model")
+        yield (
+            "cold start from host memory",
+            f"{low:.2g} s" + (f" to {high:.2g} s a model" if high > low else " a model"),
+        )
     if sized.grown:
         each = (f"x {times:g}: {'> ' + str(asked.most) if n is None else n}" for times, n in sized.grown.items())
-        yield "more traffic: " + ", ".join(each) + " GPUs"
-    for at, (gpu, models) in enumerate(sized.homes.items()):
-        if at == MOST_HOMES:
-            yield f"... and {len(sized.homes) - at} GPUs more (--json)"
-            break
-        yield f"GPU {gpu}: {', '.join(models)}"
+        yield "more traffic", ", ".join(each) + " GPUs"
+    yield from ((f"GPU {gpu}", ", ".join(models)) for gpu, models in sized.homes.items())
 
 
 def facts(sized: Sized) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -593,7 +592,6 @@ def cpu_s(folder: Path, about: Mapping[str, Any]) -> dict[str, float]:
     """Sum the CPU seconds of each system's runs, as stored in their folders."""
     spent: dict[str, float] = {}
     for run, name in about["runs"].items():
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            side = json.loads((folder.parent / run / record.SIDE).read_text("utf-8"))
-            spent[name] = spent.get(name, 0.0) + float(side["cpu_s"])
+        with suppress(ValueError, KeyError, TypeError):
+            spent[name] = spent.get(name, 0.0) + float(record.side(folder.parent / run)["cpu_s"])
     return spent

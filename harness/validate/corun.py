@@ -1,15 +1,13 @@
 """Two models at once on one GPU, as a probe measured them and as the simulator shares the GPU between them.
 
-python -m harness.validate.corun results/h200    # writes results/h200/corun.md, in seconds
-
-Both ask how many times as long a unit of work of one 8B model takes while another 8B works beside it: decode steps of 1
-or 64 sequences with 1,024 tokens of context each, and prefills of 2,048 tokens. The probe is `make gpu`'s `interfere`.
+`bench validate results/h200` is an example, of seconds. Both ask how many times as long a unit of work of one 8B model
+takes while another 8B works beside it: decode steps of 1 or 64 sequences with 1,024 tokens of context each, and
+prefills of 2,048 tokens. The probe is `make gpu`'s `interfere`.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,13 +20,17 @@ from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Arrived, Event, Woke
 from harness.policy.types import GIB, Batch, Inst, Jobs, UserError
 from harness.policy.view import View
-from harness.rows.record import write_bytes
-from probe import report
+from harness.validate.page import Beside
+from probe import conduct, report
 from workloads.models import shape
 
 MODEL, HOST = "llama-3.1-8b", "vllm-0.15"
 CONTEXT, PROMPT = 1024, 2048  # tokens, as in probe/sharing.py
 ACTS = {"decode1": 1, "decode64": 64, "prefill": 0}  # sequences
+ACTS_TEXT = {
+    "decode1": "a decode step of 1 sequence", "decode64": "a decode step of 64 sequences",
+    "prefill": "a prefill of 2,048 tokens",
+}  # fmt: skip
 MODES = {"plain": "both on all SMs", "split": "on 64 and 68 SMs"}
 PARTS = (64, 68)  # SMs of the probe's split: the victim's, and the other's
 PROMPTS, OUTPUT = 60, 3000
@@ -102,44 +104,32 @@ def factors(folder: Path, gpu: str, table: str | None) -> Iterator[tuple[str, st
                     yield mode, victim, other, seen, beside_s / alone_s
 
 
-def text(folder: Path, gpu: str, table: str | None) -> str:
-    """Return the page; UserError where the folder holds no measurement of two at once."""
-    rows = list(factors(folder, gpu, table))
-    if not rows:
+def holds(folder: Path) -> bool:
+    """Tell whether a folder is one of `make gpu`."""
+    return (folder / conduct.RAW).is_file()
+
+
+def beside(folder: Path, table: str | None) -> Beside:
+    """Compare two models at once, as measured in a folder of `make gpu`, with the simulator.
+
+    The card's own cost table is used unless `table` is given. Raises UserError where two at once were not measured.
+    """
+    gpu, tables = folder.resolve().name, sorted(folder.glob("*-measured.toml"))
+    with_ = table or (str(tables[0]) if tables else None)
+    book = report.read(folder)
+    if not any(report.matrix(book, mode) for mode in MODES):
         raise UserError(f"{folder}: nothing was measured of two models at once; make gpu measures it (interfere)")
-    worst = max(rows, key=lambda row: row[3] / row[4])
-    finding = (
-        f"The simulator is kindest to {ACTS_TEXT[worst[1]]} beside {ACTS_TEXT[worst[2]]}, {MODES[worst[0]]}: it takes"
-        f" {worst[3]:.1f} times as long as alone, and {worst[4]:.1f} times in the simulator."
+    factored = list(factors(folder, gpu, with_))
+    mode, victim, other, seen, ours = max(factored, key=lambda row: row[3] / row[4])
+    answer = (
+        f"The simulator is kindest to {ACTS_TEXT[victim]} beside {ACTS_TEXT[other]}, {MODES[mode]}: it takes"
+        f" {seen:.1f} times as long as alone, and {ours:.1f} times in the simulator."
     )
     how = (
         f"Seconds of a unit as a multiple of those alone on the same SMs; two models of {MODEL}. Measured by `make"
-        f" gpu`; simulated with {'the table of the same card' if table else 'the committed table'} by"
-        f" `python -m harness.validate.corun {folder}`."
+        f" gpu`; simulated with {with_ or 'the committed table'}."
     )
-    cells = [
-        f"| {MODES[mode]} | {ACTS_TEXT[victim]} | {ACTS_TEXT[other]} | {seen:.2f} | {ours:.2f} |"
-        for mode, victim, other, seen, ours in rows
-    ]
-    head = ["| SMs | unit | beside | measured | simulated |", "|---|---|---|---:|---:|"]
-    lines = [f"# Two models at once on one {gpu.upper()}", "", finding, "", how, "", *head, *cells]
-    return "\n".join(lines) + "\n"
-
-
-ACTS_TEXT = {
-    "decode1": "a decode step of 1 sequence", "decode64": "a decode step of 64 sequences",
-    "prefill": "a prefill of 2,048 tokens",
-}  # fmt: skip
-
-
-def main(argv: list[str]) -> None:
-    """Write the page of a folder of `make gpu`."""
-    folder = Path(argv[0])
-    tables = sorted(folder.glob("*-measured.toml"))
-    page = text(folder, folder.name, str(tables[0]) if tables else None)
-    write_bytes(folder / "corun.md", page.encode())
-    print(page, end="")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    rows = [("SMs", "unit", "beside", "measured", "simulated")]
+    rows += [(MODES[mode], ACTS_TEXT[victim], ACTS_TEXT[other], f"{seen:.2f}", f"{ours:.2f}")
+             for mode, victim, other, seen, ours in factored]  # fmt: skip
+    return Beside(f"Two models at once on one {gpu.upper()}", answer, how, rows)

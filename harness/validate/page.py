@@ -1,8 +1,10 @@
-"""`docs/validation.md`: the simulator beside measured runs, as `make validate` last found it."""
+"""Pages of `bench validate`: `docs/validation.md`, which `make validate` writes, and those of single comparisons."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -60,6 +62,25 @@ Causes, as far as rows tell them:
 """
 
 Table = Callable[[Iterable[Sequence[str]]], Iterable[str]]  # rows, the first of which is the head, as Markdown
+
+
+WIDE = 100  # characters of a line
+
+
+class Beside(NamedTuple):
+    """A comparison of the simulator with what one folder holds."""
+
+    title: str
+    answer: str
+    how: str  # it was measured and simulated
+    rows: Sequence[tuple[str, ...]]  # the first is the head
+    note: str = ""
+
+    def page(self, command: str, table: Table) -> str:
+        """Return it as Markdown, with the command that wrote it."""
+        parts = (f"# {self.title}", self.answer, f"{self.how} Written by `{command}`.")
+        lines = [line for part in parts for line in (*textwrap.wrap(part, WIDE, break_on_hyphens=False), "")]
+        return "\n".join([*lines[:-1], *table(self.rows), *[self.note] * bool(self.note)]).rstrip() + "\n"
 
 
 def page(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], table: Table) -> str:

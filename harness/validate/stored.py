@@ -1,16 +1,13 @@
 """Stored runs of an engine in real time, and the simulator's runs of the same specs with a cost table.
 
-python -m harness.validate.stored results/h200/torch --table results/h200/h200-measured.toml
-
-Writes README.md of the folder: a line a run, measured beside simulated. Nothing that was measured in the runs is in the
-table, unless the caller's table was made of them.
+`bench validate results/h200/torch --table results/h200/h200-measured.toml` is an example: a line a run. Nothing that
+was measured in the runs is in the table, unless the caller's table was made of them.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +22,8 @@ from harness.run import spec as specs
 from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
+from harness.validate.page import Beside
+from workloads.slo import Absolute, parse
 
 
 class Seen(NamedTuple):
@@ -45,14 +44,15 @@ class Pair(NamedTuple):
     simulated: Seen
 
 
-class Slo(NamedTuple):
-    """The limits of every model, in seconds."""
-
-    ttft_s: float
-    tpot_s: float
+SLO = "absolute:ttft=0.5,tpot=0.05"
 
 
-def seen(rows: Rows, slo: Slo) -> Seen:
+def holds(folder: Path) -> bool:
+    """Tell whether a folder holds stored runs."""
+    return any(folder.glob(f"*/{record.ROWS}"))
+
+
+def seen(rows: Rows, slo: Absolute) -> Seen:
     """Reduce the rows of a run."""
     tpot = tpot_s(rows)
     met = rows.done & (rows.ttft_s <= slo.ttft_s) & ~(tpot > slo.tpot_s)  # undefined for one token: met
@@ -63,67 +63,59 @@ def seen(rows: Rows, slo: Slo) -> Seen:
     return Seen(float(met.mean()), ttft_ms, tpot_ms)
 
 
-def pairs(folder: Path, table: Path, slo: Slo) -> Iterator[Pair]:
-    """Yield each stored run of a folder, and its prediction. UserError where there is none."""
-    runs = sorted(path.parent for path in folder.glob("*/requests.parquet"))
-    if not runs:
-        raise UserError(f"{folder} holds no runs")
+def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], None]) -> Iterator[Pair]:
+    """Yield each stored run of a folder with its prediction; `tell` hears how many are done, of how many."""
+    runs = sorted(path.parent for path in folder.glob(f"*/{record.ROWS}"))
     with tempfile.TemporaryDirectory() as scratch:
-        for run in runs:
+        for done, run in enumerate(runs):
+            tell(done, len(runs))
             about = record.meta(run)
             spec = specs.stored(about["spec"])
-            made = execute(resolve(replace(spec, engine="sim", table=str(table), measured_on="")), Path(scratch), "")
+            made = execute(resolve(replace(spec, engine="sim", table=table, measured_on="")), Path(scratch), "")
             rows, ours = (requests.rows(record.read(path)) for path in (run, made))
             yield Pair(spec, about, len(rows), seen(rows, slo), seen(ours, slo))
+        tell(len(runs), len(runs))
 
 
-def text(folder: Path, table: Path, slo: Slo, command: str = "") -> str:
-    """Return the page; `command` made it."""
-    command = command or f"python -m harness.validate.stored {folder} --table {table}"
-    every = list(pairs(folder, table, slo))
-    first = every[0]
+def beside(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]) -> Beside:
+    """Compare the stored runs of a folder with the simulator; UserError unless the rule is seconds of every model."""
+    slo = parse(rule)
+    if not isinstance(slo, Absolute):
+        raise UserError(f"--slo {rule} needs a base; stored runs are judged by seconds, such as {SLO}")
+    every = list(pairs(folder, table, slo, tell))
+    about, spec = every[0].about, every[0].spec
     off = max(abs(p.measured.attainment - p.simulated.attainment) for p in every)
     longer = [p.measured.tpot_ms[0] / p.simulated.tpot_ms[0] for p in every]
-    on = ", ".join(f"{key} {value}" for key, value in first.about["measured_on"].items())
-    spec = first.spec
+    on = ", ".join(f"{key} {value}" for key, value in about["measured_on"].items())
+    answer = (
+        f"The simulator is off by at most {100 * off:.0f} points of attainment in these {len(every)} runs. Measured"
+        f" tokens take {min(longer):.1f} to {max(longer):.1f} times as long as simulated ones (P50 of TPOT)."
+    )
     rates, spans = (list(dict.fromkeys(f"{getattr(p.spec, of):g}" for p in every)) for of in ("rate_scale", "window_s"))
-    several = len(rates) * len(spans) > 1
-    rates_told, windows = " and ".join(rates), f"a window of {' or '.join(spans)} s"
-    head = (
-        f"The simulator is off by at most {100 * off:.0f} points of attainment in these {len(every)} runs. A"
-        f" token takes {min(longer):.1f} to {max(longer):.1f} times as long in truth as it says (P50 of TPOT)."
-    )
+    loads = len(rates) * len(spans) > 1
     how = (
-        f"{spec.models} on {spec.gpus} x {spec.gpu}, {spec.trace} at {rates_told} times its rate, {windows}, one run"
-        f" each; SLO: TTFT {slo.ttft_s:g} s, TPOT {1e3 * slo.tpot_s:g} ms; fidelity"
-        f" {first.about['fidelity']}. Measured on {on}. Simulated with {table} and host profile {spec.host} by"
-        f" `{command}`."
+        f"{spec.models} on {spec.gpus} x {spec.gpu}, {spec.trace} at {' and '.join(rates)} times its rate, a window of"
+        f" {' or '.join(spans)} s, one run each; SLO: TTFT {slo.ttft_s:g} s, TPOT {1e3 * slo.tpot_s:g} ms; fidelity"
+        f" {about['fidelity']}. Measured on {on}. Simulated with {table} and host profile {spec.host}."
     )
-    lines = [f"# Runs of engine {spec.engine} beside the simulator's", "", head, "", how, ""]
-    columns = f"system | {'rate | window, s | ' * several}requests | SLO met, %"
-    columns += " | TTFT P50, ms | P95 | TPOT P50, ms | P95"
-    lines += [f"| {columns} |", "|---|" + "---:|" * columns.count("|")]
+    rows = [
+        (
+            "system",
+            *("rate", "window, s") * loads,
+            "requests",
+            "SLO met, %",
+            "TTFT P50, ms",
+            "P95",
+            "TPOT P50, ms",
+            "P95",
+        )
+    ]
     for p in every:
         a, b = p.measured, p.simulated
-        cells = [f"{100 * a.attainment:.1f} / {100 * b.attainment:.1f}"]
-        cells += [f"{x:.1f} / {y:.1f}" for x, y in zip((*a.ttft_ms, *a.tpot_ms), (*b.ttft_ms, *b.tpot_ms), strict=True)]
-        load = f"{p.spec.rate_scale:g} | {p.spec.window_s:g} | " * several
-        lines.append(f"| {p.spec.label} | {load}{p.offered} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", "Each cell: measured / simulated."]) + "\n"
-
-
-def main() -> None:
-    """Write the page of a folder of runs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="of runs: FOLDER/RUN/requests.parquet")
-    parser.add_argument("--table", type=Path, required=True, help="cost table of the same machine")
-    parser.add_argument("--ttft-s", type=float, default=0.5, help="SLO (default 0.5)")
-    parser.add_argument("--tpot-s", type=float, default=0.05, help="SLO (default 0.05)")
-    args = parser.parse_args()
-    page = text(args.folder, args.table, Slo(args.ttft_s, args.tpot_s))
-    record.write_bytes(args.folder / "README.md", page.encode())
-    print(page, end="")
-
-
-if __name__ == "__main__":
-    main()
+        times = zip((*a.ttft_ms, *a.tpot_ms), (*b.ttft_ms, *b.tpot_ms), strict=True)
+        met = f"{100 * a.attainment:.1f} / {100 * b.attainment:.1f}"
+        ttft, ttft_95, tpot, tpot_95 = (f"{x:.1f} / {y:.1f}" for x, y in times)
+        load = (f"{p.spec.rate_scale:g}", f"{p.spec.window_s:g}") * loads
+        rows.append((p.spec.label, *load, str(p.offered), met, ttft, ttft_95, tpot, tpot_95))
+    title = f"Runs of engine {spec.engine} beside the simulator's"
+    return Beside(title, answer, how, rows, "Each cell: measured / simulated.")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.engines import rows, stamps
-from harness.engines.costs import quantities, shapes
+from harness.engines.costs import shapes
 from harness.engines.stamps import NAMES, Noted
 from harness.engines.torch import nets
 from harness.engines.torch.kind import CPU
@@ -28,7 +28,6 @@ from harness.run import spec as specs
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec, another, as_dict
-from harness.validate import stored
 from harness.validate.predicted import PAGE, SERVED, TRACE
 from harness.validate.torch_stages import JOURNAL, PLAN, REQUESTS, SEVEN, Workload, journal, workloads
 
@@ -169,27 +168,20 @@ def noted(line: Mapping[str, Any]) -> Noted:
     return Noted(R, ends, [], places, np.array(line["late_s"], np.float64), line["end_s"])
 
 
-def compared(folder: Path, table: Path | None) -> str:
-    """Write a folder's runs, and their page beside the simulator by a cost table; return the page.
+def judged(folder: Path, table: str | None, rule: str | None) -> tuple[Path, str | None, str, list[str]]:
+    """Write a folder's runs; return where they lie, a cost table, an SLO rule, and a line for each run that is none.
 
-    Without a table that of the folder counts, else the one of the card. UserError where there is none.
+    Without a table the folder's own counts, and without a rule the limits by which its systems were run.
     """
     at, notes = runs(folder)
     tables = sorted(folder.glob("torch-*.toml"))
-    if table is None and not tables:
-        raise UserError(f"{folder} has no cost table: bench calibrate --from {folder}, or --table FILE")
-    by = table or tables[0]
-    quantities.forget()
-    first = specs.stored(record.meta(sorted(at.iterdir())[0])["spec"])
-    _, ttft_s, tpot_s = first.slo_s[0] if first.slo_s else ("", *_slo(folder))
-    page = stored.text(at, by, stored.Slo(ttft_s, tpot_s), f"bench validate {folder}")
-    page += "".join(f"\n{note}\n" for note in notes)
-    record.write_bytes(folder / "README.md", page.encode())
-    return page
+    ttft_s, tpot_s = _slo(folder)
+    by = table or (str(tables[0]) if tables else None)
+    return at, by, rule or f"absolute:ttft={ttft_s:g},tpot={tpot_s:g}", notes
 
 
 def _slo(folder: Path) -> tuple[float, float]:
-    """Return the limits of a folder's device, which systems that read none do not have in their specs."""
+    """Return the limits, TTFT and TPOT, of a folder's kind of device."""
     device = next(line["device"] for line in journal(folder / JOURNAL) if "device" in line)
     ttft_s, tpot_s = workloads(folder / REQUESTS, device)[0].models[0][1]
     return ttft_s, tpot_s

@@ -37,7 +37,8 @@ from harness.engines.torch.engine import Torch
 from harness.engines.torch.setting import Fields
 from harness.engines.wallclock import machine_facts
 from harness.loop import system
-from harness.loop.guard import Fault, terminable
+from harness.loop.guard import Fault
+from harness.loop.interrupted import terminable
 from harness.loop.replay import replay
 from harness.policy import fields
 from harness.policy.types import GIB, Infeasible, Jobs, Option, Plan, Shape, Unsupported, UserError

@@ -37,7 +37,12 @@ RATIO_OFF = 0.10  # between the ratio of a load to a decode step and the GPU's
 
 
 def networks(names: Sequence[str], wide: int = 1) -> dict[str, Shape]:
-    """Return the network that stands for each shape, under the shape's name and in its numbers of 4 bytes."""
+    """Return the network that stands for each shape, under the shape's name and in its numbers of 4 bytes.
+
+    Raises UserError for a mixture of experts: the form of a table has dense models.
+    """
+    if mixture := next((name for name in names if shape(name).experts), ""):
+        raise UserError(f"{mixture} is a mixture of experts: a table of steps has dense models")
     made = {name: nets.net(shape(name), wide=wide).shape for name in names}
     return {name: shapes.in_numbers(net._replace(name=name), CPU.float_bytes) for name, net in made.items()}
 

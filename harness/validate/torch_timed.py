@@ -36,7 +36,7 @@ from harness.engines.torch.engine import Torch
 from harness.engines.torch.lanes import Watched
 from harness.engines.torch.residents import WAYS, Way
 from harness.engines.torch.setting import Fields, rates
-from harness.loop.guard import terminable
+from harness.loop.interrupted import terminable
 from harness.loop.replay import replay
 from harness.loop.system import ROOT
 from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run

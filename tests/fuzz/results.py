@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,9 @@ from tests.fuzz.case import Case
 
 COMPARE = ("compare", "--systems", "static,prism", "--trace", "sample", "--models", "llama-3.2-1b*2", "--rate-scale",
            "1", "--seeds", "1", "--slo", "absolute:ttft=1,tpot=1", "--workers", "1", "--no-plot")  # fmt: skip
-ROWS, SCORED = "requests.parquet", "attainment.parquet"
+SIZE = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--systems", "static", "--gpus", "1-1", "--slo",
+        "absolute:ttft=1,tpot=1", "--windows", "1", "--no-plot", "--grow", "1", "--workers", "1")  # fmt: skip
+ROWS, SCORED, SIZED = "requests.parquet", "attainment.parquet", "size.parquet"
 FLIPS = 40  # of each file
 SEAL = b"benchSHA"  # begins the digests of a file; a flip in it leaves rows and facts as they were
 OTHERS: tuple[Any, ...] = (None, 0, -1, 1.5, "x", "", True, [], {}, [None], {"x": None}, 1e300)
@@ -60,6 +63,7 @@ class Store(NamedTuple):
         sweep = str(self.top / self.sweep)
         yield "plot", ("plot", sweep, "--figure", "compare", "-o", str(self.top / "figure"))
         yield "misses", ("explain", sweep, "--misses")
+        yield "report", ("report", sweep, "-o", str(self.top / "page.html"))
 
     def of_all(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield commands that read or write whatever stands there."""
@@ -89,12 +93,104 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
             for name, argv in commands if letter in kinds else ():
                 yield Case(f"results/{what}/{name}", argv, culprit, accept or letter == "a")
 
+    yield from _formed(whole)
+    yield from _sizes(here, draw)
     yield from _bits(anew, each, draw)
     yield from _cuts(anew, each)
     yield from _facts(anew, each, draw)
     yield from _columns(anew, each)
     yield from _rows(anew, each)
     yield from _files(anew, each)
+
+
+FORMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of `bench plot`: wrong and odd values
+    "--width": (("0", "-1", "nan", "inf", "1e300", "0.1", "x", "", "41"), ("2.5", "30")),
+    "--only": (("", ",", "nope", "prism,nope", "PRISM", "\udcff"), ("prism,prism", " static ")),
+    "--rename": (("", "prism", "=x", "prism=", "nope=x", "\udcff=x"), ("prism=$x$", "prism=$x")),
+    "--panel": (("z", "ab", "A", "\udcff"), ("", "e")),
+    "--format": (("", "nope", "pdf,nope", "PDF", "pgf"), ("svg,svg", "png")),
+    "--style": (("", "nope.mplstyle", "/dev/zero", "{here}", "{here}/bad.mplstyle", "{here}/binary.mplstyle"), ()),
+}  # fmt: skip
+
+
+def _formed(store: Store) -> Iterator[Case]:
+    """Yield odd forms of a figure, and folders of which there is no page."""
+    (store.top / "bad.mplstyle").write_text("font.sizee: 3\n")
+    (store.top / "binary.mplstyle").write_bytes(bytes(range(256)))
+    base = ("plot", str(store.top / store.sweep), "--figure", "compare", "-o", "figure")
+    for option, (wrong, odd) in FORMS.items():
+        for value in (*wrong, *odd):
+            word = value.replace("{here}", str(store.top))
+            yield Case(f"results/plot {option} {value[:40]!r}", (*base, option, word), accept=value in odd)
+    for name in (
+        "nope",
+        "",
+        "/",
+        "/dev/null",
+        "a" * 300,
+        "a\nb",
+        "\udcff",
+        "fig77",
+        str(store.top),
+        str(store.top / store.run),
+    ):
+        yield Case(f"results/report {name[-40:]!r}", ("report", name, "-o", "page.html"), accept=False)
+    for path in ("/proc/x.html", "/", str(store.top)):
+        yield Case(
+            f"results/report -o {path[-40:]!r}", ("report", str(store.top / store.sweep), "-o", path), accept=False
+        )
+
+
+def _sizes(here: Path, draw: random.Random) -> Iterator[Case]:
+    """Yield damages of an answer of `bench size`: bits, ends, facts, columns."""
+    top = here / "size"
+    subprocess.run([sys.executable, "-m", "harness", *SIZE, "-o", str(top)], check=True, capture_output=True)
+    whole = next(top.glob(f"*/{SIZED}"))
+    data, about, table = whole.read_bytes(), facts(whole), pq.read_table(whole)
+    numbers = count()
+
+    def each(what: str, write: Callable[[Path], object], *, accept: bool) -> Iterator[Case]:
+        folder = here / f"size-{next(numbers):03d}"
+        folder.mkdir()
+        write(folder / SIZED)
+        read = {"plot": ("-o", "f"), "report": ("-o", "p.html"), "explain": ()}
+        for name, options in read.items():
+            argv = (name, str(folder), *options)
+            yield Case(f"results/size {what}/{name}", argv, accept=accept and name != "explain")
+
+    for _ in range(FLIPS // 2):
+        damaged, at = flipped(data, draw)
+        yield draw.choice(list(each(f"bit {at}", partial(_put, damaged), accept=False)))
+    for keep in (0, 8, len(data) // 2, len(data) - 4):
+        yield from each(f"cut at {keep}", partial(_put, data[:keep]), accept=False)
+    paths = [
+        *((key,) for key in about),
+        *(("asked", key) for key in about["asked"]),
+        ("best", "gpus"),
+        ("cells", 0),
+        ("views", 0),
+    ]
+    for steps in paths:
+        value: Any = about
+        for step in steps:
+            value = value[step]
+        for other in _others(value, draw, 1):
+            stated = changed(about, steps, other)
+            what = f"{'.'.join(map(str, steps))} {'gone' if other is GONE else json.dumps(other)}"
+            yield from each(what, partial(_rewritten, table, stated), accept=True)
+    for name in table.column_names:
+        left = table.drop_columns([name])
+        yield from each(f"column {name} gone", partial(_rewritten, left, about), accept=False)
+        typed = _typed(table, name, pa.bool_())
+        yield from each(f"column {name} bool", partial(_rewritten, typed, about), accept=name == "answer")
+
+
+def _put(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+
+
+def _rewritten(table: pa.Table, about: Mapping[str, Any], path: Path) -> None:
+    rewrite(path, table, about)
 
 
 Each = Callable[..., Iterator[Case]]

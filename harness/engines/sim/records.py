@@ -283,6 +283,7 @@ LANE = record(
     seqs           i8  count     sequences in a step that the order allows; -1: as many as the engine
     chunk          i8  tokens    of a step that the order allows; 0: whole prompts; -1: as the engine
     sms            i8  SMs       of the order's partition; -1: all
+    apart          i8  flag      the step in flight has a partition of its own
     slice_layers   i8  layers    of a slice of a step with prompts, by the order; -1: it runs whole
     busy           i8  code      IDLE, STEP or SPAN
     was            i8  code      MIXED or PREFILL: the kind of the step in flight

@@ -70,7 +70,7 @@ class Space:
 class Core:
     """A core; see Device."""
 
-    place, dtype = torch.device("cpu"), float32
+    place = torch.device("cpu")
 
     def __init__(self, memory: int) -> None:
         self.memory = memory  # the file

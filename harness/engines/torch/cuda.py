@@ -217,8 +217,6 @@ def attended(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> Non
 class Card:
     """A device as one worker has it: streams of its own; see device.Device."""
 
-    dtype = DTYPE
-
     def __init__(self, number: int, memory: int) -> None:
         os.close(memory)  # the books' file of the device, of no pages
         self.heap = HEAPS[number]
@@ -432,13 +430,14 @@ class Decoder:
             attended(kv, k, contexts, q, mixed)
             out = functional.linear(mixed.view(rows, -1), layer.out)
             self._normed(x, out, layer.norm_2, y)
-            up = functional.linear(y, layer.up)
+            ((wide, narrow),) = layer.blocks
+            up = functional.linear(y, wide)
             if s.gated:
                 act = up.new_empty(rows, s.ffn)
                 kernels.silu_mul[(rows, -(-s.ffn // 1024))](up, act, F=s.ffn, BLOCK=1024, num_warps=4)
             else:
                 act = functional.gelu(up)
-            out = functional.linear(act, layer.down)
+            out = functional.linear(act, narrow)
         self._normed(x, out, W.norm, y)
         logits = functional.linear(y, W.head)
         return logits, logits.argmax(-1), contexts, x, y, q, mixed

@@ -41,7 +41,6 @@ class Device(Attention, Protocol):
     """A device as one worker has it: all that differs between the two kinds."""
 
     place: torch.device
-    dtype: torch.dtype
 
     def space(self, size: int) -> Space:
         """Reserve a range."""

@@ -61,6 +61,8 @@ def kind(config: Config) -> Kind:
     models = cards()
     if not models:
         raise UserError("DEVICE is cuda, and this machine has no NVIDIA card")
+    if mixture := next((m.shape.name for m in config.models if m.shape.experts), ""):
+        raise UserError(f"{mixture} is a mixture of experts: engine torch serves those with DEVICE=cpu")
     spec, each = quantities.gpu(config.gpu, config.table), -(-config.gpus // len(models))
     sms = spec.sms if each == 1 else spec.sms // each // spec.sm_step * spec.sm_step
     links = {"h2d": spec.h2d, "d2h": spec.d2h, "peer": spec.nvlink, "disk": spec.disk}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.engines.torch.nets import Net, tensors
+from harness.engines.torch.nets import Net, blocks, tensors
 
 
 class Piece(NamedTuple):
@@ -57,8 +57,8 @@ class Layer(NamedTuple):
     norms: tuple[Tensor, ...] | None  # of queries and of keys
     out: Tensor
     norm_2: Tensor
-    up: Tensor  # gate and up
-    down: Tensor
+    router: Tensor | None  # of tokens to experts
+    blocks: list[tuple[Tensor, Tensor]]  # of the feed-forward: gate and up, and down; an expert each, or one
 
 
 class Weights:
@@ -80,7 +80,8 @@ class Weights:
         self.layers = list[Layer]()
         for k in range(s.layers):
             at_k = f"model.layers.{k}."
-            attention, up = f"{at_k}self_attn.", "mlp.gate_proj.weight" if s.gated else "mlp.up_proj.weight"
+            attention, up = f"{at_k}self_attn.", "gate_proj.weight" if s.gated else "up_proj.weight"
+            mlps = [(f"{at_k}{mlp}", ffn) for mlp, ffn in blocks(s)]
             norms = tuple(parts[f"{attention}{name}_norm.weight"] for name in "qk") if net.qk_norm else None
             self.layers.append(
                 Layer(
@@ -90,8 +91,11 @@ class Weights:
                     norms,
                     parts[f"{attention}o_proj.weight"],
                     parts[f"{at_k}post_attention_layernorm.weight"],
-                    joined(f"{at_k}{up}", (1 + s.gated) * s.ffn, s.hidden),
-                    parts[f"{at_k}mlp.down_proj.weight"],
+                    parts.get(f"{at_k}mlp.gate.weight"),
+                    [
+                        (joined(f"{mlp}{up}", (1 + s.gated) * ffn, s.hidden), parts[f"{mlp}down_proj.weight"])
+                        for mlp, ffn in mlps
+                    ],
                 )
             )
 
@@ -145,16 +149,41 @@ class Pass:
                 mixed[rows] = far(device, k, pieces, q[rows], key[rows], value[rows])
             breathe()
             x = x + functional.linear(mixed.view(n, -1), W.out)
-            up = functional.linear(self._norm(x, W.norm_2), W.up)
-            breathe()
-            if s.gated:
-                gate, up = up.chunk(2, -1)
-                up = functional.silu(gate) * up
+            normed = self._norm(x, W.norm_2)
+            if W.router is None:
+                self.x = x + self._fed(normed, *W.blocks[0], breathe)
             else:
-                up = functional.gelu(up)
-            self.x = x + functional.linear(up, W.down)
-            breathe()
+                self.x = x + self._mixed(normed, W.router, W.blocks, breathe)
         self.layer = until
+
+    def _fed(self, x: Tensor, up: Tensor, down: Tensor, breathe: Callable[[], None]) -> Tensor:
+        """Return what a feed-forward block makes of tokens."""
+        wide = functional.linear(x, up)
+        breathe()
+        if self.weights.net.shape.gated:
+            gate, wide = wide.chunk(2, -1)
+            wide = functional.silu(gate) * wide
+        else:
+            wide = functional.gelu(wide)
+        out = functional.linear(wide, down)
+        breathe()
+        return out
+
+    def _mixed(
+        self, x: Tensor, router: Tensor, experts: Sequence[tuple[Tensor, Tensor]], breathe: Callable[[], None]
+    ) -> Tensor:
+        """Return what each token's experts make of it, weighted by the router; only those that some token has run."""
+        net = self.weights.net
+        assert net.shape.experts
+        weight, chosen = functional.linear(x, router).float().softmax(-1).topk(net.shape.experts.top, -1)
+        if net.normed:
+            weight = weight / weight.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert in map(int, chosen.unique().tolist()):
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            part = self._fed(x[token], *experts[expert], breathe)
+            out.index_add_(0, token, part * weight[token, place, None].to(x.dtype))
+        return out
 
     def logits(self) -> Tensor:
         """Return those after each piece's last token."""

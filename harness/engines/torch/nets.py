@@ -5,6 +5,9 @@ one by its twin, whose layers are an eighth, whose widths are a sixteenth and wh
 part keeps about its share of the weights. Weights are drawn unless a folder of `MODELS_DIR` has the shape's name. They
 lie in one flat blob, in the order of `tensors`: what is multiplied together (query, key and value; gate and up) is
 adjacent, so one view spans it.
+
+A mixture of experts is served on cores alone: which experts a step reads hangs on its tokens, and a card's decode
+graphs are captured before. An FP8 checkpoint is served by its numbers in float32.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +23,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.engines.costs import shapes
-from harness.policy.types import MIB, Shape, UserError
+from harness.policy.types import MIB, Experts, Shape, UserError
 
 AS_IT_IS = 64 * MIB  # of float32 weights
 F4 = NDArray[np.float32]
 
 
+def _e4m3() -> F4:
+    """Return the numbers of FP8 E4M3 by their bits: a sign, 4 bits of exponent with bias 7, 3 of fraction; no infinity.
+
+    Micikevicius et al., FP8 Formats for Deep Learning (arXiv 2209.05433), table 1.
+    """
+    bits = np.arange(256)
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    size = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7))
+    size[bits & 127 == 127] = np.nan
+    return np.where(bits & 128, -size, size).astype(np.float32)
+
+
+E4M3 = _e4m3()
+
+
 class Net(NamedTuple):
-    """A decoder of Llama's or Qwen's kind, as it is computed."""
+    """A decoder of Llama's or Qwen's kind, dense or a mixture of experts in all layers, as it is computed."""
 
     shape: Shape
     bias: bool = False  # of query, key and value: Qwen 2
@@ -36,6 +54,7 @@ class Net(NamedTuple):
     eps: float = 1e-5
     folder: str = ""  # of its checkpoint; "": drawn
     float_bytes: int = 4  # of a weight and of a number of KV: float32, or 2: bfloat16
+    normed: bool = True  # the weights of a token's experts add up to 1
 
     @property
     def weight_bytes(self) -> int:
@@ -63,9 +82,13 @@ def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: in
     folder = os.environ.get("MODELS_DIR", "")
     if folder and (Path(folder) / shape.name / "config.json").is_file():
         return described(Path(folder) / shape.name)._replace(float_bytes=float_bytes)
-    single = shape.formats == shapes.SINGLE
-    if not single and (lacking := shapes.beyond_dense(shape)) is not None:
-        raise UserError(f"{shape.name} has {lacking}: engine torch serves dense models in 16 bits")
+    single, moe = shape.formats == shapes.SINGLE, shape.experts
+    plain = shape if moe is None else shape._replace(experts=None)
+    if not single and (lacking := shapes.beyond_dense(plain)) is not None:
+        raise UserError(f"{shape.name} has {lacking}: engine torch serves models in 16 bits with full attention")
+    if moe and (moe.shared_ffn or moe.layers < shape.layers):
+        lacking = "shared experts" if moe.shared_ffn else "dense layers beside its mixtures"
+        raise UserError(f"{shape.name} has {lacking}: engine torch serves routed experts in all layers")
     whole = single or float_bytes * shapes.params(shape) <= as_it_is
     bias, qk_norm = (shape.name.startswith(f"qwen-{generation}") for generation in (2, 3))
     return Net(shape if whole else twin(shape, wide), bias, qk_norm, float_bytes=float_bytes)
@@ -77,9 +100,11 @@ def twin(shape: Shape, wide: int = 1) -> Shape:
     With `wide` its widths are so many sixteenths instead of one.
     """
     part = next(n for n in (4, 2, 1) if shape.q_heads % n == 0 == shape.kv_heads % n)
+    layers, moe = max(2, shape.layers // 8), shape.experts
     return shape._replace(
         name=f"twin of {shape.name}",
-        layers=max(2, shape.layers // 8),
+        layers=layers,
+        experts=moe and moe._replace(layers=layers, ffn=wide * moe.ffn // 16),
         hidden=wide * shape.hidden // 16,
         q_heads=shape.q_heads // part,
         kv_heads=shape.kv_heads // part,
@@ -107,13 +132,23 @@ def tensors(net: Net) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}self_attn.k_norm.weight", (s.head_dim,)
         yield f"{at}self_attn.o_proj.weight", (d, q)
         yield f"{at}post_attention_layernorm.weight", (d,)
-        if s.gated:
-            yield f"{at}mlp.gate_proj.weight", (s.ffn, d)
-        yield f"{at}mlp.up_proj.weight", (s.ffn, d)
-        yield f"{at}mlp.down_proj.weight", (d, s.ffn)
+        if s.experts:
+            yield f"{at}mlp.gate.weight", (s.experts.routed, d)
+        for mlp, ffn in blocks(s):
+            if s.gated:
+                yield f"{at}{mlp}gate_proj.weight", (ffn, d)
+            yield f"{at}{mlp}up_proj.weight", (ffn, d)
+            yield f"{at}{mlp}down_proj.weight", (d, ffn)
     yield "model.norm.weight", (d,)
     if not s.tied:
         yield "lm_head.weight", (s.vocab, d)
+
+
+def blocks(shape: Shape) -> list[tuple[str, int]]:
+    """List the feed-forward blocks of a layer: the start of their tensors' names, and their width."""
+    if shape.experts is None:
+        return [("mlp.", shape.ffn)]
+    return [(f"mlp.experts.{expert}.", shape.experts.ffn) for expert in range(shape.experts.routed)]
 
 
 def blob(net: Net, seed: int) -> F4:
@@ -138,23 +173,34 @@ def blob(net: Net, seed: int) -> F4:
 def described(folder: Path) -> Net:
     """Return the network of a checkpoint, by its `config.json`. UserError for other kinds than Llama and Qwen."""
     has: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    if (kind := has.get("model_type")) not in {"llama", "qwen2", "qwen3", "mistral"}:
-        raise UserError(f"{folder}: model_type is {kind}; llama, mistral, qwen2 and qwen3 are served")
+    if (kind := has.get("model_type")) not in {"llama", "qwen2", "qwen3", "qwen3_moe", "mistral"}:
+        raise UserError(f"{folder}: model_type is {kind}; llama, mistral, qwen2, qwen3 and qwen3_moe are served")
+    if (method := (has.get("quantization_config") or {}).get("quant_method", "fp8")) != "fp8":
+        raise UserError(f"{folder}: weights are quantised by {method}; 16 bits and fp8 are served")
+    if kind == "qwen3_moe" and (has.get("mlp_only_layers") or has.get("decoder_sparse_step", 1) != 1):
+        raise UserError(f"{folder}: mlp_only_layers or decoder_sparse_step: all layers must be mixtures")
     heads, hidden = has["num_attention_heads"], has["hidden_size"]
     rope = has.get("rope_parameters") or has.get("rope_scaling") or {}
     if rope.get("rope_type", "default") != "default":
         raise UserError(f"{folder}: rotary positions of type {rope['rope_type']}; only default ones are served")
+    experts = None
+    if kind == "qwen3_moe":
+        routed = has.get("num_experts") or has["num_local_experts"]  # of public checkpoints; of transformers 5
+        experts = Experts(has["num_hidden_layers"], routed, has["num_experts_per_tok"], has["moe_intermediate_size"])
     shape = Shape(
         folder.name, has["num_hidden_layers"], hidden, heads, has.get("num_key_value_heads", heads),
         has.get("head_dim") or hidden // heads, has["intermediate_size"], has["vocab_size"], gated=True,
-        tied=has.get("tie_word_embeddings", False), max_tokens=has["max_position_embeddings"],
+        tied=has.get("tie_word_embeddings", False), max_tokens=has["max_position_embeddings"], experts=experts,
     )  # fmt: skip
     theta = rope.get("rope_theta") or has.get("rope_theta") or 10_000.0
-    return Net(shape, kind == "qwen2", kind == "qwen3", float(theta), float(has["rms_norm_eps"]), str(folder))
+    return Net(
+        shape, kind == "qwen2", kind.startswith("qwen3"), float(theta), float(has["rms_norm_eps"]), str(folder),
+        normed=has.get("norm_topk_prob", False),
+    )  # fmt: skip
 
 
 def checkpoint(folder: Path) -> dict[str, F4]:
-    """Read the tensors of a folder's safetensors files, in float32, float16 or bfloat16."""
+    """Read the tensors of a folder's safetensors files, in float32, float16 or bfloat16, or in FP8 with its scales."""
     weights: dict[str, F4] = {}
     for path in sorted(folder.glob("*.safetensors")):
         raw = np.memmap(path, np.uint8, "r")
@@ -163,8 +209,20 @@ def checkpoint(folder: Path) -> dict[str, F4]:
             if name == "__metadata__":
                 continue
             a, b = (start + offset for offset in about["data_offsets"])
-            weights[name] = _floats(np.array(raw[a:b]), about["dtype"], f"{path}: {name}")
+            weights[name] = _floats(np.array(raw[a:b]), about["dtype"], f"{path}: {name}").reshape(about["shape"])
+    about = json.loads((folder / "config.json").read_text("utf-8")).get("quantization_config") or {}
+    for scale in [name for name in weights if name.endswith(("weight_scale_inv", "weight_scale"))]:
+        weight = scale[: scale.rindex("_scale")]
+        weights[weight] = scaled(weights[weight], weights.pop(scale), about.get("weight_block_size"))
     return weights
+
+
+def scaled(weight: F4, scale: F4, block: Sequence[int] | None) -> F4:
+    """Multiply a matrix by its scales: one, one a row, or one a block of so many rows and columns."""
+    if block is None or scale.size == 1:
+        return weight * scale
+    rows, columns = weight.shape
+    return weight * scale.repeat(block[0], 0)[:rows].repeat(block[1], 1)[:, :columns]
 
 
 def _floats(raw: NDArray[np.uint8], kind: str, where: str) -> F4:
@@ -175,6 +233,8 @@ def _floats(raw: NDArray[np.uint8], kind: str, where: str) -> F4:
             return raw.view(np.float16).astype(np.float32)
         case "BF16":
             return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        case "F8_E4M3":
+            return E4M3[raw]
     raise UserError(f"{where} is of {kind}")
 
 

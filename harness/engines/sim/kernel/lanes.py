@@ -341,7 +341,7 @@ def starved(S: int, p: int, lane: int) -> bool:
     x = gpu_at(S, p).head
     while x >= 0 and n.busy == SPAN:
         other = lane_at(S, x)
-        if other.busy == STEP and (n.sms <= 0 or other.sms <= 0) and meet(S, x, lane):
+        if other.busy == STEP and not (n.apart and other.apart) and meet(S, x, lane):
             return True
         x = other.next
     return False

@@ -269,6 +269,7 @@ def form(S: int, T: Tables, lane: int) -> None:
     c = inst_at(S, i).cost
     k = T.cost[c]
     share_ = 1.0
+    n.apart = int(n.sms > 0)
     if n.sms > 0:
         share_ = n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms
     n.slow = W.co_run * (k.pre_slow if pieces > 0 else k.dec_slow)

@@ -1,0 +1,131 @@
+"""The form of a figure: width, systems and their names, caption, formats, a style file.
+
+`bench plot` sets it for as long as it draws (`on`); `style` and the figures read it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from harness.policy.fields import meant
+from harness.policy.types import UserError
+
+FORMATS = ("pdf", "png", "svg", "pgf")
+LATEX = ("xelatex", "lualatex", "pdflatex")  # any of them writes pgf
+LEAST, MOST_IN = 0.65, 40.0  # of the width that a figure is made for, as a share; inches
+MACHINE = ("backend", "interactive", "toolbar", "webagg", "tk.", "savefig.directory", "docstring")
+MOST_STYLE_BYTES = 1 << 20
+LETTERS_AN_INCH = 25.0  # of a caption
+
+
+@dataclass(frozen=True)
+class Form:
+    """A figure's form; as it stands, that of every figure of the bench."""
+
+    width_in: float | None = None  # None: one or two columns, as the figure has it
+    only: tuple[str, ...] = ()  # systems that are drawn; none: all
+    rename: Mapping[str, str] = field(default_factory=dict)  # names in place of labels
+    panel: str = ""  # the letter of the only panel
+    caption: bool = True
+    formats: tuple[str, ...] = ("pdf", "png")
+    style: Path | None = None  # a file of matplotlib's, above ours
+
+    def words(self) -> tuple[str, ...]:
+        """List the options that choose or name what is drawn, which only some figures take."""
+        asked = {"--only": self.only, "--rename": self.rename, "--panel": self.panel}
+        return tuple(name for name, value in asked.items() if value)
+
+
+ASKED: ContextVar[Form] = ContextVar("form", default=Form())  # noqa: B039 - frozen, and nobody writes its table
+
+
+@contextmanager
+def on(asked: Form) -> Iterator[None]:
+    """Draw in this form within the block. UserError for a form that cannot be had here."""
+    if asked.style is not None:
+        style_of(asked.style)
+    if "pgf" in asked.formats and latex() is None:
+        raise UserError(f"pgf needs LaTeX ({' or '.join(LATEX)}), which is not here; pdf and svg need nothing")
+    token = ASKED.set(asked)
+    try:
+        yield
+    finally:
+        ASKED.reset(token)
+
+
+def latex() -> str | None:
+    """Return the first LaTeX that is installed here."""
+    return next((name for name in LATEX if shutil.which(name)), None)
+
+
+def style_of(path: Path) -> dict[str, Any]:
+    """Read a style file. UserError where it is none, or a line of it is wrong."""
+    if path.exists() and not (path.is_file() and path.stat().st_size <= MOST_STYLE_BYTES):
+        raise UserError(f"--style {path}: not a style file")
+    heard: list[str] = []
+    log, handler = logging.getLogger("matplotlib"), logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    before, log.propagate = log.propagate, False
+    try:
+        params = mpl.rc_params_from_file(str(path), use_default_template=False)
+    except (OSError, ValueError, KeyError, RuntimeError, Warning) as error:
+        raise UserError(f"--style {path}: {getattr(error, 'strerror', None) or ' '.join(str(error).split())}") from None
+    finally:
+        log.removeHandler(handler)
+        log.propagate = before
+    if heard:
+        raise UserError(f"--style {path}: {' '.join(heard[0].partition('You probably')[0].split())}")
+    return {key: value for key, value in params.items() if not key.startswith(MACHINE)}
+
+
+def width(made_for: float) -> float:
+    """Return the width in inches of a figure that is made for a width. UserError for one at which words collide."""
+    asked = ASKED.get().width_in
+    if asked is None:
+        return made_for
+    if asked < LEAST * made_for:
+        least = math.ceil(100 * LEAST * made_for) / 100
+        raise UserError(f"--width {asked:g}: this figure is made for {made_for:g} inches, and its words collide below "
+                        f"{least:g}")  # fmt: skip
+    return asked
+
+
+def letters(made_for: int) -> int:
+    """Return the letters of a line of the caption, which is made for so many."""
+    asked = ASKED.get().width_in
+    return made_for if asked is None else round(LETTERS_AN_INCH * asked)
+
+
+def called(label: str) -> str | None:
+    """Return the name that is asked for in place of a label; what stands in brackets behind it stays."""
+    rename = {old: new.replace("$", r"\$") for old, new in ASKED.get().rename.items()}  # no formulas
+    head, bracket, rest = label.partition(" (")
+    if label in rename:
+        return rename[label]
+    return f"{rename[head]}{bracket}{rest}" if head in rename else None
+
+
+def chosen(table: pa.Table) -> pa.Table:
+    """Return the rows of the systems that are asked for. UserError for one that is not in it."""
+    asked = ASKED.get()
+    labels = list(dict.fromkeys(table["label"].to_pylist()))
+    for option, names in (("--only", asked.only), ("--rename", asked.rename)):
+        for name in names:
+            if name not in labels:
+                raise UserError(f'{option}: no system "{name}" here{meant(name, labels)} (it has: {", ".join(labels)})')
+    if not asked.only:
+        return table
+    return table.filter(pc.is_in(table["label"].cast(pa.string()), pa.array(asked.only)))
