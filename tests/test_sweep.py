@@ -715,7 +715,7 @@ def test_costs_grow_with_the_rate_and_learn_from_stored_runs(tmp_path: Path) -> 
     assert not estimates.Costs.of(tmp_path)
     sweep.sweep([TINY], tmp_path, workers=1)
     assert estimates.Costs.of(tmp_path).heard("static")
-    costs, requests = estimates.Costs(), estimates.requests_of(TINY)
+    costs, requests = estimates.Costs(), estimates.requests_in(TINY)
     costs.learn(replace(TINY, rate_scale=1.0), cost(tmp_path / "a", estimates.RUN_S + 1.0))  # 10 ms a request
     costs.learn(replace(TINY, rate_scale=4.0), cost(tmp_path / "b", estimates.RUN_S + 3.0))  # 30 ms
     for rate_scale, request_s in ((0.5, 0.01), (1.0, 0.01), (2.0, 0.02), (4.0, 0.03), (8.0, 0.03)):
@@ -734,7 +734,7 @@ def test_what_is_left_of_a_sweep_is_the_cost_of_its_runs(tmp_path: Path) -> None
     assert {(task.spec.system, task.spec.rate_scale) for task in order[:4]} == {(s.system, s.rate_scale) for s in specs}
     assert sorted(task.spec.folder for task in order) == sorted(task.spec.folder for task in todo)
     per = {"static": 0.01, "chunked": 0.02}
-    cpu_s = {t: estimates.RUN_S + per[t.spec.system] * estimates.requests_of(t.spec) for t in todo}
+    cpu_s = {t: estimates.RUN_S + per[t.spec.system] * estimates.requests_in(t.spec) for t in todo}
     for number, task in enumerate(order):
         cost(tmp_path / task.spec.folder, cpu_s[task])
         ahead.ended(task, tmp_path)

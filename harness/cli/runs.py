@@ -319,7 +319,7 @@ def explain(
     definition: str | None,
     every: bool,
 ) -> None:
-    """Say where a request's time went, why SLOs were missed, what helps.
+    """Say where time went, why SLOs were missed, what helps.
 
     RUN is a run's folder, or with --misses that of a comparison (bench compare prints both). It may be the folder of
     an answer of bench size. Then the output says what binds on fewer GPUs, and which change helps.

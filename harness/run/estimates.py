@@ -95,7 +95,7 @@ class Costs:
         A run of a system without a stored run costs the same as the mean of others, or, if there is none, `1 /
         REQUESTS_PER_S` a request.
         """
-        return RUN_S + requests_of(spec) * self._request_s(spec)
+        return RUN_S + requests_in(spec) * self._request_s(spec)
 
     def dearest_s(self, labels: Iterable[str]) -> float:
         """Return the CPU seconds of a request of the slowest of these systems, in the mean over its runs."""
@@ -120,7 +120,7 @@ class Costs:
         return self._mean[label]
 
 
-def requests_of(spec: Spec) -> float:
+def requests_in(spec: Spec) -> float:
     """Return the requests of a run, about: those of its trace by its rate and the length of its window."""
     scale = 1.0 if spec.scaling == "time" else spec.rate_scale
     return scale * _at_once(spec.trace, spec.window_s, spec.warmup_s or 0.0)
@@ -173,7 +173,7 @@ class Ahead:
     def ended(self, task: Task, out: Path) -> None:
         """Take a run off that ended, and learn from it if it was stored."""
         self._groups[_group(task)] -= 1
-        cpu_s, wall_s = self._costs.learn(task.spec, out / task.spec.folder, requests_of(task.spec))
+        cpu_s, wall_s = self._costs.learn(task.spec, out / task.spec.folder, requests_in(task.spec))
         self._cpu_s, self._wall_s = self._cpu_s + cpu_s, self._wall_s + wall_s
 
     def without(self, labels: Iterable[str]) -> None:
@@ -182,8 +182,8 @@ class Ahead:
             self._groups = Counter({key: n for key, n in self._groups.items() if self._specs[key].label != label})
 
     def left(self) -> Left:
-        """Return what is left; it is summed only now and then."""
-        if (begun_s := time.monotonic()) >= self._next_s:
+        """Return what is left; it is summed only now and then, and at the end."""
+        if (begun_s := time.monotonic()) >= self._next_s or not any(self._groups.values()):
             self._last = self._summed()
             now_s = time.monotonic()
             self._next_s = now_s + max(EVERY_S, PART * (now_s - begun_s))

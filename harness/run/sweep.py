@@ -25,7 +25,7 @@ from harness.policy.types import UserError
 from harness.rows import parts, record, whole
 from harness.rows.parts import Partition
 from harness.run import crew, executor, realtime
-from harness.run.estimates import Ahead, Costs, requests_of
+from harness.run.estimates import Ahead, Costs, requests_in
 from harness.run.execute import current, execute, relocate
 from harness.run.executor import Ended, Why
 from harness.run.resolve import resolve
@@ -133,7 +133,7 @@ def _ahead(todo: Sequence[Task], stored: Sequence[Task], out: Path, later: float
     """Return what is ahead of a sweep, by the costs of runs in its folder, among them its own that are stored."""
     costs = Costs.of(out) if todo else Costs()
     for task in stored[:: max(1, len(stored) // MOST_LEARNED)] if todo else ():
-        costs.learn(task.spec, out / task.spec.folder, requests_of(task.spec))
+        costs.learn(task.spec, out / task.spec.folder, requests_in(task.spec))
     return Ahead(todo, costs, later, slots)
 
 
