@@ -183,7 +183,6 @@ def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     monkeypatch.setattr(cuda, "place", lambda card: torch.device("cpu"))
     monkeypatch.setattr(cuda, "DTYPE", getattr(torch, dtype))
-    monkeypatch.setattr(cuda.Card, "dtype", getattr(torch, dtype))
     monkeypatch.setattr(cuda, "HEAPS", [])
     monkeypatch.setattr(cuda, "Decoder", Decoder)
     monkeypatch.setattr(cuda, "varlen", varlen)
