@@ -26,7 +26,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "compare": ("compare.compare", "Compare systems on a trace: SLOs, latency, highest rate."),
     "size": ("size.size", "Find the fewest GPUs, and what they cost."),
     "study": ("study.study", "Run a study: a paper's figure, or your own TOML file."),
-    "explain": ("runs.explain", "Say where a request's time went, why SLOs were missed, what helps."),
+    "explain": ("runs.explain", "Say where time went, why SLOs were missed, what helps."),
     "calibrate": ("tools.calibrate", "Measure the cost table of an engine's servers, or of a GPU."),
     "check": ("tools.check", "Test that a system keeps the rules."),
     "claims": ("claims.claims", "Test every paper's claims against runs made here."),
