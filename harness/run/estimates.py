@@ -199,8 +199,11 @@ class Ahead:
         at_once = max(1, min(self.slots, runs))
         # Runs at work are half done in the mean.
         seconds = cpu_s * (1.0 - at_once / 2.0 / runs) / (at_once * share) if runs else 0.0
-        more_s = self._later * self._costs.dearest_s(self._labels) / (self.slots * share) if self._later else 0.0
-        return Left(cpu_s, seconds, seconds + more_s if self._later else None, share)
+        if not self._later:
+            return Left(cpu_s, seconds, None, share)
+        each_s = self._costs.dearest_s(self._labels)  # 0 where runs took no longer than any does
+        more_s = self._later * each_s / (self.slots * share) if math.isfinite(self._later) else math.inf
+        return Left(cpu_s, seconds, seconds + more_s, share)
 
 
 def _group(task: Task) -> tuple[Kind, float]:
