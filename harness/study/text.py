@@ -28,6 +28,7 @@ from harness.study.study import AA, START, Claim
 
 Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
+SIDES, MIXED = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}, "none of these on most against"
 SEVERAL = 2  # panels of which a first line tells the verdicts together
 
 
@@ -57,7 +58,7 @@ def lines(shown: Shown) -> Iterator[str]:
             body = _parts(shown)
         case _:
             standings = _standings(shown)
-            body = chain(_answer(shown.about["systems"][0], standings), _blocks(shown, standings))
+            body = chain(_answer("panels", standings), _blocks(shown, standings))
             ends = _ends(shown, standings)
     left_out = filter(None, [setting.left_out(shown.about["panels"])])
     below = (shown.about["notes"], left_out, unchecked_lines(shown.table), _claims(shown), _copies(shown))
@@ -67,19 +68,20 @@ def lines(shown: Shown) -> Iterator[str]:
 # ------------------------------------------------------------------ crossings, a block a condition
 
 
-def _answer(first: str, standings: Standings) -> Iterator[str]:
-    """Say against which systems the first is ahead, equal or behind on most panels; nothing for a single panel."""
-    if (panels := len({panel for panel, *_ in standings})) < SEVERAL:
+def _answer(cells: str, standings: Standings) -> Iterator[str]:
+    """Say against which others a system is ahead, equal or behind in most cells; nothing where there is one."""
+    if (several := len({cell for cell, *_ in standings})) < SEVERAL:
         return
-    named: dict[str, list[str]] = {"ahead of": [], "equal to": [], "behind": [], "none of these on most against": []}
-    *sided, mixed = named
-    for rival in dict.fromkeys(key[2] for key in standings):
-        words = Counter(standing.says.split()[0].strip(",") for key, standing in standings.items() if key[2] == rival)
-        word, count = words.most_common(1)[0]
-        phrase = next((side for side in sided if side.split()[0] == word), mixed)
-        named[phrase if 2 * count > words.total() else mixed].append(rival)
-    told = (f"{phrase} {_listed(names)}" for phrase, names in named.items() if names)
-    yield f"on most of {panels} panels {first} is {', '.join(told)}"
+    told = []
+    for ours in dict.fromkeys(key[1] for key in standings):
+        named = dict[str, list[str]]()
+        for theirs in dict.fromkeys(key[2] for key in standings if key[1] == ours):
+            of = [standing for key, standing in standings.items() if key[1:] == (ours, theirs)]
+            word, count = Counter(standing.says.split()[0].strip(",") for standing in of).most_common(1)[0]
+            named.setdefault(SIDES.get(word, MIXED) if 2 * count > len(of) else MIXED, []).append(theirs)
+        phrases = (f"{phrase} {_listed(named[phrase])}" for phrase in (*SIDES.values(), MIXED) if phrase in named)
+        told.append(f"{ours} is {', '.join(phrases)}")
+    yield f"on most of {several} {cells} {'; '.join(told)}"
 
 
 def _blocks(shown: Shown, standings: Standings) -> Iterator[str]:
@@ -359,12 +361,13 @@ def departures(rows: pa.Table) -> list[str]:
 def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
     about = shown.about
     yield from _borne_out(about["panels"], standings)
+    if about["layout"] == "matrix" and all(panel["tier"] == "synthetic" for panel in about["panels"]):
+        yield from _answer("conditions", standings)
     goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {about['slo']}"
     yield f"{about['systems'][0]} over each: ratios of the rates that hold {goal}"
     pairs = list(dict.fromkeys(key[1:] for key in standings))
     rated = list(about["systems"]) if shown.every else []
-    first = about["systems"][0]
-    heads = [theirs if ours == first else f"{ours} / {theirs}" for ours, theirs in pairs]
+    heads = [theirs if ours == about["systems"][0] else f"{ours} / {theirs}" for ours, theirs in pairs]
     spread = shown.every or about["layout"] == "steps"
     steps = shown.every and about["layout"] == "steps"
     head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *heads]
