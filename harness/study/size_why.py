@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -62,6 +62,14 @@ class Hour(NamedTuple):
     binds: Mapping[str, int]  # misses by what binds
 
 
+def summed(hours: Iterable[Hour]) -> Hour:
+    """Return the requests, misses and what binds of several hours together."""
+    every, binds = list(hours), Counter[str]()
+    for hour in every:
+        binds.update(hour.binds)
+    return Hour(sum(hour.offered for hour in every), sum(hour.missed for hour in every), binds)
+
+
 class Change(NamedTuple):
     """A change on the same GPUs, and its outcome."""
 
@@ -90,11 +98,7 @@ class Why:
     @property
     def binds(self) -> Counter[str]:
         """Misses of all models by what binds."""
-        total = Counter[str]()
-        for hours in self.models.values():
-            for hour in hours.values():
-                total.update(hour.binds)
-        return total
+        return Counter(summed(hour for hours in self.models.values() for hour in hours.values()).binds)
 
     @property
     def cheapest(self) -> Change | None:
@@ -152,9 +156,7 @@ def _by_hour(kept: Kept, work: Work, tried: Tried) -> dict[str, dict[int, Hour]]
         view = views.get(trace) or next(iter(views.values()))
         for (model, hour), counted in _of_run(run, work.under(tried.gpu, view), kept.asked.definition).items():
             hours = by_model.setdefault(model, {})
-            before = hours.get(hour, Hour(0, 0, {}))
-            hours[hour] = Hour(before.offered + counted.offered, before.missed + counted.missed,
-                               Counter(before.binds) + Counter(counted.binds))  # fmt: skip
+            hours[hour] = summed([*([hours[hour]] if hour in hours else []), counted])
     return by_model
 
 
@@ -169,17 +171,12 @@ def _of_run(run: Path, under: SloTarget, definition: str) -> dict[tuple[str, int
         raise UserError(f"{run.name} has no token times, which {definition} needs")
     missed = np.flatnonzero(score < 1)
     main = causes.main(requests.take(rows, score < 1), slo.take(score < 1), definition)
-    of = dict(zip(missed.tolist(), (BINDS[WAITS[k]] for k in main.tolist()), strict=True))
     hours = np.maximum(0, rows.arrival_s // HOUR_S).astype(int)
-    counted: dict[tuple[str, int], Hour] = {}
-    for at, (code, hour) in enumerate(zip(rows.model.tolist(), hours.tolist(), strict=True)):
-        key = rows.models[code], hour
-        before = counted.get(key, Hour(0, 0, {}))
-        binds = Counter(before.binds)
-        if at in of:
-            binds[of[at]] += 1
-        counted[key] = Hour(before.offered + 1, before.missed + (at in of), binds)
-    return counted
+    keys = [(rows.models[code], hour) for code, hour in zip(rows.model.tolist(), hours.tolist(), strict=True)]
+    binds: dict[tuple[str, int], Counter[str]] = {key: Counter() for key in keys}
+    for at, k in zip(missed.tolist(), main.tolist(), strict=True):
+        binds[keys[at]][BINDS[WAITS[k]]] += 1
+    return {key: Hour(n, binds[key].total(), binds[key]) for key, n in Counter(keys).items()}
 
 
 # ------------------------------------------------------------------ changes
@@ -241,8 +238,8 @@ def _longer(reason: Why, work: Work) -> float | None:
                         systems=(reason.system,))  # fmt: skip
         other = Work(asked, work.out, work.workers, work.teller)
         by_model = _by_hour(reason.kept._replace(asked=asked), other, reason.tried).values()
-        lost = [(sum(h.missed for h in by.values()), sum(h.offered for h in by.values())) for by in by_model]
-        if all(missed <= math.ceil((1 - target) * offered - NEVER) for missed, offered in lost):
+        totals = [summed(by.values()) for by in by_model]
+        if all(of.missed <= math.ceil((1 - target) * of.offered - NEVER) for of in totals):
             return times
     return None
 
@@ -318,7 +315,8 @@ def _rows(reason: Why) -> Iterator[tuple[str, ...]]:
     target = reason.kept.asked.target
 
     def met(hours: Sequence[Hour]) -> float:
-        return 1 - sum(h.missed for h in hours) / max(1, sum(h.offered for h in hours))
+        total = summed(hours)
+        return 1 - total.missed / max(1, total.offered)
 
     ordered = sorted(reason.models.items(), key=lambda pair: met([*pair[1].values()]))
     for name, hours in ordered[:MODELS]:
@@ -332,9 +330,7 @@ def _rows(reason: Why) -> Iterator[tuple[str, ...]]:
 
 
 def _binding(hours: Sequence[Hour]) -> str:
-    total = Counter[str]()
-    for hour in hours:
-        total.update(hour.binds)
+    total = Counter(summed(hours).binds)
     first = total.most_common(1)
     return f"{first[0][0]} {100 * first[0][1] / total.total():.0f} %" if first else NONE
 
