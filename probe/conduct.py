@@ -144,23 +144,35 @@ def ended(known: Sequence[Line], probe: str) -> str | None:
     return states[-1] if states else None
 
 
+def opened(path: Path) -> IO[bytes]:
+    """Open a file of lines to append to it, behind what a kill may have cut off."""
+    file = path.open("ab+")
+    if file.tell():
+        file.seek(-1, os.SEEK_END)
+        file.write(b"" if file.read(1) == b"\n" else b"\n")
+    return file
+
+
+def write(file: IO[bytes], text: str) -> None:
+    """Append one line, and see it to the disk."""
+    file.write(text.encode() + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
 class Journal:
     """raw.jsonl: appends lines, each flushed and synced, with the call's number and the time."""
 
     def __init__(self, path: Path) -> None:
         self.known = list(lines(path))
         self.call = 1 + max((int(line.get("call", 0)) for line in self.known), default=0)
-        self._file = path.open("ab")
-        if path.stat().st_size and path.read_bytes()[-1:] != b"\n":  # a line that a kill cut off
-            self._file.write(b"\n")
+        self._file = opened(path)
 
     def add(self, line: Line) -> None:
         """Keep one line."""
         line = {**line, "call": self.call, "t": round(time.time(), 3)}
         self.known.append(line)
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        write(self._file, json.dumps(line))
 
     def close(self) -> None:
         """Close the file."""

@@ -44,6 +44,7 @@ from harness.policy import fields
 from harness.policy.types import GIB, Infeasible, Jobs, Option, Plan, Shape, Unsupported, UserError
 from harness.validate import torch_scenarios as scenarios
 from harness.validate import torch_timed
+from probe import conduct as journals
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "harness.validate.torch_stages"
@@ -139,22 +140,13 @@ def card() -> str:
 
 def journal(path: Path) -> list[Line]:
     """Return the whole lines of a journal; a last one may have been cut off anywhere."""
-    lines = list[Line]()
-    for text in path.read_bytes().split(b"\n")[:-1] if path.is_file() else ():
-        with suppress(ValueError):
-            lines.append(json.loads(text))
-    return lines
+    return list(journals.lines(path))
 
 
 def add(path: Path, line: Line) -> None:
     """Append one line, behind what a kill may have cut off, and see it to the disk."""
-    with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            file.write(b"" if file.read(1) == b"\n" else b"\n")
-        file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    with journals.opened(path) as file:
+        journals.write(file, json.dumps(line, allow_nan=False))
 
 
 def states(lines: Iterable[Line]) -> dict[tuple[str, str], str]:
