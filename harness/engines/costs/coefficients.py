@@ -76,7 +76,7 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         L, d = shape.layers, shape.head_dim
         c = cost[i]
         c["kbytes"] = shapes.kv_token_bytes(shape, tp)  # also refuses a degree that heads do not divide by
-        heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
+        heads, kv = shapes.heads_of(shape, tp)
         n, k = np.array(gemms(shape, tp)).T
         plain = shape.experts is None and shape.formats is None and shape.latent is None
         products = (gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1) if plain  # the order of sums keeps its bits

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from harness.engines.costs import experts
 from harness.engines.costs.correction import correction
 from harness.engines.costs.quantities import F8, GpuSpec, Toml
-from harness.engines.costs.shapes import KV_BYTES, format_of
+from harness.engines.costs.shapes import KV_BYTES, format_of, heads_of
 from harness.policy.types import Experts, Format, Latent, Shape, UserError
 
 BF16 = 2  # bytes
@@ -161,7 +161,7 @@ class Gemms(NamedTuple):
 
 def gemms(shape: Shape, tp: int) -> Gemms:
     """Return the GEMMs with QKV fused, gate and up fused; columns, then rows, split over `tp` GPUs."""
-    heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
+    heads, kv = heads_of(shape, tp)
     ffn = shape.ffn / tp
     return Gemms(
         ((heads + 2 * kv) * shape.head_dim, shape.hidden),
@@ -194,7 +194,7 @@ def decode_attention_s(
     """Return the seconds of all layers' decode attention; sliding layers read no more than their window."""
     if shape.latent is not None:
         return shape.layers * _latent_decode_s(spec, shape, tp, B, ctx, part)
-    heads, kv, d = shape.q_heads / tp, max(1.0, shape.kv_heads / tp), shape.head_dim
+    (heads, kv), d = heads_of(shape, tp), shape.head_dim
     wide = KV_BYTES[shape.kv_format]
     if shape.sliding is None:
         return shape.layers * decode_s(q["decode"], spec, B, ctx, heads, kv, d, part, wide)
@@ -209,7 +209,7 @@ def prefill_attention_s(
     """Return the seconds of all layers' causal attention over n prompts of `tokens` tokens."""
     if shape.latent is not None:
         return shape.layers * _latent_prefill_s(spec, shape, tp, n, tokens, part)
-    heads, kv, d = shape.q_heads / tp, max(1.0, shape.kv_heads / tp), shape.head_dim
+    (heads, kv), d = heads_of(shape, tp), shape.head_dim
     whole = prefill_s(q["prefill"], spec, n, tokens, heads, kv, d, part)
     if shape.sliding is None:
         return shape.layers * whole

@@ -98,7 +98,7 @@ class TableProfile:
             return solo
         if not self.quantities:  # measured whole
             return solo / float(np.interp(sms / self.spec.sms, self._row(inst).share, self._row(inst).pre_rate))
-        heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
+        heads, kv = shapes.heads_of(shape, tp)
         at = self.quantities["decode"], self.spec, seqs, ctx_tokens / seqs, heads, kv, shape.head_dim
         part = part_of(self.quantities["share"], np.array(sms / self.spec.sms))
         return solo * max(1.0, float(decode_s(*at, part) / decode_s(*at)))

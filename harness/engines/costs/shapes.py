@@ -51,6 +51,11 @@ def beyond_dense(shape: Shape) -> str | None:
     return None if shape.kv_format == "bf16" else f"a KV cache in {shape.kv_format}"
 
 
+def heads_of(shape: Shape, tp: int) -> tuple[float, float]:
+    """Return the query and KV heads on each GPU of the group; KV heads are copied where they are fewer than GPUs."""
+    return shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
+
+
 def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
     """Return KV bytes of a token on each GPU of the group, in all layers; heads are copied if tp > KV heads.
 
