@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.engines import machine
-from harness.engines.costs.constants import CONSTANTS
+from harness.engines.costs.constants import BESIDE, CONSTANTS
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.kernel import lent
@@ -29,7 +29,7 @@ from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec, as_dict, from_dict
 from harness.study import sensitivity as sensitivity_text
 from harness.study.bases import slo_target
-from harness.study.constants import BESIDE, MEANS, Constant, Setting, constants, settings
+from harness.study.constants import MEANS, Constant, Setting, constants, settings
 from harness.study.sensitivity import Leads, Row, read
 from harness.study.varying import lead_of
 from tests.study_table import met, panel, table

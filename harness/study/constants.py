@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from harness.engines import machine
 from harness.engines.costs import quantities, whole
-from harness.engines.costs.constants import CONSTANTS, SOURCES
+from harness.engines.costs.constants import BESIDE, CONSTANTS, SOURCES
 from harness.loop.system import System
 from harness.policy.fields import meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
@@ -17,8 +17,7 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec
 
 FACTORS = (0.5, 2.0)
-# Factors to try of constants that are bounded below: measured, and an assumption (`constants.SOURCES`)
-BESIDE = {"interference": (1.195, 1.5), "beside_prefill": (5.4,)}
+TRIED = dict(zip(BESIDE, ((1.195, 1.5), (5.4,)), strict=True))  # measured, and an assumption: `constants.SOURCES`
 SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both
 MEANS = {**CONSTANTS, SHARING: "how concurrent models share a GPU"}
 
@@ -77,7 +76,7 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
             have = _sharing(specs)
             changes += [Setting(name, mode, {SHARING: mode}) for mode in MODES if have != {mode}]
         else:
-            changes += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in BESIDE.get(name, FACTORS)]
+            changes += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in TRIED.get(name, FACTORS)]
     return changes, left
 
 

@@ -25,6 +25,8 @@ CONSTANTS: Mapping[str, str] = {  # by name: what is multiplied
     "reserve": "pages that a model with elastic KV memory keeps mapped",
 }
 
+BESIDE = ("interference", "beside_prefill")  # of steps beside others: at least 1
+
 # Where those come from that no table of `tables/` states.
 SOURCES: Mapping[str, str] = {
     "process": "its parts by the formula of harness/engines/costs/process.py, which cites each",
