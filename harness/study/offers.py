@@ -21,7 +21,7 @@ from typing import NamedTuple
 from harness.engines.costs import coefficients, kernels, profile, quantities
 from harness.engines.costs.prices import Price, prices
 from harness.engines.machine import Config, Served, cluster
-from harness.policy.types import UserError
+from harness.policy.types import GIB, UserError
 from workloads.models import shape
 
 QUANT3 = ("qwen-3-32b@2xh100", "qwen-3-32b:dtype=fp8_block@h100", "qwen-3-32b:dtype=int4@l40s")
@@ -86,7 +86,7 @@ def cost(asked: Offer, usd: Mapping[str, Price]) -> Cost:
     tokens_s, price = seqs / step_s(seqs), usd.get(asked.gpu)
     hour = None if price is None else asked.gpus * price.usd_hour
     return Cost(
-        asked, model.weight_bytes / 2**30, seqs, step_s(seqs), tokens_s, hour,
+        asked, model.weight_bytes / GIB, seqs, step_s(seqs), tokens_s, hour,
         None if hour is None else hour / 3600 / tokens_s * 1e6, kernels.roofline_share(q, spec, dims, asked.gpus),
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.fuzz import pools
 from tests.fuzz.case import Case
 
 COMPARE = ("compare", "--systems", "static,prism", "--trace", "sample", "--models", "llama-3.2-1b*2", "--rate-scale",
@@ -122,18 +123,7 @@ def _formed(store: Store) -> Iterator[Case]:
         for value in (*wrong, *odd):
             word = value.replace("{here}", str(store.top))
             yield Case(f"results/plot {option} {value[:40]!r}", (*base, option, word), accept=value in odd)
-    for name in (
-        "nope",
-        "",
-        "/",
-        "/dev/null",
-        "a" * 300,
-        "a\nb",
-        "\udcff",
-        "fig77",
-        str(store.top),
-        str(store.top / store.run),
-    ):
+    for name in (*pools.NO_RUNS, "fig77", str(store.top), str(store.top / store.run)):
         yield Case(f"results/report {name[-40:]!r}", ("report", name, "-o", "page.html"), accept=False)
     for path in ("/proc/x.html", "/", str(store.top)):
         yield Case(
