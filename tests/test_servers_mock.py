@@ -348,8 +348,9 @@ def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPat
         await after("done", "stale")
         await after("done", "stale")
         sender.cancel(next(rids))  # held
-        dropped = send("hangs")  # on the last idle connection
-        send("hangs", dropped)
+        dropped = send("hangs")
+        while STATES[sender._book.state[dropped]] != "connecting":  # on one idle connection after the other
+            send("hangs", dropped)
         send("hangs", dropped)
         sender.cancel(dropped)
         await heard("dropped", dropped)
