@@ -51,6 +51,7 @@ class Elastic:
     active_s: dict[Batch, float] = field(default_factory=dict, init=False)  # when a request last came or ended
     asleep: set[Batch] = field(default_factory=set, init=False)
 
+    mixed: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "kvcached": {"placement": "pressure"},
         "sleep": {"idle_s": 300.0, "placement": "pressure"},

@@ -51,6 +51,7 @@ class Static:
     places: dict[str, list[Gpus]] = field(default_factory=dict, init=False)  # by model: its home, then its copies
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
 
+    mixed: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "rate": {"size": "rate", "floor": 1.0, "placement": "pressure"},
         "equal": {"size": "equal", "floor": 1.0, "placement": "pressure"},

@@ -101,6 +101,7 @@ class Swap:
     home: dict[str, Pool] = field(default_factory=dict, init=False)  # by model
     sent: dict[int, str] = field(default_factory=dict, init=False)  # the model of each request that is being served
 
+    mixed: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "llama-swap": {"spread": "rate"},
         "llama-swap-fifo": {"queue": "fifo", "spread": "rate"},
@@ -124,7 +125,7 @@ class Swap:
     def kv_bytes(self, m: str) -> int:
         """KV memory that a server reserves on each of its GPUs: for `slots` requests, or one where that is too much."""
         model = self.cluster.models[m]
-        free = self.cluster.gpus[0].mem_bytes - model.weight_bytes
+        free = max(gpu.mem_bytes for gpu in self.cluster.gpus) - model.weight_bytes
         reserved = next((kv for n in (self.slots or 1, 1) if (kv := n * one_request(model)) <= free), None)
         if reserved is None:
             raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s) of {free / GIB:.1f} GiB beside")
@@ -145,11 +146,18 @@ class Swap:
         held = dict.fromkeys(places, 0.0)
         by_group: dict[Gpus, dict[str, Sequence[Gpus]]] = {at: {} for at in places}
         for m in sorted(models, key=lambda m: -weight[m]):
-            fit = [cluster.homes[m]] if cluster.homes else [at for at in places if len(at) >= models[m].tp]
+            fit = [cluster.homes[m]] if cluster.homes else [at for at in places if self.holds(at, m)]
+            if not fit:
+                raise Infeasible(f"{m} finds no group of {models[m].tp} GPU(s) with {self.need[m] / GIB:.1f} GiB each")
             at = min(fit, key=lambda at: (len(at), held[at], len(by_group[at])))
             held[at] += weight[m]
             by_group[at][m] = [at[: models[m].tp]]
         yield from by_group.values()
+
+    def holds(self, place: Gpus, m: str) -> bool:
+        """Tell whether a group has the GPUs and the memory that a server takes."""
+        model, gpus = self.cluster.models[m], self.cluster.gpus
+        return len(place) >= model.tp and min(gpus[g].mem_bytes for g in place) >= self.need[m]
 
     # ------------------------------------------------------------ what happens
 

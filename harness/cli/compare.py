@@ -173,6 +173,7 @@ def compared(
 
     Without a number of seeds it begins with a few, and has a budget for more.
     """
+    from harness.policy import mix
     from harness.policy.types import UserError
     from harness.run.setup import load_models
     from harness.study.compare import comparison
@@ -186,6 +187,8 @@ def compared(
     ctx = click.get_current_context(silent=True)
     if ctx is not None and ctx.get_parameter_source("trace") is ParameterSource.DEFAULT:
         given["trace"] = load_models(given["models"]).trace or given["trace"]
+    if ctx is not None and ctx.get_parameter_source("gpus") is ParameterSource.DEFAULT:
+        given["gpus"] = mix.size(given["gpu"])
     if all(given.get(key) == value for key, value in WORLD.items()) and not given.keys() & MEMORY:
         given["pool_bytes"] = POOL_BYTES
     budget = MORE if seeds is None and given.get("engine") == "sim" else 0

@@ -47,8 +47,16 @@ MOST_GPUS = 4096
 ))  # fmt: skip
 @TRACED
 @click.option("--gpu", "kinds", default="h100", show_default=True, metavar="KIND[,KIND]",
-              shell_complete=complete(gpu_names, many=True), help="Kinds of GPU, each tried by itself.")  # fmt: skip
-@click.option("--gpus", "span", default="1-64", show_default=True, metavar="LEAST-MOST", help="Counts that are tried.")
+              shell_complete=complete(gpu_names, many=True),
+              help="Kinds of GPU, each tried by itself; h100*2+l40s*4 is one cluster of two kinds.")  # fmt: skip
+@click.option(
+    "--gpus",
+    "span",
+    default="1-64",
+    show_default=True,
+    metavar="LEAST-MOST",
+    help="Counts that are tried; of several kinds in one cluster, whole copies of it.",
+)
 @click.option("--target", type=Number(50, 100, min_open=True, max_open=True), default=99.0, show_default=True,
               metavar="PERCENT", help="Share of requests that meet their SLO, for every model.")  # fmt: skip
 @click.option("--systems", default=SYSTEMS, show_default=True, metavar="LIST",
@@ -101,6 +109,8 @@ def size(
     takes.
     """
     from harness.engines.costs.prices import prices
+    from harness.policy import mix
+    from harness.policy.types import UserError
     from harness.study import size as sizes
     from harness.study import size_words as words
     from harness.study.compare import judged_by
@@ -108,9 +118,14 @@ def size(
 
     rule = slo_rule(slo, slo_scale)
     least, most = _span(span)
+    tried = _kinds(kinds)
+    if (spare or node > 1) and (mixed := next((kind for kind in tried if mix.mixed(kind)), None)):
+        raise UserError(
+            f"{'--spare' if spare else '--node'}: {mixed} has GPUs of several kinds, so it does not say which"
+        )
     asked = sizes.Asked(
         {key: value for key, value in setting.items() if value is not None},
-        tuple(_kinds(kinds)), least, most, tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
+        tuple(tried), least, most, tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
         prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
     )  # fmt: skip
     folder = real(out or RESULTS)
@@ -137,13 +152,12 @@ def size(
 
 
 def _kinds(text: str) -> list[str]:
+    from harness.policy import mix
     from harness.policy.fields import meant
     from harness.policy.types import UserError
 
-    kinds = listed("--gpu", text) or []
-    if mixed := next((kind for kind in kinds if "*" in kind or "+" in kind), None):
-        raise UserError(f'--gpu "{mixed}": clusters of several kinds cannot be simulated; name kinds to try each')
-    if unknown := next((kind for kind in kinds if kind not in gpu_names()), None):
+    kinds = [mix.canonical(kind, str) for kind in listed("--gpu", text) or []]
+    if unknown := next((name for kind in kinds for name in mix.names(kind) if name not in gpu_names()), None):
         raise UserError(f'no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list)')
     return list(dict.fromkeys(kinds))
 

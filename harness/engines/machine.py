@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from harness.engines.costs import coefficients, constants, process, quantities, shapes, whole
 from harness.engines.costs.coef import Tables
-from harness.engines.costs.profile import TableProfile, row
+from harness.engines.costs.profile import MixedProfile, TableProfile, row
+from harness.policy import mix
 from harness.policy.events import Failed
-from harness.policy.types import KEPT_PAGES, MIB, Cluster, Gpu, Gpus, Model, Plan, Shape, Sizes
+from harness.policy.types import KEPT_PAGES, MIB, Cluster, Gpu, Gpus, Model, Plan, Profile, Shape, Sizes, UserError
 
 # What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
 # above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
@@ -46,7 +49,7 @@ class Config:
     """Everything of a run's machine that is equal for all systems."""
 
     models: tuple[Served, ...]
-    gpu: str = "h100"
+    gpu: str = "h100"  # the kind of all, or a mix of kinds (policy/mix.py)
     gpus: int = 1
     node_gpus: int = 8
     host: str = "vllm-0.15"
@@ -76,9 +79,27 @@ class Config:
     plan: Mapping[str, Plan] = field(default_factory=dict)
     homes: Mapping[str, Gpus] = field(default_factory=dict)  # where each model is to live, if that is given
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each GPU. UserError where the number of GPUs is no whole number of copies of a mix."""
+        return mix.kinds(self.gpu, self.gpus)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The node of each GPU."""
+        return mix.nodes(self.gpu, self.gpus, self.node_gpus)
+
+    @property
+    def group_gpus(self) -> int:
+        """The most GPUs of a tensor-parallel group, which lies within a node and has one kind."""
+        return min(self.node_gpus, max(n for _, n in mix.copies(self.gpu, self.gpus)))
+
 
 class Machine(NamedTuple):
-    """The prices of a run: cost tables, a GPU kind, its ladder of loads, host costs, turns and polls."""
+    """The prices of a run: cost tables, a GPU kind, its ladder of loads, host costs, turns and polls.
+
+    Of a mix it is the machine of the first kind, and has those of the others.
+    """
 
     tables: Tables
     spec: quantities.GpuSpec
@@ -86,10 +107,35 @@ class Machine(NamedTuple):
     host: quantities.HostProfile
     quantum_s: float = 0.0  # of a process's slice of a GPU, where processes take turns
     poll_s: float = 0.0  # of a look for others' attention behind a kernel, of orders with `op_s`
+    others: Mapping[str, Machine] = {}  # by kind
+
+    def of(self, kind: str) -> Machine:
+        """Return the machine of a kind."""
+        return self.others.get(kind, self)
+
+    @property
+    def all(self) -> tuple[Machine, ...]:
+        """The machines of all kinds."""
+        return self, *self.others.values()
+
+    @property
+    def stacked(self) -> Tables:
+        """The cost tables of all kinds, the rows of one kind behind those of another."""
+        if not self.others:
+            return self.tables
+        each = [machine.tables for machine in self.all]
+        by_row = {name: np.concatenate([getattr(t, name) for t in each])
+                  for name in ("cost", "gemm", "head", "dec_rate", "pre_rate", "kernels")}  # fmt: skip
+        return self.tables._replace(**by_row)
 
 
 def machine(config: Config, host: quantities.HostProfile | None = None) -> Machine:
-    """Return the machine that a configuration names; `host` replaces its host profile: a fit tries several."""
+    """Return the machine that a configuration names; `host` replaces its host profile: a fit tries several.
+
+    Raises UserError for a mix with a cost table, and for one whose kinds have other costs of API calls.
+    """
+    if mix.mixed(config.gpu):
+        return _mixed(config, host)
     rows = [(m.shape, m.tp) for m in priced_models(config)]
     c, spec = config, quantities.gpu(config.gpu, config.table)
     rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
@@ -105,6 +151,20 @@ def machine(config: Config, host: quantities.HostProfile | None = None) -> Machi
         quantities.quantum_s(),
         quantities.poll_s(),
     )
+
+
+def _mixed(config: Config, host: quantities.HostProfile | None) -> Machine:
+    """Return the machine of a mix."""
+    if config.table is not None:
+        raise UserError(f"table: a cost table is of one kind of GPU, and {config.gpu} is a mix")
+    each = {kind: machine(replace(config, gpu=kind, gpus=1), host) for kind in mix.names(config.gpu)}
+    first, *others = each.values()
+    for other in others:
+        calls = [(h.api_in_s, h.api_out_s, h.lookahead_steps) for h in (first.host, other.host)]
+        if calls[0] != calls[1]:
+            kinds = f"{first.spec.kind} and {other.spec.kind}"
+            raise UserError(f"host {config.host} has other costs of calls on {kinds}: {config.gpu} needs equal ones")
+    return first._replace(others=dict(list(each.items())[1:]))
 
 
 def priced_models(config: Config) -> list[Served]:
@@ -167,17 +227,15 @@ def cluster(
 ) -> Cluster:
     """Return what policies may know of this machine before the start."""
     priced = priced or machine(config)
-    spec, held = priced.spec, memory(config, priced.spec, layout)
-    gpus = tuple(
-        Gpu(
-            config.gpu,
-            g // config.node_gpus,
-            held.gpu_bytes,
-            spec.sms,
-            tuple(range(spec.sm_step, spec.sms, spec.sm_step)),
-        )
-        for g in range(config.gpus)
-    )
+
+    def gpu(kind: str, node: int) -> Gpu:
+        spec = priced.of(kind).spec
+        choices = tuple(range(spec.sm_step, spec.sms, spec.sm_step))
+        return Gpu(kind, node, memory(config, spec, layout).gpu_bytes, spec.sms, choices)
+
+    at = list(zip(config.kinds, config.nodes, strict=True))
+    each = {kind_node: gpu(*kind_node) for kind_node in dict.fromkeys(at)}
+    gpus = tuple(each[kind_node] for kind_node in at)
 
     def sizes(m: Served) -> Sizes:
         return Sizes(
@@ -187,7 +245,7 @@ def cluster(
             granule_bytes(config, m, elastic),
         )
 
-    most = min(config.node_gpus, config.gpus)  # a group lies within a node
+    most = config.group_gpus
     models = {
         m.name: Model(
             m.shape.layers,
@@ -204,8 +262,17 @@ def cluster(
     return Cluster(gpus, shared(models), shared(dict(config.plan)), profile(config, priced), shared(dict(config.homes)))
 
 
-def profile(config: Config, priced: Machine) -> TableProfile:
+def profile(config: Config, priced: Machine) -> Profile:
     """Return the cost table in the form in which policies may ask it."""
+    if not priced.others:
+        return _table_profile(config, priced)
+    one = {kind: _table_profile(replace(config, gpu=kind, gpus=n), priced.of(kind))
+           for kind, n in mix.copies(config.gpu, config.gpus)}  # fmt: skip
+    return MixedProfile([one[kind] for kind in config.kinds], config.nodes)
+
+
+def _table_profile(config: Config, priced: Machine) -> TableProfile:
+    """Return the cost table of one kind."""
     models = priced_models(config)
     return TableProfile(
         {(m.name, m.tp): row(priced.tables, k) for k, m in enumerate(models)},

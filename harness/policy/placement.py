@@ -50,10 +50,15 @@ def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Map
         most = max(need, key=lambda name: (need[name], cluster.models[name].tp))
         raise Infeasible(
             f"no placement found of {len(need)} models, {total / GIB:.1f} GiB with one request each, on "
-            f"{len(cluster.gpus)} GPU(s) of {cluster.gpus[0].mem_bytes / GIB:.1f}; {most} alone takes "
+            f"{len(cluster.gpus)} GPU(s) of {_memory(cluster)}; {most} alone takes "
             f"{need[most] / GIB:.1f} on each of {cluster.models[most].tp}"
         )
     return {name: homes[name] for name in cluster.models}
+
+
+def _memory(cluster: Cluster) -> str:
+    """Return the GiB of the GPUs, each amount once."""
+    return " and ".join(dict.fromkeys(f"{gpu.mem_bytes / GIB:.1f}" for gpu in cluster.gpus))
 
 
 def _heaviest_first(cluster: Cluster, elastic: bool) -> dict[str, Gpus] | None:
@@ -137,13 +142,22 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
     """
     places = {m: [home] for m, home in homes.items()}
     need = {m: footprint(model, elastic) + one_request(model) for m, model in cluster.models.items()}
-    work = {m: busy(cluster, m, home) for m, home in homes.items()}
+    kinds = [gpu.kind for gpu in cluster.gpus]
+    works: dict[tuple[str, str, int], float] = {}
+
+    def work(m: str, place: Gpus) -> float:
+        """Return `busy`, which is the same on all places of a kind and a degree."""
+        key = m, kinds[place[0]], len(place)
+        if key not in works:
+            works[key] = busy(cluster, m, place)
+        return works[key]
+
     free = [gpu.mem_bytes - sum(need[m] for m, at in homes.items() if g in at) for g, gpu in enumerate(cluster.gpus)]
 
-    whole = sum(work[m] * len(home) for m, home in homes.items())
+    whole = sum(work(m, home) * len(home) for m, home in homes.items())
 
     def load(at: Mapping[str, list[Gpus]]) -> list[float]:
-        return [sum(work[m] / len(each) for m, each in at.items() for place in each if g in place)
+        return [sum(work(m, place) / len(each) for m, each in at.items() for place in each if g in place)
                 for g in range(len(free))]  # fmt: skip
 
     def order(at: Mapping[str, list[Gpus]]) -> list[int]:
@@ -223,7 +237,7 @@ def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, ho
     room for a model and one longest request, or given homes overlap or have another degree than their model.
     """
     for m, model in cluster.models.items():
-        if cluster.gpus[0].mem_bytes - model.weight_bytes < one_request(model):
+        if max(gpu.mem_bytes for gpu in cluster.gpus) - model.weight_bytes < one_request(model):
             raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
     if cluster.homes:
         given = list(dict.fromkeys(cluster.homes.values()))
@@ -235,7 +249,7 @@ def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, ho
             )
         return given
     free: dict[int, list[int]] = {}
-    for k, gpu in enumerate(cluster.gpus):
+    for k, gpu in sorted(enumerate(cluster.gpus), key=lambda pair: -pair[1].mem_bytes):  # the largest are cut first
         free.setdefault(gpu.node, []).append(k)
     count = Counter(model.tp for model in cluster.models.values())
     degrees = sorted(count, reverse=True)

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from harness.policy import mix
+
 UNCHECKED = "unchecked end to end"
 KERNELS_ONLY = "kernels only"
 
@@ -29,12 +31,13 @@ def kernels_only() -> list[str]:
 
 
 def checked(gpu: str, host: str) -> bool:
-    """Tell whether measured end-to-end runs judge a host profile on a GPU kind (`bench validate`)."""
-    return gpu in pairs().get(host, ())
+    """Tell whether measured end-to-end runs judge a host profile on a GPU kind (`bench validate`), or all of a mix."""
+    return all(kind in pairs().get(host, ()) for kind in mix.names(gpu))
 
 
 def note(gpu: str, host: str) -> str:
     """Return a caption's note on a GPU kind and a host profile; empty where they were checked."""
     if checked(gpu, host):
         return ""
-    return f"{UNCHECKED} ({gpu}: {KERNELS_ONLY})" if gpu in kernels_only() else UNCHECKED
+    alone = [kind for kind in mix.names(gpu) if kind in kernels_only()]
+    return f"{UNCHECKED} ({', '.join(alone)}: {KERNELS_ONLY})" if alone else UNCHECKED

@@ -16,6 +16,7 @@ from annotated_types import MinLen
 
 from harness import toml
 from harness.loop.guard import guarded
+from harness.policy import mix
 from harness.policy.actions import Load
 from harness.policy.events import Woke
 from harness.policy.fields import meant
@@ -56,6 +57,9 @@ def check(places: Mapping[str, Gpus], setup: Setup, where: str) -> None:
     for m, gpus in places.items():
         if len(set(gpus)) != len(gpus) or max(gpus) >= spec.gpus:
             raise UserError(f"{where}{m} is on GPUs {list(gpus)}, of which there are {spec.gpus}, from 0")
+        on = mix.kinds(spec.gpu, spec.gpus)
+        if len(kinds := sorted({on[g] for g in gpus})) > 1:
+            raise UserError(f"{where}{m} is on GPUs {list(gpus)}, of several kinds ({', '.join(kinds)}): it takes one")
 
 
 @lru_cache(64)

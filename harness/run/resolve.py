@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,8 @@ from harness.engines import machine
 from harness.loop import engine, system
 from harness.loop.guard import Fault, guarded
 from harness.loop.replay import missing
+from harness.policy import mix
+from harness.policy.events import Woke
 from harness.policy.fields import meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run import sources
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from workloads.models import Served as Member
 
 
+MOST_COPIES = 64  # of a mix that are tried for a system that brings its own number of GPUs
 ORACLE = "Cluster.plan:window"  # in the `uses` of a system whose forecast knows the window
 # the origin of such a system's plans, by that of the other systems'
 KNOWN: Mapping[Origin, Origin] = {"held-out": "window", "prefix": "trace"}
@@ -65,7 +69,8 @@ def _traits(spec: Spec) -> Traits:
     if hasattr(make, "gpus_needed"):
         models = setup.cluster.models
         with guarded():
-            setup = Setup(replace(spec, gpus=make.gpus_needed(models, spec.node_gpus)))
+            needed = make.gpus_needed(models, spec.node_gpus)
+        setup = next(_holding(spec, needed))
     bare = setup.bare_engine
     try:
         uses = setup.policy.uses
@@ -74,6 +79,26 @@ def _traits(spec: Spec) -> Traits:
     return Traits(
         setup.spec.gpus, "Request.slo" in uses, ORACLE in uses, float(decision_s), bare.wall_clock, bare.measured_on
     )
+
+
+def _holding(spec: Spec, needed: int) -> Iterator[Setup]:
+    """Yield the setup of a system that brings its own number of GPUs: of a mix the fewest copies in which it starts."""
+    for gpus in islice(mix.counts(spec.gpu, needed), MOST_COPIES):
+        setup = Setup(replace(spec, gpus=gpus))
+        if not mix.mixed(spec.gpu) or _starts(setup):
+            yield setup
+    yield setup
+
+
+def _starts(setup: Setup) -> bool:
+    """Tell whether a policy finds room for its models at its start."""
+    try:
+        with guarded():
+            for _ in setup.policy.on(Woke("start"), setup.engine.view()):
+                pass
+    except Infeasible:
+        return False
+    return True
 
 
 def resolve(spec: Spec) -> Spec:
@@ -108,7 +133,8 @@ def resolve(spec: Spec) -> Spec:
     measured_on = ", ".join(f"{key} {value}" for key, value in known.measured_on.items())
     if spec.measured_on not in {"", measured_on}:
         raise UserError(f"this spec is of a run measured on {spec.measured_on}; here is {measured_on or spec.engine}")
-    host = quantities.host(spec.host, spec.gpu, spec.table)
+    kinds = mix.names(spec.gpu)
+    host = quantities.host(spec.host, kinds[0], spec.table)  # of a mix all have the same costs of calls
     plan: Origin = KNOWN.get(spec.plan, spec.plan) if known.oracle else spec.plan
     plan = "trace" if spec.workload == "base" else plan
     span_s = window_span_s(trace, plan) / (spec.rate_scale if spec.scaling == "time" else 1.0)
@@ -141,7 +167,7 @@ def resolve(spec: Spec) -> Spec:
         slo_s=spec.slo_s if reads else (),
         decision_s=known.decision_s if spec.decision_s is None else spec.decision_s,
         control_s=host.api_in_s if spec.control_s is None else spec.control_s,
-        noise=quantities.noise(spec.gpu, spec.host, spec.table) if spec.noise is None else spec.noise,
+        noise=spec.noise if spec.noise is not None else max(quantities.noise(k, spec.host, spec.table) for k in kinds),
         measured_on=measured_on,
     )
 
@@ -153,6 +179,11 @@ def _measured(spec: Spec) -> Spec:
     """
     from harness.engines.costs import quantities
 
+    if mix.mixed(spec.gpu):
+        if spec.table is not None:
+            raise UserError(f"table: a cost table is of one kind of GPU, and {spec.gpu} is a mix")
+        mix.copies(spec.gpu, spec.gpus)
+        return replace(spec, gpu=mix.canonical(spec.gpu, lambda kind: quantities.gpu(kind).kind))
     kind = quantities.gpu(spec.gpu, spec.table).kind
     if quantities.machine(spec.table) is None:
         return spec if spec.gpu == kind else replace(spec, gpu=kind)
@@ -183,7 +214,10 @@ def _located(name: str, suffix: str) -> str:
 
 
 def alone(setup: Setup, m: Member, tp: int) -> tuple[int, int]:
-    """Return the bytes that a model takes on each of `tp` GPUs of its own, and those that engines may use there."""
+    """Return the bytes that a model takes on each of `tp` GPUs of its own, and those that engines may use there.
+
+    Of a mix the GPUs are those of the most memory.
+    """
     from harness.engines.costs import shapes
 
     spec = setup.spec
@@ -192,7 +226,7 @@ def alone(setup: Setup, m: Member, tp: int) -> tuple[int, int]:
         chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
         process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, scaled=dict(spec.scaled),
     )  # fmt: skip
-    held = machine.memory(config, setup.machine.spec)
+    held = machine.memory(config, max((kind.spec for kind in setup.machine.all), key=lambda card: card.mem_bytes))
     return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
 
 
@@ -200,9 +234,10 @@ def _hold(setup: Setup) -> None:
     """Raise UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
     from harness.engines.costs import shapes
 
-    spec, card = setup.spec, setup.machine.spec
-    if spec.pool_bytes is not None and spec.pool_bytes > card.mem_bytes:
-        raise UserError(f"pool_bytes is {spec.pool_bytes}: {spec.gpu} has {card.mem_bytes}")
+    spec = setup.spec
+    for card in (kind.spec for kind in setup.machine.all):
+        if spec.pool_bytes is not None and spec.pool_bytes > card.mem_bytes:
+            raise UserError(f"pool_bytes is {spec.pool_bytes}: {card.kind} has {card.mem_bytes}")
     for m in setup.models.members:
         need, have = alone(setup, m, m.tp)
         if need <= have:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from harness.engines.costs import quantities
 from harness.loop import system
 from harness.loop.guard import guarded
+from harness.policy import mix
 from harness.policy.events import Woke
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run.resolve import resolve
@@ -64,7 +65,7 @@ def short_bytes(spec: Spec) -> int | None:
 
     They are a multiple of 0.1 GiB.
     """
-    most = quantities.gpu(spec.gpu, spec.table).mem_bytes // STEP_BYTES
+    most = max(quantities.gpu(kind, spec.table).mem_bytes for kind in mix.names(spec.gpu)) // STEP_BYTES
     if not fits(spec, most * STEP_BYTES):
         return None
     none, enough = 0, most
@@ -98,7 +99,8 @@ def _memory(spec: Spec) -> Iterator[Remedy]:
 
 def _gpus(spec: Spec) -> Iterator[Remedy]:
     kept = (("pool_bytes", spec.pool_bytes),) if spec.pool_bytes is not None else ()
-    yield from (Remedy((("gpus", n), *kept)) for n in range(spec.gpus + 1, MOST_TIMES * spec.gpus + 1))
+    step = mix.size(spec.gpu)
+    yield from (Remedy((("gpus", n), *kept)) for n in range(spec.gpus + step, MOST_TIMES * spec.gpus + 1, step))
 
 
 def _changed(spec: Spec, remedy: Remedy) -> Spec:

@@ -20,7 +20,7 @@ from harness.engines.costs import quantities, shapes
 from harness.loop import engine as engines
 from harness.loop import system
 from harness.loop.guard import Fault
-from harness.policy import fields
+from harness.policy import fields, mix
 from harness.policy.types import Cluster, Infeasible, Inst, Jobs, Option, Plan, Shape, Unsupported, UserError
 from harness.run.spec import LINKS, Spec
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
     F8 = NDArray[np.float64]
     I4 = NDArray[np.int32]
+
+
+SIMULATOR = "sim"  # the engine that takes GPUs of several kinds
 
 
 class Failed(UserError):
@@ -172,7 +175,12 @@ class Setup:
     # ------------------------------------------------------------ engine and policy
 
     def make_engine(self, options: Mapping[str, Option]) -> engines.Engine:
-        """Make an engine, and no more, with a system's options; UserError where there is none of that name."""
+        """Make an engine, and no more, with a system's options; UserError where there is none of that name.
+
+        UserError also for a mix of kinds of GPU on another engine than the simulator, which has the GPUs that it finds.
+        """
+        if mix.mixed(self.spec.gpu) and fields.asked(self.spec.engine).name != SIMULATOR:
+            raise UserError(f"engine {self.spec.engine}: {SIMULATOR} alone takes a mix of kinds, as {self.spec.gpu}")
         return engines.find(self.spec.engine)(self.config, options, self.machine)
 
     @cached_property
@@ -211,9 +219,13 @@ class Setup:
 
     @cached_property
     def _assembled(self) -> tuple[system.System, engines.Engine]:
-        spec, keywords = self.spec, self.keywords
+        spec, keywords, most = self.spec, self.keywords, self.config.group_gpus
+        if mix.mixed(spec.gpu) and not getattr(self.make_policy, "mixed", False):
+            raise Unsupported(f"GPUs of several kinds: {spec.label} takes all for one kind")
         if big := next((m for m in self.config.models if m.tp > spec.gpus), None):
             raise Infeasible(f"{big.name} takes {big.tp} GPUs, there are {spec.gpus}")
+        if mix.mixed(spec.gpu) and (big := next((m for m in self.config.models if m.tp > most), None)):
+            raise Infeasible(f"{big.name} takes {big.tp} GPUs of one kind and node, {spec.gpu} has at most {most}")
         cluster = self.cluster
         if len(cluster.gpus) < spec.gpus:
             raise Unsupported(f"{spec.gpus} GPUs")
@@ -271,6 +283,8 @@ class Setup:
 
         spec = self.spec
         profile = (Setup(replace(spec, scaled=())) if spec.scaled else self).cluster.profile
+        if mix.mixed(spec.gpu):
+            raise UserError(f"SLO {spec.slo or 'solo'}: a request alone takes other times on each kind of {spec.gpu}")
         host = quantities.host(spec.host, spec.gpu, spec.table)
         insts = [Inst(m.name, tuple(range(m.tp))) for m in self.models.members]
         keys = np.stack((model, prompt_tokens, output_tokens), axis=1)

@@ -59,7 +59,7 @@ class Spec:
     preset: str | None = None
     fields: Pairs[Option] = ()  # of the system, sorted
     engine: str = "sim"  # NAME[:PRESET][+FIELD=VALUE...] of harness/engines/, or the path of a .py in its place
-    gpu: str = "h100"
+    gpu: str = "h100"  # a kind, or a mix of kinds (policy/mix.py), of which `gpus` is a whole number of copies
     gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 2
     node_gpus: Count = 8
     models: str = "heavy8"  # a set of workloads/sets/, the path of a .toml, or models by name or path

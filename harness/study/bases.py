@@ -28,8 +28,9 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 def base_specs(spec: Spec) -> list[Spec]:
     """List the runs that measure the SLO bases of a spec: each model alone, default engine settings, tuning seeds."""
-    plain = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
-               served=spec.served, prefix_cache=spec.prefix_cache, host=spec.host, table=spec.table,
+    plain = Spec(BASE, engine=spec.engine, gpu=spec.gpu, gpus=spec.gpus, node_gpus=spec.node_gpus,
+               models=spec.models, trace=spec.trace, served=spec.served, prefix_cache=spec.prefix_cache,
+               host=spec.host, table=spec.table,
                process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
                workload="base", slo="",
                **{name: getattr(spec, name) for name in LINKS})  # fmt: skip

@@ -10,6 +10,7 @@ from harness.engines import machine
 from harness.engines.costs import quantities, whole
 from harness.engines.costs.constants import BESIDE, CONSTANTS, SOURCES
 from harness.loop.system import System
+from harness.policy import mix
 from harness.policy.fields import meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run.resolve import resolve
@@ -94,8 +95,10 @@ def _fixed(name: str, specs: Sequence[Spec]) -> str:
 
 
 def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
-    """List every constant with its value for these contestants and the source of that value."""
+    """List every constant with its value for these contestants and its source. UserError for a mix of kinds of GPU."""
     spec = resolve(specs[0])
+    if mix.mixed(spec.gpu):
+        raise UserError(f"gpu {spec.gpu}: constants are varied on one kind of GPU")
     setup = Setup(spec)
     config, priced, measured = setup.config, setup.machine, quantities.machine(spec.table)
     card, ladder, host = priced.spec, priced.ladder, priced.host

@@ -11,6 +11,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.policy import mix
 from harness.policy.types import UserError
 from harness.report import formats, sentences
 from harness.report.causes import CAUSES
@@ -86,7 +87,7 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     (panel,), rule = about["panels"], about["definitions"][0]
     shown = summary(table, about, rule, text.unchecked(table))
     names = [system.label for system in shown.systems if not system.control]
-    where = f"{shown.gpus} x {panel['gpu']}"
+    where = mix.told(panel["gpu"], shown.gpus) if shown.gpus else panel["gpu"]
     verdict = sentences.verdict(table, shown, rule, LEVEL)
     notes = [*about["notes"], *text.departures(table), *text.unchecked_lines(table)]
     notes += [f"invalid: {label}: {why}" for label, why in tidy.invalid(table).items()]
@@ -254,6 +255,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
         share = Estimate(best.pooled, best.low, best.high, 1).times(100)
         sure = f". Of all requests {estimate.text(share, estimate.SHARE)} % meet their SLO"
     trace = Path(str(asked.setting["trace"])).name
+    prices = dict.fromkeys(name for kind in asked.kinds for name in mix.names(kind) if name in asked.prices)
     head, *rows = kept.cells
     tried = [
         [row.gpu, row.label, str(row.gpus), *(NONE if x is None else f"{100 * x:.1f}" for x in (row.pooled, row.worst)),
@@ -273,7 +275,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
             ("Traffic", trace), ("Views", ", ".join(kept.views.values())), ("Models", str(asked.setting["models"])),
             ("SLO", asked.rule), ("Judged by", asked.definition), ("GPUs tried", f"{asked.least} to {asked.most}"),
             ("Spare GPUs", str(asked.spare)), ("GPUs a node", str(asked.node)),
-            ("Prices", "; ".join(f"{kind}: {asked.prices[kind].told}" for kind in asked.kinds if kind in asked.prices)),
+            ("Prices", "; ".join(f"{name}: {asked.prices[name].told}" for name in prices)),
             *((key, str(value)) for key, value in asked.setting.items() if key not in {"trace", "models"}),
         ],
         _simulated((kind, host) for kind in asked.kinds),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from harness.engines.costs import kernels, quantities
-from harness.policy import fields
+from harness.policy import fields, mix
 from harness.policy.types import GIB, Inst, Unsupported
 from harness.report import sentences
 from harness.report.commands import again, explain_command, short_path
@@ -41,7 +41,7 @@ def answer(measured: Measured, shown: Summary, rule: str) -> str:
     """Say who serves more, by how much, and on which models and machine."""
     verdict = sentences.verdict(measured.table, shown, rule, LEVEL)
     spec = measured.reference
-    where = spec.measured_on or f"{shown.gpus or spec.gpus} x {spec.gpu}"
+    where = spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)
     return f"{verdict} ({_name(spec.models)}, {where})" if verdict else ""
 
 
@@ -68,7 +68,7 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
         cache = " · no prefix cache: the trace has no ids of blocks"
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
-        f"{load} · {spec.measured_on or f'{shown.gpus or spec.gpus} x {spec.gpu}'}{machine} · {fidelity} · "
+        f"{load} · {spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)}{machine} · {fidelity} · "
         f"SLO {measured.target.rule}{base} · {seeds}{plans}{cache}"
     )
     yield from streams.lines(setup)
@@ -284,12 +284,14 @@ def rooflines(spec: Spec) -> Iterator[str]:
     """Yield a line on kernels of quantised models and mixtures of which nothing was measured, if there are any."""
     if quantities.machine(spec.table) is not None:
         return
-    q, card = quantities.quantities(spec.gpu, spec.table), quantities.gpu(spec.gpu, spec.table)
     shares: dict[str, float] = {}
-    for member in Setup(spec).models.members:
-        shape = member.shape
-        if shape.formats is not None or shape.experts is not None or shape.latent is not None:
-            shares[shape.name] = kernels.roofline_share(q, card, shape, member.tp)
+    for kind in mix.names(spec.gpu):
+        q, card = quantities.quantities(kind, spec.table), quantities.gpu(kind, spec.table)
+        for member in Setup(spec).models.members:
+            shape = member.shape
+            if shape.formats is not None or shape.experts is not None or shape.latent is not None:
+                share = kernels.roofline_share(q, card, shape, member.tp)
+                shares[shape.name] = max(share, shares.get(shape.name, 0.0))
     told = [f"{name} {100 * share:.0f} %" for name, share in shares.items() if share >= ROOFLINE]
     if told:
         yield f"roofline, error unknown, of a decode step of 32 x 1,024 tokens: {', '.join(told)}"

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.engines.costs.prices import Price
+from harness.policy import mix
 from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
 from harness.run import room, score, sweep
@@ -43,6 +44,7 @@ BOUNDS = (UPPER, OWN_COUNT)  # recommended never: a bound, and the base to save 
 WINDOWS = 3  # drawn of a generator
 GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
 FULL = 0.92  # of a GPU's memory for weights and one request, where a degree of parallelism is chosen
+ONE_KIND = "not tried: it takes GPUs of one kind"
 Criterion = Literal["each", "pooled"]
 
 
@@ -51,7 +53,7 @@ class Asked:
     """A question: what is served, on what, how well."""
 
     setting: Mapping[str, Any]  # fields of a spec: trace, models, served ...
-    kinds: tuple[str, ...]  # of GPUs
+    kinds: tuple[str, ...]  # of GPUs, or mixes of kinds: a cluster of one has whole copies of it
     least: int
     most: int
     systems: tuple[str, ...]  # as --systems takes them
@@ -69,9 +71,10 @@ class Asked:
         return self.node * math.ceil((gpus + self.spare) / self.node)
 
     def usd_hour(self, kind: str, gpus: int) -> float | None:
-        """Return the price of so many GPUs; None where the kind has none."""
-        price = self.prices.get(kind)
-        return None if price is None else price.usd_hour * self.bought(gpus)
+        """Return the price of so many GPUs; None where a kind has none."""
+        prices = [(self.prices.get(name), n) for name, n in mix.copies(kind, self.bought(gpus))]
+        known = [price.usd_hour * n for price, n in prices if price is not None]
+        return sum(known) if len(known) == len(prices) else None
 
 
 class View(NamedTuple):
@@ -114,7 +117,7 @@ class Curve:
 
     kind: str
     system: str
-    tried: dict[int, Verdict] = field(default_factory=dict)
+    tried: dict[int, Verdict] = field(default_factory=dict)  # by GPUs
     stopped: str = ""  # why its search ended without an answer
 
     def fewest(self, target: float, by: Criterion) -> int | None:
@@ -166,13 +169,16 @@ class Work:
         self._floor = {kind: self._ends(kind) for kind in asked.kinds}
         for kind in asked.kinds:  # a mistake shows before anything is run
             for name in self.systems:
-                traits(self._spec(kind, name, asked.most, self.views[0], self.views[0].seeds[0]))
+                traits(self._spec(kind, name, self._most(kind), self.views[0], self.views[0].seeds[0]))
         self._targets: dict[tuple[str, str], SloTarget] = {}
 
     def done(self) -> Sized:
         """Search all strategies in rounds, then ask more of the best."""
         asked = self.asked
-        curves = {(kind, name): Curve(kind, name) for kind in asked.kinds for name in self.systems}
+        curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name))
+                  for kind in asked.kinds for name in self.systems}  # fmt: skip
+        if all(curve.stopped for curve in curves.values()):
+            raise UserError(f"{', '.join(asked.kinds)}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
         self._search(list(curves.values()), 1.0, "each")
         self._search([curve for curve in curves.values() if curve.fewest(asked.target, "each")], 1.0, "pooled")
         best = self._best(curves.values())
@@ -183,13 +189,14 @@ class Work:
             kind, name, gpus = best
             for times in asked.growth:
                 more = Curve(kind, name)
-                self._search([more], times, "each", least=gpus)
+                self._search([more], times, "each", least=gpus // mix.size(kind))
                 grown[times] = more.fewest(asked.target, "each")
             cold = self._cold_s(kind, name, gpus)
             homes = _homes(curves[kind, name].tried[gpus].runs)
         trace = load_trace(str(asked.setting["trace"]))
         tokens = float(trace.prompt_tokens.sum(dtype=np.int64) + trace.output_tokens.sum(dtype=np.int64))
-        alone = {kind: sum(model.tp for model in cluster.models.values()) for kind, cluster in self._clusters.items()}
+        alone = {kind: sum(model.tp for model in cluster.models.values())
+                 for kind, cluster in self._clusters.items() if not mix.mixed(kind)}  # fmt: skip
         return Sized(asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
                      best, grown, cold, homes, tokens / trace.span_s * HOUR_S / 1e6, alone,
                      self._lacks(curves, best))  # fmt: skip
@@ -200,10 +207,10 @@ class Work:
             return ""
         kind, name, gpus = best
         below = curves[kind, name].below(gpus)
-        if below is None or not below.unfit or below.gpus != gpus - 1:
+        if below is None or not below.unfit or below.gpus != gpus - mix.size(kind):
             return ""
         view = self.views[0]
-        spec = self.under(kind, view).spec(self._spec(kind, name, gpus - 1, view, view.seeds[0]))
+        spec = self.under(kind, view).spec(self._spec(kind, name, below.gpus, view, view.seeds[0]))
         short = room.short_bytes(spec)
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
@@ -219,43 +226,63 @@ class Work:
             self.run_counts(asks, times, what)
 
     def _next(self, curve: Curve, others: Iterable[Curve], by: Criterion, least: int) -> int | None:
-        """Return the count that a curve tries next; None where its search is over."""
-        asked, tried, target = self.asked, curve.tried, self.asked.target
+        """Return the GPUs that a curve tries next; None where its search is over.
+
+        Counts are of copies of a mix in here; of one kind, a copy is a GPU.
+        """
+        tried, target, size = curve.tried, self.asked.target, mix.size(curve.kind)
+        most = self._most(curve.kind) // size
         if curve.stopped:
             return None
         if self._base(curve) == OWN_COUNT:
-            alone = traits(self._spec(curve.kind, curve.system, 1, self.views[0], self.views[0].seeds[0])).gpus
+            alone = traits(self._spec(curve.kind, curve.system, size, self.views[0], self.views[0].seeds[0])).gpus
             return None if tried else alone
-        held = curve.fewest(target, by)
-        fails = [n for n, verdict in tried.items() if not verdict.holds(target, by) and (held is None or n < held)]
+        answer = curve.fewest(target, by)
+        held = None if answer is None else answer // size
+        fails = [n // size for n, verdict in tried.items()
+                 if not verdict.holds(target, by) and (answer is None or n < answer)]  # fmt: skip
         floor, first = self._floor[curve.kind]
         floor, first = max(floor, least), max(first, least)
         low = max(fails, default=floor - 1)
         if held is None:
-            n = first if not tried else max(low + 1, min(2 * low, asked.most))
-            cap = self._cap(curve, others) if by == "each" and not least else asked.most
+            n = first if not tried else max(low + 1, min(2 * low, most))
+            cap = self._cap(curve, others) if by == "each" and not least else most
             if n > cap and low < cap:
                 n = cap
-            if n > min(cap, asked.most):
-                curve.stopped = f"> {low}: a cheaper count is found" if cap < asked.most else f"> {asked.most}"
+            if n > min(cap, most):
+                curve.stopped = f"> {low * size}: a cheaper count is found" if cap < most else f"> {most * size}"
                 return None
-            return n
+            return n * size
         middle = (held + low) // 2
-        return middle if held - low > 1 and middle not in tried else None
+        return middle * size if held - low > 1 and middle * size not in tried else None
+
+    def _most(self, kind: str) -> int:
+        """Return the most GPUs of a kind, or of whole copies of a mix, that may be tried. UserError for no copy."""
+        size = mix.size(kind)
+        if size > self.asked.most:
+            raise UserError(f"--gpus ends at {self.asked.most}, and {kind} is {size} GPUs")
+        return self.asked.most - self.asked.most % size
+
+    def _refused(self, kind: str, name: str) -> str:
+        """Say why a system is not tried on a mix; empty where it is."""
+        spec = self._spec(kind, name, mix.size(kind), self.views[0], self.views[0].seeds[0])
+        return ONE_KIND if mix.mixed(kind) and not getattr(Setup(spec).make_policy, "mixed", False) else ""
 
     def _cap(self, curve: Curve, others: Iterable[Curve]) -> int:
-        """Return the largest count of a curve's kind that costs no more than the cheapest answer so far."""
-        asked = self.asked
-        best = self._best(others)
+        """Return the most copies of a curve's kind that cost no more than the cheapest answer so far."""
+        best, size = self._best(others), mix.size(curve.kind)
+        most = self._most(curve.kind) // size
         if best is None or self._base(curve) in BOUNDS:
-            return asked.most
+            return most
         kind, _, gpus = best
-        mine, its = asked.prices.get(curve.kind), asked.prices.get(kind)
         if kind == curve.kind:
-            return min(asked.most, gpus)
+            return min(most, gpus // size)
+        mine, its = (
+            replace(self.asked, spare=0, node=1).usd_hour(*what) for what in ((curve.kind, size), (kind, gpus))
+        )
         if mine is None or its is None:
-            return asked.most
-        return min(asked.most, max(1, math.floor(gpus * its.usd_hour / mine.usd_hour)))
+            return most
+        return min(most, max(1, math.floor(its / mine)))
 
     def _best(self, curves: Iterable[Curve]) -> tuple[str, str, int] | None:
         """Return the cheapest answer; between equal ones that of the strategy that was asked for first."""
@@ -273,15 +300,18 @@ class Work:
         return str(asked_system(self.systems[curve.system])["system"])
 
     def _ends(self, kind: str) -> tuple[int, int]:
-        """Return the fewest GPUs that can be asked for, and those whose memory holds all weights: tried first."""
-        spec = self._spec(kind, next(iter(self.systems)), 1, self.views[0], self.views[0].seeds[0])
+        """Return the fewest copies that can be asked for, and those whose memory holds all weights: tried first."""
+        size = mix.size(kind)
+        spec = self._spec(kind, next(iter(self.systems)), size, self.views[0], self.views[0].seeds[0])
         cluster = Setup(resolve(replace(spec, system=UPPER, preset=None, fields=(), slo=""))).cluster
         self._clusters[kind] = cluster
         weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
-        floor = max(self.asked.least, *(model.tp for model in cluster.models.values()))
-        if floor > self.asked.most:
-            raise UserError(f"--gpus ends at {self.asked.most}, and a model takes {floor} {kind}")
-        return floor, min(self.asked.most, max(floor, math.ceil(weights / cluster.gpus[0].mem_bytes)))
+        largest = max(n for _, n in mix.parts(kind))
+        floor = max(math.ceil(self.asked.least / size), *(math.ceil(m.tp / largest) for m in cluster.models.values()))
+        most = self._most(kind) // size
+        if floor > most:
+            raise UserError(f"--gpus ends at {self.asked.most}, and a model takes {floor * size} {kind}")
+        return floor, min(most, max(floor, math.ceil(weights / sum(gpu.mem_bytes for gpu in cluster.gpus))))
 
     # ------------------------------------------------------------ runs
 
@@ -332,13 +362,13 @@ class Work:
                        tuple(path for folders in runs.values() for path in folders))  # fmt: skip
 
     def cluster(self, kind: str) -> Cluster:
-        """Return one GPU of a kind with all models, each at its degree."""
+        """Return one GPU of a kind, or one copy of a mix, with all models, each at its degree."""
         return self._clusters[kind]
 
     def under(self, kind: str, view: View) -> SloTarget:
         """Return the SLO seconds on a kind of GPU, of the traffic of a view."""
         if (kind, view.trace) not in self._targets:
-            spec = self._spec(kind, next(iter(self.systems)), 1, view, view.seeds[0])
+            spec = self._spec(kind, next(iter(self.systems)), mix.size(kind), view, view.seeds[0])
             self._targets[kind, view.trace] = slo_target(
                 spec, self.asked.rule, self.out, workers=self.workers, teller=self.teller
             )
@@ -396,17 +426,19 @@ def _fitting(asked: Asked, kind: str, out: Path) -> tuple[str, dict[str, int]]:
     A degree that the set gives stays where it fits; the set itself is returned where none is changed.
     """
     models = str(asked.setting["models"])
-    spec = from_dict({**asked.setting, "system": "ideal", "gpu": kind, "gpus": asked.most, "models": models})
+    gpus = max(1, asked.most // mix.size(kind)) * mix.size(kind)
+    spec = from_dict({**asked.setting, "system": "ideal", "gpu": kind, "gpus": gpus, "models": models})
     setup = Setup(replace(spec, slo=""))  # not resolved: that refuses a model that is too large for one GPU
     cluster, members = setup.cluster, {member.name: member for member in setup.models.members}
-    room_bytes = FULL * cluster.gpus[0].mem_bytes
+    have = max(gpu.mem_bytes for gpu in cluster.gpus)
+    room_bytes = FULL * have
     chosen: dict[str, int] = {}
     for name, model in cluster.models.items():
         need = {tp: _bytes(model.at(tp)) for tp in model.degrees if tp >= model.tp}
         fits = [tp for tp, taken in need.items() if taken <= room_bytes and le(*alone(setup, members[name], tp))]
         if not fits:
             raise UserError(f"{name} needs {min(need.values()) / GIB:.1f} GiB on each of {max(need)} {kind}, which has "
-                            f"{cluster.gpus[0].mem_bytes / GIB:.1f}")  # fmt: skip
+                            f"{have / GIB:.1f}")  # fmt: skip
         if fits[0] != model.tp:
             chosen[name] = fits[0]
     return (with_degrees(models, chosen, out, kind), chosen) if chosen else (models, {})
@@ -423,7 +455,7 @@ def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str
         if member.shift_s:
             lines.append(f"shift_s = {member.shift_s!r}")
     stem = Path(models).stem.replace("*", "x").replace(",", "_").replace(":", "_")[:60]
-    path = out / "sets" / f"{stem}-{suffix}.toml"
+    path = out / "sets" / f"{stem}-{suffix.replace('*', 'x').replace('+', '-')}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", "utf-8")
     return str(path)

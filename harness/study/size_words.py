@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from harness.policy import mix
 from harness.report.text_table import aligned
 from harness.rows import checked
 from harness.run.spec import Spec
-from harness.study.size import BOUNDS, Asked, Curve, Sized, Verdict
+from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst model %", "$/day", "$/Mtok", "one count lower")
 NONE = "-"
@@ -28,15 +29,19 @@ def sentence(sized: Sized) -> str:
     verdict = sized.curves[kind, name].tried[gpus]
     worst, share = verdict.worst
     views = " and ".join(f"the {view.name}" for view in sized.views)
-    answer = (
-        f"{gpus} {kind} with {name}: every model at {level} of SLOs ({worst} least, {100 * share:.1f} %) in {views}"
-    )
+    least = f"{worst} least, {100 * share:.1f} %"
+    answer = f"{cluster(kind, gpus)} with {name}: every model at {level} of SLOs ({least}) in {views}"
     if (alone := sized.dedicated.get(kind)) is not None and alone > gpus:
         answer += f"; GPUs of its own for each model are {alone}: sharing saves {alone - gpus}"
     if (pooled := sized.curves[kind, name].fewest(asked.target, "pooled")) is not None and pooled < gpus:
         less = sized.curves[kind, name].tried[pooled]
         answer += f"; pooled over models {pooled} would do, and {less.worst[0]} have {100 * less.worst[1]:.1f} %"
     return f"{answer}; {_next(sized)}" if _next(sized) else answer
+
+
+def cluster(kind: str, gpus: int) -> str:
+    """Return a number of GPUs in words: `4 h100`, `2 h100 + 4 l40s`."""
+    return " + ".join(f"{n} {name}" for name, n in mix.copies(kind, gpus))
 
 
 def _next(sized: Sized) -> str:
@@ -59,13 +64,13 @@ def _nearest(sized: Sized, kind: str) -> str:
     if not tried:
         return f"none has room on {kind}"
     share, name, gpus = max(tried)
-    return f"{name} on {gpus} {kind} comes nearest, its worst model at {100 * share:.1f} %"
+    return f"{name} on {cluster(kind, gpus)} comes nearest, its worst model at {100 * share:.1f} %"
 
 
 def rows(sized: Sized) -> Iterator[tuple[str, ...]]:
     """Yield the cells of the table: a row a kind and system, the cheapest first."""
     yield HEAD
-    curves = [curve for curve in sized.curves.values() if curve.tried]
+    curves = [curve for curve in sized.curves.values() if curve.tried or curve.stopped == ONE_KIND]
     for curve in sorted(curves, key=lambda curve: _rank(sized.asked, curve)):
         yield _row(sized, curve)
 
@@ -78,6 +83,8 @@ def _rank(asked: Asked, curve: Curve) -> tuple[Any, ...]:
 
 def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     asked = sized.asked
+    if not curve.tried:
+        return (curve.kind, curve.system, *(NONE,) * 6, curve.stopped)
     gpus, pooled = (curve.fewest(asked.target, by) for by in ("each", "pooled"))
     at = gpus if gpus is not None else max(curve.tried)
     verdict = curve.tried[at]
@@ -152,18 +159,19 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
         yield "attainment", ", ".join(f"{100 * share:.1f} % in the {view}" for view, share in verdict.share.items())
     bought = asked.bought(gpus)
     extra = "" if bought == gpus else f" ({gpus} for the target, {asked.spare} spare, nodes of {asked.node})"
-    price = asked.prices.get(kind)
-    usd = asked.usd_hour(kind, gpus)
-    if price is None or usd is None:
-        yield (
-            "held",
-            f"{bought} {kind}{extra}, {bought * DAY_H} GPU-hours a day; no price of {kind} (--price {kind}=USD)",
-        )
+    kinds = mix.names(kind)
+    usd, lacks = asked.usd_hour(kind, gpus), [name for name in kinds if name not in asked.prices]
+    held = f"{cluster(kind, bought)}{extra}, {bought * DAY_H} GPU-hours"
+    if usd is None:
+        ways = " ".join(f"--price {name}=USD" for name in lacks)
+        yield "held", f"{held} a day; no price of {' and '.join(lacks)} ({ways})"
     else:
-        yield "held", (f"{bought} {kind}{extra}, {bought * DAY_H} GPU-hours and ${usd * DAY_H:,.0f} a day, "
-                       f"${usd / sized.million_tokens_hour:.3g} a million tokens; {price.told}")  # fmt: skip
+        prices = [asked.prices[name].told for name in kinds]
+        told = "; ".join(prices if len(kinds) == 1 else map(" ".join, zip(kinds, prices, strict=True)))
+        yield "held", (f"{held} and ${usd * DAY_H:,.0f} a day, "
+                       f"${usd / sized.million_tokens_hour:.3g} a million tokens; {told}")  # fmt: skip
     if sized.lacks:
-        yield f"on {gpus - 1}", f"short of {sized.lacks}"
+        yield f"on {gpus - mix.size(kind)}", f"short of {sized.lacks}"
     if sized.cold_s:
         low, high = min(sized.cold_s.values()), max(sized.cold_s.values())
         yield (
@@ -195,7 +203,8 @@ def facts(sized: Sized) -> dict[str, Any]:
         "more_traffic": dict(sized.grown),
         "cold_start_s": dict(sized.cold_s), "homes": {gpu: list(models) for gpu, models in sized.homes.items()},
         "degrees": {kind: dict(of) for kind, of in sized.degrees.items()},
-        "prices": {kind: asked.prices[kind]._asdict() for kind in asked.kinds if kind in asked.prices},
+        "prices": {name: asked.prices[name]._asdict()
+                   for kind in asked.kinds for name in mix.names(kind) if name in asked.prices},
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from harness.engines.costs import shapes
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.kernels import decode_s, layer_kernels_s, part_of
 from harness.engines.costs.quantities import F8, GpuSpec, Toml, Way
-from harness.policy.types import Host, Inst, Shape, UserError
+from harness.policy.types import Gpus, Host, Inst, Shape, UserError
 
 
 class Row(NamedTuple):
@@ -146,6 +146,48 @@ class TableProfile:
 
     def _row(self, inst: Inst) -> Row:
         return self.rows[inst.model, _tp(inst)]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedProfile:
+    """`types.Profile` over GPUs of several kinds: what an instance takes is by the kind of its GPUs.
+
+    Weights and KV of a host are those of the first GPU of its node. KV crosses nodes at the rate of the sending GPU.
+    """
+
+    on: Sequence[TableProfile]  # by GPU
+    nodes: Sequence[int]  # by GPU
+
+    def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
+        """See `Profile`."""
+        return self._of(inst.place).prefill_s(inst, tokens, sms)
+
+    def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
+        """See `Profile`."""
+        return self._of(inst.place).step_s(inst, seqs, ctx_tokens, sms)
+
+    def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
+        """See `Profile`."""
+        return self._of(inst.place).attend_s(inst, seqs, ctx_tokens, sms)
+
+    def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
+        """See `Profile`."""
+        return self._of(inst.place).kernels_s(inst, seqs, ctx_tokens)
+
+    def load_s(self, inst: Inst, way: str) -> float:
+        """See `Profile`."""
+        return self._of(inst.place).load_s(inst, way)
+
+    def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
+        """See `Profile`."""
+        gpu = dst if isinstance(src, Host) else src
+        one = self.on[gpu] if isinstance(gpu, int) else self._of(gpu)
+        if isinstance(src, Host) or isinstance(dst, Host):
+            return one.move_s(kv_bytes, src, dst)
+        return kv_bytes / (one.spec.nvlink if self.nodes[src] == self.nodes[dst] else one.spec.net)
+
+    def _of(self, place: Gpus | Host) -> TableProfile:
+        return self.on[self.nodes.index(place.node) if isinstance(place, Host) else place[0]]
 
 
 def _tp(inst: Inst) -> int:

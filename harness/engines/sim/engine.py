@@ -121,7 +121,8 @@ class Sim:
         preferred = options.get("sharing", "fluid")
         self._sharing = preferred if config.sharing == "own" or preferred == "none" else config.sharing
         self.cluster = cluster(config, self._elastic, self._machine, self._layout)
-        self._memory = memory(config, self._machine.spec, self._layout)
+        self._kinds, self._nodes = config.kinds, config.nodes
+        self._specs = [self._machine.of(kind).spec for kind in self._kinds]
         self._ways = self._machine.ladder
         self.can = frozenset(
             {
@@ -136,7 +137,9 @@ class Sim:
         self._host = self._machine.host
         self._names = [m.name for m in config.models]
         self._model = {name: k for k, name in enumerate(self._names)}
-        self._rows = {(m.name, m.tp): k for k, m in enumerate(priced_models(config))}  # of the cost tables
+        models, others = priced_models(config), [*self._machine.others]
+        self._rows = {(m.name, m.tp): k for k, m in enumerate(models)}  # of the cost tables
+        self._first_rows = [len(models) * (1 + others.index(kind)) if kind in others else 0 for kind in self._kinds]
         self._footprints: dict[tuple[str, int], int] = {}  # by model and degree
         self._inst: dict[Inst, int] = {}
         self._insts: list[Inst] = []
@@ -172,9 +175,9 @@ class Sim:
     def S(self) -> State:  # noqa: N802 - capital as in the kernel
         """The kernel's records, made when first needed: engines are also made to ask what they can do."""
         options = self._options
-        c, spec, tables = self.config, self._machine.spec, self._machine.tables
-        nodes = -(-c.gpus // c.node_gpus)
-        n = c.gpus + nodes
+        c, nodes = self.config, self._nodes[-1] + 1
+        specs = self._specs + [self._specs[self._nodes.index(node)] for node in range(nodes)]  # hosts behind GPUs
+        n = len(specs)
         S = State()
         w = S.s
         w["quiet_s"], w["formed_s"], w["end"] = -math.inf, -math.inf, math.inf
@@ -196,10 +199,9 @@ class Sim:
         w["transfer_head"] = w["transfer_tail"] = w["transfer_free"] = w["action_free"] = -1
         w["turn_head"] = w["dirty_head"] = -1
         G = np.zeros(n, records.GPU)
-        G["sms"], G["pool"], G["kv_since"] = spec.sms, np.arange(n), c.start_s
-        G["node"] = [g // c.node_gpus for g in range(c.gpus)] + list(range(nodes))
-        G["cap"][: c.gpus] = self._memory.gpu_bytes
-        G["cap"][c.gpus :] = spec.host_bytes
+        G["sms"], G["pool"], G["kv_since"] = [spec.sms for spec in specs], np.arange(n), c.start_s
+        G["node"] = [*self._nodes, *range(nodes)]
+        G["cap"] = [gpu.mem_bytes for gpu in self.cluster.gpus] + [spec.host_bytes for spec in specs[c.gpus :]]
         G["used"][c.gpus :] = sum(shapes.weight_bytes(m.shape) for m in c.models)  # hosts hold all weights
         G["head"] = G["lane"] = -1
         G["end"] = math.inf
@@ -207,16 +209,16 @@ class Sim:
         for name in ("current", "kv_head", "kv_tail", "weights_head", "weights_tail"):
             K[name] = -1
         K["end"] = math.inf
-        K["bytes_per_s"][0 : 4 * c.gpus : 4], K["bytes_per_s"][1 : 4 * c.gpus : 4] = spec.h2d, spec.d2h
-        K["bytes_per_s"][2 : 4 * c.gpus : 4], K["bytes_per_s"][3 : 4 * c.gpus : 4] = spec.nvlink, spec.net
-        K["bytes_per_s"][4 * c.gpus :: 4] = spec.disk
+        for at, name in enumerate(("h2d", "d2h", "nvlink", "net")):
+            K["bytes_per_s"][at : 4 * c.gpus : 4] = [getattr(spec, name) for spec in self._specs]
+        K["bytes_per_s"][4 * c.gpus :: 4] = [spec.disk for spec in specs[c.gpus :]]
         M = np.zeros(len(c.models), records.MODEL)
         M["since"], M["layers"] = c.start_s, [m.shape.layers for m in c.models]
         S.put(gpus=G, links=K, models=M, events=np.zeros(4 * c.batch_cap + 1024, records.EVENT))
         if c.token_times:
             S.put(log=np.zeros(65536, records.LOG))
         more_free(S, "transfer", 9 * c.batch_cap + 256)
-        S.price(state.Tables(*tables, np.full(len(c.models), -1)))
+        S.price(state.Tables(*self._machine.stacked, np.full(len(c.models), -1)))
         return S
 
     def _inst_row(self, inst: Inst) -> int:
@@ -239,16 +241,18 @@ class Sim:
             model = model.at(len(places))
             if len(set(places)) != len(places) or not all(0 <= g < c.gpus for g in places):
                 raise ValueError(f"no such place {inst.place}")
+            if len(kinds := {self._kinds[g] for g in places}) > 1:
+                raise ValueError(f"GPUs {list(places)} are of several kinds: {', '.join(sorted(kinds))}")
         if places[0] >= len(S.gpus):
             raise ValueError(f"no such place {inst.place}")
-        home = -1 if host else self._inst_row(Inst(inst.model, Host(places[0] // c.node_gpus)))
+        home = -1 if host else self._inst_row(Inst(inst.model, Host(self._nodes[places[0]])))
         S = self.S
         row = len(self._insts)
         I = more(S.insts, 1)
         i = I[row]
         size = block_bytes(c, model)
         i["model"], i["gpu_count"], i["host"], i["is_host"] = k, len(places), home, host
-        i["cost"] = self._rows[model.name, model.tp]
+        i["cost"] = self._rows[model.name, model.tp] + (0 if host else self._first_rows[places[0]])
         i["block_bytes"] = size * model.tp if host else size
         i["granule"], i["granule_blocks"], i["fragmentation"] = i["block_bytes"], 1, 0
         i["weight_bytes"] = shapes.weight_bytes(model.shape, model.tp)
@@ -629,7 +633,7 @@ class Sim:
                 return "not now", f"no room for {action.inst.model} on {list(self._places[i])}"
         else:
             rung = self._ways[way]
-            tail_s = rung.after_s(S.insts["weight_bytes"].item(i), self._machine.spec.h2d)
+            tail_s = rung.after_s(S.insts["weight_bytes"].item(i), self._specs[self._places[i][0]].h2d)
             kernel.load(S.at, i, self._note(action), SOURCES[rung.source], tail_s)
         for g in self._places[i]:
             here = self._loaded.get(g, ())
@@ -709,10 +713,11 @@ class Sim:
             return "never", "kernels of no time"
         if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
             return "never", "a turn takes a time or a count of steps, none below 0"
-        if order.sms is not None and not 0 < order.sms <= self.S.gpus[0]["sms"]:
-            return "never", f"no partition of {order.sms} SMs"
-        if isinstance(order.batch.inst.place, Host):
+        if isinstance(place := order.batch.inst.place, Host):
             return "never", "host memory runs nothing"
+        most = min((self._specs[g].sms for g in place if 0 <= g < len(self._specs)), default=0)
+        if order.sms is not None and not 0 < order.sms <= most:
+            return "never", f"no partition of {order.sms} SMs"
         b = self._batch_row(order.batch)
         named = (order.seqs, order.chunk_tokens, order.sms, order.slice_layers)
         seqs, chunk, sms, layers = [-1 if x is None else x for x in named]
@@ -839,13 +844,24 @@ class Sim:
             tokens=tokens,
             gaps=gaps,
             alone_s=alone_s(
-                self._machine.tables,
-                np.array([self._rows[m.name, m.tp] for m in self.config.models])[jobs.model],
+                self._machine.stacked,
+                self._alone_rows(jobs),
                 jobs.prompt_tokens,
                 jobs.output_tokens,
                 self.config.chunk_tokens,
             ),
         )
+
+    def _alone_rows(self, jobs: Jobs) -> NDArray[np.int64]:
+        """Return the row of the cost tables of each request: its model's at its own degree, on the kind that served it.
+
+        That is the kind of its first prefill; of a request without one the first kind.
+        """
+        rows: NDArray[np.int64] = np.array([self._rows[m.name, m.tp] for m in self.config.models])[jobs.model]
+        if self._machine.others:
+            first_rows = np.array([self._first_rows[gpus[0]] if gpus else 0 for gpus in self._places] + [0])
+            rows += first_rows[self.S.requests["first_inst"]]  # the last, 0, of a request that was served nowhere
+        return rows
 
 
 def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:

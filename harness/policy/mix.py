@@ -1,0 +1,98 @@
+"""GPUs of several kinds in one cluster, as text: `h100*2+l40s*4` has two GPUs of one kind and four of another.
+
+A cluster of a mix is a whole number of its copies. The GPUs of a kind lie together, kinds in the order of the text, and
+each kind begins a node. So a tensor-parallel group, which lies within a node, has GPUs of one kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
+
+from harness.policy.types import UserError
+
+PART = re.compile(r"([^*+\s]+)(?:\*([0-9]{1,4}))?")
+
+
+def mixed(gpu: str) -> bool:
+    """Tell whether a text is that of a mix; else it names one kind."""
+    return "*" in gpu or "+" in gpu
+
+
+@cache
+def parts(gpu: str) -> tuple[tuple[str, int], ...]:
+    """Return the kinds of a mix with their GPUs in one copy; a kind by itself has one.
+
+    Raises UserError for another form, a count of 0, and a single kind with a count.
+    """
+    if not mixed(gpu):
+        return ((gpu, 1),)
+    numbers: dict[str, int] = {}
+    for text in gpu.split("+"):
+        match = PART.fullmatch(text.strip())
+        if match is None:
+            raise UserError(f'gpu "{gpu}": "{text}" is not KIND*COUNT, as in h100*2+l40s*4')
+        n = int(match[2] or 1)
+        if n == 0:
+            raise UserError(f'gpu "{gpu}": no GPU in "{text.strip()}"')
+        numbers[match[1]] = numbers.get(match[1], 0) + n
+    if len(numbers) == 1:
+        ((kind, n),) = numbers.items()
+        raise UserError(f'gpu "{gpu}" has one kind: give {kind} as the kind, and {n} as the number of GPUs')
+    return tuple(numbers.items())
+
+
+def names(gpu: str) -> list[str]:
+    """Return the kinds of a mix, or the one that is named."""
+    return [kind for kind, _ in parts(gpu)]
+
+
+def size(gpu: str) -> int:
+    """Return the GPUs of one copy of a mix; 1 for a kind by itself."""
+    return sum(n for _, n in parts(gpu))
+
+
+def canonical(gpu: str, name: Callable[[str], str]) -> str:
+    """Return the text with each kind under the name that `name` gives it, and one entry a kind."""
+    if not mixed(gpu):
+        return name(gpu)
+    renamed = "+".join(f"{name(kind)}*{n}" for kind, n in parts(gpu))
+    return "+".join(f"{kind}*{n}" for kind, n in parts(renamed))
+
+
+def copies(gpu: str, gpus: int) -> list[tuple[str, int]]:
+    """Return the kinds of a cluster of so many GPUs, and how many it has of each. UserError for a part of a copy."""
+    times, rest = divmod(gpus, size(gpu))
+    if rest or not times:
+        n = size(gpu)
+        raise UserError(f"gpus is {gpus}: {gpu} is {n} GPUs, so a cluster of it has {n}, {2 * n}, {3 * n} ...")
+    return [(kind, n * times) for kind, n in parts(gpu)]
+
+
+@cache
+def kinds(gpu: str, gpus: int) -> tuple[str, ...]:
+    """Return the kind of each GPU of a cluster. UserError for a part of a copy."""
+    return tuple(kind for kind, n in copies(gpu, gpus) for _ in range(n))
+
+
+@cache
+def nodes(gpu: str, gpus: int, node_gpus: int) -> tuple[int, ...]:
+    """Return the node of each GPU of a cluster; each has at most `node_gpus`, of one kind."""
+    out: list[int] = []
+    for _, n in copies(gpu, gpus):
+        first = out[-1] + 1 if out else 0
+        out += [first + k // node_gpus for k in range(n)]
+    return tuple(out)
+
+
+def counts(gpu: str, needed: int) -> Iterator[int]:
+    """Yield the numbers of GPUs that hold so many, the least first: of one kind that number alone."""
+    n = size(gpu)
+    yield from (n * k for k in count(-(-needed // n))) if n > 1 else (needed,)
+
+
+def told(gpu: str, gpus: int) -> str:
+    """Return a cluster in words: `8 x h100`, `2 x h100 + 4 x l40s`."""
+    return " + ".join(f"{n} x {kind}" for kind, n in copies(gpu, gpus))
