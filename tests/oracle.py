@@ -47,12 +47,14 @@ class ModelSetup(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything of a run but its requests. Links are named h2d0, d2h0, p2p0, ... (p2p: of the sending GPU)."""
+    """Everything of a run but its requests. Links are named h2d0, d2h0, p2p0, net0, ... by the sending GPU."""
 
     tables: Tables
     models: Mapping[str, ModelSetup]  # in the order of the noise's model index
     gpu_bytes: tuple[int, ...]
     gpu_sms: tuple[int, ...]
+    gpu_rows: tuple[int, ...] = ()  # by GPU: the first row of its kind in the cost tables; none: all have one kind
+    gpu_nodes: tuple[int, ...] = ()  # by GPU; none: all are of one node
     links: Mapping[str, float] = field(default_factory=dict)  # bytes/s
     ways: Mapping[tuple[Inst, str], tuple[float, Sequence[tuple[str, int]]]] = field(default_factory=dict)
     block_tokens: int = 16
@@ -790,6 +792,8 @@ class Oracle:
             done(None)
 
         old, new = on(r.home), on(to)
+        if old and new and len({self.setup.gpu_nodes[g] for g in (old[0], new[0]) if self.setup.gpu_nodes}) > 1:
+            kind = "net"
         if old and new:  # cut anew: each GPU of the old group sends as much of what the new one is to hold
             size = r.blocks * self.sizes(to).block_bytes * len(new) / len(old)
         else:
@@ -1074,6 +1078,7 @@ class Oracle:
         """Start a step, or its next slice `before` which others were."""
         setup, t, inst = self.setup, self.setup.tables, lane[0].inst
         row, place, kind = self.sizes(inst).row, on(inst), int(bool(pieces))
+        row += setup.gpu_rows[place[0]] if setup.gpu_rows else 0
         B, C, p = len(decodes), sum(r.length for r in decodes), sum(c for _, c in pieces)
         area = sum(c * (r.prefilled + c / 2) for r, c in pieces)
         out = B + sum(r.prefilled + c == r.length for r, c in pieces)

@@ -199,7 +199,7 @@ def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> 
 
 @cases(("option", "value", "why"), [
     ("--gpus", "0-4", "is not LEAST-MOST"), ("--gpus", "5-4", "is not LEAST-MOST"), ("--gpus", "x", "is not LEAST"),
-    ("--gpu", "h1000", "did you mean h100"), ("--gpu", "h100*2+l40s*4", "several kinds cannot be simulated"),
+    ("--gpu", "h1000", "did you mean h100"), ("--gpu", "h100*0+l40s*4", "no GPU in"), ("--gpu", "h100+l4s", "no GPU"),
     ("--price", "h100=free", "not a number above 0"), ("--price", "h1=2", "no GPU"), ("--grow", "0", "not a number"),
     ("--target", "100", "--target"), ("--systems", "prizm", "prism"), ("--slo", "soon", "soon"),
 ])  # fmt: skip

@@ -34,6 +34,7 @@ LAYERED = 6_000_000  # and from here on prefills run in slices of layers, in all
 LENT = 7_000_000  # and from here on KV is attended on other GPUs, in worlds of all the kinds before slices of layers
 BESIDE = 8_000_000  # and from here on steps disturb those beside them, in worlds of all the kinds before
 MEASURED = 9_000_000  # and from here on cost tables say what a step asks for, in worlds of all the kinds before
+MIXED = 10_000_000  # and from here on GPUs are of two kinds, in worlds of whole prompts, turns, anything and the like
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -62,7 +63,7 @@ class World:
 
     def setup(self) -> Setup:
         """Return the same for the oracle."""
-        c, spec = self.config, self.machine.spec
+        c, kinds = self.config, [self.machine.of(kind) for kind in self.config.kinds]
         models, ways = dict[str, ModelSetup](), {}
         for k, m in enumerate(priced_models(c)):
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
@@ -79,14 +80,17 @@ class World:
                 parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
                 ways[Inst(m.name, place), "host"] = (self.machine.ladder["host"].fixed_s, parts)
         links: dict[str, float] = {}
-        for g in range(c.gpus):
-            links |= {f"h2d{g}": spec.h2d, f"d2h{g}": spec.d2h, f"p2p{g}": spec.nvlink}
+        for g, spec in enumerate(kind.spec for kind in kinds):
+            links |= {f"h2d{g}": spec.h2d, f"d2h{g}": spec.d2h, f"p2p{g}": spec.nvlink, f"net{g}": spec.net}
         text: Any = self.options
+        two = len({id(kind) for kind in kinds}) > 1
         return Setup(
-            tables=self.machine.tables,
+            tables=self.machine.stacked,
             models=models,
-            gpu_bytes=(memory(c, spec).gpu_bytes,) * c.gpus,
-            gpu_sms=(spec.sms,) * c.gpus,
+            gpu_bytes=tuple(memory(c, kind.spec).gpu_bytes for kind in kinds),
+            gpu_sms=tuple(kind.spec.sms for kind in kinds),
+            gpu_rows=tuple(0 if kind is kinds[0] else len(kinds[0].tables.cost) for kind in kinds) if two else (),
+            gpu_nodes=tuple(int(kind is not kinds[0]) for kind in kinds) if two else (),
             links=links,
             ways=ways,
             block_tokens=c.block_tokens,
@@ -180,6 +184,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 def world(seed: int) -> World:
     """Return one world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    if seed >= MIXED:
+        return mixed(seed)
     if seed >= MEASURED:
         return measured(seed)
     if seed >= BESIDE:
@@ -436,6 +442,59 @@ def measured(seed: int) -> World:
     scaled = {**w.config.scaled, "co_run": float(rng.choice([1.0, 1.0, 0.5, 2.0]))}
     machine = w.machine._replace(tables=w.machine.tables._replace(cost=cost))
     return replace(w, config=replace(w.config, scaled=scaled), machine=machine, end_s=min(w.end_s, 60.0))
+
+
+def mixed(seed: int) -> World:
+    """Return a world of two kinds of GPU: other costs, memory, SMs and links, and no instance on both.
+
+    A place on both keeps its first GPU, as does any place where models are not cut. KV moves to no host: each node has
+    its own.
+    """
+    n, rng = seed - MIXED, np.random.default_rng(seed)
+    kind = (0, TURNED, WILD, CUT, SHARED)[n % 5]
+    w = next(w for k in range(n // 5, n + 1_000_000, 1_000) if (w := world(kind + k)).config.gpus > 1)
+    few, cut = int(rng.integers(1, w.config.gpus)), bool(w.config.models[0].degrees)
+
+    def within(place: Gpus) -> Gpus:
+        return place if cut and len({g < few for g in place}) == 1 else place[:1]
+
+    def again(x: Any) -> Any:
+        """Return the same on places of one kind."""
+        match x:
+            case Inst(model, tuple() as place):
+                return Inst(model, within(place))
+            case Batch(inst, tag):
+                return Batch(again(inst), tag)
+            case Move(who, to):
+                return replace(x, who=again(who), to=within(to) if isinstance(to, tuple) else None)
+            case Load(inst) | Evict(inst):
+                return replace(x, inst=again(inst))
+            case Run(batch):
+                return replace(x, batch=again(batch))
+            case Admit(_, batch):
+                return replace(x, batch=again(batch))
+            case _:
+                return x
+
+    models = tuple(m if cut else m._replace(tp=1) for m in w.config.models)
+    machine, t = w.machine, w.machine.tables
+    cost, slower = t.cost.copy(), float(rng.choice([0.5, 2.0, 4.0]))  # powers of two: sums stay exact where they were
+    for name in ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1", "pre2"):
+        cost[name] *= slower
+    cost["wbytes"], cost["fl_tok"] = cost["wbytes"] / 2, 2 * cost["fl_tok"]
+    tables = t._replace(cost=cost, gemm=slower * t.gemm, head=slower * t.head)
+    spec = machine.spec._replace(net=machine.spec.nvlink / 2)
+    room, link = int(rng.choice([1, 1, 2])), float(rng.choice([0.5, 1.0, 2.0]))
+    other = spec._replace(
+        mem_bytes=room * spec.mem_bytes, sms=160, h2d=link * spec.h2d, d2h=spec.d2h / link, net=link * spec.net
+    )
+    machine = machine._replace(spec=spec, others={"l40s": machine._replace(spec=other, tables=tables)})
+    config = replace(w.config, models=models, gpu=f"h100*{few}+l40s*{w.config.gpus - few}")
+    handoff = {again(a): again(b) for a, b in w.handoff.items() if again(a) != again(b)}
+    script, rota = [(t, again(a)) for t, a in w.script], [[again(a) for a in entry] for entry in w.rota]
+    return replace(
+        w, config=config, machine=machine, script=script, rota=rota, handoff=handoff, end_s=min(w.end_s, 60.0)
+    )
 
 
 def on(inst: Inst) -> Gpus:

@@ -420,7 +420,7 @@ SETTING = grouped(
                  help="Number of GPUs. light8 on one H100 has 67.28 GiB for weights and KV, as in Prism's release, "
                  "unless --set changes its memory. Elsewhere processes reduce a GPU's memory."),
     click.option("--gpu", default=WORLD["gpu"], show_default=True, metavar="KIND", shell_complete=complete(gpu_names),
-                 help="Kind of GPU."),
+                 help="Kind of GPU; h100*2+l40s*4 is one cluster of two kinds."),
     click.option("--engine", default=WORLD["engine"], show_default=True, metavar="NAME[+FIELD=VALUE...]",
                  help="Simulator or real servers: a name (bench list) or a .py file. For running OpenAI-compatible "
                  "servers attach+urls=URL[,URL][+key_env=NAME]; models match by name, else in order."),

@@ -259,20 +259,24 @@ def cluster(
         for m in config.models
     }
     shared = MappingProxyType  # the engine reads what policies are given
-    return Cluster(gpus, shared(models), shared(dict(config.plan)), profile(config, priced), shared(dict(config.homes)))
+    return Cluster(
+        gpus, shared(models), shared(dict(config.plan)), _profile(config, priced), shared(dict(config.homes))
+    )
 
 
-def profile(config: Config, priced: Machine) -> Profile:
-    """Return the cost table in the form in which policies may ask it."""
+def _profile(config: Config, priced: Machine) -> Profile:
+    """Return the cost tables of all kinds in the form in which policies may ask them."""
     if not priced.others:
-        return _table_profile(config, priced)
-    one = {kind: _table_profile(replace(config, gpu=kind, gpus=n), priced.of(kind))
-           for kind, n in mix.copies(config.gpu, config.gpus)}  # fmt: skip
+        return profile(config, priced)
+    one = {
+        kind: profile(replace(config, gpu=kind, gpus=n), priced.of(kind))
+        for kind, n in mix.copies(config.gpu, config.gpus)
+    }
     return MixedProfile([one[kind] for kind in config.kinds], config.nodes)
 
 
-def _table_profile(config: Config, priced: Machine) -> TableProfile:
-    """Return the cost table of one kind."""
+def profile(config: Config, priced: Machine) -> TableProfile:
+    """Return the cost table of one kind of GPU in the form in which policies may ask it."""
     models = priced_models(config)
     return TableProfile(
         {(m.name, m.tp): row(priced.tables, k) for k, m in enumerate(models)},

@@ -229,7 +229,7 @@ def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> l
 def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, homes: bool = False) -> list[Gpus]:
     """Return disjoint GPU groups that serve one model at a time.
 
-    The largest tensor-parallel degree comes first, by its share of work.
+    The largest tensor-parallel degree comes first, by its share of work, on the nodes whose GPUs have most memory.
 
     `work` is GPU-seconds a second by model. Each degree has `least` groups, if they can be had, and one for each of its
     models as far as no lower degree lacks GPUs for its own. With `homes` there are no more than these: each model is to
