@@ -83,6 +83,8 @@ class Event:
 
     def wait(self) -> None: ...
 
+    def synchronize(self) -> None: ...
+
     def query(self) -> bool:
         self.looks += 1
         return self.looks > 1

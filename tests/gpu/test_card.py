@@ -42,14 +42,14 @@ def test_a_device_answers_others_while_its_own_kernels_run(checkpoints: Path, mo
     inside, answer, meanwhile = list[bool](), worker.Worker.answer, worker.Worker._meanwhile
     waits = threading.local()
 
-    def waiting(one: worker.Worker) -> None:
+    def waiting(this: worker.Worker) -> None:
         waits.now = True
-        meanwhile(one)
+        meanwhile(this)
         waits.now = False
 
-    def answered(one: worker.Worker) -> None:
+    def answered(this: worker.Worker) -> None:
         inside.append(getattr(waits, "now", False))
-        answer(one)
+        answer(this)
 
     monkeypatch.setattr(worker.Worker, "_meanwhile", waiting)
     monkeypatch.setattr(worker.Worker, "answer", answered)

@@ -271,14 +271,12 @@ class Card:
         self.sms = before
 
     def wait(self) -> None:
-        """Wait for what was launched on the current stream."""
-        if self.meanwhile is None:
-            torch.cuda.current_stream().synchronize()
-            return
+        """See Device."""
         end = torch.cuda.Event()
         end.record()
-        while not end.query():
+        while self.meanwhile is not None and not end.query():
             self.meanwhile()
+        end.synchronize()
 
     def _stream(self, share: float | None, phase: str) -> tuple[Any, int]:
         if share is None:
@@ -510,12 +508,9 @@ class Line:
     def _copy(self, to: Store, b: int, of: Store, a: int, size: int, stream: int) -> None:
         if to.on_host and of.on_host:
             ctypes.memmove(to.at + b, of.at + a, size)
-        elif to.on_host:
-            driver.to_host(to.at + b, of.at + a, size, stream)
-        elif of.on_host:
-            driver.to_device(to.at + b, of.at + a, size, stream)
-        else:
-            driver.between(to.at + b, of.at + a, size, stream)
+            return
+        copied = driver.to_host if to.on_host else driver.to_device if of.on_host else driver.between
+        copied(to.at + b, of.at + a, size, stream)
 
 
 class Links:
@@ -577,12 +572,8 @@ class Links:
         self._memory.append(memory)
         at, size = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
         pieces = [(at + first, min(GIB, size - first)) for first in range(0, size, GIB)]
-
-        def touched(piece: tuple[int, int]) -> None:
-            ctypes.memset(piece[0], 0, piece[1])
-
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(touched, pieces))
+            list(threads.map(lambda piece: ctypes.memset(piece[0], 0, piece[1]), pieces))
         driver.pin(at, size)  # as one: a copy may not cross the border of two
         return Store(at, on_host=True)
 
