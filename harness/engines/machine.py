@@ -268,11 +268,11 @@ def _profile(config: Config, priced: Machine) -> Profile:
     """Return the cost tables of all kinds in the form in which policies may ask them."""
     if not priced.others:
         return profile(config, priced)
-    one = {
+    by_kind = {
         kind: profile(replace(config, gpu=kind, gpus=n), priced.of(kind))
         for kind, n in mix.copies(config.gpu, config.gpus)
     }
-    return MixedProfile([one[kind] for kind in config.kinds], config.nodes)
+    return MixedProfile([by_kind[kind] for kind in config.kinds], config.nodes)
 
 
 def profile(config: Config, priced: Machine) -> TableProfile:

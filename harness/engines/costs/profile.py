@@ -181,10 +181,10 @@ class MixedProfile:
     def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
         """See `Profile`."""
         gpu = dst if isinstance(src, Host) else src
-        one = self.on[gpu] if isinstance(gpu, int) else self._of(gpu)
+        sending = self.on[gpu] if isinstance(gpu, int) else self._of(gpu)
         if isinstance(src, Host) or isinstance(dst, Host):
-            return one.move_s(kv_bytes, src, dst)
-        return kv_bytes / (one.spec.nvlink if self.nodes[src] == self.nodes[dst] else one.spec.net)
+            return sending.move_s(kv_bytes, src, dst)
+        return kv_bytes / (sending.spec.nvlink if self.nodes[src] == self.nodes[dst] else sending.spec.net)
 
     def _of(self, place: Gpus | Host) -> TableProfile:
         return self.on[self.nodes.index(place.node) if isinstance(place, Host) else place[0]]
