@@ -29,6 +29,8 @@ places as before), `order` of requests, `placement`, `evict` (never), and the `w
 models start there, come back there, and never move. `partitioned` is what is left of Prism where engines take their KV
 memory when they start (kv=paged): all models are in from the start under limits fixed by the forecast, nothing moves
 or leaves, and Alg. 1 decides once, Alg. 2 as ever.
+
+Over 600 lines: both algorithms, and each choice that the paper leaves open, on one page.
 """
 
 from __future__ import annotations
