@@ -21,6 +21,7 @@ from harness.rows import crossings, estimate, record, setting, tidy
 from harness.rows.checked import note
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.estimate import NONE
+from harness.rows.sealed import WAY_OUT, Damaged
 from harness.rows.statistics import Estimate
 from harness.run import slo as slos
 from harness.study import misses, size_kept, text
@@ -83,6 +84,9 @@ def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
 
 def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
     table, about = tidy.stored(folder / record.SWEEP), record.footer(folder / record.SWEEP)
+    if len(about["panels"]) != 1:
+        count = len(about["panels"])
+        raise Damaged(f"{folder / record.SWEEP}: a comparison has one panel, and this has {count}; {WAY_OUT}")
     (panel,), rule = about["panels"], about["definitions"][0]
     shown = summary(table, about, rule, text.unchecked(table))
     names = [system.label for system in shown.systems if not system.control]
