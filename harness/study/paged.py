@@ -90,6 +90,8 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     (panel,), rule = about["panels"], about["definitions"][0]
     shown = summary(table, about, rule, text.unchecked(table))
     names = [system.label for system in shown.systems if not system.control]
+    if not names:
+        raise Damaged(f"{folder / record.SWEEP}: no row is of a system; {WAY_OUT}")
     where = f"{shown.gpus} x {panel['gpu']}"
     verdict = sentences.verdict(table, shown, rule, LEVEL)
     notes = [*about["notes"], *text.departures(table), *text.unchecked_lines(table)]
@@ -184,7 +186,7 @@ def _conditions(table: pa.Table, about: Mapping[str, Any]) -> list[tuple[str, st
         ("SLO", ", ".join(sorted({*table["slo"].unique().to_pylist()}))),
         ("Seconds of the SLO", _seconds(about)),
         ("Windows", f"{about['seeds']} of {', '.join(windows)}" if windows else str(about["seeds"])),
-        ("Rates", f"scaled by {', '.join(sorted({*table['scaling'].cast('string').unique().to_pylist()}))}"),
+        ("Rates", f"scaled by {', '.join(sorted(table['scaling'].cast('string').unique().drop_null().to_pylist()))}"),
         ("Planners see", plans),
     ]
 
