@@ -84,8 +84,7 @@ def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
 
 def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
     table, about = tidy.stored(folder / record.SWEEP), record.footer(folder / record.SWEEP)
-    if len(about["panels"]) != 1:
-        count = len(about["panels"])
+    if (count := len(about["panels"])) != 1:
         raise Damaged(f"{folder / record.SWEEP}: a comparison has one panel, and this has {count}; {WAY_OUT}")
     (panel,), rule = about["panels"], about["definitions"][0]
     shown = summary(table, about, rule, text.unchecked(table))
