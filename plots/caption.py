@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.policy import mix
 from harness.rows.setting import left_out, plans
 from plots import style
 
@@ -58,7 +59,7 @@ def brief(table: pa.Table, facts: Facts, *told: str, slo: bool = True) -> str:
     kinds = _each(shown["fidelity"].unique()).capitalize()
     setting = [
         ", ".join(filter(None, [kinds, style.unchecked(shown)])),
-        f"{span(shown['gpus'].unique())} x {_each(shown['gpu'].unique())}",
+        mix.all_told(shown["gpus"].unique(), shown["gpu"].unique()),
         f"SLO {slos(shown['slo'].unique())}" * slo,
         windows(shown, facts["panels"]),
         "preliminary (--full has more)" if facts.get("fuller") else "",
@@ -101,7 +102,7 @@ def _setting(runs: pd.DataFrame, facts: Facts, spread: str) -> Iterator[str]:
     panels, seeds = facts["panels"], facts["seeds"]
     yield _each(_traces(runs, panels))
     yield "models: " + _each(panel["models"] for panel in panels)
-    yield f"{span(runs['gpus'].unique())} x {_each(runs['gpu'].unique())}"
+    yield mix.all_told(runs["gpus"].unique(), runs["gpu"].unique())
     yield _machine(runs, panels)
     yield _each(runs["fidelity"].unique())
     yield style.unchecked(runs)

@@ -19,6 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from harness.policy import mix
 from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from harness.rows.record import SWEEP
@@ -349,7 +350,7 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     setting = [
         " and ".join(sorted(about["trace"].unique())) + f" ({' and '.join(sorted(about['tier'].dropna().unique()))})",
         " and ".join(sorted(map(str, about["models"].unique()))),
-        f"{about['gpus'].mode()[0]} x {' and '.join(sorted(about['gpu'].unique()))}",
+        mix.all_told(about["gpus"].mode()[:1], sorted(about["gpu"].unique()), " and "),
         " and ".join(sorted(about["fidelity"].unique())),
         style.unchecked(about),
         f"SLO {caption.slos(about['slo'].unique())}",

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from harness.policy import mix
 from harness.policy.types import UserError
 from harness.rows import checked, record
 from harness.rows.record import TURNS as FILE
@@ -79,7 +80,7 @@ def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
     more += f"\n{late}" if (late := style.unvetted_of({system: spec["system"]})) else ""
     figure.text(
         0.01, 0.02,
-        f"{system} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']}\n"
+        f"{system} · {spec['trace']} · {spec['models']} · {mix.told(spec['gpu'], spec['gpus'])}\n"
         f"simulated · {mark}seed {spec['seed']}. Ordered; in force from both phases' next boundary.{more}",
         fontsize=4.6, color="#404040", va="bottom", linespacing=1.25,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from harness.policy import mix
 from harness.policy.types import UserError
 from harness.rows import checked, record
 from harness.rows.forms import TURN_COLUMNS
@@ -101,7 +102,7 @@ def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> st
     decodes, between = turns[turns["phase"] == "decode"], gaps(turns)
     span_s = decodes["end_s"] - decodes["start_s"]
     return (
-        f"{label(spec)} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · {mark}"
+        f"{label(spec)} · {spec['trace']} · {spec['models']} · {mix.told(spec['gpu'], spec['gpus'])} · simulated · {mark}"
         f"seed {spec['seed']}.\nDecode turns: {len(decodes)}, median {span_s.median():.2g} s; "
         f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
         "Numbers tell models of a kind apart; white: no model runs, weights or KV are on their way."

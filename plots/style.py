@@ -23,6 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from PIL import Image
 
 from harness.loop import vetted
+from harness.policy import mix
 from harness.rows import setting, tidy
 from harness.rows.checked import note
 from harness.rows.record import write_bytes
@@ -265,7 +266,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
     facts = [
         f"{each('trace')} ({each('tier')}{f', fit {fit}' if fit else ''})",
         f"models: {each('models')}",
-        f"{runs['gpus'].mode()[0]} x {each('gpu')}",
+        mix.all_told(runs["gpus"].mode()[:1], sorted(runs["gpu"].dropna().unique()), " and "),
         each("machine") if "machine" in runs else "",
         each("fidelity"),
         unchecked(runs),

@@ -7,7 +7,7 @@ each kind begins a node. So a tensor-parallel group, which lies within a node, h
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import count
 
@@ -96,3 +96,12 @@ def counts(gpu: str, needed: int) -> Iterator[int]:
 def told(gpu: str, gpus: int) -> str:
     """Return a cluster in words: `8 x h100`, `2 x h100 + 4 x l40s`."""
     return " + ".join(f"{n} x {kind}" for kind, n in copies(gpu, gpus))
+
+
+def all_told(gpus: Iterable[float], kinds: Iterable[str], conjunction: str = ", ") -> str:
+    """Return clusters in words: one as `told`, several by their least and most GPUs and by their kinds."""
+    counts, names = sorted({*map(int, gpus)}), [*dict.fromkeys(kinds)]
+    if len(counts) == len(names) == 1:
+        return told(names[0], counts[0])
+    span = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    return f"{span} x {conjunction.join(names)}"

@@ -141,6 +141,7 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
     what all GPUs do together: less is not worth a copy's memory. Ties go to the first.
     """
     places = {m: [home] for m, home in homes.items()}
+    rank = {m: k for k, m in enumerate(homes)}
     need = {m: footprint(model, elastic) + one_request(model) for m, model in cluster.models.items()}
     kinds = [gpu.kind for gpu in cluster.gpus]
     works: dict[tuple[str, str, int], float] = {}
@@ -152,26 +153,37 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
             works[key] = busy(cluster, m, place)
         return works[key]
 
-    free = [gpu.mem_bytes - sum(need[m] for m, at in homes.items() if g in at) for g, gpu in enumerate(cluster.gpus)]
-
+    here: list[dict[str, Gpus]] = [{} for _ in cluster.gpus]
+    for m, home in homes.items():
+        for g in home:
+            here[g][m] = home
+    free = [gpu.mem_bytes - sum(need[m] for m in here[g]) for g, gpu in enumerate(cluster.gpus)]
     whole = sum(work(m, home) * len(home) for m, home in homes.items())
 
-    def load(at: Mapping[str, list[Gpus]]) -> list[float]:
-        return [sum(work(m, place) / len(each) for m, each in at.items() for place in each if g in place)
-                for g in range(len(free))]  # fmt: skip
+    def beside(g: int, m: str, place: Gpus) -> dict[str, Gpus]:
+        """Return the places on GPU g with one more model there, in order of `homes`."""
+        return dict(sorted([*here[g].items(), (m, place)], key=lambda x: rank[x[0]]))
 
-    def order(at: Mapping[str, list[Gpus]]) -> list[int]:
-        return sorted((round(100 * x / whole) for x in load(at)), reverse=True)
+    def load(at: Mapping[str, Gpus], shared: str = "", parts: int = 0) -> float:
+        """Return how busy a GPU is with its models' places; the traffic of `shared` then has so many parts."""
+        return sum(work(m, place) / (parts if m == shared else len(places[m])) for m, place in at.items())
 
+    loads = [load(at) for at in here]
     while whole > 0:
-        now = load(places)
-        busiest = max(range(len(now)), key=now.__getitem__)
-        best, addition = order(places), None
-        for m in [m for m, each in places.items() if any(busiest in place for place in each)]:
+        busiest = max(range(len(loads)), key=loads.__getitem__)
+        hundredths = [round(100 * x / whole) for x in loads]
+        best, addition = sorted(hundredths, reverse=True), None
+        for m in here[busiest]:
+            parts, lighter = len(places[m]) + 1, hundredths.copy()
+            taken = {g for place in places[m] for g in place}
+            for g in taken:
+                lighter[g] = round(100 * load(here[g], m, parts) / whole)
             for place in groups(cluster, cluster.models[m].tp):
-                apart = all(g not in other for other in places[m] for g in place)
-                if apart and all(free[g] >= need[m] for g in place):
-                    then = order({**places, m: [*places[m], place]})
+                if all(g not in taken and free[g] >= need[m] for g in place):
+                    then = lighter.copy()
+                    for g in place:
+                        then[g] = round(100 * load(beside(g, m, place), m, parts) / whole)
+                    then.sort(reverse=True)
                     if then < best:
                         best, addition = then, (m, place)
         if addition is None:
@@ -180,6 +192,9 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
         places[m].append(place)
         for g in place:
             free[g] -= need[m]
+            here[g] = beside(g, m, place)
+        for g in (g for each in places[m] for g in each):
+            loads[g] = load(here[g])
     return places
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import NamedTuple
 
+from harness.policy import mix
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.report.text_table import aligned
@@ -211,7 +212,7 @@ def panel_text(panel: Panel, measured: Measured) -> str:
     """Describe the conditions of a panel, without the field along its axis."""
     scaled = panel["slo_scale"] or panel["axis"] == "slo_scale"
     slo = f"{panel['slo_scale']:g} x {panel['slo']}" if panel["slo_scale"] else f"x {panel['slo']}"
-    gpus = f"{panel['gpus']} x {panel['gpu']}" if panel["gpus"] else panel["gpu"]
+    gpus = mix.told(panel["gpu"], panel["gpus"]) if panel["gpus"] else panel["gpu"]
     if panel["axis"] == "gpus" and panel["xs"]:
         gpus = f"{min(panel['xs']):g} to {max(panel['xs']):g} x {panel['gpu']}"
     half = f", {panel['half']} half" if panel.get("half") else ""
@@ -235,9 +236,8 @@ def _everywhere(claim: Claim, measured: Measured) -> str:
         return "idle links of a whole node"
     first = measured.about["panels"][0]
     traces = " and ".join(dict.fromkeys(panel["trace"] for panel in measured.about["panels"]))
-    return (
-        f"{traces}, {first['models']}, {first['gpus']} x {first['gpu']}, SLO {first['slo']}, {_seeds(measured.seeds)}"
-    )
+    gpus = mix.told(first["gpu"], first["gpus"]) if first["gpus"] else first["gpu"]
+    return f"{traces}, {first['models']}, {gpus}, SLO {first['slo']}, {_seeds(measured.seeds)}"
 
 
 def _extra(asked: Study, claim: Claim) -> bool:
