@@ -96,8 +96,8 @@ def beside(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]
     loads = len(rates) * len(spans) > 1
     how = (
         f"{spec.models} on {mix.told(spec.gpu, spec.gpus)}, {spec.trace} at {' and '.join(rates)} times its rate, a"
-        f" window of {' or '.join(spans)} s, one run each; SLO: TTFT {slo.ttft_s:g} s, TPOT {1e3 * slo.tpot_s:g} ms; fidelity"
-        f" {about['fidelity']}. Measured on {on}. Simulated with {table} and host profile {spec.host}."
+        f" window of {' or '.join(spans)} s, one run each; SLO: TTFT {slo.ttft_s:g} s, TPOT {1e3 * slo.tpot_s:g} ms;"
+        f" fidelity {about['fidelity']}. Measured on {on}. Simulated with {table} and host profile {spec.host}."
     )
     rows = [
         (
