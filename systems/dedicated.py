@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Event, Woke
-from harness.policy.types import Batch, Cluster, Infeasible, Inst, Model, Option
+from harness.policy.placement import apart
+from harness.policy.types import Batch, Cluster, Inst, Model, Option
 from harness.policy.view import View
 
 DECISION_S = 0.0  # decides once, before the start
@@ -31,29 +32,15 @@ class Dedicated:
     @staticmethod
     def gpus_needed(models: Mapping[str, Model], node_gpus: int) -> int:
         """GPUs that give every model its own, groups within a node."""
-        g = 0
-        for model in models.values():
-            g = fit(g, model.tp, node_gpus) + model.tp
-        return g
+        return max((place[-1] + 1 for place in apart(models, node_gpus).values()), default=0)
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """One model after the other gets its GPUs at the start; nothing after."""
         if event != Woke("start"):
             return
         nodes = [gpu.node for gpu in self.cluster.gpus]
-        g = 0
-        for m, model in self.cluster.models.items():
-            g = fit(g, model.tp, nodes.count(0))
-            if g + model.tp > len(nodes):
-                raise Infeasible(f"one GPU group a model takes more than {len(nodes)} GPUs")
-            batch = Batch(Inst(m, tuple(range(g, g + model.tp))))
+        for m, place in apart(self.cluster.models, nodes.count(0), len(nodes)).items():
+            batch = Batch(Inst(m, place))
             yield Load(batch.inst)
             yield Run(batch)
             yield Admit(m, batch)
-            g += model.tp
-
-
-def fit(g: int, tp: int, node_gpus: int) -> int:
-    """Return the first GPU from g on at which a group of tp stays within its node."""
-    left = node_gpus - g % node_gpus
-    return g if tp <= left else g + left

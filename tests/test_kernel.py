@@ -40,6 +40,7 @@ from tests.worlds import (
     LENT,
     MEASURED,
     NEVER,
+    RESERVED,
     SHAPE,
     SHARED,
     SLICED,
@@ -188,6 +189,7 @@ WORLDS = {  # by what they have: the first seed, how many (half in the fast test
     "KV attended on other GPUs": (LENT, 50, 400),
     "steps that disturb each other": (BESIDE, 50, 400),
     "shares that were measured": (MEASURED, 90, 450),
+    "contiguous KV": (RESERVED, 100, 400),
 }
 
 
@@ -230,7 +232,7 @@ def escaped(first: int, last: int, changes: Sequence[tuple[int, str, str]]) -> l
 
 @pytest.mark.slow
 def test_compiled_and_plain_python_give_the_same_bits() -> None:
-    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE, MEASURED):
+    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE, MEASURED, RESERVED):
         assert plain(str(first), str(first + 15)).split() == [digest(seed) for seed in range(first, first + 15)]
 
 

@@ -6,22 +6,33 @@ Every engine is configured by it. Nothing here runs anything, and nothing here i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from harness.engines.costs import coefficients, constants, process, quantities, shapes, whole
 from harness.engines.costs.coef import Tables
 from harness.engines.costs.profile import TableProfile, row
 from harness.policy.events import Failed
-from harness.policy.types import KEPT_PAGES, MIB, Cluster, Gpu, Gpus, Model, Plan, Shape, Sizes
+from harness.policy.types import KEPT_PAGES, MIB, Cluster, Gpu, Gpus, Jobs, Model, Plan, Shape, Sizes
 
 # What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
 # above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
 PIECE_BYTES = 64 * MIB
 
 Refusal = tuple[Failed, str]  # of which kind, and why
+Tokens = NDArray[np.int64]
+# KV slots that a request reserves when it is let in, by option `kv`, from the longest sequence of its model, its prompt
+# and its output (PagedAttention, SOSP 2023, section 6.1: three versions of Orca). All but `max` read the true output.
+RESERVES: Mapping[str, Callable[[Tokens, Tokens, Tokens], Tokens]] = {
+    "max": lambda most, prompt, output: np.maximum(most, prompt + output),
+    "pow2": lambda most, prompt, output: prompt + power_above(output),
+    "oracle": lambda most, prompt, output: prompt + output,
+}
 
 
 class Served(NamedTuple):
@@ -105,6 +116,19 @@ def machine(config: Config, host: quantities.HostProfile | None = None) -> Machi
         quantities.quantum_s(),
         quantities.poll_s(),
     )
+
+
+def power_above(n: Tokens) -> Tokens:
+    """Return the least power of two that is no less than each of these numbers, which are at least 1."""
+    exact: Tokens = 1 << np.ceil(np.log2(n)).astype(np.int64)
+    return exact
+
+
+def reserved_blocks(config: Config, kv: str, jobs: Jobs) -> Tokens:
+    """Return the blocks of each request's chunk where KV is contiguous: what it reserves, up to a power of two."""
+    most = np.array([m.shape.max_tokens for m in config.models], np.int64)[jobs.model]
+    tokens = RESERVES[kv](most, jobs.prompt_tokens.astype(np.int64), jobs.output_tokens.astype(np.int64))
+    return power_above(-(-tokens // config.block_tokens))
 
 
 def priced_models(config: Config) -> list[Served]:

@@ -25,6 +25,19 @@ def groups(cluster: Cluster, tp: int) -> Iterator[Gpus]:
         yield from combinations([k for k, g in enumerate(cluster.gpus) if g.node == node], tp)
 
 
+def apart(models: Mapping[str, Model], node_gpus: int, gpus: int | None = None) -> dict[str, Gpus]:
+    """Give each model the next free GPUs, groups within a node. Raises Infeasible where these are more than `gpus`."""
+    places, g = dict[str, Gpus](), 0
+    for m, model in models.items():
+        left = node_gpus - g % node_gpus
+        g += 0 if model.tp <= left else left
+        places[m] = tuple(range(g, g + model.tp))
+        g += model.tp
+    if gpus is not None and g > gpus:
+        raise Infeasible(f"one GPU group a model takes more than {gpus} GPUs")
+    return places
+
+
 def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Mapping[str, Gpus]:
     """Place each model with room for its weights and one longest request, beside all others of its GPUs.
 
