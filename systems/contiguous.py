@@ -57,7 +57,7 @@ class Contiguous:
 
     def __post_init__(self) -> None:
         self.hears = frozenset({Woke} if self.joins else {Woke, Arrived, Finished})
-        true_lengths = {"view.oracle_tokens"} if self.kv in ("pow2", "oracle") else set[str]()  # the engine goes by them
+        true_lengths = {"view.oracle_tokens"} if self.kv in ("pow2", "oracle") else set[str]()  # for the engine
         self.uses = frozenset({"Load", "Run", "Admit"} | true_lengths)
         self.options = {"kv": self.kv}
 

@@ -648,7 +648,7 @@ class Oracle:
         return blocks
 
     def place(self, account: Inst, n: int) -> int | None:
-        """Return the lowest free place of n blocks, a multiple of n, in an account of contiguous KV."""
+        """Return where n blocks go in an account of contiguous KV: the first of the smallest buddies free for them."""
         if self.setup.kv == "paged" or self.setup.memory == "unlimited" or not on(account):
             return 0
         m = self.sizes(account)
@@ -656,10 +656,17 @@ class Oracle:
         end = min(room, self.limit(account)) // m.block_bytes
         ends = [(r, r.home, r.at) for r in self.live if r.blocks] + [(r, r.to, r.to_at) for r in self.live if r.to]
         taken = [range(at, at + r.blocks) for r, home, at in ends if home == account]
-        for at in range(0, int(end) - n + 1, n):
-            if all(x.stop <= at or at + n <= x.start for x in taken):
-                return at
-        return None
+
+        def free(at: int, size: int) -> bool:
+            return at + size <= end and all(x.stop <= at or at + size <= x.start for x in taken)
+
+        found = list[tuple[int, int]]()
+        for at in [at for at in range(0, int(end), n) if free(at, n)]:
+            size = n
+            while free(at - at % (2 * size), 2 * size):
+                size *= 2
+            found.append((size, at))
+        return min(found)[1] if found else None
 
     # the prefix cache
 
@@ -1017,7 +1024,9 @@ class Oracle:
                 self.finish(r, "failed")
                 continue
             asked = need - self.hits(r, batch.inst, held=True) + self.watermark(batch.inst)
-            if stop := r.blocks == 0 and not (self.fits(batch.inst, asked) and self.place(batch.inst, need) is not None):
+            if stop := r.blocks == 0 and not (
+                self.fits(batch.inst, asked) and self.place(batch.inst, need) is not None
+            ):
                 break
             if r.blocks == 0:
                 self.shed(batch.inst)

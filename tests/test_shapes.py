@@ -42,8 +42,17 @@ PARAMS = {
     "llama-tiny": 4 * (4 * 256 * 256 + 3 * 256 * 1024 + 2 * 256) + 2 * 1000 * 256 + 256,  # no checkpoint
     "llama-small": 4 * (4 * 512 * 512 + 3 * 512 * 1536 + 2 * 512) + 2 * 1000 * 512 + 512,  # no checkpoint
 }
-BIASED = {"phi-2", "phi-1.5", "starcoder2-3b", "qwen-2.5-7b", "qwen-2.5-14b", "qwen-2.5-32b",
-          "opt-13b", "opt-66b", "opt-175b"}  # biases are not counted
+BIASED = {
+    "phi-2",
+    "phi-1.5",
+    "starcoder2-3b",
+    "qwen-2.5-7b",
+    "qwen-2.5-14b",
+    "qwen-2.5-32b",
+    "opt-13b",
+    "opt-66b",
+    "opt-175b",
+}  # biases are not counted
 EXACT = PARAMS.keys() - BIASED - {"powerlm-3b", "olmo-1b", "gemma-2-2b", "qwen-3-32b"}  # nor extra or missing norms
 KV_TOKEN_BYTES = {  # bf16, all layers
     "llama-3.1-8b": 131072,

@@ -6,7 +6,7 @@ Every engine is configured by it. Nothing here runs anything, and nothing here i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -26,13 +26,8 @@ PIECE_BYTES = 64 * MIB
 
 Refusal = tuple[Failed, str]  # of which kind, and why
 Tokens = NDArray[np.int64]
-# KV slots that a request reserves when it is let in, by option `kv`, from the longest sequence of its model, its prompt
-# and its output (PagedAttention, SOSP 2023, section 6.1: three versions of Orca). All but `max` read the true output.
-RESERVES: Mapping[str, Callable[[Tokens, Tokens, Tokens], Tokens]] = {
-    "max": lambda most, prompt, output: np.maximum(most, prompt + output),
-    "pow2": lambda most, prompt, output: prompt + power_above(output),
-    "oracle": lambda most, prompt, output: prompt + output,
-}
+# Options `kv` with contiguous KV: what a request may ever use of it is reserved when it is let in.
+CONTIGUOUS = ("max", "pow2", "oracle")
 
 
 class Served(NamedTuple):
@@ -125,9 +120,15 @@ def power_above(n: Tokens) -> Tokens:
 
 
 def reserved_blocks(config: Config, kv: str, jobs: Jobs) -> Tokens:
-    """Return the blocks of each request's chunk where KV is contiguous: what it reserves, up to a power of two."""
-    most = np.array([m.shape.max_tokens for m in config.models], np.int64)[jobs.model]
-    tokens = RESERVES[kv](most, jobs.prompt_tokens.astype(np.int64), jobs.output_tokens.astype(np.int64))
+    """Return the blocks of each request's chunk where KV is contiguous: what it reserves, up to a power of two.
+
+    `max` is the longest sequence of its model (or its own, if that is longer), `pow2` its prompt and the power of two
+    above its output, `oracle` its prompt and output (PagedAttention, SOSP 2023, section 6.1: three versions of Orca).
+    """
+    prompt, output = jobs.prompt_tokens.astype(np.int64), jobs.output_tokens.astype(np.int64)
+    tokens = prompt + (power_above(output) if kv == "pow2" else output)
+    if kv == "max":
+        tokens = np.maximum(tokens, np.array([m.shape.max_tokens for m in config.models], np.int64)[jobs.model])
     return power_above(-(-tokens // config.block_tokens))
 
 

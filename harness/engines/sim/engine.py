@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from harness.engines.costs import constants, process, quantities, shapes
 from harness.engines.machine import (
+    CONTIGUOUS,
     PIECE_BYTES,
-    RESERVES,
     Config,
     Machine,
     Refusal,
@@ -111,14 +111,14 @@ class Sim:
         options, self._machine = options or {}, priced or machine(config)
         self.config = config
         self.offers: Mapping[str, tuple[Option, ...]] = {
-            "kv": ("paged", "elastic", *RESERVES),
+            "kv": ("paged", "elastic", *CONTIGUOUS),
             "preempt": ("recompute", "swap"),
             "sharing": ("fluid", "turns", "none"),
             "memory": ("real", "unlimited"),
             "process": process.LAYOUTS,
         }
         self._kv = str(options.get("kv", "paged"))
-        self._elastic, self._contiguous = self._kv == "elastic", self._kv in RESERVES
+        self._elastic, self._contiguous = self._kv == "elastic", self._kv in CONTIGUOUS
         layout: Any = options.get("process", "model")
         self._layout: process.Layout = layout
         preferred = options.get("sharing", "fluid")
@@ -182,7 +182,7 @@ class Sim:
         w = S.s
         w["quiet_s"], w["formed_s"], w["end"] = -math.inf, -math.inf, math.inf
         w["now"], w["sigma"], w["seed"] = c.start_s, c.noise, c.seed
-        w["contiguous"] = self._contiguous
+        w["reserves"] = self._contiguous
         w["watermark"] = 0.0 if self._contiguous else c.watermark  # kept for growth, of which there is none
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s

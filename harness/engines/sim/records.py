@@ -63,7 +63,7 @@ WORLD = record(
     sliced           i8   flag      processes of a GPU run one at a time, a slice each in a round; else all at once
     swap             i8   flag      a preempted request's KV goes to host memory, if there is room
     elastic          i8   flag      KV memory is mapped in pages that the models of a GPU share
-    contiguous       i8   flag      a request's KV is one chunk, reserved when it is let in; nothing grows
+    reserves         i8   flag      a request's KV is one chunk, reserved when it is let in; nothing grows
     block_tokens     i8   tokens    of a KV block
     reuse            i8   flag      prompts find what earlier ones left in the prefix cache
     id_blocks        i8   blocks    of KV that an id of a prompt stands for
@@ -414,7 +414,7 @@ ENTRY = record(
 NODE = record(
     """A node of the tree in which a buddy allocator has an account's contiguous memory.
 
-    free           i8  blocks    of the largest free chunk at it or below
+    free           i8  bits      sizes in blocks, powers of two, of free nodes at it or below, each in no larger one
     taken          i8  flag      a request's chunk is this very node
     """
 )

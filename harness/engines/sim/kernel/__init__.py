@@ -25,8 +25,8 @@ Short names mean the same in every function; of a pair, the capital is the recor
     nxt prev  neighbours in a list
     t         a time; elsewhere i, j, n, x and y only count
 
-    waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < links < members < growth < steps, turns < loop;
-    peek
+    waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < links < members < growth < steps, turns <
+    loop; peek
 
 Numba's cache does not see edits in files that a function calls into: `jit.py` keys it by the hash of all of them.
 """

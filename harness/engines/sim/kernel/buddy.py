@@ -2,7 +2,9 @@
 
 An account's memory is a binary tree. Node 1 is a power of two of blocks, nodes 2x and 2x + 1 are the halves of node x,
 and a leaf is a block; leaves beyond the account's limit are never free. A chunk is a node: a power of two of blocks, at
-a multiple of its size. It is taken at the lowest address that is free, and buddies merge as soon as both are.
+a multiple of its size. It is taken from the smallest free node that has room for it, of equals from the one of the
+lowest address, and two halves are one free node again as soon as both are free (Knuth, The Art of Computer Programming,
+volume 1, section 2.5).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def slots(S: int, i: int) -> int:
 
 @jit
 def mend(S: int, i: int, x: int, size: int, end: int) -> None:
-    """Bring a node's largest free chunk up to date with its halves; leaves from `end` on are never free."""
+    """Bring a node up to date with its halves; leaves from `end` on are never free."""
     I = inst_at(S, i)
     N = node_at(S, I.nodes + x)
     if N.taken:
@@ -34,7 +36,7 @@ def mend(S: int, i: int, x: int, size: int, end: int) -> None:
         N.free = int(x - I.leaves < end)
     else:
         left, right = node_at(S, I.nodes + 2 * x).free, node_at(S, I.nodes + 2 * x + 1).free
-        N.free = size if left + right == size else max(left, right)
+        N.free = size if left == right and 2 * left == size else left | right
 
 
 @jit
@@ -71,16 +73,18 @@ def has_chunk(S: int, i: int, n: int) -> bool:
 
 @jit
 def take_chunk(S: int, i: int, n: int) -> int:
-    """Take the lowest free chunk of n blocks, which there is; returns its node, -1 in a paged account."""
+    """Take a chunk of n blocks, for which there is room; returns its node, -1 in a paged account."""
     I = inst_at(S, i)
     if I.nodes < 0:
         return -1
+    enough = node_at(S, I.nodes + 1).free & -n
+    best = enough & -enough  # the smallest
     x, size = 1, I.leaves
     while size > n:
         x *= 2
-        size //= 2
-        if node_at(S, I.nodes + x).free < n:
+        if size > best and not node_at(S, I.nodes + x).free & best:
             x += 1
+        size //= 2
     node_at(S, I.nodes + x).taken = 1
     climb(S, i, x, size)
     return int(x)

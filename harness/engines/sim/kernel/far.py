@@ -19,7 +19,6 @@ from harness.engines.sim.state import (
     inst_at,
     lane_at,
     remote_at,
-    world,
 )
 
 

@@ -89,7 +89,7 @@ def preempt(S: int, b: int, r: int) -> None:
 def due_blocks(S: int, b: int, f: int) -> int:
     """Return the blocks that one decode step takes in the batch's own account (-1), or in one elsewhere."""
     B = batch_at(S, b)
-    if world(S).contiguous:
+    if world(S).reserves:
         return 0
     if f < 0:
         return int(needs(S, b, B.tick, 1) - B.brought)

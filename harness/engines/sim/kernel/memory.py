@@ -104,7 +104,7 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
 def needs(S: int, b: int, d0: int, k: int) -> int:
     """Return the blocks that the running members with KV here take at ticks d0 .. d0 + k - 1."""
     W = world(S)
-    if W.contiguous:
+    if W.reserves:
         return 0
     bt = W.block_tokens
     total = (k // bt) * (batch_at(S, b).count[RUNNING] - batch_at(S, b).far)
@@ -117,7 +117,7 @@ def needs(S: int, b: int, d0: int, k: int) -> int:
 def needs_far(S: int, f: int, d0: int, k: int) -> int:
     """Return the blocks that those take at these ticks whose KV is in an account elsewhere."""
     W = world(S)
-    if W.contiguous:
+    if W.reserves:
         return 0
     bt = W.block_tokens
     total = (k // bt) * remote_at(S, f).count

@@ -95,7 +95,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         if q.home < 0:
             if not new:
                 break
-            need = q.chunk if W.contiguous else (goal + 1 + W.block_tokens - 1) // W.block_tokens
+            need = q.chunk if W.reserves else (goal + 1 + W.block_tokens - 1) // W.block_tokens
             if never(S, i, need):
                 unlist(S, r)
                 end(S, r, FAILED, W.now)
