@@ -60,7 +60,7 @@ def spans(rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def test_tokens_that_are_reserved() -> None:
     """The paper's example (section 6.1): an output of 25 tokens has 32 positions under pow2."""
     load, c = jobs((0.0, 100, 25), (0.0, 100, 32), (0.0, 100, 33), (0.0, 2000, 500)), config()
-    assert power_above(load.output_tokens).tolist() == [32, 32, 64, 512]
+    assert power_above(load.output_tokens.astype(np.int64)).tolist() == [32, 32, 64, 512]
     # blocks of 16: 2048 tokens are 128; a request longer than the model's longest sequence has what it needs
     assert reserved_blocks(c, "max", load).tolist() == [128, 128, 128, 256]
     assert reserved_blocks(c, "pow2", load).tolist() == [16, 16, 16, 256]  # 132, 132, 164, 2512 tokens
