@@ -8,13 +8,15 @@ from harness.engines.costs import quantities
 from harness.engines.costs.prices import listed, prices
 from harness.policy.types import UserError
 from harness.study import offers
+from tests.cases import cases
+from tests.test_bad_input import bench, mistake
 from workloads.models import model_set, sets
 
 
-def test_quant3_prints_three_prices(capsys: pytest.CaptureFixture[str]) -> None:
-    assert offers.main([]) == 0
-    out = capsys.readouterr().out.splitlines()
+def test_quant3_prints_three_prices() -> None:
+    out = bench("price").stdout.splitlines()
     assert len(out) == 8
+    assert out[7].startswith("a request: 1024 tokens in and 256 out")
     assert out[0].startswith("qwen-3-32b")
     assert [line.split()[1:4] for line in out[2:5]] == [["2", "x", "h100"], ["1", "x", "h100"], ["1", "x", "l40s"]]
     assert all(float(line.split()[-3]) > 0 for line in out[2:5])
@@ -24,7 +26,7 @@ def test_quant3_prints_three_prices(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_price_is_hours_over_tokens() -> None:
     cost = offers.cost(offers.offer("qwen-3-32b:dtype=fp8_block@h100"), prices({"h100": "3.6"}))
     assert cost.usd_million == pytest.approx(3.6 / 3600 / cost.tokens_s * 1e6)
-    assert cost.tpot_s <= offers.TPOT_S
+    assert cost.tpot_s <= offers.Load().tpot_s
     assert cost.tokens_s == pytest.approx(cost.seqs / cost.tpot_s)
     twice = offers.cost(offers.offer("qwen-3-32b:dtype=fp8_block@h100"), prices({"h100": "7.2"}))
     assert cost.usd_million is not None
@@ -37,21 +39,23 @@ def test_prices_are_of_kinds_that_exist_and_dated() -> None:
     assert set(listed()) <= set(quantities.gpu_kinds())
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["qwen-3-32b"], 'error: "qwen-3-32b" is not MODEL@KIND'),
-        (["qwen-3-32b@0xh100"], 'error: "qwen-3-32b@0xh100" is not MODEL@KIND'),
-        (["qwen-3-32b@h10"], 'error: unknown GPU kind "h10"'.replace('"', "'")),
-        (["qwen-3-32b@l4"], "error: qwen-3-32b and one request do not fit on 1 x l4"),
-        (["--price", "h100=much"], 'error: --price h100="much" is not a number above 0'),
-    ],
-)
-def test_wrong_input_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert offers.main(words) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(line)
-    assert err.count("\n") == 1
+@cases(("words", "line"), [
+    (["qwen-3-32b"], '"qwen-3-32b" is not MODEL@KIND'),
+    (["qwen-3-32b@0xh100"], '"qwen-3-32b@0xh100" is not MODEL@KIND'),
+    (["qwen-3-32b@h10"], "unknown GPU kind 'h10'"),
+    (["qwen-3-32b@l4"], "qwen-3-32b and one request do not fit on 1 x l4"),
+    (["--price", "h100=much"], '--price h100="much" is not a number above 0'),
+    (["llama-3.1-8b@h100", "--tpot", "0.1"], "llama-3.1-8b on 1 x h100: a step takes more than 0.1 ms"),
+])  # fmt: skip
+def test_wrong_input_is_one_line(words: list[str], line: str) -> None:
+    mistake(bench("price", *words), line)
+
+
+def test_one_offer_is_priced_by_the_tokens_asked_for() -> None:
+    short, long = (bench("price", "llama-3.1-8b@h100", "--prompt", tokens).stdout for tokens in ("100", "4000"))
+    usd = [float(out.splitlines()[0].split("costs ")[1].split()[0]) for out in (short, long)]
+    assert usd[0] < usd[1]
+    assert "a request: 4000 tokens in and 256 out" in long
 
 
 @pytest.mark.parametrize("name", ["today12", "agents8", "quant3"])

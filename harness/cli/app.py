@@ -34,6 +34,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "mock": ("mock.mock", "Serve OpenAI's API with set latencies and no model."),
     "new": ("tools.new", "Write a small annotated system, or a TOML to begin with."),
     "plot": ("runs.plot", "Draw stored results as PDF, PNG and CSV."),
+    "price": ("price.price", "Price a million tokens of a model, by its GPUs."),
     "report": ("report.report", "Write an answer as one HTML page."),
     "run": ("runs.run", "Run one spec, a TOML file."),
     "sensitivity": ("sensitivity.sensitivity", "Find constants of the machine that reverse an order."),

@@ -1,34 +1,41 @@
-"""Prices of a model's tokens on some GPUs: `python -m harness.study.offers [MODEL@[Nx]KIND ...]`.
+"""Prices of a model's tokens on some GPUs, for `bench price`.
 
-Without arguments it prints the three offers of `quant3`. Of each: how many requests decode together, and what a million
-output tokens cost when the GPUs are never idle:
+Of each offer: how many requests decode together, and what a million output tokens cost when the GPUs are never idle:
 
     seqs   the most whose KV fits beside the weights, and whose step, prompts included, is within the TPOT
     step   decode of all of them, and the prompts that come in while they decode: seqs / output prompts a step
     price  GPUs x price an hour / (3,600 s x seqs / step)
 
 Steps are those of the cost table under the host profile `vllm-0.15`. Prices of GPUs are those of `bench size`
-(`harness/engines/costs/prices.toml`); `--price KIND=USD` sets another. The cost is a bound from below: load that varies
-leaves GPUs idle.
+(`harness/engines/costs/prices.toml`), or a user's. The cost is a bound from below: load that varies leaves GPUs idle.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from harness.engines.costs import coefficients, kernels, profile, quantities
-from harness.engines.costs.prices import Price, prices
+from harness.engines.costs.prices import Price
 from harness.engines.machine import Config, Served, cluster
 from harness.policy.types import GIB, UserError
+from harness.report.text_table import aligned
 from workloads.models import shape
 
 QUANT3 = ("qwen-3-32b@2xh100", "qwen-3-32b:dtype=fp8_block@h100", "qwen-3-32b:dtype=int4@l40s")
-PROMPT, OUTPUT = 1024, 256  # tokens of a request, about the means of chats
-TPOT_S = 0.05
 HOST = "vllm-0.15"
 HEAD = ("model", "GPUs", "USD an hour", "GiB a GPU", "seqs", "TPOT ms", "tokens/s", "USD a million", "roofline")
+
+
+class Load(NamedTuple):
+    """Tokens of a request, by default about the means of chats, and the longest time per output token."""
+
+    prompt: int = 1024
+    output: int = 256
+    tpot_s: float = 0.05
+
+
+USUAL = Load()
 
 
 class Offer(NamedTuple):
@@ -61,27 +68,27 @@ def offer(text: str) -> Offer:
     return Offer(model, quantities.gpu(kind).kind, int(count))
 
 
-def cost(asked: Offer, usd: Mapping[str, Price]) -> Cost:
+def cost(asked: Offer, usd: Mapping[str, Price], load: Load = USUAL) -> Cost:
     """Return the numbers of an offer. UserError where the model does not fit, or misses the TPOT with one request."""
     dims = shape(asked.model)
-    dims = dims._replace(max_tokens=min(dims.max_tokens, 2 * (PROMPT + OUTPUT)))
+    dims = dims._replace(max_tokens=min(dims.max_tokens, 2 * (load.prompt + load.output)))
     config = Config((Served("m", dims, asked.gpus),), gpu=asked.gpu, gpus=asked.gpus, host=HOST)
     its = cluster(config)
     card, model = its.gpus[0], its.models["m"]
-    room = (card.mem_bytes - model.weight_bytes) // (model.kv_token_bytes * (PROMPT + OUTPUT))
+    room = (card.mem_bytes - model.weight_bytes) // (model.kv_token_bytes * (load.prompt + load.output))
     if room < 1:
         raise UserError(f"{asked.model} and one request do not fit on {asked.gpus} x {asked.gpu}")
     row = profile.row(coefficients.tables([(dims, asked.gpus)], asked.gpu, HOST), 0)
 
     def step_s(seqs: int) -> float:
         """Return the mean step: decodes, and their part of the prompts that come in."""
-        prompts = seqs / OUTPUT
-        whole = profile.step_s(row, B=seqs, C=seqs * (PROMPT + OUTPUT // 2))
-        return whole + prompts * profile.step_s(row, p=PROMPT, n=1, area=PROMPT * PROMPT / 2)
+        prompts = seqs / load.output
+        whole = profile.step_s(row, B=seqs, C=seqs * (load.prompt + load.output // 2))
+        return whole + prompts * profile.step_s(row, p=load.prompt, n=1, area=load.prompt**2 / 2)
 
-    seqs = max((n for n in range(1, int(room) + 1) if n <= config.batch_cap and step_s(n) <= TPOT_S), default=0)
+    seqs = max((n for n in range(1, int(room) + 1) if n <= config.batch_cap and step_s(n) <= load.tpot_s), default=0)
     if not seqs:
-        raise UserError(f"{asked.model} on {asked.gpus} x {asked.gpu}: a step takes more than {1e3 * TPOT_S:g} ms")
+        raise UserError(f"{asked.model} on {asked.gpus} x {asked.gpu}: a step takes more than {1e3 * load.tpot_s:g} ms")
     q, spec = quantities.quantities(asked.gpu), quantities.gpu(asked.gpu)
     tokens_s, price = seqs / step_s(seqs), usd.get(asked.gpu)
     hour = None if price is None else asked.gpus * price.usd_hour
@@ -103,33 +110,15 @@ def table(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
     return [HEAD, *map(line, costs)]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print the table; 2 for wrong input, in one line."""
-    from harness.report.text_table import aligned
-
-    try:
-        words, given = list(argv), dict[str, str]()
-        while "--price" in words:
-            at = words.index("--price")
-            kind, _, usd_hour = "".join(words[at + 1 : at + 2]).partition("=")
-            given[quantities.gpu(kind).kind] = usd_hour
-            del words[at : at + 2]
-        usd = prices(given)
-        costs = [cost(offer(text), usd) for text in words or QUANT3]
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def lines(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[str]:
+    """Return the cheapest offer in a sentence, the table, and where the prices are from."""
     cheapest = min((c for c in costs if c.usd_million is not None), key=lambda c: c.usd_million or 0.0, default=None)
+    answer = []
     if cheapest is not None:
-        print(f"{cheapest.offer.model} on {cheapest.offer.gpus} x {cheapest.offer.gpu} is the cheapest: "
-              f"{cheapest.usd_million:.2f} USD a million output tokens, {PROMPT} in and {OUTPUT} out, TPOT <= "
-              f"{1e3 * TPOT_S:g} ms")  # fmt: skip
-    print("\n".join(aligned(table(costs))))
+        of, says = cheapest.offer, "is the cheapest:" if len(costs) > 1 else "costs"
+        price = f"{cheapest.usd_million:.2f} USD a million output tokens"
+        answer = [f"{of.model} on {of.gpus} x {of.gpu} {says} {price}"]
     told = [f"{kind} {usd[kind].told}" for kind in dict.fromkeys(c.offer.gpu for c in costs) if kind in usd]
-    print("\n".join(told))
-    print(f"at full load, so a bound from below; simulated, {HOST}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    request = f"{load.prompt} tokens in and {load.output} out, TPOT <= {1e3 * load.tpot_s:g} ms"
+    bound = "GPUs never idle, so each cost is a bound from below"
+    return [*answer, *aligned(table(costs)), *told, f"a request: {request}; {bound}; simulated, {HOST}"]

@@ -112,6 +112,11 @@ def lent(event: Event) -> Iterator[Action]:
         yield Move(event.rid, (1,), attend=True)
 
 
+def shared_out(event: Event) -> Iterator[Action]:
+    """Attend to the KV of some on another device, on which the others decode."""
+    yield from to_other(event) if not isinstance(event, Prefilled) or event.rid % 2 else lent(event)
+
+
 PD = Run(HOME, "prefill"), Run(HOME, "decode")
 SCENARIOS = {
     "batched": Scenario(opened()),
@@ -127,6 +132,7 @@ SCENARIOS = {
     "to the host and back": Scenario(then(opened(), to_host), happened="moves"),
     "to another device": Scenario(then(opened(PD[0]), to_other), gpus=2, happened="moves"),
     "attended elsewhere": Scenario(then(opened(), lent), gpus=2, happened="moves"),
+    "attended where others decode": Scenario(then(opened(), shared_out), gpus=2, happened="moves"),
 }
 
 

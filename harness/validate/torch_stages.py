@@ -190,7 +190,8 @@ def conduct(
             break
         else:
             state = why
-            add(path, {"stage": run.stage, "run": run.name, "state": why.partition(":")[0], "why": why})
+            ended, _, reason = why.partition(": ")
+            add(path, {"stage": run.stage, "run": run.name, "state": ended, "why": reason})
         say(f"{run.text}: {state} ({time.monotonic() - begun:.0f} s)")
     now = states(journal(path))
     counted = [now.get((run.stage, run.name), "left") for run in every]

@@ -75,11 +75,19 @@ class Stream:
 
 
 class Event:
-    """A point that has passed."""
+    """A point that has passed; the first look at it comes too early."""
+
+    looks = 0
 
     def record(self) -> None: ...
 
     def wait(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
 
 
 CURRENT = threading.local()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
+from harness.engines.torch import worker  # noqa: E402
 from harness.validate.torch_scenarios import SCENARIOS  # noqa: E402
 from tests.gpu import emulated  # noqa: E402
 from tests.test_torch_logits import (  # noqa: E402
@@ -33,3 +35,23 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[emulated.Memory]:
 @pytest.mark.usefixtures("card")
 def test_logits_are_those_of_transformers(name: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     compare(served(checkpoints, "Llama", SCENARIOS[name], monkeypatch), checkpoints / "Llama")
+
+
+@pytest.mark.usefixtures("card")
+def test_a_device_answers_others_while_its_own_kernels_run(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    inside, answer, meanwhile = list[bool](), worker.Worker.answer, worker.Worker._meanwhile
+    waits = threading.local()
+
+    def waiting(this: worker.Worker) -> None:
+        waits.now = True
+        meanwhile(this)
+        waits.now = False
+
+    def answered(this: worker.Worker) -> None:
+        inside.append(getattr(waits, "now", False))
+        answer(this)
+
+    monkeypatch.setattr(worker.Worker, "_meanwhile", waiting)
+    monkeypatch.setattr(worker.Worker, "answer", answered)
+    served(checkpoints, "Llama", SCENARIOS["attended where others decode"], monkeypatch)
+    assert any(inside)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,6 +74,7 @@ class Core:
 
     def __init__(self, memory: int) -> None:
         self.memory = memory  # the file
+        self.meanwhile: Callable[[], None] | None = None  # never: a kernel is over once it is called
 
     def space(self, size: int) -> Space:
         """See Device."""
@@ -86,6 +87,9 @@ class Core:
     def lane(self, share: float | None, phase: str) -> Iterator[None]:  # noqa: ARG002 - the worker sleeps
         """See Device."""
         yield
+
+    def wait(self) -> None:
+        """See Device."""
 
     def contexts(self, pieces: Sequence[Piece], kv: Tensor) -> Any:
         """See Device."""

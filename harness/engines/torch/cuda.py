@@ -224,6 +224,7 @@ class Card:
         torch.cuda.set_device(self.place)
         driver.bind(self.heap.card)
         self.sms = self.heap.sms  # of the lane that computes now
+        self.meanwhile: Callable[[], None] | None = None
         self._streams: dict[tuple[int, bool] | str, tuple[Any, int]] = {
             name: (self.heap.stream(), self.heap.sms) for name in ("own", "attend")
         }
@@ -251,7 +252,7 @@ class Card:
                 under_way.run(each.net.shape.layers, lambda: None, _nobody)
                 under_way.logits()
                 if fused(kv[name]) and weights[name].net.shape.q_heads <= 16 * kv[name].shape[4]:
-                    decoder = self._decoders[kv[name].data_ptr()] = Decoder(weights[name], kv[name])
+                    decoder = self._decoders[kv[name].data_ptr()] = Decoder(weights[name], kv[name], self.wait)
                     for rows in ROWS:
                         if rows <= FIRST:
                             decoder.graph(rows, self.sms)
@@ -265,9 +266,17 @@ class Card:
         stream, self.sms = self._stream(share, phase)
         with torch.cuda.stream(stream):
             yield
-        if phase != "attend":
-            stream.synchronize()
+            if phase != "attend":
+                self.wait()
         self.sms = before
+
+    def wait(self) -> None:
+        """See Device."""
+        end = torch.cuda.Event()
+        end.record()
+        while self.meanwhile is not None and not end.query():
+            self.meanwhile()
+        end.synchronize()
 
     def _stream(self, share: float | None, phase: str) -> tuple[Any, int]:
         if share is None:
@@ -336,8 +345,8 @@ def _nobody(*_: Any) -> Tensor:
 class Decoder:
     """The decode steps of a model on a device, as graphs over buffers of their own, a graph for rows and SMs."""
 
-    def __init__(self, weights: Weights, kv: Tensor) -> None:
-        self.weights, self.kv, net = weights, kv, weights.net
+    def __init__(self, weights: Weights, kv: Tensor, wait: Callable[[], None]) -> None:
+        self.weights, self.kv, self.wait, net = weights, kv, wait, weights.net
         s, self.block = net.shape, kv.shape[3]
         most = min(s.max_tokens, MOST_POSITIONS, len(kv) * self.block)
         self.width = -(-most // self.block // 16) * 16  # blocks; a stride that Triton sees as a multiple of 16
@@ -388,7 +397,7 @@ class Decoder:
         self.buffer[:words].copy_(self.staged[:words], non_blocking=True)
         graph.replay()
         self.made[:rows].copy_(made, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
+        self.wait()
         return Decoded(self.made[: len(parts)].tolist(), logits[: len(parts)])
 
     def graph(self, rows: int, sms: int) -> tuple[Any, Tensor, Tensor]:
@@ -499,12 +508,9 @@ class Line:
     def _copy(self, to: Store, b: int, of: Store, a: int, size: int, stream: int) -> None:
         if to.on_host and of.on_host:
             ctypes.memmove(to.at + b, of.at + a, size)
-        elif to.on_host:
-            driver.to_host(to.at + b, of.at + a, size, stream)
-        elif of.on_host:
-            driver.to_device(to.at + b, of.at + a, size, stream)
-        else:
-            driver.between(to.at + b, of.at + a, size, stream)
+            return
+        copied = driver.to_host if to.on_host else driver.to_device if of.on_host else driver.between
+        copied(to.at + b, of.at + a, size, stream)
 
 
 class Links:
@@ -566,12 +572,8 @@ class Links:
         self._memory.append(memory)
         at, size = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)
         pieces = [(at + first, min(GIB, size - first)) for first in range(0, size, GIB)]
-
-        def touched(piece: tuple[int, int]) -> None:
-            ctypes.memset(piece[0], 0, piece[1])
-
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(touched, pieces))
+            list(threads.map(lambda piece: ctypes.memset(piece[0], 0, piece[1]), pieces))
         driver.pin(at, size)  # as one: a copy may not cross the border of two
         return Store(at, on_host=True)
 

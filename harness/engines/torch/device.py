@@ -6,7 +6,7 @@ one model to another by another mapping, and nothing is copied; what is not mapp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -41,6 +41,7 @@ class Device(Attention, Protocol):
     """A device as one worker has it: all that differs between the two kinds."""
 
     place: torch.device
+    meanwhile: Callable[[], None] | None  # what its worker does, again and again, while kernels run; None: it sleeps
 
     def space(self, size: int) -> Space:
         """Reserve a range."""
@@ -50,6 +51,9 @@ class Device(Attention, Protocol):
 
     def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:
         """Compute inside on a share of the device; at its end all is computed."""
+
+    def wait(self) -> None:
+        """Wait until what was launched is computed, and do `meanwhile`."""
 
     def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Decoded | None:
         """Do a whole step of decodes at once; None where a device has nothing for it."""

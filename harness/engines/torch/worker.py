@@ -24,6 +24,8 @@ from harness.engines.torch.model import Pass, Piece, Weights
 from harness.engines.torch.nets import prompt_ids
 from harness.engines.torch.wire import Given, Order, Stepped, take_files
 
+MOMENT_S = 50e-6  # between two looks at whether a card is done
+
 
 class Worker:
     """The models that one worker has mapped, and the steps it has begun."""
@@ -95,6 +97,7 @@ class Worker:
                     self.peers[args[0]] = Connection(file)
                 else:
                     self.askers.append(Connection(file))
+                    self.device.meanwhile = self._meanwhile
             case "step":
                 self.orders.append(args[0])
             case _:
@@ -151,7 +154,9 @@ class Worker:
                     self.begun[order.step] = under_way
                 else:
                     logits = under_way.logits()
-                    done = Decoded(logits.argmax(-1).tolist(), logits)
+                    tokens = logits.argmax(-1)
+                    self.device.wait()
+                    done = Decoded(tokens.tolist(), logits)
                     breathe()
         ended_s = time.monotonic()
         shown = done.logits.float().cpu().numpy() if self.logits and done.logits is not None else None
@@ -171,6 +176,11 @@ class Worker:
             select.select([peer, *self.askers], [], [])
             self.answer()
         return self.device.take(peer.recv())[0]
+
+    def _meanwhile(self) -> None:
+        """Answer what is asked in the next moment."""
+        select.select([self.engine, *self.askers], [], [], MOMENT_S)
+        self.answer()
 
     def answer(self) -> None:
         """Attend to what others ask now; what the engine said before they asked comes first."""

@@ -1,0 +1,37 @@
+"""`bench price`: what a million tokens of a model cost, by the GPUs that serve it."""
+
+from __future__ import annotations
+
+import click
+
+from harness.cli.options import Number, examples, read_pairs
+
+
+@click.command(epilog=examples(
+    "bench price", "bench price llama-3.1-8b@h100 llama-3.1-8b@l40s --price l40s=0.9",
+    "bench price gpt-oss-120b@h200 gpt-oss-120b@2xh100 --prompt 4096 --output 512 --tpot 30",
+))  # fmt: skip
+@click.argument("offers", nargs=-1, metavar="[MODEL@[Nx]KIND]...")
+@click.option("--prompt", type=click.IntRange(1, 1_000_000), default=1024, show_default=True, metavar="TOKENS",
+              help="Prompt of a request.")  # fmt: skip
+@click.option("--output", type=click.IntRange(1, 1_000_000), default=256, show_default=True, metavar="TOKENS",
+              help="Output of a request.")  # fmt: skip
+@click.option("--tpot", type=Number(0, 60_000, min_open=True), default=50.0, show_default=True, metavar="MS",
+              help="Longest time per output token.")  # fmt: skip
+@click.option("--price", multiple=True, callback=read_pairs, metavar="KIND=USD",
+              help="Price of a GPU an hour, instead of the listed one.")  # fmt: skip
+def price(*, offers: tuple[str, ...], prompt: int, output: int, tpot: float, price: dict[str, str]) -> None:
+    """Price a million tokens of a model, by its GPUs.
+
+    An offer is a model on GPUs of a kind: qwen-3-32b@2xh100, or in other formats qwen-3-32b:dtype=fp8_block@h100.
+    Without offers, those of the set quant3. The GPUs are never idle, so each cost is a bound from below; bench size
+    has the GPUs that traffic needs.
+    """
+    from harness.engines.costs import quantities
+    from harness.engines.costs.prices import prices
+    from harness.study import offers as priced
+
+    usd = prices({quantities.gpu(kind).kind: text for kind, text in price.items()})
+    load = priced.Load(prompt, output, tpot / 1e3)
+    costs = [priced.cost(priced.offer(text), usd, load) for text in offers or priced.QUANT3]
+    click.echo("\n".join(priced.lines(costs, usd, load)))
