@@ -660,13 +660,13 @@ class Oracle:
         def free(at: int, size: int) -> bool:
             return at + size <= end and all(x.stop <= at or at + size <= x.start for x in taken)
 
-        found = list[tuple[int, int]]()
+        rooms = list[tuple[int, int]]()  # size of the free buddy, place
         for at in [at for at in range(0, int(end), n) if free(at, n)]:
             size = n
             while free(at - at % (2 * size), 2 * size):
                 size *= 2
-            found.append((size, at))
-        return min(found)[1] if found else None
+            rooms.append((size, at))
+        return min(rooms)[1] if rooms else None
 
     # the prefix cache
 

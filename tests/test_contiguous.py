@@ -116,6 +116,6 @@ def test_policies_that_foresee_need_the_capability(kv: str, foresees: bool) -> N
 def test_a_prefix_cache_finds_nothing_in_contiguous_kv() -> None:
     load = jobs((0.0, 1024, 4), (10.0, 1024, 4))
     load = replace(load, prefix=Prefix(16, np.array([0, 64, 128]), np.arange(128) % 64))
-    for kv, found in (("max", False), ("paged", True)):
+    for kv, cached in (("max", False), ("paged", True)):
         first, second = spans(ran(config(), load, kv=kv))[0] - 1e9 * load.arrival_s
-        assert (second < 0.9 * first) == found
+        assert (second < 0.9 * first) == cached

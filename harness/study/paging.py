@@ -46,7 +46,7 @@ PAPER = "PagedAttention, SOSP 2023"
 CLAIMS = Path(__file__).with_name("paging.toml")
 HOST, LONGEST, PROMPT_TOKENS = "vllm-0.6", 2048, 2560
 WARM_S, WINDOW_S = 60.0, 240.0
-SEEDS = 3
+SEEDS = 6
 KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of a claim, beside its statement
 
 
