@@ -168,8 +168,10 @@ def measured(run: Run, folder: Path) -> Measured:
     begin, span = np.maximum(first, 0.0), last - first
     part = (last - begin) * (1 - waited / span) / WINDOW_S  # of the window, with KV
     mean = prompt + 1 + (made - 1) * ((begin + last) / 2 - first) / span  # tokens in that time
-    reserved = {"max": LONGEST, "fastertransformer": LONGEST, "oracle": prompt + output,
-                "pow2": prompt + power_above(output)}.get(run.policy)  # fmt: skip
+    longest = np.full_like(prompt, LONGEST)
+    chunks = {"max": longest, "fastertransformer": longest, "oracle": prompt + output,
+              "pow2": prompt + power_above(output)}  # fmt: skip
+    reserved = chunks.get(run.policy)
     tokens = float(part @ mean) / slots
     ahead = 0.0 if reserved is None else float(part @ (prompt + output - mean)) / slots
     over = 0.0 if reserved is None else float(part @ (reserved - prompt - output)) / slots
