@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -116,14 +115,26 @@ def sweep(
     ahead = _ahead(todo, stored, out, later, workers or cpus())
     real = any(task.spec.measured_on for task in todo)
     teller.progress(what, done, total, ahead.left() if todo and not real else None)
-    failed: dict[str, str] = {}
-    run = partial(_executed, workers=workers, teller=teller, failed=failed, ahead=ahead)
-    for task, why in run(todo, out) if batches is None else batches.filled(todo, run):
-        failed |= why
-        done += not why
-        ahead.ended(task, out)
-        ahead.without(why)
+    failed, noted = dict[str, str](), set[str]()
+
+    def note(each: Ended, at: Path) -> None:
+        """Count a run that has ended, and tell how far the sweep is."""
+        nonlocal done
+        noted.add(each.task.spec.folder)
+        failed.update(each.why)
+        done += not each.why
+        ahead.ended(each.task, at)
+        ahead.without(each.why)
         teller.progress(what, done, total, None if real else ahead.left())
+
+    def run(some: list[Task], at: Path) -> Iterator[Ended]:
+        for each in _executed(some, at, workers=workers, teller=teller, failed=failed, ahead=ahead):
+            note(each, at)  # before its part is written: a part may take hours to be complete
+            yield each
+
+    for each in run(todo, out) if batches is None else batches.filled(todo, run):
+        if each.task.spec.folder not in noted:  # a killed call left it beside the parts
+            note(each, out)
     if failed:
         raise Failed(failed)
     return [out / task.spec.folder for task in every]
