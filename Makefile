@@ -23,6 +23,7 @@ PY := .venv/bin/python
 BENCH := $(PY) -m harness
 LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
 IMPORTS := import torch, triton, cuda.bindings.driver
+NODES := import distributed, ray, pyarrow
 DOCUMENTED = .venv/.docs-$(shell cksum <requirements-docs.lock | cut -d' ' -f1)-$(LOCK)
 TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS) $(BESIDE)' | cksum | cut -d' ' -f1)
 SERVERS := harness/engines/servers
@@ -160,7 +161,7 @@ $(CLUSTERED): requirements-cluster.lock | $(READY)
 	site='import sysconfig; print(sysconfig.get_path("purelib"))' && \
 	.venv-cluster/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements-cluster.lock && \
 	$(PY) -c "$$site" >"$$(.venv-cluster/bin/python -c "$$site")/bench.pth" && \
-	.venv-cluster/bin/python -c 'import distributed, ray, pyarrow' && touch $@)
+	.venv-cluster/bin/python -c '$(NODES)' && touch $@,$(shell grep -c '^[a-z].*==' requirements-cluster.lock) packages)
 
 gpu: ## what this machine's GPU does (MINUTES=8), then engine torch on it (STAGES=20): needs CUDA torch, no .venv; again goes on
 	@[ '$(DEVICE)' = cpu ] || $(PYTHON) -m probe --minutes $(MINUTES)

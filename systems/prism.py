@@ -29,6 +29,8 @@ places as before), `order` of requests, `placement`, `evict` (never), and the `w
 models start there, come back there, and never move. `partitioned` is what is left of Prism where engines take their KV
 memory when they start (kv=paged): all models are in from the start under limits fixed by the forecast, nothing moves
 or leaves, and Alg. 1 decides once, Alg. 2 as ever.
+
+Over 600 lines: both algorithms, and each choice that the paper leaves open, on one page.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run,
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import footprint, groups, one_request, searched, shares, spread
-from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Model, Option, Request
+from harness.policy.types import GIB, Batch, Cluster, Gpu, Gpus, Infeasible, Inst, Model, Option, Request
 from harness.policy.view import View
 
 DECISION_S = 12e-6  # mean of 25,000 on heavy8; 2 shared x86-64 cores, CPython 3.11, 2026-11-21
@@ -146,6 +148,48 @@ class Tenant:
 
 
 @dataclass(slots=True)
+class Site:
+    """A GPU, as the copies of models on it are now."""
+
+    shared_kv: int  # bytes beside weights
+    leaving: int = 0  # bytes of weights that are on their way out
+    models: list[Tenant] = field(default_factory=list)  # that live on it, or have a part there
+    serving: list[Tenant] = field(default_factory=list)  # that take requests, their first part on it
+
+
+Ratio = tuple[float, float, int]  # the KVPR of a GPU, the variance of its estimate, the GPU
+
+
+class Ratios:
+    """KVPR of all GPUs under a placement. What a change makes of it is computed of the GPUs concerned alone."""
+
+    def __init__(self, gpus: Sequence[Gpu], models: Sequence[Tenant], at: Mapping[str, Gpus]) -> None:
+        self.gpus, self.at = gpus, at
+        self.models = {m.name: (k, m) for k, m in enumerate(models)}
+        self.here: list[list[tuple[int, Tenant]]] = [[] for _ in gpus]  # by GPU, in order
+        for each in self.models.values():
+            for g in at.get(each[1].name, ()):
+                self.here[g].append(each)
+        self.ranked = sorted(map(self.ratio, range(len(gpus)), self.here), reverse=True)
+        self.largest = self.ranked[0]
+
+    def ratio(self, g: int, here: Sequence[tuple[int, Tenant]]) -> Ratio:
+        """Return the KVPR of GPU g with some models on it."""
+        shared_kv = max(self.gpus[g].mem_bytes - sum([m.w for _, m in here]), 1) / GIB
+        return sum([m.d for _, m in here]) / shared_kv, sum([m.var for _, m in here]) / shared_kv**2, g
+
+    def after(self, move: Mapping[str, Gpus]) -> Ratio:
+        """Return the largest ratio once models have moved to the places given, () for none."""
+        concerned = dict.fromkeys(g for name, place in move.items() for g in (*self.at.get(name, ()), *place))
+        ratios = list(islice((r for r in self.ranked if r[2] not in concerned), 1))
+        for g in concerned:
+            stay = [each for each in self.here[g] if each[1].name not in move]
+            come = [self.models[name] for name, place in move.items() if g in place]
+            ratios.append(self.ratio(g, sorted(stay + come)))
+        return max(ratios)
+
+
+@dataclass(slots=True)
 class Prism:
     """Two levels: Alg. 1 says where models live, Alg. 2 who is let in."""
 
@@ -175,7 +219,7 @@ class Prism:
     models: dict[str, Tenant] = field(init=False)
     copies: dict[tuple[str, Gpus], str] = field(default_factory=dict, init=False)  # loading, in, leaving
     out: dict[str, Gpus | None] = field(default_factory=dict, init=False)  # models to load, and where to if decided
-    serving: dict[int, list[Tenant]] = field(default_factory=dict, init=False)  # by GPU, as `here` has it
+    sites: list[Site] = field(default_factory=list, init=False)  # by GPU; none: they are to be looked through again
     inside: dict[int, Tenant] = field(default_factory=dict, init=False)
     prefilling: dict[int, int] = field(default_factory=dict, init=False)  # prompt tokens of requests let in
     short: set[int] = field(default_factory=set, init=False)  # GPUs on which a request waits for memory
@@ -227,27 +271,26 @@ class Prism:
                 return self.loaded(self.models[name], place, view)
             case Done(Evict(Inst(name, tuple(place)))):
                 self.copies.pop((name, place), None)
+                self.sites.clear()
                 return chain(self.load_all(view), (Wake(view.now_s, f"gpu {g}") for g in place))
         return ()
 
     # ------------------------------------------------------------ where models live
 
-    def shared_kv(self, g: int, *, soon: bool = False) -> int:
-        """Bytes of GPU g beside weights; `soon`: once those that are leaving have left."""
-        used = [self.models[name].w for (name, place), state in self.copies.items()
-                if g in place and not (soon and state == "leaving")]  # fmt: skip
-        return self.cluster.gpus[g].mem_bytes - sum(used)
-
-    def at(self, g: int) -> list[Tenant]:
-        """Models that live on GPU g, or have a part there."""
-        return [m for m in self.models.values() if m.home is not None and g in m.home]
-
-    def here(self, g: int) -> list[Tenant]:
-        """Models that take requests, their first part on GPU g; looked for again once one came or left."""
-        if g not in self.serving:
-            homes = [(m, m.home) for m in self.at(g) if m.home and m.home[0] == g]
-            self.serving[g] = [m for m, home in homes if self.copies[m.name, home] == "in"]
-        return self.serving[g]
+    def site(self, g: int) -> Site:
+        """Return what is on GPU g; all GPUs are looked through again once a copy came or left."""
+        if not self.sites:
+            self.sites += [Site(gpu.mem_bytes) for gpu in self.cluster.gpus]
+            for (name, place), state in self.copies.items():
+                for i in place:
+                    self.sites[i].shared_kv -= self.models[name].w
+                    self.sites[i].leaving += self.models[name].w if state == "leaving" else 0
+            for m in self.models.values():
+                for i in m.home or ():
+                    self.sites[i].models.append(m)
+                if m.home and self.copies[m.name, m.home] == "in":
+                    self.sites[m.home[0]].serving.append(m)
+        return self.sites[g]
 
     def weigh(self, m: Tenant, now_s: float) -> None:
         """Estimate d_j from the window, and from the forecast for what of it lies before the start."""
@@ -268,15 +311,6 @@ class Prism:
         demands = [Demand(m.name, m.d, m.w / GIB, m.model.tp, m.home, one_request(m.model) / GIB) for m in models]
         gpus = self.cluster.gpus
         return alg1(demands, [g.mem_bytes / GIB for g in gpus], [g.node for g in gpus], self.tau, self.argmin)
-
-    def worst(self, models: Sequence[Tenant], at: Mapping[str, Gpus]) -> tuple[float, float, int]:
-        """Return the largest KVPR of a placement, the variance of its estimate, and its GPU."""
-        ratios = []
-        for g, gpu in enumerate(self.cluster.gpus):
-            here = [m for m in models if g in at.get(m.name, ())]
-            shared_kv = max(gpu.mem_bytes - sum(m.w for m in here), 1) / GIB
-            ratios.append((sum(m.d for m in here) / shared_kv, sum(m.var for m in here) / shared_kv**2, g))
-        return max(ratios)
 
     def begin(self, now_s: float) -> Iterator[Action]:
         """Load every model that has a place at the start."""
@@ -300,20 +334,20 @@ class Prism:
     def bring(self, m: Tenant, place: Gpus, state: str = "loading") -> Iterator[Action]:
         """Load a model: as its home, or beside its home until that can be left."""
         self.copies[m.name, place] = state
-        self.serving.clear()
+        m.home, m.next = (place, None) if m.home is None else (m.home, place)
+        self.sites.clear()
         self.out.pop(m.name, None)
         m.places += [] if place in m.places else [place]
-        m.home, m.next = (place, None) if m.home is None else (m.home, place)
         yield Load(Inst(m.name, place), self.way)
         yield Run(Batch(Inst(m.name, place)))
 
     def leave(self, m: Tenant) -> Iterator[Action]:
         """Evict a model once those inside have finished; who still waits goes where it lives next."""
         assert m.home is not None
-        self.copies[m.name, m.home] = "leaving"
-        self.serving.clear()
-        yield Evict(Inst(m.name, m.home))
-        m.home, m.next = m.next, None
+        place, m.home, m.next = m.home, m.next, None
+        self.copies[m.name, place] = "leaving"
+        self.sites.clear()
+        yield Evict(Inst(m.name, place))
         if m.home is None and (m.queue or m.late):
             self.out[m.name] = None
 
@@ -335,7 +369,7 @@ class Prism:
             gone = list({v.name: v for some in victims for v in some or ()}.values())
             if None not in victims:
                 full = sum(view.free_bytes(g) < need for g in place)
-                kvpr = max(sum(x.d for x in self.at(g)) / max(self.shared_kv(g), 1) for g in place)
+                kvpr = max(sum(x.d for x in self.site(g).models) / max(self.site(g).shared_kv, 1) for g in place)
                 if best is None or (len(gone), full, kvpr) < best[0]:
                     best = (len(gone), full, kvpr), place, gone
         if best is None:
@@ -343,17 +377,18 @@ class Prism:
             return
         for v in best[2]:
             yield from self.leave(v)
-        if all(self.shared_kv(g) >= need for g in best[1]):  # else once they have left
+        if all(self.site(g).shared_kv >= need for g in best[1]):  # else once they have left
             yield from self.bring(m, best[1])
 
     def victims(self, m: Tenant, g: int, need: int, now_s: float, *, hurry: bool = True) -> list[Tenant] | None:
         """Choose models to evict for one that is out (`hurry`) or moves to GPU g; None if there is no room."""
-        here = [v for v in self.at(g) if v.home and self.copies[v.name, v.home] == "in"]
+        site = self.site(g)
+        here = [v for v in site.models if v.home and self.copies[v.name, v.home] == "in"]
         long = sorted((v for v in here if self.spare(v, now_s)), key=lambda v: -v.model.ttft_slo_s)
         rest = sorted((v for v in here if v.idle and v not in long), key=lambda v: v.since_s)
         busy = sorted((v for v in here if not v.idle), key=lambda v: v.live)
         starves = m.home is None and m.queue and now_s - m.queue[0].r.arrival_s > self.idle_s
-        evicted, lacks = [], need - self.shared_kv(g, soon=True)
+        evicted, lacks = [], need - site.shared_kv - site.leaving
         for v in [*long, *(rest if hurry else []), *(busy if starves else [])]:
             if lacks <= 0 or self.evict == "never" or not (hurry or self.evict == "pressure"):
                 break
@@ -368,7 +403,7 @@ class Prism:
     def loaded(self, m: Tenant, place: Gpus, view: View) -> Iterator[Action]:
         """Serve a model from the place where it is loaded, and leave the place where it was."""
         self.copies[m.name, place] = "in"
-        self.serving.clear()
+        self.sites.clear()
         if m.next == place:
             yield from self.leave(m)
         yield from self.partition()
@@ -397,71 +432,72 @@ class Prism:
         Each move by itself must lower the largest KVPR by more than tau and the noise: other moves of the placement
         may have to wait for room, and Alg. 1 shuffles models of like rates at each interval.
         """
-        taken = dict.fromkeys(range(len(self.cluster.gpus)), 0)
+        taken, ratios = dict.fromkeys(range(len(self.cluster.gpus)), 0), Ratios(self.cluster.gpus, homes, at)
         for name, place in self.place(homes).items():
             m = self.models[name]
             if m.home == place or m.next or (name, place) in self.copies:
                 continue
-            fits = all(min(self.shared_kv(g), view.free_bytes(g) - taken[g]) >= m.need for g in place)
+            fits = all(min(self.site(g).shared_kv, view.free_bytes(g) - taken[g]) >= m.need for g in place)
             gone = [self.victims(m, g, m.need, view.now_s, hurry=False) for g in place]
             spare = {v.name: v for some in gone for v in some or () if not fits}
-            after = {x: p for x, p in at.items() if x not in spare} | {name: place}
-            if None in gone or not self.better(homes, at, after):
+            move: dict[str, Gpus] = {**dict.fromkeys(spare, ()), name: place}
+            if None in gone or not self.better(ratios.largest, ratios.after(move)):
                 continue
             for v in spare.values():  # the move follows once they have left
                 yield from self.leave(v)
             if fits:
                 taken |= {g: taken[g] + m.need for g in place}
                 yield from self.bring(m, place)
-            at = after if fits else {x: p for x, p in at.items() if x not in spare}
+            at = at | (move if fits else dict.fromkeys(spare, ()))
+            ratios = Ratios(self.cluster.gpus, homes, at)
 
-    def better(self, models: Sequence[Tenant], at: Mapping[str, Gpus], after: Mapping[str, Gpus]) -> bool:
-        """Tell whether placement `after` has a lower largest KVPR than `at`, by more than tau and the noise."""
-        (r, var, _), (less, also, _) = self.worst(models, at), self.worst(models, after)
-        return r - less > self.tau + self.z * math.sqrt(var + also)
+    def better(self, now: Ratio, then: Ratio) -> bool:
+        """Tell whether the largest KVPR falls by more than tau and the noise."""
+        return now[0] - then[0] > self.tau + self.z * math.sqrt(now[1] + then[1])
 
     def change(self, homes: Sequence[Tenant], at: dict[str, Gpus], view: View) -> Iterator[Action]:
         """Move one model where it is placed, or let two change places, one of them on the GPU of largest KVPR.
 
         Of what lowers the largest KVPR by more than tau and the noise, whatever lowers it most; first of what fits now.
         """
-        *_, worst = self.worst(homes, at)
+        ratios = Ratios(self.cluster.gpus, homes, at)
+        *_, worst = ratios.largest
+        free = [min(self.site(g).shared_kv, view.free_bytes(g)) for g in range(len(self.cluster.gpus))]
         moves = [{name: place} for name, place in self.place(homes).items()]
         swaps = [{m.name: at[x.name], x.name: at[m.name]} for m in homes if worst in at[m.name] for x in homes
                  if worst not in at[x.name] and self.exchanges(m, x) and self.exchanges(x, m)]  # fmt: skip
-        fits = [move for move in moves + swaps if all(self.fits(name, place, view) for name, place in move.items())]
-        held = [e.r.arrival_s for m in self.at(worst) for e in chain(m.queue, m.late)] if swaps else []
+        fits = [move for move in moves + swaps if all(self.fits(name, place, free) for name, place in move.items())]
+        held = [e.r.arrival_s for m in self.site(worst).models for e in chain(m.queue, m.late)] if swaps else []
         waits = view.now_s - min(held, default=math.inf) > self.interval_s
-        move = self.lowest(homes, at, fits) or self.lowest(homes, at, swaps if waits else [])
+        move = self.lowest(ratios, fits) or self.lowest(ratios, swaps if waits else [])
         for name in move:
             yield from self.leave(self.models[name]) if move not in fits or self.moves == "deactivate" else ()
             yield from self.bring(self.models[name], move[name]) if move in fits else ()
         self.out.update({} if move in fits else move)
 
-    def lowest(self, homes: Sequence[Tenant], at: dict[str, Gpus], moves: Iterable[dict[str, Gpus]]) -> dict[str, Gpus]:
+    def lowest(self, ratios: Ratios, moves: Iterable[dict[str, Gpus]]) -> dict[str, Gpus]:
         """Return the move that leaves the lowest largest KVPR, of those that are better than none; empty if none is."""
-        better = (x for x in moves if self.better(homes, at, at | x))
-        return min(better, key=lambda x: self.worst(homes, at | x), default={})
+        now, then = ratios.largest, [(ratios.after(move), move) for move in moves]
+        return min([x for x in then if self.better(now, x[0])], key=lambda x: x[0], default=(now, {}))[1]
 
-    def fits(self, name: str, place: Gpus, view: View) -> bool:
+    def fits(self, name: str, place: Gpus, free: Sequence[int]) -> bool:
         """Tell whether a model has room at a place beside all that is there, and all that still leaves."""
-        need = self.models[name].need
-        room = (min(self.shared_kv(g), view.free_bytes(g)) >= need for g in place)
-        return (name, place) not in self.copies and all(room)
+        return (name, place) not in self.copies and all(free[g] >= self.models[name].need for g in place)
 
     def exchanges(self, m: Tenant, x: Tenant) -> bool:
         """Tell whether model m may have the place of x, and has room there once x has left."""
-        there, here = {*(x.home or ())}, {*(m.home or ())}
-        apart = len(there) == m.model.tp and not there & here and (m.name, x.home) not in self.copies
-        return self.moves == "exchange" and apart and all(self.shared_kv(g, soon=True) + x.w >= m.need for g in there)
+        if self.moves != "exchange" or x.home is None or len(x.home) != m.model.tp:
+            return False
+        room = all(s.shared_kv + s.leaving + x.w >= m.need for s in map(self.site, x.home))
+        return room and not {*x.home} & {*(m.home or ())} and (m.name, x.home) not in self.copies
 
     def partition(self) -> Iterator[Action]:
         """Without memory on demand, split what is beside weights and kept pages into limits, by the forecast."""
         for g in range(len(self.cluster.gpus)) if not self.elastic else ():
-            if here := self.at(g):
+            if here := self.site(g).models:
                 floor = [float(one_request(m.model)) for m in here]
                 weight = [self.cluster.plan[m.name].rate_rps * m.model.kv_token_bytes for m in here]
-                for m, part in zip(here, shares(self.shared_kv(g), floor, weight), strict=True):
+                for m, part in zip(here, shares(self.site(g).shared_kv, floor, weight), strict=True):
                     yield Limit(m.name, g, int(part))
 
     # ------------------------------------------------------------ who is let in
@@ -497,7 +533,7 @@ class Prism:
 
     def let_in(self, g: int, view: View) -> Iterator[Action]:
         """Let requests into the engines of GPU g, in order, while their next steps and the memory have room."""
-        here = self.here(g)
+        here = self.site(g).serving
         open_ = [m for m in here if (m.queue or m.late) and self.room(m, 1)]
         self.short.discard(g)
         if not open_:

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Drop, Load, Move, Run
@@ -62,6 +62,7 @@ class Worker(Slot):
     """GPUs that hold one model at a time, and their queue."""
 
     queue: list[Entry] = field(default_factory=list)
+    cut: list[Group] = field(default_factory=list)  # (plus) the same in batches, as they were sorted last
     loading: bool = False
     runs: dict[int, None] = field(default_factory=dict)  # requests in the running batch
     stepped_s: float = LONG_AGO_S  # the last time at which a step is known to have ended
@@ -73,9 +74,24 @@ class Entry:
 
     request: Request
     worker: Worker
+    group: Group  # (plus) its batch
     token: bool = False  # it has one
     kv: bool = False  # its prompt is computed and kept
     dropped: bool = False  # it is on its way out
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A batch of a queue (plus): requests of one model that are sorted as one."""
+
+    model: str
+    entries: list[Entry] = field(default_factory=list)
+    prefill_s: float | None = None  # of its prompts to compute, once it is known and if there are any
+
+    def add(self, e: Entry) -> None:
+        """Take a request in as the last."""
+        self.entries.append(e)
+        e.group, self.prefill_s = self, None
 
 
 @dataclass(slots=True)
@@ -92,6 +108,7 @@ class ServerlessLlmReleased:
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged", "process": "gpu"}, init=False)
     workers: list[Worker] = field(init=False)
     entries: dict[int, Entry] = field(default_factory=dict, init=False)  # in order of arrival
+    prefills_s: dict[tuple[str, int], float] = field(default_factory=dict, init=False)  # (plus) by model and tokens
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"plus": {"order": "srtf"}}
 
@@ -114,7 +131,7 @@ class ServerlessLlmReleased:
             case Prefilled(rid) if rid in self.entries:  # a dropped request ends first
                 self.prefilled(rid, view.now_s)
             case Preempted(rid) if rid in self.entries:
-                self.entries[rid].kv = False
+                self.keeps(self.entries[rid], kv=False)
             case Finished(rid, _, state):
                 return self.finished(rid, state, view)
             case Done(Load(inst), None):
@@ -123,41 +140,51 @@ class ServerlessLlmReleased:
 
     def arrived(self, r: Request, view: View) -> Iterator[Action]:
         """Drop requests that have waited too long, place the new one, and sort (plus)."""
-        for e in self.entries.values():
-            if not e.token and not e.dropped and view.now_s - e.request.arrival_s > self.drop_s:
-                e.dropped = True
+        touched = set()
+        for e in takewhile(lambda e: view.now_s - e.request.arrival_s > self.drop_s, self.entries.values()):
+            if not e.token and not e.dropped:
+                e.dropped, e.group.prefill_s = True, None
+                touched.add(e.worker)
                 yield Drop(e.request.id)
         fit = [x for x in self.workers if x.fits(r.model)]
         if self.order == "fcfs":
             x = self.place(r.model, fit, view)
-            x.queue.append(self.entry(r, x))
+            x.queue.append(self.entry(r, x, Group(r.model)))
             yield from self.follow(x, view)
             return
-        batches = {x: self.batches(x.queue) for x in self.workers}
-        x, batch = self.join(r.model, fit, batches)
-        batch.append(self.entry(r, x))
-        for x, cut in batches.items():
-            if len(cut) > 1:
-                cut.sort(key=lambda batch: self.left_s(batch, view))
-            x.queue = list(chain(*cut))
-            yield from self.follow(x, view)
+        cuts = {x: self.batches(x.cut) for x in self.workers}
+        x, batch = self.join(r.model, fit, cuts)
+        batch.add(self.entry(r, x, batch))
+        touched.add(x)
+        for x, cut in cuts.items():
+            cut.sort(key=lambda batch: batch.prefill_s or self.left_s(batch, view))
+            if cut != x.cut or x in touched:
+                x.cut, x.queue = cut, [e for batch in cut for e in batch.entries]
+                yield from self.follow(x, view)
 
-    def entry(self, r: Request, x: Worker) -> Entry:
+    def entry(self, r: Request, x: Worker, group: Group) -> Entry:
         """Note a request in a worker's queue."""
-        self.entries[r.id] = e = Entry(r, x)
+        self.entries[r.id] = e = Entry(r, x, group)
         return e
+
+    def keeps(self, e: Entry, *, kv: bool) -> None:
+        """Note whether a request's KV is kept, on which what is left of its batch depends."""
+        e.kv, e.group.prefill_s = kv, None
 
     def prefilled(self, rid: int, now_s: float) -> None:
         """Note that a request has a token, and its KV cache unless it was interrupted meanwhile."""
         e = self.entries[rid]
-        e.token, e.kv = True, rid in e.worker.runs
-        e.worker.stepped_s = now_s
+        e.token, e.worker.stepped_s = True, now_s
+        self.keeps(e, kv=rid in e.worker.runs)
 
     def finished(self, rid: int, state: str, view: View) -> Iterator[Action]:
         """Remove a request from its queue."""
         e = self.entries.pop(rid)
         x = e.worker
         x.queue.remove(e)
+        if self.order == "srtf":
+            e.group.entries.remove(e)
+            e.group.prefill_s = None
         x.runs.pop(rid, None)
         if state == "done":
             x.stepped_s = view.now_s
@@ -195,47 +222,55 @@ class ServerlessLlmReleased:
 
     # ------------------------------------------------------------ ServerlessLLM+: where, and in which order
 
-    def batches(self, queue: Iterable[Entry]) -> list[list[Entry]]:
-        """Cut a queue: each request joins the first batch of its model with room."""
-        cut: list[list[Entry]] = []
-        for e in queue:
-            self.room(e.request.model, cut).append(e)
-        return cut
+    def batches(self, cut: Iterable[Group]) -> list[Group]:
+        """Cut a queue anew, given in batches: each request joins the first batch of its model with room."""
+        new: list[Group] = []
+        last: dict[str, Group] = {}  # by model; those before it are full
+        for batch in filter(lambda batch: batch.entries, cut):
+            room = last.get(m := batch.model)
+            if room is None or len(room.entries) == self.most:
+                new.append(batch)
+                last[m] = batch
+                continue
+            for e in batch.entries:
+                if len(room.entries) == self.most:
+                    new.append(room := Group(m))
+                room.add(e)
+            last[m] = room
+        return new
 
-    def room(self, m: str, cut: list[list[Entry]]) -> list[Entry]:
-        """Return the first batch of a model with room, or a new one at the end."""
-        batch = next((b for b in cut if b[0].request.model == m and len(b) < self.most), None)
-        if batch is None:
-            cut.append(batch := [])
-        return batch
-
-    def join(
-        self, m: str, fit: Sequence[Worker], batches: Mapping[Worker, list[list[Entry]]]
-    ) -> tuple[Worker, list[Entry]]:
+    def join(self, m: str, fit: Sequence[Worker], cuts: Mapping[Worker, list[Group]]) -> tuple[Worker, Group]:
         """Return the worker and batch for a new request: a batch with room, else a new one where batches are fewest."""
         for x in fit:
-            if any(b[0].request.model == m and len(b) < self.most for b in batches[x]):
-                return x, self.room(m, batches[x])
-        x = min(fit, key=lambda x: len(batches[x]))
-        return x, self.room(m, batches[x])
+            for batch in cuts[x]:
+                if batch.model == m and len(batch.entries) < self.most:
+                    return x, batch
+        x = min(fit, key=lambda x: len(cuts[x]))
+        cuts[x].append(batch := Group(m))
+        return x, batch
 
-    def left_s(self, batch: Sequence[Entry], view: View) -> float:
+    def left_s(self, batch: Group, view: View) -> float:
         """Return the seconds that sort a batch: its prompts to compute, else what its first request has left."""
-        head, profile = batch[0].request, self.cluster.profile
-        inst = batch[0].worker.batch(head.model).inst
-        prompts = [e.request.prompt_tokens for e in batch if not e.kv and not e.dropped]
-        if prompts:
-            return profile.prefill_s(inst, sum(prompts))
-        made, output = view.request(head.id).made_tokens, view.oracle_tokens(head.id)
-        return profile.step_s(inst, 1, head.prompt_tokens + (made + output) // 2) * (output - made)
+        head, profile = batch.entries[0], self.cluster.profile
+        inst = head.worker.inst(batch.model)
+        tokens = sum(e.request.prompt_tokens for e in batch.entries if not e.kv and not e.dropped)
+        if tokens:
+            if (what := (batch.model, tokens)) not in self.prefills_s:
+                self.prefills_s[what] = profile.prefill_s(inst, tokens)
+            batch.prefill_s = self.prefills_s[what]
+            return batch.prefill_s
+        rid, prompt = head.request.id, head.request.prompt_tokens
+        made, output = view.request(rid).made_tokens, view.oracle_tokens(rid)
+        return profile.step_s(inst, 1, prompt + (made + output) // 2) * (output - made)
 
     # ------------------------------------------------------------ a worker
 
     def follow(self, x: Worker, view: View) -> Iterator[Action]:
         """Run the front of a worker's queue, for which its model may have to come; interrupt what else runs."""
-        queue = [e for e in x.queue if not e.dropped]
-        swap = bool(queue) and queue[0].request.model != x.model and not x.loading
-        m = queue[0].request.model if swap else x.model
+        first = next((e.request.model for e in x.queue if not e.dropped), None)
+        swap = first not in (None, x.model) and not x.loading
+        m = first if swap else x.model
+        queue = (e for e in x.queue if not e.dropped)
         front = dict.fromkeys(e.request.id for e in takewhile(lambda e: e.request.model == m, queue))
         for rid in [rid for rid in x.runs if rid not in front and not self.entries[rid].dropped]:
             yield from self.interrupt(rid, view)
@@ -254,7 +289,7 @@ class ServerlessLlmReleased:
         """Take a request out of the running batch; its KV is computed again when it is back."""
         e = self.entries[rid]
         del e.worker.runs[rid]
-        e.kv = False
+        self.keeps(e, kv=False)
         yield Admit(rid, e.worker.batch(e.request.model, PARKED))
         if view.request(rid).kv_bytes:
             yield Move(rid, None)

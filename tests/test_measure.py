@@ -380,7 +380,7 @@ def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
         assert loss.pooled.n == 2
         assert loss.most.mean >= loss.pooled.mean - 1e-12  # what loses most loses no less than all together
     lines = told(measured, every=True)
-    assert any(line.startswith("sizes by rate ") for line in lines)
+    assert any(line.startswith("a without sizes by rate") for line in lines)
     assert "the paper on sizes by rate: it helps" in lines
     (line,) = (line for line in lines if line.startswith("activation of llama-3.1-8b, TP 1"))
     assert " 0.74 s size " in line  # 0.7 s, and 15 GiB over eight PCIe links, gathered over NVLink

@@ -21,11 +21,11 @@ from harness.loop.recorder import Recorder
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load
 from harness.policy.events import Event, Woke
-from harness.policy.types import GIB, Inst, Jobs, Plan
+from harness.policy.types import GIB, Gpu, Inst, Jobs, Plan
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
-from systems.prism import Demand, Prism, alg1, alg2
+from systems.prism import Demand, Prism, Ratios, Tenant, alg1, alg2
 from tests.cases import cases
 from workloads.models import shape
 
@@ -252,6 +252,29 @@ def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
     assert set(states(engine)) == {"done"}
     still, _ = run(config, work(config, rows), window_s=20.0, placement="fixed")
     assert of(Load, still) == []
+
+
+PLACES = st.sampled_from([(), (0,), (1,), (2,), (0, 1), (1, 2)])
+
+
+@given(st.lists(st.tuples(PLACES, PLACES, st.floats(0, 9), st.integers(0, 30)), min_size=1, max_size=6))
+def test_what_a_move_leaves_is_the_largest_ratio_of_the_placement_after_it(
+    models: list[tuple[tuple[int, ...], tuple[int, ...], float, int]],
+) -> None:
+    gpus = [Gpu("h100", 0, mem * GIB, 132, ()) for mem in (80, 60, 100)]
+    model: Any = None
+    tenants = [Tenant(str(k), model, 1.0, w * GIB, 0, d=d, var=d / 3) for k, (_, _, d, w) in enumerate(models)]
+    at = {str(k): place for k, (place, *_) in enumerate(models)}
+    then = {str(k): place for k, (_, place, *_) in enumerate(models)}
+    ratios = Ratios(gpus, tenants, at)
+    assert ratios.largest == ratios.after({})
+    for some in ({"0": then["0"]}, then):
+        assert ratios.after(some) == Ratios(gpus, tenants, at | some).largest
+    here = [[t for t in tenants if g in then[t.name]] for g in range(3)]
+    kvpr = [sum(t.d for t in some) / (gpu.mem_bytes / GIB - sum(t.w for t in some) / GIB)
+            for some, gpu in zip(here, gpus, strict=True) if sum(t.w for t in some) < gpu.mem_bytes]  # fmt: skip
+    assume(len(kvpr) == 3)
+    assert ratios.after(then)[0] == pytest.approx(max(kvpr))
 
 
 def crowd(room: float = 3.2) -> tuple[Config, Jobs]:

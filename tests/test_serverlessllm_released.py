@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from harness.engines.sim import state
 from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Finished, Prefilled, Woke
 from harness.policy.types import GIB, Batch, Cluster, Gpu, Inst, Model, Plan, Request
-from systems.serverlessllm_released import PARKED, ServerlessLlmReleased
+from systems.serverlessllm_released import PARKED, Entry, Group, ServerlessLlmReleased
 from tests.cases import cases
 from tests.test_serverlessllm import Flat, simulated
 
@@ -281,6 +282,30 @@ def test_plus_evicts_requests_of_the_same_model_that_another_batch_cuts_off() ->
     assert s.queues() == [[4, 0, 1, 2, 5, 3]]
     assert answer == [Admit(3, on("a", tag=PARKED)), Move(3, None)]
     assert list(s.made.workers[0].runs) == [0, 1, 2, 4]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), max_size=12), st.integers(1, 4))
+def test_plus_cuts_a_queue_that_is_given_in_batches_as_one_given_request_by_request(
+    sizes: list[tuple[str, int]], most: int
+) -> None:
+    s = Stage(1, most=most, order="srtf")  # scheduler.py:272-284
+    worker, of = s.made.workers[0], [m for m, n in sizes for _ in range(min(n, most))]
+    entries = [Entry(Request(rid, m, 0.0, 1, 1.0, 0.1), worker, Group(m)) for rid, m in enumerate(of)]
+    left = iter(entries)
+    given = [Group(m, list(islice(left, min(n, most)))) for m, n in sizes]
+    alone = [Group(e.request.model, [e]) for e in entries]
+
+    def cut(groups: list[Group]) -> list[list[int]]:
+        return [[e.request.id for e in batch.entries] for batch in s.made.batches(groups)]
+
+    want: list[list[int]] = []
+    for rid, m in enumerate(of):
+        room = next((batch for batch in want if of[batch[0]] == m and len(batch) < most), None)
+        if room is None:
+            want.append(room := [])
+        room.append(rid)
+    assert cut(given) == want
+    assert cut(alone) == want
 
 
 # ------------------------------------------------------------------ in the simulator

@@ -164,9 +164,10 @@ def footprint_bytes(config: Config, model: Served, layout: process.Layout = "mod
     """Return bytes that come and go with a model's weights on each of its GPUs: the weights, and its process."""
     if config.pool_bytes is not None:
         return shapes.weight_bytes(model.shape, model.tp)
-    every = {m.name: parts(config, m) for m in config.models}
-    at, configured = parts(config, model), every[model.name]
-    held = process.process_bytes(at, configured, list(every.values()), laid_out(config, layout))
+    layout = laid_out(config, layout)
+    configured = next(parts(config, m) for m in config.models if m.name == model.name)
+    every = [parts(config, m) for m in config.models] if layout == "gpu" else [configured]  # no other reads them
+    held = process.process_bytes(parts(config, model), configured, every, layout)
     return shapes.weight_bytes(model.shape, model.tp) + held
 
 

@@ -149,28 +149,37 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
     what all GPUs do together: less is not worth a copy's memory. Ties go to the first.
     """
     places = {m: [home] for m, home in homes.items()}
+    rank = {m: k for k, m in enumerate(homes)}
     need = {m: footprint(model, elastic) + one_request(model) for m, model in cluster.models.items()}
     work = {m: busy(cluster, m, home) for m, home in homes.items()}
-    free = [gpu.mem_bytes - sum(need[m] for m, at in homes.items() if g in at) for g, gpu in enumerate(cluster.gpus)]
-
+    here: list[list[str]] = [[] for _ in cluster.gpus]
+    for m, home in homes.items():
+        for g in home:
+            here[g].append(m)
+    free = [gpu.mem_bytes - sum(need[m] for m in here[g]) for g, gpu in enumerate(cluster.gpus)]
     whole = sum(work[m] * len(home) for m, home in homes.items())
 
-    def load(at: Mapping[str, list[Gpus]]) -> list[float]:
-        return [sum(work[m] / len(each) for m, each in at.items() for place in each if g in place)
-                for g in range(len(free))]  # fmt: skip
+    def load(g: int, shared: str = "", parts: int = 0) -> float:
+        """Return how busy GPU g is; with a model on it, here or not yet, whose traffic then has so many parts."""
+        models = here[g] if not shared or shared in here[g] else sorted([*here[g], shared], key=rank.__getitem__)
+        return sum(work[m] / (parts if m == shared else len(places[m])) for m in models)
 
-    def order(at: Mapping[str, list[Gpus]]) -> list[int]:
-        return sorted((round(100 * x / whole) for x in load(at)), reverse=True)
-
+    loads = [load(g) for g in range(len(free))]
     while whole > 0:
-        now = load(places)
-        busiest = max(range(len(now)), key=now.__getitem__)
-        best, addition = order(places), None
-        for m in [m for m, each in places.items() if any(busiest in place for place in each)]:
+        busiest = max(range(len(loads)), key=loads.__getitem__)
+        hundredths = [round(100 * x / whole) for x in loads]
+        best, addition = sorted(hundredths, reverse=True), None
+        for m in here[busiest]:
+            parts, lighter = len(places[m]) + 1, hundredths.copy()
+            taken = {g for place in places[m] for g in place}
+            for g in taken:
+                lighter[g] = round(100 * load(g, m, parts) / whole)
             for place in groups(cluster, cluster.models[m].tp):
-                apart = all(g not in other for other in places[m] for g in place)
-                if apart and all(free[g] >= need[m] for g in place):
-                    then = order({**places, m: [*places[m], place]})
+                if all(g not in taken and free[g] >= need[m] for g in place):
+                    then = lighter.copy()
+                    for g in place:
+                        then[g] = round(100 * load(g, m, parts) / whole)
+                    then.sort(reverse=True)
                     if then < best:
                         best, addition = then, (m, place)
         if addition is None:
@@ -179,6 +188,9 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
         places[m].append(place)
         for g in place:
             free[g] -= need[m]
+            here[g] = sorted([*here[g], m], key=rank.__getitem__)
+        for g in (g for each in places[m] for g in each):
+            loads[g] = load(g)
     return places
 
 

@@ -21,6 +21,7 @@ from harness.rows import crossings, estimate, record, setting, tidy
 from harness.rows.checked import note
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.estimate import NONE
+from harness.rows.sealed import WAY_OUT, Damaged
 from harness.rows.statistics import Estimate
 from harness.run import slo as slos
 from harness.study import misses, size_kept, text
@@ -83,9 +84,13 @@ def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
 
 def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
     table, about = tidy.stored(folder / record.SWEEP), record.footer(folder / record.SWEEP)
+    if (count := len(about["panels"])) != 1:
+        raise Damaged(f"{folder / record.SWEEP}: a comparison has one panel, and this has {count}; {WAY_OUT}")
     (panel,), rule = about["panels"], about["definitions"][0]
     shown = summary(table, about, rule, text.unchecked(table))
     names = [system.label for system in shown.systems if not system.control]
+    if not names:
+        raise Damaged(f"{folder / record.SWEEP}: no row is of a system; {WAY_OUT}")
     where = f"{shown.gpus} x {panel['gpu']}"
     verdict = sentences.verdict(table, shown, rule, LEVEL)
     notes = [*about["notes"], *text.departures(table), *text.unchecked_lines(table)]
@@ -180,7 +185,7 @@ def _conditions(table: pa.Table, about: Mapping[str, Any]) -> list[tuple[str, st
         ("SLO", ", ".join(sorted({*table["slo"].unique().to_pylist()}))),
         ("Seconds of the SLO", _seconds(about)),
         ("Windows", f"{about['seeds']} of {', '.join(windows)}" if windows else str(about["seeds"])),
-        ("Rates", f"scaled by {', '.join(sorted({*table['scaling'].cast('string').unique().to_pylist()}))}"),
+        ("Rates", f"scaled by {', '.join(sorted(table['scaling'].cast('string').unique().drop_null().to_pylist()))}"),
         ("Planners see", plans),
     ]
 

@@ -20,11 +20,11 @@ from harness.report.text_table import brief, laid
 from harness.rows import crossings, estimate, record, setting, statistics, tidy
 from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
-from harness.rows.statistics import Estimate
-from harness.study import claims
+from harness.study import claims, without
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
-from harness.study.study import AA, START, Claim
+from harness.study.study import AA, START
+from harness.study.without import Part
 
 Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
@@ -55,7 +55,7 @@ def lines(shown: Shown) -> Iterator[str]:
             told = _told_of(shown, "the first of a pair", standings)
             body, ends = _matrix(shown, standings), (*told, f"{len(shown.about['runs'])} runs")
         case "parts":
-            body = _parts(shown)
+            body = without.lines(shown.about, shown.table, _parts(shown), markdown=shown.markdown)
         case _:
             standings = _standings(shown)
             body = chain(_answer("panels", standings), _blocks(shown, standings))
@@ -485,64 +485,17 @@ def _listed(names: Sequence[str]) -> str:
 # ------------------------------------------------------------------ parts of a system, switched off
 
 
-def _parts(shown: Shown) -> Iterator[str]:
-    about, table = shown.about, shown.table
-    definition, first = about["definitions"][0], about["systems"][0]
-    seeds = f"{about['seeds']} seeds"
-    yield (
-        f"{definition.upper()} attainment (SLO {about['slo']}, {about['panels'][0]['models']}) with all parts, and the "
-        f"change in points without each part [95 % interval, {seeds}, paired]"
-    )
-    whole = {
-        (panel["condition"], x): shares[""]
-        for panel in about["panels"]
-        for x, shares in sorted(crossings.by_model(crossings.of_panel(table, panel), first, definition).items())
-    }
-    rates = offered_rps(table)
-    head = [f"{trace} {rates[trace, x]:.3g} req/s" for trace, x in _places(about, whole)]
-    cells = [["switched off", *head, "loses most"],
-             ["nothing", *(f"{100 * _mean(list(share.values())):.1f}" for share in whole.values()), ""]]  # fmt: skip
-    for claim in _differences(about):
-        losses = {(loss.panel["condition"], loss.x): loss for loss in claims.losses(table, about, claim)}
-        if not losses:
+def _parts(shown: Shown) -> list[Part]:
+    about, takes_part, parts = shown.about, set(shown.about["systems"]), list[Part]()
+    for claim in claims.claims_of(about):
+        if claim.what != "difference" or not {claim.system, claim.over} <= takes_part:
             continue
-        worst = max(losses.values(), key=lambda loss: loss.most.mean)
-        most = f"{worst.model} {_points(-worst.most.mean)}" if worst.model else NONE
-        cells.append([claim.subject, *(_change(losses[at].pooled) for at in whole), most])
-    yield from laid(cells, markdown=shown.markdown)
-    yield from (f"the paper on {claim.subject}: {claim.says}" for claim in _differences(about) if claim.says)
-
-
-def _differences(about: Mapping[str, Any]) -> list[Claim]:
-    takes_part = set(about["systems"])
-    return [c for c in claims.claims_of(about) if c.what == "difference" and {c.system, c.over} <= takes_part]
-
-
-def _places(about: Mapping[str, Any], whole: Mapping[tuple[str, float], Any]) -> list[tuple[str, float]]:
-    traces = {panel["condition"]: panel["trace"] for panel in about["panels"]}
-    return [(traces[key], x) for key, x in whole]
-
-
-def offered_rps(table: pa.Table) -> dict[tuple[str, float], float]:
-    """Compute the requests a second offered, by trace and x, in the mean over the runs."""
-    frame = table.select(["trace", "x", "definition", "over", "value"]).to_pandas()
-    offered = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled")]
-    return {(str(trace), float(x)): float(rows["value"].mean())
-            for (trace, x), rows in offered.groupby(["trace", "x"], observed=True)}  # fmt: skip
-
-
-def _change(lost: Estimate) -> str:
-    """Render how switching the part off changes attainment, in points."""
-    low, high = (None if x is None else -x for x in (lost.high, lost.low))
-    return claims.points_text(Estimate(-lost.mean, low, high, lost.n))
-
-
-def _points(share: float) -> str:
-    return claims.points_text(Estimate(share, None, None, 1))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+        if losses := list(claims.losses(shown.table, about, claim)):
+            worst = max(losses, key=lambda loss: loss.most.mean)
+            most = f"; {worst.model} loses most, {without.points(-worst.most.mean)}" if worst.model else ""
+            lost = {(loss.panel["condition"], loss.x): loss.pooled for loss in losses}
+            parts.append(Part(claim.subject, claim.says, lost, most))
+    return parts
 
 
 # ------------------------------------------------------------------ claims and controls

@@ -198,6 +198,7 @@ class Sim:
         w["chunk_tokens"], w["prefill_tokens"] = c.chunk_tokens, c.prefill_tokens
         w["log_tokens"], w["lookahead_steps"] = c.token_times, self._machine.host.lookahead_steps
         w["sent_head"] = w["sent_tail"] = -1
+        w["ending_head"] = -1
         w["transfer_head"] = w["transfer_tail"] = w["transfer_free"] = w["action_free"] = -1
         w["turn_head"] = w["dirty_head"] = -1
         G = np.zeros(n, records.GPU)

@@ -100,6 +100,8 @@ WORLD = record(
     action_spare     i8   count     free rows of ACTION
     transfer_head    i8   row       of TRANSFER: the first under way, in order of issue
     transfer_tail    i8   row       of TRANSFER: the last under way
+    ending_head      i8   row       of TRANSFER: the first whose parts are all moved, in order of issue
+    issued           i8   count     transfers so far
     turn_head        i8   row       of LANE: the first that has a turn
     due              i8   flag      a span was cut at a boundary that is now
     formed_lane      i8   row       of LANE: the last formed at `formed_s`; the number of lanes: all are
@@ -362,6 +364,9 @@ TRANSFER = record(
     attend         i8  flag      the KV stays where it goes and is attended there
     first_part     i8  row       of TRANSFER: the first part that is not on a link yet
     next           i8  row       of TRANSFER: the next in whichever list it is in
+    prev           i8  row       of TRANSFER: the one under way that was issued before it
+    ends_next      i8  row       of TRANSFER: the next whose parts are all moved
+    issued         i8  order     of issue
     link           i8  row       of LINK: that moves this part
     transfer       i8  row       of TRANSFER: whose part it is
     """

@@ -140,6 +140,9 @@ def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: 
     X.blocks = 0
     X.node = -1
     X.attend = 0
+    X.prev = W.transfer_tail
+    X.issued = W.issued
+    W.issued += 1
     if W.transfer_tail >= 0:
         xfer_at(S, W.transfer_tail).next = x
     else:
@@ -256,9 +259,25 @@ def rank_links(S: int) -> None:
 
 
 @jit
+def set_end(S: int, x: int) -> None:
+    """Let a transfer whose parts are all moved end after its tail."""
+    W = world(S)
+    X = xfer_at(S, x)
+    X.stage = TAIL
+    X.due = W.now + X.tail_s
+    prev, nxt = -1, W.ending_head
+    while nxt >= 0 and xfer_at(S, nxt).issued < X.issued:
+        prev, nxt = nxt, xfer_at(S, nxt).ends_next
+    X.ends_next = nxt
+    if prev >= 0:
+        xfer_at(S, prev).ends_next = x
+    else:
+        W.ending_head = x
+
+
+@jit
 def launch(S: int, x: int) -> None:
     """Put a transfer's parts on their links."""
-    W = world(S)
     X = xfer_at(S, x)
     X.stage = LINK
     p = X.first_part
@@ -268,8 +287,7 @@ def launch(S: int, x: int) -> None:
         enlist(S, xfer_at(S, p).link, p, X.kind == LOAD)
         p = nxt
     if X.parts == 0:
-        X.stage = TAIL
-        X.due = W.now + X.tail_s
+        set_end(S, x)
 
 
 @jit
@@ -373,16 +391,27 @@ def granted(S: int, x: int) -> bool:
 
 
 @jit
+def barred(S: int, i: int) -> bool:
+    """Tell whether earlier loads or moves wait for memory of every GPU of an instance: what it could give is given."""
+    for j in range(inst_at(S, i).gpu_count):
+        if not gpu_at(S, inst_at(S, i).gpus[j]).barred:
+            return False
+    return True
+
+
+@jit
 def serve_grants(S: int) -> None:
     """Give free memory to waiting loads and moves, in order on each GPU."""
     W = world(S)
     W.grants = 0
+    left = 0  # GPUs of which memory is asked for and may be given
     for g in range(W.n_gpus):
         gpu_at(S, g).barred = 0
+        left += int(gpu_at(S, g).waiting > 0)
     x = W.transfer_head
-    while x >= 0:
+    while x >= 0 and left > 0:
         X = xfer_at(S, x)
-        if X.stage == GRANT:
+        if X.stage == GRANT and not barred(S, X.inst):
             i = X.inst
             if not granted(S, x):
                 give_back(S, i)
@@ -390,6 +419,7 @@ def serve_grants(S: int) -> None:
                 for j in range(inst_at(S, i).gpu_count):
                     g = gpu_at(S, inst_at(S, i).gpus[j])
                     g.waiting -= int(X.bytes)
+                    left -= int(g.waiting == 0 and not g.barred)
                     if X.kind == LOAD:
                         g.used += int(X.bytes)
                 if X.kind == LOAD:
@@ -403,7 +433,9 @@ def serve_grants(S: int) -> None:
                 launch(S, x)
             else:
                 for j in range(inst_at(S, i).gpu_count):
-                    gpu_at(S, inst_at(S, i).gpus[j]).barred = 1
+                    g = gpu_at(S, inst_at(S, i).gpus[j])
+                    left -= int(not g.barred)
+                    g.barred = 1
         x = X.next
 
 
@@ -411,17 +443,14 @@ def serve_grants(S: int) -> None:
 def release(S: int, x: int) -> None:
     """Free the row of a transfer that is over, and those of its parts."""
     W = world(S)
-    prev = -1
-    y = W.transfer_head
-    while y != x:
-        prev = y
-        y = xfer_at(S, y).next
-    nxt = xfer_at(S, x).next
+    prev, nxt = xfer_at(S, x).prev, xfer_at(S, x).next
     if prev >= 0:
         xfer_at(S, prev).next = nxt
     else:
         W.transfer_head = nxt
-    if W.transfer_tail == x:
+    if nxt >= 0:
+        xfer_at(S, nxt).prev = prev
+    else:
         W.transfer_tail = prev
     p = xfer_at(S, x).first_part
     while p >= 0:
@@ -469,8 +498,7 @@ def end_part(S: int, link: int) -> None:
     X = xfer_at(S, Q.transfer)
     X.parts -= 1
     if X.parts == 0:
-        X.stage = TAIL
-        X.due = W.now + X.tail_s
+        set_end(S, Q.transfer)
     Q.next = W.transfer_free
     W.transfer_free = p
     W.transfer_spare += 1

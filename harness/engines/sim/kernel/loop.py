@@ -24,7 +24,6 @@ from harness.engines.sim.state import (
     NOTHING,
     OVER,
     STEPS,
-    TAIL,
     TIME,
     TOLD,
     WAITING,
@@ -76,11 +75,10 @@ def next_time(S: int) -> float:
     t = INF
     for p in range(W.n_gpus):
         t = min(t, gpu_at(S, p).end)
-    x = W.transfer_head
+    x = W.ending_head
     while x >= 0:
-        if xfer_at(S, x).stage == TAIL:
-            t = min(t, xfer_at(S, x).due)
-        x = xfer_at(S, x).next
+        t = min(t, xfer_at(S, x).due)
+        x = xfer_at(S, x).ends_next
     if W.links_busy > 0:
         for k in range(W.n_links):
             t = min(t, link_at(S, k).end)
@@ -159,6 +157,24 @@ def form_all(S: int, T: Tables) -> bool:
 
 
 @jit
+def end_transfers(S: int, soon: float) -> None:
+    """End the transfers that end now, in order of issue."""
+    W = world(S)
+    prev, x = -1, W.ending_head
+    while x >= 0:
+        nxt = xfer_at(S, x).ends_next
+        if xfer_at(S, x).due > soon:
+            prev = x
+        elif prev >= 0:
+            xfer_at(S, prev).ends_next = nxt
+            arrive(S, x)
+        else:
+            W.ending_head = nxt
+            arrive(S, x)
+        x = nxt
+
+
+@jit
 def end_all(S: int) -> bool:
     """End what ends now: links and transfers in order of issue, then lanes in their order. False: a log is full."""
     W = world(S)
@@ -167,12 +183,7 @@ def end_all(S: int) -> bool:
         for k in range(W.n_links):
             if link_at(S, k).end <= soon:
                 end_part(S, k)
-    x = W.transfer_head
-    while x >= 0:
-        nxt = xfer_at(S, x).next
-        if xfer_at(S, x).stage == TAIL and xfer_at(S, x).due <= soon:
-            arrive(S, x)
-        x = nxt
+    end_transfers(S, soon)
     if not end_lanes(S):
         return False
     lane = W.turn_head
