@@ -43,6 +43,7 @@ class ModelSetup(NamedTuple):
     reserve_bytes: int = 0  # part of the footprint that its KV uses first
     cut: Mapping[int, ModelSetup] = {}  # the same on other numbers of GPUs
     layers: int = 1
+    max_tokens: int = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Setup:
     poll_s: float = 0.0  # behind each kernel of an order with `op_s`
     pairs: bool = False  # prefill and decode of an instance are processes of their own
     memory: Literal["real", "unlimited"] = "real"
+    kv: Literal["paged", "max", "pow2", "oracle"] = "paged"  # elastic is paged too, in other granules
     preempt: Literal["recompute", "swap"] = "recompute"
     sigma: float = 0.0
     seed: int = 0
@@ -91,6 +93,7 @@ class Req:
         self.batch: Batch | None = None
         self.home: Inst | None = None  # the account of its blocks
         self.to: Inst | None = None  # in transit: the other end, charged as well
+        self.at = self.to_at = 0  # the first block of its chunk there
         self.step: Step | None = None
         self.halted: Step | None = None  # between two slices
         self.later: dict[str, tuple[Callable[[], None], Refuse]] = {}  # effect, refusal: when at rest
@@ -370,7 +373,7 @@ class Oracle:
         self.per = 0  # blocks of an id; 0: no prefix cache
         self.there: dict[Kept, int] = {}  # blocks that can be found, or that a request left and nobody can
         self.line: list[Kept] = []  # those of them that nobody holds, the first released first
-        if jobs.prefix is not None:
+        if jobs.prefix is not None and self.setup.kv == "paged":
             self.per = jobs.prefix.block_tokens // self.setup.block_tokens
             for r, first, last in zip(reqs, jobs.prefix.offsets[:-1], jobs.prefix.offsets[1:], strict=True):
                 r.ids = tuple(jobs.prefix.ids[first:last].tolist())
@@ -633,6 +636,40 @@ class Oracle:
             and all(self.more(account, n) + (0 if growth else self.promised(g)) <= self.free(g) for g in on(account))
         )
 
+    # contiguous KV
+
+    def chunk(self, r: Req) -> int:
+        """Return the blocks that a request reserves when it is let in: a power of two."""
+        most, output = self.sizes(Inst(r.model, HOST)).max_tokens, r.output
+        while self.setup.kv == "pow2" and output & (output - 1):
+            output += 1
+        tokens = r.prompt + output
+        n, blocks = math.ceil((max(tokens, most) if self.setup.kv == "max" else tokens) / self.setup.block_tokens), 1
+        while blocks < n:
+            blocks *= 2
+        return blocks
+
+    def place(self, account: Inst, n: int) -> int | None:
+        """Return where n blocks go in an account of contiguous KV: the first of the smallest buddies free for them."""
+        if self.setup.kv == "paged" or self.setup.memory == "unlimited" or not on(account):
+            return 0
+        m = self.sizes(account)
+        room = min(self.setup.gpu_bytes[g] for g in on(account)) - m.footprint_bytes
+        end = min(room, self.limit(account)) // m.block_bytes
+        ends = [(r, r.home, r.at) for r in self.live if r.blocks] + [(r, r.to, r.to_at) for r in self.live if r.to]
+        taken = [range(at, at + r.blocks) for r, home, at in ends if home == account]
+
+        def free(at: int, size: int) -> bool:
+            return at + size <= end and all(x.stop <= at or at + size <= x.start for x in taken)
+
+        rooms = list[tuple[int, int]]()  # size of the free buddy, place
+        for at in [at for at in range(0, int(end), n) if free(at, n)]:
+            size = n
+            while free(at - at % (2 * size), 2 * size):
+                size *= 2
+            rooms.append((size, at))
+        return min(rooms)[1] if rooms else None
+
     # the prefix cache
 
     def hits(self, r: Req, account: Inst, *, held: bool = False) -> int:
@@ -705,6 +742,8 @@ class Oracle:
 
     def watermark(self, account: Inst) -> int:
         m, total = self.sizes(account), self.limit(account)
+        if self.setup.kv != "paged":  # kept for growth
+            return 0
         if total == math.inf:
             total = min(self.setup.gpu_bytes[g] for g in on(account)) - m.footprint_bytes
         return math.floor(self.setup.watermark * (total // m.block_bytes)) if self.blocks(account) else 0
@@ -722,6 +761,7 @@ class Oracle:
             room = all(self.asked(g) <= self.free(x) for x in on(g.inst)) or self.setup.memory == "unlimited"
             if g.req and self.setup.memory == "real":
                 room &= self.held(g.inst, self.blocks(g.inst) + g.req.blocks) <= self.limit(g.inst)
+                room &= self.place(g.inst, g.req.blocks) is not None
             if room and blocked.isdisjoint(on(g.inst)):
                 self.grants.remove(g)
                 self.fresh = True
@@ -783,11 +823,12 @@ class Oracle:
         """Bring a request's KV over the links; both ends are charged until it is there."""
         assert r.home is not None
         kind = "d2h" if not on(to) else "p2p" if on(r.home) else "h2d"
+        r.to_at = self.place(to, r.blocks) or 0
         r.to, r.where, self.fresh = to, "moving", True
 
         def effect() -> None:
             self.part(r)
-            r.home, r.to, r.attend = r.to, None, attend
+            r.home, r.to, r.attend, r.at = r.to, None, attend, r.to_at
             self.rest(r)
             done(None)
 
@@ -974,6 +1015,7 @@ class Oracle:
         stop = any(r.swapped for r in waiting)  # the engine's own victims come first
         for r in waiting if not stop else []:
             need, hits = math.ceil((r.length + 1) / self.setup.block_tokens), 0
+            need = need if self.setup.kv == "paged" else self.chunk(r)
             if ahead and self.ended[batch, 0] < r.joins:  # this step was scheduled before it came
                 break
             if len(pieces) >= room or budget <= 0:
@@ -986,7 +1028,9 @@ class Oracle:
                 self.finish(r, "failed")
                 continue
             asked = need - self.hits(r, batch.inst, held=True) + self.watermark(batch.inst)
-            if stop := r.blocks == 0 and not self.fits(batch.inst, asked):
+            if stop := r.blocks == 0 and not (
+                self.fits(batch.inst, asked) and self.place(batch.inst, need) is not None
+            ):
                 break
             if r.blocks == 0:
                 self.shed(batch.inst)
@@ -997,6 +1041,7 @@ class Oracle:
             if whole and pieces and size > budget:
                 break
             if r.blocks == 0:
+                r.at = self.place(batch.inst, need) or 0
                 r.blocks, r.home, r.prefilled, r.shared = need, batch.inst, known, hits
                 r.found = known if r.found < 0 and self.per else r.found
                 self.line = [key for key in self.line if key not in self.holds(r)]

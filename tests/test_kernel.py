@@ -41,6 +41,7 @@ from tests.worlds import (
     MEASURED,
     MIXED,
     NEVER,
+    RESERVED,
     SHAPE,
     SHARED,
     SLICED,
@@ -190,6 +191,7 @@ WORLDS = {  # by what they have: the first seed, how many (half in the fast test
     "steps that disturb each other": (BESIDE, 50, 400),
     "shares that were measured": (MEASURED, 90, 450),
     "two kinds of GPU": (MIXED, 50, 400),
+    "contiguous KV": (RESERVED, 100, 400),
 }
 
 
@@ -232,7 +234,7 @@ def escaped(first: int, last: int, changes: Sequence[tuple[int, str, str]]) -> l
 
 @pytest.mark.slow
 def test_compiled_and_plain_python_give_the_same_bits() -> None:
-    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE, MEASURED, MIXED):
+    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE, MEASURED, MIXED, RESERVED):
         assert plain(str(first), str(first + 15)).split() == [digest(seed) for seed in range(first, first + 15)]
 
 

@@ -228,6 +228,40 @@ def test_watermark_and_limit() -> None:
         assert waits(out.requests[1]) == {"kv": 7 / 64, "compute": 7 / 64}
 
 
+def test_contiguous_kv_is_reserved_whole() -> None:
+    two = jobs((0.0, "a", 9, 5), (0.0, "a", 9, 5))  # 8 blocks of 4 tokens
+    longest = {"a": ModelSetup(0, 8, 1, 1, max_tokens=20)}
+    once, later = [18 / 64] * 2, [9 / 64, 77 / 64 + 9 / 64]  # the second after four decode steps of the first
+    for kv, firsts in {
+        "oracle": once,  # 9 + 5 tokens: 4 blocks
+        "pow2": later,  # 9 + 8: 5 blocks, a chunk of 8
+        "max": later,  # 20: the same
+    }.items():
+        out = Oracle(setup(blocks=8, kv=kv, models=longest)).run(two, resident(A))
+        assert [r.first_s for r in out.requests] == firsts
+        assert waits(out.requests[1]).get("kv", 0.0) == (0.0 if firsts is once else 77 / 64)
+        check(out, two)
+
+
+def test_free_chunks_that_are_no_buddies_are_no_room() -> None:
+    work = jobs((0.0, "a", 3, 1), (0.0, "a", 1, 3), (0.0, "a", 3, 1), (0.0, "a", 1, 3), (0.0, "a", 7, 1))
+    for kv, first_s in {
+        "paged": 15 / 64,  # the blocks of the first and the third are free at 8/64
+        "oracle": 8 / 64 + 2 * 18 / 64 + 7 / 64,  # but apart: after two decode steps of the second and the fourth
+    }.items():
+        out = Oracle(setup(blocks=4, kv=kv)).run(work, resident(A))
+        assert out.requests[4].first_s == first_s
+        check(out, work)
+
+
+def test_a_chunk_is_cut_from_the_smallest_that_has_room() -> None:
+    work = jobs((0.0, "a", 15, 1), (0.0, "a", 1, 3), (17 / 64, "a", 1, 2), (17 / 64, "a", 15, 1))
+    out = Oracle(setup(blocks=8, kv="oracle")).run(work, resident(A))
+    # at 33/64 blocks 0 to 3 and 5 to 7 are free: the third takes 5, and the fourth, of four blocks, 0
+    assert [r.first_s for r in out.requests] == [16 / 64, 16 / 64, 49 / 64, 49 / 64]
+    check(out, work)
+
+
 def test_granules() -> None:
     # a granule of 100 bytes has 4 blocks, of which a fifth is lost to fragmentation: ceil(1.25 n / 4) granules
     coarse = {"a": ModelSetup(0, 8, block_bytes=25, granule_bytes=100, granule_blocks=4, frag=256)}

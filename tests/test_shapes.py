@@ -36,10 +36,23 @@ PARAMS = {
     "qwen-3-32b": 32_762_123_264,
     "yi-34b": 34_388_917_248,
     "codellama-34b": 33_743_970_304,
+    "opt-13b": 12_853_473_280,
+    "opt-66b": 65_719_701_504,
+    "opt-175b": 174_604_468_224,
     "llama-tiny": 4 * (4 * 256 * 256 + 3 * 256 * 1024 + 2 * 256) + 2 * 1000 * 256 + 256,  # no checkpoint
     "llama-small": 4 * (4 * 512 * 512 + 3 * 512 * 1536 + 2 * 512) + 2 * 1000 * 512 + 512,  # no checkpoint
 }
-BIASED = {"phi-2", "phi-1.5", "starcoder2-3b", "qwen-2.5-7b", "qwen-2.5-14b", "qwen-2.5-32b"}  # biases are not counted
+BIASED = {
+    "phi-2",
+    "phi-1.5",
+    "starcoder2-3b",
+    "qwen-2.5-7b",
+    "qwen-2.5-14b",
+    "qwen-2.5-32b",
+    "opt-13b",
+    "opt-66b",
+    "opt-175b",
+}  # biases are not counted
 EXACT = PARAMS.keys() - BIASED - {"powerlm-3b", "olmo-1b", "gemma-2-2b", "qwen-3-32b"}  # nor extra or missing norms
 KV_TOKEN_BYTES = {  # bf16, all layers
     "llama-3.1-8b": 131072,

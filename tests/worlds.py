@@ -35,6 +35,7 @@ LENT = 7_000_000  # and from here on KV is attended on other GPUs, in worlds of 
 BESIDE = 8_000_000  # and from here on steps disturb those beside them, in worlds of all the kinds before
 MEASURED = 9_000_000  # and from here on cost tables say what a step asks for, in worlds of all the kinds before
 MIXED = 10_000_000  # and from here on GPUs are of two kinds, in worlds of whole prompts, turns, anything and the like
+RESERVED = 11_000_000  # and from here on KV is one chunk a request, in worlds of all the kinds before
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -68,7 +69,7 @@ class World:
         for k, m in enumerate(priced_models(c)):
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
             foot = weight_bytes(m.shape, m.tp) + (c.process_bytes or 0) * (1 + (self.options.get("process") == "pair"))
-            sizes = ModelSetup(k, foot, size, size, layers=m.shape.layers)
+            sizes = ModelSetup(k, foot, size, size, layers=m.shape.layers, max_tokens=m.shape.max_tokens)
             if self.options.get("kv") == "elastic":
                 page = granule_bytes(c, m, True)
                 reserve = KEPT_PAGES * page
@@ -107,6 +108,7 @@ class World:
             poll_s=self.machine.poll_s,
             pairs=text.get("process") == "pair",
             memory=text.get("memory", "real"),
+            kv="paged" if text["kv"] == "elastic" else text["kv"],
             preempt=text.get("preempt", "recompute"),
             sigma=c.noise,
             seed=c.seed,
@@ -184,6 +186,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 def world(seed: int) -> World:
     """Return one world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    if seed >= RESERVED:
+        return reserved(seed)
     if seed >= MIXED:
         return mixed(seed)
     if seed >= MEASURED:
@@ -495,6 +499,16 @@ def mixed(seed: int) -> World:
     return replace(
         w, config=config, machine=machine, script=script, rota=rota, handoff=handoff, end_s=min(w.end_s, 60.0)
     )
+
+
+def reserved(seed: int) -> World:
+    """Return another world, whose requests reserve one chunk of contiguous KV each when they are let in."""
+    n, rng = seed - RESERVED, np.random.default_rng(seed)
+    w = world((0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE, MEASURED)[n % 10] + n // 10)
+    most = int(rng.choice([8, 30, 64, 120]))  # tokens of a sequence
+    models = tuple(m._replace(shape=m.shape._replace(max_tokens=most)) for m in w.config.models)
+    options = {**w.options, "kv": str(rng.choice(["max", "pow2", "oracle"]))}
+    return replace(w, config=replace(w.config, models=models), options=options, end_s=min(w.end_s, 60.0))
 
 
 def on(inst: Inst) -> Gpus:

@@ -117,6 +117,9 @@ def study(
     if name is None:
         _list()
         return
+    if name == "pagedattention":
+        _paging(seeds or None, real(out or RESULTS / name), workers, machine=machine)
+        return
     asked = studies.study(name).only(
         listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
         listed("--models", models), seeds, precision, budget,
@@ -151,6 +154,16 @@ def study(
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
         sys.exit(Code.REFUSED)
+
+
+def _paging(seeds: int | None, out: Path, workers: int | None, *, machine: bool) -> None:
+    """Print PagedAttention's claims, which are about KV memory and batches: a driver of its own runs them."""
+    from harness.study import paging
+
+    with teller(machine=machine) as told:
+        text = list(paging.text(seeds or paging.SEEDS, out, workers, told))
+    for line in text:
+        click.echo(line)
 
 
 def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:

@@ -12,19 +12,36 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.engines.costs import coefficients, constants, process, quantities, shapes, whole
 from harness.engines.costs.coef import Tables
 from harness.engines.costs.profile import MixedProfile, TableProfile, row
 from harness.policy import mix
 from harness.policy.events import Failed
-from harness.policy.types import KEPT_PAGES, MIB, Cluster, Gpu, Gpus, Model, Plan, Profile, Shape, Sizes, UserError
+from harness.policy.types import (
+    KEPT_PAGES,
+    MIB,
+    Cluster,
+    Gpu,
+    Gpus,
+    Jobs,
+    Model,
+    Plan,
+    Profile,
+    Shape,
+    Sizes,
+    UserError,
+)
 
 # What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
 # above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
 PIECE_BYTES = 64 * MIB
 
 Refusal = tuple[Failed, str]  # of which kind, and why
+Tokens = NDArray[np.int64]
+# Options `kv` with contiguous KV: what a request may ever use of it is reserved when it is let in.
+CONTIGUOUS = ("max", "pow2", "oracle")
 
 
 class Served(NamedTuple):
@@ -165,6 +182,25 @@ def _mixed(config: Config, host: quantities.HostProfile | None) -> Machine:
             kinds = f"{first.spec.kind} and {other.spec.kind}"
             raise UserError(f"host {config.host} has other costs of calls on {kinds}: {config.gpu} needs equal ones")
     return first._replace(others=dict(list(each.items())[1:]))
+
+
+def power_above(n: Tokens) -> Tokens:
+    """Return the least power of two that is no less than each of these numbers, which are at least 1."""
+    exact: Tokens = 1 << np.ceil(np.log2(n)).astype(np.int64)
+    return exact
+
+
+def reserved_blocks(config: Config, kv: str, jobs: Jobs) -> Tokens:
+    """Return the blocks of each request's chunk where KV is contiguous: what it reserves, up to a power of two.
+
+    `max` is the longest sequence of its model (or its own, if that is longer), `pow2` its prompt and the power of two
+    above its output, `oracle` its prompt and output (PagedAttention, SOSP 2023, section 6.1: three versions of Orca).
+    """
+    prompt, output = jobs.prompt_tokens.astype(np.int64), jobs.output_tokens.astype(np.int64)
+    tokens = prompt + (power_above(output) if kv == "pow2" else output)
+    if kv == "max":
+        tokens = np.maximum(tokens, np.array([m.shape.max_tokens for m in config.models], np.int64)[jobs.model])
+    return power_above(-(-tokens // config.block_tokens))
 
 
 def priced_models(config: Config) -> list[Served]:

@@ -85,10 +85,14 @@ class Agenda:
         self.due_s = math.inf
 
 
+FORESEES = {("kv", "pow2"), ("kv", "oracle")}  # options by which an engine goes by true output lengths
+TRUE_LENGTHS = "view.oracle_tokens"
+
+
 def missing(system: System, engine: Engine) -> list[str]:
     """List what a system asks for that an engine cannot do, tell or offer.
 
-    What it reads of its input (`Request.`, `Cluster.`) is no engine's.
+    What it reads of its input (`Request.`, `Cluster.`) is no engine's. Options that foresee need the capability too.
     """
     uses = {u for u in system.uses if not u.startswith(("Request.", "Cluster."))}
     lacks = sorted(uses - engine.can - {"Wake"})
@@ -96,6 +100,8 @@ def missing(system: System, engine: Engine) -> list[str]:
     for name, value in sorted(system.options.items()):
         if value not in engine.offers.get(name, ()):
             lacks.append(f"option {name}={value}")
+        elif (name, value) in FORESEES and TRUE_LENGTHS not in uses:
+            lacks.append(f"option {name}={value} without {TRUE_LENGTHS}")
     return lacks
 
 
@@ -152,7 +158,7 @@ class Replay:
         self.end_s = end_s
         actions = self.decide(Woke("start")) if Woke in self.system.hears else ()
         self.apply([a for a in actions if not isinstance(a, Wake)], 0.0)
-        self.engine.begin(self.system.hears, "view.oracle_tokens" in self.system.uses, end_s)
+        self.engine.begin(self.system.hears, TRUE_LENGTHS in self.system.uses, end_s)
         self.apply([a for a in actions if isinstance(a, Wake)], 0.0)
 
     def run(self) -> None:

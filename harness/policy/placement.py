@@ -25,6 +25,44 @@ def groups(cluster: Cluster, tp: int) -> Iterator[Gpus]:
         yield from combinations([k for k, g in enumerate(cluster.gpus) if g.node == node], tp)
 
 
+def gpus_apart(models: Mapping[str, Model], node_gpus: int) -> int:
+    """Return the GPUs of one kind that give each model its own, groups within a node."""
+    g = 0
+    for model in models.values():
+        g = _within_node(g, model.tp, node_gpus) + model.tp
+    return g
+
+
+def apart(cluster: Cluster) -> dict[str, Gpus]:
+    """Give each model the next free GPUs: of several kinds those of the least memory that hold it with one request.
+
+    Raises Infeasible where there are too few.
+    """
+    of: dict[str, list[int]] = {}  # GPUs by kind
+    for g, gpu in enumerate(cluster.gpus):
+        of.setdefault(gpu.kind, []).append(g)
+    next_of, at = dict.fromkeys(of, 0), dict[str, Gpus]()
+    room = {kind: cluster.gpus[gpus[0]].mem_bytes for kind, gpus in of.items()}
+    for m, model in cluster.models.items():
+        need = model.weight_bytes + one_request(model)
+        holding = [kind for kind in of if room[kind] >= need] or [max(of, key=room.__getitem__)]
+        for kind in sorted(holding, key=room.__getitem__):
+            nodes = [cluster.gpus[g].node for g in of[kind]]
+            k = _within_node(next_of[kind], model.tp, nodes.count(nodes[0]))
+            if k + model.tp <= len(nodes):
+                at[m], next_of[kind] = tuple(of[kind][k : k + model.tp]), k + model.tp
+                break
+        else:
+            raise Infeasible(f"one GPU group a model takes more than {len(cluster.gpus)} GPUs")
+    return at
+
+
+def _within_node(g: int, tp: int, node_gpus: int) -> int:
+    """Return the first GPU from g on at which a group of tp stays within its node."""
+    left = node_gpus - g % node_gpus
+    return g if tp <= left else g + left
+
+
 def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Mapping[str, Gpus]:
     """Place each model with room for its weights and one longest request, beside all others of its GPUs.
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from harness.engines.costs import constants, process, quantities, shapes
 from harness.engines.machine import (
+    CONTIGUOUS,
     PIECE_BYTES,
     Config,
     Machine,
@@ -32,6 +33,7 @@ from harness.engines.machine import (
     memory,
     priced_models,
     profile,
+    reserved_blocks,
 )
 from harness.engines.sim import kernel, records, state
 from harness.engines.sim.state import State
@@ -109,13 +111,14 @@ class Sim:
         options, self._machine = options or {}, priced or machine(config)
         self.config = config
         self.offers: Mapping[str, tuple[Option, ...]] = {
-            "kv": ("paged", "elastic"),
+            "kv": ("paged", "elastic", *CONTIGUOUS),
             "preempt": ("recompute", "swap"),
             "sharing": ("fluid", "turns", "none"),
             "memory": ("real", "unlimited"),
             "process": process.LAYOUTS,
         }
-        self._elastic = options.get("kv", "paged") == "elastic"
+        self._kv = str(options.get("kv", "paged"))
+        self._elastic, self._contiguous = self._kv == "elastic", self._kv in CONTIGUOUS
         layout: Any = options.get("process", "model")
         self._layout: process.Layout = layout
         preferred = options.get("sharing", "fluid")
@@ -181,7 +184,9 @@ class Sim:
         S = State()
         w = S.s
         w["quiet_s"], w["formed_s"], w["end"] = -math.inf, -math.inf, math.inf
-        w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
+        w["now"], w["sigma"], w["seed"] = c.start_s, c.noise, c.seed
+        w["reserves"] = self._contiguous
+        w["watermark"] = 0.0 if self._contiguous else c.watermark  # kept for growth, of which there is none
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s
         w["poll_s"] = self._machine.poll_s
@@ -268,6 +273,7 @@ class Sim:
         i["evict"], i["left_s"] = -1, -math.inf
         i["entries"] = i["oldest"] = i["youngest"] = -1
         i["gpus"][: len(places)] = places
+        i["nodes"] = -1
         if not host:
             kin = self._of.setdefault(inst.model, [])
             kin.append(row)
@@ -275,6 +281,7 @@ class Sim:
             I[kin[-2:][0]]["kin"] = row
         S.put(insts=I)
         self._cache(row)
+        self._plant(row)
         for g in gpus[1:]:
             kernel.tie(S.at, gpus[0], g)
         self._weights = S.insts.view(np.ndarray)["state"]
@@ -282,6 +289,19 @@ class Sim:
         self._insts.append(inst)
         self._places.append(gpus)
         return row
+
+    def _plant(self, row: int) -> None:
+        """Make the tree of an account whose KV is contiguous, unless it is a host's or memory never runs short."""
+        S = self.S
+        i = S.insts[row]
+        if not self._contiguous or i["is_host"] or S.s["unlimited"]:
+            return
+        held = min(self.cluster.gpus[g].mem_bytes for g in i["gpus"][: i["gpu_count"]].tolist())
+        blocks: int = (held - i["footprint"].item()) // i["block_bytes"].item()
+        i["leaves"] = 1 << max(0, blocks - 1).bit_length()
+        i["nodes"] = len(S.nodes)
+        S.put(nodes=more(S.nodes, 2 * i["leaves"].item()))
+        kernel.lay_out(S.at, row)
 
     def _footprint(self, model: Served) -> int:
         """Return `footprint_bytes`, which looks at all models, once for each model and degree."""
@@ -387,9 +407,12 @@ class Sim:
         opened = n
         if jobs.after is not None and jobs.think_s is not None:
             opened = self._closed(R, jobs.after, jobs.think_s)
+        if self._contiguous:
+            R["chunk"] = reserved_blocks(self.config, self._kv, jobs)
         R["first"] = R["done"] = R["admit"] = math.nan
         for name in (
             "batch",
+            "node",
             "home",
             "prev",
             "next",
@@ -407,7 +430,7 @@ class Sim:
         w["opened"], w["round_trip_s"] = opened, self._host.api_in_s + self._host.api_out_s
         w["end"] = end_s
         w["heard"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
-        if jobs.prefix is not None:
+        if jobs.prefix is not None and not self._contiguous:  # contiguous KV has no blocks to share
             self._reuse(R, jobs.model, jobs.prefix)
         self.S.put(requests=R)
         self._states, self._models = self.S.requests.view(np.ndarray)["state"], jobs.model

@@ -39,6 +39,7 @@ WORLD = record(
     chains           i8   address   CHAIN
     entries          i8   address   ENTRY
     remotes          i8   address   REMOTE
+    nodes            i8   address   NODE
     n_gpus           i8   count     rows of GPU
     n_links          i8   count     rows of LINK
     n_insts          i8   count     rows of INST
@@ -62,6 +63,7 @@ WORLD = record(
     sliced           i8   flag      processes of a GPU run one at a time, a slice each in a round; else all at once
     swap             i8   flag      a preempted request's KV goes to host memory, if there is room
     elastic          i8   flag      KV memory is mapped in pages that the models of a GPU share
+    reserves         i8   flag      a request's KV is one chunk, reserved when it is let in; nothing grows
     block_tokens     i8   tokens    of a KV block
     reuse            i8   flag      prompts find what earlier ones left in the prefix cache
     id_blocks        i8   blocks    of KV that an id of a prompt stands for
@@ -191,6 +193,8 @@ INST = record(
     kept           i8   bytes    of that reserve that it has now
     holders        i8   count    requests with KV in the account
     entries        i8   row      of ENTRY: the first of the account's ids; -1: it caches nothing
+    nodes          i8   row      of NODE: the one before the account's node 1; -1: its KV is paged
+    leaves         i8   blocks   of its node 1: a power of two
     cached         i8   blocks   that no request holds and that are still there, in free memory
     oldest         i8   row      of ENTRY: of those, the first that was released
     youngest       i8   row      of ENTRY: the last
@@ -356,6 +360,7 @@ TRANSFER = record(
     parts          i8  count     parts that are not moved yet
     source         i8  row       of INST: where KV comes from
     blocks         i8  blocks    of KV
+    node           i8  number    of the account's node that the KV takes where it goes; -1: none
     attend         i8  flag      the KV stays where it goes and is attended there
     first_part     i8  row       of TRANSFER: the first part that is not on a link yet
     next           i8  row       of TRANSFER: the next in whichever list it is in
@@ -408,6 +413,14 @@ ENTRY = record(
     stamp          i8  order     of its release, if no request holds it; 0: it is held, or empty
     prev           i8  row       of ENTRY: the one of the account that was released before
     next           i8  row       of ENTRY: the one released after
+    """
+)
+
+NODE = record(
+    """A node of the tree in which a buddy allocator has an account's contiguous memory.
+
+    free           i8  bits      sizes in blocks, powers of two, of free nodes at it or below, each in no larger one
+    taken          i8  flag      a request's chunk is this very node
     """
 )
 
@@ -502,6 +515,8 @@ REQUEST = record(
     heap_next      i8  row       of REQUEST: its next sibling in the heap
     heap_prev      i8  row       of REQUEST: its sibling before, or its parent if it is the first child
     home           i8  row       of INST: the account that has its KV
+    chunk          i8  blocks    that it reserves when it is let in; 0: it takes them as it grows
+    node           i8  number    of the account's node that is its chunk; -1: none
     attend         i8  flag      it is attended there if that is not its batch's
     pending        i8  code      P_*: what waits for the boundary of the step it is in
     pending_arg    i8  row       of TRANSFER (P_MOVE) or ACTION (P_DISCARD)

@@ -19,17 +19,19 @@ Short names mean the same in every function; of a pair, the capital is the recor
     X x, Q p  a transfer; a part of one on a link
     E x       an entry of the prefix cache
     F f       KV of a batch that is attended elsewhere
+    N x       a node of the tree of an account's contiguous memory
     A a       an action
     k c       coefficients, c their row
     nxt prev  neighbours in a list
     t         a time; elsewhere i, j, n, x and y only count
 
-    waits < lists; events; cost; memory; lent < lanes < reuse; far < links < members < growth < steps, turns < loop;
-    peek
+    waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < links < members < growth < steps, turns <
+    loop; peek
 
 Numba's cache does not see edits in files that a function calls into: `jit.py` keys it by the hash of all of them.
 """
 
+from harness.engines.sim.kernel.buddy import lay_out as lay_out
 from harness.engines.sim.kernel.events import forget as forget
 from harness.engines.sim.kernel.events import note as note
 from harness.engines.sim.kernel.links import load as load

@@ -19,7 +19,6 @@ from harness.engines.sim.state import (
     inst_at,
     lane_at,
     remote_at,
-    world,
 )
 
 
@@ -138,7 +137,7 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
 def hold_far(S: int, b: int, f: int, steps: int) -> int:
     """Take blocks in an account elsewhere for as many steps as it has room for, and return how many those are."""
     B, F = batch_at(S, b), remote_at(S, f)
-    first = F.residues[(1 - B.tick) % world(S).block_tokens]
+    first = needs_far(S, f, B.tick, 1)
     lo, hi = 1, steps + 1
     while hi - lo > 1:
         mid = (lo + hi) // 2 if hi <= steps else steps  # all of them, mostly

@@ -14,7 +14,7 @@ from harness.engines.sim.kernel.members import (
     queue,
     unlist,
 )
-from harness.engines.sim.kernel.memory import fits, put, watermark
+from harness.engines.sim.kernel.memory import fits, needs, needs_far, put, watermark
 from harness.engines.sim.kernel.waits import charge
 from harness.engines.sim.state import (
     E_PREEMPTED,
@@ -89,10 +89,11 @@ def preempt(S: int, b: int, r: int) -> None:
 def due_blocks(S: int, b: int, f: int) -> int:
     """Return the blocks that one decode step takes in the batch's own account (-1), or in one elsewhere."""
     B = batch_at(S, b)
-    at = (1 - B.tick) % world(S).block_tokens
+    if world(S).reserves:
+        return 0
     if f < 0:
-        return int(B.residues[at] - B.brought)
-    return int(remote_at(S, f).residues[at] - remote_at(S, f).brought)
+        return int(needs(S, b, B.tick, 1) - B.brought)
+    return int(needs_far(S, f, B.tick, 1) - remote_at(S, f).brought)
 
 
 @jit

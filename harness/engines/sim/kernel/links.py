@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.buddy import has_chunk, take_chunk
 from harness.engines.sim.kernel.events import done
 from harness.engines.sim.kernel.lanes import cut, freed, give_back, wake
 from harness.engines.sim.kernel.memory import asked_bytes, held_bytes, keep, put
@@ -137,6 +138,7 @@ def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: 
     X.request = -1
     X.source = -1
     X.blocks = 0
+    X.node = -1
     X.attend = 0
     X.prev = W.transfer_tail
     X.issued = W.issued
@@ -379,7 +381,7 @@ def granted(S: int, x: int) -> bool:
         return True
     if X.kind == SHIFT:
         h = held_bytes(S, i, inst_at(S, i).blocks + X.blocks)
-        if inst_at(S, i).limit >= 0 and h > inst_at(S, i).limit:
+        if (inst_at(S, i).limit >= 0 and h > inst_at(S, i).limit) or not has_chunk(S, i, X.blocks):
             return False
     for j in range(inst_at(S, i).gpu_count):
         g = gpu_at(S, inst_at(S, i).gpus[j])
@@ -425,6 +427,7 @@ def serve_grants(S: int) -> None:
                     set_weights(S, i, LOADING)
                 else:
                     batch_at(S, req_at(S, X.request).batch).asking -= 1
+                    X.node = take_chunk(S, i, X.blocks)
                     put(S, i, X.blocks)
                     inst_at(S, i).holders += 1
                 launch(S, x)

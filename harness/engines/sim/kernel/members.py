@@ -6,6 +6,7 @@ Over 600 lines: all changes of a membership keep the same lists, heaps and count
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.buddy import free_chunk, take_chunk
 from harness.engines.sim.kernel.events import done, over, tell
 from harness.engines.sim.kernel.lanes import cut, cut_at, dirty, freed, step_of, unbound, wake
 from harness.engines.sim.kernel.links import leave, new_transfer, release, route_kv, set_weights
@@ -71,9 +72,11 @@ def drop_blocks(S: int, r: int) -> None:
         if world(S).reuse:
             give_up(S, r)
         else:
+            free_chunk(S, i, q.node, q.blocks)
             put(S, i, -q.blocks)
         freed(S, i)
     q.home = -1
+    q.node = -1
     q.attend = 0
     q.blocks = 0
 
@@ -100,6 +103,7 @@ def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
     q = req_at(S, r)
     q.home = i
     q.blocks = n
+    q.node = take_chunk(S, i, n)
     inst_at(S, i).holders += 1
     put(S, i, n - held)
 
@@ -659,7 +663,7 @@ def arrive(S: int, x: int) -> None:
     W = world(S)
     X = xfer_at(S, x)
     kind, i, r, src, blocks, act_ = X.kind, X.inst, X.request, X.source, X.blocks, X.action
-    attend = X.attend
+    attend, node = X.attend, X.node
     release(S, x)
     if kind == LOAD:
         W.loads += 1
@@ -675,7 +679,9 @@ def arrive(S: int, x: int) -> None:
         if W.reuse:
             give_up(S, r)
         else:
+            free_chunk(S, src, q.node, q.blocks)
             put(S, src, -q.blocks)
+        q.node = node
         q.blocks = blocks
         q.home = i
         q.attend = attend

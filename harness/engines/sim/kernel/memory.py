@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.buddy import has_chunk
 from harness.engines.sim.state import GRANT, RUNNING, SHIFT, batch_at, gpu_at, inst_at, remote_at, world, xfer_at
 
 
@@ -79,10 +80,15 @@ def promised(S: int, g: int) -> int:
 
 @jit
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks fit now. Memory that a load or move waits for is closed to prompts, not to growth."""
+    """Tell whether n more blocks fit now, in an account of contiguous KV as one chunk.
+
+    Memory that a load or move waits for is closed to prompts, not to growth.
+    """
     W = world(S)
     if W.unlimited:
         return True
+    if not has_chunk(S, i, n):
+        return False
     I = inst_at(S, i)
     h = held_bytes(S, i, I.blocks + n)
     if I.limit >= 0 and h > I.limit:
@@ -98,6 +104,8 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
 def needs(S: int, b: int, d0: int, k: int) -> int:
     """Return the blocks that the running members with KV here take at ticks d0 .. d0 + k - 1."""
     W = world(S)
+    if W.reserves:
+        return 0
     bt = W.block_tokens
     total = (k // bt) * (batch_at(S, b).count[RUNNING] - batch_at(S, b).far)
     for d in range(d0, d0 + k % bt):
@@ -109,6 +117,8 @@ def needs(S: int, b: int, d0: int, k: int) -> int:
 def needs_far(S: int, f: int, d0: int, k: int) -> int:
     """Return the blocks that those take at these ticks whose KV is in an account elsewhere."""
     W = world(S)
+    if W.reserves:
+        return 0
     bt = W.block_tokens
     total = (k // bt) * remote_at(S, f).count
     for d in range(d0, d0 + k % bt):

@@ -95,7 +95,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         if q.home < 0:
             if not new:
                 break
-            need = (goal + 1 + W.block_tokens - 1) // W.block_tokens
+            need = q.chunk if W.reserves else (goal + 1 + W.block_tokens - 1) // W.block_tokens
             if never(S, i, need):
                 unlist(S, r)
                 end(S, r, FAILED, W.now)
@@ -399,7 +399,7 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     while f >= 0:
         steps = hold_far(S, b, f, steps)
         f = remote_at(S, f).next
-    first = B.residues[(1 - B.tick) % W.block_tokens]  # taken by `grow`, but for members that brought theirs
+    first = needs(S, b, B.tick, 1)  # taken by `grow`, but for members that brought theirs
     more = needs(S, b, B.tick, steps) - first
     if more > 0 and not fits(S, i, more, 1):
         lo, hi = 1, steps

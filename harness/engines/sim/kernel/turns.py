@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.buddy import lay_out
 from harness.engines.sim.kernel.events import tell
 from harness.engines.sim.kernel.lanes import cut, dirty, freed, wake
 from harness.engines.sim.kernel.members import rest
@@ -259,6 +260,7 @@ def limit(S: int, i: int, nbytes: int) -> None:
         shed(S, i)
     was = inst_at(S, i).limit
     inst_at(S, i).limit = nbytes
+    lay_out(S, i)
     if inst_at(S, i).cached > 0:
         shed(S, i)
     if was >= 0 and (nbytes < 0 or nbytes > was):

@@ -1,0 +1,100 @@
+"""Contiguous KV: chunks of an account's blocks, as a buddy allocator hands them out.
+
+An account's memory is a binary tree. Node 1 is a power of two of blocks, nodes 2x and 2x + 1 are the halves of node x,
+and a leaf is a block; leaves beyond the account's limit are never free. A chunk is a node: a power of two of blocks, at
+a multiple of its size. It is taken from the smallest free node that has room for it, of equals from the one of the
+lowest address, and two halves are one free node again as soon as both are free (Knuth, The Art of Computer Programming,
+volume 1, section 2.5).
+"""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.state import gpu_at, inst_at, node_at
+
+
+@jit
+def slots(S: int, i: int) -> int:
+    """Return the blocks of an account's memory: its limit, or what its smallest GPU has beside its own weights."""
+    I = inst_at(S, i)
+    total = gpu_at(S, I.gpus[0]).cap - I.footprint
+    for j in range(1, I.gpu_count):
+        total = min(total, gpu_at(S, I.gpus[j]).cap - I.footprint)
+    if I.limit >= 0:
+        total = min(total, I.limit)
+    return int(max(0, total) // I.block_bytes)
+
+
+@jit
+def mend(S: int, i: int, x: int, size: int, end: int) -> None:
+    """Bring a node up to date with its halves; leaves from `end` on are never free."""
+    I = inst_at(S, i)
+    N = node_at(S, I.nodes + x)
+    if N.taken:
+        N.free = 0
+    elif size == 1:
+        N.free = int(x - I.leaves < end)
+    else:
+        left, right = node_at(S, I.nodes + 2 * x).free, node_at(S, I.nodes + 2 * x + 1).free
+        N.free = size if left == right and 2 * left == size else left | right
+
+
+@jit
+def lay_out(S: int, i: int) -> None:
+    """Make a tree anew for an account's present limit; what is taken stays, also beyond it."""
+    I = inst_at(S, i)
+    if I.nodes < 0:
+        return
+    end, size = slots(S, i), 1
+    first = I.leaves
+    while first > 0:
+        for x in range(first, 2 * first):
+            mend(S, i, x, size, end)
+        first //= 2
+        size *= 2
+
+
+@jit
+def climb(S: int, i: int, x: int, size: int) -> None:
+    """Bring a node and those above it up to date."""
+    end = slots(S, i)
+    while x > 0:
+        mend(S, i, x, size, end)
+        x //= 2
+        size *= 2
+
+
+@jit
+def has_chunk(S: int, i: int, n: int) -> bool:
+    """Tell whether an account has a free chunk of n blocks, a power of two; paged ones always do."""
+    I = inst_at(S, i)
+    return I.nodes < 0 or n <= node_at(S, I.nodes + 1).free
+
+
+@jit
+def take_chunk(S: int, i: int, n: int) -> int:
+    """Take a chunk of n blocks, for which there is room; returns its node, -1 in a paged account."""
+    I = inst_at(S, i)
+    if I.nodes < 0:
+        return -1
+    enough = node_at(S, I.nodes + 1).free & -n
+    best = enough & -enough  # the smallest
+    x, size = 1, I.leaves
+    while size > n:
+        x *= 2
+        if size > best and not node_at(S, I.nodes + x).free & best:
+            x += 1
+        size //= 2
+    node_at(S, I.nodes + x).taken = 1
+    climb(S, i, x, size)
+    return int(x)
+
+
+@jit
+def free_chunk(S: int, i: int, x: int, n: int) -> None:
+    """Free a chunk of n blocks, unless the account is paged."""
+    I = inst_at(S, i)
+    if I.nodes < 0:
+        return
+    node_at(S, I.nodes + x).taken = 0
+    climb(S, i, x, n)

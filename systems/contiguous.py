@@ -1,0 +1,106 @@
+"""KV memory before paging: the baselines of PagedAttention, each model on GPUs of its own as under `dedicated`.
+
+Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023
+(arXiv 2309.06180), section 6.1. Each request reserves one contiguous chunk of KV slots when it is let in:
+
+    P, O   tokens of its prompt and of its true output
+    max    Orca (Max): the longest sequence that is served, 2,048 in the paper
+    pow2   Orca (Pow2): P + 2^ceil(log2 O), over-reserved by at most two; it goes by the true output, a bound
+    oracle Orca (Oracle): P + O, also a bound
+    paged  vLLM: blocks as it grows
+
+The chunk comes from a buddy allocator, as the paper has it for Orca. The engine has both, by option `kv`; its block is
+the smallest chunk.
+
+`joins=false` is FasterTransformer with the paper's scheduler before it: up to B of the earliest requests form a batch,
+and none joins until all of it has ended. B is as large as memory allows at the longest sequence. Here a request is
+returned, and its memory is free, at its own last token; FasterTransformer holds both until the batch has ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from harness.policy.actions import Action, Admit, Load, Run
+from harness.policy.events import Arrived, Event, Finished, Woke
+from harness.policy.fields import choice
+from harness.policy.placement import apart, gpus_apart
+from harness.policy.types import Batch, Cluster, Inst, Model, Option
+from harness.policy.view import View
+
+DECISION_S = 0.0  # Orca decides once, before the start; FasterTransformer's next batch is the head of a queue
+
+
+@dataclass(slots=True)
+class Contiguous:
+    """Model k runs alone on the next free GPUs, with KV in chunks."""
+
+    cluster: Cluster
+    kv: str = choice("max", "pow2", "oracle", "paged")
+    joins: bool = choice(True, False)
+    hears: frozenset[type] = field(init=False)
+    uses: frozenset[str] = field(init=False)
+    options: Mapping[str, Option] = field(init=False)
+    batch: dict[str, Batch] = field(default_factory=dict, init=False)  # by model
+    queue: dict[str, deque[int]] = field(default_factory=dict, init=False)  # without joins: who waits, by model
+    left: dict[str, set[int]] = field(default_factory=dict, init=False)  # and who of the batch has not ended
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "max": {"kv": "max"},
+        "pow2": {"kv": "pow2"},
+        "oracle": {"kv": "oracle"},
+        "fastertransformer": {"kv": "max", "joins": False},
+    }
+
+    def __post_init__(self) -> None:
+        self.hears = frozenset({Woke} if self.joins else {Woke, Arrived, Finished})
+        true_lengths = {"view.oracle_tokens"} if self.kv in ("pow2", "oracle") else set[str]()  # for the engine
+        self.uses = frozenset({"Load", "Run", "Admit"} | true_lengths)
+        self.options = {"kv": self.kv}
+
+    @staticmethod
+    def gpus_needed(models: Mapping[str, Model], node_gpus: int) -> int:
+        """GPUs that give every model its own, groups within a node."""
+        return gpus_apart(models, node_gpus)
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Give each model its GPUs at the start; without joins, form batches."""
+        match event:
+            case Woke("start"):
+                return self.start()
+            case Arrived(request):
+                self.queue[request.model].append(request.id)
+                return self.next_batch(request.model)
+            case Finished(rid, Batch(Inst(m))) if rid in self.left[m]:
+                self.left[m].remove(rid)
+                return self.next_batch(m)
+        return ()
+
+    def start(self) -> Iterator[Action]:
+        """Load and run every model; with joins, the engine lets requests in as they come."""
+        for m, place in apart(self.cluster).items():
+            self.batch[m], self.queue[m], self.left[m] = Batch(Inst(m, place)), deque(), set()
+            yield Load(self.batch[m].inst)
+            yield Run(self.batch[m])
+            if self.joins:
+                yield Admit(m, self.batch[m])
+
+    def next_batch(self, m: str) -> Iterator[Action]:
+        """Form a batch of the earliest requests when nobody of the last one is left."""
+        if self.left[m]:
+            return
+        waiting = self.queue[m]
+        for _ in range(min(len(waiting), self.most(m))):
+            rid = waiting.popleft()
+            self.left[m].add(rid)
+            yield Admit(rid, self.batch[m])
+
+    def most(self, m: str) -> int:
+        """B: chunks of the longest sequence in the memory beside the weights."""
+        model = self.cluster.models[m]
+        blocks = -(-model.max_tokens * model.kv_token_bytes // model.page_bytes)
+        chunk = 1 << (blocks - 1).bit_length()
+        return max(1, (self.cluster.gpus[0].mem_bytes - model.weight_bytes) // (chunk * model.page_bytes))
