@@ -74,7 +74,7 @@ class Entry:
 
     request: Request
     worker: Worker
-    group: Group  # (plus) its batch
+    group: Group  # (plus) its batch; else it is alone in one
     token: bool = False  # it has one
     kv: bool = False  # its prompt is computed and kept
     dropped: bool = False  # it is on its way out
@@ -154,7 +154,7 @@ class ServerlessLlmReleased:
             return
         cuts = {x: self.batches(x.cut) for x in self.workers}
         x, batch = self.join(r.model, fit, cuts)
-        batch.add(self.entry(r, x, batch))
+        self.entry(r, x, batch)
         touched.add(x)
         for x, cut in cuts.items():
             cut.sort(key=lambda batch: batch.prefill_s or self.left_s(batch, view))
@@ -165,6 +165,7 @@ class ServerlessLlmReleased:
     def entry(self, r: Request, x: Worker, group: Group) -> Entry:
         """Note a request in a worker's queue."""
         self.entries[r.id] = e = Entry(r, x, group)
+        group.add(e)
         return e
 
     def keeps(self, e: Entry, *, kv: bool) -> None:
@@ -182,9 +183,8 @@ class ServerlessLlmReleased:
         e = self.entries.pop(rid)
         x = e.worker
         x.queue.remove(e)
-        if self.order == "srtf":
-            e.group.entries.remove(e)
-            e.group.prefill_s = None
+        e.group.entries.remove(e)
+        e.group.prefill_s = None
         x.runs.pop(rid, None)
         if state == "done":
             x.stepped_s = view.now_s

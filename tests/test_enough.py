@@ -230,6 +230,36 @@ def test_an_interval_that_lacks_an_x_asks_for_it_by_all_seeds(
         assert seeds == {0, 1, 2}
 
 
+@cases("knee", [18.3, 19.0, 19.6])
+def test_a_knee_without_misses_below_it_is_narrowed_and_no_lower_rate_is_asked_for(knee: float) -> None:
+    def block(x: float) -> Block:
+        """30 blocks, of which every other one misses what exceeds the knee: nothing below it, a third soon after."""
+        offered = np.full(30, round(x * 200.0), np.float64)
+        beyond = np.minimum(0.6, 20.0 * max(0.0, x / knee - 1.0)) * (np.arange(30) % 2)
+        return Block(np.round(offered * beyond), offered)
+
+    curves: dict[str, Windows] = {"a": {seed: {x: block(x) for x in (4.5, 18.0, 21.5)} for seed in range(2)}}
+    panel = {"axis": "rate_rps", "xs": GIVEN, "unit_rps": 1.0}
+
+    def interval() -> Estimate:
+        c = together(curves["a"], curves["a"].keys())
+        assert c is not None
+        return pooled.crossing(c, LEVEL)
+
+    assert interval().low is None
+    while interval().low is None:
+        ((_, _, x, _), *_) = more = enough.more(curves, panel, {"a": False}, 3, LEVEL, 0.1)
+        assert {run.x for run in more} == {x}
+        assert 18.0 < x < 21.5
+        for run in more:
+            curves["a"][run.seed][x] = block(x)
+    assert len(curves["a"][0]) <= 8
+    low, high = interval().low, interval().high
+    assert low is not None
+    assert high is not None
+    assert low / enough.NARROW <= knee <= high * enough.NARROW
+
+
 def test_seeds_never_meet_those_of_copies() -> None:
     world = World({"a": 3.0}, 4.0, np.random.default_rng(1))
     curves: dict[str, Windows] = {"a": {AA_SEED - 3: {x: world.run("a", 0, x) for x in GIVEN}}}

@@ -15,6 +15,8 @@ from harness.rows.tidy import Windows
 from harness.study.search import HALF_OCTAVE, OCTAVE, QUARTER, rounded
 from harness.study.study import AA_SEED
 
+NARROW = 1.02  # two x as near to each other leave nothing to look at between them
+
 
 class More(NamedTuple):
     """A further run to tell the systems of a panel apart."""
@@ -85,7 +87,11 @@ def more(
 
 
 def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
-    """Return an x that a system's interval lacks: at the crossing itself, or beyond an open end; None if none."""
+    """Return an x that a system's interval lacks: at the crossing itself, or beyond an open end; None if none.
+
+    Where nothing is missed at the x below the crossing and most at the next, it is the middle of the two: how many
+    requests an episode there misses tells nothing of lower rates.
+    """
     c = tidy.together(of, of.keys())
     if c is None or (at := pooled.crossing(c, level)).sign != "=":
         return None
@@ -94,8 +100,11 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
         return rounded(at.mean, 3) if rated else crossings.turned(rounded(1.0 / at.mean, 3))
     if rated and at.high is None:
         return rounded(xs[-1] * HALF_OCTAVE, 3)
-    if rated and at.low is None and xs[0] / HALF_OCTAVE >= least:
-        return rounded(xs[0] / HALF_OCTAVE, 3)
+    if rated and at.low is None:
+        below = max((i for i, x in enumerate(xs) if x < at.mean), default=0)
+        if c.missed[below].sum() > 0:
+            return rounded(xs[0] / HALF_OCTAVE, 3) if xs[0] / HALF_OCTAVE >= least else None
+        return rounded(math.sqrt(xs[below] * xs[below + 1]), 3) if xs[below + 1] / xs[below] > NARROW else None
     return None
 
 
