@@ -135,8 +135,9 @@ class Nursery(processes.Nursery):
         self._end.close()
 
 
-def varlen(q: Any, k: Any, v: Any) -> Any:
+def varlen(q: Any, k: Any, v: Any, ends: Any) -> Any:
     """Compute torch's attention of one packed sequence, causal from its end."""
+    assert [x.tolist() for x in ends] == [[0, len(q)], [0, len(k)]]
     mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)

@@ -33,12 +33,12 @@ from harness.engines.torch import model, nets
 from harness.engines.torch.device import Decoded
 from harness.engines.torch.ending import bound
 from harness.engines.torch.links import CHUNK_S, Job
-from harness.engines.torch.model import Layer, Piece, Weights
+from harness.engines.torch.model import Pass, Piece, Weights
 from harness.engines.torch.nets import Net
 from harness.engines.torch.wire import Copied, Copy, Given, Order, take_files
-from harness.policy.types import GIB
+from harness.policy.types import GIB, Shape
 from probe import driver, kernels
-from probe.compute import varlen
+from probe.compute import edges, varlen
 
 DTYPE = torch.float32 if os.environ.get("DTYPE") == "float32" else torch.bfloat16
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # of the decode graphs
@@ -214,6 +214,27 @@ def attended(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> Non
     kernels.merge[(rows, heads, group)](c.acc, c.ml, out, G=group, D=dim, S=c.splits, GP=16, num_warps=1)
 
 
+def normed(qkv: Tensor, norms: Sequence[Tensor] | None, net: Net) -> None:
+    """Normalise queries and keys of each head in place, where a network does."""
+    at = 0
+    for heads, weight in zip((net.shape.q_heads, net.shape.kv_heads), norms or (), strict=False):
+        part = qkv[:, at : at + heads]
+        part.copy_(functional.rms_norm(part, (net.shape.head_dim,), weight, net.eps))
+        at += heads
+
+
+def turned(
+    qkv: Tensor, cos: Tensor, sin: Tensor, position: Tensor, slot: Tensor, kv: Tensor, layer: int, s: Shape
+) -> Tensor:
+    """Launch the rotation of tokens' heads; keys and values go to the KV, and the queries are returned."""
+    q = qkv.new_empty(len(qkv), s.q_heads, s.head_dim)
+    kernels.rope_write[(len(qkv), s.q_heads + s.kv_heads)](
+        qkv, cos, sin, position, slot, q, anchor(kv), anchor(kv), layer * kv.stride(1), kv.stride(2),
+        HQ=s.q_heads, HKV=s.kv_heads, D=s.head_dim, num_warps=1,
+    )  # fmt: skip
+    return q
+
+
 class Card:
     """A device as one worker has it: streams of its own; see device.Device."""
 
@@ -248,7 +269,7 @@ class Card:
             there.sunk(0, block)
             with torch.inference_mode(), self.lane(None, "mixed"):
                 piece = Piece(min(32, each.pages.block_tokens), 0, (0,))
-                under_way = model.Pass(self, weights[name], kv[name], [piece], [0] * piece.tokens)
+                under_way = Pass(self, weights[name], kv[name], [piece], [0] * piece.tokens)
                 under_way.run(each.net.shape.layers, lambda: None, _nobody)
                 under_way.logits()
                 if fused(kv[name]) and weights[name].net.shape.q_heads <= 16 * kv[name].shape[4]:
@@ -306,13 +327,26 @@ class Card:
         attended(kv, layer, contexts, q, out)
         return out
 
-    def attend_long(self, kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
+    def long(self, piece: Piece, kv: Tensor) -> Any:
+        """See Device: nothing is copied to the card between two layers, for that would wait for the first."""
+        return piece, model.spread(piece, kv), edges(piece.tokens, piece.context, self.place)
+
+    def attend_long(self, kv: Tensor, layer: int, long: Any, q: Tensor) -> Tensor:
         """See Device: torch's attention of packed sequences, which takes queries that are fewer than keys."""
+        piece, blocks, ends = long
         if kv.dtype == torch.float32:
-            return model.attend_long(kv, layer, piece, q)
-        blocks = torch.tensor(piece.blocks[: -(-piece.context // kv.shape[3])]).to(kv.device)
+            return model.attend_long(kv, layer, piece, blocks, q)
         key, value = (kv[:, layer, part].index_select(0, blocks).flatten(0, 1)[: piece.context] for part in (0, 1))
-        return varlen(q.contiguous(), key, value)
+        return varlen(q.contiguous(), key, value, ends)
+
+    def turned(self, step: Pass, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See Device."""
+        kv, net, norms = step.kv, step.weights.net, step.weights.layers[layer].norms
+        if step.far or not fused(kv):
+            return None
+        normed(qkv, norms, net)
+        q = turned(qkv, step.cos, step.sin, step.row, step.slots.number, kv, layer, net.shape)
+        return q, q[:0], q[:0]
 
     def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Decoded | None:
         """See Device: replay the graph of as many rows or a few more."""
@@ -426,16 +460,12 @@ class Decoder:
         contexts = Contexts(on["table"], on["tokens"], *scratch(kv, rows, sms))
         x = torch.index_select(W.embedding, 0, on["ids"])
         out, y = torch.zeros_like(x), torch.empty_like(x)
-        q = x.new_empty(rows, s.q_heads, s.head_dim)
-        mixed = torch.empty_like(q)
+        mixed = x.new_empty(rows, s.q_heads, s.head_dim)
         for k, layer in enumerate(W.layers):
             self._normed(x, out, layer.norm_1, y)
             qkv = functional.linear(y, layer.qkv, layer.bias).view(rows, -1, s.head_dim)
-            self._head_norms(qkv, layer)
-            kernels.rope_write[(rows, s.q_heads + s.kv_heads)](
-                qkv, self.cos, self.sin, on["position"], on["slot"], q, anchor(kv), anchor(kv), k * kv.stride(1),
-                kv.stride(2), HQ=s.q_heads, HKV=s.kv_heads, D=s.head_dim, num_warps=1,
-            )  # fmt: skip
+            normed(qkv, layer.norms, W.net)
+            q = turned(qkv, self.cos, self.sin, on["position"], on["slot"], kv, k, s)
             attended(kv, k, contexts, q, mixed)
             out = functional.linear(mixed.view(rows, -1), layer.out)
             self._normed(x, out, layer.norm_2, y)
@@ -449,20 +479,12 @@ class Decoder:
             out = functional.linear(act, narrow)
         self._normed(x, out, W.norm, y)
         logits = functional.linear(y, W.head)
-        return logits, logits.argmax(-1), contexts, x, y, q, mixed
+        return logits, logits.argmax(-1), contexts, x, y, mixed
 
     def _normed(self, x: Tensor, add: Tensor, weight: Tensor, out: Tensor) -> None:
         hidden = x.shape[1]
         block = triton.next_power_of_2(hidden)
         kernels.add_norm[(len(x),)](x, add, weight, out, H=hidden, BLOCK=block, EPS=self.weights.net.eps, num_warps=8)
-
-    def _head_norms(self, qkv: Tensor, layer: Layer) -> None:
-        if layer.norms is not None:
-            s, at = self.weights.net.shape, 0
-            for heads, weight in zip((s.q_heads, s.kv_heads), layer.norms, strict=True):
-                part = qkv[:, at : at + heads]
-                part.copy_(functional.rms_norm(part, (s.head_dim,), weight, self.weights.net.eps))
-                at += heads
 
 
 # ---------------------------------------------------------------------------------------------------------- links
