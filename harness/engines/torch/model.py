@@ -221,9 +221,9 @@ def turns(net: Net, at: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Slots(NamedTuple):
-    """Where the KV of tokens goes, a number each."""
+    """Places of the KV of tokens."""
 
-    block: Tensor
+    block: Tensor  # a number a token, as the others
     within: Tensor  # the block
     number: Tensor  # of the first layer's key in all numbers of the KV
 
