@@ -246,6 +246,8 @@ ci: ## what .ci/run runs
 	$(call stage,1800,test-torch)
 	$(call stage,1800,servers-sglang)
 	$(call stage,1800,test-servers)
+	$(call stage,900,cluster)
+	$(call stage,1500,test-cluster)
 
 EXTRA = import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
 RESOLVE = uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'

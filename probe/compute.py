@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator
@@ -299,14 +300,28 @@ def masks(box: Box) -> Iterator[Sample]:
         yield sample("mask_error", error, "1", queries=queries, keys=keys)
 
 
-def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Compute causal attention by torch over packed sequences (FA2), of one sequence."""
+Edges = tuple[torch.Tensor, torch.Tensor]
+
+
+def edges(queries: int, keys: int, device: torch.device) -> Edges:
+    """Return where one packed sequence of so many queries and keys begins and ends."""
+    of = torch.tensor([[0, queries], [0, keys]], dtype=torch.int32).to(device)
+    return of[0], of[1]
+
+
+@functools.cache
+def packed() -> Callable[..., torch.Tensor]:
+    """Return torch's causal attention over packed sequences (FA2)."""
     from torch.nn.attention import varlen as module
 
-    edges = [torch.tensor([0, len(x)], dtype=torch.int32, device=x.device) for x in (q, k)]
     function: Callable[..., Any] = module.varlen_attn
     more = {"enable_gqa": True} if "enable_gqa" in inspect.signature(function).parameters else {}  # newer ones ask
-    return function(q, k, v, *edges, len(q), len(k), window_size=(-1, 0), **more)
+    return functools.partial(function, window_size=(-1, 0), **more)
+
+
+def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: Edges | None = None) -> torch.Tensor:
+    """Compute causal attention of one packed sequence; `ends` are its edges where they have been made."""
+    return packed()(q, k, v, *(ends or edges(len(q), len(k), q.device)), len(q), len(k))
 
 
 def step(box: Box) -> Iterator[Sample]:

@@ -27,7 +27,7 @@ from harness.study import load, shards, tune
 from harness.study.measure import measure
 from tests.cases import cases
 
-PAPERS = {"side.json", "receipt.json", "figures.json"}  # files that hold times
+PAPERS = {"side.json", "receipt.json", "figures.json", record.COMMAND}  # files that hold times, or who made them
 
 SEARCHED = """
 systems = ["static:equal", "elastic"]

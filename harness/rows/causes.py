@@ -21,6 +21,7 @@ import numpy as np
 from harness.rows.attainment import late, limits
 from harness.rows.definitions import DEFINITIONS, tpot, ttft
 from harness.rows.record import WAITS
+from harness.rows.requests import take
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,8 +88,9 @@ def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
 
 def shares(rows: Rows, slo: Slo, definition: str, scores: Floats) -> dict[str, float]:
     """Return the share of a definition's misses (score < 1) that each cause explains; sums to 1. {} without a miss."""
-    missed = main(rows, slo, definition)[scores < 1.0]
-    if not len(missed):
+    which = scores < 1.0
+    if not which.any():
         return {}
+    missed = main(take(rows, which), limits(rows, slo).take(which), definition)
     count = np.bincount(missed, minlength=len(WAITS)) / len(missed)
     return {wait: float(x) for wait, x in zip(WAITS, count, strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from harness.loop.system import ROOT
 from harness.rows import record
 from tests.test_shards import files
 
-# A system that takes its time, notes each run that begins in a diary, and caps the files that its process may write.
+# A system that notes each run that begins in a diary, waits while it is held, and caps the files of its process.
 SLOW = '''
 """A system of a test."""
 
 import os
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -32,7 +34,10 @@ class Slow(Static):
         if type(event).__name__ == "Woke" and event.key == "start":
             with (HERE / "diary").open("a") as out:
                 out.write(f"{{os.getpid()}}\\n")
-            time.sleep(float((HERE / "pause").read_text()))
+            begun = len((HERE / "diary").read_text().splitlines())
+            signal.setitimer(signal.ITIMER_REAL, 0.0)  # who is held may take longer than a policy's call may
+            while begun > float((HERE / "free").read_text() or 0):
+                time.sleep(0.02)
             most = int((HERE / "most").read_text())
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             resource.setrlimit(resource.RLIMIT_FSIZE, (most if most else hard, hard))
@@ -61,14 +66,18 @@ class Slow:
         self.system.write_text(SLOW.format(folder=str(folder)))
         self.toml = folder / "slow.toml"
         self.toml.write_text(STUDY.format(system=self.system, seeds=seeds))
-        self.set(pause=0.0)
+        self.set()
         self.runs = 2 * seeds
 
-    def set(self, *, pause: float, most: int = 0) -> None:
-        """Set how long each run takes, and the largest file that its process may write; begin a new diary."""
-        (self.folder / "pause").write_text(str(pause))
+    def set(self, *, free: float = math.inf, most: int = 0) -> None:
+        """Begin a new diary: after so many runs the others are held, and a process may write files up to a size."""
         (self.folder / "most").write_text(str(most))
         (self.folder / "diary").write_text("")
+        self.release(free)
+
+    def release(self, free: float = math.inf) -> None:
+        """Let more runs of the diary go on."""
+        (self.folder / "free").write_text(str(free))
 
     @property
     def begun(self) -> list[int]:
@@ -87,6 +96,14 @@ def stored(out: Path) -> int:
     return len(list(out.glob(f"*/{record.ROWS}")))
 
 
+def ended(pid: int) -> bool:
+    """Tell whether a process is gone, though perhaps nobody has asked for its status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     """Wait until something holds, while a process runs; the limit of the test ends it."""
     while not holds():
@@ -94,4 +111,4 @@ def until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-__all__ = ["STUDY", "Slow", "files", "stored", "until"]
+__all__ = ["STUDY", "Slow", "ended", "files", "stored", "until"]

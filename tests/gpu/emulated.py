@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.engines.torch import cpu, cuda, kind, nursery, processes
+from harness.engines.torch import cpu, cuda, fused, kind, nursery, processes
 from harness.engines.torch.wire import pair
 from probe import driver
 
@@ -101,7 +101,7 @@ def on(stream: Any) -> Iterator[None]:
     CURRENT.stream = before
 
 
-class Decoder(cuda.Decoder):
+class Decoder(fused.Decoder):
     """Graphs that compute at their replay what they computed at their capture."""
 
     def graph(self, rows: int, sms: int) -> Any:
@@ -135,8 +135,9 @@ class Nursery(processes.Nursery):
         self._end.close()
 
 
-def varlen(q: Any, k: Any, v: Any) -> Any:
+def varlen(q: Any, k: Any, v: Any, ends: Any) -> Any:
     """Compute torch's attention of one packed sequence, causal from its end."""
+    assert [x.tolist() for x in ends] == [[0, len(q)], [0, len(k)]]
     mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
@@ -192,7 +193,7 @@ def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
     monkeypatch.setattr(cuda, "place", lambda card: torch.device("cpu"))
     monkeypatch.setattr(cuda, "DTYPE", getattr(torch, dtype))
     monkeypatch.setattr(cuda, "HEAPS", [])
-    monkeypatch.setattr(cuda, "Decoder", Decoder)
+    monkeypatch.setattr(fused, "Decoder", Decoder)
     monkeypatch.setattr(cuda, "varlen", varlen)
     monkeypatch.setattr(cuda, "bind", lambda: None)
     monkeypatch.setattr(processes, "Nursery", Nursery)

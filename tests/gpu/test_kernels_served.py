@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
-from harness.engines.torch import cuda  # noqa: E402
+from harness.engines.torch import cuda, fused  # noqa: E402
 from harness.validate import torch_scenarios  # noqa: E402
 from harness.validate.torch_scenarios import SCENARIOS  # noqa: E402
 from probe import kernels  # noqa: E402
@@ -54,8 +54,8 @@ def test_kernels_in_bfloat16_give_nearly_those(
     prompts, outputs = (9, 70), (4, 5)  # few, for a program of a kernel takes the interpreter milliseconds
     monkeypatch.setattr(torch_scenarios, "PROMPTS", prompts)
     monkeypatch.setattr(torch_scenarios, "OUTPUTS", outputs)
-    scratch = cuda.scratch
-    monkeypatch.setattr(cuda, "scratch", lambda kv, rows, sms: scratch(kv, rows, 1))  # a context is one part
+    scratch = fused.scratch
+    monkeypatch.setattr(fused, "scratch", lambda kv, rows, sms: scratch(kv, rows, 1))  # a context is one part
     monkeypatch.setattr(cuda, "FIRST", 0)
     for name in ("decode", "merge", "add_norm", "rope_write", "silu_mul"):
         monkeypatch.setattr(kernels, name, OneByOne(getattr(kernels, name)))

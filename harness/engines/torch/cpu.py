@@ -18,7 +18,7 @@ from torch import Tensor, float32, frombuffer
 
 from harness.engines.torch import model
 from harness.engines.torch.kind import CPU
-from harness.engines.torch.model import Piece, Weights
+from harness.engines.torch.model import Pass, Piece, Weights
 from harness.engines.torch.wire import Given, Order
 from harness.policy.types import MIB
 
@@ -99,9 +99,17 @@ class Core:
         """See Device."""
         return model.attend(kv, layer, contexts, q)
 
-    def attend_long(self, kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
+    def long(self, piece: Piece, kv: Tensor) -> Any:
         """See Device."""
-        return model.attend_long(kv, layer, piece, q)
+        return piece, model.spread(piece, kv)
+
+    def attend_long(self, kv: Tensor, layer: int, long: Any, q: Tensor) -> Tensor:
+        """See Device."""
+        piece, blocks = long
+        return model.attend_long(kv, layer, piece, blocks, q)
+
+    def turned(self, step: Pass, layer: int, qkv: Tensor) -> None:
+        """See Device: a kernel for it would save nothing here."""
 
     def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
         """See Device: kernels are launched for nothing here."""

@@ -4,8 +4,8 @@ A device's memory is a heap of physical handles, a granule each, made once (cuMe
 range of its device, by which the links copy, and in the space of whoever uses it (cuMemMap, cuMemSetAccess). The first
 granule of every space is a sink that stays mapped: Triton asks the driver about the base of a pointer that it is given.
 
-Decodes of a batch are one CUDA graph a batch size: its addresses stay, whatever is mapped behind them. A share of the
-SMs is a green context; those of a batch's two phases are the two parts of one split, so they are disjoint.
+A share of the SMs is a green context; those of a batch's two phases are the two parts of one split, so they are
+disjoint. The kernels that compute are in fused.py.
 """
 
 from __future__ import annotations
@@ -23,29 +23,23 @@ from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional
 
-from harness.engines.torch import model, nets
+from harness.engines.torch import fused, model, nets
 from harness.engines.torch.device import Decoded
 from harness.engines.torch.ending import bound
 from harness.engines.torch.links import CHUNK_S, Job
-from harness.engines.torch.model import Layer, Piece, Weights
+from harness.engines.torch.model import Pass, Piece, Weights
 from harness.engines.torch.nets import Net
 from harness.engines.torch.wire import Copied, Copy, Given, Order, take_files
 from harness.policy.types import GIB
-from probe import driver, kernels
-from probe.compute import varlen
+from probe import driver
+from probe.compute import edges, varlen
 
 DTYPE = torch.float32 if os.environ.get("DTYPE") == "float32" else torch.bfloat16
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # of the decode graphs
 FIRST = 16  # rows up to which graphs are captured before a run
-LOG2E = 1.4426950408889634
-UNIT_BYTES = 256  # in which block tables count (probe/kernels.py)
-MOST_POSITIONS = 1 << 16  # of a decode graph's rotary tables
 SWITCH_S = 2e-4  # a thread that wants the interpreter waits so long for another: far less than a step
 
 
@@ -168,52 +162,6 @@ class Space:
         return torch.empty(0, dtype=DTYPE, device=here).set_(storage, lead, (numbers,), (1,))
 
 
-class Contexts(NamedTuple):
-    """Contexts as the kernel takes them, and its scratch."""
-
-    table: Tensor  # int32 (contexts, blocks): where each block's keys of the first layer lie, in 256 bytes
-    tokens: Tensor  # int32
-    acc: Tensor
-    ml: Tensor
-    splits: int
-
-
-def fused(kv: Tensor) -> bool:
-    """Tell whether the kernels serve a network: they want bfloat16 and powers of two."""
-    return kv.dtype == torch.bfloat16 and all(n >= 16 and n & (n - 1) == 0 for n in (kv.shape[3], kv.shape[5]))
-
-
-def anchor(kv: Tensor) -> Tensor:
-    """Return a tensor at the base of the space that KV lies in, which is mapped."""
-    return kv.as_strided((1,), (1,), 0)
-
-
-def units(kv: Tensor) -> tuple[int, int]:
-    """Return, in 256 bytes, where the first block lies behind the anchor, and the distance of two blocks."""
-    return kv.storage_offset() * kv.itemsize // UNIT_BYTES, kv.stride(0) * kv.itemsize // UNIT_BYTES
-
-
-def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
-    """Return the scratch of so many contexts, and into how many parts each is split: two programs an SM, at most 32."""
-    heads, dim, splits = kv.shape[4], kv.shape[5], 1
-    while splits < 32 and rows * heads * splits < 2 * sms:
-        splits *= 2
-    sizes = rows * heads * splits * 16 * dim, rows * heads * splits * 16 * 2
-    acc, ml = (torch.empty(size, dtype=torch.float32, device=kv.device) for size in sizes)
-    return acc, ml, splits
-
-
-def attended(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> None:
-    """Launch the attention of one query of each context: q, out (contexts, heads, dimension)."""
-    rows, heads, dim, block = len(q), kv.shape[4], kv.shape[5], kv.shape[3]
-    group = q.shape[1] // heads
-    kernels.decode[(rows, heads, c.splits)](
-        q, anchor(kv), c.table, c.tokens, c.acc, c.ml, c.table.stride(0), layer * kv.stride(1), kv.stride(2),
-        dim**-0.5 * LOG2E, G=group, HKV=heads, D=dim, BS=block, S=c.splits, GP=16, num_warps=4, num_stages=7,
-    )  # fmt: skip
-    kernels.merge[(rows, heads, group)](c.acc, c.ml, out, G=group, D=dim, S=c.splits, GP=16, num_warps=1)
-
-
 class Card:
     """A device as one worker has it: streams of its own; see device.Device."""
 
@@ -228,7 +176,7 @@ class Card:
         self._streams: dict[tuple[int, bool] | str, tuple[Any, int]] = {
             name: (self.heap.stream(), self.heap.sms) for name in ("own", "attend")
         }
-        self._decoders: dict[int, Decoder] = {}  # by the address of the KV
+        self._decoders: dict[int, fused.Decoder] = {}  # by the address of the KV
         self._spaces: list[Space] = []
 
     def space(self, size: int) -> Space:
@@ -248,12 +196,12 @@ class Card:
             there.sunk(0, block)
             with torch.inference_mode(), self.lane(None, "mixed"):
                 piece = Piece(min(32, each.pages.block_tokens), 0, (0,))
-                under_way = model.Pass(self, weights[name], kv[name], [piece], [0] * piece.tokens)
+                under_way = Pass(self, weights[name], kv[name], [piece], [0] * piece.tokens)
                 under_way.run(each.net.shape.layers, lambda: None, _nobody)
                 under_way.logits()
-                if fused(kv[name]) and weights[name].net.shape.q_heads <= 16 * kv[name].shape[4]:
-                    decoder = self._decoders[kv[name].data_ptr()] = Decoder(weights[name], kv[name], self.wait)
-                    for rows in ROWS:
+                if fused.serves(kv[name]) and weights[name].net.shape.q_heads <= 16 * kv[name].shape[4]:
+                    decoder = self._decoders[kv[name].data_ptr()] = fused.Decoder(weights[name], kv[name], self.wait)
+                    for rows in fused.ROWS:
                         if rows <= FIRST:
                             decoder.graph(rows, self.sms)
             mine.unmap(0, mine.size)
@@ -288,31 +236,44 @@ class Card:
 
     def contexts(self, pieces: Sequence[Piece], kv: Tensor) -> Any:
         """See Device."""
-        if not fused(kv):
+        if not fused.serves(kv):
             return model.table(pieces, kv)
-        first, stride = units(kv)
+        first, stride = fused.units(kv)
         blocks = [torch.tensor(p.blocks[: -(-p.context // kv.shape[3])]) * stride + first for p in pieces]
         table = torch.nn.utils.rnn.pad_sequence(blocks, batch_first=True).to(torch.int32)
         wide = functional.pad(table, (0, -table.shape[1] % 16))  # a stride that Triton sees as a multiple of 16
         tokens = torch.tensor([p.context for p in pieces], dtype=torch.int32)
-        return Contexts(wide.to(kv.device), tokens.to(kv.device), *scratch(kv, len(pieces), self.sms))
+        return fused.Contexts(wide.to(kv.device), tokens.to(kv.device), *fused.scratch(kv, len(pieces), self.sms))
 
     def attend(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
         """See Device."""
-        if not isinstance(contexts, Contexts):
+        if not isinstance(contexts, fused.Contexts):
             return model.attend(kv, layer, contexts, q)
         q = q.contiguous()
         out = torch.empty_like(q)
-        attended(kv, layer, contexts, q, out)
+        fused.attended(kv, layer, contexts, q, out)
         return out
 
-    def attend_long(self, kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
+    def long(self, piece: Piece, kv: Tensor) -> Any:
+        """See Device: nothing is copied to the card between two layers, for that would wait for the first."""
+        return piece, model.spread(piece, kv), edges(piece.tokens, piece.context, self.place)
+
+    def attend_long(self, kv: Tensor, layer: int, long: Any, q: Tensor) -> Tensor:
         """See Device: torch's attention of packed sequences, which takes queries that are fewer than keys."""
+        piece, blocks, ends = long
         if kv.dtype == torch.float32:
-            return model.attend_long(kv, layer, piece, q)
-        blocks = torch.tensor(piece.blocks[: -(-piece.context // kv.shape[3])]).to(kv.device)
+            return model.attend_long(kv, layer, piece, blocks, q)
         key, value = (kv[:, layer, part].index_select(0, blocks).flatten(0, 1)[: piece.context] for part in (0, 1))
-        return varlen(q.contiguous(), key, value)
+        return varlen(q.contiguous(), key, value, ends)
+
+    def turned(self, step: Pass, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See Device."""
+        kv, net, norms = step.kv, step.weights.net, step.weights.layers[layer].norms
+        if step.far or not fused.serves(kv):
+            return None
+        fused.normed(qkv, norms, net)
+        q = fused.turned(qkv, step.cos, step.sin, step.row, step.slots.number, kv, layer, net.shape)
+        return q, q[:0], q[:0]
 
     def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Decoded | None:
         """See Device: replay the graph of as many rows or a few more."""
@@ -340,129 +301,6 @@ class Card:
 
 def _nobody(*_: Any) -> Tensor:
     raise AssertionError("nothing lies elsewhere")
-
-
-class Decoder:
-    """The decode steps of a model on a device, as graphs over buffers of their own, a graph for rows and SMs."""
-
-    def __init__(self, weights: Weights, kv: Tensor, wait: Callable[[], None]) -> None:
-        self.weights, self.kv, self.wait, net = weights, kv, wait, weights.net
-        s, self.block = net.shape, kv.shape[3]
-        most = min(s.max_tokens, MOST_POSITIONS, len(kv) * self.block)
-        self.width = -(-most // self.block // 16) * 16  # blocks; a stride that Triton sees as a multiple of 16
-        self.positions = self.width * self.block
-        at = torch.arange(self.positions, device=kv.device)
-        self.cos, self.sin = (turn[:, 0].contiguous() for turn in model.turns(net, at))
-        n = ROWS[-1]
-        self._sizes = {"slot": 2 * n, "ids": n, "position": n, "tokens": n, "table": n * self.width}
-        words = sum(self._sizes.values())
-        self.staged = torch.zeros(words, dtype=torch.int32, pin_memory=True)
-        self.buffer = torch.zeros(words, dtype=torch.int32, device=kv.device)
-        self.host = self._views(self.staged)
-        self.on = self._views(self.buffer)
-        self.arrays = {name: tensor.numpy() for name, tensor in self.host.items()}
-        self.made = torch.zeros(n, dtype=torch.int64, pin_memory=True)
-        self.pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}
-
-    def _views(self, flat: Tensor) -> dict[str, Tensor]:
-        views = dict(zip(self._sizes, flat.split(list(self._sizes.values())), strict=True))
-        return views | {"slot": views["slot"].view(torch.int64), "table": views["table"].view(-1, self.width)}
-
-    def takes(self, order: Order) -> bool:
-        """Tell whether a step is of decodes alone, and not too large."""
-        parts = order.parts
-        return 0 < len(parts) <= ROWS[-1] and all(
-            p.tokens == 1 and p.far < 0 and p.start < self.positions for p in parts
-        )
-
-    def step(self, order: Order, ids: Sequence[int], sms: int) -> Decoded:
-        """Compute the step on the current stream, to its end."""
-        parts, a = order.parts, self.arrays
-        rows = next(n for n in ROWS if n >= len(parts))
-        graph, logits, made = self.graph(rows, sms)
-        (first, stride), token = units(self.kv), self.kv.stride(3)
-        base, between = self.kv.storage_offset(), self.kv.stride(0)
-        a["ids"][: len(parts)] = ids
-        a["ids"][len(parts) : rows] = 0
-        a["position"][len(parts) : rows] = 0
-        a["tokens"][len(parts) : rows] = 0  # nothing is attended
-        a["slot"][len(parts) : rows] = -1  # nothing is written
-        for k, p in enumerate(parts):
-            a["position"][k], a["tokens"][k] = p.start, p.start + 1
-            a["slot"][k] = base + p.blocks[p.start // self.block] * between + p.start % self.block * token
-            n = p.start // self.block + 1
-            a["table"][k, :n] = np.array(p.blocks[:n]) * stride + first
-        words = self.buffer.numel() - (ROWS[-1] - rows) * self.width
-        self.buffer[:words].copy_(self.staged[:words], non_blocking=True)
-        graph.replay()
-        self.made[:rows].copy_(made, non_blocking=True)
-        self.wait()
-        return Decoded(self.made[: len(parts)].tolist(), logits[: len(parts)])
-
-    def graph(self, rows: int, sms: int) -> tuple[Any, Tensor, Tensor]:
-        """Return the graph of so many rows on the current stream, its logits and its tokens; captured once."""
-        stream = torch.cuda.current_stream()
-        key = rows, int(stream.cuda_stream)
-        if key not in self._graphs:
-            for tensor in self.on.values():
-                tensor.zero_()
-            self.on["slot"].fill_(-1)
-            self._body(rows, sms)  # compiles
-            stream.synchronize()
-            graph: Any = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            try:
-                logits, made, *kept = self._body(rows, sms)
-            finally:
-                graph.capture_end()
-            graph.kept = kept  # a graph holds addresses, not tensors
-            self._graphs[key] = graph, logits, made
-        return self._graphs[key]
-
-    def _body(self, rows: int, sms: int) -> tuple[Any, ...]:
-        W, s, kv = self.weights, self.weights.net.shape, self.kv
-        on = {name: tensor[:rows] for name, tensor in self.on.items()}
-        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, rows, sms))
-        x = torch.index_select(W.embedding, 0, on["ids"])
-        out, y = torch.zeros_like(x), torch.empty_like(x)
-        q = x.new_empty(rows, s.q_heads, s.head_dim)
-        mixed = torch.empty_like(q)
-        for k, layer in enumerate(W.layers):
-            self._normed(x, out, layer.norm_1, y)
-            qkv = functional.linear(y, layer.qkv, layer.bias).view(rows, -1, s.head_dim)
-            self._head_norms(qkv, layer)
-            kernels.rope_write[(rows, s.q_heads + s.kv_heads)](
-                qkv, self.cos, self.sin, on["position"], on["slot"], q, anchor(kv), anchor(kv), k * kv.stride(1),
-                kv.stride(2), HQ=s.q_heads, HKV=s.kv_heads, D=s.head_dim, num_warps=1,
-            )  # fmt: skip
-            attended(kv, k, contexts, q, mixed)
-            out = functional.linear(mixed.view(rows, -1), layer.out)
-            self._normed(x, out, layer.norm_2, y)
-            ((wide, narrow),) = layer.blocks
-            up = functional.linear(y, wide)
-            if s.gated:
-                act = up.new_empty(rows, s.ffn)
-                kernels.silu_mul[(rows, -(-s.ffn // 1024))](up, act, F=s.ffn, BLOCK=1024, num_warps=4)
-            else:
-                act = functional.gelu(up)
-            out = functional.linear(act, narrow)
-        self._normed(x, out, W.norm, y)
-        logits = functional.linear(y, W.head)
-        return logits, logits.argmax(-1), contexts, x, y, q, mixed
-
-    def _normed(self, x: Tensor, add: Tensor, weight: Tensor, out: Tensor) -> None:
-        hidden = x.shape[1]
-        block = triton.next_power_of_2(hidden)
-        kernels.add_norm[(len(x),)](x, add, weight, out, H=hidden, BLOCK=block, EPS=self.weights.net.eps, num_warps=8)
-
-    def _head_norms(self, qkv: Tensor, layer: Layer) -> None:
-        if layer.norms is not None:
-            s, at = self.weights.net.shape, 0
-            for heads, weight in zip((s.q_heads, s.kv_heads), layer.norms, strict=True):
-                part = qkv[:, at : at + heads]
-                part.copy_(functional.rms_norm(part, (s.head_dim,), weight, self.weights.net.eps))
-                at += heads
 
 
 # ---------------------------------------------------------------------------------------------------------- links

@@ -41,8 +41,17 @@ class Attention(Protocol):
     def attend(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
         """Attend one query of each context: (contexts, heads, dimension)."""
 
-    def attend_long(self, kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
+    def long(self, piece: Piece, kv: Tensor) -> Any:
+        """Return what `attend_long` needs of a piece of several tokens, for all layers of a step."""
+
+    def attend_long(self, kv: Tensor, layer: int, long: Any, q: Tensor) -> Tensor:
         """Attend the queries of one piece, each to the tokens before it and itself."""
+
+    def turned(self, step: Pass, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Rotate queries and keys, and write keys and values to the KV, at once; None where a device cannot.
+
+        Return queries, and no keys or values: only those that lie elsewhere are read again.
+        """
 
 
 Far = Callable[[int, int, list[Piece], Tensor, Tensor, Tensor], Tensor]  # device, layer, pieces, q, k, v -> attention
@@ -111,12 +120,13 @@ class Pass:
         self.x = weights.embedding[torch.tensor(tokens).to(kv.device)]
         at = torch.cat([torch.arange(p.start, p.context) for p in pieces]).to(kv.device)
         self.cos, self.sin = turns(net, at)
+        self.row = torch.arange(len(at), dtype=torch.int32, device=kv.device)  # of a token in those
         ends = [0]
         for p in pieces:
             ends.append(ends[-1] + p.tokens)
         self.last = torch.tensor([b - 1 for b in ends[1:]]).to(kv.device)
         every = list(zip(pieces, ends, ends[1:], strict=False))
-        self.long = [(p, a, b) for p, a, b in every if p.far < 0 and p.tokens > 1]
+        self.long = [(device.long(p, kv), a, b) for p, a, b in every if p.far < 0 and p.tokens > 1]
         singles = [(p, a) for p, a, b in every if p.far < 0 and p.tokens == 1]
         self.single = torch.tensor([a for _, a in singles], dtype=torch.long).to(kv.device)
         self.contexts = device.contexts([p for p, _ in singles], kv) if singles else None
@@ -130,21 +140,17 @@ class Pass:
     def run(self, until: int, breathe: Callable[[], None], far: Far) -> None:
         """Compute layers up to `until`; `breathe` is called after every kernel."""
         s = self.weights.net.shape
-        q_heads, kv_heads, n = s.q_heads, s.kv_heads, len(self.x)
+        n = len(self.x)
         for k in range(self.layer, until):
             W, x = self.weights.layers[k], self.x
             qkv = functional.linear(self._norm(x, W.norm_1), W.qkv, W.bias).view(n, -1, s.head_dim)
             breathe()
-            q, key, value = torch.split(qkv, [q_heads, kv_heads, kv_heads], 1)
-            if W.norms is not None:
-                q, key = self._norm(q, W.norms[0]), self._norm(key, W.norms[1])
-            q, key = self._turned(q), self._turned(key)
+            q, key, value = self.device.turned(self, k, qkv) or self._written(k, qkv)
             mixed = torch.empty_like(q)
-            write(self.kv, k, self.slots, key[self.near], value[self.near])
             if self.contexts is not None:
                 mixed[self.single] = self.device.attend(self.kv, k, self.contexts, q[self.single])
-            for piece, a, b in self.long:
-                mixed[a:b] = self.device.attend_long(self.kv, k, piece, q[a:b])
+            for long, a, b in self.long:
+                mixed[a:b] = self.device.attend_long(self.kv, k, long, q[a:b])
             for device, (pieces, rows) in self.far.items():
                 mixed[rows] = far(device, k, pieces, q[rows], key[rows], value[rows])
             breathe()
@@ -155,6 +161,16 @@ class Pass:
             else:
                 self.x = x + self._mixed(normed, W.router, W.blocks, breathe)
         self.layer = until
+
+    def _written(self, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Write keys and values of what lies here; return queries, keys and values."""
+        s, norms = self.weights.net.shape, self.weights.layers[layer].norms
+        q, key, value = torch.split(qkv, [s.q_heads, s.kv_heads, s.kv_heads], 1)
+        if norms is not None:
+            q, key = self._norm(q, norms[0]), self._norm(key, norms[1])
+        q, key = self._turned(q), self._turned(key)
+        write(self.kv, layer, self.slots, key[self.near], value[self.near])
+        return q, key, value
 
     def _fed(self, x: Tensor, up: Tensor, down: Tensor, breathe: Callable[[], None]) -> Tensor:
         """Return what a feed-forward block makes of tokens."""
@@ -204,12 +220,22 @@ def turns(net: Net, at: Tensor) -> tuple[Tensor, Tensor]:
     return theta.cos()[:, None], theta.sin()[:, None]
 
 
-def slots(pieces: Sequence[Piece], kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the block, and the place within it, of every token that pieces compute."""
-    none, block = torch.zeros(0, dtype=torch.long), kv.shape[3]
+class Slots(NamedTuple):
+    """Places of the KV of tokens."""
+
+    block: Tensor  # a number a token, as the others
+    within: Tensor  # the block
+    number: Tensor  # of the first layer's key in all numbers of the KV
+
+
+def slots(pieces: Sequence[Piece], kv: Tensor) -> Slots:
+    """Return those of every token that pieces compute."""
+    none, size = torch.zeros(0, dtype=torch.long), kv.shape[3]
     at = [torch.arange(p.start, p.context) for p in pieces]
-    blocks = [none, *(torch.tensor(p.blocks)[x // block] for p, x in zip(pieces, at, strict=True))]
-    return torch.cat(blocks).to(kv.device), (torch.cat([none, *at]) % block).to(kv.device)
+    block = torch.cat([none, *(torch.tensor(p.blocks)[x // size] for p, x in zip(pieces, at, strict=True))])
+    within = torch.cat([none, *at]) % size
+    number = block * kv.stride(0) + within * kv.stride(3) + int(kv.storage_offset())
+    return Slots(block.to(kv.device), within.to(kv.device), number.to(kv.device))
 
 
 def table(pieces: Sequence[Piece], kv: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,10 +247,9 @@ def table(pieces: Sequence[Piece], kv: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(rows).to(kv.device), there[:, None, None].to(kv.device)
 
 
-def write(kv: Tensor, layer: int, at: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
+def write(kv: Tensor, layer: int, at: Slots, key: Tensor, value: Tensor) -> None:
     """Put keys and values of new tokens where `slots` says."""
-    blocks, within = at
-    kv[blocks, layer, 0, within], kv[blocks, layer, 1, within] = key, value
+    kv[at.block, layer, 0, at.within], kv[at.block, layer, 1, at.within] = key, value
 
 
 def attend(kv: Tensor, layer: int, contexts: tuple[Tensor, Tensor], q: Tensor) -> Tensor:
@@ -239,9 +264,13 @@ def attend(kv: Tensor, layer: int, contexts: tuple[Tensor, Tensor], q: Tensor) -
     return functional.scaled_dot_product_attention(groups, key, value, attn_mask=there).flatten(1, 2)
 
 
-def attend_long(kv: Tensor, layer: int, piece: Piece, q: Tensor) -> Tensor:
+def spread(piece: Piece, kv: Tensor) -> Tensor:
+    """Return the blocks of a piece's context."""
+    return torch.tensor(piece.blocks[: -(-piece.context // kv.shape[3])]).to(kv.device)
+
+
+def attend_long(kv: Tensor, layer: int, piece: Piece, blocks: Tensor, q: Tensor) -> Tensor:
     """Attend the queries of one piece, each to the tokens before it and itself."""
-    blocks = torch.tensor(piece.blocks[: -(-piece.context // kv.shape[3])]).to(kv.device)
     cached = kv[blocks, layer].transpose(0, 1).flatten(1, 2)[:, : piece.context].transpose(1, 2)[:, None]
     key, value = cached.unbind(0)
     mask = None
