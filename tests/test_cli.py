@@ -559,7 +559,9 @@ def test_list_shows_systems_engines_and_gaps() -> None:
     assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
     assert rows["qlm"]["torch"] == "yes"  # it asks for a cost table, and torch has one
     assert "qlm on vllm: no cost table" in text.splitlines()
-    assert not [line for line in text.splitlines() if " on torch: " in line and not line.startswith("ideal ")]
+    assert not [
+        line for line in text.splitlines() if " on torch: " in line and not line.startswith(("ideal ", "contiguous"))
+    ]
     assert "static on attach: no Limit" in text.splitlines()
     assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()
     assert "heavy8, light8" in text

@@ -78,6 +78,9 @@ KV_TOKEN_BYTES = {  # bf16, all layers
     "qwen-3-32b": 262144,
     "yi-34b": 245760,
     "codellama-34b": 196608,
+    "opt-13b": 819200,
+    "opt-66b": 2359296,
+    "opt-175b": 4718592,
     "llama-tiny": 4096,
     "llama-small": 8192,
 }
@@ -143,6 +146,9 @@ CONTEXT = {
     "qwen-3-32b": ("Qwen/Qwen3-32B", 40960),
     "yi-34b": ("01-ai/Yi-34B-Chat", 4096),
     "codellama-34b": ("codellama/CodeLlama-34b-hf", 16384),
+    "opt-13b": ("facebook/opt-13b", 2048),
+    "opt-66b": ("facebook/opt-66b", 2048),
+    "opt-175b": ("", 2048),  # weights on request
     "llama-tiny": ("", 4096),
     "llama-small": ("", 4096),
 }

@@ -174,7 +174,7 @@ def test_what_only_one_system_reaches_is_its_own(tmp_path: Path) -> None:
     mine.write_text("from harness.policy.placement import spread as homes\n")
     yours.write_text("def f():\n    from harness.policy.placement import one_request\n")
     names = {symbol.name for symbol in alone(mine, [yours]) if symbol.module.endswith(".placement")}
-    spread = {"spread", "given", "_heaviest_first", "searched"}
+    spread = {"spread", "given", "_heaviest_first", "_memory", "searched"}
     assert names == {*spread, "demand", "groups", "footprint"}  # one_request is both's
     for all_of_it in ("from harness.policy import placement", "import harness.policy.placement"):
         (theirs := tmp_path / f"{len(all_of_it)}.py").write_text(all_of_it)

@@ -108,7 +108,7 @@ class World:
             poll_s=self.machine.poll_s,
             pairs=text.get("process") == "pair",
             memory=text.get("memory", "real"),
-            kv="paged" if text["kv"] == "elastic" else text["kv"],
+            kv="paged" if text.get("kv") == "elastic" else text.get("kv", "paged"),
             preempt=text.get("preempt", "recompute"),
             sigma=c.noise,
             seed=c.seed,

@@ -35,7 +35,7 @@ OF_RUNS = {"trace_sha256", "slo_s", "homes", "measured_on", "workload"}  # keys 
 # Keys whose class has no comment on them, by class: what they are.
 SAID: Mapping[str, Mapping[str, str]] = {
     "Spec": {
-        "preset": "preset of the system", "gpu": "kind of GPU", "gpus": "how many", "node_gpus": "GPUs of a node",
+        "preset": "preset of the system", "gpus": "how many", "node_gpus": "GPUs of a node",
         "rate_scale": "multiple of the trace's rate",
         "scaling": "how the rate is scaled: copies of each stream, at different offsets (rotate) or none (replicate); "
         "shorter gaps (time); more clients (clients); not at all (none)",

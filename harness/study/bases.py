@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.policy import mix
 from harness.policy.types import UserError
 from harness.rows import attainment, record, requests
 from harness.run.realtime import Span, span
@@ -28,12 +29,13 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 def base_specs(spec: Spec) -> list[Spec]:
     """List the runs that measure the SLO bases of a spec: each model alone, default engine settings, tuning seeds."""
-    plain = Spec(BASE, engine=spec.engine, gpu=spec.gpu, gpus=spec.gpus, node_gpus=spec.node_gpus,
+    copies = {"gpus": spec.gpus} if mix.mixed(spec.gpu) else {}  # else the base's own number, whatever stands here
+    plain = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus,
                models=spec.models, trace=spec.trace, served=spec.served, prefix_cache=spec.prefix_cache,
                host=spec.host, table=spec.table,
                process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
                workload="base", slo="",
-               **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
+               **copies, **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
     return [replace(plain, seed=seed) for seed in TUNING_SEEDS]
 
 
