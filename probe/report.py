@@ -1,10 +1,11 @@
-"""The report of raw.jsonl: a README with the table "expected - measured", and figures where matplotlib is at hand."""
+"""The report of raw.jsonl: a README of what was expected and measured, and figures where matplotlib is at hand."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from probe.plan import Plan
 
 Line = dict[str, Any]
 MIB = 1 << 20
+WIDTH = 100  # of a line of the report
 PAGES = (2, 16, 64, 256)  # MiB
 CALLS = ("create", "map", "allow", "unmap", "release")
 MODES = ("plain", "split", "priority")
@@ -36,7 +38,7 @@ FEW = 60e6  # bytes; of smaller kernels the launch is most
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """One line of what a probe measured."""
 
     probe: str
     what: str
@@ -265,21 +267,26 @@ def finding(book: Book) -> list[str]:
     return [text, ""]
 
 
-def table(folder: Path, plan: Plan) -> list[str]:
-    """Return a Markdown table of each probe: its end, the expected and the measured."""
+def parts(folder: Path, plan: Plan) -> list[str]:
+    """Return Markdown: a table of how each probe ended and what was expected, then what each has measured."""
     known = list(lines(folder / RAW))
     findings = rows(Book(known))
-    out = ["| probe | ended | expected | measured |", "|---|---|---|---|"]
+    out, measured = ["| probe | ended | expected |", "|---|---|---|"], list[str]()
     for probe in plan.probes:
-        here = [f"{row.what}: {row.measured}" for row in findings if row.probe == probe.name]
         last = [line for line in known if line["probe"] == probe.name and "state" in line][-1:]
         how = ended(known, probe.name) or (
             "cut off" if any(line["probe"] == probe.name for line in known) else "not run"
         )
         why = f" ({last[0]['why']})" if last and "why" in last[0] else ""
-        cells = (probe.name, how + why, probe.expect, "<br>".join(here) or "-")
+        cells = (probe.name, how + why, probe.expect)
         out.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    return out
+        if here := [f"- {row.what}: {row.measured}" for row in findings if row.probe == probe.name]:
+            measured += ["", f"## {probe.name}", "", *(line for text in here for line in _wrapped(text, "  "))]
+    return out + measured
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def write(folder: Path, plan: Plan) -> str:
@@ -293,7 +300,8 @@ def write(folder: Path, plan: Plan) -> str:
         f" is one measurement; `{HOST}` holds the machine of each call. Medians; data is random."
     )
     pictures = [f"![{path.stem}]({path.name})" for path in drawn]
-    text = [f"# An {host['name']}, probed", "", *finding(read(folder)), head, "", *table(folder, plan), "", *pictures]
+    first = [line for text in [*finding(read(folder)), head] for line in _wrapped(text) or [""]]
+    text = [f"# An {host['name']}, probed", "", *first, "", *parts(folder, plan), "", *pictures]
     (folder / "README.md").write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
     seen = rows(read(folder))
     width = max((len(row.what) for row in seen), default=0)
