@@ -29,13 +29,14 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 def base_specs(spec: Spec) -> list[Spec]:
     """List the runs that measure the SLO bases of a spec: each model alone, default engine settings, tuning seeds."""
-    copies = {"gpus": spec.gpus} if mix.mixed(spec.gpu) else {}  # else the base's own number, whatever stands here
     plain = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus,
                models=spec.models, trace=spec.trace, served=spec.served, prefix_cache=spec.prefix_cache,
                host=spec.host, table=spec.table,
                process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
                workload="base", slo="",
-               **copies, **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
+               **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
+    if mix.mixed(spec.gpu):  # which comes in whole copies; else a base has the GPUs of its model
+        plain = replace(plain, gpus=spec.gpus)
     return [replace(plain, seed=seed) for seed in TUNING_SEEDS]
 
 
