@@ -14,7 +14,7 @@ from harness.engines.sim.kernel.members import (
     queue,
     unlist,
 )
-from harness.engines.sim.kernel.memory import fits, needs, needs_far, put, watermark
+from harness.engines.sim.kernel.memory import fits, put, watermark
 from harness.engines.sim.kernel.waits import charge
 from harness.engines.sim.state import (
     E_PREEMPTED,
@@ -91,9 +91,10 @@ def due_blocks(S: int, b: int, f: int) -> int:
     B = batch_at(S, b)
     if world(S).reserves:
         return 0
+    at = (1 - B.tick) % world(S).block_tokens
     if f < 0:
-        return int(needs(S, b, B.tick, 1) - B.brought)
-    return int(needs_far(S, f, B.tick, 1) - remote_at(S, f).brought)
+        return int(B.residues[at] - B.brought)
+    return int(remote_at(S, f).residues[at] - remote_at(S, f).brought)
 
 
 @jit

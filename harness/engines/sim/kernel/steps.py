@@ -399,7 +399,8 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     while f >= 0:
         steps = hold_far(S, b, f, steps)
         f = remote_at(S, f).next
-    first = needs(S, b, B.tick, 1)  # taken by `grow`, but for members that brought theirs
+    # taken by `grow`, but for members that brought theirs
+    first = 0 if W.reserves else B.residues[(1 - B.tick) % W.block_tokens]
     more = needs(S, b, B.tick, steps) - first
     if more > 0 and not fits(S, i, more, 1):
         lo, hi = 1, steps
