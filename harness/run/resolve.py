@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -70,7 +70,7 @@ def _traits(spec: Spec) -> Traits:
         models = setup.cluster.models
         with guarded():
             needed = make.gpus_needed(models, spec.node_gpus)
-        setup = next(_holding(spec, needed))
+        setup = _holding(spec, needed)
     bare = setup.bare_engine
     try:
         uses = setup.policy.uses
@@ -81,13 +81,16 @@ def _traits(spec: Spec) -> Traits:
     )
 
 
-def _holding(spec: Spec, needed: int) -> Iterator[Setup]:
-    """Yield the setup of a system that brings its own number of GPUs: of a mix the fewest copies in which it starts."""
+def _holding(spec: Spec, needed: int) -> Setup:
+    """Return the setup of a system that brings its own number of GPUs: of a mix the fewest copies in which it starts.
+
+    Where it starts in none, the setup is that of the most copies that are tried.
+    """
     for gpus in islice(mix.counts(spec.gpu, needed), MOST_COPIES):
         setup = Setup(replace(spec, gpus=gpus))
         if not mix.mixed(spec.gpu) or _starts(setup):
-            yield setup
-    yield setup
+            break
+    return setup
 
 
 def _starts(setup: Setup) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.compute as pc
@@ -126,6 +128,12 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
 
 
 # ------------------------------------------------------------------ subjects of claims
+
+
+def stated(path: Path) -> list[dict[str, Any]]:
+    """Return the claims of a file as they stand there."""
+    claims: list[dict[str, Any]] = tomllib.loads(path.read_text("utf-8"))["claim"]
+    return claims
 
 
 def claims_of(about: About) -> list[Claim]:

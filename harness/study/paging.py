@@ -18,13 +18,12 @@ looked at in the same runs, as full memory is what figure 2 divides. Batches are
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +36,7 @@ from harness.rows.statistics import interval
 from harness.run import sweep
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Verdict, by_number, paper_text
+from harness.study.claims import Verdict, by_number, paper_text, stated
 from harness.study.study import Claim
 from traces import schema
 from workloads.models import shape
@@ -238,12 +237,6 @@ class Line(NamedTuple):
     verdict: Verdict
 
 
-def stated() -> list[dict[str, Any]]:
-    """Return the claims as their file has them."""
-    claims: list[dict[str, Any]] = tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]
-    return claims
-
-
 def ran(
     runs: Iterable[Run], seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
 ) -> Mapping[tuple[Run, str, int], Measured]:
@@ -256,7 +249,7 @@ def ran(
 
 def lines(seeds: int = SEEDS, *, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[Line]:
     """Yield every claim with its verdict under each law; runs are kept in `out`."""
-    every = stated()
+    every = stated(CLAIMS)
     runs = chain.from_iterable(MEASURES[claim["measure"]].runs for claim in every if "measure" in claim)
     results = ran(runs, seeds, out, workers=workers, teller=teller)
     for entry in every:

@@ -19,7 +19,6 @@ import csv
 import io
 import math
 import os
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -41,7 +40,7 @@ from harness.run.setup import Setup
 from harness.run.shard import Shard
 from harness.run.spec import Spec, canonical
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Verdict, by_number, paper_text
+from harness.study.claims import Verdict, by_number, paper_text, stated
 from harness.study.study import Claim
 from traces import schema
 from workloads.models import shape
@@ -371,7 +370,7 @@ def ran(
 
 def run_part(shard: Shard, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> int:
     """Run what a shard has of the runs of all claims, by spec; return their number."""
-    runs = dict.fromkeys(chain.from_iterable(MEASURES[c["measure"]].runs for c in stated() if "measure" in c))
+    runs = dict.fromkeys(chain.from_iterable(MEASURES[c["measure"]].runs for c in stated(CLAIMS) if "measure" in c))
     specs = (run.spec(seed, out) for run in runs for seed in range(seeds))
     mine = shard.part(dict.fromkeys(specs), canonical)
     sweep.sweep(mine, out, workers=workers, teller=teller or Silent(), what=f"weaver, shard {shard}")
@@ -391,17 +390,11 @@ class Line(NamedTuple):
     verdict: Verdict
 
 
-def stated() -> list[dict[str, Any]]:
-    """Return the claims as their file has them."""
-    claims: list[dict[str, Any]] = tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]
-    return claims
-
-
 def lines(
     seeds: int = SEEDS, *, out: Path = RESULTS, workers: int | None = None, teller: Teller | None = None
 ) -> Iterator[Line]:
     """Yield every claim with its verdict; runs are kept in `out`."""
-    every = stated()
+    every = stated(CLAIMS)
     runs = chain.from_iterable(MEASURES[claim["measure"]].runs for claim in every if "measure" in claim)
     results = ran(runs, seeds, out / "weaver", workers=workers, teller=teller)
     for entry in every:
