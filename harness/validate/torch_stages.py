@@ -54,7 +54,7 @@ SEVEN = ("static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pd
 START_S = 120.0  # that an engine may take to start, and to end
 LEAST_S = 5.0  # a run is not started with less
 GONE_S = 20.0  # from SIGTERM to SIGKILL
-POOL = {"cpu": GIB, "cuda": 30 * GIB}  # of a device that is calibrated
+POOL = {"cpu": GIB, "cuda": 40 * GIB}  # of a device that is calibrated; of a card at most
 
 Line = dict[str, Any]
 
@@ -266,13 +266,17 @@ def correct(name: str) -> Line:
     return {"state": "wrong" if wrong else "done", "why": "; ".join(wrong), **facts}
 
 
-def calibrate(folder: Path, plan: Iterable[Workload], gpu: str, device: str) -> Line:
+def calibrate(folder: Path, plan: Sequence[Workload], gpu: str, device: str) -> Line:
     """Measure steps, loads, moves and turns of each shape; the lines go to raw.jsonl, and a next call goes on there."""
     shapes = {(shape := Shape(*of)).name: shape for workload in plan for *_, of in workload.models}
+    config = Config((), gpu=gpu, gpus=max(workload.config["gpus"] for workload in plan))
+    on = kind.kind(config)
     given = {"pool_bytes": POOL[device], "gpu": gpu}
+    if device == "cuda":  # a device is the part of a card that it is in the other stages
+        given = {"pool_bytes": min(POOL[device], on.mem_bytes), "gpu": gpu, "gpus": config.gpus}
     lines = torch_timed.measure(folder, shapes, print, Fields(), given)
-    on = kind.kind(Config((), gpu=gpu))
-    facts = {"device": device, "gpu": gpu, "on": on.on, **given, "shapes": [list(shape) for shape in shapes.values()]}
+    facts = {"device": device, "on": on.on, "sms": on.sms, "gbps": dict(on.links), **given,
+             "shapes": [list(shape) for shape in shapes.values()]}  # fmt: skip
     return {"state": "done", "lines": len(lines), **facts, "measured_on": machine_facts("torch")}
 
 
