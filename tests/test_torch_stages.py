@@ -143,8 +143,8 @@ def stored(folder: Path, names: Sequence[str], card: dict[str, Any] | None) -> N
     (folder / torch_timed.RAW).write_text("".join(json.dumps(line) + "\n" for line in lines))
     about = {"device": "cpu", "gpu": "h100", "on": "cores"} | (card or {})
     shapes = [list(shape(name)) for name in names]
-    add(folder / JOURNAL, {"stage": "calibrate", "run": "calibrate", "state": "done", **about, "pool_bytes": 30 * GIB,
-                           "shapes": shapes, "measured_on": machine_facts()})  # fmt: skip
+    about |= {"pool_bytes": 30 * GIB, "shapes": shapes, "measured_on": machine_facts()}
+    (folder / torch_stages.ABOUT).write_text(json.dumps(about))
 
 
 def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
@@ -167,7 +167,12 @@ def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
     assert "cold" not in made.ladder
     assert made.served(shape("llama-3.2-1b")) == shape("llama-3.2-1b")  # as it is, not a twin
     assert "NVIDIA H200" in made.name
-    with pytest.raises(UserError, match="calibrate is not done"):
+    assert notes[-1] == "not measured yet: move of llama-3.2-1b, turn of llama-3.2-1b"
+    raw = tmp_path / "card" / torch_timed.RAW
+    raw.write_text("".join(line for line in raw.read_text().splitlines(keepends=True) if '"decode"' not in line))
+    with pytest.raises(UserError, match=r"no decode of llama-3\.2-1b"):
+        torch_table.staged(tmp_path / "card")
+    with pytest.raises(UserError, match="nothing of the stage calibrate"):
         torch_table.staged(tmp_path)
 
 

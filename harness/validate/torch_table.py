@@ -27,8 +27,8 @@ from harness.engines.torch.setting import Fields, rates
 from harness.engines.wallclock import machine_facts
 from harness.policy.types import GIB, Inst, Shape, UserError
 from harness.rows.record import write_bytes
-from harness.validate.torch_stages import JOURNAL, journal
-from harness.validate.torch_timed import CTX, GPU, MOST_OTHERS, RAW, gpu_ratio, link_gbps, measure, of
+from harness.validate.torch_stages import ABOUT
+from harness.validate.torch_timed import CTX, GPU, MOST_OTHERS, RAW, gpu_ratio, link_gbps, measure, missing, of
 from workloads.models import shape
 
 KIND = "torch-cpu"
@@ -48,7 +48,7 @@ def networks(names: Sequence[str], wide: int = 1) -> dict[str, Shape]:
     return {name: shapes.in_numbers(net._replace(name=name), CPU.float_bytes) for name, net in made.items()}
 
 
-CARD = ("gpu", "on", "pool_bytes", "sms", "gbps")  # of a line of the stage calibrate
+CARD = ("gpu", "on", "pool_bytes", "sms", "gbps")  # of what the stage calibrate says of its devices
 
 
 class Card(NamedTuple):
@@ -68,8 +68,9 @@ class Card(NamedTuple):
             {s.quantity: s.source for s in quantities.sources([], self.gpu, "none")},
         )
         each = {name: (getattr(known, name), sources[f"{self.gpu}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
-        links = {"nvlink" if link == "peer" else link: (1e9 * rate, self.on) for link, rate in self.gbps.items()}
-        return each | links | {"sms": (self.sms, self.on)}
+        part = self.on.partition(";")[0]
+        links = {"nvlink" if link == "peer" else link: (1e9 * rate, part) for link, rate in self.gbps.items()}
+        return each | links | {"sms": (self.sms, part)}
 
 
 def table(
@@ -258,15 +259,16 @@ def write(
 def staged(folder: Path, out: Path | None = None) -> tuple[Path, list[str]]:
     """Write the table of what the stages of `make gpu` measured; return its path, `<folder>/torch-*.toml`, and notes.
 
-    UserError where they have not measured all of it.
+    What is not measured yet is a note where the table can do without it. UserError where it cannot.
     """
-    done = [line for line in journal(folder / JOURNAL) if line["stage"] == "calibrate" and line["state"] == "done"]
-    if not done:
-        raise UserError(
-            f"{folder / JOURNAL}: the stage calibrate is not done; the same command of the stages resumes it"
-        )
-    about, lines = done[-1], [json.loads(text) for text in (folder / RAW).read_text("utf-8").splitlines()]
-    names = [of[0] for of in about["shapes"]]
+    if not (folder / ABOUT).is_file() or not (folder / RAW).is_file():
+        raise UserError(f"{folder}: nothing of the stage calibrate is there; the same command of the stages resumes it")
+    about = json.loads((folder / ABOUT).read_text("utf-8"))
+    lines = [json.loads(text) for text in (folder / RAW).read_text("utf-8").splitlines()]
+    names = [name for name, *_ in about["shapes"]]
+    left = missing(lines, names)
+    if needed := [(what, name) for what, name in left if what == "decode" or not any(of(lines, "load"))]:
+        raise UserError(f"{folder / RAW}: no {' of '.join(needed[0])}; the same command of the stages resumes it")
     card = None if about["device"] == "cpu" else Card(*(about[key] for key in CARD))
     conditions = ", ".join(f"{key} {value}" for key, value in about["measured_on"].items())
     file, _ = table(lines, names, 1, card, conditions + (f", {card.on}" if card else ""))
@@ -274,4 +276,5 @@ def staged(folder: Path, out: Path | None = None) -> tuple[Path, list[str]]:
     write_bytes(path, fit.dumps(file).encode())
     quantities.forget()
     quantities.machine(str(path))  # it reads as any user's table
-    return path, notes(lines, path, names) if card is None else [f"loads by {', '.join(file['ladder'])}"]
+    told = notes(lines, path, names) if card is None else [f"loads by {', '.join(file['ladder'])}"]
+    return path, told + ([f"not measured yet: {', '.join(map(' of '.join, left))}"] if left else [])

@@ -19,7 +19,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
@@ -191,6 +191,12 @@ def measure(
     if on.name == "cpu":
         bench.measure("pages", pages)
     return bench.lines
+
+
+def missing(lines: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return what of which shape `measure` would still measure."""
+    kinds = "decode", "beside", "load", "move", "turn"
+    return [(what, name) for name in names for what in kinds if not any(of(lines, what, shape=name))]
 
 
 def link_gbps(lines: Iterable[Mapping[str, Any]], shapes: Mapping[str, Shape], wide: int) -> dict[str, float]:
