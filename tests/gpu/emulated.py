@@ -73,13 +73,15 @@ class Stream:
 
     def synchronize(self) -> None: ...
 
+    def wait_stream(self, _: Any) -> None: ...
+
 
 class Event:
     """A point that has passed; the first look at it comes too early."""
 
     looks = 0
 
-    def record(self) -> None: ...
+    def record(self, _: Any = None) -> None: ...
 
     def wait(self) -> None: ...
 
