@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from harness.policy.types import UserError
@@ -35,13 +36,15 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     figure = Figure(figsize=(width, HEIGHT_IN + foot))
     high = HEIGHT_IN + foot
     handles = [style.handle(label, looks[label]) for label in labels]
+    if len(kinds) > 1:
+        handles += [Line2D([], [], color="#606060", linestyle=_line(kinds, kind), label=kind) for kind in kinds]
     top = style.legend(figure, handles, min(5, len(handles)))
     grid = figure.add_gridspec(1, 2 if priced else 1, left=0.47 / width, right=1 - 0.1 / width,
                                top=1 - (top + 0.08) / high, bottom=(0.4 + foot) / high, wspace=0.2)  # fmt: skip
     for k, (x, name) in enumerate((("gpus", "GPUs"), ("usd_day", "US dollars a day"))[: 2 if priced else 1]):
         axis = figure.add_subplot(grid[0, k])
         for (label, kind), each in frame.dropna(subset=[x]).groupby(["label", "gpu"], sort=False):
-            line = {"linestyle": LINES[kinds.index(kind) % len(LINES)]} if len(kinds) > 1 else {}
+            line = {"linestyle": _line(kinds, str(kind))} if len(kinds) > 1 else {}
             ordered = each.sort_values(x)
             axis.plot(ordered[x], 100 * ordered["worst"], **{**looks[str(label)].marks(), **line})
             rings = ordered[ordered["answer"]]
@@ -56,6 +59,10 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
             axis.set_ylabel("SLO met, worst model, %")
     style.write_foot(figure, text)
     return figure
+
+
+def _line(kinds: list[str], kind: str) -> str:
+    return LINES[kinds.index(kind) % len(LINES)]
 
 
 def draws(folder: Path) -> bool:

@@ -276,8 +276,9 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     ]  # fmt: skip
     heads = ["GPU", "system", "GPUs", "all %", "worst model %", "worst model", "$/day", "no room"]
     host = str(asked.setting.get("host") or "vllm-0.15")
+    kinds = " or ".join(f"clusters of {kind}" if mix.mixed(kind) else kind for kind in asked.kinds)
     return Page(
-        f"How many {' or '.join(asked.kinds)} hold {100 * asked.target:g} % of SLOs for every model of "
+        f"How many {kinds} hold {100 * asked.target:g} % of SLOs for every model of "
         f"{_name(str(asked.setting['models']))} on {trace}?",
         f"{kept.sentence}{sure}.",
         pictures,
