@@ -35,7 +35,7 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     text, foot = style.foot(caption, 190)
     figure = Figure(figsize=(width, HEIGHT_IN + foot))
     high = HEIGHT_IN + foot
-    handles = [style.handle(label, looks[label]) for label in labels]
+    handles = [style.handle(label, looks[label], line=len(kinds) == 1) for label in labels]
     if len(kinds) > 1:
         handles += [Line2D([], [], color="#606060", linestyle=_line(kinds, kind), label=kind) for kind in kinds]
     top = style.legend(figure, handles, min(5, len(handles)))

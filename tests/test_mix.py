@@ -187,8 +187,8 @@ def test_the_rule_names_the_kind_and_a_request_alone_takes_its_seconds_there(tmp
     alone = {kind: Setup(spec(gpu=kind, gpus=1)).solo_s(member, tokens, tokens) for kind in ("h100", "l40s")}
     assert alone["l40s"][1] > alone["h100"][1]
     for gpu, kind in (("", "h100"), ("l40s", "l40s")):
-        assert Setup(spec()).solo_s(member, tokens, tokens, gpu) == alone[kind]
-    assert Setup(spec(gpu="h100", gpus=1)).solo_s(member, tokens, tokens, "l40s") == alone["l40s"]
+        assert Setup(spec()).solo_s(member, tokens, tokens, gpu=gpu) == alone[kind]
+    assert Setup(spec(gpu="h100", gpus=1)).solo_s(member, tokens, tokens, gpu="l40s") == alone["l40s"]
 
 
 @cases(("fields", "base", "why"), {
@@ -204,12 +204,12 @@ def test_a_base_that_is_nowhere_is_one_line(fields: Mapping[str, Any], base: str
 
 
 def test_an_answer_says_of_which_kind_its_base_is() -> None:
-    one, own = "5xP95 is that of a model alone on h100", "l40s for l40s"
+    alone = "5xP95 is that of a model alone on h100"
     of_mix = sized(asked=question(kinds=(MIX,), rule="5xP95"), rules={MIX: "5xP95@h100"})
-    assert words.base(of_mix) == f"{one} (P95@l40s: on that kind)"
+    assert words.base(of_mix) == f"{alone} (P95@l40s: on that kind)"
     several = sized(asked=question(kinds=("h100", "l40s", MIX), rule="5xP95"),
                     rules={"h100": "5xP95", "l40s": "5xP95", MIX: "5xP95@h100"})  # fmt: skip
-    assert words.base(several) == f"{one} for h100, {own}, h100 for {MIX} (P95@h100: on that kind for all)"
+    assert words.base(several) == f"{alone} for h100, l40s for l40s, h100 for {MIX} (P95@h100: on that kind for all)"
     for kinds, rule in ((("h100",), "5xP95"), (("h100", "l40s"), "5xP95@h100"), ((MIX,), "absolute:ttft=1,tpot=1")):
         assert words.base(sized(asked=question(kinds=kinds, rule=rule))) == ""
 
@@ -250,10 +250,10 @@ def test_on_a_mix_only_systems_that_take_it_are_tried_as_a_change(tmp_path: Path
     assert [change.what for change in size_why._changes(reason, work, tmp_path)] == ["elastic", "swap"]
     assert next(size_why.lines(reason)).startswith("static on 2 h100 + 4 l40s has no room: weights binds")
     assert size_why._wider(work, reason, "llama-3.2-1b/1") == 2
-    one = replace(reason, kind="h100", gpus=1)
+    on_h100 = replace(reason, kind="h100", gpus=1)
     single = Faked(question(["static"]), {}, tmp_path)
-    assert size_why._wider(single, one, "llama-3.2-1b/1") is None
-    assert size_why._wider(single, replace(one, gpus=2), "llama-3.2-1b/1") == 2
+    assert size_why._wider(single, on_h100, "llama-3.2-1b/1") is None
+    assert size_why._wider(single, replace(on_h100, gpus=2), "llama-3.2-1b/1") == 2
 
 
 def test_a_system_that_was_tried_on_another_kind_than_the_best_is_explained_there() -> None:

@@ -196,9 +196,9 @@ class Setup:
             except UserError as error:
                 raise UserError(f"SLO base: {error}") from None
             bound = spec.table is not None or fields.asked(spec.engine).name != SIMULATOR
-            if bound and kind != (own := quantities.gpu(spec.gpu, spec.table).kind):
+            if bound and kind != (here := quantities.gpu(spec.gpu, spec.table).kind):
                 has = "the cost table" if spec.table is not None else f"engine {spec.engine}"
-                raise UserError(f"SLO base on {kind}: {has} has {own}")
+                raise UserError(f"SLO base on {kind}: {has} has {here}")
             return kind
         if not mix.mixed(spec.gpu):
             return spec.gpu
@@ -312,11 +312,11 @@ class Setup:
         )
         rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
         if isinstance(rule, slo.Scaled) and rule.base == "solo":
-            alone = self.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens, rule.gpu)
+            alone = self.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens, gpu=rule.gpu)
             jobs = slo.by_isolated(jobs, rule, *alone)
         return _cached(jobs, spec)
 
-    def solo_s(self, model: I4, prompt_tokens: I4, output_tokens: I4, gpu: str = "") -> tuple[F8, F8]:
+    def solo_s(self, model: I4, prompt_tokens: I4, output_tokens: I4, *, gpu: str = "") -> tuple[F8, F8]:
         """Compute TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
 
         `model` indexes the spec's set, and `gpu` is as for `base_gpu`. Constants are taken unscaled, so that SLOs stay

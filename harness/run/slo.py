@@ -92,7 +92,7 @@ def stored_solo(run: Path, gpu: str = "") -> attainment.Limits:
             rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
             setup = Setup(stored(about["spec"]))
             lengths = (rows[name].to_numpy() for name in ("prompt_tokens", "output_tokens"))
-            seconds = setup.solo_s(_members(run, rows, setup), *lengths, gpu)
+            seconds = setup.solo_s(_members(run, rows, setup), *lengths, gpu=gpu)
             solo = pa.table(dict(zip(("ttft_s", "tpot_s"), seconds, strict=True)))
             if run.is_dir():  # not in a part, which has no place for it
                 record.write_table(path, solo, {"of": of})

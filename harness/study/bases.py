@@ -145,6 +145,6 @@ def _solo_slos(setup: Setup, rule: slo.Scaled) -> dict[str, Pair]:
     trace, models = setup.trace, setup.models
     n = len(models.members)
     prompt, output = (np.full(n, int(x.max()), np.int32) for x in (trace.prompt_tokens, trace.output_tokens))
-    ttft_s, tpot_s = setup.solo_s(np.arange(n, dtype=np.int32), prompt, output, rule.gpu)
+    ttft_s, tpot_s = setup.solo_s(np.arange(n, dtype=np.int32), prompt, output, gpu=rule.gpu)
     pairs = zip((rule.ttft_x * ttft_s).tolist(), (rule.tpot_x * tpot_s).tolist(), strict=True)
     return dict(zip(models.names, pairs, strict=True))

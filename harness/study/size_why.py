@@ -300,13 +300,16 @@ def _sentence(reason: Why) -> str:
 
 
 def _advice(reason: Why) -> str:
-    best, target = reason.kept.best, reason.kept.asked.target
+    target = reason.kept.asked.target
     here, dearer = cluster(reason.kind, reason.gpus), ""
-    if best is not None and best[1] == reason.system:
-        mine, its = (reason.kept.asked.usd_hour(reason.kind, n) for n in (reason.gpus, best[2]))
+    answers = [row.gpus for row in reason.kept.tried
+               if row.answer and (row.gpu, row.label) == (reason.kind, reason.system)]  # fmt: skip
+    if answers:
+        enough = min(answers)
+        mine, its = (reason.kept.asked.usd_hour(reason.kind, n) for n in (reason.gpus, enough))
         usd = "" if mine is None or its is None else f", ${(its - mine) * DAY_H:,.0f} more a day"
-        more = best[2] - reason.gpus
-        dearer = f"{more} GPU{'s' * (more > 1)} more ({cluster(reason.kind, best[2])}{usd})"
+        more = enough - reason.gpus
+        dearer = f"{more} GPU{'s' * (more > 1)} more ({cluster(reason.kind, enough)}{usd})"
     if (cheapest := reason.cheapest) is not None:
         assert cheapest.verdict is not None
         name, share = cheapest.verdict.worst

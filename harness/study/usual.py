@@ -1,4 +1,4 @@
-"""What is compared and sized where nothing is said, on the command line and in Python. It imports nothing."""
+"""Defaults of comparisons and of sizes, on the command line and in Python. The module imports nothing heavy."""
 
 from __future__ import annotations
 
