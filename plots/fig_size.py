@@ -6,6 +6,7 @@ bench size --trace mine.parquet --models mine.toml --gpu h100,l40s
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, get_args
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -18,7 +19,8 @@ from harness.rows.record import SIZE
 from plots import form, style
 
 HEIGHT_IN = 2.3  # without the caption
-LINES = ("-", "--", ":", "-.")  # a kind of GPU each
+Dash = Literal["-", "--", ":", "-."]
+LINES: tuple[Dash, ...] = get_args(Dash)  # a kind of GPU each
 COLUMNS = ["gpu", "label", "gpus", "usd_day", "pooled", "low", "high", "worst", "worst_model", "answer"]
 CHOOSES = frozenset({"--only", "--rename"})
 
@@ -61,7 +63,7 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     return figure
 
 
-def _line(kinds: list[str], kind: str) -> str:
+def _line(kinds: list[str], kind: str) -> Dash:
     return LINES[kinds.index(kind) % len(LINES)]
 
 

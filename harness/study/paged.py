@@ -49,7 +49,7 @@ SIZED = {
     "pooled": "The same, for all requests together in place of each model.",
     "all %": "Attainment of all requests on that count, in the view where it is least; [low, high] is a 95 % interval "
              "over blocks of the windows.",
-    "worst model %": "The least attainment of a model in any view.",
+    "worst %, worst model %": "The least attainment of a model in any view.",
     "$/day, $/Mtok": "The price of the GPUs that are held, all day, whether busy or not; divided by the prompt and "
                      "output tokens of the whole log.",
     "one count lower": "What fails on the largest count below that was tried: memory (room) or speed (load).",

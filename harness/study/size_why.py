@@ -282,7 +282,8 @@ def lines(reason: Why) -> Iterator[str]:
         yield ""
     yield from aligned(list(_tried(reason)), WIDTH)
     spent = sum(change.seconds for change in reason.changes)
-    told = f"{len(reason.changes)} changes were run in {spent:.1f} s, at most {MOST} are"
+    count = len(reason.changes)
+    told = f"{count} change{' was' if count == 1 else 's were'} run in {spent:.1f} s, at most {MOST} are"
     yield f"{told}; target: {100 * asked.target:g} % for every model"
 
 
@@ -316,7 +317,9 @@ def _advice(reason: Why) -> str:
         looser = ", a longer promise" if cheapest.looser else ""
         told = f"{cheapest.what}, on the same {here}{looser} ({name} least, {100 * share:.1f} %)"
         return f"the cheapest change that a run confirms: {told}" + (f"; else {dearer}" if dearer else "")
-    none = f"none of {len(reason.changes)} changes holds {100 * target:g} % on {here}"
+    count = len(reason.changes)
+    none = "the one change that was run does not hold" if count == 1 else f"none of {count} changes holds"
+    none += f" {100 * target:g} % on {here}"
     return f"{none}; {f'the cheapest that runs confirm is {dearer}' if dearer else 'no count of GPUs tried does'}"
 
 

@@ -17,7 +17,7 @@ from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict
 from harness.study.study import named
 from workloads import slo
 
-HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst model %", "$/day", "$/Mtok", "one count lower")
+HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "one count lower")
 NONE = "-"
 DAY_H = 24
 WIDTH = 100  # of the table
