@@ -31,7 +31,7 @@ from harness.cli.options import (
     system_names,
 )
 from harness.cli.parts import again, keep_command
-from harness.cli.terminal import prose, teller
+from harness.cli.terminal import folded, prose, teller
 from harness.report.commands import real, short_path
 from harness.study.usual import SIZED
 
@@ -145,8 +145,7 @@ def size(
     else:
         first, *rest = words.lines(sized)
         prose(first)
-        for line in rest:
-            click.echo(line)
+        folded(rest, words.WIDTH)
     figure = []
     if not no_plot and any(not verdict.unfit for curve in sized.curves.values() for verdict in curve.tried.values()):
         from plots import fig_size
