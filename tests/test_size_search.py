@@ -102,6 +102,13 @@ def test_a_dearer_kind_is_tried_up_to_what_the_cheaper_one_costs(tmp_path: Path)
     assert max(n for kind, _, n in work.asks if kind == "h100") <= 8
 
 
+@cases("name", ["dedicated", "contiguous:max"])
+def test_what_has_as_many_gpus_as_its_models_need_is_tried_on_those(tmp_path: Path, name: str) -> None:
+    work = Faked(question([name]), {("h100", name): (1, 1)}, tmp_path)
+    (curve,) = work.answered().values()
+    assert list(curve.tried) == [8]
+
+
 @cases("of", [1, 3])
 def test_shards_search_each_strategy_once(tmp_path: Path, of: int) -> None:
     needs = {(kind, name): (3, 2) for kind in ("h100", "l40s") for name in ("prism", "static")}

@@ -40,8 +40,7 @@ from traces import schema
 from workloads.models import as_asked
 
 HOUR_S = 3600.0
-OWN_COUNT = "dedicated"  # it takes as many GPUs as its models need
-BOUNDS = (UPPER, OWN_COUNT)  # recommended never: a bound, and the base to save from
+BOUNDS = (UPPER, "dedicated")  # recommended never: a bound, and the base to save from
 WINDOWS = 3  # drawn of a generator
 GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
 FULL = 0.92  # of a GPU's memory for weights and one request, where a degree of parallelism is chosen
@@ -270,7 +269,7 @@ class Work:
         most = self._most(curve.kind) // size
         if curve.stopped:
             return None
-        if self._base(curve) == OWN_COUNT:
+        if own_count(self.systems[curve.system]):
             alone = traits(self._spec(curve.kind, curve.system, size, self.views[0], self.views[0].seeds[0])).gpus
             return None if tried else alone
         answer = curve.fewest(target, by)
@@ -425,6 +424,11 @@ class Work:
                         ).cluster  # fmt: skip
         return {name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
                 for name, model in cluster.models.items()}  # fmt: skip
+
+
+def own_count(system: str) -> bool:
+    """Tell whether a system, as --systems takes it, has as many GPUs as its models need, whatever it is given."""
+    return hasattr(Setup(from_dict(asked_system(system))).make_policy, "gpus_needed")
 
 
 def takes(system: str, kind: str) -> bool:

@@ -24,9 +24,8 @@ from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import WAITS
 from harness.run import slo as slos
 from harness.run.slo import SloTarget
-from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
-from harness.study.size import BOUNDS, HOUR_S, OWN_COUNT, Asked, Curve, Verdict, Work, takes, with_degrees
+from harness.study.size import BOUNDS, HOUR_S, Asked, Curve, Verdict, Work, own_count, takes, with_degrees
 from harness.study.size_kept import Kept, Tried
 from harness.study.size_words import DAY_H, NONE, WIDTH, cluster
 
@@ -257,7 +256,7 @@ def _run(change: Change, tried: Tried, out: Path, workers: int | None, teller: T
     asked = replace(change.asked, systems=(change.system,), kinds=(tried.gpu,), growth=())
     try:
         work = Work(asked, out, workers, teller or Silent())
-        if str(asked_system(work.systems[change.system])["system"]) == OWN_COUNT:
+        if own_count(work.systems[change.system]):
             return change
         curve = Curve(tried.gpu, change.system)
         work.run_counts([(curve, tried.gpus)], 1.0, f"change: {change.what}")
