@@ -147,7 +147,7 @@ def definition(name: str) -> str:
 def slos(rules: Iterable[str]) -> str:
     """SLO rules in few words: the span of scales over what they scale, seconds as seconds.
 
-    P95 is that of a model served alone.
+    P95 is that of a model served alone, on the kind of GPU that the rule names if it names one.
     """
     of: dict[str, list[float]] = {}
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
@@ -162,7 +162,9 @@ def _base(rule: str) -> str:
         return f"TTFT {two[1]} x, TPOT {two[2]} x {_base(two[3])}"
     if seconds := re.fullmatch(r"absolute:ttft=([\d.]+),tpot=([\d.]+)", rule):
         return f"TTFT {seconds[1]} s, TPOT {seconds[2]} s"
-    return f"{rule} alone" if re.fullmatch(r"P\d+", rule) else rule
+    if alone := re.fullmatch(r"(P\d+|solo)(?:@(.+))?", rule):
+        return alone[1] + " alone" * (alone[1] != "solo") + (f" on {alone[2]}" if alone[2] else "")
+    return rule
 
 
 def scale_base(rule: str) -> tuple[float, str]:

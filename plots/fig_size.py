@@ -6,9 +6,11 @@ bench size --trace mine.parquet --models mine.toml --gpu h100,l40s
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, get_args
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from harness.policy.types import UserError
@@ -17,7 +19,8 @@ from harness.rows.record import SIZE
 from plots import form, style
 
 HEIGHT_IN = 2.3  # without the caption
-LINES = ("-", "--", ":", "-.")  # a kind of GPU each
+Dash = Literal["-", "--", ":", "-."]
+LINES: tuple[Dash, ...] = get_args(Dash)  # a kind of GPU each
 COLUMNS = ["gpu", "label", "gpus", "usd_day", "pooled", "low", "high", "worst", "worst_model", "answer"]
 CHOOSES = frozenset({"--only", "--rename"})
 
@@ -34,14 +37,16 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     text, foot = style.foot(caption, 190)
     figure = Figure(figsize=(width, HEIGHT_IN + foot))
     high = HEIGHT_IN + foot
-    handles = [style.handle(label, looks[label]) for label in labels]
+    handles = [style.handle(label, looks[label], line=len(kinds) == 1) for label in labels]
+    if len(kinds) > 1:
+        handles += [Line2D([], [], color="#606060", linestyle=_line(kinds, kind), label=kind) for kind in kinds]
     top = style.legend(figure, handles, min(5, len(handles)))
     grid = figure.add_gridspec(1, 2 if priced else 1, left=0.47 / width, right=1 - 0.1 / width,
                                top=1 - (top + 0.08) / high, bottom=(0.4 + foot) / high, wspace=0.2)  # fmt: skip
     for k, (x, name) in enumerate((("gpus", "GPUs"), ("usd_day", "US dollars a day"))[: 2 if priced else 1]):
         axis = figure.add_subplot(grid[0, k])
         for (label, kind), each in frame.dropna(subset=[x]).groupby(["label", "gpu"], sort=False):
-            line = {"linestyle": LINES[kinds.index(kind) % len(LINES)]} if len(kinds) > 1 else {}
+            line = {"linestyle": _line(kinds, str(kind))} if len(kinds) > 1 else {}
             ordered = each.sort_values(x)
             axis.plot(ordered[x], 100 * ordered["worst"], **{**looks[str(label)].marks(), **line})
             rings = ordered[ordered["answer"]]
@@ -56,6 +61,10 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
             axis.set_ylabel("SLO met, worst model, %")
     style.write_foot(figure, text)
     return figure
+
+
+def _line(kinds: list[str], kind: str) -> Dash:
+    return LINES[kinds.index(kind) % len(LINES)]
 
 
 def draws(folder: Path) -> bool:

@@ -166,6 +166,7 @@ def test_a_caption_says_how_rates_were_chosen_and_what_of_the_setting_differs() 
 
 def test_slo_rules_in_few_words() -> None:
     assert caption.slos(["20xP95", "5xP95", "1.25xP95"]) == "1.25 to 20 x P95 alone"
+    assert caption.slos(["5xP95@mi300x", "9xsolo@h100"]) == "9 x solo on h100, 5 x P95 alone on mi300x"
     assert caption.slos(["5/2xP95", "30/2xP95", "absolute:ttft=2,tpot=0.1"]) == (
         "TTFT 5 x, TPOT 2 x P95 alone, TTFT 30 x, TPOT 2 x P95 alone, TTFT 2 s, TPOT 0.1 s"
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from harness.cli.app import main
 from harness.engines.machine import Config, Served, machine
 from harness.engines.sim.engine import Sim
 from harness.loop import system
@@ -19,9 +23,14 @@ from harness.policy.types import GIB, Host, Infeasible, Inst, Unsupported, UserE
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec, from_dict
+from harness.study import size_why
 from harness.study import size_words as words
+from harness.study.bases import base_specs, slo_target
+from harness.study.size import Curve
+from harness.study.size_why import Why
 from tests.cases import cases
-from tests.test_size_search import USD, Faked, question
+from tests.test_size_search import USD, Faked, question, sized, verdict
+from tests.test_size_why import kept, tried
 from workloads.models import model_set
 
 MIX = "h100*2+l40s*4"
@@ -154,6 +163,57 @@ def test_what_has_one_kind_only_is_refused(fields: Mapping[str, Any], why: str) 
     assert "\n" not in str(told.value)
 
 
+# ---------------------------------------------------------------- the base of an SLO
+
+
+@cases(("gpu", "models", "base"), {
+    "the first kind": (MIX, "llama-3.2-1b*8", "h100"),
+    "whatever holds it too": ("l40s*4+h100*2", "llama-3.2-1b*8", "l40s"),
+    "the first that holds every model": ("l40s*4+h100*2", "llama-3.2-1b*7,gemma-3-27b", "h100"),
+}.values())  # fmt: skip
+def test_the_base_of_a_mix_is_that_of_its_first_kind_that_holds_every_model(gpu: str, models: str, base: str) -> None:
+    mine = spec(gpu=gpu, models=models)
+    assert base_specs(mine) == base_specs(spec(gpu=base, gpus=2, models=models))
+    assert base_specs(mine, "a100-80g") == base_specs(spec(gpu="a100-80g", gpus=4, models=models))
+
+
+def test_the_rule_names_the_kind_and_a_request_alone_takes_its_seconds_there(tmp_path: Path) -> None:
+    under = slo_target(spec(), "5xsolo", tmp_path)
+    assert (under.rule, under.definition, under.seconds) == ("5xsolo@h100", "e2e", None)
+    assert under.drain_s == slo_target(spec(gpu="h100", gpus=1), "5xsolo", tmp_path).drain_s
+    assert slo_target(spec(gpu="h100", gpus=1), "5xsolo", tmp_path).rule == "5xsolo"
+    assert slo_target(spec(), "absolute:ttft=1,tpot=1", tmp_path).rule == "absolute:ttft=1,tpot=1"
+    member, tokens = (np.array([k], np.int32) for k in (3, 400))
+    alone = {kind: Setup(spec(gpu=kind, gpus=1)).solo_s(member, tokens, tokens) for kind in ("h100", "l40s")}
+    assert alone["l40s"][1] > alone["h100"][1]
+    for gpu, kind in (("", "h100"), ("l40s", "l40s")):
+        assert Setup(spec()).solo_s(member, tokens, tokens, gpu=gpu) == alone[kind]
+    assert Setup(spec(gpu="h100", gpus=1)).solo_s(member, tokens, tokens, gpu="l40s") == alone["l40s"]
+
+
+@cases(("fields", "base", "why"), {
+    "no kind holds all": ({"gpu": "l40s*4+l4*2", "models": "llama-3.2-1b*7,gemma-3-27b"}, "", "no kind of l40s*4+l4*2"),
+    "an unknown kind": ({}, "l40", "unknown GPU kind 'l40'; did you mean l40s?"),
+    "a real engine": ({"gpu": "h100", "gpus": 1, "engine": "vllm"}, "l40s", "SLO base on l40s: engine vllm has h100"),
+}.values())  # fmt: skip
+def test_a_base_that_is_nowhere_is_one_line(fields: Mapping[str, Any], base: str, why: str) -> None:
+    with pytest.raises(UserError) as told:
+        base_specs(spec(**fields), base)
+    assert why in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_an_answer_says_of_which_kind_its_base_is() -> None:
+    alone = "5xP95 is that of a model alone on h100"
+    of_mix = sized(asked=question(kinds=(MIX,), rule="5xP95"), rules={MIX: "5xP95@h100"})
+    assert words.base(of_mix) == f"{alone} (P95@l40s: on that kind)"
+    several = sized(asked=question(kinds=("h100", "l40s", MIX), rule="5xP95"),
+                    rules={"h100": "5xP95", "l40s": "5xP95", MIX: "5xP95@h100"})  # fmt: skip
+    assert words.base(several) == f"{alone} for h100, l40s for l40s, h100 for {MIX} (P95@h100: on that kind for all)"
+    for kinds, rule in ((("h100",), "5xP95"), (("h100", "l40s"), "5xP95@h100"), ((MIX,), "absolute:ttft=1,tpot=1")):
+        assert words.base(sized(asked=question(kinds=kinds, rule=rule))) == ""
+
+
 # ---------------------------------------------------------------- how many GPUs
 
 
@@ -167,7 +227,75 @@ def test_sizes_of_a_mix_are_whole_copies_and_its_price_is_that_of_all(tmp_path: 
     assert work._best(curves.values()) == (MIX, "static", 12)  # $20 an hour, and 30 of the cheaper kind are $30
     assert work._refused(MIX, "static") == ""
     assert words.cluster(MIX, 18) == "6 h100 + 12 l40s"
+    held = Curve(MIX, "static", {12: verdict(12, 1.0, 1.0)})
+    answer = sized(asked=asked, curves={(MIX, "static"): held}, best=(MIX, "static", 12),
+                   homes={"3": ("m",), "4": ("n",)}, tails={"m": (0.2, 0.03), "n": (0.3, math.nan)})  # fmt: skip
+    told = dict(words.told(answer))
+    assert (told["GPU 3 (h100)"], told["GPU 4 (l40s)"]) == ("m", "n")
+    assert told["longest P95 of a model"] == "TTFT 0.3 s (n), TPOT 30 ms (m)"
+    assert told["held"].startswith("4 h100 + 8 l40s, 288 GPU-hours and $480 a day")
+    for more in ({"spare": 1}, {"node": 8}):
+        with pytest.raises(UserError, match=r"(spare|node): h100\*2\+l40s\*4 has GPUs of several kinds"):
+            question(["static"], kinds=("h100", MIX), **more)
     with pytest.raises(UserError, match=r"--gpus ends at 5, and h100\*2\+l40s\*4 is 6 GPUs"):
         Faked(question(["static"], kinds=(MIX,), most=5), {}, tmp_path)
     with pytest.raises(UserError, match="GPUs of several kinds, and prism takes one"):
         Faked(question(["prism"], kinds=(MIX,)), {}, tmp_path).done()
+
+
+def test_on_a_mix_only_systems_that_take_it_are_tried_as_a_change(tmp_path: Path) -> None:
+    work = Faked(question(["static"], kinds=(MIX,)), {}, tmp_path)
+    failing = tried("static", 6, None, unfit="no placement")._replace(gpu=MIX)
+    reason = Why(kept(failing, best=None), MIX, "static", 6, failing, {}, 3 << 30, 2 << 30, ())
+    assert [change.what for change in size_why._changes(reason, work, tmp_path)] == ["elastic", "swap"]
+    assert next(size_why.lines(reason)).startswith("static on 2 h100 + 4 l40s has no room: weights binds")
+    assert size_why._wider(work, reason, "llama-3.2-1b/1") == 2
+    on_h100 = replace(reason, kind="h100", gpus=1)
+    single = Faked(question(["static"]), {}, tmp_path)
+    assert size_why._wider(single, on_h100, "llama-3.2-1b/1") is None
+    assert size_why._wider(single, replace(on_h100, gpus=2), "llama-3.2-1b/1") == 2
+
+
+def test_a_system_that_was_tried_on_another_kind_than_the_best_is_explained_there() -> None:
+    on_mix = tried("static", 6, 1.0, answer=True)._replace(gpu=MIX)
+    rows = (on_mix, tried("prism", 2, 0.8), tried("prism", 3, 1.0, answer=True))
+    assert size_why._failing(kept(*rows, best=(MIX, "static", 6)), "prism") == rows[1]
+
+
+# ---------------------------------------------------------------- as a user
+
+
+def bench(*asked: object) -> str:
+    ended = CliRunner().invoke(main, [str(word) for word in asked])
+    assert ended.exit_code == 0, ended.output
+    return " ".join(ended.output.split())
+
+
+@pytest.mark.slow
+def test_a_mix_is_sized_explained_and_reported_with_the_kind_of_its_base(tmp_path: Path) -> None:
+    ask = ("size", "--trace", "sample", "--models", "llama-3.1-8b*8", "--gpu", "l40s+h100", "--gpus", "1-8",
+           "--systems", "static,elastic,prism", "--windows", "1", "--grow", "1", "-q", "-o", tmp_path)  # fmt: skip
+    told = bench(*ask)
+    assert "SLO: 5xP95 is that of a model alone on l40s (P95@h100: on that kind)" in told
+    assert "not tried: it takes GPUs of one kind" in told
+    folder = next(tmp_path.glob("*/size.parquet")).parent
+    why = bench("explain", folder)
+    assert " l40s + " in why.partition(".")[0]
+    assert "prism" not in why  # it takes no mix, so it is no change to try
+    bench("report", folder)
+    text = (folder / "report.html").read_text("utf-8")
+    assert "How many clusters of l40s*1+h100*1 hold" in text
+    assert "5xP95 is that of a model alone on l40s" in text
+
+
+@pytest.mark.slow
+def test_a_comparison_on_a_mix_names_the_kind_of_its_base(tmp_path: Path) -> None:
+    ask = ("compare", "--systems", "static,elastic", "--trace", "sample", "--models", "llama-3.2-1b*8", "--gpu", MIX,
+           "--rate-scale", "1", "--seeds", "1", "--no-plot", "-q", "-o", tmp_path)  # fmt: skip
+    assert "SLO 5xP95@h100 (P95 on dedicated h100)" in bench(*ask)
+    folder = next(tmp_path.glob("*/attainment.parquet")).parent
+    assert "SLO 5xP95@h100" in bench("explain", folder, "--misses")
+    bench("report", folder)
+    assert "5xP95@h100" in (folder / "report.html").read_text("utf-8")
+    run = next(tmp_path.glob("static-*"))
+    assert "P95 measured on dedicated" in bench("explain", run, "--request", "3")

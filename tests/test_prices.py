@@ -12,6 +12,8 @@ from tests.cases import cases
 from tests.test_bad_input import bench, mistake
 from workloads.models import model_set, sets
 
+CHAT = offers.Load(1024, 256, 0.05)
+
 
 def test_quant3_prints_three_prices() -> None:
     out = bench("price").stdout.splitlines()
@@ -24,14 +26,14 @@ def test_quant3_prints_three_prices() -> None:
 
 
 def test_a_price_is_hours_over_tokens() -> None:
-    cost = offers.cost(offers.offer("qwen-3-32b:dtype=fp8_block@h100"), prices({"h100": "3.6"}))
+    cost = offers.cost(offers.offer("qwen-3-32b:dtype=fp8_block@h100"), prices({"h100": "3.6"}), CHAT)
     assert cost.usd_million == pytest.approx(3.6 / 3600 / cost.tokens_s * 1e6)
-    assert cost.tpot_s <= offers.Load().tpot_s
+    assert cost.tpot_s <= CHAT.tpot_s
     assert cost.tokens_s == pytest.approx(cost.seqs / cost.tpot_s)
-    twice = offers.cost(offers.offer("qwen-3-32b:dtype=fp8_block@h100"), prices({"h100": "7.2"}))
+    twice = offers.cost(offers.offer("qwen-3-32b:dtype=fp8_block@h100"), prices({"h100": "7.2"}), CHAT)
     assert cost.usd_million is not None
     assert twice.usd_million == pytest.approx(2 * cost.usd_million)
-    assert offers.cost(offers.offer("llama-3.1-8b@mi300x"), {}).usd_million is None
+    assert offers.cost(offers.offer("llama-3.1-8b@mi300x"), {}, CHAT).usd_million is None
 
 
 def test_prices_are_of_kinds_that_exist_and_dated() -> None:
@@ -76,4 +78,4 @@ def test_today12_is_what_is_hosted() -> None:
 
 def test_an_offer_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UserError, match="no model"):
-        offers.cost(offers.offer("qwen-3-33b@h100"), {})
+        offers.cost(offers.offer("qwen-3-33b@h100"), {}, CHAT)

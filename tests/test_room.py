@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.cli.compare import compared
-from harness.cli.options import POOL_BYTES, WORLD
 from harness.run.room import STEP_BYTES, Remedy, fits, remedies, short_bytes
 from harness.run.spec import Spec
+from harness.study.usual import POOL_BYTES, WORLD
 from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parent.parent

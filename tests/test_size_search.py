@@ -15,10 +15,14 @@ from harness import compare, size
 from harness.cli.app import main
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
+from harness.run.shard import Shard
 from harness.run.teller import Silent
 from harness.study import size_words as words
+from harness.study.compare import filled
 from harness.study.load import study
+from harness.study.python import _trace as traced
 from harness.study.size import Asked, Curve, Sized, Verdict, Work, views
+from harness.study.usual import POOL_BYTES, TRACE, WORLD
 from tests.cases import cases
 from traces import schema
 from traces.load import of_table, trace
@@ -96,6 +100,26 @@ def test_a_dearer_kind_is_tried_up_to_what_the_cheaper_one_costs(tmp_path: Path)
     curves = work.answered()
     assert work._best(curves.values()) == ("l40s", "prism", 6)
     assert max(n for kind, _, n in work.asks if kind == "h100") <= 8
+
+
+@cases("name", ["dedicated", "contiguous:max"])
+def test_what_has_as_many_gpus_as_its_models_need_is_tried_on_those(tmp_path: Path, name: str) -> None:
+    work = Faked(question([name]), {("h100", name): (1, 1)}, tmp_path)
+    (curve,) = work.answered().values()
+    assert list(curve.tried) == [8]
+
+
+@cases("of", [1, 3])
+def test_shards_search_each_strategy_once(tmp_path: Path, of: int) -> None:
+    needs = {(kind, name): (3, 2) for kind in ("h100", "l40s") for name in ("prism", "static")}
+    asked, seen = question(kinds=("h100", "l40s")), list[tuple[str, str]]()
+    for number in range(1, of + 1):
+        work = Faked(asked, needs, tmp_path)
+        mine, every = work.part(Shard(number, of))
+        searched = {(kind, name) for kind, name, _ in work.asks}
+        assert (len(searched), every) == (mine, 4)
+        seen += searched
+    assert sorted(seen) == sorted(needs)
 
 
 def test_what_is_bought_has_spares_and_whole_nodes() -> None:
@@ -232,6 +256,28 @@ def test_the_commands_are_functions_too(tmp_path: Path) -> None:
     assert answer.sentence == answer.facts["sentence"]
     priced = answer.tried[answer.tried["gpu"] == "h100"]
     assert (priced["usd_day"] == 60.0 * priced["gpus"]).all()
+
+
+def test_functions_have_the_defaults_of_the_commands() -> None:
+    assert filled({}) == {**WORLD, "trace": TRACE, "pool_bytes": POOL_BYTES}
+    assert filled({"gpu": "h100*2+l40s*4"}) == {**WORLD, "trace": TRACE, "gpu": "h100*2+l40s*4", "gpus": 6}
+    assert filled({"models": "quant3"})["trace"] == model_set("quant3").trace
+    assert filled({"models": "quant3", "trace": "sample", "gpus": 2}, ["trace"])["trace"] == model_set("quant3").trace
+    assert [slo.in_full(text) for text in ("P95", "P95@l40s", "2xP95", "absolute:ttft=1,tpot=1")] == [
+        "5xP95", "5xP95@l40s", "2xP95", "absolute:ttft=1,tpot=1"]  # fmt: skip
+    assert slo.in_full("P95", 3) == "3xP95"
+
+
+def test_a_log_is_read_from_python_too_and_stderr_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("timestamp,model,prompt_tokens,completion_tokens\n0,a,10,5\n1.5,b,20,6\n3,a,10,5\n")
+    path = traced(str(log), None, tmp_path)
+    assert list(trace(path).models) == ["a", "b"]
+    assert path in capsys.readouterr().err
+    assert traced("sample", None, tmp_path) == "sample"
+    assert len(trace(traced(str(log), "3:zipf=1", tmp_path)).models) <= 3
+    with pytest.raises(UserError, match="--spread splits logs of one stream and files"):
+        traced("sample", "3", tmp_path)
 
 
 # ---------------------------------------------------------------- files to begin with

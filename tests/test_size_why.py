@@ -82,9 +82,12 @@ def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
     assert "a longer promise" in [*size_why.lines(looser)][1]
     none = failed(("elastic", False, verdict(2, 0.9, 0.5)))
     told = (
-        "none of 1 changes holds 99 % on 2 h100; the cheapest that runs confirm is 1 GPU more (3 h100, $72 more a day)"
+        "the one change that was run does not hold 99 % on 2 h100; the cheapest that runs confirm is 1 GPU more "
+        "(3 h100, $72 more a day)"
     )
     assert [*size_why.lines(none)][1] == told
+    other = replace(none, system="static", gpus=2, tried=ROWS[3])  # not the answer, and holds on more GPUs too
+    assert [*size_why.lines(other)][1].endswith("is 2 GPUs more (4 h100, $144 more a day)")
 
 
 def test_without_room_weights_bind_where_they_are_more_than_the_memory() -> None:

@@ -5,7 +5,24 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
+from harness.policy.types import UserError
 from traces import deal, readers, schema
+from traces.load import log
+
+
+def meant(text: str, folder: Path, how: deal.Asked | None = None) -> tuple[str, str]:
+    """Return the trace that a name or a path means, dealt where that is asked, and a line that says how a log was read.
+
+    A log is converted below `folder`. UserError for what cannot be dealt; a file that is not there is told of later.
+    """
+    if (path := Path(text)).is_file():
+        trace, report = kept(path, folder, how)
+        return str(trace), report
+    if how is None or path.suffix:
+        return text, ""
+    if not log(text.partition("+")[0]) or "+models" in text:
+        raise UserError(f'--spread splits logs of one stream and files, not "{text}" (bench list traces)')
+    return text + str(how), ""
 
 
 def kept(path: Path, folder: Path, how: deal.Asked | None = None) -> tuple[Path, str]:

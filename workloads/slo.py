@@ -1,6 +1,7 @@
 """SLO rules as data: `parse` reads one, `resolve` turns it into (TTFT, TPOT) seconds by model, `own` by request.
 
 5xP95                            5 x the model's P95 on a GPU of its own
+5xP95@l40s                       that of a GPU of this kind, whichever the run has; also 10xsolo@l40s
 5/2xP95                          5 x for TTFT, 2 x for TPOT
 10xsolo                          10 x what the request itself takes alone on an idle GPU
 5xreleased                       5 x the base that the set's authors released
@@ -32,9 +33,10 @@ F8 = NDArray[np.float64]
 Pair = tuple[float, float]  # TTFT, TPOT
 Base = Literal["P95", "solo", "released"]
 BASES: tuple[Base, ...] = get_args(Base)
+USUAL_SCALE = 5.0  # of a base
 
 NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?"
-SCALED = re.compile(rf"(?:({NUMBER})(?:/({NUMBER}))?x)?(P95|solo|released)")
+SCALED = re.compile(rf"(?:({NUMBER})(?:/({NUMBER}))?x)?(?:(P95|solo)(?:@([a-z0-9-]+))?|released)")
 TIME = rf"({NUMBER})(ms|s)?"
 ABSOLUTE = re.compile(rf"(?:({NUMBER})x)?absolute:ttft={TIME},tpot={TIME}")
 
@@ -46,6 +48,12 @@ class Scaled:
     base: Base
     ttft_x: float
     tpot_x: float
+    gpu: str = ""  # the kind on which the base is measured; "": that of the run
+
+    @property
+    def by_gpu(self) -> bool:
+        """Tell whether the base differs by kind of GPU."""
+        return self.base != "released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +91,9 @@ Rule = Scaled | Absolute | Classes
 def parse(text: str) -> Rule:
     """Read a rule; UserError for anything but the forms above, and for numbers that are not above 0."""
     if match := SCALED.fullmatch(text):
-        ttft_x = float(match[1] or 1)
-        rule: Rule = Scaled(
-            cast("Base", match[3]), _above("SLO scale", ttft_x), _above("SLO scale", float(match[2] or ttft_x))
-        )
+        ttft_x = _above("SLO scale", float(match[1] or 1))
+        tpot_x = _above("SLO scale", float(match[2] or ttft_x))
+        rule: Rule = Scaled(cast("Base", match[3] or "released"), ttft_x, tpot_x, match[4] or "")
     elif match := ABSOLUTE.fullmatch(text):
         scale = _above("SLO scale", float(match[1] or 1))
         ttft_s, tpot_s = (float(match[k]) / (1000 if match[k + 1] == "ms" else 1) for k in (2, 4))
@@ -107,6 +114,19 @@ def by_request(text: str) -> bool:
     return match is not None and match[3] == "solo"
 
 
+def is_base(text: str) -> bool:
+    """Tell whether a text is a base without a scale: `P95`, `P95@l40s`, `solo`, `released`."""
+    return text.partition("@")[0] in BASES
+
+
+def in_full(text: str, scale: float | None = None) -> str:
+    """Return the rule of a base and a scale. Without one, a base stands at 5 and any other rule at 1.
+
+    UserError as of `scaled`.
+    """
+    return scaled(text, scale if scale is not None else USUAL_SCALE if is_base(text) else 1.0)
+
+
 def scaled(base: str, scale: float) -> str:
     """Return the rule that is `scale` times a base; a rule that does not scale stands at scale 1.
 
@@ -115,7 +135,7 @@ def scaled(base: str, scale: float) -> str:
     positive("SLO scale", scale)
     if base.startswith("absolute:"):
         return base if scale == 1 else f"{scale:g}x{base}"
-    if base in BASES:
+    if is_base(base):
         return f"{scale:g}x{base}"
     if scale != 1:
         raise UserError(f'SLO "{base}" has no scale (P95, solo, released and absolute:ttft=S,tpot=S have one)')

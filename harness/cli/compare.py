@@ -19,12 +19,10 @@ from harness.cli.options import (
     FIRST_SEEDS,
     JSON_PROGRESS,
     LIMIT,
-    MEMORY,
     MORE,
     MOVED,
     OUT,
     PARTS,
-    POOL_BYTES,
     RESULTS,
     SCALING,
     SEEDS,
@@ -32,7 +30,6 @@ from harness.cli.options import (
     SLO,
     WORDS,
     WORKERS,
-    WORLD,
     complete,
     examples,
     read_rates,
@@ -118,7 +115,7 @@ def compare(
     from harness.report import formats
     from harness.run.setup import load_trace
     from harness.study import sensitivity, sentences
-    from harness.study.compare import summary
+    from harness.study.compare import stem_of, summary
     from harness.study.measure import measure
     from harness.study.text import unchecked
 
@@ -173,10 +170,8 @@ def compared(
 
     Without a number of seeds it begins with a few, and has a budget for more.
     """
-    from harness.policy import mix
     from harness.policy.types import UserError
-    from harness.run.setup import load_models
-    from harness.study.compare import comparison
+    from harness.study.compare import comparison, filled
 
     listed = [name.strip() for name in systems.split(",") if name.strip()]
     if not listed:
@@ -185,21 +180,11 @@ def compared(
     names = [name for text in listed for name in (others if text == ALL else [text])]
     given = {key: value for key, value in setting.items() if value is not None}
     ctx = click.get_current_context(silent=True)
-    if ctx is not None and ctx.get_parameter_source("trace") is ParameterSource.DEFAULT:
-        given["trace"] = load_models(given["models"]).trace or given["trace"]
-    if ctx is not None and ctx.get_parameter_source("gpus") is ParameterSource.DEFAULT:
-        given["gpus"] = mix.size(given["gpu"])
-    if all(given.get(key) == value for key, value in WORLD.items()) and not given.keys() & MEMORY:
-        given["pool_bytes"] = POOL_BYTES
+    unsaid = [key for key in ("trace", "gpus") if ctx and ctx.get_parameter_source(key) is ParameterSource.DEFAULT]
+    given = filled(given, unsaid)
     budget = MORE if seeds is None and given.get("engine") == "sim" else 0
     return comparison(names, given, rates=rates, seeds=seeds or FIRST_SEEDS, rule=rule, definition=definition,
                       controls=controls, budget=budget)  # fmt: skip
-
-
-def stem_of(asked: Study) -> str:
-    """Return the start of a comparison's folder name: its trace."""
-    trace = str(asked.spec["trace"])
-    return (Path(trace).stem if trace.endswith(".parquet") else trace).partition("+")[0].replace("/", "-")
 
 
 def _so_far(measured: Measured, rule: str) -> list[str]:

@@ -8,23 +8,18 @@ import os
 import re
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from harness.rows.definitions import DEFINITIONS
+from harness.study.usual import TRACE, WORLD
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "plots" / "out"
-DEFAULT_SCALE = 5.0
-# What is compared where nothing is said: every system that is here has room in it. The pool is prism-research 595ec1f,
-# README.md, --max-mem-usage of the full run, 67.28 GiB; on another machine memory is the card's, by mem_fraction.
-WORLD: Mapping[str, Any] = {"models": "light8", "gpus": 1, "gpu": "h100", "engine": "sim"}
-POOL_BYTES = 72_241_349_919
-MEMORY = {"pool_bytes", "mem_fraction", "process", "process_bytes", "table"}
 MOST_SHOWN = 60  # characters of a wrong value
 OF_SYSTEMS = ("system", "preset", "fields")
 OF_RUNS = {  # fields of a spec that no user sets, and why
@@ -351,23 +346,15 @@ def _spread(ctx: click.Context, _param: click.Parameter, text: str | None) -> No
 
 def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
     """Convert a log, and deal it where --spread asks for that; stderr says how."""
-    from harness.policy.types import UserError
-
     how = ctx.meta.get(SPREAD)
-    if (path := Path(text)).is_file():
-        from traces.kept import kept
-
-        trace, report = kept(path, RESULTS / "traces", how)
-        if report:
-            click.echo(f"{report}: {os.path.relpath(trace)}", err=True)
-        return str(trace)
-    if how is None or path.suffix:  # a file that is not there is told of as such later
+    if how is None and not Path(text).is_file():
         return text
-    from traces.load import log
+    from traces.kept import meant
 
-    if not log(text.partition("+")[0]) or "+models" in text:
-        raise UserError(f'--spread splits logs of one stream and files, not "{text}" (bench list traces)')
-    return text + str(how)
+    trace, report = meant(text, RESULTS / "traces", how)
+    if report:
+        click.echo(f"{report}: {os.path.relpath(trace)}", err=True)
+    return trace
 
 
 SPREAD = "bench.spread"  # key of the context's meta
@@ -385,15 +372,15 @@ ENOUGH = grouped(
 DEFINITION = click.Choice(list(DEFINITIONS))
 SLO = grouped(
     click.option("--slo", metavar="RULE", default="P95", show_default=True,
-                 help="Base of the SLO: P95 (measured on dedicated), solo, released, absolute:ttft=S,tpot=S, "
-                 "classes:FILE.toml."),
+                 help="Base of the SLO: P95 (measured on dedicated; P95@h100: on that kind), solo, released, "
+                 "absolute:ttft=S,tpot=S, classes:FILE.toml."),
     click.option("--slo-scale", type=Number(), metavar="X",
                  help="Multiple of the base.  [default: 5; 1 for seconds]"),
 )  # fmt: skip
 TRACED = grouped(
     click.option("--spread", metavar="N[:FIELD=V,...]", is_eager=True, expose_value=False, callback=_spread,
                  help="Deal the log's sessions to N models, as 12:zipf=1.2,idle=some,together=pairs."),
-    click.option("--trace", default="hyperbolic-like+span_s=1800", show_default=True, callback=_as_trace,
+    click.option("--trace", default=TRACE, show_default=True, callback=_as_trace,
                  shell_complete=complete(trace_names),
                  metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, a canonical Parquet, or a "
                  "log, which is converted."),
@@ -443,6 +430,6 @@ SETTING = grouped(
 
 def slo_rule(slo: str, scale: float | None) -> str:
     """Return the SLO rule in full, as in `5xP95`."""
-    from workloads.slo import BASES, scaled
+    from workloads.slo import in_full
 
-    return scaled(slo, scale if scale is not None else DEFAULT_SCALE if slo in BASES else 1.0)
+    return in_full(slo, scale)

@@ -25,7 +25,7 @@ from harness.cli.options import (
     listed,
     slo_rule,
 )
-from harness.cli.terminal import Terminal, prose, screen
+from harness.cli.terminal import Terminal, folded, prose, screen
 from harness.report.commands import again, explain_command, real, short_path
 
 MOST_NAME = 40  # characters of a system's name in a figure
@@ -385,15 +385,14 @@ def explain(
 
 def _size_why(folder: Path, system: str | None) -> None:
     """Print what binds on fewer GPUs than an answer, and which change helps."""
-    from harness.study import size_kept, size_why
+    from harness.study import size_kept, size_why, size_words
 
     with Terminal() as teller:
         reasons = size_why.why(size_kept.kept(folder), folder.parent, system=system, teller=teller)
     first, second, *rest = size_why.lines(reasons)
     prose(first)
     prose(second)
-    for line in rest:
-        click.echo(line)
+    folded(rest, size_words.WIDTH)
     click.echo(f"next: bench report {short_path(folder)}")
 
 

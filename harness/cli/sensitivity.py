@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.compare import compared, stem_of
+from harness.cli.compare import compared
 from harness.cli.options import (
     DEFINITION,
     FIGURES,
@@ -90,7 +90,7 @@ def sensitivity(
     repeats it.
     """
     from harness.policy.types import UserError
-    from harness.study.compare import silent
+    from harness.study.compare import silent, stem_of
     from harness.study.constants import settings as changes_of
     from harness.study.measure import measure
     from harness.study.sensitivity import lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,14 +26,18 @@ from harness.cli.options import (
     gpu_names,
     listed,
     read_pairs,
+    read_shard,
     slo_rule,
     system_names,
 )
-from harness.cli.parts import keep_command
-from harness.cli.terminal import prose, teller
+from harness.cli.parts import again, keep_command
+from harness.cli.terminal import folded, prose, teller
 from harness.report.commands import real, short_path
+from harness.study.usual import SIZED
 
-SYSTEMS = "prism,elastic,static:replicas,static:rate,static,muxserve,qlm,swap"
+if TYPE_CHECKING:
+    from harness.run.shard import Shard
+
 ALL = "all"
 RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 MOST_GPUS = 4096
@@ -59,7 +63,7 @@ MOST_GPUS = 4096
 )
 @click.option("--target", type=Number(50, 100, min_open=True, max_open=True), default=99.0, show_default=True,
               metavar="PERCENT", help="Share of requests that meet their SLO, for every model.")  # fmt: skip
-@click.option("--systems", default=SYSTEMS, show_default=True, metavar="LIST",
+@click.option("--systems", default=",".join(SIZED), show_default=True, metavar="LIST",
               shell_complete=complete(system_names, many=True), help="Strategies; all: every one.")  # fmt: skip
 @click.option("--price", multiple=True, callback=read_pairs, metavar="KIND=USD",
               help="Price of a GPU an hour, instead of the listed one; several by commas.")  # fmt: skip
@@ -75,6 +79,8 @@ MOST_GPUS = 4096
 @click.option("--definition", type=DEFINITION, help="Definition of attainment.  [default: that of --slo]")
 @click.option("--windows", type=click.IntRange(1, 50), default=3, show_default=True, metavar="N",
               help="Windows that a generator draws.")  # fmt: skip
+@click.option("--shard", metavar="I/N", callback=read_shard,
+              help="Search only this part of the strategies, the I-th of N; without it, answer.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @LIMIT
@@ -95,6 +101,7 @@ def size(
     slo_scale: float | None,
     definition: str | None,
     windows: int,
+    shard: Shard | None,
     as_json: bool,
     no_plot: bool,
     workers: int | None,
@@ -109,8 +116,6 @@ def size(
     takes.
     """
     from harness.engines.costs.prices import prices
-    from harness.policy import mix
-    from harness.policy.types import UserError
     from harness.study import size as sizes
     from harness.study import size_words as words
     from harness.study.compare import judged_by
@@ -119,16 +124,18 @@ def size(
     rule = slo_rule(slo, slo_scale)
     least, most = _span(span)
     tried = _kinds(kinds)
-    if (spare or node > 1) and (mixed := next((kind for kind in tried if mix.mixed(kind)), None)):
-        raise UserError(
-            f"{'--spare' if spare else '--node'}: {mixed} has GPUs of several kinds, so it does not say which"
-        )
     asked = sizes.Asked(
         {key: value for key, value in setting.items() if value is not None},
         tuple(tried), least, most, tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
         prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
     )  # fmt: skip
     folder = real(out or RESULTS)
+    if shard is not None:
+        with teller(machine=machine) as told:
+            mine, every = sizes.size_shard(asked, folder, shard, workers=workers, teller=told)
+        click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
+        click.echo(f"once all shards are done: bench {again('--shard')}")
+        return
     with teller(machine=machine) as told:
         sized = sizes.size(asked, folder, workers=workers, teller=told)
     answer = keep(sized, folder)
@@ -138,8 +145,7 @@ def size(
     else:
         first, *rest = words.lines(sized)
         prose(first)
-        for line in rest:
-            click.echo(line)
+        folded(rest, words.WIDTH)
     figure = []
     if not no_plot and any(not verdict.unfit for curve in sized.curves.values() for verdict in curve.tried.values()):
         from plots import fig_size

@@ -58,6 +58,12 @@ def prose(line: str) -> None:
         click.echo(part)
 
 
+def folded(lines: Iterable[str], width: int) -> None:
+    """Print prose and the lines of tables, which have at most `width` characters and are never folded."""
+    for line in lines:
+        (prose if len(line) > width else click.echo)(line)
+
+
 class Terminal:
     """Reports the progress of a sweep on stderr: a bar on a terminal, else a line a stage, again every `LINE_S`.
 

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.engines import machine
 from harness.loop import engine, system
 from harness.loop.guard import Fault, guarded
 from harness.loop.replay import missing
@@ -217,20 +216,9 @@ def _located(name: str, suffix: str) -> str:
 
 
 def alone(setup: Setup, m: Member, tp: int) -> tuple[int, int]:
-    """Return the bytes that a model takes on each of `tp` GPUs of its own, and those that engines may use there.
-
-    Of a mix the GPUs are those of the most memory.
-    """
-    from harness.engines.costs import shapes
-
-    spec = setup.spec
-    config = machine.Config(
-        models=(machine.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
-        chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
-        process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, scaled=dict(spec.scaled),
-    )  # fmt: skip
-    held = machine.memory(config, max((kind.spec for kind in setup.machine.all), key=lambda card: card.mem_bytes))
-    return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
+    """Return what `Setup.alone` does, of a mix on GPUs of the most memory."""
+    most = max((kind.spec for kind in setup.machine.all), key=lambda card: card.mem_bytes)
+    return setup.alone(m, tp, most)
 
 
 def _hold(setup: Setup) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from traces.load import Trace
     from workloads.build import Assign, Origin
-    from workloads.models import ModelSet
+    from workloads.models import ModelSet, Served
 
     F8 = NDArray[np.float64]
     I4 = NDArray[np.int32]
@@ -172,6 +172,47 @@ class Setup:
             **_grains(spec),
         )
 
+    def alone(self, m: Served, tp: int, card: quantities.GpuSpec) -> tuple[int, int]:
+        """Return the bytes that a model alone takes on each of `tp` cards, and those that engines may use there."""
+        spec = self.spec
+        config = machines.Config(
+            models=(machines.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
+            chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
+            process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, scaled=dict(spec.scaled),
+        )  # fmt: skip
+        held = machines.memory(config, card)
+        return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
+
+    def base_gpu(self, asked: str = "") -> str:
+        """Return the kind of GPU on which a model alone is the base of an SLO: as asked for, else that of the run.
+
+        Of a mix it is the first kind on which each model fits with one longest request. UserError where there is none,
+        for an unknown kind, and for another kind than that of an engine or a cost table that has one.
+        """
+        spec = self.spec
+        if asked:
+            try:
+                kind = quantities.gpu(asked).kind
+            except UserError as error:
+                raise UserError(f"SLO base: {error}") from None
+            bound = spec.table is not None or fields.asked(spec.engine).name != SIMULATOR
+            if bound and kind != (here := quantities.gpu(spec.gpu, spec.table).kind):
+                has = "the cost table" if spec.table is not None else f"engine {spec.engine}"
+                raise UserError(f"SLO base on {kind}: {has} has {here}")
+            return kind
+        if not mix.mixed(spec.gpu):
+            return spec.gpu
+        for card in (kind.spec for kind in self.machine.all):
+            if all(self._holds(m, card) for m in self.served.members):
+                return card.kind
+        ways = "--slo P95@KIND, or seconds"
+        raise UserError(f"no kind of {spec.gpu} holds every model alone: say which is the base of the SLO ({ways})")
+
+    def _holds(self, m: Served, card: quantities.GpuSpec) -> bool:
+        """Tell whether cards of its own hold a model with one longest request, at its degree."""
+        taken, room = self.alone(m, m.tp, card)
+        return taken + m.shape.max_tokens * shapes.kv_token_bytes(m.shape, m.tp) <= room
+
     # ------------------------------------------------------------ engine and policy
 
     def make_engine(self, options: Mapping[str, Option]) -> engines.Engine:
@@ -271,21 +312,24 @@ class Setup:
         )
         rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
         if isinstance(rule, slo.Scaled) and rule.base == "solo":
-            jobs = slo.by_isolated(jobs, rule, *self.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens))
+            alone = self.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens, gpu=rule.gpu)
+            jobs = slo.by_isolated(jobs, rule, *alone)
         return _cached(jobs, spec)
 
-    def solo_s(self, model: I4, prompt_tokens: I4, output_tokens: I4) -> tuple[F8, F8]:
+    def solo_s(self, model: I4, prompt_tokens: I4, output_tokens: I4, *, gpu: str = "") -> tuple[F8, F8]:
         """Compute TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
 
-        `model` indexes the spec's set. Constants are taken unscaled, so that SLOs stay as they are.
+        `model` indexes the spec's set, and `gpu` is as for `base_gpu`. Constants are taken unscaled, so that SLOs stay
+        as they are.
         """
         import numpy as np
 
-        spec = self.spec
-        profile = (Setup(replace(spec, scaled=())) if spec.scaled else self).cluster.profile
-        if mix.mixed(spec.gpu):
-            raise UserError(f"SLO {spec.slo or 'solo'}: a request alone takes other times on each kind of {spec.gpu}")
-        host = quantities.host(spec.host, spec.gpu, spec.table)
+        spec, kind = self.spec, self.base_gpu(gpu)
+        alone = replace(spec, scaled=())
+        if kind != spec.gpu:
+            alone = replace(alone, gpu=kind, gpus=max(m.tp for m in self.models.members))
+        profile = (self if alone == spec else Setup(alone)).cluster.profile
+        host = quantities.host(spec.host, kind, spec.table)
         insts = [Inst(m.name, tuple(range(m.tp))) for m in self.models.members]
         keys = np.stack((model, prompt_tokens, output_tokens), axis=1)
         unique, back = np.unique(keys, axis=0, return_inverse=True)

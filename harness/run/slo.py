@@ -67,24 +67,24 @@ def limits(run: Path, under: SloTarget) -> attainment.Slo:
         return under.seconds
     rule = slo.parse(under.rule)
     assert isinstance(rule, slo.Scaled)  # only multiples of a request's own latency have no seconds by model
-    alone = stored_solo(run)
+    alone = stored_solo(run, rule.gpu)
     return attainment.Limits(rule.ttft_x * alone.ttft_s, rule.tpot_x * alone.tpot_s)
 
 
 _SOLO = threading.Lock()  # one thread derives and writes, the others read
 
 
-def stored_solo(run: Path) -> attainment.Limits:
+def stored_solo(run: Path, gpu: str = "") -> attainment.Limits:
     """Return the seconds that each request of a run takes alone (`Setup.solo_s`), in order of id.
 
-    They are stored beside the rows (`record.SOLO`). Where that file is missing, cut, or of other rows, it is derived
-    from the rows and the cost table, and written, unless the run lies in a part. A run of older sources is priced by
-    the present table, once.
+    They are stored beside the rows (`record.SOLO`). Where that file is missing, cut, or of other rows or another kind
+    of GPU, it is derived from the rows and the cost table, and written, unless the run lies in a part. A run of older
+    sources is priced by the present table, once.
     """
     import pyarrow as pa
 
     about, path = record.meta(run), run / record.SOLO
-    of = {key: about[key] for key in ("spec_hash", "code_hash")}
+    of = {key: about[key] for key in ("spec_hash", "code_hash")} | ({"gpu": gpu} if gpu else {})
     with _SOLO:
         if run.is_dir():
             whole.clean(run, record.SOLO)
@@ -92,7 +92,7 @@ def stored_solo(run: Path) -> attainment.Limits:
             rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
             setup = Setup(stored(about["spec"]))
             lengths = (rows[name].to_numpy() for name in ("prompt_tokens", "output_tokens"))
-            seconds = setup.solo_s(_members(run, rows, setup), *lengths)
+            seconds = setup.solo_s(_members(run, rows, setup), *lengths, gpu=gpu)
             solo = pa.table(dict(zip(("ttft_s", "tpot_s"), seconds, strict=True)))
             if run.is_dir():  # not in a part, which has no place for it
                 record.write_table(path, solo, {"of": of})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,23 +27,34 @@ LARGEST_S = 1e9  # of an SLO: thirty years
 DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 
-def base_specs(spec: Spec) -> list[Spec]:
-    """List the runs that measure the SLO bases of a spec: each model alone, default engine settings, tuning seeds."""
-    plain = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus,
+def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
+    """List the runs that measure the SLO bases of a spec: each model alone, default engine settings, tuning seeds.
+
+    They have one kind of GPU (`Setup.base_gpu`), and as many as their models need.
+    """
+    plain = Spec(BASE, engine=spec.engine, gpu=Setup(spec).base_gpu(gpu), node_gpus=spec.node_gpus,
                models=spec.models, trace=spec.trace, served=spec.served, prefix_cache=spec.prefix_cache,
                host=spec.host, table=spec.table,
                process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
                workload="base", slo="",
                **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
-    if mix.mixed(spec.gpu):  # which comes in whole copies; else a base has the GPUs of its model
-        plain = replace(plain, gpus=spec.gpus)
     return [replace(plain, seed=seed) for seed in TUNING_SEEDS]
 
 
 def bases(folders: Sequence[Path]) -> dict[str, Pair]:
-    """Compute P95 of TTFT and TPOT in seconds by model, over all requests of base runs in the window or after it.
+    """Return the tails of base runs. UserError for a model of which over 5 % of the requests never end."""
+    pairs = tails(folders)
+    for model, (first_s, later_s) in pairs.items():
+        if not math.isfinite(first_s) or later_s == math.inf:
+            raise UserError(f"{model} has no SLO base: over 5 % of its requests never end on a GPU of its own")
+    # one-token outputs alone: any TPOT is met
+    return {model: (first, first if math.isnan(later) else later) for model, (first, later) in pairs.items()}
 
-    Raises UserError for a model of which over 5 % of the requests never end.
+
+def tails(folders: Iterable[Path]) -> dict[str, Pair]:
+    """Compute P95 of TTFT and TPOT in seconds by model, over all requests of runs in the window or after it.
+
+    Those of requests that never end are infinite, and the TPOT of one-token outputs alone is NaN.
     """
     columns = ["model", "arrival_ns", "first_ns", "done_ns", "prompt_tokens", "output_tokens", "made_tokens"]
     columns += ["first_tokens", "state", *(f"{cause}_ns" for cause in record.WAITS)]
@@ -57,14 +68,9 @@ def bases(folders: Sequence[Path]) -> dict[str, Pair]:
             mine = rows.model == i
             ttft.setdefault(model, []).append(rows.ttft_s[mine])
             tpot.setdefault(model, []).append(each[mine][rows.output_tokens[mine] > 1])
-    pairs = {}
-    for model, parts in ttft.items():
-        first = attainment.quantile(np.concatenate(parts), 0.95)
-        later = attainment.quantile(np.concatenate(tpot[model]), 0.95)
-        if not math.isfinite(first) or later == math.inf:
-            raise UserError(f"{model} has no SLO base: over 5 % of its requests never end on a GPU of its own")
-        pairs[model] = (first, first if math.isnan(later) else later)  # one-token outputs alone: any TPOT is met
-    return pairs
+    return {model: (attainment.quantile(np.concatenate(parts), 0.95),
+                    attainment.quantile(np.concatenate(tpot[model]), 0.95))
+            for model, parts in ttft.items()}  # fmt: skip
 
 
 def check_rule(rule: str, models: str) -> None:
@@ -82,19 +88,23 @@ def slo_target(
 ) -> SloTarget:
     """Turn a rule (workloads/slo.py) into seconds for a spec's trace, models and GPU kind; runs the bases it needs.
 
-    A spec that holds seconds already keeps them.
+    A spec that holds seconds already keeps them. The rule for a mix of kinds names the kind of its base.
     """
     rule = located(rule)
-    parsed = slo.parse(rule)
     given = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s}
     setup = Setup(resolve(replace(spec, system=BASE, preset=None, fields=())))
+    parsed = slo.parse(rule)
+    if mix.mixed(spec.gpu) and not given and isinstance(parsed, slo.Scaled) and not parsed.gpu and parsed.by_gpu:
+        parsed = replace(parsed, gpu=setup.base_gpu())
+        rule = f"{rule}@{parsed.gpu}"
     if given:
         return SloTarget(rule, given, _drain_s(setup, given))
     if isinstance(parsed, slo.Scaled) and parsed.base == "solo":
         return SloTarget(rule, None, _drain_s(setup, _solo_slos(setup, parsed)))
     measured = None
     if isinstance(parsed, slo.Scaled) and parsed.base == "P95":
-        measured = bases(sweep(base_specs(setup.spec), out, workers=workers, teller=teller, what="SLO bases"))
+        specs = base_specs(setup.spec, parsed.gpu)
+        measured = bases(sweep(specs, out, workers=workers, teller=teller, what="SLO bases"))
     seconds = slo.resolve(parsed, setup.models, measured)
     return SloTarget(rule, seconds, _drain_s(setup, seconds))
 
@@ -112,7 +122,7 @@ def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
     if spec.slo_s or not (isinstance(parsed, slo.Scaled) and parsed.base == "P95"):
         return Ahead(slo_target(spec, rule, out).drain_s, [])
     alone = resolve(replace(spec, system=BASE, preset=None, fields=()))
-    spans = (span(resolve(base)) for base in base_specs(alone))
+    spans = (span(resolve(base)) for base in base_specs(alone, parsed.gpu))
     return Ahead(None, [period for period in spans if period])
 
 
@@ -135,6 +145,6 @@ def _solo_slos(setup: Setup, rule: slo.Scaled) -> dict[str, Pair]:
     trace, models = setup.trace, setup.models
     n = len(models.members)
     prompt, output = (np.full(n, int(x.max()), np.int32) for x in (trace.prompt_tokens, trace.output_tokens))
-    ttft_s, tpot_s = setup.solo_s(np.arange(n, dtype=np.int32), prompt, output)
+    ttft_s, tpot_s = setup.solo_s(np.arange(n, dtype=np.int32), prompt, output, gpu=rule.gpu)
     pairs = zip((rule.ttft_x * ttft_s).tolist(), (rule.tpot_x * tpot_s).tolist(), strict=True)
     return dict(zip(models.names, pairs, strict=True))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.policy import mix
+from harness.run.setup import load_models
 from harness.study.study import AA, CONTROLS, PRECISION, UPPER, Condition, Sample, Scope, Study, named
+from harness.study.usual import MEMORY, POOL_BYTES, TRACE, WORLD
 from workloads import slo
 
 if TYPE_CHECKING:
@@ -14,6 +18,27 @@ if TYPE_CHECKING:
     from harness.report.summary import Summary
 
 NAME = "comparison"
+
+
+def filled(setting: Mapping[str, Any], unsaid: Collection[str] = ()) -> dict[str, Any]:
+    """Return a setting with what is compared where nothing is said: models, their traffic, a machine with its memory.
+
+    Keys of `unsaid` have a default that no user has set.
+    """
+    given = {**setting, **{key: value for key, value in WORLD.items() if key not in setting}}
+    if "trace" not in setting or "trace" in unsaid:
+        given["trace"] = load_models(given["models"]).trace or given.get("trace", TRACE)
+    if "gpus" not in setting or "gpus" in unsaid:
+        given["gpus"] = mix.size(given["gpu"])
+    if all(given[key] == value for key, value in WORLD.items()) and not given.keys() & MEMORY:
+        given["pool_bytes"] = POOL_BYTES
+    return given
+
+
+def stem_of(asked: Study) -> str:
+    """Return the start of a comparison's folder name: its trace."""
+    trace = str(asked.spec["trace"])
+    return (Path(trace).stem if trace.endswith(".parquet") else trace).partition("+")[0].replace("/", "-")
 
 
 def comparison(

@@ -36,6 +36,7 @@ from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, contends, following, highest
 from harness.study.study import BEST, Claim, Study, systems_of
 from harness.study.table import Key
+from workloads import slo
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -280,13 +281,14 @@ class Work:
         if self.target is not None:
             return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
         based = [self._based(panel.first) for panel in self.panels]
-        rules = [grids.rule(self.study, panel, panel.scale) for panel in self.panels]
-        measured = [spec for spec, rule in zip(based, rules, strict=True) if "P95" in rule]
+        rules = [slo.parse(grids.rule(self.study, panel, panel.scale)) for panel in self.panels]
+        measured = [(spec, rule.gpu) for spec, rule in zip(based, rules, strict=True)
+                    if isinstance(rule, slo.Scaled) and rule.base == "P95"]  # fmt: skip
         if measured := list(dict.fromkeys(measured)):
             with self.teller.step(
                 "SLO bases", lambda: f"P95 of each model alone, pairs of trace and models: {len(measured)}"
             ):
-                self.run([base for spec in measured for base in base_specs(spec)], "SLO bases", shared=True)
+                self.run([base for pair in measured for base in base_specs(*pair)], "SLO bases", shared=True)
         return tuple(
             replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
             for panel, spec in zip(self.panels, based, strict=True)

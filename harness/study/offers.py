@@ -28,14 +28,11 @@ HEAD = ("model", "GPUs", "USD an hour", "GiB a GPU", "seqs", "TPOT ms", "tokens/
 
 
 class Load(NamedTuple):
-    """Tokens of a request, by default about the means of chats, and the longest time per output token."""
+    """Tokens of a request, and the longest time per output token."""
 
-    prompt: int = 1024
-    output: int = 256
-    tpot_s: float = 0.05
-
-
-USUAL = Load()
+    prompt: int
+    output: int
+    tpot_s: float
 
 
 class Offer(NamedTuple):
@@ -68,7 +65,7 @@ def offer(text: str) -> Offer:
     return Offer(model, quantities.gpu(kind).kind, int(count))
 
 
-def cost(asked: Offer, usd: Mapping[str, Price], load: Load = USUAL) -> Cost:
+def cost(asked: Offer, usd: Mapping[str, Price], load: Load) -> Cost:
     """Return the numbers of an offer. UserError where the model does not fit, or misses the TPOT with one request."""
     dims = shape(asked.model)
     dims = dims._replace(max_tokens=min(dims.max_tokens, 2 * (load.prompt + load.output)))

@@ -49,7 +49,7 @@ SIZED = {
     "pooled": "The same, for all requests together in place of each model.",
     "all %": "Attainment of all requests on that count, in the view where it is least; [low, high] is a 95 % interval "
              "over blocks of the windows.",
-    "worst model %": "The least attainment of a model in any view.",
+    "worst %, worst model %": "The least attainment of a model in any view.",
     "$/day, $/Mtok": "The price of the GPUs that are held, all day, whether busy or not; divided by the prompt and "
                      "output tokens of the whole log.",
     "one count lower": "What fails on the largest count below that was tried: memory (room) or speed (load).",
@@ -276,8 +276,9 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     ]  # fmt: skip
     heads = ["GPU", "system", "GPUs", "all %", "worst model %", "worst model", "$/day", "no room"]
     host = str(asked.setting.get("host") or "vllm-0.15")
+    kinds = " or ".join(f"clusters of {kind}" if mix.mixed(kind) else kind for kind in asked.kinds)
     return Page(
-        f"How many {' or '.join(asked.kinds)} hold {100 * asked.target:g} % of SLOs for every model of "
+        f"How many {kinds} hold {100 * asked.target:g} % of SLOs for every model of "
         f"{_name(str(asked.setting['models']))} on {trace}?",
         f"{kept.sentence}{sure}.",
         pictures,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,15 +12,16 @@ from harness.engines.costs.prices import prices
 from harness.rows import record
 from harness.study import size as sizes
 from harness.study import size_words
-from harness.study.compare import comparison, judged_by
+from harness.study.compare import comparison, filled, judged_by, stem_of
 from harness.study.measure import Measured, measure
 from harness.study.size import Asked, Sized
+from harness.study.usual import SIZED, TRACE
+from traces import deal
+from traces.kept import meant
 from workloads import slo as rules
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SYSTEMS = ("prism", "elastic", "static:replicas", "static:rate", "static", "muxserve", "qlm", "swap")
 
 
 class Comparison:
@@ -63,7 +65,10 @@ class Comparison:
 def compare(
     systems: str | Sequence[str],
     *,
-    slo: str = "5xP95",
+    trace: str | None = None,
+    spread: str | None = None,
+    slo: str = "P95",
+    slo_scale: float | None = None,
     rate_scale: Sequence[float] | None = None,
     seeds: int = 5,
     definition: str | None = None,
@@ -72,15 +77,26 @@ def compare(
     workers: int | None = None,
     **setting: Any,
 ) -> Comparison:
-    """Compare systems as `bench compare` does; `setting` has its other options (trace, models, gpus, gpu, served ...).
+    """Compare systems as `bench compare` does; `setting` has its other options (models, gpus, gpu, served ...).
 
-    Stored runs are used again. UserError for what `bench` refuses.
+    Its defaults are those of the command. A log is converted, and stderr says how. Stored runs are used again.
+    UserError for what `bench` refuses.
     """
+    folder = Path(out).resolve()
     names = systems.split(",") if isinstance(systems, str) else list(systems)
-    asked = comparison([name.strip() for name in names], setting, rates=rate_scale, seeds=seeds, rule=slo,
-                       definition=definition, controls=controls)  # fmt: skip
-    return Comparison(measure(asked, Path(out).resolve(), stem=Path(str(setting.get("trace", "trace"))).stem,
-                              workers=workers))  # fmt: skip
+    if trace is not None or spread is not None:
+        setting["trace"] = _trace(trace or TRACE, spread, folder)
+    asked = comparison([name.strip() for name in names], filled(setting), rates=rate_scale, seeds=seeds,
+                       rule=rules.in_full(slo, slo_scale), definition=definition, controls=controls)  # fmt: skip
+    return Comparison(measure(asked, folder, stem=stem_of(asked), workers=workers))
+
+
+def _trace(text: str, spread: str | None, out: Path) -> str:
+    """Convert a log, and deal it where that is asked for; stderr says how."""
+    trace, report = meant(text, out / "traces", None if spread is None else deal.spread(spread))
+    if report:
+        sys.stderr.write(f"{report}: {trace}\n")
+    return trace
 
 
 class Answer:
@@ -108,11 +124,13 @@ def size(
     *,
     trace: str,
     models: str,
-    slo: str = "5xP95",
+    spread: str | None = None,
+    slo: str = "P95",
+    slo_scale: float | None = None,
     gpu: str | Sequence[str] = "h100",
     gpus: tuple[int, int] = (1, 64),
     target: float = 99.0,
-    systems: str | Sequence[str] = SYSTEMS,
+    systems: str | Sequence[str] = SIZED,
     price: Mapping[str, float] | None = None,
     spare: int = 0,
     node: int = 1,
@@ -125,13 +143,14 @@ def size(
 ) -> Answer:
     """Find the fewest GPUs as `bench size` does; `setting` has its other options (served, host ...).
 
-    Stored runs are used again. UserError for what `bench` refuses.
+    A log is converted, and stderr says how. Stored runs are used again. UserError for what `bench` refuses.
     """
-    rules.parse(slo)
+    folder, rule = Path(out).resolve(), rules.in_full(slo, slo_scale)
+    rules.parse(rule)
     kinds, names = (tuple(x.split(",") if isinstance(x, str) else x) for x in (gpu, systems))
     usd = prices({kind: str(dollars) for kind, dollars in (price or {}).items()})
     asked = Asked(
-        {**setting, "trace": trace, "models": models}, kinds, *gpus, names, slo, definition or judged_by(slo),
-        target / 100, usd, spare, node, tuple(grow), windows,
+        {**setting, "trace": _trace(trace, spread, folder), "models": models}, kinds, *gpus, names, rule,
+        definition or judged_by(rule), target / 100, usd, spare, node, tuple(grow), windows,
     )  # fmt: skip
-    return Answer(sizes.size(asked, Path(out).resolve(), workers=workers))
+    return Answer(sizes.size(asked, folder, workers=workers))

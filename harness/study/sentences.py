@@ -60,7 +60,8 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
     fidelity = " and ".join(sorted(measured.table.column("fidelity").unique().to_pylist()))
     if unchecked := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
         fidelity += f" · {unchecked}"
-    base = " (P95 on dedicated)" if measured.target.rule.endswith("P95") else ""
+    rule, _, kind = measured.target.rule.partition("@")
+    base = f" (P95 on dedicated{kind and f' {kind}'})" if rule.endswith("P95") else ""
     plans = f" · {setting.plans([spec.plan])}"
     machine = f" · {asked}" if (asked := setting.machine(as_dict(spec))) else ""
     cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]

@@ -29,18 +29,18 @@ from harness.rows import pooled, record
 from harness.run import room, score, sweep
 from harness.run.resolve import alone, resolve, traits
 from harness.run.setup import Setup, load_models, load_trace
+from harness.run.shard import Shard
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
-from harness.study.bases import slo_target
+from harness.study.bases import slo_target, tails
 from harness.study.study import UPPER, named
 from traces import schema
 from workloads.models import as_asked
 
 HOUR_S = 3600.0
-OWN_COUNT = "dedicated"  # it takes as many GPUs as its models need
-BOUNDS = (UPPER, OWN_COUNT)  # recommended never: a bound, and the base to save from
+BOUNDS = (UPPER, "dedicated")  # recommended never: a bound, and the base to save from
 WINDOWS = 3  # drawn of a generator
 GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
 FULL = 0.92  # of a GPU's memory for weights and one request, where a degree of parallelism is chosen
@@ -50,7 +50,7 @@ Criterion = Literal["each", "pooled"]
 
 @dataclass(frozen=True)
 class Asked:
-    """A question: what is served, on what, how well."""
+    """A question: what is served, on what, how well. Raises UserError for spares or nodes of a mix of kinds."""
 
     setting: Mapping[str, Any]  # fields of a spec: trace, models, served ...
     kinds: tuple[str, ...]  # of GPUs, or mixes of kinds: a cluster of one has whole copies of it
@@ -65,6 +65,12 @@ class Asked:
     node: int = 1  # whole nodes of so many GPUs are bought
     growth: tuple[float, ...] = GROWTH
     windows: int = WINDOWS
+
+    def __post_init__(self) -> None:
+        mixed = next((kind for kind in self.kinds if mix.mixed(kind)), None)
+        if mixed is not None and (self.spare or self.node > 1):
+            what = "spare" if self.spare else "node"
+            raise UserError(f"{what}: {mixed} has GPUs of several kinds, so it does not say which")
 
     def bought(self, gpus: int) -> int:
         """Return the GPUs that are bought where so many are needed: spares, then whole nodes."""
@@ -150,11 +156,23 @@ class Sized:
     million_tokens_hour: float  # prompt and output, in the whole log
     dedicated: Mapping[str, int]  # by kind: GPUs where each model has its own
     lacks: str  # memory that the best lacks on one GPU fewer; "": load binds
+    tails: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # P95 of TTFT and TPOT in s, of the best
+    rules: Mapping[str, str] = field(default_factory=dict)  # of SLOs by kind of GPU; of a mix with the kind of the base
 
 
 def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
     """Answer a question; runs are kept below `out`. UserError where it cannot be asked."""
     return Work(asked, out, workers, teller or Silent()).done()
+
+
+def size_shard(
+    asked: Asked, out: Path, shard: Shard, *, workers: int | None = None, teller: Teller | None = None
+) -> tuple[int, int]:
+    """Search a shard's strategies, each on each kind; returns how many searches these are, and how many there are.
+
+    Runs are kept below `out`, where `size` finds them. UserError where the question cannot be asked.
+    """
+    return Work(asked, out, workers, teller or Silent()).part(shard)
 
 
 class Work:
@@ -165,7 +183,7 @@ class Work:
         self.systems = named(asked.systems)
         self.views = views(asked, out)
         self.sets = {kind: _fitting(asked, kind, out) for kind in asked.kinds}
-        self._clusters: dict[str, Cluster] = {}
+        self._clusters: dict[tuple[str, int], Cluster] = {}
         self._floor = {kind: self._ends(kind) for kind in asked.kinds}
         for kind in asked.kinds:  # a mistake shows before anything is run
             for name in self.systems:
@@ -174,13 +192,8 @@ class Work:
 
     def done(self) -> Sized:
         """Search all strategies in rounds, then ask more of the best."""
-        asked = self.asked
-        curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name))
-                  for kind in asked.kinds for name in self.systems}  # fmt: skip
-        if all(curve.stopped for curve in curves.values()):
-            raise UserError(f"{', '.join(asked.kinds)}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
-        self._search(list(curves.values()), 1.0, "each")
-        self._search([curve for curve in curves.values() if curve.fewest(asked.target, "each")], 1.0, "pooled")
+        asked, curves = self.asked, self._curves()
+        self._answer(list(curves.values()))
         best = self._best(curves.values())
         grown: dict[float, int | None] = {}
         cold: dict[str, float] = {}
@@ -195,11 +208,33 @@ class Work:
             homes = _homes(curves[kind, name].tried[gpus].runs)
         trace = load_trace(str(asked.setting["trace"]))
         tokens = float(trace.prompt_tokens.sum(dtype=np.int64) + trace.output_tokens.sum(dtype=np.int64))
-        alone = {kind: sum(model.tp for model in cluster.models.values())
-                 for kind, cluster in self._clusters.items() if not mix.mixed(kind)}  # fmt: skip
+        alone = {kind: sum(model.tp for model in self.cluster(kind).models.values())
+                 for kind in asked.kinds if not mix.mixed(kind)}  # fmt: skip
         return Sized(asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
                      best, grown, cold, homes, tokens / trace.span_s * HOUR_S / 1e6, alone,
-                     self._lacks(curves, best))  # fmt: skip
+                     self._lacks(curves, best), tails(curves[best[:2]].tried[best[2]].runs) if best else {},
+                     {kind: self.under(kind, self.views[0]).rule for kind in asked.kinds})  # fmt: skip
+
+    def part(self, shard: Shard) -> tuple[int, int]:
+        """Search a shard's strategies; returns how many searches these are, and how many there are."""
+        every = [curve for curve in self._curves().values() if not curve.stopped]
+        mine = shard.part(every, lambda curve: f"{curve.kind} {curve.system}")
+        self._answer(mine)
+        return len(mine), len(every)
+
+    def _curves(self) -> dict[tuple[str, str], Curve]:
+        """Return a curve for each system on each kind, before anything is tried. UserError where none can be."""
+        kinds = self.asked.kinds
+        curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name))
+                  for kind in kinds for name in self.systems}  # fmt: skip
+        if all(curve.stopped for curve in curves.values()):
+            raise UserError(f"{', '.join(kinds)}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
+        return curves
+
+    def _answer(self, curves: list[Curve]) -> None:
+        """Search curves for the fewest GPUs for every model, then of those that have an answer for all together."""
+        self._search(curves, 1.0, "each")
+        self._search([curve for curve in curves if curve.fewest(self.asked.target, "each")], 1.0, "pooled")
 
     def _lacks(self, curves: Mapping[tuple[str, str], Curve], best: tuple[str, str, int] | None) -> str:
         """Say how much memory the best lacks on one GPU fewer, where that is why it does not hold."""
@@ -234,7 +269,7 @@ class Work:
         most = self._most(curve.kind) // size
         if curve.stopped:
             return None
-        if self._base(curve) == OWN_COUNT:
+        if own_count(self.systems[curve.system]):
             alone = traits(self._spec(curve.kind, curve.system, size, self.views[0], self.views[0].seeds[0])).gpus
             return None if tried else alone
         answer = curve.fewest(target, by)
@@ -265,8 +300,7 @@ class Work:
 
     def _refused(self, kind: str, name: str) -> str:
         """Say why a system is not tried on a mix; empty where it is."""
-        spec = self._spec(kind, name, mix.size(kind), self.views[0], self.views[0].seeds[0])
-        return ONE_KIND if mix.mixed(kind) and not getattr(Setup(spec).make_policy, "mixed", False) else ""
+        return "" if takes(self.systems[name], kind) else ONE_KIND
 
     def _cap(self, curve: Curve, others: Iterable[Curve]) -> int:
         """Return the most copies of a curve's kind that cost no more than the cheapest answer so far."""
@@ -301,10 +335,7 @@ class Work:
 
     def _ends(self, kind: str) -> tuple[int, int]:
         """Return the fewest copies that can be asked for, and those whose memory holds all weights: tried first."""
-        size = mix.size(kind)
-        spec = self._spec(kind, next(iter(self.systems)), size, self.views[0], self.views[0].seeds[0])
-        cluster = Setup(resolve(replace(spec, system=UPPER, preset=None, fields=(), slo=""))).cluster
-        self._clusters[kind] = cluster
+        size, cluster = mix.size(kind), self.cluster(kind)
         weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
         largest = max(n for _, n in mix.parts(kind))
         floor = max(math.ceil(self.asked.least / size), *(math.ceil(m.tp / largest) for m in cluster.models.values()))
@@ -361,9 +392,14 @@ class Work:
         return Verdict(gpus, share, interval, models, tuple(failing), "",
                        tuple(path for folders in runs.values() for path in folders))  # fmt: skip
 
-    def cluster(self, kind: str) -> Cluster:
-        """Return one GPU of a kind, or one copy of a mix, with all models, each at its degree."""
-        return self._clusters[kind]
+    def cluster(self, kind: str, gpus: int | None = None) -> Cluster:
+        """Return so many GPUs of a kind (one, or one copy of a mix), with all models, each at its degree."""
+        n = gpus or mix.size(kind)
+        if (kind, n) not in self._clusters:
+            spec = self._spec(kind, next(iter(self.systems)), n, self.views[0], self.views[0].seeds[0])
+            setup = Setup(resolve(replace(spec, system=UPPER, preset=None, fields=(), slo="")))
+            self._clusters[kind, n] = setup.cluster
+        return self._clusters[kind, n]
 
     def under(self, kind: str, view: View) -> SloTarget:
         """Return the SLO seconds on a kind of GPU, of the traffic of a view."""
@@ -388,6 +424,16 @@ class Work:
                         ).cluster  # fmt: skip
         return {name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
                 for name, model in cluster.models.items()}  # fmt: skip
+
+
+def own_count(system: str) -> bool:
+    """Tell whether a system, as --systems takes it, has as many GPUs as its models need, whatever it is given."""
+    return hasattr(Setup(from_dict(asked_system(system))).make_policy, "gpus_needed")
+
+
+def takes(system: str, kind: str) -> bool:
+    """Tell whether a system, as --systems takes it, places on GPUs of this kind, or of this mix of kinds."""
+    return not mix.mixed(kind) or getattr(Setup(from_dict(asked_system(system))).make_policy, "mixed", False)
 
 
 def views(asked: Asked, out: Path) -> tuple[View, ...]:

@@ -24,11 +24,10 @@ from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import WAITS
 from harness.run import slo as slos
 from harness.run.slo import SloTarget
-from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
-from harness.study.size import BOUNDS, HOUR_S, OWN_COUNT, Asked, Curve, Verdict, Work, with_degrees
+from harness.study.size import BOUNDS, HOUR_S, Asked, Curve, Verdict, Work, own_count, takes, with_degrees
 from harness.study.size_kept import Kept, Tried
-from harness.study.size_words import DAY_H, NONE, WIDTH
+from harness.study.size_words import DAY_H, NONE, WIDTH, cluster
 
 BINDS: Mapping[str, str] = {  # what is short, by the cause of a wait
     "load": "load", "kv": "KV", "transfer": "KV", "admission": "admission", "host": "compute", "queue": "compute",
@@ -116,10 +115,10 @@ def why(kept: Kept, out: Path, *, system: str | None = None, workers: int | None
     """
     tried = _failing(kept, system)
     work = Work(kept.asked, out, workers, teller or Silent())
-    cluster = work.cluster(tried.gpu)
     models = {} if tried.unfit else _by_hour(kept, work, tried)
-    weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
-    memory = tried.gpus // len(cluster.gpus) * sum(gpu.mem_bytes for gpu in cluster.gpus)
+    of = work.cluster(tried.gpu, tried.gpus)
+    weights = sum(model.weight_bytes * model.tp for model in of.models.values())
+    memory = sum(gpu.mem_bytes for gpu in of.gpus)
     reason = Why(kept, tried.gpu, tried.label, tried.gpus, tried, models, weights, memory, ())
     changes = [_run(change, tried, out, workers, teller) for change in _changes(reason, work, out)[:MOST]]
     return replace(reason, changes=tuple(changes))
@@ -132,7 +131,10 @@ def _failing(kept: Kept, system: str | None) -> Tried:
         raise UserError(f'no system "{system}" in this answer (it has: {", ".join(labels)})')
     name = system or (kept.best[1] if kept.best else None)
     if name is not None:
-        rows = [row for row in kept.tried if row.label == name and (kept.best is None or row.gpu == kept.best[0])]
+        every = [row for row in kept.tried if row.label == name]
+        tried_on = {row.gpu for row in every}  # not the best's kind, where that is a mix that it does not take
+        kind = kept.best[0] if kept.best and kept.best[0] in tried_on else every[0].gpu
+        rows = [row for row in every if row.gpu == kind]
         fewest = next((row.gpus for row in rows if row.answer), math.inf)
         below = [row for row in rows if row.gpus < fewest]
         if below:
@@ -188,7 +190,11 @@ def _changes(reason: Why, work: Work, out: Path) -> list[Change]:
     binds = _first(reason)
     mine = reason.system.partition(":")[0]
     names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS[binds])
-    names = [name for name in dict.fromkeys(names) if (reason.kind, name, reason.gpus) not in done]
+    names = [
+        name
+        for name in dict.fromkeys(names)
+        if (reason.kind, name, reason.gpus) not in done and takes(name, reason.kind)
+    ]
     changes = [Change(name, asked, name, looser=False) for name in names if name != reason.system][:2]
     worst = reason.tried.worst_model
     if worst and (degree := _wider(work, reason, worst)):
@@ -212,10 +218,10 @@ def _first(reason: Why) -> str:
 
 def _wider(work: Work, reason: Why, name: str) -> int | None:
     """Return the next degree of parallelism of a model that these GPUs can hold."""
-    model = work.cluster(reason.kind).models.get(name)
+    model = work.cluster(reason.kind, reason.gpus).models.get(name)
     if model is None:
         return None
-    return next((tp for tp in model.degrees if model.tp < tp <= reason.gpus), None)
+    return next((tp for tp in model.degrees if tp > model.tp), None)
 
 
 def scaled(rule: str, times: float) -> str:
@@ -250,7 +256,7 @@ def _run(change: Change, tried: Tried, out: Path, workers: int | None, teller: T
     asked = replace(change.asked, systems=(change.system,), kinds=(tried.gpu,), growth=())
     try:
         work = Work(asked, out, workers, teller or Silent())
-        if str(asked_system(work.systems[change.system])["system"]) == OWN_COUNT:
+        if own_count(work.systems[change.system]):
             return change
         curve = Curve(tried.gpu, change.system)
         work.run_counts([(curve, tried.gpus)], 1.0, f"change: {change.what}")
@@ -275,13 +281,14 @@ def lines(reason: Why) -> Iterator[str]:
         yield ""
     yield from aligned(list(_tried(reason)), WIDTH)
     spent = sum(change.seconds for change in reason.changes)
-    told = f"{len(reason.changes)} changes were run in {spent:.1f} s, at most {MOST} are"
+    count = len(reason.changes)
+    told = f"{count} change{' was' if count == 1 else 's were'} run in {spent:.1f} s, at most {MOST} are"
     yield f"{told}; target: {100 * asked.target:g} % for every model"
 
 
 def _sentence(reason: Why) -> str:
     tried = reason.tried
-    what = f"{tried.label} on {tried.gpus} {tried.gpu}"
+    what = f"{tried.label} on {cluster(tried.gpu, tried.gpus)}"
     weights = f"{reason.weights_bytes / GIB:.1f} GiB of weights on {reason.memory_bytes / GIB:.1f} GiB"
     if tried.unfit:
         return f"{what} has no room: {_first(reason)} binds ({weights}; {tried.unfit})"
@@ -293,20 +300,25 @@ def _sentence(reason: Why) -> str:
 
 
 def _advice(reason: Why) -> str:
-    best, target = reason.kept.best, reason.kept.asked.target
-    dearer = ""
-    if best is not None and best[1] == reason.system:
-        mine, its = (reason.kept.asked.usd_hour(reason.kind, n) for n in (reason.gpus, best[2]))
+    target = reason.kept.asked.target
+    here, dearer = cluster(reason.kind, reason.gpus), ""
+    answers = [row.gpus for row in reason.kept.tried
+               if row.answer and (row.gpu, row.label) == (reason.kind, reason.system)]  # fmt: skip
+    if answers:
+        enough = min(answers)
+        mine, its = (reason.kept.asked.usd_hour(reason.kind, n) for n in (reason.gpus, enough))
         usd = "" if mine is None or its is None else f", ${(its - mine) * DAY_H:,.0f} more a day"
-        more = best[2] - reason.gpus
-        dearer = f"{more} GPU{'s' * (more > 1)} more ({best[2]} {reason.kind}{usd})"
+        more = enough - reason.gpus
+        dearer = f"{more} GPU{'s' * (more > 1)} more ({cluster(reason.kind, enough)}{usd})"
     if (cheapest := reason.cheapest) is not None:
         assert cheapest.verdict is not None
         name, share = cheapest.verdict.worst
         looser = ", a longer promise" if cheapest.looser else ""
-        told = f"{cheapest.what}, on the same {reason.gpus} {reason.kind}{looser} ({name} least, {100 * share:.1f} %)"
+        told = f"{cheapest.what}, on the same {here}{looser} ({name} least, {100 * share:.1f} %)"
         return f"the cheapest change that a run confirms: {told}" + (f"; else {dearer}" if dearer else "")
-    none = f"none of {len(reason.changes)} changes holds {100 * target:g} % on {reason.gpus} {reason.kind}"
+    count = len(reason.changes)
+    none = "the one change that was run does not hold" if count == 1 else f"none of {count} changes holds"
+    none += f" {100 * target:g} % on {here}"
     return f"{none}; {f'the cheapest that runs confirm is {dearer}' if dearer else 'no count of GPUs tried does'}"
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from harness.loop import vetted
 from harness.policy import mix
+from harness.report.commands import check_command
 from harness.report.text_table import aligned
 from harness.rows import checked
 from harness.run.spec import Spec
+from harness.run.spec import asked as asked_system
 from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict
+from harness.study.study import named
+from workloads import slo
 
-HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst model %", "$/day", "$/Mtok", "one count lower")
+HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "one count lower")
 NONE = "-"
 DAY_H = 24
 WIDTH = 100  # of the table
@@ -148,6 +154,13 @@ def setting(sized: Sized) -> str:
 def told(sized: Sized) -> Iterator[tuple[str, str]]:
     """Yield what is told below the table, in pairs: of all kinds of GPU, then of the best; last the models by GPU."""
     asked = sized.asked
+    of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
+    late = vetted.unchecked(of.values())
+    for label, name in of.items():
+        if name in late:
+            yield "unchecked", f"{label}, {check_command(name)}"
+    if based := base(sized):
+        yield "SLO", based
     for kind, degrees in sized.degrees.items():
         wide = ", ".join(f"{name} on {tp} GPUs" for name, tp in degrees.items())
         yield kind, f"{wide}, the fewest on which it fits"
@@ -157,6 +170,8 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
     verdict = sized.curves[kind, name].tried[gpus]
     if len(verdict.share) > 1:
         yield "attainment", ", ".join(f"{100 * share:.1f} % in the {view}" for view, share in verdict.share.items())
+    if sized.tails:
+        yield "longest P95 of a model", ", ".join(_tail(sized.tails, k) for k in (0, 1))
     bought = asked.bought(gpus)
     extra = "" if bought == gpus else f" ({gpus} for the target, {asked.spare} spare, nodes of {asked.node})"
     kinds = mix.names(kind)
@@ -181,7 +196,36 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
     if sized.grown:
         each = (f"x {times:g}: {'> ' + str(asked.most) if n is None else n}" for times, n in sized.grown.items())
         yield "more traffic", ", ".join(each) + " GPUs"
-    yield from ((f"GPU {gpu}", ", ".join(models)) for gpu, models in sized.homes.items())
+    card = mix.kinds(kind, gpus) if mix.mixed(kind) else ()
+    for gpu, models in sized.homes.items():
+        yield f"GPU {gpu}" + (f" ({card[int(gpu)]})" if card else ""), ", ".join(models)
+
+
+def _tail(tails: Mapping[str, tuple[float, float]], k: int) -> str:
+    """Return the longest P95 of a model: of TTFT (k = 0) or TPOT (1)."""
+    name, unit, factor = (("TTFT", "s", 1.0), ("TPOT", "ms", 1e3))[k]
+    of = {model: factor * pair[k] for model, pair in tails.items() if not math.isnan(pair[k])}
+    if not of:
+        return f"no {name}, outputs have one token"
+    longest = max(of, key=of.__getitem__)
+    return f"{name} {of[longest]:.3g} {unit} ({longest})"
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None
+
+
+def base(sized: Sized) -> str:
+    """Say on which kind of GPU a model alone is the base of the SLO; empty where there is one kind, or it is named."""
+    rule, kinds = slo.parse(sized.asked.rule), sized.asked.kinds
+    if not isinstance(rule, slo.Scaled) or not rule.by_gpu or rule.gpu or kinds == (mix.names(kinds[0])[0],):
+        return ""
+    on = {kind: sized.rules[kind].rpartition("@")[2] if mix.mixed(kind) else kind for kind in kinds}
+    alone = f"{sized.asked.rule} is that of a model alone on"
+    if len(kinds) == 1:
+        return f"{alone} {on[kinds[0]]} ({rule.base}@{mix.names(kinds[0])[-1]}: on that kind)"
+    each = ", ".join(f"{gpu} for {kind}" for kind, gpu in on.items())
+    return f"{alone} {each} ({rule.base}@{on[kinds[0]]}: on that kind for all)"
 
 
 def facts(sized: Sized) -> dict[str, Any]:
@@ -199,8 +243,10 @@ def facts(sized: Sized) -> dict[str, Any]:
     best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
     return {
         "sentence": sentence(sized), "best": best, "target": asked.target, "slo": asked.rule,
-        "definition": asked.definition, "own_gpus": dict(sized.dedicated), "systems": curves,
-        "more_traffic": dict(sized.grown),
+        "slo_by_gpu": dict(sized.rules), "definition": asked.definition, "own_gpus": dict(sized.dedicated),
+        "systems": curves, "more_traffic": dict(sized.grown),
+        "p95": {name: dict(zip(("ttft_s", "tpot_s"), map(_finite, pair), strict=True))
+                for name, pair in sized.tails.items()},
         "cold_start_s": dict(sized.cold_s), "homes": {gpu: list(models) for gpu, models in sized.homes.items()},
         "degrees": {kind: dict(of) for kind, of in sized.degrees.items()},
         "prices": {name: asked.prices[name]._asdict()

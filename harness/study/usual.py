@@ -1,0 +1,14 @@
+"""Defaults of comparisons and of sizes, on the command line and in Python. The module imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Every system that is here has room in it. The pool is prism-research 595ec1f, README.md, --max-mem-usage of the full
+# run, 67.28 GiB; on another machine memory is the card's, by mem_fraction.
+WORLD: Mapping[str, Any] = {"models": "light8", "gpus": 1, "gpu": "h100", "engine": "sim"}
+POOL_BYTES = 72_241_349_919
+MEMORY = frozenset({"pool_bytes", "mem_fraction", "process", "process_bytes", "table"})
+TRACE = "hyperbolic-like+span_s=1800"  # of a set that names none
+SIZED = ("prism", "elastic", "static:replicas", "static:rate", "static", "muxserve", "qlm", "swap")  # systems
