@@ -85,7 +85,7 @@ def test_only_what_belongs_is_kept() -> None:
     names = {path.relative_to(ROOT).as_posix() for path in files()}
     measured = re.compile(
         r"results/h200/((README|corun)\.md|raw\.jsonl|host\.json|h200-measured\.toml|[a-z]+\.png"
-        r"|stages/(README\.md|(raw|stages|plan)\.jsonl|torch-h200\.toml)"
+        r"|stages/(README\.md|(raw|stages|plan)\.jsonl|calibrate\.json|torch-h200\.toml)"
         r"|(torch|stages/runs)/(README\.md|[a-z]+-[0-9a-f]{8}/(requests\.parquet|side\.json)))"
     )
     timed = re.compile(

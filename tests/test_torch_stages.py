@@ -135,7 +135,7 @@ def stored(folder: Path, names: Sequence[str], card: dict[str, Any] | None) -> N
     """Write what the stage calibrate leaves."""
     lines = timed(names)
     if card is not None:
-        gbps = quantities.gpu(card["gpu"]).h2d / 1e9
+        gbps = card["gbps"]["h2d"]
         kept = [line for line in lines if line["params"].get("way") not in {"cold", "reinit"}]
         lines = [
             line | {"params": line["params"] | ({"gbps": gbps} if line["what"] == "load" else {})} for line in kept
@@ -143,8 +143,8 @@ def stored(folder: Path, names: Sequence[str], card: dict[str, Any] | None) -> N
     (folder / torch_timed.RAW).write_text("".join(json.dumps(line) + "\n" for line in lines))
     about = {"device": "cpu", "gpu": "h100", "on": "cores"} | (card or {})
     shapes = [list(shape(name)) for name in names]
-    add(folder / JOURNAL, {"stage": "calibrate", "run": "calibrate", "state": "done", **about, "pool_bytes": 30 * GIB,
-                           "shapes": shapes, "measured_on": machine_facts()})  # fmt: skip
+    about |= {"pool_bytes": 30 * GIB, "shapes": shapes, "measured_on": machine_facts()}
+    (folder / torch_stages.ABOUT).write_text(json.dumps(about))
 
 
 def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
@@ -154,17 +154,25 @@ def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
     assert path.name == "torch-cpu.toml"
     assert any("a load over a decode step is" in note for note in notes)
     (tmp_path / "card").mkdir()
-    stored(tmp_path / "card", ["llama-3.2-1b"], {"device": "cuda", "gpu": "h200", "on": "an NVIDIA H200"})
+    known = quantities.gpu("h200")
+    gbps = {"h2d": known.h2d / 2e9, "d2h": known.d2h / 2e9, "peer": known.nvlink / 1e9, "disk": known.disk / 2e9}
+    half = {"device": "cuda", "gpu": "h200", "on": "1 part of 2, 64 SMs, of NVIDIA H200", "sms": 64, "gbps": gbps}
+    stored(tmp_path / "card", ["llama-3.2-1b"], half)
     path, notes = torch_table.staged(tmp_path / "card")
     assert path.name == "torch-h200.toml"
     made = quantities.machine(str(path))
     assert made is not None
-    known = quantities.gpu("h200")
-    assert (made.spec.h2d.value, made.spec.sms.value, made.spec.nvlink.value) == (known.h2d, known.sms, known.nvlink)
+    numbers = made.spec.h2d.value, made.spec.sms.value, made.spec.nvlink.value
+    assert numbers == pytest.approx((known.h2d / 2, 64, known.nvlink))
     assert "cold" not in made.ladder
     assert made.served(shape("llama-3.2-1b")) == shape("llama-3.2-1b")  # as it is, not a twin
-    assert "an NVIDIA H200" in made.name
-    with pytest.raises(UserError, match="calibrate is not done"):
+    assert "NVIDIA H200" in made.name
+    assert notes[-1] == "not measured yet: move of llama-3.2-1b, turn of llama-3.2-1b"
+    raw = tmp_path / "card" / torch_timed.RAW
+    raw.write_text("".join(line for line in raw.read_text().splitlines(keepends=True) if '"decode"' not in line))
+    with pytest.raises(UserError, match=r"no decode of llama-3\.2-1b"):
+        torch_table.staged(tmp_path / "card")
+    with pytest.raises(UserError, match="nothing of the stage calibrate"):
         torch_table.staged(tmp_path)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.engines.costs import quantities
 from harness.policy import mix
 from harness.policy.types import UserError
 from harness.rows import record, requests
@@ -66,13 +67,14 @@ def seen(rows: Rows, slo: Absolute) -> Seen:
 
 def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], None]) -> Iterator[Pair]:
     """Yield each stored run of a folder with its prediction; `tell` hears how many are done, of how many."""
-    runs = sorted(path.parent for path in folder.glob(f"*/{record.ROWS}"))
+    runs, timed = sorted(path.parent for path in folder.glob(f"*/{record.ROWS}")), quantities.machine(table)
+    on = {} if timed is None else {"gpu": timed.kind, "host": timed.kind}
     with tempfile.TemporaryDirectory() as scratch:
         for done, run in enumerate(runs):
             tell(done, len(runs))
             about = record.meta(run)
             spec = specs.stored(about["spec"])
-            made = execute(resolve(replace(spec, engine="sim", table=table, measured_on="")), Path(scratch), "")
+            made = execute(resolve(replace(spec, engine="sim", table=table, measured_on="", **on)), Path(scratch), "")
             rows, ours = (requests.rows(record.read(path)) for path in (run, made))
             yield Pair(spec, about, len(rows), seen(rows, slo), seen(ours, slo))
         tell(len(runs), len(runs))
@@ -87,7 +89,10 @@ def beside(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]
     about, spec = every[0].about, every[0].spec
     off = max(abs(p.measured.attainment - p.simulated.attainment) for p in every)
     longer = [p.measured.tpot_ms[0] / p.simulated.tpot_ms[0] for p in every]
-    on = ", ".join(f"{key} {value}" for key, value in about["measured_on"].items())
+    each = {key: dict.fromkeys(p.about["measured_on"].get(key, "-") for p in every) for key in about["measured_on"]}
+    on = ", ".join(f"{key} {' or '.join(values)}" for key, values in each.items())
+    timed = quantities.machine(table)
+    host = f" and host profile {spec.host}" if timed is None else ", which has the engine's own steps and loads"
     answer = (
         f"The simulator is off by at most {100 * off:.0f} points of attainment in these {len(every)} runs. Measured"
         f" tokens take {min(longer):.1f} to {max(longer):.1f} times as long as simulated ones (P50 of TPOT)."
@@ -97,7 +102,7 @@ def beside(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]
     how = (
         f"{spec.models} on {mix.told(spec.gpu, spec.gpus)}, {spec.trace} at {' and '.join(rates)} times its rate, a"
         f" window of {' or '.join(spans)} s, one run each; SLO: TTFT {slo.ttft_s:g} s, TPOT {1e3 * slo.tpot_s:g} ms;"
-        f" fidelity {about['fidelity']}. Measured on {on}. Simulated with {table} and host profile {spec.host}."
+        f" fidelity {about['fidelity']}. Measured on {on}. Simulated with {table}{host}."
     )
     rows = [
         (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +119,7 @@ def write(path: Path = PLAN, **seconds: float) -> None:
 
 
 def runs(folder: Path) -> tuple[Path, list[str]]:
-    """Write the runs of a folder of stages into its `runs`, and say which have none.
+    """Write the runs of a folder of stages into its `runs`, in place of what was there, and say which have none.
 
     UserError where it holds no run.
     """
@@ -128,18 +129,22 @@ def runs(folder: Path) -> tuple[Path, list[str]]:
         raise UserError(f"{folder / JOURNAL} holds no runs of systems; make gpu writes them")
     notes = [f"{name}: {line['state']}: {line['why']}" for (_, name), line in served.items() if line["state"] != "done"]
     done = {key: line for key, line in served.items() if line["state"] == "done"}
+    kept = set[Path]()
     for (stage, run), line in done.items():
         text, _, name = run.partition(", ")
         device = line["device"]
         (of,) = (w for w in workloads(folder / REQUESTS, device) if (w.stage, w.name) == (stage, name))
-        _write(folder / "runs", of, of.specs[text], line)
+        kept.add(_write(folder / "runs", of, of.specs[text], line))
     if not done:
         raise UserError(f"{folder / JOURNAL}: no run of systems is done: {'; '.join(notes)}")
+    for path in (folder / "runs").iterdir():
+        if path not in kept:
+            shutil.rmtree(path)
     return folder / "runs", notes
 
 
-def _write(out: Path, of: Workload, values: Mapping[str, Any], line: Mapping[str, Any]) -> None:
-    """Write one run."""
+def _write(out: Path, of: Workload, values: Mapping[str, Any], line: Mapping[str, Any]) -> Path:
+    """Write one run; return its folder."""
     measured_on = ", ".join(f"{key} {value}" for key, value in line["measured_on"].items())
     made = specs.stored(values)
     fields = tuple(sorted({**dict(made.fields), **line["fields"]}.items()))
@@ -154,6 +159,7 @@ def _write(out: Path, of: Workload, values: Mapping[str, Any], line: Mapping[str
     about |= {"verdict": line["verdict"]} if "verdict" in line else {}
     batches = rows.noted(noted(line["noted"]), of.requests(), line["fidelity"], token_times=False)
     record.write(out / made.folder, batches, about, side=line["side"])
+    return out / made.folder
 
 
 def noted(line: Mapping[str, Any]) -> Noted:

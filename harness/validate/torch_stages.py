@@ -4,10 +4,11 @@
 
 They take torch and NumPy alone, and SciPy for QLM's MILP: without it QLM's solver is `edf`, and its row says so. Their
 requests, models and settings are lines of `torch_stages.jsonl`, which `torch_runs.py` writes. Each run is a process of
-its own under a time limit, and leaves one synced line in `<out>/<device>/stages/stages.jsonl`; what was measured for
-the cost table is in raw.jsonl beside it, and the plan in plan.jsonl. A second call goes on: what is done is not done
-again, and what failed or was late only if `--again` names it. Elsewhere, `bench calibrate --from FOLDER` makes a table
-of the folder, and `bench validate FOLDER` compares its runs with the simulator.
+its own under a time limit, and leaves one synced line in `<out>/<device>/stages/stages.jsonl`. Beside it are the plan
+in plan.jsonl, what was measured for the cost table in raw.jsonl, and on what in calibrate.json. A second call goes on:
+what is done is not done again, and what failed or was late only if `--again` names it. Elsewhere,
+`bench calibrate --from FOLDER` makes a table of the folder, and `bench validate FOLDER` compares its runs with the
+simulator.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ from probe import conduct as journals
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "harness.validate.torch_stages"
 PLAN = Path(__file__).with_suffix(".jsonl")
-JOURNAL, REQUESTS = "stages.jsonl", "plan.jsonl"
+JOURNAL, REQUESTS, ABOUT = "stages.jsonl", "plan.jsonl", "calibrate.json"
 SEVEN = ("static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pdmux")
 START_S = 120.0  # that an engine may take to start, and to end
 LEAST_S = 5.0  # a run is not started with less
 GONE_S = 20.0  # from SIGTERM to SIGKILL
-POOL = {"cpu": GIB, "cuda": 30 * GIB}  # of a device that is calibrated
+POOL = {"cpu": GIB, "cuda": 40 * GIB}  # of a device that is calibrated; of a card at most
 
 Line = dict[str, Any]
 
@@ -266,14 +267,19 @@ def correct(name: str) -> Line:
     return {"state": "wrong" if wrong else "done", "why": "; ".join(wrong), **facts}
 
 
-def calibrate(folder: Path, plan: Iterable[Workload], gpu: str, device: str) -> Line:
+def calibrate(folder: Path, plan: Sequence[Workload], gpu: str, device: str) -> Line:
     """Measure steps, loads, moves and turns of each shape; the lines go to raw.jsonl, and a next call goes on there."""
     shapes = {(shape := Shape(*of)).name: shape for workload in plan for *_, of in workload.models}
+    config = Config((), gpu=gpu, gpus=max(workload.config["gpus"] for workload in plan))
+    on = kind.kind(config)
     given = {"pool_bytes": POOL[device], "gpu": gpu}
+    if device == "cuda":  # a device is the part of a card that it is in the other stages
+        given = {"pool_bytes": min(POOL[device], on.mem_bytes), "gpu": gpu, "gpus": config.gpus}
+    about = {"device": device, "on": on.on, "sms": on.sms, "gbps": dict(on.links), **given,
+             "shapes": [list(shape) for shape in shapes.values()], "measured_on": machine_facts("torch")}  # fmt: skip
+    (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
     lines = torch_timed.measure(folder, shapes, print, Fields(), given)
-    on = kind.kind(Config((), gpu=gpu))
-    facts = {"device": device, "gpu": gpu, "on": on.on, **given, "shapes": [list(shape) for shape in shapes.values()]}
-    return {"state": "done", "lines": len(lines), **facts, "measured_on": machine_facts("torch")}
+    return {"state": "done", "lines": len(lines)}
 
 
 def serve(workload: Workload, text: str, gpu: str) -> Line:

@@ -8,6 +8,7 @@ stand in for shapes are in the table, so the simulator counts the bytes that the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +27,8 @@ from harness.engines.torch.setting import Fields, rates
 from harness.engines.wallclock import machine_facts
 from harness.policy.types import GIB, Inst, Shape, UserError
 from harness.rows.record import write_bytes
-from harness.validate.torch_stages import JOURNAL, journal
-from harness.validate.torch_timed import CTX, GPU, MOST_OTHERS, RAW, gpu_ratio, link_gbps, measure, of
+from harness.validate.torch_stages import ABOUT
+from harness.validate.torch_timed import CTX, GPU, MOST_OTHERS, RAW, gpu_ratio, link_gbps, measure, missing, of
 from workloads.models import shape
 
 KIND = "torch-cpu"
@@ -47,12 +48,17 @@ def networks(names: Sequence[str], wide: int = 1) -> dict[str, Shape]:
     return {name: shapes.in_numbers(net._replace(name=name), CPU.float_bytes) for name, net in made.items()}
 
 
+CARD = ("gpu", "on", "pool_bytes", "sms", "gbps")  # of what the stage calibrate says of its devices
+
+
 class Card(NamedTuple):
     """A card that stages of `make gpu` measured."""
 
     gpu: str
     on: str  # in words
     mem_bytes: int  # that it gave to weights and KV
+    sms: int  # of it, or of the part of it that was a device
+    gbps: Mapping[str, float]  # of its links, likewise
 
     @property
     def spec(self) -> dict[str, tuple[float, str]]:
@@ -61,7 +67,10 @@ class Card(NamedTuple):
             quantities.gpu(self.gpu),
             {s.quantity: s.source for s in quantities.sources([], self.gpu, "none")},
         )
-        return {name: (getattr(known, name), sources[f"{self.gpu}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
+        each = {name: (getattr(known, name), sources[f"{self.gpu}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
+        part = self.on.partition(";")[0]
+        links = {"nvlink" if link == "peer" else link: (1e9 * rate, part) for link, rate in self.gbps.items()}
+        return each | links | {"sms": (self.sms, part)}
 
 
 def table(
@@ -94,7 +103,7 @@ def table(
     piece_bytes = PART if card is not None else max(LEAST, int(bytes_s["h2d"] * CHUNK_S))
     file = {"kind": file.pop("kind"), "name": file.pop("name"), "piece_bytes": piece_bytes, **file}
     file["pages"] = {"buffer_bytes": CPU.buffer if card is None else GRANULE, "kept": 0}
-    timed = list(of(mine, "load", gbps=bytes_s["h2d"] / 1e9))
+    timed = [line for line in of(mine, "load") if math.isclose(1e9 * line["params"]["gbps"], bytes_s["h2d"])]
     file["ladder"] = ladder(timed, bytes_s, source)
     return file, fitted
 
@@ -120,7 +129,10 @@ def ladder(lines: Sequence[Mapping[str, Any]], bytes_s: Mapping[str, float], sou
     for name, way in WAYS.items():
         link = "disk" if way.source == "disk" else "spread" if way.spread else "pcie"
         rate = bytes_s["disk" if way.source == "disk" else "h2d"] * way.part
-        beyond = [line["p50"] - line["facts"]["bytes"] / rate for line in of(lines, "load", way=name)]
+        beyond = [
+            line["p50"] - line["facts"]["bytes"] / rate / line["facts"].get("links", 1)
+            for line in of(lines, "load", way=name)
+        ]
         if not beyond:
             continue  # a card's process has no start of its own
         rungs[name] = {
@@ -247,20 +259,22 @@ def write(
 def staged(folder: Path, out: Path | None = None) -> tuple[Path, list[str]]:
     """Write the table of what the stages of `make gpu` measured; return its path, `<folder>/torch-*.toml`, and notes.
 
-    UserError where they have not measured all of it.
+    What is not measured yet is a note where the table can do without it. UserError where it cannot.
     """
-    done = [line for line in journal(folder / JOURNAL) if line["stage"] == "calibrate" and line["state"] == "done"]
-    if not done:
-        raise UserError(
-            f"{folder / JOURNAL}: the stage calibrate is not done; the same command of the stages resumes it"
-        )
-    about, lines = done[-1], [json.loads(text) for text in (folder / RAW).read_text("utf-8").splitlines()]
-    names = [of[0] for of in about["shapes"]]
-    card = None if about["device"] == "cpu" else Card(about["gpu"], about["on"], about["pool_bytes"])
+    if not (folder / ABOUT).is_file() or not (folder / RAW).is_file():
+        raise UserError(f"{folder}: nothing of the stage calibrate is there; the same command of the stages resumes it")
+    about = json.loads((folder / ABOUT).read_text("utf-8"))
+    lines = [json.loads(text) for text in (folder / RAW).read_text("utf-8").splitlines()]
+    names = [name for name, *_ in about["shapes"]]
+    left = missing(lines, names)
+    if needed := [(what, name) for what, name in left if what == "decode" or not any(of(lines, "load"))]:
+        raise UserError(f"{folder / RAW}: no {' of '.join(needed[0])}; the same command of the stages resumes it")
+    card = None if about["device"] == "cpu" else Card(*(about[key] for key in CARD))
     conditions = ", ".join(f"{key} {value}" for key, value in about["measured_on"].items())
     file, _ = table(lines, names, 1, card, conditions + (f", {card.on}" if card else ""))
     path = out or folder / f"{file['kind']}.toml"
     write_bytes(path, fit.dumps(file).encode())
     quantities.forget()
     quantities.machine(str(path))  # it reads as any user's table
-    return path, notes(lines, path, names) if card is None else [f"loads by {', '.join(file['ladder'])}"]
+    told = notes(lines, path, names) if card is None else [f"loads by {', '.join(file['ladder'])}"]
+    return path, told + ([f"not measured yet: {', '.join(map(' of '.join, left))}"] if left else [])

@@ -19,9 +19,9 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,7 @@ HELD_SEQS = frozenset({4})
 CONTEXTS = (16, 128, 512, 1000)
 CHUNK, CHUNKED = 96, 1000  # tokens of a piece, and of the prompt that is cut so
 BESIDE = (2, 4)  # models side by side
+ROOM = 1.15  # bytes of a device over those of the weights that it holds then, so that there is room for KV
 BESIDE_PROMPT, BESIDE_SEQS = 256, (1, 8)
 REPEATS, OUTPUT = 5, 20
 MOVED = 512  # tokens of the KV that is moved
@@ -149,8 +150,9 @@ class Bench:
         self.say(f"{run}: {len(fresh)} measurements")
 
     def config(self, models: Iterable[str], of: str, gpus: int = 1) -> Config:
-        """Return a machine of models that all have one shape."""
-        return Config(tuple(Served(m, self.shapes[of]) for m in models), gpus=gpus, watermark=0.0, **self.given)
+        """Return a machine of models that all have one shape, of at least as many devices as the runs have."""
+        settings = {**self.given, "gpus": max(gpus, self.given.get("gpus", 1))}
+        return Config(tuple(Served(m, self.shapes[of]) for m in models), watermark=0.0, **settings)
 
 
 def ran(
@@ -189,6 +191,12 @@ def measure(
     if on.name == "cpu":
         bench.measure("pages", pages)
     return bench.lines
+
+
+def missing(lines: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return what of which shape `measure` would still measure."""
+    kinds = "decode", "beside", "load", "move", "turn"
+    return [(what, name) for name in names for what in kinds if not any(of(lines, what, shape=name))]
 
 
 def link_gbps(lines: Iterable[Mapping[str, Any]], shapes: Mapping[str, Shape], wide: int) -> dict[str, float]:
@@ -273,46 +281,53 @@ def steps(bench: Bench, name: str) -> tuple[list[Timed], float]:
 
 
 def beside(bench: Bench, name: str) -> tuple[list[Timed], float]:
-    """Time steps of models of one shape that share a device, a process each."""
-    timed, alone, most_others = list[Timed](), dict[int, float](), 0.0
-    for count in (1, *BESIDE):
-        models = tuple(f"{name}/{k + 1}" for k in range(count))
-        batches = [Batch(Inst(m, (0,))) for m in models]
-        kinds = [(0, BESIDE_PROMPT, 1), *((seqs, CONTEXTS[1], OUTPUT * 2) for seqs in BESIDE_SEQS)]
-        each, plan = list[tuple[int, int, int]](), []
-        for seqs, prompt, output in kinds:  # prefills: one after the other; decodes: all at once
-            n = seqs or 3 * REPEATS
-            plan.append((seqs, [list(range(len(each) + k * n, len(each) + (k + 1) * n)) for k in range(count)]))
-            each += [(k, prompt, output) for k in range(count) for _ in range(n)]
+    """Time steps of models of one shape that share a device, a process each: alone, then as many as fit."""
+    config = bench.config([name], name)
+    on = kind.kind(config)
+    size = nets.net(bench.shapes[name], on.as_it_is, on.float_bytes, bench.fields.wide).weight_bytes
+    counts = [1, *(count for count in BESIDE if count * size * ROOM <= (config.pool_bytes or on.mem_bytes))]
+    models = tuple(f"{name}/{k + 1}" for k in range(counts[-1]))
+    batches, each = [Batch(Inst(m, (0,))) for m in models], list[tuple[int, int, int]]()
+    plan = dict[tuple[int, int], list[list[int]]]()  # by count and sequences: requests, a list a model
+    for count, seqs in product(counts, (0, *BESIDE_SEQS)):  # prefills: one after the other; decodes: all at once
+        n, (prompt, output) = seqs or 3 * REPEATS, (CONTEXTS[1], 2 * OUTPUT) if seqs else (BESIDE_PROMPT, 1)
+        first = len(each)
+        plan[count, seqs] = [list(range(first + k * n, first + (k + 1) * n)) for k in range(count)]
+        each += [(k, prompt, output) for k in range(count) for _ in range(n)]
+    begun = dict[int, int]()  # by count: steps before it
 
-        def script(_: Torch, batches: Any = batches, plan: Any = plan, total: int = len(each)) -> Script:
-            yield from wait(Woke)
-            start = [a for batch in batches for a in (Load(batch.inst), Run(batch))]
-            yield from wait(Arrived, start, total)
-            for seqs, lists in plan:
-                if seqs:
-                    some = [Admit(rid, batches[k]) for k, rids in enumerate(lists) for rid in rids]
-                    yield from wait(Finished, some, len(some))
-                    continue
-                queues = [list(rids) for rids in lists]
-                left, answer = sum(map(len, queues)), [Admit(q.pop(0), batches[k]) for k, q in enumerate(queues)]
-                while left:
-                    event = yield from wait(Finished, answer)
-                    left -= 1
-                    queue = queues[batches.index(event.batch)]
-                    answer = [Admit(queue.pop(0), event.batch)] if queue else []
+    def script(engine: Torch) -> Script:
+        assert engine.watched is not None
+        yield from wait(Woke)
+        yield from wait(Arrived, (), len(each))
+        for (count, seqs), lists in plan.items():
+            start: list[Action] = []
+            if count not in begun:
+                begun[count] = len(engine.watched)
+                fresh = batches[max((c for c in counts if c < count), default=0) : count]
+                yield from wait(Done, [Load(batch.inst) for batch in fresh], len(fresh))
+                start = [Run(batch) for batch in fresh]
+            queues = [list(rids) for rids in lists]
+            left, at_once = sum(map(len, queues)), seqs or 1
+            answer = [*start, *(Admit(q.pop(0), batches[k]) for k, q in enumerate(queues) for _ in range(at_once))]
+            while left:
+                event = yield from wait(Finished, answer)
+                left -= 1
+                queue = queues[batches.index(event.batch)]
+                answer = [Admit(queue.pop(0), event.batch)] if queue else []
 
-        config, work = bench.config(models, name), jobs(models, each)
-        _, watched, others = ran(bench, config, {"kv": "paged"}, ("Load", "Run", "Admit"), work, script)
-        most_others = max(most_others, others)
+    config, work = bench.config(models, name), jobs(models, each)
+    _, watched, others = ran(bench, config, {"kv": "paged"}, ("Load", "Run", "Admit"), work, script)
+    timed, alone, ends = list[Timed](), dict[int, float](), [*list(begun.values())[1:], len(watched)]
+    for (count, first), end in zip(begun.items(), ends, strict=True):
         for seqs in (0, *BESIDE_SEQS):
-            took = _together(watched, models, seqs)
+            took = _together(watched[first:end], models[:count], seqs)
             if count == 1:
                 alone[seqs] = float(np.median(took))
             else:
                 params = {"shape": name, "servers": count, "seqs": seqs}
                 timed.append(Timed("beside", params, took, {"alone_s": alone[seqs]}))
-    return timed, most_others
+    return timed, others
 
 
 def _together(watched: Iterable[Watched], models: Iterable[str], seqs: int) -> list[float]:
@@ -338,7 +353,10 @@ def _together(watched: Iterable[Watched], models: Iterable[str], seqs: int) -> l
 def loads(bench: Bench, name: str) -> tuple[list[Timed], float]:
     """Time a load by each way, the process that starts with it included."""
     inst, config = Inst(name, (0,)), bench.config([name], name)
-    ways = [way for way, how in WAYS.items() if not how.starts or kind.kind(config).starts]
+    on, first = kind.kind(config), next(iter(bench.shapes))
+    ways = [way for way, how in WAYS.items() if not how.starts or on.starts]
+    if on.name == "cuda" and name != first:  # the slow ways take their bytes at their rate: of one shape is enough
+        ways = [way for way in ways if WAYS[way] in QUICK]
     took = {way: list[float]() for way in ways}
 
     def script(engine: Torch) -> Script:
@@ -354,8 +372,9 @@ def loads(bench: Bench, name: str) -> tuple[list[Timed], float]:
 
     uses = ("Load", "Evict", "Drop", *(f"Load.way:{way}" for way in ways))
     engine, _, others = ran(bench, config, {"process": "gpu"}, uses, jobs((name,), [(0, 1, 1)]), script)
-    about, facts = {"shape": name, "gbps": engine.links["h2d"]}, {"bytes": engine.nets[name].weight_bytes}
-    return [Timed("load", {**about, "way": way}, s, facts) for way, s in took.items()], others
+    about, size = {"shape": name, "gbps": engine.links["h2d"]}, engine.nets[name].weight_bytes
+    facts = {way: {"bytes": size, "links": config.gpus if WAYS[way].spread else 1} for way in took}
+    return [Timed("load", {**about, "way": way}, s, facts[way]) for way, s in took.items()], others
 
 
 def moves(bench: Bench, name: str) -> tuple[list[Timed], float]:

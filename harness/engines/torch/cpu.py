@@ -18,7 +18,7 @@ from torch import Tensor, float32, frombuffer
 
 from harness.engines.torch import model
 from harness.engines.torch.kind import CPU
-from harness.engines.torch.model import Pass, Piece, Weights
+from harness.engines.torch.model import Pass, Piece, Slots, Weights
 from harness.engines.torch.wire import Given, Order
 from harness.policy.types import MIB
 
@@ -57,6 +57,10 @@ class Space:
         """Hide a part of the range."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
         _mmap(self._base + at, size, NONE, flags, -1, 0)
+
+    def leave(self, size: int) -> None:
+        """See device.Space: nothing is shown any more."""
+        self.unmap(0, size)
 
     def tensor(self) -> Tensor:
         """Return the range as one tensor of float32, whatever of it is mapped."""
@@ -121,3 +125,9 @@ class Core:
     def take(self, given: Any) -> list[Tensor]:
         """See Device."""
         return [torch.from_numpy(array) for array in given]
+
+    def lend(self, kv: Tensor, slots: Slots, contexts: Any) -> None:
+        """See Device: another process has no use for it."""
+
+    def borrow(self, lent: Any) -> None:
+        """See Device."""

@@ -16,10 +16,12 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
+from functools import partial
+from itertools import count, groupby
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -40,6 +42,7 @@ from probe.compute import edges, varlen
 
 DTYPE = torch.float32 if os.environ.get("DTYPE") == "float32" else torch.bfloat16
 FIRST = 16  # rows up to which graphs are captured before a run
+AHEAD = 2  # chunks of a link on their way: the copy engine has the next one while a thread notes the last
 SWITCH_S = 2e-4  # a thread that wants the interpreter waits so long for another: far less than a step
 
 
@@ -85,6 +88,7 @@ def _stream(green: Any, card: int) -> Any:
 
 HEAPS: list[Heap] = []
 HANDED: dict[int, tuple[tuple[Tensor, ...], Any]] = {}  # on their way from one worker to another
+LENT: dict[int, Callable[[int, Tensor, Tensor, Tensor], Tensor]] = {}  # likewise
 NUMBERS = count()
 
 
@@ -131,6 +135,7 @@ class Space:
     def __init__(self, heap: Heap, size: int) -> None:
         self.heap, self.granule = heap, heap.granule
         self.size = -(-size // self.granule) * self.granule
+        self._there: dict[int, Any] = {}  # what is mapped, by place
         self._base = driver.reserve(self.granule + self.size, self.granule)
         driver.map_at(self._base, self.granule, heap.sink)
         driver.allow(self._base, self.granule, heap.card)
@@ -145,14 +150,26 @@ class Space:
         self._map(at, [self.heap.sink] * (size // self.granule))
 
     def _map(self, at: int, handles: Sequence[Any]) -> None:
-        base = self._base + self.granule + at
-        for k, handle in enumerate(handles):
-            driver.map_at(base + k * self.granule, self.granule, handle)
-        driver.allow(base, len(handles) * self.granule, self.heap.card)
+        """Map handles, each at its place; one that is there stays, for a call of the driver takes 40 us a granule."""
+        first, base = at // self.granule, self._base + self.granule
+        fresh = [k for k, handle in enumerate(handles, first) if self._there.get(k) is not handle]
+        for k in fresh:
+            if k in self._there:
+                driver.unmap(base + k * self.granule, self.granule)
+            self._there[k] = handles[k - first]
+            driver.map_at(base + k * self.granule, self.granule, self._there[k])
+        for _, run in groupby(enumerate(fresh), lambda pair: pair[1] - pair[0]):
+            places = [k for _, k in run]
+            driver.allow(base + places[0] * self.granule, len(places) * self.granule, self.heap.card)
 
     def unmap(self, at: int, size: int) -> None:
         """See device.Space."""
         driver.unmap(self._base + self.granule + at, size)
+        for k in range(at // self.granule, (at + size) // self.granule):
+            del self._there[k]
+
+    def leave(self, size: int) -> None:
+        """See device.Space: it stays mapped, and costs nothing where it comes back to the same granules."""
 
     def tensor(self) -> Tensor:
         """See device.Space."""
@@ -278,8 +295,7 @@ class Card:
     def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Decoded | None:
         """See Device: replay the graph of as many rows or a few more."""
         decoder = self._decoders.get(kv.data_ptr())
-        plain = order.op_s is None and order.until == weights.net.shape.layers
-        if decoder is None or not plain or not decoder.takes(order):
+        if decoder is None or order.until < weights.net.shape.layers or not decoder.takes(order):
             return None
         return decoder.step(order, ids, self.sms)
 
@@ -298,6 +314,29 @@ class Card:
             tensor.record_stream(torch.cuda.current_stream())
         return [tensor.to(self.place) for tensor in tensors]
 
+    def lend(self, kv: Tensor, slots: model.Slots, contexts: Any) -> Any:
+        """See Device: by number."""
+        number = next(NUMBERS)
+        LENT[number] = partial(self._attended, kv, slots, contexts)
+        return number
+
+    def borrow(self, lent: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+        """See Device: its kernels are launched by this worker, on that device's stream for others."""
+        return LENT.pop(lent)
+
+    def _attended(
+        self, kv: Tensor, slots: model.Slots, contexts: Any, layer: int, q: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
+        """Write and attend here for another worker, which waits for no thread of this one."""
+        asker, (here, _) = torch.cuda.current_stream(), self._stream(None, "attend")
+        here.wait_stream(asker)
+        with torch.cuda.stream(here):
+            model.write(kv, layer, slots, key.to(self.place), value.to(self.place))
+            out = self.attend(kv, layer, contexts, q.to(self.place)).to(q.device)
+        asker.wait_stream(here)
+        out.record_stream(asker)
+        return out
+
 
 def _nobody(*_: Any) -> Tensor:
     raise AssertionError("nothing lies elsewhere")
@@ -313,35 +352,50 @@ class Store(NamedTuple):
     on_host: bool
 
 
+class Flying(NamedTuple):
+    """A chunk on its way."""
+
+    event: Any  # behind it
+    due_s: float  # done no sooner, by the monotonic clock
+    ends: int | None  # the number of the copy whose last chunk it is
+
+
 class Line:
     """A link: its copies one after another, in a thread with a stream of its own."""
 
     def __init__(self, stores: Mapping[int, Store], done: Callable[[int], None]) -> None:
         self.stores, self.done = stores, done
-        self.jobs: list[Job] = []
+        self.jobs: list[Job] = []  # whose chunks are not all on their way
         self.ended = False
         self.more = threading.Condition()
 
     def run(self) -> None:
-        """Copy chunk by chunk; a chunk is of KV where any waits, and is done no sooner than its rate allows."""
-        stream, free_s = torch.cuda.Stream(), 0.0
+        """Copy AHEAD chunks at once, of KV where any waits; a chunk is done no sooner than its rate allows."""
+        stream, flying, free_s = torch.cuda.Stream(), deque[Flying](), 0.0
         while True:
             with self.more:
-                self.more.wait_for(lambda: self.jobs or self.ended)
+                self.more.wait_for(lambda: self.jobs or flying or self.ended)
                 if self.ended:
                     return
-                job = next((job for job in self.jobs if job.copy.kv), self.jobs[0])
-            begun_s, moved = time.monotonic(), 0
-            for source, a, target, b, size in job.cut():
-                self._copy(self.stores[target], b, self.stores[source], a, size, stream.cuda_stream)
-                moved += size
-            stream.synchronize()
-            free_s = max(free_s, begun_s - CHUNK_S) + moved / job.copy.rate
-            time.sleep(max(0.0, free_s - time.monotonic()))
-            if not job.parts:
-                with self.more:
-                    self.jobs.remove(job)
-                self.done(job.copy.number)
+                job = next((job for job in self.jobs if job.copy.kv), self.jobs[0] if self.jobs else None)
+            if job is not None and len(flying) < AHEAD:
+                begun_s, moved, event = time.monotonic(), 0, torch.cuda.Event()
+                for source, a, target, b, size in job.cut():
+                    self._copy(self.stores[target], b, self.stores[source], a, size, stream.cuda_stream)
+                    moved += size
+                event.record(stream)
+                free_s = max(free_s, begun_s - CHUNK_S) + moved / job.copy.rate
+                flying.append(Flying(event, free_s, None if job.parts else job.copy.number))
+                if not job.parts:
+                    with self.more:
+                        self.jobs.remove(job)
+                continue
+            chunk = flying.popleft()
+            chunk.event.synchronize()
+            if (early_s := chunk.due_s - time.monotonic()) > 0:
+                time.sleep(early_s)
+            if chunk.ends is not None:
+                self.done(chunk.ends)
 
     def _copy(self, to: Store, b: int, of: Store, a: int, size: int, stream: int) -> None:
         if to.on_host and of.on_host:

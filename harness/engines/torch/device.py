@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from harness.engines.torch.model import Attention, Weights
+from harness.engines.torch.model import Attention, Slots, Weights
 from harness.engines.torch.wire import Given, Order
 
 
@@ -25,6 +25,9 @@ class Space(Protocol):
 
     def unmap(self, at: int, size: int) -> None:
         """Hide a part of the range."""
+
+    def leave(self, size: int) -> None:
+        """Let go of the first part of the range: a device may show it until something else is mapped there."""
 
     def tensor(self) -> Tensor:
         """Return the range as one flat tensor, whatever of it is mapped."""
@@ -63,3 +66,9 @@ class Device(Attention, Protocol):
 
     def take(self, given: Any) -> list[Tensor]:
         """Take what another worker gives."""
+
+    def lend(self, kv: Tensor, slots: Slots, contexts: Any) -> Any:
+        """Return that by which an asker attends to KV here by itself for the rest of its step."""
+
+    def borrow(self, lent: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
+        """Take what another worker lends: layer, q, key, value -> attention; None where each layer is asked for."""

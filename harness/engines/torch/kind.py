@@ -1,7 +1,8 @@
 """Kinds of devices, as the engine's books know them: memory, shares, links. A worker computes by cpu.py or cuda.py.
 
 `DEVICE=cuda` serves on NVIDIA cards, one process for all of them; without it a device is a core of the processor.
-Where a run asks for more devices than there are cards, each card is split into equal parts of its SMs and memory.
+Where a run asks for more devices than there are cards, each card is split into equal parts of its SMs, its memory and
+its link to the host.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def kind(config: Config) -> Kind:
         raise UserError(f"{mixture} is a mixture of experts: engine torch serves those with DEVICE=cpu")
     spec, each = quantities.gpu(config.gpu, config.table), -(-config.gpus // len(models))
     sms = spec.sms if each == 1 else spec.sms // each // spec.sm_step * spec.sm_step
-    links = {"h2d": spec.h2d, "d2h": spec.d2h, "peer": spec.nvlink, "disk": spec.disk}
+    links = {"h2d": spec.h2d / each, "d2h": spec.d2h / each, "peer": spec.nvlink, "disk": spec.disk / each}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     mem_bytes = int(config.mem_fraction * spec.mem_bytes - MARGIN) // each
     return Kind(

@@ -27,10 +27,12 @@ class Job:
         self.chunk = max(LEAST, int(min(copy.rate, FASTEST) * CHUNK_S))
 
     def cut(self) -> Iterator[Bytes]:
-        """Yield the parts of the next chunk."""
+        """Yield the parts of the next chunk; neighbours at both ends are one."""
         left = self.chunk
         while left and self.parts:
             source, a, target, b, size = self.parts.pop()
+            while size < left and self.parts and self.parts[-1][:4] == (source, a + size, target, b + size):
+                size += self.parts.pop()[4]
             if size > left:
                 self.parts.append((source, a + left, target, b + left, size - left))
                 size = left

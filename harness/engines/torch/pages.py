@@ -8,7 +8,7 @@ buffer of each layer, for K and for V, holds; it is unmapped as soon as none of 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 from itertools import groupby
 
@@ -23,23 +23,36 @@ class Lowest:
 
     def __init__(self, bound: int) -> None:
         self._bound, self._fresh = bound, 0  # all from `_fresh` on are free
-        self._back: list[int] = []  # a heap of those that were given back
+        self._back = set[int]()  # those that were given back
+        self._heap: list[int] = []  # of them, and of what was claimed since
 
     def __len__(self) -> int:
         return len(self._back) + self._bound - self._fresh
 
     def take(self) -> int:
         """Take the lowest. Raises IndexError where none is free."""
-        if self._back:
-            return heappop(self._back)
+        while self._back:
+            if (number := heappop(self._heap)) in self._back:
+                self._back.remove(number)
+                return number
+        self._heap.clear()
         if self._fresh == self._bound:
             raise IndexError("none is free")
         self._fresh += 1
         return self._fresh - 1
 
+    def claim(self, number: int) -> bool:
+        """Take one that was given back; False where it is taken again."""
+        free = number in self._back
+        self._back.discard(number)
+        return free
+
     def give(self, number: int) -> None:
         """Give one back."""
-        heappush(self._back, number)
+        self._back.add(number)
+        heappush(self._heap, number)
+        if len(self._heap) > 2 * self._bound:
+            self._heap = sorted(self._back)
 
 
 class Arena:
@@ -59,13 +72,19 @@ class Arena:
         """Bytes that nobody uses; some may still be mapped."""
         return len(self._free) * self.granule + sum(account.spare_bytes for account in self.accounts)
 
-    def take(self, size: int) -> list[int]:
-        """Take whole granules for so many bytes, which are free: the lowest, so that runs are long."""
+    def take(self, size: int, before: Sequence[int] = ()) -> list[int]:
+        """Take whole granules for so many bytes, which are free.
+
+        Who had such granules `before` gets each at its place again where it is free; the others are the lowest, so that
+        runs are long.
+        """
         count = self.whole(size) // self.granule
         for account in self.accounts:
             while len(self._free) < count and account.spare_bytes:
                 account.shrink()
-        return [self._free.take() for _ in range(count)]
+        again = [granule if self._free.claim(granule) else None for granule in before[:count]]
+        kept = [*again, *[None] * (count - len(again))]
+        return [self._free.take() if granule is None else granule for granule in kept]
 
     def give(self, granules: list[int]) -> None:
         """Give granules back."""

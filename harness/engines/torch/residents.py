@@ -50,6 +50,7 @@ class Residents:
     def __init__(self, engine: Core) -> None:
         self.engine = engine
         self.held: dict[Inst, Held] = {}
+        self.before: dict[Inst, list[int]] = {}  # granules of those that have left
         self.copies: dict[int, Inst] = {}  # under way, by number
         self.claims: dict[int, int] = {}  # bytes by device that refused loads wait for: closed to prompts
         self.loads = self.evicts = 0
@@ -73,7 +74,7 @@ class Residents:
         if arena.whole(size) > arena.free_bytes:
             self.claims[device] = self.claims.get(device, 0) + arena.whole(size)
             return "not now", f"no room for {inst.model}"
-        held = self.held[inst] = Held(arena.take(size), load=action)
+        held = self.held[inst] = Held(arena.take(size, self.before.get(inst, ())), load=action)
         if way.starts:
             held.seat = self.engine.workers.seat(device, inst.model, "own", cold=True)
         elif self.engine.layout == "pair":
@@ -168,6 +169,7 @@ class Residents:
                 seat.weights.remove(inst.model)
                 seat.send("drop", inst.model, len(held.granules) * arena.granule)
         arena.give(held.granules)
+        self.before[inst] = held.granules
         del self.held[inst]
         if held.seat is not None and self.engine.layout != "kept":
             self.engine.unseat(held.seat)

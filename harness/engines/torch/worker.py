@@ -41,6 +41,7 @@ class Worker:
         self.peers: dict[int, Connection] = {}  # to whom this one asks, by device
         self.askers: list[Connection] = []
         self.told: dict[int, list[Piece]] = {}  # what each of them was asked last: of one step for all its layers
+        self.lent: dict[int, Callable[[int, Tensor, Tensor, Tensor], Tensor] | None] = {}  # by which it goes on alone
         self.tables: dict[Connection, Any] = {}  # of each asker's step, for all its layers
         self.orders: deque[Order] = deque()  # steps that are still to be done
         self.logits = False
@@ -82,7 +83,7 @@ class Worker:
                     at += size
             case "drop":
                 name, size = args
-                self._weights(name)[0].unmap(0, size)
+                self._weights(name)[0].leave(size)
             case "map":
                 name, runs = args
                 for at, offset, size in runs:
@@ -168,14 +169,18 @@ class Worker:
         self, name: str, device: int, layer: int, pieces: list[Piece], q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
         """Have another device attend to what lies there; answer its own questions meanwhile."""
-        peer = self.peers[device]
-        fresh = None if self.told.get(device) is pieces else tuple(pieces)
-        self.told[device] = pieces
+        peer, fresh = self.peers[device], None
+        if self.told.get(device) is not pieces:
+            self.told[device], self.lent[device], fresh = pieces, None, tuple(pieces)
+        if (lent := self.lent[device]) is not None:
+            return lent(layer, q, key, value)
         peer.send((name, layer, fresh, self.device.give(q, key, value)))
         while not peer.poll():
             select.select([peer, *self.askers], [], [])
             self.answer()
-        return self.device.take(peer.recv())[0]
+        given, lent = peer.recv()
+        self.lent[device] = self.device.borrow(lent)
+        return self.device.take(given)[0]
 
     def _meanwhile(self) -> None:
         """Answer what is asked in the next moment."""
@@ -200,4 +205,5 @@ class Worker:
                     self.tables[asker] = model.slots(pieces, kv), self.device.contexts(pieces, kv)
                 slots, contexts = self.tables[asker]
                 model.write(kv, layer, slots, key, value)
-                asker.send(self.device.give(self.device.attend(kv, layer, contexts, q)))
+                given = self.device.give(self.device.attend(kv, layer, contexts, q))
+                asker.send((given, self.device.lend(kv, slots, contexts)))
