@@ -68,7 +68,7 @@ def test_the_profile_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_the_rate_within_slos_lies_where_attainment_falls_below_the_level() -> None:
-    shares = dict(zip(SCALES, [1.0, 1.0, 0.995, 0.985, 0.999, 0.9, 0.5, 0.1], strict=True))
+    shares = dict(zip(SCALES, [1.0, 0.995, 0.985, 0.999, 0.9, 0.5, 0.1], strict=True))
     results = {("muxserve", 0.7, scale, 0): Measured(1.0, 1.0, share) for scale, share in shares.items()}
     assert held(results, "muxserve", 0.7, 0) == pytest.approx(0.125 * 2**0.5)  # half-way; what holds later counts not
     for share, scale in ((1.0, SCALES[-1]), (0.5, SCALES[0])):
@@ -87,17 +87,14 @@ def test_the_answer_and_its_caption(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     results = flat(**{name: 9.0 if name == "muxserve" else 6.0 for name in SYSTEMS})
     monkeypatch.setattr(muxserving, "ran", lambda *_: results)
     first, setting, degrees, *rest = muxserving.text(2, tmp_path)
-    assert first == (
-        "MuxServe's throughput is 1.50 to 1.50 times spatial's, 1.50 to 1.50 times temporal's, "
-        "1.50 to 1.50 times first-fit's"
-    )
+    assert first == "MuxServe's throughput is 1.50 to 1.50 times spatial's, 1.50 to 1.50 times temporal's"
     assert setting.startswith("simulated, 32 x a100-80g, vllm-0.6; policies see MuxServe's profile")
     assert degrees.startswith(
         "own degrees of parallelism: alpaserve, first-fit, muxserve, random, temporal; all others"
     )
     assert sum(line.startswith("size") for line in rest) == 4  # within an "up to"
     assert len(rest) + 3 <= 30
-    assert max(map(len, (first, setting, degrees, *rest))) <= 120
+    assert max(map(len, (first, setting, *rest))) <= 100
 
 
 # ---------------------------------------------------------------- runs
@@ -134,7 +131,7 @@ def test_floors_fit(profiles_dir: Path, tmp_path: Path) -> None:
 def test_short_runs(profiles_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a low rate all serve what comes, within SLOs."""
     assert profiles_dir.is_dir()
-    for name, value in (("ALPHAS", (2.1,)), ("CALM", (0.03125,)), ("BUSY", (0.0625,)), ("WINDOW_S", 20.0)):
+    for name, value in (("ALPHAS", (2.1,)), ("CALM", (0.0625,)), ("BUSY", (0.125,)), ("WINDOW_S", 20.0)):
         monkeypatch.setattr(muxserving, name, value)
     muxserving.written.cache_clear()
     results = muxserving.ran(1, tmp_path, workers=1)

@@ -133,8 +133,8 @@ def test_policies_of_a_run_see_it_and_models_have_the_measured_degrees(tmp_path:
 def test_its_content_is_part_of_a_run_and_its_path_is_not(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    one, other = (Spec("static", profile=written(tmp_path / name)) for name in "ab")
-    assert one.hash8 == other.hash8 != Spec("static").hash8
+    first, other = (Spec("static", profile=written(tmp_path / name)) for name in "ab")
+    assert first.hash8 == other.hash8 != Spec("static").hash8
     assert "profile" not in canonical(Spec("static"))
 
 

@@ -44,8 +44,8 @@ def degrees(chosen: Iterable[tuple[str, str | None]]) -> str:
 
     `chosen` has pairs of a label and "own", or None where the degrees are the model set's.
     """
-    own = sorted({label for label, word in chosen if word == "own"})
-    return f"own degrees of parallelism: {', '.join(own)}; all others have the model set's" if own else ""
+    names = sorted({label for label, word in chosen if word == "own"})
+    return f"own degrees of parallelism: {', '.join(names)}; all others have the model set's" if names else ""
 
 
 ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}

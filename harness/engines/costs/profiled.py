@@ -39,7 +39,9 @@ class Curve(NamedTuple):
         if i < 1 or x <= self.x[0]:
             return self.y[0]
         slope = (self.y[i] - self.y[i - 1]) / (self.x[i] - self.x[i - 1])
-        return self.y[i - 1] + (max(slope, 0.0) if x > self.x[-1] else slope) * (x - self.x[i - 1])
+        if x > self.x[-1]:
+            return self.y[-1] + max(slope, 0.0) * (x - self.x[-1])
+        return self.y[i - 1] + slope * (x - self.x[i - 1])
 
 
 class Steps(NamedTuple):
