@@ -110,15 +110,15 @@ class Run:
             batch_cap=PROFILED_SEQS if system.profiled else MOST_SEQS, profile=profile(),
             placement="" if system.placement in FLOORS else system.placement,
         )  # fmt: skip
-        return spec if system.placement not in FLOORS else _placed(spec, system.placement, seed)
+        return replace(spec, homes=homes_of(system.placement, seed, out)) if system.placement in FLOORS else spec
 
 
 class Measured(NamedTuple):
-    """The results of a run, of requests that arrive in its window."""
+    """The results of a run over its window."""
 
-    throughput_rps: float  # weighted by rate
+    throughput_rps: float  # requests that end in it, weighted by their models' rates
     done_rps: float  # in all
-    within: float  # the share within the SLO
+    within: float  # of the requests that arrive in it, the share within the SLO
 
 
 # ------------------------------------------------------------------ a run
@@ -166,12 +166,6 @@ def written(alpha: float, scale: float, seed: int, out: Path) -> Path:
     return path
 
 
-def offered(folder: Path) -> requests.Rows:
-    """Return the requests of a run that arrive in its window, in order of arrival."""
-    rows = requests.rows(record.read(folder))
-    return requests.take(rows, requests.in_window(rows, WINDOW_S))
-
-
 def indices(rows: requests.Rows) -> NDArray[np.int32]:
     """Return the model of each request, as its place in `names`."""
     return np.array([names().index(name) for name in rows.models], np.int32)[rows.model]
@@ -184,21 +178,23 @@ def alone_s(rows: requests.Rows, spec: Spec) -> NDArray[np.float64]:
 
 
 def measured(run: Run, rows: requests.Rows, alone: NDArray[np.float64]) -> Measured:
-    """Measure a run by the requests offered to it, and the seconds that each takes alone."""
-    done = rows.done & (rows.arrival_s + rows.e2e_s < WINDOW_S)
+    """Measure a run by its requests, and the seconds that each takes alone."""
+    done_s = rows.arrival_s + rows.e2e_s
+    ended = rows.done & (done_s >= 0.0) & (done_s < WINDOW_S)  # also of the warm-up, whose requests queue up
     weights = np.array(rates(run.alpha, run.scale))
-    each_rps = np.bincount(indices(rows)[done], minlength=COUNT) / WINDOW_S
-    within = rows.done & (rows.e2e_s <= SLO_SCALE * alone)
+    each_rps = np.bincount(indices(rows)[ended], minlength=COUNT) / WINDOW_S
+    within = (rows.done & (rows.e2e_s <= SLO_SCALE * alone))[requests.in_window(rows, WINDOW_S)]
     return Measured(float(weights @ each_rps / weights.sum()), float(each_rps.sum()), float(within.mean()))
 
 
 # ------------------------------------------------------------------ floors
 
 
-def _placed(spec: Spec, floor: str, seed: int) -> Spec:
-    """Return a spec with one of the placements of `FLOORS`."""
-    homes = FLOORS[floor](Setup(spec).engine.cluster, seed)
-    return replace(spec, homes=tuple(homes.items()))
+@cache
+def homes_of(floor: str, seed: int, out: Path) -> tuple[tuple[str, Gpus], ...]:
+    """Return one of the placements of `FLOORS`, which is the same under all loads."""
+    spec = Run("muxserve", ALPHAS[0], BUSY[0]).spec(0, out)
+    return tuple(FLOORS[floor](Setup(spec).engine.cluster, seed).items())
 
 
 def places(cluster: Cluster, name: str) -> list[Gpus]:
@@ -274,7 +270,7 @@ def ran(seeds: int, out: Path, workers: int | None = None, teller: Teller | None
     alone: dict[tuple[float, float, int], NDArray[np.float64]] = {}  # the same for all systems
     results = {}
     for key, (run, seed), spec, folder in zip(keys, runs, specs, folders, strict=True):
-        rows, load = offered(folder), (run.alpha, run.scale, seed)
+        rows, load = requests.rows(record.read(folder)), (run.alpha, run.scale, seed)
         if load not in alone:
             alone[load] = alone_s(rows, spec)
         results[key] = measured(run, rows, alone[load])
