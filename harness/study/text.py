@@ -372,7 +372,9 @@ def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
     yield from _borne_out(about["panels"], standings)
     if about["layout"] == "matrix" and all(panel["tier"] == "synthetic" for panel in about["panels"]):
         yield from _answer("conditions", standings)
-    goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {about['slo']}"
+    rules = dict.fromkeys(panel.get("slo", about["slo"]) for panel in about["panels"])
+    rule = about["slo"] if len(rules) == 1 else "each condition's SLO"
+    goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {rule}"
     yield f"{about['systems'][0]} over each: ratios of the rates that hold {goal}"
     pairs = list(dict.fromkeys(key[1:] for key in standings))
     rated = list(about["systems"]) if shown.every else []

@@ -68,7 +68,7 @@ def seen(rows: Rows, slo: Absolute) -> Seen:
 def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], None]) -> Iterator[Pair]:
     """Yield each stored run of a folder with its prediction; `tell` hears how many are done, of how many."""
     runs, timed = sorted(path.parent for path in folder.glob(f"*/{record.ROWS}")), quantities.machine(table)
-    on = {} if timed is None else {"gpu": timed.kind, "host": timed.kind}
+    on: dict[str, Any] = {} if timed is None else {"gpu": timed.kind, "host": timed.kind}
     with tempfile.TemporaryDirectory() as scratch:
         for done, run in enumerate(runs):
             tell(done, len(runs))
