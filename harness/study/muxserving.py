@@ -37,13 +37,13 @@ from harness.policy.chance import draw
 from harness.policy.placement import footprint, one_request
 from harness.policy.types import Cluster, Gpus, UserError
 from harness.report.text_table import aligned
-from harness.rows import record, requests
+from harness.rows import record, requests, whole
 from harness.rows.estimate import NONE
 from harness.rows.setting import degrees
 from harness.rows.statistics import interval
-from harness.run import sweep
+from harness.run import sources, sweep
 from harness.run.setup import Setup, load_models
-from harness.run.spec import Spec, asked
+from harness.run.spec import Spec, asked, content_hash, digest
 from harness.run.teller import Silent, Teller
 from harness.study.claims import Verdict, by_number, paper_text, stated
 from harness.study.paging import KEYS, lengths
@@ -321,7 +321,19 @@ def lines(results: Results, seeds: int) -> Iterator[tuple[str, Verdict]]:
 
 
 def text(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
-    """Yield the printed answer: MuxServe over the others, a table by exponent, then a line a claim."""
+    """Yield the printed answer, which is kept in `out` for as long as the sources and the profile stay as they are."""
+    path = Path(profile())
+    facts = [sources.tree("harness", "systems", "workloads", "traces"), content_hash(path, path.stat().st_mtime_ns)]
+    kept = out / f"answer-{digest(' '.join([*facts, str(seeds)]))}.txt"
+    if not kept.is_file():
+        every = [f"{line}\n" for line in told(seeds, out, workers, teller)]
+        with whole.replacing(kept) as part:
+            part.write_text("".join(every), "utf-8")
+    yield from kept.read_text("utf-8").splitlines()
+
+
+def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
+    """Yield the answer: MuxServe over the others, a table by exponent, then a line a claim."""
     results = ran(seeds, out, workers, teller)
     yield answer(results, seeds)
     yield f"simulated, 32 x a100-80g, {HOST}; policies see MuxServe's profile; {LAW} lengths; {seeds} seeds"
