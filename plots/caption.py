@@ -38,6 +38,7 @@ def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = 
         * bool(shown["infeasible"].notna().any()),
         style.caps(table),
         style.departs(shown),
+        style.degrees(shown),
         style.invalid(shown),
         left_out(facts["panels"]),
         style.unvetted(runs),

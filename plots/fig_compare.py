@@ -365,7 +365,7 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     return caption.within(
         caption.WORDS, " · ".join(filter(None, setting)) + ".", style.invalid(about), _notes(frame, unfit),
         note, f"Points below {FLOOR:g} % are not drawn." * bool(below), style.unvetted(about), style.caps(table),
-        _machine(about), style.departs(about),
+        _machine(about), style.departs(about), style.degrees(about),
     )  # fmt: skip
 
 
@@ -378,7 +378,8 @@ def told(table: pa.Table, note: str = "") -> str:
     """Write the full caption, which the CSV holds."""
     frame, unfit = points(table), tidy.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
-    notes = " ".join(part for part in (_notes(frame, unfit), style.caps(table), style.departs(about), note) if part)
+    told = (_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
+    notes = " ".join(part for part in told if part)
     return style.caption(about, frame["n"], notes)
 
 

@@ -287,6 +287,14 @@ def departs(runs: pd.DataFrame) -> str:
     return "".join(f"Not as published: {x.label} ({x.departs}). " for x in pairs.itertuples()).strip()
 
 
+def degrees(runs: pd.DataFrame) -> str:
+    """Name the systems that chose their own degrees of parallelism."""
+    if "degrees" not in runs:
+        return ""
+    told = setting.degrees(zip(runs["label"], runs["degrees"], strict=True))
+    return f"{told[0].upper()}{told[1:]}." if told else ""
+
+
 def invalid(runs: pd.DataFrame) -> str:
     """Name the systems with invalid runs on real servers, and why the first run is invalid."""
     if "invalid" not in runs:

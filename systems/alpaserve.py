@@ -56,7 +56,9 @@ class AlpaServe:
     samples: int = number(2000, 100, 100_000)  # the release draws 30,000 (simulation_min_samples)
     late: str = choice("drop", "serve")
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished}), init=False)
-    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Drop", "Request.slo"}), init=False)
+    uses: frozenset[str] = field(
+        default=frozenset({"Load", "Run", "Admit", "Drop", "Request.slo", "Cluster.degrees"}), init=False
+    )
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "elastic", "process": "gpu"}, init=False)
     groups: list[Gpus] = field(default_factory=list, init=False)
     homes: dict[str, list[int]] = field(default_factory=dict, init=False)  # groups with a copy, by model

@@ -12,10 +12,14 @@ of Prism's authors (arXiv 2505.04021, section 7.1: SGLang, memory on demand), wh
 
 Placement: for each partition of the GPUs into meshes, models by W x size, largest first, each to where the requests a
 second that stay unserved grow least. Alone, B / (t_p + l_o t_d) are served, beside others B_m / (sum of t_p + l_o t_d),
-t_d on the fewest SMs that serve W alone. The model set fixes tensor parallelism, so a mesh is chosen, never a degree.
-The code compares rate-weighted means by the place of a mesh in a list that it sorts meanwhile; here a model counts up
-to its rate. Ours: the heaviest-first order is tried too, and of equals the least KV demand over free memory wins. Where
-no order finds room for all, the placement of least KV demand over free memory is searched.
+t_d on the fewest SMs that serve W alone. The code compares rate-weighted means by the place of a mesh in a list that it
+sorts meanwhile; here a model counts up to its rate, as in the paper. Of equals the least KV demand over free memory
+wins (ours).
+
+`degrees` says who chooses the parallel degree. "own", as published: Algorithm 2 gives each model a candidate a degree,
+and Algorithm 1 puts it on a whole mesh, whose size is its degree (`published`). "set", as in MuxServe++: the model set
+fixes the degree, so a mesh is chosen alone (`place`). Ours there: the heaviest-first order is tried too, and where no
+order finds room for all, the placement of least KV demand over free memory is searched.
 
 ADBS: Q ~ W s. Every `adapt_s` a model with u >= 0.9 and a queue grows its batch by a tenth, taken from those below in
 proportion to what they can spare; one that did not run has u = 0. A quota is as many `sequences` of a pool that all
@@ -89,6 +93,7 @@ class Estimator:
 
     cluster: Cluster
     prefills: bool = True  # on the same GPUs
+    by_degree: bool = False  # degrees are chosen: batches of up to 256 a GPU are tried, the largest that were profiled
     known: dict[tuple[Llm, int], tuple[float, float]] = field(default_factory=dict)
     units: dict[tuple[Llm, ...], Lacks] = field(default_factory=dict)
 
@@ -101,6 +106,10 @@ class Estimator:
             t_p *= self.prefills
             self.known[m, B] = t_p, m.l_o * profile.step_s(inst, B, round(B * (m.l_p + m.l_o / 2)), m.dec_sms)
         return self.known[m, B]
+
+    def most(self, m: Llm) -> int:
+        """Return the largest batch that is tried."""
+        return MOST_SEQS * (m.tp if self.by_degree else 1)
 
     def alone(self, m: Llm, most: int) -> int:
         """Return the smallest batch that serves the rate W with the GPUs to itself; `most` where none does."""
@@ -119,7 +128,7 @@ class Estimator:
         """
         F = self.cluster.gpus[0].mem_bytes - sum(m.weight for m in unit)
         total = sum(m.kv for m in unit) or 1.0
-        most = [min(MOST_SEQS, max(1, int(F * m.kv / total // m.seq))) for m in unit]
+        most = [min(self.most(m), max(1, int(F * m.kv / total // m.seq))) for m in unit]
         B = [self.alone(m, top) for m, top in zip(unit, most, strict=True)]
         t = [self.times(m, b) for m, b in zip(unit, B, strict=True)]
         while True:
@@ -214,14 +223,76 @@ def place(cluster: Cluster, llms: Sequence[Llm], elastic: bool = False, *, prefi
     *_, homes = min(tried, key=lambda placed: placed[:2])
     if not homes and not any(m.share for m in llms):
         homes = searched(cluster, {m.name: m.kv * (m.l_p + m.l_o) for m in llms}, elastic) or {}
-    if homes:
-        return {m.name: homes[m.name] for m in llms}
+    if not homes:
+        raise no_room(cluster, llms)
+    return {m.name: homes[m.name] for m in llms}
+
+
+def no_room(cluster: Cluster, llms: Sequence[Llm]) -> Infeasible:
+    """Return the error that no placement was found."""
     m = max(llms, key=lambda m: (m.tp, m.weight + m.floor))
-    raise Infeasible(
+    return Infeasible(
         f"no placement found of {len(llms)} models with one request each on {len(cluster.gpus)} GPU(s)"
         f"{f', decode shares within {MOST_SHARES} % of each' if m.share else ''}; {m.name} alone takes "
         f"{(m.weight + m.floor) / 2**30:.1f} GiB on each of {m.tp}"
     )
+
+
+# ---------------------------------------------------------------- placement that chooses degrees
+
+Candidates = Mapping[int, Llm]  # of a model, by degree
+
+
+def on_meshes(
+    estimator: Estimator, models: Sequence[Candidates], cut: Sequence[Gpus]
+) -> tuple[float, float, dict[str, Gpus]]:
+    """Algorithm 1 within a mesh group (smart_placement); returns what `greedy` does.
+
+    Each model goes to the mesh whose throughput grows most, at the degree of the mesh's size; among equals to the
+    smallest, then to the least busy, then to the emptiest.
+    """
+    mem = estimator.cluster.gpus[0].mem_bytes
+    here: dict[Gpus, list[Llm]] = {mesh: [] for mesh in cut}
+
+    def lost(unit: Sequence[Llm]) -> float:
+        return sum(estimator.unserved(unit).values())
+
+    for model in models:
+        best: tuple[float, int, float, int, Gpus] | None = None
+        for mesh, unit in here.items():
+            if (m := model.get(len(mesh))) is None:
+                continue
+            left = mem - sum(x.weight + x.floor for x in (*unit, m))
+            if left < 0 or sum(x.share for x in (*unit, m)) > MOST_SHARES:
+                continue
+            load = sum(x.W * x.weight for x in unit)
+            option = lost([*unit, m]) - lost(unit), len(mesh), load, -left, mesh
+            best = min(best or option, option)
+        if best is None:
+            return float("inf"), float("inf"), {}
+        mesh = best[-1]
+        here[mesh].append(model[len(mesh)])
+    full = [sum(m.kv * (m.l_p + m.l_o) for m in unit) / (mem - sum(m.weight for m in unit)) for unit in here.values()]
+    homes = {m.name: mesh for mesh, unit in here.items() for m in unit}
+    return sum(map(lost, here.values())), max(full), homes
+
+
+def published(cluster: Cluster, models: Sequence[Candidates], *, prefills: bool = True) -> dict[str, Gpus]:
+    """Algorithm 1 (optimize): the best placement over all mesh groups of no more meshes than models.
+
+    Models go by rate x size, the largest first. Where each group has more meshes, those of the fewest are tried. Raises
+    Infeasible when no group has room.
+    """
+    estimator = Estimator(cluster, prefills, by_degree=True)
+    every = [m for model in models for m in model.values()]
+    groups = list(meshes(cluster, {m.tp for m in every}))
+    most = max(len(models), min(map(len, groups)))
+    order = sorted(models, key=lambda model: -min(m.W * m.weight * m.tp for m in model.values()))
+    tried = (on_meshes(estimator, order, cut) for cut in groups if len(cut) <= most)
+    *_, homes = min(tried, key=lambda placed: placed[:2])
+    if not homes:
+        raise no_room(cluster, [min(model.values(), key=lambda m: m.tp) for model in models])
+    return homes
 
 
 # ---------------------------------------------------------------- the policy
@@ -233,6 +304,7 @@ class MuxServe:
 
     cluster: Cluster
     kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
+    degrees: str = choice("set", "own")  # of parallelism: the model set's (MuxServe++), or those of Algorithms 1 and 2
     adapt_s: float = number(8.0, 0, 64)  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
     quotas: str = choice("none", "sequences", "bytes", tuned=True)  # none: whoever asks first is served
     lanes: str = choice("engine", "turns", "shares")  # who batches: see above
@@ -254,7 +326,7 @@ class MuxServe:
         "plusplus": {"quotas": "sequences"},
         "turns": {"quotas": "sequences", "lanes": "turns"},
         "temporal": {"quotas": "none", "sharing": "turns"},
-        "original": {"quotas": "sequences", "kv": "paged", "lanes": "shares"},
+        "original": {"quotas": "sequences", "kv": "paged", "lanes": "shares", "degrees": "own"},
         "weaver": {"quotas": "none", "kv": "paged", "prefill": "apart", "decode_share": 50},
     }
 
@@ -264,6 +336,8 @@ class MuxServe:
         if self.quotas == "none":
             self.adapt_s = 0.0
         self.uses |= {"sequences": {"Run.seqs"}, "bytes": {"Limit"}, "none": set()}[self.quotas]
+        if self.degrees == "own":
+            self.uses |= {"Cluster.degrees"}
         if self.apart:
             self.hears |= {Prefilled}
             self.uses |= {"Run.phase:prefill", "Move", "Move.to:gpu"}
@@ -302,23 +376,31 @@ class MuxServe:
 
     def start(self) -> Iterable[Action]:
         """Load all weights, open lanes, route requests, and set the first quotas."""
-        self.llms.update({m: self.llm(m) for m in self.cluster.models})
         n = len(self.cluster.gpus) // (1 + self.apart)
-        shared, elastic = replace(self.cluster, gpus=self.cluster.gpus[:n]), self.kv == "elastic"
-        given = spread(shared, elastic) if self.cluster.homes else None
-        self.home.update(given or place(shared, list(self.llms.values()), elastic, prefills=not self.apart))
+        self.home.update(self.placed(replace(self.cluster, gpus=self.cluster.gpus[:n])))
+        self.llms.update({m: self.llm(m, len(at)) for m, at in self.home.items()})
         for m in self.home:
             yield Load(self.batch(m).inst)
             yield from self.open(m) if self.quotas == "bytes" else ()
             yield from () if self.apart else (Admit(m, self.batch(m)),)
         yield from self.prefilling(n) if self.apart else ()
-        for g, gpu in enumerate(shared.gpus):
+        for g, gpu in enumerate(self.cluster.gpus[:n]):
             here = [self.llms[m] for m, at in self.home.items() if g in at]
             F = gpu.mem_bytes - sum(m.weight for m in here)
             least = [self.least(m) for m in here]
             parts = shares(F, [x * min(1.0, F / sum(least)) for x in least], [m.kv for m in here])
             self.Q[g] = {m.name: int(part) for m, part in zip(here, parts, strict=True)}
         yield from (action for m in self.home for action in self.grant(m))
+
+    def placed(self, shared: Cluster) -> Mapping[str, Gpus]:
+        """Return where each model lives: as given, or on GPUs of the cluster at a degree by `degrees`."""
+        names, elastic, beside = list(shared.models), self.kv == "elastic", not self.apart
+        if shared.homes:
+            return spread(shared, elastic)
+        if self.degrees == "set":
+            return place(shared, [self.llm(m) for m in names], elastic, prefills=beside)
+        homes = published(shared, [self.candidates(m) for m in names], prefills=beside)
+        return {m: homes[m] for m in names}
 
     def prefilling(self, n: int) -> Iterable[Action]:
         """Instances for prompts on the GPUs from the n-th on, of the largest degree that leaves each model its own."""
@@ -353,18 +435,26 @@ class MuxServe:
         """Return a model's one batch."""
         return Batch(Inst(m, self.home[m]))
 
-    def llm(self, name: str) -> Llm:
-        """Plan and sizes of a model, and the fewest profiled SMs that serve its rate alone."""
+    def candidates(self, name: str) -> Candidates:
+        """Algorithm 2 (set_candidate_mesh_size): a model at each degree at which a GPU holds its part."""
+        each = {tp: self.llm(name, tp) for tp in self.cluster.models[name].degrees}
+        fitting = {tp: m for tp, m in each.items() if m.weight + m.floor <= self.cluster.gpus[0].mem_bytes}
+        return fitting or each  # the placement says then that there is no room
+
+    def llm(self, name: str, tp: int | None = None) -> Llm:
+        """Plan and sizes of a model at a degree (the set's), and the fewest profiled SMs that serve its rate alone."""
         model, plan, gpu = self.cluster.models[name], self.cluster.plan.get(name), self.cluster.gpus[0]
+        size = model.weight_bytes * model.tp
+        model = model.at(tp or model.tp)
         held = 1 + FRAGMENTED / 1024 if self.kv == "elastic" else 1.0
         W, l_p, l_o = (plan.rate_rps, plan.prompt_tokens, plan.output_tokens) if plan else (0.0, L_P, L_O)
         s, page = model.kv_token_bytes, model.page_bytes
         weight, floor = footprint(model, self.kv == "elastic"), page * (1 + ceil(held * model.max_tokens * s / page))
         m = Llm(name, model.tp, W, l_p, l_o, weight, floor, min(floor, held * s * (l_p + l_o)), W * s)
 
-        size = model.weight_bytes * model.tp
         m = m._replace(pre_sms=self.partition(next((share for top, share in PREFILL_SHARES if size < top), 100)))
-        estimator, most = Estimator(self.cluster), max(1, min(MOST_SEQS, int((gpu.mem_bytes - weight) // m.seq)))
+        estimator = Estimator(self.cluster, by_degree=self.degrees == "own")
+        most = max(1, min(estimator.most(m), int((gpu.mem_bytes - weight) // m.seq)))
         for share in DECODE_SHARES:
             m = m._replace(dec_sms=self.partition(share), share=share if self.lanes == "shares" else 0)
             B = estimator.alone(m, most)

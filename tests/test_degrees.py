@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,16 @@ from harness.policy.actions import Action, Admit, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Prefilled, Woke
 from harness.policy.types import Batch, Host, Inst, Jobs, Option
 from harness.policy.view import View
+from harness.rows import record, tidy
 from harness.rows.record import SCHEMA
+from harness.run import score
+from harness.run.execute import execute
+from harness.run.resolve import resolve
+from harness.run.spec import Spec
+from harness.study.bases import slo_target
+from harness.study.text import own_degrees
+from plots import style
+from tests.cases import cases
 from workloads.models import shape
 
 LLAMA = shape("llama-3.1-8b")  # 32 layers of 4,096; 32 heads and 8 KV heads of 128; FFN 14,336; 128,256 words
@@ -220,3 +230,17 @@ def until(sim: Sim, end_s: float) -> list[tuple[float, Event]]:
         if isinstance(event, Arrived):
             sim.do(Admit(event.request.id, (ONE, TWO)[event.request.id % 2]))
     return told
+
+
+@cases(
+    ("system", "preset", "chosen"),
+    [("alpaserve", None, True), ("muxserve", "original", True), ("muxserve", "plusplus", False)],
+)
+def test_a_caption_says_who_chose_degrees(system: str, preset: str | None, chosen: bool, tmp_path: Path) -> None:
+    spec = Spec(system, preset, models="light8", trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0)
+    folder = execute(resolve(spec), tmp_path, "code")
+    assert record.meta(folder).get("degrees") == ("own" if chosen else None)
+    rows = tidy.scores([score.scorable("one", folder, slo_target(spec, "absolute:ttft=1,tpot=1", tmp_path))])
+    words = "own degrees of parallelism: one; all others have the model set's"
+    assert own_degrees(rows) == [words] * chosen
+    assert style.degrees(rows.to_pandas()) == (f"O{words[1:]}." if chosen else "")

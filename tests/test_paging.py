@@ -66,6 +66,10 @@ def test_memory_and_batches_of_short_runs(tmp_path: Path, monkeypatch: pytest.Mo
         assert most.done_rps < oracle.done_rps < paged.done_rps
 
 
+def test_the_runs_are_counted_without_one() -> None:
+    assert paging.count(2) == 2 * paging.count(1) == 4 * len(paging.needed())
+
+
 def test_the_first_line_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = {name: paging.Measure((), lambda: 2.0) for name in paging.MEASURES}
     monkeypatch.setattr(paging, "MEASURES", two)

@@ -39,6 +39,10 @@ PARAMS = {
     "opt-13b": 12_853_473_280,
     "opt-66b": 65_719_701_504,
     "opt-175b": 174_604_468_224,
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-30b": 32_528_943_616,
+    "llama-65b": 65_285_660_672,
     "llama-tiny": 4 * (4 * 256 * 256 + 3 * 256 * 1024 + 2 * 256) + 2 * 1000 * 256 + 256,  # no checkpoint
     "llama-small": 4 * (4 * 512 * 512 + 3 * 512 * 1536 + 2 * 512) + 2 * 1000 * 512 + 512,  # no checkpoint
 }
@@ -81,6 +85,10 @@ KV_TOKEN_BYTES = {  # bf16, all layers
     "opt-13b": 819200,
     "opt-66b": 2359296,
     "opt-175b": 4718592,
+    "llama-7b": 524288,
+    "llama-13b": 819200,
+    "llama-30b": 1597440,
+    "llama-65b": 2621440,
     "llama-tiny": 4096,
     "llama-small": 8192,
 }
@@ -149,6 +157,10 @@ CONTEXT = {
     "opt-13b": ("facebook/opt-13b", 2048),
     "opt-66b": ("facebook/opt-66b", 2048),
     "opt-175b": ("", 2048),  # weights on request
+    "llama-7b": ("huggyllama/llama-7b", 2048),
+    "llama-13b": ("huggyllama/llama-13b", 2048),
+    "llama-30b": ("huggyllama/llama-30b", 2048),
+    "llama-65b": ("huggyllama/llama-65b", 2048),
     "llama-tiny": ("", 4096),
     "llama-small": ("", 4096),
 }

@@ -42,7 +42,7 @@ from harness.policy.view import View
 
 ACTIONS = (Load, Evict, Limit, Admit, Drop, Run, Move, Wake)
 EVENTS = (Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done)
-READS = r"Request\.slo|Cluster\.homes|Cluster\.plan:window|view\.\w+"
+READS = r"Request\.slo|Cluster\.degrees|Cluster\.homes|Cluster\.plan:window|view\.\w+"
 USES = rf"({READS}|Wake|({'|'.join(a.__name__ for a in ACTIONS[:-1])})(\.\w+(:\w+)?)?)"
 QUERIES = {name for name in vars(View) if not name.startswith("_")}
 REFUSABLE = (Load, Admit, Limit, Run)  # what can fail on a real engine at any time

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from harness.study.study import Sample, Study
 
 
+DRIVEN = ("pagedattention", "muxserve")  # studies about more than attainment: KV memory, batches, throughput
+
+
 @click.command(epilog=examples(
     "bench study",
     "bench study fig7",
@@ -117,8 +120,8 @@ def study(
     if name is None:
         _list()
         return
-    if name == "pagedattention":
-        _paging(seeds or None, real(out or RESULTS / name), workers, machine=machine)
+    if name in DRIVEN:
+        _drive(name, seeds or None, real(out or RESULTS / name), workers, machine=machine, dry_run=dry_run)
         return
     asked = studies.study(name).only(
         listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
@@ -156,12 +159,16 @@ def study(
         sys.exit(Code.REFUSED)
 
 
-def _paging(seeds: int | None, out: Path, workers: int | None, *, machine: bool) -> None:
-    """Print PagedAttention's claims, which are about KV memory and batches: a driver of its own runs them."""
-    from harness.study import paging
+def _drive(name: str, seeds: int | None, out: Path, workers: int | None, *, machine: bool, dry_run: bool) -> None:
+    """Print the answer of a study that a driver of its own runs."""
+    from harness.study import muxserving, paging
 
+    driver = paging if name == "pagedattention" else muxserving
+    if dry_run:
+        click.echo(f"{driver.count(seeds or driver.SEEDS)} runs; stored runs that are current cost nothing")
+        return
     with teller(machine=machine) as told:
-        text = list(paging.text(seeds or paging.SEEDS, out, workers, told))
+        text = list(driver.text(seeds or driver.SEEDS, out, workers, told))
     for line in text:
         click.echo(line)
 

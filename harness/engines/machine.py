@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.costs import coefficients, constants, process, quantities, shapes, whole
+from harness.engines.costs import coefficients, constants, process, profiled, quantities, shapes, whole
 from harness.engines.costs.coef import Tables
 from harness.engines.costs.profile import MixedProfile, TableProfile, row
 from harness.policy import mix
@@ -95,6 +95,7 @@ class Config:
     token_times: bool = False
     plan: Mapping[str, Plan] = field(default_factory=dict)
     homes: Mapping[str, Gpus] = field(default_factory=dict)  # where each model is to live, if that is given
+    profile: str = ""  # a file of measured steps that policies see; "": they see the cost table's
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -302,7 +303,10 @@ def cluster(
 
 
 def _profile(config: Config, priced: Machine) -> Profile:
-    """Return the cost tables of all kinds in the form in which policies may ask them."""
+    """Return the cost tables of all kinds, or measured steps, in the form in which policies may ask them."""
+    if config.profile:
+        models = {m.name: (m.shape, m.tp) for m in config.models}
+        return profiled.measured_profile(config.profile, models, priced.spec.sms, profile(config, priced))
     if not priced.others:
         return profile(config, priced)
     by_kind = {

@@ -29,7 +29,8 @@ class System(Protocol):
 
     hears: frozenset[type]  # event types; action types whose successful Done is wanted
     # What it asks for: "Load", "Load.way:pool", "Run.sms", "Move.to:host", "view.oracle_tokens". What it reads:
-    # "Request.slo"; "Cluster.homes", a placement given; "Cluster.plan:window", a forecast that knows the window.
+    # "Request.slo"; "Cluster.homes", a placement given; "Cluster.plan:window", a forecast that knows the window;
+    # "Cluster.degrees", of which it chooses one for each model.
     uses: frozenset[str]
     options: Mapping[str, Option]  # what the paper's engine has: kv, preempt, sharing, memory, ...
 

@@ -19,8 +19,8 @@ RUN: Mapping[str, Any] = {  # requests.parquet
     "schema": int, "spec": {**SPEC, "window_s": (float, None)}, "spec_hash": str, "code_hash": str, "fidelity": str,
     "tier": TEXT, "fit": TEXT, "plan_origin": TEXT, "stats": {str: float}, "skipped": TEXT, "infeasible": TEXT,
     "refused": int, "first_refused": str, "counts": {str: int}, "end_s": (float, None), "departs": TEXT,
-    "measured_on": {}, "verdict": ({"text": str, "reasons": [str]}, None), "wakes": ({"text": str}, None),
-    "served": ({str: str}, None),
+    "degrees": TEXT, "measured_on": {}, "verdict": ({"text": str, "reasons": [str]}, None),
+    "wakes": ({"text": str}, None), "served": ({str: str}, None),
 }  # fmt: skip
 
 PANEL = {

@@ -39,6 +39,15 @@ def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
     return "Left out: " + "; ".join(f"{text} of {log}" for log, text in texts.items()) + "." if texts else ""
 
 
+def degrees(chosen: Iterable[tuple[str, str | None]]) -> str:
+    """Say which systems chose their own degrees of parallelism; empty where none did.
+
+    `chosen` has pairs of a label and "own", or None where the degrees are the model set's.
+    """
+    names = sorted({label for label, word in chosen if word == "own"})
+    return f"own degrees of parallelism: {', '.join(names)}; all others have the model set's" if names else ""
+
+
 ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}
 
 
@@ -49,6 +58,7 @@ def machine(spec: Mapping[str, Any]) -> str | None:
     facts = [
         ASSIGNED.get(spec.get("assign", ""), ""),
         f"placed as {Path(placed).stem}" if (placed := spec.get("placement")) else "",
+        f"policies see the steps of {Path(seen).stem}" if (seen := spec.get("profile")) else "",
         "" if (share := spec.get("mem_fraction", 0.9)) == 0.9 else f"{share:g} of a GPU's memory for the engine",
         "" if pool is None else f"{pool / 2**30:.4g} GiB a GPU for weights and KV",
         "one process a model for all" if spec.get("process") == "model" else "",

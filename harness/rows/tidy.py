@@ -87,6 +87,7 @@ RUN_SCHEMA = [
     ("fit", _WORD),  # of a synthetic trace to its target: "within" or where it is off; null where nothing was measured
     ("fidelity", _WORD),
     ("departs", _WORD),  # how its engine differs from its paper's; null: as published
+    ("degrees", _WORD),  # of parallelism: "own", chosen by the system; null: the model set's
     ("invalid", _WORD),  # why a run on real servers is not valid; null: it is, or it is of another kind
     ("skipped", _WORD),  # reason; its rows have no value
     ("infeasible", _WORD),  # reason; its attainment is 0
@@ -112,7 +113,7 @@ STORED = pa.schema(  # of a table on disk: panels first
      for field in (pa.field("condition", _WORD), pa.field("x", pa.float64()), *TABLE_SCHEMA)]
 )  # fmt: skip
 LATER = frozenset(  # not in tables of every release
-    {"condition", "x", "machine", "fit", "departs", "invalid", "missed", "offered"}
+    {"condition", "x", "machine", "fit", "departs", "degrees", "invalid", "missed", "offered"}
 )
 ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run", "over", "definition", "model")
 
@@ -173,6 +174,7 @@ def score(run: Run, *, by_model: bool = True, definitions: Collection[str] = tup
         "machine": setting.machine(spec),
         "fidelity": run.meta.get("fidelity"),
         "departs": run.meta.get("departs"),
+        "degrees": run.meta.get("degrees"),
         "invalid": "; ".join((run.meta.get("verdict") or {}).get("reasons", ())) or None,
         "skipped": skipped,
         "infeasible": infeasible,

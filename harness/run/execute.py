@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+OWN_DEGREES = "Cluster.degrees"  # in the `uses` of a system that chooses the degree of each model's parallelism
+
+
 def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
     """Describe how a run's engine departs from its system's paper; None where it does not.
 
@@ -124,6 +127,8 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
                 stack.callback(engine.close)
                 if departure := _departure(spec, policy.options):
                     about["departs"] = departure
+                if OWN_DEGREES in policy.uses:
+                    about["degrees"] = "own"
                 outcome = replay(
                     policy, engine, jobs.pop(), end_s=setup.end_s, decision_s=spec.decision_s or 0.0,
                     control_s=spec.control_s or 0.0, log=log,

@@ -17,12 +17,12 @@ from harness.loop.guard import Fault, guarded
 from harness.loop.replay import missing
 from harness.policy import mix
 from harness.policy.events import Woke
-from harness.policy.fields import meant
+from harness.policy.fields import asked, meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run import sources
 from harness.run.placement import check as placed
 from harness.run.placement import homes
-from harness.run.setup import Setup, blamed, load_models
+from harness.run.setup import SIMULATOR, Setup, blamed, load_models
 from harness.run.spec import Spec
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def resolve(spec: Spec) -> Spec:
         trace=_located(sized(spec.trace, len(models.members)), ".parquet"),
         models=with_files(_located(spec.models, ".toml"), os.path.abspath),
         table=spec.table and _located(spec.table, ".toml"),
+        profile=_located(spec.profile, ".json"),
     )
     spec = _measured(spec)
     if (policy := Path(spec.system)).is_absolute() and policy.is_file():
@@ -128,6 +129,10 @@ def resolve(spec: Spec) -> Spec:
         raise UserError(f"trace {spec.trace} is not the one of this spec: its rows' sha256 is {trace.sha256}")
     if unknown := next((model for model, *_ in spec.slo_s if model not in models.names), None):
         raise UserError(f'slo_s."{unknown}": no such model in {spec.models}{meant(unknown, models.names)}')
+    if spec.profile and (mix.mixed(spec.gpu) or asked(spec.engine).name != SIMULATOR):
+        raise UserError("profile: policies see measured steps on the simulator alone, and on one kind of GPU")
+    if spec.profile and not spec.profile.endswith(".json"):
+        raise UserError(f'profile is "{spec.profile}", not the path of a .json')
     _hold(setup)
     known = traits(spec)
     if known.wall_clock:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import machine as machines
-from harness.engines.costs import quantities, shapes
+from harness.engines.costs import profiled, quantities, shapes
 from harness.loop import engine as engines
 from harness.loop import system
 from harness.loop.guard import Fault
@@ -133,7 +133,8 @@ class Setup:
     def machine(self) -> machines.Machine:
         """The cost tables, computed once for all runs of a process."""
         spec = self.spec
-        return _machine(spec.gpu, spec.host, spec.models, spec.table, tuple(_links(spec).items()), spec.scaled)
+        links = tuple(_links(spec).items())
+        return _machine(spec.gpu, spec.host, spec.models, spec.table, links, spec.scaled, spec.profile)
 
     @cached_property
     def config(self) -> machines.Config:
@@ -141,7 +142,9 @@ class Setup:
         spec, models = self.spec, self.served
         slo = {model: pair for model, *pair in spec.slo_s}
         served = (
-            machines.Served(m.name, m.shape, m.tp, *slo.get(m.name, ()))._replace(degrees=_degrees(m.shape, spec.table))
+            machines.Served(m.name, m.shape, m.tp, *slo.get(m.name, ()))._replace(
+                degrees=_degrees(m.shape, spec.table, spec.profile)
+            )
             for m in models.members
         )
         return machines.Config(
@@ -169,6 +172,7 @@ class Setup:
             token_times=spec.token_times,
             plan=_plan(spec.trace, models, spec.rate_scale, spec.plan, spec.seed, spec.assign),
             homes=dict(spec.homes),
+            profile=spec.profile,
             **_grains(spec),
         )
 
@@ -319,13 +323,13 @@ class Setup:
     def solo_s(self, model: I4, prompt_tokens: I4, output_tokens: I4, *, gpu: str = "") -> tuple[F8, F8]:
         """Compute TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
 
-        `model` indexes the spec's set, and `gpu` is as for `base_gpu`. Constants are taken unscaled, so that SLOs stay
-        as they are.
+        `model` indexes the spec's set, and `gpu` is as for `base_gpu`. Constants are taken unscaled, and steps from the
+        cost table whatever policies see, so that SLOs stay as they are.
         """
         import numpy as np
 
         spec, kind = self.spec, self.base_gpu(gpu)
-        alone = replace(spec, scaled=())
+        alone = replace(spec, scaled=(), profile="")
         if kind != spec.gpu:
             alone = replace(alone, gpu=kind, gpus=max(m.tp for m in self.models.members))
         profile = (self if alone == spec else Setup(alone)).cluster.profile
@@ -348,9 +352,13 @@ class Setup:
 # ------------------------------------------------------------------ parts
 
 
-def _degrees(shape: Shape, table: str | None) -> tuple[int, ...]:
-    """Return the degrees at which a model may be served beside its own; none on a machine that was measured whole."""
-    return shapes.degrees(shape) if quantities.machine(table) is None else ()
+def _degrees(shape: Shape, table: str | None, profile: str) -> tuple[int, ...]:
+    """Return the degrees at which a model may be served beside its own; none on a machine that was measured whole.
+
+    Where policies see a profile, these are the degrees at which it was measured.
+    """
+    every = shapes.degrees(shape) if quantities.machine(table) is None else ()
+    return tuple(tp for tp in every if tp in profiled.degrees(profile, shape)) if profile else every
 
 
 def _models(name: str, table: str | None) -> ModelSet:
@@ -379,9 +387,10 @@ def _machine(
     table: str | None,
     links: tuple[tuple[str, float | None], ...],
     scaled: tuple[tuple[str, float], ...],
+    profile: str,
 ) -> machines.Machine:
     members = _models(models, table).members
-    served = tuple(machines.Served(m.name, m.shape, m.tp, degrees=_degrees(m.shape, table)) for m in members)
+    served = tuple(machines.Served(m.name, m.shape, m.tp, degrees=_degrees(m.shape, table, profile)) for m in members)
     rates: dict[str, Any] = dict(links)
     return machines.machine(
         machines.Config(models=served, gpu=gpu, host=host, table=table, scaled=dict(scaled), **rates)

@@ -38,12 +38,12 @@ MOST_BATCH = 1 << 16
 Rate = Annotated[float, Gt(0), Le(1e6)]  # 1e9 bytes/s: up to a petabyte in a second
 UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
     "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
-    "pool_bytes": None,
+    "pool_bytes": None, "profile": "",
 }  # fmt: skip
 # Fields that may name a file, and how its name ends (`slo`: classes:FILE).
 FILES: Mapping[str, str] = {
     "system": ".py", "engine": ".py", "models": ".toml", "table": ".toml", "placement": ".toml", "slo": ".toml",
-    "trace": ".parquet",
+    "trace": ".parquet", "profile": ".json",
 }  # fmt: skip
 # Keys of an earlier release, and the present fields of engines.
 MOVED = {"attach": "attach+urls", "key_env": "attach+key_env", "keep_s": "llamacpp+keep_s"}
@@ -85,6 +85,7 @@ class Spec:
     homes: Pairs[Annotated[tuple[Natural, ...], MinLen(1)]] = ()  # (model, GPUs), resolved
     host: str = "vllm-0.15"
     table: str | None = None  # path of a cost table that replaces committed quantities
+    profile: str = ""  # path of a JSON of measured steps that policies see; "": they see the cost table's
     pcie_gbps: Rate | None = None  # GPU and host, 1e9 bytes/s each way; None: the card's
     nvlink_gbps: Rate | None = None  # GPU to GPU
     net_gbps: Rate | None = None  # across nodes

@@ -94,7 +94,7 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
         raise Damaged(f"{folder / record.SWEEP}: no row is of a system; {WAY_OUT}")
     where = mix.told(panel["gpu"], shown.gpus) if shown.gpus else panel["gpu"]
     verdict = sentences.verdict(table, shown, rule, LEVEL)
-    notes = [*about["notes"], *text.departures(table), *text.unchecked_lines(table)]
+    notes = [*about["notes"], *text.departures(table), *text.own_degrees(table), *text.unchecked_lines(table)]
     notes += [f"invalid: {label}: {why}" for label, why in tidy.invalid(table).items()]
     notes += [f"{label} does not fit: {why}" for label, why in tidy.infeasible(table).items()]
     notes += [line for line in (sentences.why(table, shown, rule, LEVEL),) if line]

@@ -247,12 +247,21 @@ def ran(
     return {key: measured(key[0], folder) for key, folder in zip(keys, folders, strict=True)}
 
 
+def needed() -> list[Run]:
+    """List the runs that the claims need, once each."""
+    measures = [claim["measure"] for claim in stated(CLAIMS) if "measure" in claim]
+    return list(dict.fromkeys(chain.from_iterable(MEASURES[name].runs for name in measures)))
+
+
+def count(seeds: int) -> int:
+    """Count the runs of the study."""
+    return len(needed()) * len(LAWS) * seeds
+
+
 def lines(seeds: int = SEEDS, *, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[Line]:
     """Yield every claim with its verdict under each law; runs are kept in `out`."""
-    every = stated(CLAIMS)
-    runs = chain.from_iterable(MEASURES[claim["measure"]].runs for claim in every if "measure" in claim)
-    results = ran(runs, seeds, out, workers=workers, teller=teller)
-    for entry in every:
+    results = ran(needed(), seeds, out, workers=workers, teller=teller)
+    for entry in stated(CLAIMS):
         paper = tuple(entry["paper"]) if isinstance(entry["paper"], list) else entry["paper"]
         rest = {key: entry[key] for key in KEYS if key in entry}
         claim = Claim("measure", "contiguous", subject=entry["says"], paper=paper, **rest)

@@ -28,7 +28,7 @@ from harness.run.spec import Spec, as_dict
 from harness.study.measure import Measured
 from harness.study.search import LEVEL
 from harness.study.study import AA
-from harness.study.text import departures, unchecked_lines
+from harness.study.text import departures, own_degrees, unchecked_lines
 from workloads.build import assigned, closed, idle_to_swap, rate_rps, window_fold
 
 ROOFLINE = 0.01  # of a step: what is less is not told
@@ -106,6 +106,7 @@ def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
     """Yield the lines under the table: the systems that are not in it, its limits, and its findings."""
     yield from failures(measured.failed) + _gone(measured.table, "skipped")
     yield from departures(measured.table)
+    yield from own_degrees(measured.table)
     yield from invalid(measured.table)
     yield from unchecked_lines(measured.table)
     yield from served(measured, shown)
@@ -322,6 +323,7 @@ def facts(measured: Measured, rule: str) -> dict[str, Any]:
         "seeds": measured.seeds,
         "folder": str(measured.folder),
         "departs": departures(measured.table),
+        "degrees": own_degrees(measured.table),
         "invalid": invalid(measured.table),
         "unchecked": unchecked_lines(measured.table),
         "infeasible": [f"{label}, {why}" for label, why in unfit(measured)[0].items()],

@@ -95,6 +95,7 @@ def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
         spent = cpu_s(shown.folder, shown.about)
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
     yield from departures(shown.table)
+    yield from own_degrees(shown.table)
     yield from (f"invalid: {label}: {why}" for label, why in tidy.invalid(shown.table).items())
 
 
@@ -353,6 +354,14 @@ def departures(rows: pa.Table) -> list[str]:
     """List the labels whose engine is not their paper's, a line each."""
     pairs = zip(tidy.column(rows, "label"), tidy.column(rows, "departs"), strict=True)
     return [f"not as published: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
+
+
+def own_degrees(rows: pa.Table) -> list[str]:
+    """Say in a line which labels chose their own degrees of parallelism, if any did."""
+    if "degrees" not in rows.column_names:
+        return []
+    told = setting.degrees(zip(tidy.column(rows, "label"), tidy.column(rows, "degrees"), strict=True))
+    return [told] if told else []
 
 
 # ------------------------------------------------------------------ ratios, a row a condition
