@@ -24,6 +24,7 @@ POLICY = "harness.policy"
 MOST = 300
 MOST_OF = {
     "prism": 371,  # two levels, an algorithm each, elastic or fixed memory; changes by the GPUs concerned
+    "muxserve": 317,  # as published, its port to SGLang, and as Weaver's artifact runs it: degrees chosen or given
 }
 PROSE = {tokenize.COMMENT, tokenize.NL, token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER}
 

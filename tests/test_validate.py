@@ -128,7 +128,7 @@ def test_what_we_lack_is_skipped_counted_and_listed_with_the_nearest_names(tmp_p
     assert "0 cases of 0 files, 3 skipped" in result.stdout
     assert "skipped foreign.csv:1: no known columns; the nearest form lacks model" in result.stdout
     assert 'skipped mine.csv:2: unknown GPU "h1000"; nearest: h100,' in result.stdout
-    assert 'skipped mine.csv:3: unknown model "llama-9b"; nearest: llama-2-7b' in result.stdout
+    assert 'skipped mine.csv:3: unknown model "llama-9b"; nearest: llama-7b' in result.stdout
     file(tmp_path, CLOSED, LOOP.replace("0.12.0", "0.2"), LOOP)
     file(tmp_path, OFFLINE, BATCH.replace("vLLM", "TRT"), name="offline.csv")
     loaded = measured.read(tmp_path)
