@@ -162,7 +162,7 @@ class Slinfer:
     nodes: list[Node] = field(init=False)
     at: dict[int, Node] = field(init=False)  # by GPU
     jobs: dict[int, Job] = field(default_factory=dict, init=False)
-    waiting: dict[int, Job] = field(default_factory=dict, init=False)  # those that no worker took
+    waiting: dict[int, Job] = field(default_factory=dict, init=False)  # no worker took them; in order of `again_s`
 
     leaves_idle: ClassVar[str] = "what no worker takes asks again 0.25 s later (gateway.py, create_completion)"
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
@@ -330,15 +330,15 @@ class Slinfer:
 
     def again(self, view: View) -> Iterator[Action]:
         """Ask once more for the requests that no worker took, and drop those whose deadline is over."""
-        for rid, job in list(self.waiting.items()):
-            if job.again_s <= view.now_s:
-                del self.waiting[rid]
-                yield from (Drop(rid),) if job.due_s(job.made) < view.now_s else self.enter(job, view)
+        while self.waiting and (job := next(iter(self.waiting.values()))).again_s <= view.now_s:
+            rid = job.request.id
+            del self.waiting[rid]
+            yield from (Drop(rid),) if job.due_s(job.made) < view.now_s else self.enter(job, view)
         yield self.next_ask()
 
     def next_ask(self) -> Wake:
         """Set the timer of the first request that asks again."""
-        return Wake(min((job.again_s for job in self.waiting.values()), default=math.inf), "again")
+        return Wake(next((job.again_s for job in self.waiting.values()), math.inf), "again")
 
     def finished(self, job: Job, view: View) -> Iterator[Action]:
         """Forget a request; its worker's KV memory shrinks, and a worker without requests goes after `keep_s`."""

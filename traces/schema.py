@@ -78,6 +78,20 @@ def write(rows: pa.Table, path: Path) -> None:
         raise UserError(f"{path}: cannot write: {error.strerror or error}") from None
 
 
+def drawn(path: Path, arrival_s: Any, models: Any, lengths: Any, *, span_s: float, note: str) -> Path:
+    """Write requests that a driver drew, in order of arrival, as a synthetic trace named as its file; return the path.
+
+    `lengths` has the tokens of prompt and output: (requests, 2).
+    """
+    columns = {
+        "request_id": np.arange(len(arrival_s)), "arrival_s": arrival_s, "model": models,
+        "prompt_tokens": lengths[:, 0], "output_tokens": lengths[:, 1],
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(table(columns, {"name": path.stem, "tier": "synthetic", "span_s": span_s, "note": note}), path)
+    return path
+
+
 def read(path: Path) -> pa.Table:
     """Read a canonical Parquet; UserError where it is none."""
     try:

@@ -130,10 +130,25 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
 # ------------------------------------------------------------------ subjects of claims
 
 
+KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of an entry, beside its statement
+
+
 def stated(path: Path) -> list[dict[str, Any]]:
     """Return the claims of a file as they stand there."""
     claims: list[dict[str, Any]] = tomllib.loads(path.read_text("utf-8"))["claim"]
     return claims
+
+
+def of_measure(system: str, entry: Mapping[str, Any]) -> Claim:
+    """Return the claim of an entry of such a file, on what the driver of its study measures."""
+    paper = tuple(entry["paper"]) if isinstance(entry["paper"], list) else entry["paper"]
+    rest = {key: entry[key] for key in KEYS if key in entry}
+    return Claim("measure", system, subject=entry["says"], paper=paper, **rest)
+
+
+def untestable(claim: Claim, datum: str) -> Verdict:
+    """Return the verdict of a claim that lacks a datum."""
+    return Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {datum}")
 
 
 def claims_of(about: About) -> list[Claim]:

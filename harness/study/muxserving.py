@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -38,16 +39,14 @@ from harness.policy.placement import footprint, one_request
 from harness.policy.types import Cluster, Gpus, UserError
 from harness.report.text_table import aligned
 from harness.rows import record, requests, whole
-from harness.rows.estimate import NONE
 from harness.rows.setting import degrees
 from harness.rows.statistics import interval
 from harness.run import sources, sweep
 from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec, asked, content_hash, digest
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Verdict, by_number, paper_text, stated
-from harness.study.paging import KEYS, lengths
-from harness.study.study import Claim
+from harness.study.claims import Verdict, by_number, of_measure, paper_text, stated, untestable
+from harness.study.paging import lengths
 from traces import schema
 
 PAPER = "MuxServe, ICML 2024"
@@ -154,16 +153,9 @@ def written(alpha: float, scale: float, seed: int, out: Path) -> Path:
     counts = [max(1, int(rng.poisson(rate * WINDOW_S))) for rate in rates(alpha, scale)]
     arrival_s, model = rng.uniform(0, WINDOW_S, sum(counts)), np.repeat(names(), counts)
     order, drawn = np.argsort(arrival_s, kind="stable"), lengths("sharegpt", LAW, sum(counts), rng)
-    columns = {
-        "request_id": np.arange(len(order)), "arrival_s": arrival_s[order], "model": model[order].tolist(),
-        "prompt_tokens": drawn[:, 0], "output_tokens": drawn[:, 1],
-    }  # fmt: skip
-    name = f"muxserve-{alpha:g}-{scale:g}-{seed}"
-    path = out / f"{name}.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = out / f"muxserve-{alpha:g}-{scale:g}-{seed}.parquet"
     note = f"Poisson arrivals at rates of a power law, {LAW} lengths of ShareGPT's means"
-    schema.write(schema.table(columns, {"name": name, "tier": "synthetic", "span_s": WINDOW_S, "note": note}), path)
-    return path
+    return schema.drawn(path, arrival_s[order], model[order].tolist(), drawn, span_s=WINDOW_S, note=note)
 
 
 def indices(rows: requests.Rows) -> NDArray[np.int32]:
@@ -310,10 +302,9 @@ GAINS = {"throughput": throughput_gain, "held": held_gain}
 def lines(results: Results, seeds: int) -> Iterator[tuple[str, Verdict]]:
     """Yield every claim with its section and verdict."""
     for entry in stated(CLAIMS):
-        rest = {key: entry[key] for key in KEYS if key in entry}
-        claim = Claim("measure", "muxserve", subject=entry["says"], paper=entry["paper"], **rest)
+        claim = of_measure("muxserve", entry)
         if "lacks" in entry:
-            yield entry["section"], Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {entry['lacks']}")
+            yield entry["section"], untestable(claim, entry["lacks"])
             continue
         kind, _, over = entry["measure"].partition("_")
         values = [GAINS[kind](results, over, seed) for seed in range(seeds)]
@@ -349,17 +340,12 @@ def answer(results: Results, seeds: int) -> str:
     """Say how far MuxServe's throughput is from the others', over exponents and rates."""
 
     def told(over: str) -> str:
-        ratios = [mean([results["muxserve", alpha, scale, seed].throughput_rps for seed in range(seeds)])
-                  / mean([results[over, alpha, scale, seed].throughput_rps for seed in range(seeds)])
+        ratios = [fmean([results["muxserve", alpha, scale, seed].throughput_rps for seed in range(seeds)])
+                  / fmean([results[over, alpha, scale, seed].throughput_rps for seed in range(seeds)])
                   for alpha in ALPHAS for scale in BUSY]  # fmt: skip
         return f"{min(ratios):.2f} to {max(ratios):.2f} times {over}'s"
 
     return f"MuxServe's throughput is {', '.join(told(over) for over in ('spatial', 'temporal'))}"
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean of some values."""
-    return sum(values) / len(values)
 
 
 def table(results: Results, seeds: int) -> Iterator[str]:
@@ -372,7 +358,7 @@ def table(results: Results, seeds: int) -> Iterator[str]:
     rows = [["system", *heads, *heads]]
     for name in SYSTEMS:
         each = [[results[name, alpha, BUSY[-1], seed] for seed in range(seeds)] for alpha in ALPHAS]
-        tops = [mean([result.throughput_rps for result in some]) for some in each]
-        most = [mean([held(results, name, alpha, seed) for seed in range(seeds)]) for alpha in ALPHAS]
+        tops = [fmean([result.throughput_rps for result in some]) for some in each]
+        most = [fmean([held(results, name, alpha, seed) for seed in range(seeds)]) for alpha in ALPHAS]
         rows.append([name, *(f"{x:.1f}" for x in tops), *(f"{x:.3g}" for x in most)])
     yield from aligned(rows)

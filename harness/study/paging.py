@@ -31,13 +31,11 @@ from numpy.typing import NDArray
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import power_above
 from harness.rows import record, requests
-from harness.rows.estimate import NONE
 from harness.rows.statistics import interval
 from harness.run import sweep
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Verdict, by_number, paper_text, stated
-from harness.study.study import Claim
+from harness.study.claims import Verdict, by_number, of_measure, paper_text, stated, untestable
 from traces import schema
 from workloads.models import shape
 
@@ -46,7 +44,6 @@ CLAIMS = Path(__file__).with_name("paging.toml")
 HOST, LONGEST, PROMPT_TOKENS = "vllm-0.6", 2048, 2560
 WARM_S, WINDOW_S = 60.0, 240.0
 SEEDS = 6
-KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of a claim, beside its statement
 
 
 class Server(NamedTuple):
@@ -140,16 +137,9 @@ def written(data: str, law: str, rps: float, seed: int, out: Path) -> Path:
     rng = np.random.default_rng(seed)
     n = int(rng.poisson(rps * WINDOW_S))
     drawn = lengths(data, law, n, rng)
-    columns = {
-        "request_id": np.arange(n), "arrival_s": np.sort(rng.uniform(0, WINDOW_S, n)), "model": ["m"] * n,
-        "prompt_tokens": drawn[:, 0], "output_tokens": drawn[:, 1],
-    }  # fmt: skip
-    name = f"{data}-{law}-{rps:g}-{seed}"
-    path = out / f"{name}.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    note = f"Poisson arrivals, {law} lengths of {data}'s means"
-    schema.write(schema.table(columns, {"name": name, "tier": "synthetic", "span_s": WINDOW_S, "note": note}), path)
-    return path
+    arrival_s = np.sort(rng.uniform(0, WINDOW_S, n))
+    path, note = out / f"{data}-{law}-{rps:g}-{seed}.parquet", f"Poisson arrivals, {law} lengths of {data}'s means"
+    return schema.drawn(path, arrival_s, ["m"] * n, drawn, span_s=WINDOW_S, note=note)
 
 
 def measured(run: Run, folder: Path) -> Measured:
@@ -262,12 +252,9 @@ def lines(seeds: int = SEEDS, *, out: Path, workers: int | None = None, teller: 
     """Yield every claim with its verdict under each law; runs are kept in `out`."""
     results = ran(needed(), seeds, out, workers=workers, teller=teller)
     for entry in stated(CLAIMS):
-        paper = tuple(entry["paper"]) if isinstance(entry["paper"], list) else entry["paper"]
-        rest = {key: entry[key] for key in KEYS if key in entry}
-        claim = Claim("measure", "contiguous", subject=entry["says"], paper=paper, **rest)
+        claim = of_measure("contiguous", entry)
         if "lacks" in entry:
-            lacks = f"lacks {entry['lacks']}"
-            yield Line(entry["section"], "", Verdict(claim, None, None, NONE, "not testable", NONE, lacks))
+            yield Line(entry["section"], "", untestable(claim, entry["lacks"]))
             continue
         measure = MEASURES[entry["measure"]]
         for law in LAWS:

@@ -33,15 +33,13 @@ from harness.engines.machine import Config, Served, cluster
 from harness.policy.chance import draw
 from harness.policy.types import Inst, UserError
 from harness.rows import record, requests
-from harness.rows.estimate import NONE
 from harness.rows.statistics import interval
 from harness.run import sweep
 from harness.run.setup import Setup
 from harness.run.shard import Shard
 from harness.run.spec import Spec, canonical
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Verdict, by_number, paper_text, stated
-from harness.study.study import Claim
+from harness.study.claims import Verdict, by_number, of_measure, paper_text, stated, untestable
 from traces import schema
 from workloads.models import shape
 
@@ -61,7 +59,6 @@ CONTROL_RPS = 2.0  # of figure 7a, which does not say its own; ours, CPU control
 RATES = (2.0, 5.0, 8.0, 10.0, 12.0, 13.0, 14.0, 15.0, 18.0, 22.0)
 HELD = 0.98  # of the requests offered, by every seed, where a line of a figure has a point
 RATIOS = (0.05, 0.15, 0.25, 0.35, 0.4, 0.45, 0.5, 0.6)  # figure 5b
-KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of a claim, beside its statement
 TABLE1_TOKENS = (1024, 128)  # prompt and output of table 1
 
 
@@ -135,16 +132,10 @@ def written(rps: float, fixed: tuple[int, int] | None, span_s: float, seed: int,
     arrival_s, model = np.concatenate(times), np.repeat(["cold", "hot"], [len(t) for t in times])
     order, n = np.argsort(arrival_s, kind="stable"), len(arrival_s)
     drawn = lengths()[rng.integers(0, len(lengths()), n)] if fixed is None else np.tile(fixed, (n, 1))
-    columns = {
-        "request_id": np.arange(n), "arrival_s": arrival_s[order], "model": model[order].tolist(),
-        "prompt_tokens": drawn[:, 0], "output_tokens": drawn[:, 1],
-    }  # fmt: skip
     note = "Poisson arrivals of a hot and a cold model" + ("" if fixed else ", lengths of Azure-Conv")
     name = f"weaver-{rps:g}-{seed}" + (f"-{fixed[0]}-{fixed[1]}" if fixed else "")
     path = out / f"{name}.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    schema.write(schema.table(columns, {"name": name, "tier": "synthetic", "span_s": span_s, "note": note}), path)
-    return path
+    return schema.drawn(path, arrival_s[order], model[order].tolist(), drawn, span_s=span_s, note=note)
 
 
 def measured(spec: Spec, folder: Path) -> Measured:
@@ -398,13 +389,9 @@ def lines(
     runs = chain.from_iterable(MEASURES[claim["measure"]].runs for claim in every if "measure" in claim)
     results = ran(runs, seeds, out / "weaver", workers=workers, teller=teller)
     for entry in every:
-        paper = tuple(entry["paper"]) if isinstance(entry["paper"], list) else entry["paper"]
-        rest = {key: entry[key] for key in KEYS if key in entry}
-        claim = Claim("measure", "weaver", subject=entry["says"], paper=paper, **rest)
+        claim = of_measure("weaver", entry)
         if "lacks" in entry:
-            yield Line(
-                entry["section"], Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {entry['lacks']}")
-            )
+            yield Line(entry["section"], untestable(claim, entry["lacks"]))
             continue
         yield Line(entry["section"], by_number(claim, None, interval(values(entry["measure"], results, seeds))))
 
