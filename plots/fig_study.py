@@ -10,7 +10,7 @@ from typing import Any
 from harness.policy.types import UserError
 from harness.rows import record, tidy
 from harness.rows.record import SWEEP
-from plots import fleet, form, lines, matrix, parts, steps, style
+from plots import fleet, form, lines, matrix, parts, steps, style, tradeoff
 
 # by layout: points(table, facts), draw(table, facts, note), told(table, facts, note), the caption in full; and, where
 # there are several, pages(table, facts, note)
@@ -20,6 +20,7 @@ DRAWERS: Mapping[str, ModuleType] = {
     "matrix": matrix,
     "fleet": fleet,
     "parts": parts,
+    "tradeoff": tradeoff,
 }
 CHOOSES = frozenset({"--only", "--rename"})
 CURVES = frozenset({"lines", "fleet"})  # layouts with a curve each system

@@ -11,6 +11,12 @@ A router holds a request until the server of its model is up. The rule of each p
                  host; else those of one tensor-parallel degree share theirs, in groups with `swap` that are not
                  `exclusive`. How many requests a server may have is the user's to say too, 10 unless said, beyond
                  which they are refused (429): as many as come here
+    llama-swap-matrix   `matrix` instead of groups, internal/router/matrix_solver.go 9433523, Solve: a model's server
+                 starts beside those of a set that holds it; the set is the one whose absence costs least, the sum over
+                 running servers outside of it, and these stop, once none of them serves. Who waits for that holds up no
+                 other (scheduler/fifo.go, drainQueue). The sets are the user's to write: here every few models that fit
+                 on their GPUs beside each other with KV memory for 4 requests each, as `router` has it, of which those
+                 that keep more servers, then those asked for most, stand first
     llama-swap-fifo   before PR 784 of May 2026, proxy/processgroup.go 031580d and process.go 026ab8d: a lock taken in
                  order of arrival, and held until the server before has served its last request
     router       ggml-org/llama.cpp f2dc72b, tools/server/server-models.cpp, server_lru_sched: at most models_max
@@ -22,32 +28,48 @@ A router holds a request until the server of its model is up. The rule of each p
                  serve nobody stops, else the first of all is awaited and takes no more (findRunnerToUnload: by
                  keep-alive, equal here; since PR 10185 then by path). envconfig/config.go: keep-alive of 5 minutes.
                  Requests of a server that is up pass the others, as issue 17408 has it of 0.31.1; there they queue
+    kubeai       kubeai-project/kubeai, scale to zero: a server has GPUs of its own (resourceProfiles), starts when a
+                 request comes (modelclient/scale.go 1dbb673, ScaleAtLeastOneReplica) and waits for free ones, as no
+                 other stops for it. Every 10 s (config/system.go 0d7de29, Interval) the requests of each model are
+                 counted; of the last 60 counts (TimeWindow, 10 min) over 100 (model_types.go 094b02b, TargetRequests)
+                 the mean, rounded up, is the number of replicas, and fewer of them three times in a row
+                 (ScaleDownDelaySeconds, 30 s) are waited for (scale.go, consecutiveScaleDowns): none are left at the
+                 63rd count of zero. One replica at most here (maxReplicas). modelautoscaler/autoscaler.go is read in
+                 the fork thehonker/kubeai 9c88521
     sleep        doublewordai/llmux 036de96, src/policy/fifo.rs, and switcher.rs 032221c: one vLLM is awake; the oldest
                  request's model is next, after 5 s awake at least and once the last request is served. During these
                  5 s requests of the one awake pass, later they wait. Level 1 of vLLM's sleep; `sleep-2`: level 2
 
     queue     which requests pass older ones: of any server that is up, or for its first `stay_s` alone
     stay_s    with queue=fifo: seconds for which a server that came up takes requests past others, and is not stopped
-    most      servers on each of the pool's GPUs or groups; `victim` says which of them stops
+    most      servers on each of the pool's GPUs or groups; where it is 1, none stands beside another
+    victim    which of those that serve nobody stops for another: least recently used, first by name, outside of the
+              set that costs least, or none
     pools     a router for each group of GPUs, with models of its own, or one router for all GPUs
     slots     longest requests for which a server reserves KV memory; 0: it takes what it finds free
     keep_s    seconds without a request after which a server stops; 0: never
+    look_s    seconds between two looks at which a server is seen without requests; 0: it is seen at once
+    keep      `keep_s` of some models, as "a=60 b=0" (llama-swap: ttl; docs/config.example.yaml 04abb85, and the next)
+    priority  of some models, whose requests wait before those of lower ones; else 0 (llama-swap: scheduler.settings.
+              fifo.priority; fifo.go 0811ad0, enqueue)
+    costs     of stopping some models, with victim=cost; else 1 (llama-swap: matrix.evict_costs)
     way       rung of a start. A stop and start of the engine that all systems share is `cold`
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import groups, instances, one_request
-from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
+from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Request, UserError
 from harness.policy.view import View
 
 DECISION_S = 8e-6  # mean of arena-chat on heavy8, one GPU, at its own rate and a quarter of it, busy x86-64, 2026-11-22
@@ -60,6 +82,7 @@ class Server:
     batch: Batch
     need: int  # bytes of weights and reserved KV on each of its GPUs
     used_s: float  # when its last request was sent to it
+    seen_s: float  # when a look last saw it with requests, or it began to start
     up_s: float = math.inf  # since when it is up; infinity: it is starting
     serving: int = 0  # requests sent to it and not ended
 
@@ -71,6 +94,7 @@ class Pool:
     places: Mapping[str, Sequence[Gpus]]  # where each of its models may be served
     most: int
     queue: OrderedDict[int, Request] = field(default_factory=OrderedDict)  # those that wait, in order of arrival
+    waiting: Counter[str] = field(default_factory=Counter)  # the same, counted by model
     servers: dict[str, Server] = field(default_factory=dict)  # in order of their start
     leaving: str | None = None  # the server that is awaited, and takes no more
     stopping: set[str] = field(default_factory=set)  # models whose server is not gone yet
@@ -88,16 +112,23 @@ class Swap:
     queue: str = choice("collated", "fifo")
     stay_s: float = number(0.0, 0, 3600)
     most: int = number(1, 1, 64)
-    victim: str = choice("lru", "name")
+    victim: str = choice("lru", "name", "cost", "none")
     pools: str = choice("each", "one")
     slots: int = number(0, 0, 256)
     keep_s: float = number(0.0, 0, 86400)
+    look_s: float = number(0.0, 0, 3600)
+    keep: str = ""
+    priority: str = ""
+    costs: str = ""
     way: str = choice("cold", "disk", "sleep", "sleep2", "host", "pool")
     spread: str = choice("rate", "weights", tuned=True)  # of models over pools, if no placement is given
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load, Evict}), init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(init=False)
     need: Mapping[str, int] = field(init=False)  # bytes by model, as in `Server`
+    keeps_s: Mapping[str, float] = field(init=False)  # by model, as `ranks` and `cost`
+    ranks: Mapping[str, float] = field(init=False)
+    cost: Mapping[str, float] = field(init=False)
     home: dict[str, Pool] = field(default_factory=dict, init=False)  # by model
     sent: dict[int, str] = field(default_factory=dict, init=False)  # the model of each request that is being served
 
@@ -105,8 +136,10 @@ class Swap:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "llama-swap": {"spread": "rate"},
         "llama-swap-fifo": {"queue": "fifo", "spread": "rate"},
+        "llama-swap-matrix": {"most": 4, "victim": "cost", "slots": 4, "spread": "rate"},
         "router": {"most": 4, "slots": 4, "spread": "rate"},
         "ollama": {"most": 3, "victim": "name", "pools": "one", "slots": 4, "keep_s": 300.0, "spread": "rate"},
+        "kubeai": {"victim": "none", "pools": "one", "keep_s": 630.0, "look_s": 10.0, "spread": "rate"},
         "sleep": {"queue": "fifo", "stay_s": 5.0, "way": "sleep", "spread": "rate"},
         "sleep-2": {"queue": "fifo", "stay_s": 5.0, "way": "sleep2", "spread": "rate"},
     }
@@ -115,12 +148,30 @@ class Swap:
         asked = {"Limit"} if self.slots else set[str]()
         asked |= set[str]() if self.way == "host" else {f"Load.way:{self.way}"}
         self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Wake", "Cluster.homes"} | asked)
-        alone = self.most == 1 and self.pools == "each"
-        self.options = {"kv": "paged", "process": "kept" if "sleep" in self.way else "gpu" if alone else "model"}
+        process = "kept" if "sleep" in self.way else "gpu" if self.most == 1 else "model"
+        self.options = {"kv": "paged", "process": process}
+        self.keeps_s = self.by_model("keep", self.keep, self.keep_s)
+        self.ranks = self.by_model("priority", self.priority, 0.0)
+        self.cost = self.by_model("costs", self.costs, 1.0)
         self.need = {m: self.cluster.models[m].weight_bytes + self.kv_bytes(m) for m in self.cluster.models}
         most = self.most * (len(self.cluster.gpus) if self.pools == "one" else 1)
         for places in self.routers():
             self.home |= dict.fromkeys(places, Pool(places, most))
+
+    def by_model(self, name: str, text: str, default: float) -> dict[str, float]:
+        """Return a number for each model: those of a field, as "a=60 b=0", else the default. Raises UserError."""
+        given = dict.fromkeys(self.cluster.models, default)
+        for pair in text.split():
+            m, _, value = pair.rpartition("=")
+            if m not in given:
+                raise UserError(f'{name}: no model "{m}" ({", ".join(given)})')
+            try:
+                given[m] = float(value)
+            except ValueError:
+                raise UserError(f'{name}: "{pair}" is not MODEL=NUMBER') from None
+            if not 0.0 <= abs(given[m]) < math.inf or (given[m] < 0.0 and name != "priority"):
+                raise UserError(f'{name}: "{pair}" is out of range')
+        return given
 
     def kv_bytes(self, m: str) -> int:
         """KV memory that a server reserves on each of its GPUs: for `slots` requests, or one where that is too much."""
@@ -177,6 +228,8 @@ class Swap:
                 return self.serve(self.home[m], now_s)
             case Woke("start"):
                 return self.start(now_s)
+            case Woke("look"):
+                return self.look(now_s)
             case Woke(key):
                 m = key.partition(" ")[2]
                 return self.expire(m, now_s) if key.startswith("idle") else self.serve(self.home[m], now_s)
@@ -194,6 +247,8 @@ class Swap:
                 yield from self.bring(pool, m, place, now_s)
                 pool.servers[m].up_s = now_s
                 yield from self.idle(m, now_s)
+        if self.look_s:
+            yield Wake(now_s + self.look_s, "look")
 
     def finished(self, m: str, now_s: float) -> Iterator[Action]:
         """Note that a request ended; a server without requests may stop."""
@@ -201,6 +256,17 @@ class Swap:
         pool.servers[m].serving -= 1
         if not pool.servers[m].serving:
             yield from self.idle(m, now_s)
+            yield from self.serve(pool, now_s)
+
+    def look(self, now_s: float) -> Iterator[Action]:
+        """Stop servers in which no look of the last `keep_s` saw a request, nor this one."""
+        yield Wake(now_s + self.look_s, "look")
+        for pool in {id(pool): pool for pool in self.home.values()}.values():
+            for m, server in list(pool.servers.items()):
+                if server.serving:
+                    server.seen_s = now_s
+                elif self.keeps_s[m] and now_s - server.seen_s >= self.keeps_s[m] and server.up_s <= now_s:
+                    yield from self.stop(pool, m)
             yield from self.serve(pool, now_s)
 
     def expire(self, m: str, now_s: float) -> Iterator[Action]:
@@ -215,6 +281,9 @@ class Swap:
         """Add a request to the queue; it passes the others where its server lets it."""
         m, pool = request.model, self.home[request.model]
         pool.queue[request.id] = request
+        pool.waiting[m] += 1
+        for other in [r for r in pool.queue.values() if self.ranks[r.model] < self.ranks[m]] if self.priority else ():
+            pool.queue.move_to_end(other.id)
         yield from self.serve(pool, now_s)
         if request.id in pool.queue and pool.takes(m) and self.passes(pool.servers[m], now_s):
             yield from self.send(pool, request, now_s)
@@ -228,9 +297,13 @@ class Swap:
             if first.model not in pool.servers:
                 yield from self.make_way(pool, first.model, now_s)
             if not pool.takes(first.model):
-                return
+                break
             if first.id in pool.queue:
                 yield from self.send(pool, first, now_s)
+        if self.victim in ("cost", "none"):  # the first that waits holds up no other
+            for m in sorted(pool.waiting, key=lambda m: -self.ranks[m]):
+                if m not in pool.servers:
+                    yield from self.make_way(pool, m, now_s)
 
     def passes(self, server: Server, now_s: float) -> bool:
         """Tell whether requests of a server pass older ones."""
@@ -239,12 +312,13 @@ class Swap:
     def send(self, pool: Pool, request: Request, now_s: float) -> Iterator[Action]:
         """Send a request to the server of its model."""
         del pool.queue[request.id]
+        pool.waiting -= Counter([request.model])
         server = pool.servers[request.model]
         server.serving += 1
         server.used_s = now_s
         self.sent[request.id] = request.model
         yield Admit(request.id, server.batch)
-        if self.keep_s and server.serving == 1:
+        if self.timed(request.model) and server.serving == 1:
             yield Wake(math.inf, f"idle {request.model}")
 
     def make_way(self, pool: Pool, m: str, now_s: float) -> Iterator[Action]:
@@ -257,9 +331,9 @@ class Swap:
         while (place := self.room(pool, m)) is None:
             stay = {n: s.up_s + self.stay_s for n, s in pool.servers.items()}
             unused = [n for n, s in pool.servers.items() if not s.serving and stay[n] <= now_s]
-            if unused and pool.leaving is None:
-                stops = min(unused) if self.victim == "name" else min(unused, key=lambda n: pool.servers[n].used_s)
-                yield from self.stop(pool, stops)
+            if stops := self.stops(pool, m, unused):
+                for n in stops:
+                    yield from self.stop(pool, n)
                 continue
             if self.stay_s:
                 yield Wake(min((at_s for at_s in stay.values() if at_s > now_s), default=math.inf), f"stay {m}")
@@ -271,23 +345,35 @@ class Swap:
             for request in [r for r in pool.queue.values() if r.model == m]:
                 yield from self.send(pool, request, now_s)
 
+    def stops(self, pool: Pool, m: str, unused: Sequence[str]) -> Sequence[str]:
+        """Return the servers that stop next for that of model m; none where it must wait."""
+        if self.victim == "none" or not unused or pool.leaving is not None:
+            return ()
+        if self.victim != "cost":
+            return [min(unused) if self.victim == "name" else min(unused, key=lambda n: pool.servers[n].used_s)]
+        up = sorted(pool.servers, key=self.rate)
+        every = (out for n in range(1, len(up) + 1) for out in combinations(up, n))
+        outside = (out for out in every if self.room(pool, m, out) is not None)
+        cheapest = min(outside, key=lambda out: sum(self.cost[n] for n in out), default=())
+        return cheapest if all(n in unused for n in cheapest) else ()
+
     # ------------------------------------------------------------ servers
 
-    def room(self, pool: Pool, m: str) -> Gpus | None:
+    def room(self, pool: Pool, m: str, without: Collection[str] = ()) -> Gpus | None:
         """Return the place with most free memory, of a model's places that have room for its server; None for none."""
-        if len(pool.servers) >= pool.most:
+        if len(pool.servers) - len(without) >= pool.most:
             return None
         free = [gpu.mem_bytes for gpu in self.cluster.gpus]
-        for server in pool.servers.values():
-            for g in place_of(server):
-                free[g] -= server.need
+        for n, server in pool.servers.items():
+            for g in place_of(server) if n not in without else ():
+                free[g] -= server.need if self.most > 1 else free[g]
         fit = [at for at in pool.places[m] if min(free[g] for g in at) >= self.need[m]]
         return max(fit, key=lambda at: min(free[g] for g in at), default=None)
 
     def bring(self, pool: Pool, m: str, place: Gpus, now_s: float) -> Iterator[Action]:
         """Start the server of a model."""
         batch = Batch(Inst(m, place))
-        pool.servers[m] = Server(batch, self.need[m], now_s)
+        pool.servers[m] = Server(batch, self.need[m], now_s, now_s)
         yield Load(batch.inst, self.way)
         yield Run(batch)
 
@@ -295,15 +381,19 @@ class Swap:
         """Stop a server that serves nobody."""
         pool.stopping.add(m)
         yield Evict(pool.servers.pop(m).batch.inst)
-        if self.keep_s:
+        if self.timed(m):
             yield Wake(math.inf, f"idle {m}")
         if pool.leaving == m:
             pool.leaving = None
 
     def idle(self, m: str, now_s: float) -> Iterator[Action]:
         """Begin a server's keep-alive."""
-        if self.keep_s:
-            yield Wake(now_s + self.keep_s, f"idle {m}")
+        if self.timed(m):
+            yield Wake(now_s + self.keeps_s[m], f"idle {m}")
+
+    def timed(self, m: str) -> bool:
+        """Tell whether a model's keep-alive ends by a timer of its own, not at a look."""
+        return self.keeps_s[m] > 0.0 and not self.look_s
 
     def rate(self, m: str) -> float:
         """Return the forecast rate of a model in requests per second."""

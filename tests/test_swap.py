@@ -18,7 +18,7 @@ from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import domains
-from harness.policy.types import Cluster, Gpu, Gpus, Inst, Jobs, Model, Plan, Request
+from harness.policy.types import Cluster, Gpu, Gpus, Inst, Jobs, Model, Plan, Request, UserError
 from systems.swap import Swap
 from tests.cases import cases
 from workloads.models import shape
@@ -240,6 +240,83 @@ def test_a_server_without_requests_stops_when_its_keep_alive_ends() -> None:
     assert x.ask("b", 400.0) == "+b 2"
 
 
+def test_a_keep_alive_is_a_models_own_where_it_is_given() -> None:
+    x = Router("ollama", "abc", holds=3, keep="a=60 b=0")  # ttl of llama-swap, keep_alive of Ollama
+    assert x.wakes(x.first) == {"idle a": 60.0, "idle c": 300.0}  # b's never ends
+    assert x.policy.keeps_s == {"a": 60.0, "b": 0.0, "c": 300.0}
+
+
+@cases(("text", "says"), [("x=1", 'no model "x"'), ("a", 'no model ""'), ("a=soon", "not MODEL=NUMBER"),
+                          ("a=-1", "out of range"), ("a=nan", "out of range")])  # fmt: skip
+def test_a_field_by_model_names_models_and_numbers(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Router("ollama", "ab", holds=2, keep=text)
+
+
+def test_requests_of_higher_priority_wait_before_others() -> None:
+    # fifo.go 0811ad0, enqueue: before the first of strictly lower priority; equals as they came
+    x = Router("llama-swap", "abcd", priority="b=-1 c=10 d=10")
+    assert x.ask("abdc") == "0"
+    assert [r.model for r in x.policy.home["a"].queue.values()] == ["d", "c", "b"]
+    assert x.end(0) == "-a +d 2"
+    x.up("d")
+    assert x.end(2) == "-d +c 3"
+    assert x.ask("d") == ""
+    x.up("c")
+    assert x.end(3) == "-c +d 4"  # b waits behind a later request
+
+
+def test_a_matrix_stops_those_outside_of_the_cheapest_set() -> None:
+    # matrix_solver.go 9433523, Solve: the sum of costs over running models outside of a set
+    x = Router("llama-swap-matrix", "abcde", holds=3)
+    assert brief(x.first) == "+a +b +c"
+    assert x.ask("d") == "-c +d 0"  # all cost 1: the set that keeps those asked for most stands first
+    y = Router("llama-swap-matrix", "abcde", holds=3, costs="c=50 a=0.5")
+    assert y.ask("d") == "-a +d 0"
+    assert y.ask("e") == ""  # b and d cost the same, d is asked for less, and it serves
+    y.up("d")
+    assert y.end(0) == "-d +e 1"
+
+
+def test_a_matrix_awaits_those_that_stop_and_holds_up_no_other() -> None:
+    # fifo.go 8eb1d58, conflictsWithInFlight and drainQueue
+    x = Router("llama-swap-matrix", "abcdef", holds=3, costs="a=9 b=9 f=0.5")
+    assert x.ask("c") == "0"
+    assert x.ask("d") == ""  # c alone is outside of the cheapest set, and serves
+    assert x.ask("a") == "2"
+    assert x.end(2) == ""  # a and b serve nobody, and stay
+    assert x.end(0) == "-c +d 1"
+
+
+def test_kubeai_stops_a_server_at_the_63rd_count_of_zero() -> None:
+    """60 counts in 10 minutes, and three that agree (30 s / 10 s) before the one that acts."""
+    x, seen = Router("kubeai", "ab", gpus=2), []
+    assert brief(x.first) == "+a +b"
+    assert x.wakes(x.first) == {"look": 10.0}  # no timer of a server's own
+    assert x.ask("a", 14.0) == "0"
+    for k in range(1, 70):
+        if k == 3:
+            x.end(0, 29.0)  # counted at 20 s; from 30 s on the counts are zero
+        seen.append(brief(x.tell(Woke("look"), 10.0 * k)))
+    stops = {says: 10.0 * k for k, says in enumerate(seen, 1) if says}
+    assert stops == {"-b": 630.0, "-a": 20.0 + 63 * 10.0}
+    x.rid = 1
+    assert x.ask("b", 700.0) == "+b 1"  # ScaleAtLeastOneReplica
+
+
+def test_kubeai_stops_no_server_for_another() -> None:
+    x = Router("kubeai", "abc", gpus=2, holds=5.0)  # room for more on a GPU, but a server has it whole
+    assert brief(x.first) == "+a +b"
+    assert x.ask("cab") == "1 2"
+    x.end(1, 5.0)
+    assert brief(x.tell(Woke("look"), 10.0)) == ""  # nobody makes way for c
+    assert 0 not in x.sent
+    for k in range(2, 64):
+        x.tell(Woke("look"), 10.0 * k)
+    assert x.sent[0] == "c"  # b serves still; a's GPU is free
+    assert sorted(x.policy.home["a"].servers) == ["b", "c"]
+
+
 def test_llmux_lets_requests_pass_for_five_seconds() -> None:
     x = Router("sleep")
     assert x.ask("b", 20.0) == "-a +b 0"
@@ -302,6 +379,9 @@ def test_constants_of_the_releases() -> None:
     assert presets["ollama"]["slots"] == 4  # defaultParallel
     assert presets["ollama"]["keep_s"] == 5 * 60  # KeepAlive
     assert presets["sleep"]["stay_s"] == 5  # default_min_active_secs
+    assert presets["kubeai"]["look_s"] == 10  # Interval
+    assert presets["kubeai"]["keep_s"] == (600 / 10 + 30 / 10) * 10  # TimeWindow, ScaleDownDelaySeconds; by Interval
+    assert presets["llama-swap-matrix"]["costs"] == ""  # evictCost: 1
     assert all("spread" in fields for fields in Swap.presets.values())  # tuning the defaults moves no preset
     assert "f2dc72b" in (inspect.getdoc(inspect.getmodule(Swap)) or "")
 

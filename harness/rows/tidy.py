@@ -49,6 +49,7 @@ CAPS: Mapping[str, str] = {
     "chunk_bound": "chunk_tokens",
     "prefill_bound": "prefill_tokens",
 }  # the share of steps that this field of the spec bound
+HELD = "gpu_held"  # share of GPU time with weights on the GPU or on their way to it; of the simulator's runs only
 WAKES = "wakes"  # of servers by themselves, which sleep when idle; of runs only where servers do
 HITS = "hit_share"  # of prompts' tokens, found in the prefix cache; of engines' statistics only where there is one
 BINDS = 0.01  # above this share a cap is part of the result, and reported
@@ -292,7 +293,8 @@ def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     """
     gpu_s = stats.get("gpus", 0.0) * stats.get("span_s", 0.0)
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)
-    shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), "hbm_busy": ("gpu_hbm_s", gpu_s)}
+    shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), HELD: ("gpu_held_s", gpu_s),
+              "hbm_busy": ("gpu_hbm_s", gpu_s)}  # fmt: skip
     used = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
     return used | {
         name: stats[name] for name in (*WEIGHTS, "moves", "preemptions", *CAPS, HITS, WAKES) if name in stats

@@ -173,8 +173,8 @@ class Study:
     controls: bool = False  # bounds and an A/A copy stand at the ends of x
     by_model: bool = False  # the table has rows by model
     claim: tuple[Claim, ...] = ()
-    layout: Literal["lines", "steps", "matrix", "fleet", "parts", "table"] = "lines"
-    titles: tuple[str, ...] = ()  # of the columns of panels; none: the traces' names
+    layout: Literal["lines", "steps", "matrix", "fleet", "parts", "tradeoff", "table"] = "lines"
+    titles: tuple[str, ...] = ()  # of the columns of panels; none: the traces' names. Of a tradeoff: of its settings
     notes: tuple[str, ...] = ()  # for the caption
 
     # -------------------------------------------------------------- parts of it

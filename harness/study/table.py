@@ -53,7 +53,7 @@ def table_of(
 
     With `by_model` all definitions have rows by model; else there is only what text and figures show.
     """
-    names = [*definitions, "both", "offered_rps", "undefined_tpot", *tidy.WEIGHTS, *tidy.CAPS]
+    names = [*definitions, "both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS]
     shown = pa.array(names, pa.string())
     plain = record.plain(schema())
 

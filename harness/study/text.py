@@ -20,7 +20,7 @@ from harness.report.text_table import brief, laid
 from harness.rows import crossings, estimate, record, setting, statistics, tidy
 from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
-from harness.study import claims, without
+from harness.study import claims, tradeoff, without
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
 from harness.study.study import AA, START
@@ -56,6 +56,8 @@ def lines(shown: Shown) -> Iterator[str]:
             body, ends = _matrix(shown, standings), (*told, f"{len(shown.about['runs'])} runs")
         case "parts":
             body = without.lines(shown.about, shown.table, _parts(shown), markdown=shown.markdown)
+        case "tradeoff":
+            body = tradeoff.lines(shown.about, shown.table, markdown=shown.markdown, every=shown.every)
         case _:
             standings = _standings(shown)
             body = chain(_answer("panels", standings), _blocks(shown, standings))

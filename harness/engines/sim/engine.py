@@ -820,6 +820,7 @@ class Sim:
             "gpu_busy_s": float(gpus["busy_s"].sum()),
             "gpu_hbm_s": float(gpus["hbm_s"].sum()),
             "gpu_flop_s": float(gpus["flop_s"].sum()),
+            "gpu_held_s": float(gpus["held_s"].sum()),
             "kv_byte_s": float(gpus["kv_byte_s"].sum()),
             "kv_cap_bytes": float((gpus["cap"] - (gpus["used"] - gpus["kv_bytes"])).sum()),
             "link_busy_s": float(S.links["busy_s"].sum()),

@@ -131,6 +131,8 @@ GPU = record(
     flop_s         f8  s         at full compute that its steps took
     kv_byte_s      f8  bytes*s   of KV held, up to `kv_since`
     kv_since       f8  s         when its KV last changed
+    held_s         f8  s         for which weights were on it or on their way, up to `held_since` if some are
+    held_since     f8  s         when the first of these came
     level          f8  ratio     the common rate of lanes at which it is used up, while rates are shared out
     round_s        f8  s         in which each process that is busy on it has a slice, while rates are shared out
     lent_most      f8  ratio     of its time that attention for one lane elsewhere gets, while rates are shared out
@@ -147,6 +149,7 @@ GPU = record(
     pool           i8  row       of GPU: the pool in which its lanes compete
     node           i8  number    of the node that it is in
     active         i8  count     busy lanes with a demand of this GPU
+    insts          i8  count     instances whose weights are on it or on their way
     barred         i8  flag      a load or move waits for its memory, and those issued later wait behind it
     """
 )

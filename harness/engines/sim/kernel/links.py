@@ -52,6 +52,7 @@ def set_weights(S: int, i: int, state: int) -> None:
     M.out_s = out_s(S, inst_at(S, i).model, W.now)
     M.since = W.now
     M.places -= int(loaded(S, i))
+    hold(S, i, int(state != OUT) - int(inst_at(S, i).state != OUT))
     inst_at(S, i).state = state
     M.places += int(loaded(S, i))
     for b in range(W.n_batches):
@@ -62,6 +63,18 @@ def set_weights(S: int, i: int, state: int) -> None:
             elif usable(S, i):
                 wake(S, 2 * b)
                 wake(S, 2 * b + 1)
+
+
+@jit
+def hold(S: int, i: int, n: int) -> None:
+    """Add an instance to those that hold its GPUs (n = 1), or take it away (-1); 0 changes nothing."""
+    I, now = inst_at(S, i), world(S).now
+    for j in range(I.gpu_count if n else 0):
+        g = gpu_at(S, I.gpus[j])
+        if g.insts > 0:
+            g.held_s += now - g.held_since
+        g.held_since = now
+        g.insts += n
 
 
 @jit

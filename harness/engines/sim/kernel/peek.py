@@ -207,6 +207,9 @@ def settle(S: int, t: float) -> None:
         G = gpu_at(S, g)
         G.kv_byte_s += G.kv_bytes * (t - G.kv_since)
         G.kv_since = t
+        if G.insts > 0:
+            G.held_s += t - G.held_since
+        G.held_since = t
         if G.active > 0:
             G.busy_s += t - G.busy_since
             G.busy_since = t

@@ -1,0 +1,56 @@
+"""Attainment beside the GPUs that weights hold, of settings that a study compares at one x: what both are of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.rows import crossings, tidy
+from harness.rows.statistics import Estimate, interval
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from harness.rows.crossings import Panel
+
+DAY_H = 24
+
+
+class Held(NamedTuple):
+    """A setting of a panel: its attainment, as a share, and what it cost."""
+
+    name: str  # of the setting: the study's name of the system
+    met: Estimate
+    worst: Estimate  # the same of the model that has least
+    gpu_h: Estimate  # GPU-hours a day for which weights were on a GPU or on their way; the mean of whole runs
+    loads: float  # mean of whole runs
+    gpus: int  # of the panel
+
+
+def held(table: pa.Table, panel: Panel, names: Iterable[str], definition: str) -> Iterator[Held]:
+    """Yield the settings of a panel in order, at its only x, without those that did not run or held unknown GPUs."""
+    rows = crossings.of_panel(table, panel)
+    for name in names:
+        met = next(iter(crossings.attained(rows, panel["axis"], name, definition).values()), None)
+        worst = crossings.attained(rows, panel["axis"], name, definition, "worst")
+        shares, loads = (_values(rows, name, measure) for measure in (tidy.HELD, "loads"))
+        if met and worst and shares:
+            of = interval([share * panel["gpus"] * DAY_H for share in shares], (0.0, float(panel["gpus"] * DAY_H)))
+            yield Held(name, met, next(iter(worst.values())), of, sum(loads) / max(1, len(loads)), panel["gpus"])
+
+
+def _values(rows: pa.Table, name: str, measure: str) -> list[float]:
+    """Return a measure of each run of a system."""
+    curves = tidy.curves(rows, name, measure, "x")
+    return [value for of_seed in curves.values() for value in of_seed.values()]
+
+
+def cheapest(settings: Iterable[Held], level: float) -> Held | None:
+    """Return the setting with the fewest GPU-hours of those that attain the level; None where none does."""
+    return min((s for s in settings if s.met.mean >= level), key=lambda s: s.gpu_h.mean, default=None)
+
+
+def panels(table: pa.Table, about: Mapping[str, Any]) -> Iterator[tuple[Panel, list[Held]]]:
+    """Yield each panel of a study with its settings."""
+    for panel in about["panels"]:
+        yield panel, list(held(table, panel, about["systems"], about["definitions"][0]))

@@ -1,0 +1,65 @@
+"""Attainment and GPU-hours of settings side by side, and the one that attains the level on the fewest GPU-hours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from harness.report.text_table import laid
+from harness.rows import estimate
+from harness.rows import held as helds
+from harness.rows.estimate import NONE, SHARE
+from harness.rows.held import DAY_H, Held
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def lines(about: Mapping[str, Any], table: pa.Table, *, markdown: bool, every: bool) -> Iterator[str]:
+    """Yield the answer, a table with a row a setting, and what its columns are; with `every` the intervals too."""
+    named = list(zip(LETTERS, helds.panels(table, about), strict=False))
+    level, first = about["level"], about["panels"][0]
+    answers = (f"{letter} {_answer(settings, level)}" for letter, (_, settings) in named)
+    yield f"fewest GPU-hours a day with {100 * level:g} % of SLOs met: {'; '.join(answers)}"
+    met = "TTFT and TPOT" if about["definitions"][0] == "both" else str(about["definitions"][0]).upper()
+    yield (
+        f"share of requests that meet {met} (SLO {first['slo']}), and GPU-hours a day with weights on a GPU or on their"
+        f" way; {about['seeds']} seeds"
+    )
+    head, by_name = [next(iter(about["titles"]), "setting")], {name: [name] for name in about["systems"]}
+    for letter, (_, settings) in named:
+        head += [f"{letter} met %", "GPU-h", *["worst", "loads"] * every]
+        of = {setting.name: setting for setting in settings}
+        for name, row in by_name.items():
+            row += _cells(of[name], every) if name in of else [NONE] * (2 + 2 * every)
+    yield from laid([head, *by_name.values()], markdown=markdown)
+    yield from (f"{letter}  {_place(panel)}" for letter, (panel, _) in named)
+
+
+def _answer(settings: Sequence[Held], level: float) -> str:
+    """Say which setting attains the level on the fewest GPU-hours, or comes nearest to it."""
+    if not settings:
+        return "ran nowhere"
+    if (best := helds.cheapest(settings, level)) is not None:
+        return f"{best.name}, {_spent(best)}"
+    nearest = max(settings, key=lambda s: s.met.mean)
+    return f"none, at best {100 * nearest.met.mean:.1f} % with {nearest.name}, {_spent(nearest)}"
+
+
+def _spent(setting: Held) -> str:
+    worst = f" (worst model {100 * setting.worst.mean:.0f} %)"
+    return f"{setting.gpu_h.mean:.0f} of {setting.gpus * DAY_H}{worst}"
+
+
+def _cells(setting: Held, every: bool) -> list[str]:
+    numbers = (setting.met.times(100), setting.gpu_h, *[setting.worst.times(100)] * every)
+    return [*(estimate.text(e, SHARE, spread=every) for e in numbers), *[f"{setting.loads:.0f}"] * every]
+
+
+def _place(panel: Mapping[str, Any]) -> str:
+    """Name a condition, its traffic and its GPUs."""
+    rate = panel["rate_rps"] or next(iter(panel["xs"]), None)
+    offered = "" if rate is None else f", {rate:.3g} req/s"
+    trace = str(panel["trace"]).partition("+")[0]
+    return f"{panel['name']}: {panel['models']} on {panel['gpus']} GPUs, {trace}{offered}"
