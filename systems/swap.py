@@ -261,7 +261,7 @@ class Swap:
     def look(self, now_s: float) -> Iterator[Action]:
         """Stop servers in which no look of the last `keep_s` saw a request, nor this one."""
         yield Wake(now_s + self.look_s, "look")
-        for pool in {id(pool): pool for pool in self.home.values()}.values():
+        for pool in dict.fromkeys(self.home.values()):
             for m, server in list(pool.servers.items()):
                 if server.serving:
                     server.seen_s = now_s
