@@ -32,8 +32,8 @@ def test_gpus_are_held_from_the_order_of_a_load_until_weights_left() -> None:
     replay(Swap(engine.cluster, **fields), engine, jobs)
     rows = [row for batch in engine.rows() for row in batch.to_pylist()]
     stats = engine.stats()
-    assert stats["span_s"] == pytest.approx(rows[0]["done_ns"] / 1e9)
-    assert stats["gpu_held_s"] == pytest.approx(1.0 + 1.0 + stats["span_s"] - 10.0)
+    assert stats["span_s"] == pytest.approx(rows[0]["done_ns"] / 1e9, abs=0.01)
+    assert stats["gpu_held_s"] == pytest.approx(1.0 + 1.0 + stats["span_s"] - 10.0, abs=0.01)
     assert tidy.utilisation(stats)["gpu_held"] == pytest.approx(stats["gpu_held_s"] / (2 * stats["span_s"]))
 
 
@@ -42,17 +42,19 @@ FACTS = about("tradeoff", panel("calm", rate_rps=0.1), panel("bursts", rate_rps=
 
 
 def cells(condition: str, label: str, met: float, share: float) -> list[dict[str, Any]]:
-    values = {"both": met, "gpu_held": share, "loads": 3.0}
-    return [{"condition": condition, "x": 1.0, "label": label, "seed": seed, "values": values} for seed in range(3)]
+    pooled, worst = {"both": met, "gpu_held": share, "loads": 3.0, "offered_rps": 0.1}, {"both": met / 2}
+    return [{"condition": condition, "x": 1.0, "label": label, "seed": seed, "values": values, "over": over,
+             "model": "rare" if over == "model" else None}
+            for seed in range(3) for over, values in (("pooled", pooled), ("model", worst))]  # fmt: skip
 
 
-TABLE = measured(*cells("calm", "1 s", 0.5, 0.25), *cells("calm", "1 h", 0.99, 0.75), *cells("bursts", "1 s", 0.96, 0.5),
-                 *cells("bursts", "1 h", 0.97, 1.0))  # fmt: skip
+TABLE = measured(*cells("calm", "1 s", 0.5, 0.25), *cells("calm", "1 h", 0.99, 0.75),
+                 *cells("bursts", "1 s", 0.96, 0.5), *cells("bursts", "1 h", 0.97, 1.0))  # fmt: skip
 
 
 def test_the_cheapest_that_attains_the_level_stands_first() -> None:
     answer, _, head, *_ = tradeoff.lines(FACTS, TABLE, markdown=False, every=False)
-    assert answer.startswith("fewest GPU-hours a day with 95 % of SLOs met: a 1 h, 36 of 48")
+    assert answer.startswith("fewest GPU-hours a day with 95 % of SLOs met: a 1 h, 36 of 48 (worst model 50 %)")
     assert "; b 1 s, 12 of 24" in answer
     assert head.split()[:2] == ["idle", "time"]
     high = tradeoff.lines({**FACTS, "level": 0.999}, TABLE, markdown=False, every=False)
