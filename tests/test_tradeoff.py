@@ -1,4 +1,4 @@
-"""What settings attain and for how long weights hold GPUs: counted by the simulator, told in words and drawn."""
+"""Attainment of settings and the GPU-hours that weights hold: counted by the simulator, told and drawn."""
 
 from __future__ import annotations
 
