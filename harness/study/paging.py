@@ -31,11 +31,12 @@ from numpy.typing import NDArray
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import power_above
 from harness.rows import record, requests
-from harness.rows.statistics import interval
 from harness.run import sweep
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Verdict, by_number, of_measure, paper_text, stated, untestable
+from harness.study import driven
+from harness.study.claims import stated
+from harness.study.driven import Line
 from traces import schema
 from workloads.models import shape
 
@@ -219,14 +220,6 @@ MEASURES: Mapping[str, Measure] = {
 # ------------------------------------------------------------------ all of it
 
 
-class Line(NamedTuple):
-    """A claim with its result under one law of lengths, and the section that makes it."""
-
-    section: str
-    law: str
-    verdict: Verdict
-
-
 def ran(
     runs: Iterable[Run], seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
 ) -> Mapping[tuple[Run, str, int], Measured]:
@@ -248,30 +241,34 @@ def count(seeds: int) -> int:
     return len(needed()) * len(LAWS) * seeds
 
 
-def lines(seeds: int = SEEDS, *, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[Line]:
+def specs(seeds: int, out: Path) -> Iterator[Spec]:
+    """Yield the specs of all runs that the claims need; their traces are written below `out`."""
+    return (run.spec(law, seed, out) for run in needed() for law in LAWS for seed in range(seeds))
+
+
+def setting() -> str:
+    """Describe models, GPUs and lengths of all runs."""
+    return f"OPT-13B, 66B and 175B on the cards of table 1, lengths of ShareGPT's and Alpaca's means, {HOST}"
+
+
+def lines(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[Line]:
     """Yield every claim with its verdict under each law; runs are kept in `out`."""
     results = ran(needed(), seeds, out, workers=workers, teller=teller)
-    for entry in stated(CLAIMS):
-        claim = of_measure("contiguous", entry)
-        if "lacks" in entry:
-            yield Line(entry["section"], "", untestable(claim, entry["lacks"]))
-            continue
-        measure = MEASURES[entry["measure"]]
+
+    def measured_by_law(name: str) -> Iterator[tuple[str, list[float]]]:
+        measure = MEASURES[name]
         for law in LAWS:
-            values = [measure.value(*(results[run, law, seed] for run in measure.runs)) for seed in range(seeds)]
-            yield Line(entry["section"], law, by_number(claim, None, interval(values)))
+            yield law, [measure.value(*(results[run, law, seed] for run in measure.runs)) for seed in range(seeds)]
+
+    return driven.judged(CLAIMS, "contiguous", measured_by_law)
 
 
 def text(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
     """Yield the printed answer: who serves how much, then a line for each claim and law."""
-    every = list(lines(seeds, out=out, workers=workers, teller=teller))
+    every = list(lines(seeds, out, workers=workers, teller=teller))
     yield answer(every)
     yield f"simulated, {HOST}; lengths of two laws of the paper's means; {seeds} seeds"
-    for section, law, v in every:
-        law = f", {law}" if law else ""
-        yield f"{v.says:12} {paper_text(v.claim):>10}  here {v.text:22} {v.claim.subject}{law} ({section})"
-        if v.note or v.claim.why:
-            yield f"{'':12} {v.note or v.claim.why}"
+    yield from driven.printed(every)
 
 
 def answer(every: Iterable[Line]) -> str:
