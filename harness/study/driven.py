@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from harness.rows import whole
 from harness.rows.statistics import interval
-from harness.run import sweep
+from harness.run import sources, sweep
 from harness.run.shard import Shard
-from harness.run.spec import Spec, canonical
+from harness.run.spec import Spec, canonical, digest
 from harness.run.teller import Teller
 from harness.study.claims import Verdict, by_number, of_measure, paper_text, stated, untestable
 
@@ -62,6 +63,17 @@ def run_part(driver: Driver, name: str, shard: Shard, out: Path, *, workers: int
     mine = shard.part(dict.fromkeys(driver.specs(driver.SEEDS, out)), canonical)
     sweep.sweep(mine, out, workers=workers, teller=teller, what=f"{name}, shard {shard}")
     return len(mine)
+
+
+def kept(out: Path, facts: Iterable[object], told: Callable[[], Iterable[str]]) -> Iterator[str]:
+    """Yield the lines of an answer, which is kept in `out` for as long as the sources and what it rests on stay so."""
+    rests_on = [sources.tree("harness", "systems", "workloads", "traces"), *facts]
+    path = out / f"answer-{digest(' '.join(map(str, rests_on)))}.txt"
+    if not path.is_file():
+        every = [f"{line}\n" for line in told()]
+        with whole.replacing(path) as part:
+            part.write_text("".join(every), "utf-8")
+    yield from path.read_text("utf-8").splitlines()
 
 
 def printed(lines: Sequence[Line]) -> Iterator[str]:

@@ -38,11 +38,11 @@ from harness.policy.chance import draw
 from harness.policy.placement import footprint, one_request
 from harness.policy.types import Cluster, Gpus, UserError
 from harness.report.text_table import aligned
-from harness.rows import record, requests, whole
+from harness.rows import record, requests
 from harness.rows.setting import degrees
-from harness.run import sources, sweep
+from harness.run import sweep
 from harness.run.setup import Setup, load_models
-from harness.run.spec import Spec, asked, content_hash, digest
+from harness.run.spec import Spec, asked, content_hash
 from harness.run.teller import Silent, Teller
 from harness.study import driven
 from harness.study.driven import Line
@@ -327,13 +327,8 @@ def judged(results: Results, seeds: int) -> Iterator[Line]:
 def text(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
     """Yield the printed answer, which is kept in `out` for as long as the sources and the profile stay as they are."""
     path = Path(profile())
-    facts = [sources.tree("harness", "systems", "workloads", "traces"), content_hash(path, path.stat().st_mtime_ns)]
-    kept = out / f"answer-{digest(' '.join([*facts, str(seeds)]))}.txt"
-    if not kept.is_file():
-        every = [f"{line}\n" for line in told(seeds, out, workers, teller)]
-        with whole.replacing(kept) as part:
-            part.write_text("".join(every), "utf-8")
-    yield from kept.read_text("utf-8").splitlines()
+    facts = [content_hash(path, path.stat().st_mtime_ns), seeds]
+    return driven.kept(out, facts, lambda: told(seeds, out, workers, teller))
 
 
 def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:

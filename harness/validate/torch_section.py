@@ -64,8 +64,8 @@ def beside(simulated: Attained, measured: Attained) -> Iterator[str]:
     off = {key: abs(simulated[key] - measured[key]) for key in measured}
     near = sum(points <= NEAR for points in off.values())
     yield (
-        f"\n**Figure 7 on two devices**: the simulator's attainment of TTFT is within {NEAR:g} points of the devices' in "
-        f"{near} of {len(off)} cells, and off by {max(off.values()):.0f} at most.\n"
+        f"\n**Figure 7 on two devices**: the simulator's attainment of TTFT is within {NEAR:g} points of the devices' "
+        f"in {near} of {len(off)} cells, and off by {max(off.values()):.0f} at most.\n"
     )
     rates = sorted({rate for _, rate in measured})
     yield "| TTFT in time, %: devices / simulator | " + " | ".join(f"{rate:g} req/s" for rate in rates) + " |"
