@@ -429,7 +429,7 @@ class WarmServe:
 
     def in_turns(
         self, lacking: dict[str, int], free: Sequence[float], here: Sequence[Sequence[Scored]]
-    ) -> Iterator[tuple[str, float, Gpus]]:
+    ) -> Iterator[tuple[str, float, Gpus | None]]:
         """Place a copy of each model in turn, on the first GPUs without one, until a model lacks none or has no room.
 
         As released, what a model has is not subtracted from what it lacks.
