@@ -34,7 +34,8 @@ Open there, or not said by this interface: a load is not cut short, so a copy th
 copy on several GPUs all parts go together, whereas the release keeps those on other GPUs until these are needed; what
 is left of a start (mapping KV memory, joining the group) takes no time; a leaving instance keeps KV memory for one
 longest request, and gives up the rest at once, not when the next request ends; copies count in the order in which they
-came, there in that of a set; while nothing is served no window ends: all that have passed do with the next request.
+came, there in that of a set; requests that wait ask together, the oldest first; while nothing is served no window ends:
+all that have passed do with the next request.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class WarmServe:
     leaving: list[Instance] = field(default_factory=list, init=False)
     busy: dict[int, Instance] = field(default_factory=dict, init=False)  # by GPU
     at: dict[int, Instance] = field(default_factory=dict, init=False)  # by request
-    waiting: dict[int, tuple[float, Request]] = field(default_factory=dict, init=False)  # in order of when they ask
+    waiting: dict[int, Request] = field(default_factory=dict, init=False)  # in order of arrival
     ends_s: float = field(default=math.inf, init=False)  # of this window
     ticks: bool = field(default=False, init=False)
     changed: bool = field(default=True, init=False)  # what copies are prewarmed by, since they were
@@ -227,7 +228,7 @@ class WarmServe:
         self.traffic[r.model].change(1, now_s)
         yield from self.send(r, now_s)
         if r.id in self.waiting and len(self.waiting) == 1:
-            yield self.next_ask()
+            yield Wake(now_s + RETRY_S, "again")
         if not self.ticks:
             self.ticks = True
             yield self.next_tick(now_s)
@@ -237,24 +238,25 @@ class WarmServe:
         mine = [x for x in self.serving[r.model] if x.requests < BATCH]
         if not mine:
             if (gpus := self.idle(r.model)) is None:
-                self.waiting[r.id] = now_s + RETRY_S, r
+                self.waiting[r.id] = r
                 return
             yield from self.begin(r.model, gpus, now_s)
             mine = self.serving[r.model][-1:]
+        self.waiting.pop(r.id, None)
         self.at[r.id] = x = min(mine, key=lambda x: x.requests)
         x.requests += 1
         yield Admit(r.id, x.batch)
 
     def again(self, now_s: float) -> Iterator[Action]:
-        """Send the requests that asked a second ago."""
-        due = [rid for rid, (at_s, _) in self.waiting.items() if at_s <= now_s]
-        for rid in due:
-            yield from self.send(self.waiting.pop(rid)[1], now_s)
-        yield self.next_ask()
-
-    def next_ask(self) -> Wake:
-        """Set the timer of the first request that asks again."""
-        return Wake(next((at_s for at_s, _ in self.waiting.values()), math.inf), "again")
+        """Send the requests that wait, the oldest first, of each model until one finds no instance."""
+        lacking = set[str]()
+        for r in list(self.waiting.values()):
+            if r.model not in lacking:
+                yield from self.send(r, now_s)
+                if r.id in self.waiting:
+                    lacking.add(r.model)
+        if self.waiting:
+            yield Wake(now_s + RETRY_S, "again")
 
     def finished(self, rid: int, now_s: float) -> None:
         """Count a request that ended."""
@@ -262,7 +264,7 @@ class WarmServe:
             x.requests -= 1
             self.traffic[x.copy.inst.model].change(-1, now_s)
         elif rid in self.waiting:
-            self.traffic[self.waiting.pop(rid)[1].model].change(-1, now_s)
+            self.traffic[self.waiting.pop(rid).model].change(-1, now_s)
 
     def loaded(self, inst: Inst, whole: bool, view: View) -> None:
         """Note that a copy is whole; forget one that could not be loaded, unless it serves."""

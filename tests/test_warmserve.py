@@ -172,12 +172,12 @@ def test_a_request_without_an_instance_asks_again_each_second() -> None:
     arrive(policy, 0, "a")
     assert Wake(1.25, "again") in arrive(policy, 1, "b", 0.25)
     assert not of(arrive(policy, 2, "b", 0.5), Admit)
-    assert told(policy, Woke("again"), Seen(1.25)) == [Wake(1.5, "again")]  # the second one's
+    assert told(policy, Woke("again"), Seen(1.25)) == [Wake(2.25, "again")]  # of both
     end(policy, 0, at_s=2.0)
     tick(policy, 7.0)
     assert not policy.busy
     admits = of(told(policy, Woke("again"), Seen(9.0)), Admit)
-    assert [admit.who for admit in admits] == [2, 1]
+    assert [admit.who for admit in admits] == [1, 2]
     assert policy.traffic["b"].requests == 2  # also while they waited
 
 
