@@ -71,7 +71,8 @@ TORCH_AT = results/cpu/torch/fig7
 SHAPES = nemo-12b,llama-3.1-8b,mistral-7b,llama-3.2-3b
 STUDY = $(BENCH) study fig7-torch --markdown --gpus 2 --table $(TORCH_AT)/torch-cpu.toml $(if $(FULL),--full)
 # $(call beside,side,engine): the study on it, whose tables are kept beside the cost table
-beside = $(STUDY) --engine $(2) -o results/fig7-torch-$(1) >$(TORCH_AT)/$(1).md && echo && cat $(TORCH_AT)/$(1).md
+beside = $(STUDY) --engine $(2) -o results/fig7-torch-$(1) >$(TORCH_AT)/$(1).md && \
+	cp results/fig7-torch-$(1)/fig7-torch.csv $(TORCH_AT)/$(1).csv && echo && cat $(TORCH_AT)/$(1).md
 RUN-fig7-torch = $(MAKE) torch && $(BENCH) calibrate --engine torch+wide=4 --models $(SHAPES) -o $(TORCH_AT) && \
 	$(call beside,simulator,sim) && $(call beside,devices,torch)
 RUN-weaver = $(PY) -m harness.study.weaving -o plots/out && $(PY) -m plots.fig_weaver plots/out/weaver.csv

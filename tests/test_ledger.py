@@ -207,7 +207,8 @@ def written(folder: Path, name: str, text: str) -> str:
 
 def test_every_study_with_claims_is_a_source() -> None:
     assert list(ledger.sources()) == [
-        "aegaeon", "fig12", "fig7", "pdmux", "pdmux-70b", "prism-ablations", "prism-bridge", "warmserve", "weaver"
+        "aegaeon", "fig12", "fig7", "pdmux", "pdmux-70b", "prism-ablations", "prism-bridge", "warmserve",
+        "muxserve", "pagedattention", "weaver",
     ]  # fmt: skip
 
 
@@ -285,12 +286,12 @@ def test_parts_a_fleet_and_steps_as_statements(tmp_path: Path, monkeypatch: pyte
 def test_weavers_claims_as_statements_and_what_is_measured_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = ledger.of_weaver(tmp_path / "out", 1, Silent())
+    held = ledger.of_driver("weaver", tmp_path / "out", 1, Silent())
     value, between, lacks = held.statements
     assert (value.paper, value.section) == ("Weaver, USENIX ATC 2025", "2.3")
     assert (value.verdict, between.verdict, between.why) == ("size", "size", "")
     assert (lacks.verdict, lacks.why, lacks.lines[0].here) == ("not testable", "lacks OpenRouter's token counts", "-")
-    assert ledger.of_weaver(tmp_path / "out", 1, Silent()) == held
+    assert ledger.of_driver("weaver", tmp_path / "out", 1, Silent()) == held
 
 
 # ------------------------------------------------------------------ statements, and their page
@@ -464,7 +465,7 @@ def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:
     assert activation_s(parts, claim) == pytest.approx(seconds, rel=1e-3)
     assert (claim.paper, claim.bound) == (0.7, "up to")
 
-    value, between, _ = ledger.of_weaver(out, 1, Silent()).statements
+    value, between, _ = ledger.of_driver("weaver", out, 1, Silent()).statements
     config = Config((Served("m", shape("llama-3.1-8b"), 1, degrees=(2,)),), gpu="a100-40g", gpus=2, host=weaving.HOST)
     profile = cluster(config).profile
     step_s = [profile.step_s(Inst("m", place), 16, 16 * (1024 + 64)) for place in ((0,), (0, 1))]

@@ -17,7 +17,7 @@ CLAIMS = tomllib.loads(paging.CLAIMS.read_text("utf-8"))["claim"]
 
 def test_every_claim_has_a_measure_or_lacks_a_datum_and_every_measure_a_claim() -> None:
     assert all(("measure" in claim) != ("lacks" in claim) for claim in CLAIMS)
-    assert {claim["measure"] for claim in CLAIMS if "measure" in claim} == set(paging.MEASURES)
+    assert {claim["measure"] for claim in CLAIMS if "measure" in claim} == {*paging.MEASURES, *paging.SHARED}
 
 
 def test_shares_of_figure_2_sum_to_one() -> None:
@@ -73,8 +73,12 @@ def test_the_runs_are_counted_without_one() -> None:
 def test_the_first_line_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = {name: paging.Measure((), lambda: 2.0) for name in paging.MEASURES}
     monkeypatch.setattr(paging, "MEASURES", two)
-    first, _, *rest = paging.text(2, tmp_path)
+    monkeypatch.setattr(paging, "SHARING", 2)
+    first, _, *rest = text = list(paging.text(2, tmp_path))
     assert first == ("paged KV serves 2.0 to 2.0 times Orca (Oracle)'s, 2.0 to 2.0 times Orca (Max)'s, "
                      "2.0 to 2.0 times FasterTransformer's highest rate (ShareGPT's means)")  # fmt: skip
     assert any(line.startswith("size") and "2.2 times as many" in line for line in rest)
-    assert sum(line.startswith("not testable") for line in rest) == 5
+    assert sum(line.startswith("not testable") for line in rest) == 2
+    assert sum(line.startswith("input") and "beams share" in line for line in rest) == 4 * len(LAWS)
+    monkeypatch.setattr(paging, "told", None)  # what is kept is read
+    assert list(paging.text(2, tmp_path)) == text

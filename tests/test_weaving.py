@@ -52,7 +52,7 @@ def test_every_claim_has_a_measure_or_lacks_a_datum_and_every_measure_a_claim() 
 def test_verdicts_are_those_of_the_one_rule(azure: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     same = {name: weaving.Measure((), lambda: 15.0) for name in weaving.MEASURES}
     monkeypatch.setattr(weaving, "MEASURES", same)
-    verdicts = [line.verdict for line in weaving.lines(out=azure)]
+    verdicts = [line.verdict for line in weaving.lines(weaving.SEEDS, azure)]
     assert {"size", "contradicted", "input", "not testable", "not comparable"} <= {verdict.says for verdict in verdicts}
     assert {verdict.says for verdict in verdicts} <= set(SAYS)
     (line,) = (verdict for verdict in verdicts if verdict.claim.subject.startswith("dedicated serving reaches 15"))

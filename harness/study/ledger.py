@@ -18,9 +18,11 @@ from harness.rows import setting
 from harness.rows.crossings import Panel
 from harness.rows.estimate import NONE
 from harness.run.teller import Silent, Teller
-from harness.study import claims, weaving
+from harness.study import claims, muxserving, paging, weaving
 from harness.study import load as studies
 from harness.study.claims import Verdict
+from harness.study.driven import Driver
+from harness.study.driven import Line as Driven
 from harness.study.measure import Measured, measure
 from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
 from harness.study.study import START, Claim, Study
@@ -28,6 +30,7 @@ from harness.study.study import START, Claim, Study
 UNKNOWN = "nothing is known that is sufficient"
 FULL = "only --full runs its condition"
 WIDTH = 100
+DRIVERS: Mapping[str, Driver] = {"muxserve": muxserving, "pagedattention": paging, "weaver": weaving}
 
 
 class Line(NamedTuple):
@@ -83,7 +86,10 @@ class Ledger(NamedTuple):
 def sources() -> dict[str, Callable[[Path, int | None, Teller], Source]]:
     """Return the sources of claims, by the name that --only takes."""
     with_claims = [name for name in studies.names() if any(c.paper is not None for c in studies.study(name).claim)]
-    return {**{name: partial(of_study, name) for name in with_claims}, "weaver": of_weaver}
+    return {
+        **{name: partial(of_study, name) for name in with_claims},
+        **{name: partial(of_driver, name) for name in DRIVERS},
+    }
 
 
 def ledger(
@@ -254,24 +260,28 @@ def _not_run(asked: Study, claim: Claim) -> Line:
     return Line(what, where, NONE, "not run", FULL, evidence=claim.evidence)
 
 
-def of_weaver(out: Path, workers: int | None, teller: Teller) -> Source:  # noqa: ARG001 - a source; its runs are in turn
-    """Judge Weaver's claims, which are about TPOT, batches and memory."""
-    at = f"two {weaving.MODEL}, lengths of {Path(weaving.LENGTHS).stem}, {weaving.HOST}, {_seeds(weaving.SEEDS)}"
-    statements = [
-        Statement(
-            weaving.PAPER, line.section, line.verdict.claim.subject, claims.paper_text(line.verdict.claim),
-            (_of_weaver(at, line.verdict),),
-            _due(line.verdict.claim) or line.verdict.note, line.verdict.claim.name,
-        )
-        for line in weaving.lines(out=out, teller=teller)
-    ]  # fmt: skip
+def of_driver(name: str, out: Path, workers: int | None, teller: Teller) -> Source:
+    """Judge the claims of a driver; a statement has a comparison for each law of lengths."""
+    driver = DRIVERS[name]
+    at = f"{driver.setting()}, {_seeds(driver.SEEDS)}"
+    lines = driver.lines(driver.SEEDS, out / name, workers=workers, teller=teller)
+    statements = []
+    for _, group in groupby(lines, key=lambda line: (line.section, line.verdict.claim)):
+        section, verdict, _ = (every := list(group))[0]
+        claim = verdict.claim
+        statements.append(Statement(
+            driver.PAPER, section, claim.subject, claims.paper_text(claim), tuple(_driven(at, line) for line in every),
+            _due(claim) or verdict.note, claim.name,
+        ))  # fmt: skip
     return Source(tuple(statements), {})
 
 
-def _of_weaver(at: str, verdict: Verdict) -> Line:
-    what = verdict.claim.subject if verdict.claim.evidence else ""
+def _driven(at: str, line: Driven) -> Line:
+    claim, verdict = line.verdict.claim, line.verdict
+    where = f"{at}; {line.law}" if line.law else at
     note = verdict.note if verdict.says in CLASSES else ""  # missing data stand below
-    return Line(what, at, verdict.text, verdict.says, note, claims.weak(verdict), verdict.claim.evidence)
+    return Line(claim.subject if claim.evidence else "", where, verdict.text, verdict.says, note, claims.weak(verdict),
+                claim.evidence, frozenset({("lengths", line.law)}) if line.law else frozenset())  # fmt: skip
 
 
 def _seeds(n: int) -> str:

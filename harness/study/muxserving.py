@@ -38,14 +38,14 @@ from harness.policy.chance import draw
 from harness.policy.placement import footprint, one_request
 from harness.policy.types import Cluster, Gpus, UserError
 from harness.report.text_table import aligned
-from harness.rows import record, requests, whole
+from harness.rows import record, requests
 from harness.rows.setting import degrees
-from harness.rows.statistics import interval
-from harness.run import sources, sweep
+from harness.run import sweep
 from harness.run.setup import Setup, load_models
-from harness.run.spec import Spec, asked, content_hash, digest
+from harness.run.spec import Spec, asked, content_hash
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Verdict, by_number, of_measure, paper_text, stated, untestable
+from harness.study import driven
+from harness.study.driven import Line
 from harness.study.paging import lengths
 from traces import schema
 
@@ -253,6 +253,16 @@ def count(seeds: int) -> int:
     return len(keys_of(seeds))
 
 
+def specs(seeds: int, out: Path) -> Iterator[Spec]:
+    """Yield the specs of all runs that the claims need; their traces are written below `out`."""
+    return (Run(*key[:3]).spec(key[3], out) for key in keys_of(seeds))
+
+
+def setting() -> str:
+    """Describe models, GPUs and lengths of all runs."""
+    return f"19 LLaMA, 32 x a100-80g, {LAW} lengths of ShareGPT's means, {HOST}"
+
+
 def ran(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Results:
     """Run what is not stored in `out`; return all results."""
     keys = keys_of(seeds)
@@ -299,28 +309,26 @@ def held_gain(results: Results, over: str, seed: int) -> float:
 GAINS = {"throughput": throughput_gain, "held": held_gain}
 
 
-def lines(results: Results, seeds: int) -> Iterator[tuple[str, Verdict]]:
-    """Yield every claim with its section and verdict."""
-    for entry in stated(CLAIMS):
-        claim = of_measure("muxserve", entry)
-        if "lacks" in entry:
-            yield entry["section"], untestable(claim, entry["lacks"])
-            continue
-        kind, _, over = entry["measure"].partition("_")
-        values = [GAINS[kind](results, over, seed) for seed in range(seeds)]
-        yield entry["section"], by_number(claim, None, interval(values))
+def lines(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[Line]:
+    """Yield every claim with its verdict; runs are kept in `out`."""
+    return judged(ran(seeds, out, workers, teller), seeds)
+
+
+def judged(results: Results, seeds: int) -> Iterator[Line]:
+    """Yield every claim with its verdict."""
+
+    def values(name: str) -> list[tuple[str, list[float]]]:
+        kind, _, over = name.partition("_")
+        return [("", [GAINS[kind](results, over, seed) for seed in range(seeds)])]
+
+    return driven.judged(CLAIMS, "muxserve", values)
 
 
 def text(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
     """Yield the printed answer, which is kept in `out` for as long as the sources and the profile stay as they are."""
     path = Path(profile())
-    facts = [sources.tree("harness", "systems", "workloads", "traces"), content_hash(path, path.stat().st_mtime_ns)]
-    kept = out / f"answer-{digest(' '.join([*facts, str(seeds)]))}.txt"
-    if not kept.is_file():
-        every = [f"{line}\n" for line in told(seeds, out, workers, teller)]
-        with whole.replacing(kept) as part:
-            part.write_text("".join(every), "utf-8")
-    yield from kept.read_text("utf-8").splitlines()
+    facts = [content_hash(path, path.stat().st_mtime_ns), seeds]
+    return driven.kept(out, facts, lambda: told(seeds, out, workers, teller))
 
 
 def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
@@ -330,10 +338,7 @@ def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | Non
     yield f"simulated, 32 x a100-80g, {HOST}; policies see MuxServe's profile; {LAW} lengths; {seeds} seeds"
     yield degrees((name, "own" if name in OWN else None) for name in SYSTEMS)
     yield from table(results, seeds)
-    for section, v in lines(results, seeds):
-        yield f"{v.says:12} {paper_text(v.claim):>10}  here {v.text:20} {v.claim.subject} ({section})"
-        if v.note or v.claim.why:
-            yield f"{'':12} {v.note or v.claim.why}"
+    yield from driven.printed(list(judged(results, seeds)))
 
 
 def answer(results: Results, seeds: int) -> str:

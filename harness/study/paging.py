@@ -1,7 +1,7 @@
-"""PagedAttention's figures 2, 12 and 13: KV memory that holds tokens, batches and rates, beside the paper's numbers.
+"""PagedAttention's figures 2, 12, 13 and 15: KV memory that holds tokens, batches, rates and shared blocks.
 
-`bench study pagedattention` prints a line a claim (`paging.toml`) and law of lengths, with its verdict. Runs are those
-of any sweep, kept in `results/pagedattention`.
+`bench study pagedattention` prints a line a claim (`paging.toml`) and law of lengths, the paper's number beside the
+result, with its verdict. Runs are those of any sweep, kept in `results/pagedattention`.
 
 The setting is section 6.1's: OPT-13B, 66B and 175B on the cards of table 1, with its KV slots beside the weights; no
 sequence is longer than 2,048 tokens; Poisson arrivals; whole prompts, at most 2,560 tokens of them in a step, as
@@ -13,6 +13,9 @@ between them is what the means leave open.
 
 A highest rate is the number of requests finished a second when more are offered than any policy serves. Memory is
 looked at in the same runs, as full memory is what figure 2 divides. Batches are those at the rates of figure 13.
+
+Blocks that samples and beams share (section 6.3) depend on lengths alone, so no run is made for them (`sharing.py`).
+The text has a range for each, over 2, 4 and 6 sequences; its ends are taken for those of 2 and of 6.
 """
 
 from __future__ import annotations
@@ -31,11 +34,12 @@ from numpy.typing import NDArray
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import power_above
 from harness.rows import record, requests
-from harness.rows.statistics import interval
 from harness.run import sweep
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Verdict, by_number, of_measure, paper_text, stated, untestable
+from harness.study import driven, sharing
+from harness.study.claims import stated
+from harness.study.driven import Line
 from traces import schema
 from workloads.models import shape
 
@@ -44,6 +48,7 @@ CLAIMS = Path(__file__).with_name("paging.toml")
 HOST, LONGEST, PROMPT_TOKENS = "vllm-0.6", 2048, 2560
 WARM_S, WINDOW_S = 60.0, 240.0
 SEEDS = 6
+SHARING = 64  # requests whose blocks are counted, a seed
 
 
 class Server(NamedTuple):
@@ -216,15 +221,26 @@ MEASURES: Mapping[str, Measure] = {
 }  # fmt: skip
 
 
+class Shared(NamedTuple):
+    """The share of blocks that are saved where each request has several sequences, with one seed."""
+
+    data: str
+    sequences: int
+    beams: bool
+
+    def value(self, law: str, seed: int) -> float:
+        """Count the blocks of `SHARING` requests; returns the saved ones over all that there would be."""
+        rng = np.random.default_rng(seed)
+        return sharing.saved(lengths(self.data, law, SHARING, rng), self.sequences, rng if self.beams else None)
+
+
+SHARED: Mapping[str, Shared] = {
+    f"{'beams' if beams else 'samples'}_{n}_{data}": Shared(data, n, beams)
+    for beams in (False, True) for n in (2, 6) for data in DATA
+}  # fmt: skip
+
+
 # ------------------------------------------------------------------ all of it
-
-
-class Line(NamedTuple):
-    """A claim with its result under one law of lengths, and the section that makes it."""
-
-    section: str
-    law: str
-    verdict: Verdict
 
 
 def ran(
@@ -240,7 +256,7 @@ def ran(
 def needed() -> list[Run]:
     """List the runs that the claims need, once each."""
     measures = [claim["measure"] for claim in stated(CLAIMS) if "measure" in claim]
-    return list(dict.fromkeys(chain.from_iterable(MEASURES[name].runs for name in measures)))
+    return list(dict.fromkeys(chain.from_iterable(MEASURES[name].runs for name in measures if name in MEASURES)))
 
 
 def count(seeds: int) -> int:
@@ -248,30 +264,42 @@ def count(seeds: int) -> int:
     return len(needed()) * len(LAWS) * seeds
 
 
-def lines(seeds: int = SEEDS, *, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[Line]:
+def specs(seeds: int, out: Path) -> Iterator[Spec]:
+    """Yield the specs of all runs that the claims need; their traces are written below `out`."""
+    return (run.spec(law, seed, out) for run in needed() for law in LAWS for seed in range(seeds))
+
+
+def setting() -> str:
+    """Describe models, GPUs and lengths of all runs."""
+    return f"OPT-13B, 66B and 175B on the cards of table 1, lengths of ShareGPT's and Alpaca's means, {HOST}"
+
+
+def lines(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[Line]:
     """Yield every claim with its verdict under each law; runs are kept in `out`."""
     results = ran(needed(), seeds, out, workers=workers, teller=teller)
-    for entry in stated(CLAIMS):
-        claim = of_measure("contiguous", entry)
-        if "lacks" in entry:
-            yield Line(entry["section"], "", untestable(claim, entry["lacks"]))
-            continue
-        measure = MEASURES[entry["measure"]]
+
+    def measured_by_law(name: str) -> Iterator[tuple[str, list[float]]]:
         for law in LAWS:
-            values = [measure.value(*(results[run, law, seed] for run in measure.runs)) for seed in range(seeds)]
-            yield Line(entry["section"], law, by_number(claim, None, interval(values)))
+            if name in SHARED:
+                yield law, [SHARED[name].value(law, seed) for seed in range(seeds)]
+                continue
+            measure = MEASURES[name]
+            yield law, [measure.value(*(results[run, law, seed] for run in measure.runs)) for seed in range(seeds)]
+
+    return driven.judged(CLAIMS, "contiguous", measured_by_law)
 
 
 def text(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
-    """Yield the printed answer: who serves how much, then a line for each claim and law."""
-    every = list(lines(seeds, out=out, workers=workers, teller=teller))
+    """Yield the printed answer, which is kept in `out` for as long as the sources stay as they are."""
+    return driven.kept(out, [seeds], lambda: told(seeds, out, workers, teller))
+
+
+def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
+    """Yield the answer: who serves how much, then a line for each claim and law."""
+    every = list(lines(seeds, out, workers=workers, teller=teller))
     yield answer(every)
     yield f"simulated, {HOST}; lengths of two laws of the paper's means; {seeds} seeds"
-    for section, law, v in every:
-        law = f", {law}" if law else ""
-        yield f"{v.says:12} {paper_text(v.claim):>10}  here {v.text:22} {v.claim.subject}{law} ({section})"
-        if v.note or v.claim.why:
-            yield f"{'':12} {v.note or v.claim.why}"
+    yield from driven.printed(every)
 
 
 def answer(every: Iterable[Line]) -> str:

@@ -33,13 +33,13 @@ from harness.engines.machine import Config, Served, cluster
 from harness.policy.chance import draw
 from harness.policy.types import Inst, UserError
 from harness.rows import record, requests
-from harness.rows.statistics import interval
 from harness.run import sweep
 from harness.run.setup import Setup
-from harness.run.shard import Shard
-from harness.run.spec import Spec, canonical
+from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Verdict, by_number, of_measure, paper_text, stated, untestable
+from harness.study import driven
+from harness.study.claims import paper_text, stated
+from harness.study.driven import Line
 from traces import schema
 from workloads.models import shape
 
@@ -359,13 +359,20 @@ def ran(
     return {key: measured(spec, folder) for key, spec, folder in zip(keys, specs, folders, strict=True)}
 
 
-def run_part(shard: Shard, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> int:
-    """Run what a shard has of the runs of all claims, by spec; return their number."""
-    runs = dict.fromkeys(chain.from_iterable(MEASURES[c["measure"]].runs for c in stated(CLAIMS) if "measure" in c))
-    specs = (run.spec(seed, out) for run in runs for seed in range(seeds))
-    mine = shard.part(dict.fromkeys(specs), canonical)
-    sweep.sweep(mine, out, workers=workers, teller=teller or Silent(), what=f"weaver, shard {shard}")
-    return len(mine)
+def needed() -> list[Run]:
+    """List the runs that the claims need, once each."""
+    measures = [claim["measure"] for claim in stated(CLAIMS) if "measure" in claim]
+    return list(dict.fromkeys(chain.from_iterable(MEASURES[name].runs for name in measures)))
+
+
+def specs(seeds: int, out: Path) -> Iterator[Spec]:
+    """Yield the specs of all runs that the claims need; their traces are written below `out`."""
+    return (run.spec(seed, out) for run in needed() for seed in range(seeds))
+
+
+def setting() -> str:
+    """Describe models, GPUs and lengths of all runs."""
+    return f"two {MODEL}, lengths of {Path(LENGTHS).stem}, {HOST}"
 
 
 def values(name: str, results: Results, seeds: int) -> list[float]:
@@ -374,26 +381,10 @@ def values(name: str, results: Results, seeds: int) -> list[float]:
     return [measure.value(*(results[run, seed] for run in measure.runs)) for seed in range(seeds)]
 
 
-class Line(NamedTuple):
-    """A claim with its result, and the section that makes it."""
-
-    section: str
-    verdict: Verdict
-
-
-def lines(
-    seeds: int = SEEDS, *, out: Path = RESULTS, workers: int | None = None, teller: Teller | None = None
-) -> Iterator[Line]:
+def lines(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[Line]:
     """Yield every claim with its verdict; runs are kept in `out`."""
-    every = stated(CLAIMS)
-    runs = chain.from_iterable(MEASURES[claim["measure"]].runs for claim in every if "measure" in claim)
-    results = ran(runs, seeds, out / "weaver", workers=workers, teller=teller)
-    for entry in every:
-        claim = of_measure("weaver", entry)
-        if "lacks" in entry:
-            yield Line(entry["section"], untestable(claim, entry["lacks"]))
-            continue
-        yield Line(entry["section"], by_number(claim, None, interval(values(entry["measure"], results, seeds))))
+    results = ran(needed(), seeds, out, workers=workers, teller=teller)
+    return driven.judged(CLAIMS, "weaver", lambda name: [("", values(name, results, seeds))])
 
 
 def curves(
@@ -411,21 +402,14 @@ def curves(
 
 def main(out: Path | None = None, results: Path = RESULTS) -> None:
     """Print the claims; write them, and the points of the figures, as tables below `out`."""
-    every = list(lines(out=results))
-    for section, v in every:
-        paper, why = paper_text(v.claim), reason(v)
-        print(f"{v.says:12} {paper:>12}  here {v.text:24} {v.claim.subject} ({section})")
-        if why:
-            print(f"{'':12} {why}")
+    every = list(lines(SEEDS, results / "weaver"))
+    for line in driven.printed(every):
+        print(line)
     if out is not None:
-        rows = ((v.claim.subject, section, paper_text(v.claim), v.text, v.says, reason(v)) for section, v in every)
+        rows = ((v.claim.subject, section, paper_text(v.claim), v.text, v.says, driven.reason(v))
+                for section, v, _ in every)  # fmt: skip
         _write(out / "weaver-claims.csv", ("claim", "section", "paper", "here", "verdict", "why"), rows)
         _write(out / "weaver.csv", Point._fields, curves(out=results))
-
-
-def reason(v: Verdict) -> str:
-    """Return the reason why ours differs, or the datum that a comparison lacks."""
-    return v.note or v.claim.why
 
 
 def _write(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

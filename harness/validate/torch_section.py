@@ -2,7 +2,7 @@
 
     torch-cpu.toml        bench calibrate --engine torch+wide=4 --models llama-3.1-8b -o results/cpu/torch
     validate.md, .png     bench validate --engine torch --table ... -o results/cpu/torch/validate
-    fig7/*.md             make reproduce-fig7 ENGINE=torch
+    fig7/*.md, *.csv      make reproduce-fig7 ENGINE=torch
 
 What is between the marks `torch results` is written anew; files that are not there are said to be missing. The page
 docs/validation.md includes the section.
@@ -10,8 +10,9 @@ docs/validation.md includes the section.
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.engines.costs import quantities
@@ -22,6 +23,8 @@ from harness.rows.record import write_bytes
 README, FOLDER = ROOT / "results/README.md", ROOT / "results/cpu/torch"
 MARKS = "<!-- torch results -->", "<!-- /torch results -->"
 ROWS = 30  # of a table
+NEAR = 5.0  # points of attainment, as validation.md has it
+Attained = Mapping[tuple[str, float], float]  # percent, by system and requests a second
 FIGURE_7 = {"simulator": "The simulator, by the devices' cost table:", "devices": "The devices, two cores of one host:"}
 
 
@@ -38,6 +41,8 @@ def section(folder: Path) -> Iterator[str]:
             yield "\n![Attainment and latencies, devices and simulator](cpu/torch/validate.png)"
     else:
         yield f"No run of `bench validate --engine torch` is stored: {page.name} is missing."
+    if all((folder / "fig7" / f"{name}.csv").is_file() for name in FIGURE_7):
+        yield from beside(*(attained(folder / "fig7" / f"{name}.csv") for name in FIGURE_7))
     for name, title in FIGURE_7.items():
         path = folder / "fig7" / f"{name}.md"
         if path.is_file():
@@ -45,6 +50,29 @@ def section(folder: Path) -> Iterator[str]:
             yield from path.read_text("utf-8").rstrip().splitlines()
         else:
             yield f"\nFigure 7: fig7/{path.name} is missing (`make reproduce-fig7 ENGINE=torch`)."
+
+
+def attained(path: Path) -> dict[tuple[str, float], float]:
+    """Read the attainment of TTFT, in percent, by system and requests a second, from a study's table."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return {(row["label"], round(float(row["shown_x"]), 3)): 100 * float(row["ttft_mean"]) for row in rows}
+
+
+def beside(simulated: Attained, measured: Attained) -> Iterator[str]:
+    """Yield a table of figure 7's attainments on devices, beside the simulator's, with the answer before it."""
+    off = {key: abs(simulated[key] - measured[key]) for key in measured}
+    near = sum(points <= NEAR for points in off.values())
+    yield (
+        f"\n**Figure 7 on two devices**: the simulator's attainment of TTFT is within {NEAR:g} points of the devices' "
+        f"in {near} of {len(off)} cells, and off by {max(off.values()):.0f} at most.\n"
+    )
+    rates = sorted({rate for _, rate in measured})
+    yield "| TTFT in time, %: devices / simulator | " + " | ".join(f"{rate:g} req/s" for rate in rates) + " |"
+    yield "| --- |" + " --- |" * len(rates)
+    for system in dict.fromkeys(system for system, _ in measured):
+        cells = (f"{measured[system, rate]:.1f} / {simulated[system, rate]:.1f}" for rate in rates)
+        yield f"| {system} | {' | '.join(cells)} |"
 
 
 def validated(page: str) -> Iterator[str]:

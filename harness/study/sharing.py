@@ -1,0 +1,97 @@
+"""KV blocks that several sequences of a request share: reference counts, and a copy on write (PagedAttention, 4.4).
+
+Samples of a prompt share the blocks that it fills. Its last block, filled in part, is copied by each sequence that
+writes to it, but for the last one. Beams are chosen anew at each token: a beam continues one of the beams before, and
+several may continue the same one, all of whose blocks they then share.
+
+Which beams go on depends on the model and the text. Here each draws the beam that it continues evenly, by itself, which
+takes no parameter. What this alone decides is an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_TOKENS = 16  # section 7.2
+
+
+class Blocks:
+    """Blocks of KV memory that sequences hold, each with the number of those that do."""
+
+    def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
+        self.block_tokens = block_tokens
+        self.holders: dict[int, int] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        """Return the number of blocks in use."""
+        return len(self.holders)
+
+    def prompt(self, tokens: int) -> list[int]:
+        """Return the blocks of a new sequence of so many tokens."""
+        return [self._new() for _ in range(-(-tokens // self.block_tokens))]
+
+    def fork(self, sequence: Sequence[int]) -> list[int]:
+        """Return the blocks of a sequence that continues another: the same ones."""
+        for block in sequence:
+            self.holders[block] += 1
+        return list(sequence)
+
+    def append(self, sequence: list[int], tokens: int) -> None:
+        """Write a token to a sequence of so many; a block that others hold too is copied before."""
+        if tokens % self.block_tokens == 0:
+            sequence.append(self._new())
+        elif self.holders[sequence[-1]] > 1:
+            self.free(sequence[-1:])
+            sequence[-1] = self._new()
+
+    def free(self, sequence: Iterable[int]) -> None:
+        """Let go of a sequence's blocks; those that no other holds are no longer in use."""
+        for block in sequence:
+            self.holders[block] -= 1
+            if not self.holders[block]:
+                del self.holders[block]
+
+    def _new(self) -> int:
+        self._next += 1
+        self.holders[self._next] = 1
+        return self._next
+
+
+def in_use(prompt: int, output: int, sequences: int, beams: np.random.Generator | None) -> list[int]:
+    """Return the blocks in use after each token but the first of a request with several sequences.
+
+    The first token of each is written with the second one's step. `beams` draws which beam each continues; None: they
+    are samples, and each continues itself.
+    """
+    blocks = Blocks()
+    first = blocks.prompt(prompt)
+    running = [first, *(blocks.fork(first) for _ in range(sequences - 1))]
+    held = []
+    for tokens in range(prompt, prompt + output - 1):
+        if beams is not None and tokens > prompt:
+            parents = beams.integers(sequences, size=sequences)
+            forked = [blocks.fork(running[parent]) for parent in parents]
+            for sequence in running:
+                blocks.free(sequence)
+            running = forked
+        for sequence in running:
+            blocks.append(sequence, tokens)
+        held.append(len(blocks))
+    return held
+
+
+def saved(lengths: NDArray[np.int32], sequences: int, beams: np.random.Generator | None = None) -> float:
+    """Return the blocks saved by sharing over those that there would be without, over all tokens of all requests.
+
+    `lengths`: prompt and output tokens, shape (n, 2). Figure 15 divides the same.
+    """
+    used = total = 0
+    for prompt, output in lengths.tolist():
+        used += sum(in_use(prompt, output, sequences, beams))
+        ends = np.arange(prompt + 1, prompt + output)
+        total += sequences * int((-(-ends // BLOCK_TOKENS)).sum())
+    return 1.0 - used / total
