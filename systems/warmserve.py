@@ -53,7 +53,7 @@ from harness.policy.placement import groups, one_request
 from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
 from harness.policy.view import View
 
-DECISION_S = 7e-5  # mean of 40 models on 16 H100 at 0.1 req/s each, 4 a request, CPU time on a busy x86-64, 2026-11-27
+DECISION_S = 5e-5  # mean of 40 models on 16 H100 at 0.1 req/s each, 4 a request, CPU time, x86-64, 2026-11-27
 
 BATCH = 32  # common.py, BATCH_SIZE
 LOWER, UPPER = 0.5, 0.8  # SCALE_LOWER_BOUND, SCALE_UPPER_BOUND
