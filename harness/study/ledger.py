@@ -278,10 +278,10 @@ def of_driver(name: str, out: Path, workers: int | None, teller: Teller) -> Sour
 
 def _driven(at: str, line: Driven) -> Line:
     claim, verdict = line.verdict.claim, line.verdict
-    where = f"{at}; {line.law}" if line.law else at
+    what = claim.subject if claim.evidence else f"{line.law} lengths" if line.law else ""
     note = verdict.note if verdict.says in CLASSES else ""  # missing data stand below
-    return Line(claim.subject if claim.evidence else "", where, verdict.text, verdict.says, note, claims.weak(verdict),
-                claim.evidence, frozenset({("lengths", line.law)}) if line.law else frozenset())  # fmt: skip
+    return Line(what, at, verdict.text, verdict.says, note, claims.weak(verdict), claim.evidence,
+                frozenset({("lengths", line.law)}) if line.law else frozenset())  # fmt: skip
 
 
 def _seeds(n: int) -> str:
