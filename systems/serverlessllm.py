@@ -15,8 +15,11 @@ A request joins the last job of an instance, if that is its model's, or opens on
 `order=sjf` (+, with the true output lengths: an oracle) runs the shortest job first: the longest of its requests
 counts. A job that runs is not interrupted.
 
-Tiers: a node's host memory keeps the models used last, `host_gib` of them (0: all, as at the start); others come from
-disk. `way`: rung of a load from host memory; by default no start of an engine is charged.
+Tiers: where host memory is limited (`host_bytes` of the run's spec), a node keeps the models loaded last, and others
+come from its disk. A load from disk is reckoned to begin when those ordered before on its node end, as in the release
+(ServerlessLLM/ServerlessLLM, sllm/schedulers/storage_aware_scheduler.py 10851ff, `_get_model_loading_time`;
+sllm/store_manager.py 1848fac, `get_store_info` and `load_to_host`). `way`: rung of a load; by default no start of an
+engine is charged.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from harness.policy.events import Arrived, Event, Finished, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import instances
 from harness.policy.slot import Slot, start
-from harness.policy.types import GIB, Cluster, Inst, Option, Plan, Request
+from harness.policy.types import Cluster, Host, Inst, Option, Plan, Request
 from harness.policy.view import View
 
 DECISION_S = 1.3e-5  # mean of 40 models on 16 H100 at 0.1 req/s each, one busy x86-64 core, 2026-11-21
@@ -67,14 +70,14 @@ class ServerlessLlm:
     order: str = choice("fcfs", "sjf")
     most: int = number(4, 1, 256)
     way: str = choice("host", "pool", "sleep", "naive", "reinit", "disk", "cold")
-    host_gib: float = number(0.0, 0, 1e5)
     hears: frozenset[type] = field(init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged", "process": "gpu"}, init=False)
     all: list[Instance] = field(init=False)
     S: Mapping[str, float] = field(init=False)
-    load_s: Mapping[tuple[str, str], float] = field(init=False)  # by model and rung
-    cached: dict[int, list[str]] = field(init=False)  # by node: models in host memory, that used last at the end
+    load_s: Mapping[str, float] = field(init=False)  # from host memory
+    disk_s: Mapping[str, float] = field(init=False)  # from disk; of no model where hosts hold all
+    disk_until_s: dict[int, float] = field(default_factory=dict, init=False)  # by node: loads from its disk end
     where: dict[int, tuple[Instance, Job]] = field(default_factory=dict, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
@@ -83,22 +86,20 @@ class ServerlessLlm:
 
     def __post_init__(self) -> None:
         models, profile = self.cluster.models, self.cluster.profile
-        ways = {self.way, "disk"} if self.host_gib else {self.way}
         self.hears = frozenset({Woke, Arrived, Finished})
         self.uses = frozenset(
             {"Load", "Evict", "Admit", "Run"}
-            | {f"Load.way:{way}" for way in ways if way != "host"}
+            | ({f"Load.way:{self.way}"} if self.way != "host" else set())
             | ({"view.oracle_tokens"} if self.order == "sjf" else set())
         )
         insts = {m: Inst(m, tuple(range(x.tp))) for m, x in models.items()}
-        self.load_s = {(m, way): profile.load_s(insts[m], way) for m in models for way in sorted(ways)}
+        self.load_s = {m: profile.load_s(insts[m], self.way) for m in models}
+        limited = self.cluster.host_bytes is not None
+        self.disk_s = {m: profile.load_s(insts[m], self.way, from_disk=True) for m in models if limited}
         plans = {m: self.cluster.plan.get(m) or Plan(0.0, 1.0, x.max_tokens / 2, "none") for m, x in models.items()}
         self.S = {m: self.seconds(m, plan.prompt_tokens, plan.output_tokens) for m, plan in plans.items()}
         work = {m: plan.rate_rps * models[m].tp for m, plan in plans.items()}
         self.all = [Instance(self.cluster, gpus) for gpus in instances(self.cluster, work)]
-        self.cached = {x.node: sorted(models, key=work.__getitem__) for x in self.all}
-        for node in self.cached:
-            self.keep(node)
 
     def seconds(self, m: str, prompt: float, output: float) -> float:
         """Return the seconds of a request alone on its GPUs."""
@@ -114,24 +115,24 @@ class ServerlessLlm:
             case Arrived(request):
                 return self.arrived(request, view)
             case Finished(rid):
-                return self.finished(rid, view.now_s)
+                return self.finished(rid, view)
             case Woke("start"):  # with the models of the highest rates
                 return start(self.all, sorted(self.cluster.models, key=lambda m: -self.rate(m)), self.way)
         return ()
 
     def arrived(self, r: Request, view: View) -> Iterator[Action]:
         """Add a request to the job that `place` finds for it, or open one."""
-        now_s, m = view.now_s, r.model
+        m = r.model
         fit = [x for x in self.all if x.fits(m)]
         job: Job | None = None
         if self.place == "startup":
-            _, x, job = min((self.startup_s(x, m, now_s) for x in fit), key=lambda choice: choice[0])
+            _, x, job = min((self.startup_s(x, m, view) for x in fit), key=lambda choice: choice[0])
         else:
             same = [(x, j) for x in fit for j in x.jobs if j.model == m and len(j.rids) < self.most]
             x, job = same[0] if same else (min(fit, key=lambda x: len(x.jobs)), None)
         if job is None:
             model = x.jobs[-1].model if x.jobs else x.model
-            job = Job(m, cost_s=self.S[m] + (0.0 if m == model else self.load_s[m, self.tier(x.node, m)]))
+            job = Job(m, cost_s=self.S[m] + (0.0 if m == model else self.loading_s(x, m, view)))
             x.jobs.append(job)
             x.behind_s += job.cost_s
         job.rids[r.id] = None
@@ -139,20 +140,20 @@ class ServerlessLlm:
         if self.order == "sjf":
             job.long_s = max(job.long_s, self.seconds(m, r.prompt_tokens, view.oracle_tokens(r.id)))
         if job.runs:
-            job.until_s = now_s + self.S[m]
+            job.until_s = view.now_s + self.S[m]
             yield Admit(r.id, x.batch(m))
-        yield from self.next(x, now_s)
+        yield from self.next(x, view)
 
-    def finished(self, rid: int, now_s: float) -> Iterator[Action]:
+    def finished(self, rid: int, view: View) -> Iterator[Action]:
         """Remove a request that ended; the last request of a job lets the next job begin."""
         x, job = self.where.pop(rid)
         del job.rids[rid]
-        x.used_s = now_s
+        x.used_s = view.now_s
         if not job.rids:
             x.jobs.remove(job)
-            yield from self.next(x, now_s)
+            yield from self.next(x, view)
 
-    def next(self, x: Instance, now_s: float) -> Iterator[Action]:
+    def next(self, x: Instance, view: View) -> Iterator[Action]:
         """Begin the next job of an instance that runs none: load its model and admit its requests."""
         if not x.jobs or x.jobs[0].runs:
             return
@@ -161,23 +162,25 @@ class ServerlessLlm:
             x.jobs.remove(job)
             x.jobs.insert(0, job)
         job = x.jobs[0]
-        m, job.runs, job.until_s = job.model, True, now_s + self.S[job.model]
+        m, job.runs, job.until_s = job.model, True, view.now_s + self.S[job.model]
         x.behind_s -= job.cost_s
         if x.model != m:
-            yield from x.hold(m, self.tier(x.node, m, use=True))
+            if not self.here(x, m, view):
+                self.disk_until_s[x.node] = view.now_s + self.loading_s(x, m, view)
+            yield from x.hold(m, self.way)
             yield Run(x.batch(m))
         for rid in job.rids:
             yield Admit(rid, x.batch(m))
 
     # ------------------------------------------------------------ where
 
-    def startup_s(self, x: Instance, m: str, now_s: float) -> tuple[tuple[float, float], Instance, Job | None]:
+    def startup_s(self, x: Instance, m: str, view: View) -> tuple[tuple[float, float], Instance, Job | None]:
         """Estimate the seconds until a request of model m would start on an instance, and the job that it joins."""
-        runs = x.jobs[0] if x.jobs and x.jobs[0].runs else None
+        now_s, runs = view.now_s, x.jobs[0] if x.jobs and x.jobs[0].runs else None
         wait_s = x.behind_s + (max(0.0, runs.until_s - now_s) if runs else 0.0)
         used_s = now_s if x.jobs else x.used_s
         if (x.jobs[-1].model if x.jobs else x.model) != m:
-            return (wait_s + self.load_s[m, self.tier(x.node, m)], used_s), x, None
+            return (wait_s + self.loading_s(x, m, view), used_s), x, None
         last = x.jobs[-1] if x.jobs else None
         if last and len(last.rids) < self.most:  # with it
             wait_s -= max(0.0, last.until_s - now_s) if last.runs else self.S[m]
@@ -188,25 +191,12 @@ class ServerlessLlm:
         plan = self.cluster.plan.get(m)
         return plan.rate_rps if plan else 0.0
 
-    def tier(self, node: int, m: str, *, use: bool = False) -> str:
-        """Return the rung by which a model is loaded on a node's GPUs.
+    def loading_s(self, x: Instance, m: str, view: View) -> float:
+        """Estimate the seconds of a load of model m on an instance: from host memory, or from disk after others."""
+        if self.here(x, m, view):
+            return self.load_s[m]
+        return max(0.0, self.disk_until_s.get(x.node, 0.0) - view.now_s) + self.disk_s[m]
 
-        With `use` the model stays in host memory, and others make room.
-        """
-        if not self.host_gib:
-            return self.way
-        here = self.cached[node]
-        rung = self.way if m in here else "disk"
-        if use:
-            here[:] = [*(k for k in here if k != m), m]
-            self.keep(node)
-        return rung
-
-    def keep(self, node: int) -> None:
-        """Keep the models that were used last and fit the host memory."""
-        left = self.host_gib * GIB if self.host_gib else math.inf
-        for k in range(len(here := self.cached[node]) - 1, -1, -1):
-            left -= self.cluster.models[here[k]].weight_bytes * self.cluster.models[here[k]].tp
-            if left < 0.0:
-                del here[: k + 1]
-                return
+    def here(self, x: Instance, m: str, view: View) -> bool:
+        """Tell whether the memory of an instance's node has the weights of model m."""
+        return not self.disk_s or view.weights(Inst(m, Host(x.node))) == "in"

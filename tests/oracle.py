@@ -58,6 +58,9 @@ class Setup:
     gpu_nodes: tuple[int, ...] = ()  # by GPU; none: all are of one node
     links: Mapping[str, float] = field(default_factory=dict)  # bytes/s
     ways: Mapping[tuple[Inst, str], tuple[float, Sequence[tuple[str, int]]]] = field(default_factory=dict)
+    host_bytes: int | None = None  # of a node's memory for weights; None: for all
+    host_order: Mapping[str, int] = field(default_factory=dict)  # bytes of models there, in the order they were read
+    disk_ways: Mapping[tuple[Inst, str], tuple[float, Sequence[tuple[str, int]]]] = field(default_factory=dict)
     block_tokens: int = 16
     batch_cap: int = 256
     chunk_tokens: int = 2048
@@ -407,6 +410,11 @@ class Oracle:
         self.asks = 0
         self.short = False  # a load found no room before the start
         self.landing: set[Inst] = set()  # an eviction was refused while their weights were on a link
+        self.memories: dict[int, list[tuple[str, Inst | None]]] = {}  # by node: models and who reads them from disk
+        for node in sorted({0, *self.setup.gpu_nodes}):
+            self.memories[node] = []
+            for model in self.setup.host_order:
+                self.recall(node, model, None)
         self.transfers: list[Transfer] = []
         self.queues: dict[str, list[Part]] = {link: [] for link in self.setup.links}  # in order of issue
         self.wires: dict[str, tuple[float, Part, float]] = {}  # the piece on its way: its end, whose it is, its size
@@ -1310,6 +1318,8 @@ class Oracle:
                     self.news.append(Freed())
                 self.short = True
             else:
+                if state is None and self.setup.host_bytes is not None:
+                    self.recall(self.node(inst), inst.model, None)
                 self.weights[inst] = "in"
         elif state == "in":
             done()
@@ -1326,17 +1336,41 @@ class Oracle:
                     self.news.append(Freed())
                 done()
 
+            here = self.setup.host_bytes is None or self.recall(self.node(inst), inst.model, inst)
+
             def start() -> None:
                 self.weights[inst] = "loading"
-                fixed_s, parts = self.setup.ways[inst, way]
+                fixed_s, parts = (self.setup.ways if here else self.setup.disk_ways)[inst, way]
                 self.send(parts, fixed_s, end, [inst], inst)
 
             def fail(failed: Failed, why: str) -> None:
                 del self.weights[inst]
+                kept = self.memories[self.node(inst)]
+                kept[:] = [(model, reader) for model, reader in kept if reader != inst]
                 done(failed, why)
 
             self.weights[inst] = "waiting"
             self.ask(Grant(self.issue(), inst, None, start, fail))
+
+    def node(self, inst: Inst) -> int:
+        return self.setup.gpu_nodes[on(inst)[0]] if self.setup.gpu_nodes else 0
+
+    def far(self, reader: Inst | None) -> bool:
+        """Return whether who reads weights from disk has them not yet."""
+        return self.weights.get(reader) in ("waiting", "loading") if reader else False
+
+    def recall(self, node: int, model: str, inst: Inst | None) -> bool:
+        """Read a model on a node, and return whether its memory had it: those read longest ago make room."""
+        room, sizes, kept = self.setup.host_bytes, self.setup.host_order, self.memories[node]
+        assert room is not None
+        old = [(m, reader) for m, reader in kept if m == model]
+        here = any(not self.far(reader) for _, reader in old)
+        if sizes[model] <= room:
+            new = (model, None) if here else old[0] if old else (model, inst)
+            kept[:] = [x for x in kept if x not in old] + [new]
+            while sum(sizes[m] for m, _ in kept) > room:
+                kept.pop(0)
+        return here
 
     def after_step(self, r: Req, effect: Callable[[Req], None], failed: Refuse) -> None:
         """Do it now, or at the end of the step that the request is in."""

@@ -102,6 +102,17 @@ def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> 
     assert (never.stats()["evicts"], engine.stats()["evicts"]) == (0, 1)
 
 
+def test_sleep_has_the_seconds_of_kvcacheds_controller() -> None:
+    """ovg-project/kvcached 001b7b8, controller/sleep_manager.py, SleepConfig."""
+    released = {"idle_threshold_seconds": 300, "check_interval_seconds": 60}
+    make = system.find("elastic")
+    made: Any = make(Sim(machine(1, 8.0)).cluster, **make.presets["sleep"])
+    assert (made.idle_s, made.check_s) == tuple(released.values())
+    assert {"Evict", "Load.way:sleep"} <= made.uses  # level 1 keeps weights in host memory
+    never: Any = make(Sim(machine(1, 8.0)).cluster, **make.presets["kvcached"])
+    assert never.idle_s == 0  # auto_sleep_enabled is False
+
+
 def test_a_busy_model_never_sleeps() -> None:
     # one request that decodes for longer than idle_s
     config = replace(machine(1, 8.0), noise=0.0)

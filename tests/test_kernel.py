@@ -36,6 +36,7 @@ from tests.worlds import (
     BESIDE,
     CUT,
     HEARD,
+    HOSTED,
     LAYERED,
     LENT,
     MEASURED,
@@ -53,7 +54,8 @@ from tests.worlds import (
     world,
 )  # fmt: skip
 
-Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int]]  # loads that wait; KV that waits or moves; by batch
+# Loads that wait; KV that waits or moves; by batch; and weights in the hosts' memories, where that is limited.
+Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int], list[tuple[int, str, str]]]
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
 CAPS = ("cap", "chunk", "prefill")
@@ -100,7 +102,9 @@ class Watched(Oracle):
             loads = {inst for inst, weights in self.weights.items() if weights == "waiting"}
             kv = {r.id: how for r in self.live if (how := self.under_way(r)) != "none"}
             batches = Counter(r.batch for r in self.live if kv.get(r.id) == "waiting" and r.batch)
-            self.sights.append((loads, kv, dict(batches)))
+            hosts = [(node, model, "loading" if self.far(reader) else "in")
+                     for node, kept in self.memories.items() for model, reader in kept]  # fmt: skip
+            self.sights.append((loads, kv, dict(batches), hosts))
         super().do(action)
 
 
@@ -110,7 +114,9 @@ def sight(w: World, sim: Sim) -> Sight:
     loads = {inst for g in range(w.config.gpus) for inst in view.insts(g) if view.weights(inst) == "waiting"}
     there = [r for r in range(len(w.jobs)) if sim.came(r)]
     kv = {r: how for r in there if (how := view.request(r).transit) != "none"}
-    return loads, kv, {b: n for b in sim._batch if (n := view.batch(b).waiting_to_move)}
+    nodes = w.config.nodes[-1] + 1 if w.config.host_bytes is not None else 0
+    hosts = [(k, inst.model, str(view.weights(inst))) for k in range(nodes) for inst in view.insts(Host(k))]
+    return loads, kv, {b: n for b in sim._batch if (n := view.batch(b).waiting_to_move)}, hosts
 
 
 def apart(w: World) -> list[str]:
@@ -192,6 +198,7 @@ WORLDS = {  # by what they have: the first seed, how many (half in the fast test
     "shares that were measured": (MEASURED, 90, 450),
     "two kinds of GPU": (MIXED, 50, 400),
     "contiguous KV": (RESERVED, 100, 400),
+    "weights that hosts have no room for": (HOSTED, 50, 400),
 }
 
 
@@ -234,7 +241,7 @@ def escaped(first: int, last: int, changes: Sequence[tuple[int, str, str]]) -> l
 
 @pytest.mark.slow
 def test_compiled_and_plain_python_give_the_same_bits() -> None:
-    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE, MEASURED, MIXED, RESERVED):
+    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE, MEASURED, MIXED, RESERVED, HOSTED):
         assert plain(str(first), str(first + 15)).split() == [digest(seed) for seed in range(first, first + 15)]
 
 

@@ -34,7 +34,7 @@ class Flat(NoProfile):
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
         return (0.01 + 1e-3 * seqs) * 100 / (sms or 100)
 
-    def load_s(self, inst: Inst, way: str) -> float:
+    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
         return 1.0
 
     def move_s(self, kv_bytes: int, src: object, dst: object) -> float:

@@ -101,11 +101,11 @@ def test_a_second_call_reads_the_answer(monkeypatch: pytest.MonkeyPatch, profile
     assert profiles_dir.is_dir()
     calls = []
 
-    def answers(seeds: int, *_: object) -> list[str]:
+    def answered(seeds: int, *_: object) -> list[str]:
         calls.append(seeds)
         return [f"{seeds} seeds", "and a line"]
 
-    monkeypatch.setattr(muxserving, "told", answers)
+    monkeypatch.setattr(muxserving, "told", answered)
     for seeds in (2, 2, 3, 2):
         assert list(muxserving.text(seeds, tmp_path)) == [f"{seeds} seeds", "and a line"]
     assert calls == [2, 3]

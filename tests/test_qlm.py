@@ -41,7 +41,7 @@ class Flat(NoProfile):
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
         return STEP_S
 
-    def load_s(self, inst: Inst, way: str) -> float:
+    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
         return LOAD_S
 
     def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
@@ -61,7 +61,7 @@ class LastBits(Flat):
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
         return STEP_S * self.off[inst.model, "s"]
 
-    def load_s(self, inst: Inst, way: str) -> float:
+    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
         return LOAD_S * self.off[inst.model, "l"]
 
 

@@ -90,7 +90,7 @@ def test_only_what_belongs_is_kept() -> None:
     )
     timed = re.compile(
         r"results/cpu/(?:vllm/|torch/(?:fig7/)?)?(raw\.jsonl|host\.json|[a-z]+-cpu\.toml|(calibrate|validate)\.(csv|png|md)"
-        r"|(simulator|devices)\.md)"
+        r"|(simulator|devices)\.(csv|md))"
     )
     results = {name for name in names if name.startswith("results/")}
     kept = {name for name in results if not (measured.fullmatch(name) or timed.fullmatch(name))}

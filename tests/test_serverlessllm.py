@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,8 @@ class Flat(NoProfile):
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
         return 0.02
 
-    def load_s(self, inst: Inst, way: str) -> float:
-        return DISK_S if way == "disk" else HOST_S
+    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
+        return DISK_S if from_disk else HOST_S
 
     def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
         return 0.05
@@ -46,6 +47,13 @@ class Still:
     """A view of a world in which nothing moves, whose requests make as many tokens as their id says."""
 
     now_s = 0.0
+
+    def __init__(self, hosts: Mapping[int, str] | None = None) -> None:
+        self.hosts = hosts or {}  # by node: models in its memory
+
+    def weights(self, inst: Inst) -> str:
+        assert isinstance(inst.place, Host)
+        return "in" if inst.model in self.hosts[inst.place.node] else "out"
 
     def oracle_tokens(self, rid: int) -> int:
         return rid
@@ -107,15 +115,41 @@ def test_a_model_keeps_its_gpu_until_its_requests_are_done() -> None:
     assert end(made, 1) == [Evict(a.inst), Load(b.inst), Run(b), Admit(2, b)]
 
 
-def test_host_memory_keeps_the_models_used_last() -> None:
-    made = policy(1, "abcd", host_gib=2.0)
-    assert made.cached == {0: ["b", "a"]}  # the hottest
-    ways = []
-    for rid, m in enumerate("cabc"):
-        arrive(made, (rid, m))
-        ways += [a.way for a in end(made, rid - 1) if isinstance(a, Load)] if rid else []
-    assert ways == ["host", "disk", "disk"]  # c had put b out, a stays, b puts c out; c came from disk before
-    assert made.cached == {0: ["b", "c"]}
+def test_a_load_takes_longer_where_the_host_has_not_the_weights() -> None:
+    gpus = tuple(Gpu("flat", node, 3 * GIB, 100, ()) for node in (0, 1))
+    served = {m: Model(1, 1, GIB, 1, 1, 400, 1.0, 0.1) for m in "abc"}
+    plan = {m: Plan(10.0 - k, 100, 50, "test") for k, m in enumerate("abc")}
+    made = ServerlessLlm(Cluster(gpus, served, plan, Flat(), host_bytes=GIB))
+    assert made.uses == policy().uses  # it asks for its own rung, wherever the weights are
+    view: Any = Still({0: "ab", 1: "c"})
+    list(made.on(Woke("start"), view))
+    list(made.on(Arrived(Request(0, "c", 0.0, 100, 1.0, 0.1)), view))
+    assert jobs_of(made) == [[], [("c", [0])]]
+    assert made.all[1].jobs[0].cost_s == pytest.approx(S + HOST_S)
+    view.hosts = {0: "", 1: ""}
+    view.now_s = 5.0
+    for k, m in enumerate("bb"):  # instances hold a and c by now
+        list(made.on(Arrived(Request(1 + k, m, 5.0, 100, 1.0, 0.1)), view))
+    assert jobs_of(made) == [[("b", [1, 2])], [("c", [0])]]
+    assert made.all[0].jobs[0].cost_s == pytest.approx(S + DISK_S)
+    assert made.disk_until_s == {0: 5.0 + DISK_S}
+
+
+def test_a_load_from_disk_waits_for_those_ordered_before_on_its_node() -> None:
+    served = {m: Model(1, 1, GIB, 1, 1, 400, 1.0, 0.1) for m in "abcd"}
+    plan = {m: Plan(10.0 - k, 100, 50, "test") for k, m in enumerate("abcd")}
+    made = ServerlessLlm(Cluster((Gpu("flat", 0, 3 * GIB, 100, ()),) * 2, served, plan, Flat(), host_bytes=GIB))
+    view: Any = Still({0: ""})
+    list(made.on(Woke("start"), view))
+    for rid, (now_s, m) in enumerate([(1.0, "c"), (3.0, "d")]):
+        view.now_s = now_s
+        list(made.on(Arrived(Request(rid, m, now_s, 100, 1.0, 0.1)), view))
+    assert jobs_of(made) == [[("c", [0])], [("d", [1])]]
+    first, second = (x.jobs[0].cost_s - S for x in made.all)
+    assert (first, second) == pytest.approx((DISK_S, DISK_S - 2.0 + DISK_S))
+    assert made.disk_until_s == {0: pytest.approx(1.0 + 2 * DISK_S)}
+    view.now_s, view.hosts = 5.0, {0: "a"}
+    assert made.loading_s(made.all[0], "a", view) == HOST_S  # memory waits for no disk
 
 
 def test_plus_takes_the_shortest_job() -> None:
@@ -153,12 +187,13 @@ def simulated(
     gpus: int,
     refuse: int = 0,
     make: Any = ServerlessLlm,
+    host_bytes: int | None = None,
     **fields: Any,
 ) -> tuple[Any, Any, Sim]:
     """Serve rows of (arrival, model, prompt, output)."""
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     plan = {s.name: Plan(1.0, 200.0, 60.0, "test") for s in served}
-    world = Config(served, gpus=gpus, host="none", plan=plan)
+    world = Config(served, gpus=gpus, host="none", plan=plan, host_bytes=host_bytes)
     a, m, p, o = (np.array(column) for column in zip(*sorted(rows), strict=True))
     slo = np.full(len(rows), math.inf)
     work = Jobs(tuple(s.name for s in served), a.astype(float), m.astype(np.int32), p.astype(np.int32),
@@ -179,7 +214,7 @@ def test_one_request_behind_another_model_in_time() -> None:
     done = first + sum(p.step_s(inst, 1, 201 + k) for k in range(49))
     assert R["first"][0] == pytest.approx(first, rel=1e-9)
     assert R["done"][0] == pytest.approx(done, rel=1e-9)
-    assert R["first"][1] == pytest.approx(done + made.load_s["m1", "host"] + p.prefill_s(inst, 200), rel=1e-9)
+    assert R["first"][1] == pytest.approx(done + made.load_s["m1"] + p.prefill_s(inst, 200), rel=1e-9)
 
 
 @settings(max_examples=40)
@@ -187,13 +222,13 @@ def test_one_request_behind_another_model_in_time() -> None:
 def test_no_request_is_lost(data: st.DataObject) -> None:
     row = st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 900), st.integers(1, 300))
     rows = data.draw(st.lists(row, min_size=1, max_size=25))
-    fields = data.draw(
+    fields: dict[str, Any] = data.draw(
         st.fixed_dictionaries(
             {
                 "place": st.sampled_from(["startup", "fewest"]),
                 "order": st.sampled_from(["fcfs", "sjf"]),
                 "most": st.integers(1, 8),
-                "host_gib": st.sampled_from([0.0, 3.0, 6.0]),
+                "host_bytes": st.sampled_from([None, 0, 3 * GIB, 6 * GIB]),
             }
         )
     )

@@ -37,7 +37,7 @@ class Steps:
     def step_s(self, *_: Any) -> float:
         return self.seconds[1]
 
-    def load_s(self, *_: Any) -> float:
+    def load_s(self, *_: Any, **__: Any) -> float:
         return 0.5
 
 

@@ -33,7 +33,7 @@ def logged() -> turns.Turns:
 class Costs:
     """A profile of which only loads are asked for."""
 
-    def load_s(self, inst: Inst, way: str) -> float:
+    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
         return {"host": 1.0, "naive": 6.0}[way]
 
 

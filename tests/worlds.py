@@ -20,7 +20,7 @@ from harness.engines.machine import Config, Machine, Served, priced_models
 from harness.engines.sim.engine import PIECE_BYTES, Sim, granule_bytes, memory
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.policy.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Prefix, Shape
+from harness.policy.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Plan, Prefix, Shape
 from tests.oracle import ModelSetup, Setup
 
 NEVER = -math.inf
@@ -36,6 +36,7 @@ BESIDE = 8_000_000  # and from here on steps disturb those beside them, in world
 MEASURED = 9_000_000  # and from here on cost tables say what a step asks for, in worlds of all the kinds before
 MIXED = 10_000_000  # and from here on GPUs are of two kinds, in worlds of whole prompts, turns, anything and the like
 RESERVED = 11_000_000  # and from here on KV is one chunk a request, in worlds of all the kinds before
+HOSTED = 12_000_000  # and from here on hosts hold some of the weights, in worlds of whole prompts, turns and the like
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -65,7 +66,10 @@ class World:
     def setup(self) -> Setup:
         """Return the same for the oracle."""
         c, kinds = self.config, [self.machine.of(kind) for kind in self.config.kinds]
-        models, ways = dict[str, ModelSetup](), {}
+        models, ways, disk_ways = dict[str, ModelSetup](), {}, {}
+        two = len({id(kind) for kind in kinds}) > 1
+        nodes = tuple(int(kind is not kinds[0]) for kind in kinds) if two else ()
+        rung = self.machine.ladder["host"]
         for k, m in enumerate(priced_models(c)):
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
             foot = weight_bytes(m.shape, m.tp) + (c.process_bytes or 0) * (1 + (self.options.get("process") == "pair"))
@@ -78,22 +82,30 @@ class World:
             usual = models.get(m.name, sizes)
             models[m.name] = usual._replace(cut={**usual.cut, m.tp: sizes})
             for place in permutations(range(c.gpus), m.tp):
-                parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
-                ways[Inst(m.name, place), "host"] = (self.machine.ladder["host"].fixed_s, parts)
-        links: dict[str, float] = {}
+                size, spec = weight_bytes(m.shape, m.tp), kinds[place[0]].spec
+                parts = [(f"h2d{g}", size) for g in place]
+                slow_s = [rung.fixed_s + max(0.0, size / rung.bytes_s - s)
+                          for s in (size / spec.h2d, max(size / spec.h2d, m.tp * size / spec.disk))]  # fmt: skip
+                ways[Inst(m.name, place), "host"] = (slow_s[0], parts)
+                disk = f"disk{nodes[place[0]] if two else 0}"
+                disk_ways[Inst(m.name, place), "host"] = (slow_s[1], [*parts, (disk, m.tp * size)])
+        links: dict[str, float] = {"disk0": kinds[0].spec.disk, "disk1": kinds[-1].spec.disk}
         for g, spec in enumerate(kind.spec for kind in kinds):
             links |= {f"h2d{g}": spec.h2d, f"d2h{g}": spec.d2h, f"p2p{g}": spec.nvlink, f"net{g}": spec.net}
         text: Any = self.options
-        two = len({id(kind) for kind in kinds}) > 1
+        order = sorted(c.models, key=lambda m: c.plan[m.name].rate_rps if c.plan else 0.0)
         return Setup(
             tables=self.machine.stacked,
             models=models,
             gpu_bytes=tuple(memory(c, kind.spec).gpu_bytes for kind in kinds),
             gpu_sms=tuple(kind.spec.sms for kind in kinds),
             gpu_rows=tuple(0 if kind is kinds[0] else len(kinds[0].tables.cost) for kind in kinds) if two else (),
-            gpu_nodes=tuple(int(kind is not kinds[0]) for kind in kinds) if two else (),
+            gpu_nodes=nodes,
             links=links,
             ways=ways,
+            host_bytes=c.host_bytes,
+            host_order={m.name: weight_bytes(m.shape) for m in order} if c.host_bytes is not None else {},
+            disk_ways=disk_ways,
             block_tokens=c.block_tokens,
             batch_cap=c.batch_cap,
             chunk_tokens=c.chunk_tokens,
@@ -186,6 +198,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 def world(seed: int) -> World:
     """Return one world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    if seed >= HOSTED:
+        return hosted(seed)
     if seed >= RESERVED:
         return reserved(seed)
     if seed >= MIXED:
@@ -509,6 +523,27 @@ def reserved(seed: int) -> World:
     models = tuple(m._replace(shape=m.shape._replace(max_tokens=most)) for m in w.config.models)
     options = {**w.options, "kv": str(rng.choice(["max", "pow2", "oracle"]))}
     return replace(w, config=replace(w.config, models=models), options=options, end_s=min(w.end_s, 60.0))
+
+
+def hosted(seed: int) -> World:
+    """Return another world, whose nodes' memory has room for some of the weights, and whose loader may be slow."""
+    n, rng = seed - HOSTED, np.random.default_rng(seed)
+    w = world((0, TURNED, WILD, CUT, MIXED)[n % 5] + n // 5)
+    sizes = [weight_bytes(m.shape) for m in w.config.models]
+    room = int(rng.choice([0, 1, 1.5, 2, len(sizes)]) * max(sizes))
+    plan = {m.name: Plan(float(rng.random()), 10.0, 10.0, "test") for m in w.config.models}
+    disk = float(rng.choice([0.3, 1.0, 8.0])) * max(sizes)
+
+    def slower(machine: Machine) -> Machine:
+        """Return the same with that disk, and another loader."""
+        way = machine.ladder["host"]._replace(bytes_s=loader)
+        spec = machine.spec._replace(disk=disk)
+        return machine._replace(spec=spec, ladder={"host": way})
+
+    loader = float(rng.choice([math.inf, 0.5 * max(sizes)]))
+    machine = slower(w.machine)._replace(others={kind: slower(x) for kind, x in w.machine.others.items()})
+    config = replace(w.config, host_bytes=room, plan=plan)
+    return replace(w, config=config, machine=machine, end_s=min(w.end_s, 60.0))
 
 
 def on(inst: Inst) -> Gpus:

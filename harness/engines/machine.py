@@ -75,6 +75,7 @@ class Config:
     nvlink_gbps: float | None = None
     net_gbps: float | None = None
     disk_gbps: float | None = None
+    host_bytes: int | None = None  # of a node's memory for weights, those used last; None: it holds all
     scaled: constants.Factors = field(default_factory=dict)  # of constants of the machine
     block_tokens: int = 16
     batch_cap: int = 256
@@ -298,7 +299,12 @@ def cluster(
     }
     shared = MappingProxyType  # the engine reads what policies are given
     return Cluster(
-        gpus, shared(models), shared(dict(config.plan)), _profile(config, priced), shared(dict(config.homes))
+        gpus,
+        shared(models),
+        shared(dict(config.plan)),
+        _profile(config, priced),
+        shared(dict(config.homes)),
+        config.host_bytes,
     )
 
 

@@ -283,8 +283,8 @@ class Profile(Protocol):
         """
         ...
 
-    def load_s(self, inst: Inst, way: str) -> float:
-        """Return the seconds of a `Load` by `way` on idle links."""
+    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
+        """Return the seconds of a `Load` by `way` on idle links; `from_disk`: of weights not in host memory."""
         ...
 
     def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
@@ -301,3 +301,4 @@ class Cluster:
     plan: Mapping[str, Plan]
     profile: Profile
     homes: Mapping[str, Gpus] = field(default_factory=dict)  # where each model is to live, if that is given
+    host_bytes: int | None = None  # of weights that a node's memory holds (View.weights tells whose); None: all

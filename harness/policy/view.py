@@ -53,11 +53,11 @@ class View(Protocol):
         ...
 
     def weights(self, inst: Inst) -> Weights:
-        """Tell how far an instance's weights are on their way."""
+        """Tell how far an instance's weights are on their way: to its GPUs, or into the memory of its host."""
         ...
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Return the instances in or under way, in order of `Load`."""
+        """Return the instances in or under way, in order of `Load`; of a host the models whose weights it holds."""
         ...
 
     def free_bytes(self, home: int | Host) -> int:

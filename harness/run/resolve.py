@@ -133,6 +133,8 @@ def resolve(spec: Spec) -> Spec:
         raise UserError("profile: policies see measured steps on the simulator alone, and on one kind of GPU")
     if spec.profile and not spec.profile.endswith(".json"):
         raise UserError(f'profile is "{spec.profile}", not the path of a .json')
+    if spec.host_bytes is not None and asked(spec.engine).name != SIMULATOR:
+        raise UserError(f"host_bytes: on {spec.engine} weights lie where they lie; {SIMULATOR} alone takes it")
     _hold(setup)
     known = traits(spec)
     if known.wall_clock:
@@ -234,6 +236,8 @@ def _hold(setup: Setup) -> None:
     for card in (kind.spec for kind in setup.machine.all):
         if spec.pool_bytes is not None and spec.pool_bytes > card.mem_bytes:
             raise UserError(f"pool_bytes is {spec.pool_bytes}: {card.kind} has {card.mem_bytes}")
+        if spec.host_bytes is not None and spec.host_bytes > card.host_bytes:
+            raise UserError(f"host_bytes is {spec.host_bytes}: a node of {card.kind} has {card.host_bytes}")
     for m in setup.models.members:
         need, have = alone(setup, m, m.tp)
         if need <= have:

@@ -163,6 +163,7 @@ class Setup:
             process=spec.process,
             process_bytes=spec.process_bytes,
             pool_bytes=spec.pool_bytes,
+            host_bytes=spec.host_bytes,
             sharing=spec.sharing,
             **_links(spec),
             scaled=dict(spec.scaled),

@@ -3,7 +3,8 @@
 A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is checked where it is looked up.
 `None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...). A resolved spec has none left
 but the preset, the cost table, a closed loop's window, the longest request and a prefix cache where no ids are known.
-The card's and the process's own memory and link rates stay None too. Only a resolved spec is hashed into results.
+Memory of the card, of the process and of the host, and link rates stay None too: their own. Only a resolved spec is
+hashed into results.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from workloads import checkpoint
 from workloads.models import with_files
 
 LINKS = ("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps")
-MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *LINKS)  # fields that a figure may name
+# Fields that a figure may name.
+MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "host_bytes", "sharing", *LINKS)
 HASH_CHARS = 8
 # Limits that a run can hold in memory: links are between GPUs, and a sequence of a batch takes 1.3 kB of state.
 MOST_GPUS = 4096
@@ -38,7 +40,7 @@ MOST_BATCH = 1 << 16
 Rate = Annotated[float, Gt(0), Le(1e6)]  # 1e9 bytes/s: up to a petabyte in a second
 UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
     "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
-    "pool_bytes": None, "profile": "",
+    "pool_bytes": None, "host_bytes": None, "profile": "",
 }  # fmt: skip
 # Fields that may name a file, and how its name ends (`slo`: classes:FILE).
 FILES: Mapping[str, str] = {
@@ -100,6 +102,7 @@ class Spec:
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
     process_bytes: Natural | None = None  # bytes of each beside weights; None: from its parts
     pool_bytes: Count | None = None  # of a GPU for weights and KV, processes beside it; None: by mem_fraction
+    host_bytes: Natural | None = None  # of a node's memory for weights, others lie on its disk; None: it holds all
     sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
     decision_s: Seconds | None = None  # None: DECISION_S of the system's file
     control_s: Seconds | None = None  # None: one call of the engine's API

@@ -83,7 +83,10 @@ def schema() -> pa.Schema:
 def load_s(
     loads: Mapping[tuple[Inst, str], int], profile: Profile, fixed_s: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
-    """Return for each model the mean fixed seconds of its loads' ways, and of their copies of weights on idle links."""
+    """Return for each model the mean fixed seconds of its loads' ways, and of their copies of weights on idle links.
+
+    These come from host memory, or by rungs that start at the disk from there.
+    """
     parts: dict[str, list[tuple[int, float, float]]] = {}
     for (inst, way), times in loads.items():
         parts.setdefault(inst.model, []).append((times, fixed_s[way], profile.load_s(inst, way) - fixed_s[way]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
@@ -27,7 +27,7 @@ from harness.rows.crossings import (
     side_by_side,
 )
 from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Style
-from harness.rows.statistics import Estimate
+from harness.rows.statistics import Estimate, interval
 from harness.study.rule import (
     CLASSES,
     DECIDED,
@@ -74,6 +74,14 @@ class Verdict(NamedTuple):
     note: str = ""  # missing data, or limits
     support: Support | None = None
     reading: Reading = frozenset()
+
+
+class Line(NamedTuple):
+    """A claim with its result, and the section that makes it."""
+
+    section: str
+    verdict: Verdict
+    law: str = ""  # of lengths, where the paper gives their means alone
 
 
 # ------------------------------------------------------------------ evidence
@@ -149,6 +157,38 @@ def of_measure(system: str, entry: Mapping[str, Any]) -> Claim:
 def untestable(claim: Claim, datum: str) -> Verdict:
     """Return the verdict of a claim that lacks a datum."""
     return Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {datum}")
+
+
+def by_measures(
+    path: Path, system: str, measured: Callable[[str], Iterable[tuple[str, Sequence[float]]]]
+) -> Iterator[Line]:
+    """Yield each claim of a file with its verdict.
+
+    `measured` returns a measure's values, one a seed, under each law of lengths.
+    """
+    for entry in stated(path):
+        claim, section = of_measure(system, entry), entry["section"]
+        if "lacks" in entry:
+            yield Line(section, untestable(claim, entry["lacks"]))
+            continue
+        for law, values in measured(entry["measure"]):
+            yield Line(section, by_number(claim, None, interval(values)), law)
+
+
+def printed(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the claims as text: class, the paper's number, the result here, the claim; below it why they differ."""
+    width = max((len(line.verdict.text) for line in lines), default=0)
+    for section, verdict, law in lines:
+        of = f", {law}" if law else ""
+        paper = paper_text(verdict.claim)
+        yield f"{verdict.says:12} {paper:>10}  here {verdict.text:{width}} {verdict.claim.subject}{of} ({section})"
+        if why := reason(verdict):
+            yield f"{'':12} {why}"
+
+
+def reason(verdict: Verdict) -> str:
+    """Return the reason why ours differs, or the datum that a comparison lacks."""
+    return verdict.note or verdict.claim.why
 
 
 def claims_of(about: About) -> list[Claim]:

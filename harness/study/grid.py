@@ -23,7 +23,7 @@ from workloads.slo import scaled
 
 HALVES = ("first", "second")
 # fields of a condition that captions name
-SETTING = ("process", "sharing", "scaling", "assign", "plan", "placement", "pool_bytes", "scaled")
+SETTING = ("process", "sharing", "scaling", "assign", "plan", "placement", "pool_bytes", "host_bytes", "scaled")
 
 
 @dataclass(frozen=True, eq=False)

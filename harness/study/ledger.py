@@ -8,7 +8,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from harness.policy import mix
 from harness.policy.fields import meant
@@ -17,12 +17,14 @@ from harness.report.text_table import aligned
 from harness.rows import setting
 from harness.rows.crossings import Panel
 from harness.rows.estimate import NONE
+from harness.run import sweep
+from harness.run.shard import Shard
+from harness.run.spec import Spec, canonical
 from harness.run.teller import Silent, Teller
 from harness.study import claims, muxserving, paging, weaving
 from harness.study import load as studies
+from harness.study.claims import Line as Driven
 from harness.study.claims import Verdict
-from harness.study.driven import Driver
-from harness.study.driven import Line as Driven
 from harness.study.measure import Measured, measure
 from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
 from harness.study.study import START, Claim, Study
@@ -30,7 +32,6 @@ from harness.study.study import START, Claim, Study
 UNKNOWN = "nothing is known that is sufficient"
 FULL = "only --full runs its condition"
 WIDTH = 100
-DRIVERS: Mapping[str, Driver] = {"muxserve": muxserving, "pagedattention": paging, "weaver": weaving}
 
 
 class Line(NamedTuple):
@@ -81,6 +82,27 @@ class Ledger(NamedTuple):
     statements: tuple[Statement, ...]
     missing: Mapping[str, str]
     left: tuple[str, ...] = ()  # sources of claims that were not asked for
+
+
+class Driver(Protocol):
+    """A module that makes its runs, and measures in them what no curve of a study shows."""
+
+    PAPER: str
+    SEEDS: int
+
+    def setting(self) -> str:
+        """Describe models, GPUs and lengths of all runs."""
+
+    def specs(self, seeds: int, out: Path) -> Iterator[Spec]:
+        """Yield the specs of all runs that the claims need; their traces are written below `out`."""
+
+    def lines(
+        self, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
+    ) -> Iterator[Driven]:
+        """Yield every claim with its verdict; runs are kept in `out`."""
+
+
+DRIVERS: Mapping[str, Driver] = {"muxserve": muxserving, "pagedattention": paging, "weaver": weaving}
 
 
 def sources() -> dict[str, Callable[[Path, int | None, Teller], Source]]:
@@ -282,6 +304,14 @@ def _driven(at: str, line: Driven) -> Line:
     note = verdict.note if verdict.says in CLASSES else ""  # missing data stand below
     return Line(what, at, verdict.text, verdict.says, note, claims.weak(verdict), claim.evidence,
                 frozenset({("lengths", line.law)}) if line.law else frozenset())  # fmt: skip
+
+
+def run_part(name: str, shard: Shard, out: Path, *, workers: int | None = None, teller: Teller) -> int:
+    """Run what a shard has of the runs of all claims, by spec; return their number."""
+    driver = DRIVERS[name]
+    mine = shard.part(dict.fromkeys(driver.specs(driver.SEEDS, out)), canonical)
+    sweep.sweep(mine, out, workers=workers, teller=teller, what=f"{name}, shard {shard}")
+    return len(mine)
 
 
 def _seeds(n: int) -> str:

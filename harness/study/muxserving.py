@@ -7,9 +7,9 @@ The setting is the release's (hao-ai-lab/MuxServe 2249cfa, benchmark/end_to_end/
 (`model2num`: 12 of 7B, 4 of 13B, 2 of 30B, 1 of 65B, the most popular first) on four nodes of eight A100 80 GB; the
 k-th most popular model has a rate in proportion to k^-alpha (`gen_power_law_dis`), the first one 40 requests/s x the
 rate scale (`get_real_rate`); Poisson arrivals. Rate scales below 0.5 are ours, for a rate at which SLOs are met.
-Planners know the rates, as there. Lengths are drawn from a law of ShareGPT's means (`paging.LAWS`), its requests being
-in no trace at hand. Steps cost what they do on vLLM 0.6; policies see MuxServe's own profile (PROFILES_DIR), which
-has no licence and is read from there alone.
+Planners know the rates, as there. Lengths are drawn from a law of ShareGPT's means (`workloads/lengths.py`), its
+requests being in no trace at hand. Steps cost what they do on vLLM 0.6; policies see MuxServe's own profile
+(PROFILES_DIR), which has no licence and is read from there alone.
 
 `muxserve:original` chooses its degrees of parallelism, and so do AlpaServe and the random placement. `spatial` has
 those that the release sets by hand (`gen_spatial_cfg_from_muxserve_cfg`, model2placement: 1, 1, 4 and 8 GPUs), which
@@ -44,10 +44,10 @@ from harness.run import sweep
 from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec, asked, content_hash
 from harness.run.teller import Silent, Teller
-from harness.study import driven
-from harness.study.driven import Line
-from harness.study.paging import lengths
+from harness.study import answer as answers
+from harness.study.claims import Line, by_measures, printed
 from traces import schema
+from workloads.lengths import lengths
 
 PAPER = "MuxServe, ICML 2024"
 CLAIMS = Path(__file__).with_name("muxserving.toml")
@@ -152,7 +152,7 @@ def written(alpha: float, scale: float, seed: int, out: Path) -> Path:
     rng = np.random.default_rng(seed)
     counts = [max(1, int(rng.poisson(rate * WINDOW_S))) for rate in rates(alpha, scale)]
     arrival_s, model = rng.uniform(0, WINDOW_S, sum(counts)), np.repeat(names(), counts)
-    order, drawn = np.argsort(arrival_s, kind="stable"), lengths("sharegpt", LAW, sum(counts), rng)
+    order, drawn = np.argsort(arrival_s, kind="stable"), lengths("sharegpt", LAW, sum(counts), rng, longest=LONGEST)
     path = out / f"muxserve-{alpha:g}-{scale:g}-{seed}.parquet"
     note = f"Poisson arrivals at rates of a power law, {LAW} lengths of ShareGPT's means"
     return schema.drawn(path, arrival_s[order], model[order].tolist(), drawn, span_s=WINDOW_S, note=note)
@@ -321,14 +321,14 @@ def judged(results: Results, seeds: int) -> Iterator[Line]:
         kind, _, over = name.partition("_")
         return [("", [GAINS[kind](results, over, seed) for seed in range(seeds)])]
 
-    return driven.judged(CLAIMS, "muxserve", values)
+    return by_measures(CLAIMS, "muxserve", values)
 
 
 def text(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
     """Yield the printed answer, which is kept in `out` for as long as the sources and the profile stay as they are."""
     path = Path(profile())
     facts = [content_hash(path, path.stat().st_mtime_ns), seeds]
-    return driven.kept(out, facts, lambda: told(seeds, out, workers, teller))
+    return answers.kept(out, facts, lambda: told(seeds, out, workers, teller))
 
 
 def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
@@ -338,7 +338,7 @@ def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | Non
     yield f"simulated, 32 x a100-80g, {HOST}; policies see MuxServe's profile; {LAW} lengths; {seeds} seeds"
     yield degrees((name, "own" if name in OWN else None) for name in SYSTEMS)
     yield from table(results, seeds)
-    yield from driven.printed(list(judged(results, seeds)))
+    yield from printed(list(judged(results, seeds)))
 
 
 def answer(results: Results, seeds: int) -> str:

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import power_above
@@ -37,10 +36,11 @@ from harness.rows import record, requests
 from harness.run import sweep
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
-from harness.study import driven, sharing
-from harness.study.claims import stated
-from harness.study.driven import Line
+from harness.study import answer as answers
+from harness.study import sharing
+from harness.study.claims import Line, by_measures, printed, stated
 from traces import schema
+from workloads.lengths import LAWS, lengths
 from workloads.models import shape
 
 PAPER = "PagedAttention, SOSP 2023"
@@ -60,10 +60,8 @@ class Server(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Mean lengths of a data set (section 6.1, figure 11), and rates."""
+    """Rates of a data set."""
 
-    prompt: float
-    output: float
     rps: float  # of figure 13
     most_rps: float  # more than any policy serves: ours
 
@@ -73,11 +71,7 @@ SERVERS = {
     "opt-66b": Server("a100-40g", 4, 9_700),
     "opt-175b": Server("a100-80g", 8, 60_100),
 }
-DATA = {"sharegpt": Data(161.31, 337.99, 2.0, 10.0), "alpaca": Data(19.31, 58.45, 30.0, 100.0)}
-LAWS: Mapping[str, Callable[[np.random.Generator, int], NDArray[np.float64]]] = {  # numbers of mean 1, before rounding
-    "geometric": lambda rng, n: rng.exponential(1.0, n),
-    "lognormal": lambda rng, n: rng.lognormal(-0.5, 1.0, n),  # coefficient of variation 1.31
-}
+DATA = {"sharegpt": Data(2.0, 10.0), "alpaca": Data(30.0, 100.0)}
 
 
 @dataclass(frozen=True)
@@ -117,31 +111,12 @@ class Measured(NamedTuple):
 # ------------------------------------------------------------------ a run
 
 
-def lengths(data: str, law: str, n: int, rng: np.random.Generator) -> NDArray[np.int32]:
-    """Draw prompt and output tokens of n requests, shape (n, 2), with the means of a data set.
-
-    Pairs beyond 2,048 tokens are drawn again. The law is of a mean so much larger that those which stay have the data
-    set's own.
-    """
-    draw, means = LAWS[law], np.array([DATA[data].prompt, DATA[data].output])
-    pairs = np.stack([draw(np.random.default_rng(k), 1 << 16) for k in (1, 2)], 1)
-    scale = means.copy()
-    for _ in range(20):
-        whole = np.ceil(pairs * scale)
-        scale *= means / whole[whole.sum(1) <= LONGEST].mean(0)
-    kept = np.empty((0, 2))
-    while len(kept) < n:
-        some = np.ceil(np.stack([draw(rng, n), draw(rng, n)], 1) * scale)
-        kept = np.concatenate([kept, some[some.sum(1) <= LONGEST]])
-    return kept[:n].astype(np.int32)
-
-
 @cache
 def written(data: str, law: str, rps: float, seed: int, out: Path) -> Path:
     """Write Poisson arrivals as a trace of warm-up and window; returns its path."""
     rng = np.random.default_rng(seed)
     n = int(rng.poisson(rps * WINDOW_S))
-    drawn = lengths(data, law, n, rng)
+    drawn = lengths(data, law, n, rng, longest=LONGEST)
     arrival_s = np.sort(rng.uniform(0, WINDOW_S, n))
     path, note = out / f"{data}-{law}-{rps:g}-{seed}.parquet", f"Poisson arrivals, {law} lengths of {data}'s means"
     return schema.drawn(path, arrival_s, ["m"] * n, drawn, span_s=WINDOW_S, note=note)
@@ -231,7 +206,9 @@ class Shared(NamedTuple):
     def value(self, law: str, seed: int) -> float:
         """Count the blocks of `SHARING` requests; returns the saved ones over all that there would be."""
         rng = np.random.default_rng(seed)
-        return sharing.saved(lengths(self.data, law, SHARING, rng), self.sequences, rng if self.beams else None)
+        return sharing.saved(
+            lengths(self.data, law, SHARING, rng, longest=LONGEST), self.sequences, rng if self.beams else None
+        )
 
 
 SHARED: Mapping[str, Shared] = {
@@ -286,12 +263,12 @@ def lines(seeds: int, out: Path, *, workers: int | None = None, teller: Teller |
             measure = MEASURES[name]
             yield law, [measure.value(*(results[run, law, seed] for run in measure.runs)) for seed in range(seeds)]
 
-    return driven.judged(CLAIMS, "contiguous", measured_by_law)
+    return by_measures(CLAIMS, "contiguous", measured_by_law)
 
 
 def text(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
     """Yield the printed answer, which is kept in `out` for as long as the sources stay as they are."""
-    return driven.kept(out, [seeds], lambda: told(seeds, out, workers, teller))
+    return answers.kept(out, [seeds], lambda: told(seeds, out, workers, teller))
 
 
 def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
@@ -299,7 +276,7 @@ def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | Non
     every = list(lines(seeds, out, workers=workers, teller=teller))
     yield answer(every)
     yield f"simulated, {HOST}; lengths of two laws of the paper's means; {seeds} seeds"
-    yield from driven.printed(every)
+    yield from printed(every)
 
 
 def answer(every: Iterable[Line]) -> str:

@@ -37,9 +37,7 @@ from harness.run import sweep
 from harness.run.setup import Setup
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
-from harness.study import driven
-from harness.study.claims import paper_text, stated
-from harness.study.driven import Line
+from harness.study.claims import Line, by_measures, paper_text, printed, reason, stated
 from traces import schema
 from workloads.models import shape
 
@@ -384,7 +382,7 @@ def values(name: str, results: Results, seeds: int) -> list[float]:
 def lines(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[Line]:
     """Yield every claim with its verdict; runs are kept in `out`."""
     results = ran(needed(), seeds, out, workers=workers, teller=teller)
-    return driven.judged(CLAIMS, "weaver", lambda name: [("", values(name, results, seeds))])
+    return by_measures(CLAIMS, "weaver", lambda name: [("", values(name, results, seeds))])
 
 
 def curves(
@@ -403,10 +401,10 @@ def curves(
 def main(out: Path | None = None, results: Path = RESULTS) -> None:
     """Print the claims; write them, and the points of the figures, as tables below `out`."""
     every = list(lines(SEEDS, results / "weaver"))
-    for line in driven.printed(every):
+    for line in printed(every):
         print(line)
     if out is not None:
-        rows = ((v.claim.subject, section, paper_text(v.claim), v.text, v.says, driven.reason(v))
+        rows = ((v.claim.subject, section, paper_text(v.claim), v.text, v.says, reason(v))
                 for section, v, _ in every)  # fmt: skip
         _write(out / "weaver-claims.csv", ("claim", "section", "paper", "here", "verdict", "why"), rows)
         _write(out / "weaver.csv", Point._fields, curves(out=results))

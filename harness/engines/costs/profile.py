@@ -121,13 +121,16 @@ class TableProfile:
         layer = [*(scale * s for s in before), attention_s, *(scale * s for s in after)]
         return (*(layer * shape.layers), _at(r.grid, r.head, seqs))
 
-    def load_s(self, inst: Inst, way: str) -> float:
-        """Return the seconds of a `Load` by `way` on idle links."""
+    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
+        """Return the seconds of a `Load` by `way` on idle links; `from_disk`: of weights not in host memory."""
         if way not in self.ladder:
             raise UserError(f"unknown way to load {way!r}; known: {', '.join(self.ladder)}")
         fixed_s, link, _ = rung = self.ladder[way]
         tp = _tp(inst)
         size = self.weight_bytes[inst.model, tp]
+        if from_disk and link != "disk":
+            rate = min(self.spec.h2d, self.spec.disk / tp)
+            return size / rate + rung.after_s(size, rate)
         match link:
             case "pcie":
                 return size / self.spec.h2d + rung.after_s(size, self.spec.h2d)
@@ -174,9 +177,9 @@ class MixedProfile:
         """See `Profile`."""
         return self._of(inst.place).kernels_s(inst, seqs, ctx_tokens)
 
-    def load_s(self, inst: Inst, way: str) -> float:
+    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
         """See `Profile`."""
-        return self._of(inst.place).load_s(inst, way)
+        return self._of(inst.place).load_s(inst, way, from_disk=from_disk)
 
     def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
         """See `Profile`."""

@@ -164,9 +164,9 @@ class MeasuredProfile:
         """See `Profile`."""
         return self.table.kernels_s(inst, seqs, ctx_tokens)
 
-    def load_s(self, inst: Inst, way: str) -> float:
+    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
         """See `Profile`."""
-        return self.table.load_s(inst, way)
+        return self.table.load_s(inst, way, from_disk=from_disk)
 
     def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
         """See `Profile`."""

@@ -36,6 +36,7 @@ from harness.engines.machine import (
     reserved_blocks,
 )
 from harness.engines.sim import kernel, records, state
+from harness.engines.sim.host_memory import HostMemory
 from harness.engines.sim.state import State
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Failed, Finished, Freed, Preempted, Prefilled, TurnEnded, Woke
@@ -170,9 +171,22 @@ class Sim:
         self._spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that an action may need
         self._options = options
         self._weights: NDArray[Any] = np.zeros(0)
+        self._memories = self._host_memories()
         self._ids: list[int] = []  # of prompts, by model; none: there is no prefix cache
 
     # ------------------------------------------------------------ set-up
+
+    def _host_memories(self) -> list[HostMemory]:
+        """Return the weights in each node's memory, the models of the highest planned rates; none if hosts hold all."""
+        c = self.config
+        if c.host_bytes is None:
+            return []
+        sizes = {m.name: shapes.weight_bytes(m.shape) for m in c.models}
+        order = sorted(sizes, key=lambda m: c.plan[m].rate_rps if m in c.plan else 0.0)
+        return [HostMemory(c.host_bytes, sizes, order, self._coming_in) for _ in range(self._nodes[-1] + 1)]
+
+    def _coming_in(self, i: int) -> bool:
+        return self._weights.item(i) in (state.QUEUED, state.LOADING)
 
     @cached_property
     def S(self) -> State:  # noqa: N802 - capital as in the kernel
@@ -208,7 +222,8 @@ class Sim:
         G["sms"], G["pool"], G["kv_since"] = [spec.sms for spec in specs], np.arange(n), c.start_s
         G["node"] = [*self._nodes, *range(nodes)]
         G["cap"] = [gpu.mem_bytes for gpu in self.cluster.gpus] + [spec.host_bytes for spec in specs[c.gpus :]]
-        G["used"][c.gpus :] = sum(shapes.weight_bytes(m.shape) for m in c.models)  # hosts hold all weights
+        weights = sum(shapes.weight_bytes(m.shape) for m in c.models)
+        G["used"][c.gpus :] = weights if c.host_bytes is None else min(weights, c.host_bytes)
         G["head"] = G["lane"] = -1
         G["end"] = math.inf
         K = np.zeros(4 * n, records.LINK)
@@ -302,6 +317,10 @@ class Sim:
         i["nodes"] = len(S.nodes)
         S.put(nodes=more(S.nodes, 2 * i["leaves"].item()))
         kernel.lay_out(S.at, row)
+
+    def _node(self, i: int) -> int:
+        """Return the node of an instance on GPUs."""
+        return self._nodes[self._places[i][0]]
 
     def _footprint(self, model: Served) -> int:
         """Return `footprint_bytes`, which looks at all models, once for each model and degree."""
@@ -576,6 +595,9 @@ class Sim:
 
     def _withdraw(self, x: int, *refusal: *Refusal) -> None:
         S, a = self.S, self.S.transfers["action"].item(x)
+        if self._memories and S.transfers["kind"].item(x) == state.LOAD:
+            i = S.transfers["inst"].item(x)
+            self._memories[self._node(i)].withdrawn(self._insts[i].model, i)
         if kernel.withdraw(S.at, x):
             kernel.forget(S.at, a)
             self._told.append(Done(self._actions[a], *refusal))
@@ -655,10 +677,16 @@ class Sim:
             if not kernel.place(S.at, i):
                 self._short = True
                 return "not now", f"no room for {action.inst.model} on {list(self._places[i])}"
+            if self._memories:
+                self._memories[self._node(i)].read(action.inst.model)
         else:
-            rung = self._ways[way]
-            tail_s = rung.after_s(S.insts["weight_bytes"].item(i), self._specs[self._places[i][0]].h2d)
-            kernel.load(S.at, i, self._note(action), SOURCES[rung.source], tail_s)
+            rung, bytes_s = self._ways[way], self._specs[self._places[i][0]].h2d
+            source = rung.source
+            if self._memories and not self._memories[self._node(i)].read(action.inst.model, i) and source != "disk":
+                source, disk_s = "disk", S.links["bytes_per_s"].item(4 * (self.config.gpus + self._node(i)))
+                bytes_s = min(bytes_s, disk_s / len(self._places[i]))
+            tail_s = rung.after_s(S.insts["weight_bytes"].item(i), bytes_s)
+            kernel.load(S.at, i, self._note(action), SOURCES[source], tail_s)
         for g in self._places[i]:
             here = self._loaded.get(g, ())
             self._loaded[g] = [*(k for k in here if k != i and self._weights.item(k) != state.OUT), i]
@@ -934,13 +962,18 @@ class SimView:
 
     def weights(self, inst: Inst) -> Weights:
         """See View."""
+        if isinstance(inst.place, Host):
+            memories = self._sim._memories
+            return memories[inst.place.node].weights(inst.model) if memories else "in"
         i = self._sim._inst.get(inst)
         return "out" if i is None else WEIGHTS[self._sim._weights.item(i)]
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
         """See View."""
         if isinstance(home, Host):
-            return tuple(Inst(m.name, home) for m in self._sim.config.models)
+            memories = self._sim._memories
+            held = memories[home.node].models if memories else self._sim._names
+            return tuple(Inst(model, home) for model in held)
         sim = self._sim
         return tuple([sim._insts[i] for i in sim._loaded.get(home, ()) if sim._weights.item(i) != state.OUT])
 
