@@ -207,7 +207,7 @@ def written(folder: Path, name: str, text: str) -> str:
 
 def test_every_study_with_claims_is_a_source() -> None:
     assert list(ledger.sources()) == [
-        "aegaeon", "fig12", "fig7", "pdmux", "pdmux-70b", "prism-ablations", "prism-bridge",
+        "aegaeon", "fig12", "fig7", "pdmux", "pdmux-70b", "prism-ablations", "prism-bridge", "warmserve",
         "muxserve", "pagedattention", "weaver",
     ]  # fmt: skip
 

@@ -25,7 +25,7 @@ POOL = round(67.28 * GIB)
 def test_every_file_is_a_study_with_claims() -> None:
     assert load.names() == [
         "aegaeon", "fig12", "fig7", "fig7-torch", "idle", "keepalive", "pdmux", "pdmux-70b", "prism-ablations",
-        "prism-assumptions", "prism-bridge", "prism-regimes", "real-logs", "replicas",
+        "prism-assumptions", "prism-bridge", "prism-regimes", "real-logs", "replicas", "warmserve",
     ]  # fmt: skip
     for name in load.names():
         asked = study(name)
