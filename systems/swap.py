@@ -67,9 +67,9 @@ from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
-from harness.policy.fields import choice, number
+from harness.policy.fields import by_model, choice, number, numbers
 from harness.policy.placement import groups, instances, one_request
-from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Request, UserError
+from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
 from harness.policy.view import View
 
 DECISION_S = 8e-6  # mean of arena-chat on heavy8, one GPU, at its own rate and a quarter of it, busy x86-64, 2026-11-22
@@ -117,9 +117,9 @@ class Swap:
     slots: int = number(0, 0, 256)
     keep_s: float = number(0.0, 0, 86400)
     look_s: float = number(0.0, 0, 3600)
-    keep: str = ""
-    priority: str = ""
-    costs: str = ""
+    keep: str = by_model(0, 86400)
+    priority: str = by_model(-1e6, 1e6)
+    costs: str = by_model(0, 1e6)
     way: str = choice("cold", "disk", "sleep", "sleep2", "host", "pool")
     spread: str = choice("rate", "weights", tuned=True)  # of models over pools, if no placement is given
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load, Evict}), init=False)
@@ -150,28 +150,13 @@ class Swap:
         self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Wake", "Cluster.homes"} | asked)
         process = "kept" if "sleep" in self.way else "gpu" if self.most == 1 else "model"
         self.options = {"kv": "paged", "process": process}
-        self.keeps_s = self.by_model("keep", self.keep, self.keep_s)
-        self.ranks = self.by_model("priority", self.priority, 0.0)
-        self.cost = self.by_model("costs", self.costs, 1.0)
+        self.keeps_s = numbers(self, "keep", self.cluster.models, self.keep_s)
+        self.ranks = numbers(self, "priority", self.cluster.models, 0.0)
+        self.cost = numbers(self, "costs", self.cluster.models, 1.0)
         self.need = {m: self.cluster.models[m].weight_bytes + self.kv_bytes(m) for m in self.cluster.models}
         most = self.most * (len(self.cluster.gpus) if self.pools == "one" else 1)
         for places in self.routers():
             self.home |= dict.fromkeys(places, Pool(places, most))
-
-    def by_model(self, name: str, text: str, default: float) -> dict[str, float]:
-        """Return a number for each model: those of a field, as "a=60 b=0", else the default. Raises UserError."""
-        given = dict.fromkeys(self.cluster.models, default)
-        for pair in text.split():
-            m, _, value = pair.rpartition("=")
-            if m not in given:
-                raise UserError(f'{name}: no model "{m}" ({", ".join(given)})')
-            try:
-                given[m] = float(value)
-            except ValueError:
-                raise UserError(f'{name}: "{pair}" is not MODEL=NUMBER') from None
-            if not 0.0 <= abs(given[m]) < math.inf or (given[m] < 0.0 and name != "priority"):
-                raise UserError(f'{name}: "{pair}" is out of range')
-        return given
 
     def kv_bytes(self, m: str) -> int:
         """KV memory that a server reserves on each of its GPUs: for `slots` requests, or one where that is too much."""

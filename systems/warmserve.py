@@ -1,8 +1,9 @@
 """WarmServe: weights come in before they are needed, by forecasts of load per window, also beside a leaving instance.
 
 Lou et al., "WarmServe: Enabling One-for-Many GPU Prewarming for Multi-LLM Serving", ICML 2026 (arXiv 2512.09472v2). The
-rules are those of its release, LLMServe/WarmServe a601215, vllm/entrypoints/controller, which has no licence: rules
-only. Files are named where a rule stands: scheduler.py says what is prewarmed and where, prewarm_manager.py the rest.
+rules are those of its release, LLMServe/WarmServe a601215, which has no licence: rules only. They stand in
+vllm-0.6.3.post1/vllm/entrypoints/controller, whose files are named at each rule: scheduler.py says what is prewarmed
+and where, prewarm_manager.py the rest.
 
     copy        weights of a model on a group of GPUs: of an instance, or prewarmed. A GPU holds several
     instance    a copy that serves, with all KV memory of its GPUs, up to B = 32 requests; a GPU holds one

@@ -185,7 +185,7 @@ def _domain(domain: Any) -> str:
     if domain.choices:
         return ", ".join(f"`{_toml(choice)}`" for choice in domain.choices)
     if domain.stated:
-        return f"{domain.least:g} to {domain.most:g}"
+        return f"{'`MODEL=NUMBER ...`, ' * isinstance(domain.default, str)}{domain.least:g} to {domain.most:g}"
     return KINDS.get(type(domain.default), "string")
 
 
