@@ -297,7 +297,9 @@ class Swap:
     def send(self, pool: Pool, request: Request, now_s: float) -> Iterator[Action]:
         """Send a request to the server of its model."""
         del pool.queue[request.id]
-        pool.waiting -= Counter([request.model])
+        pool.waiting[request.model] -= 1
+        if not pool.waiting[request.model]:
+            del pool.waiting[request.model]
         server = pool.servers[request.model]
         server.serving += 1
         server.used_s = now_s
