@@ -35,24 +35,26 @@ ARCHITECTURE = {
     # what is said: values without behaviour, and all that a strategy may import
     "policy": Box(others="numpy"),
     "systems": Box("policy", "numpy scipy"),
+    # arrays that need not fit into memory
+    "spilled": Box("policy", "numpy"),
     # what is set before all else
     "target": Box(),
     # what is read from files
     "toml": Box("policy", "annotated_types pydantic pydantic_core"),
     # what happens: one loop, and engines in which time passes
     "loop": Box("policy", "pyarrow"),
-    "rows": Box("policy", "numpy pandas pyarrow scipy"),
+    "rows": Box("policy spilled", "numpy pandas pyarrow scipy"),
     "client": Box("policy", "httptools numpy psutil uvloop"),  # what talks to real servers
     "probe": Box(others=f"matplotlib numpy {GPU}"),
     "engines.costs": Box("policy toml rows probe", "annotated_types numpy pandas scipy"),
-    "engines": Box("policy rows engines.costs probe", f"numpy pyarrow {GPU}"),
-    "engines.sim": Box("policy target engines engines.costs", "llvmlite numba numpy pyarrow"),
+    "engines": Box("policy spilled rows engines.costs probe", f"numpy pyarrow {GPU}"),
+    "engines.sim": Box("policy spilled target engines engines.costs", "llvmlite numba numpy pyarrow"),
     "engines.servers": Box("policy rows client engines engines.costs probe", "gguf numpy psutil pyarrow xllamacpp"),
     # servers that stand in for real ones
     "mock": Box("policy engines", "httptools uvloop"),
     # what is asked of it
-    "traces": Box("policy", "numpy pandas pyarrow scipy"),
-    "workloads": Box("policy toml traces", "annotated_types numpy"),
+    "traces": Box("policy spilled", "numpy pandas pyarrow scipy"),
+    "workloads": Box("policy spilled toml traces", "annotated_types numpy"),
     # many runs, and what they say
     "report": Box("policy rows", "numpy pandas pyarrow"),
     "run": Box(

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness import spilled
 from harness.engines.stamps import NAMES, Noted, arrivals
 from harness.policy.types import Gpus, Jobs
 from harness.rows.record import SCHEMA, WAITS, to_ns
 
-SLICE = 65_536
+T = TypeVar("T")
+OfRows = Callable[[slice], T]
 
 
 def batches(
     R: NDArray[Any],
-    ends: NDArray[Any],
+    ends: OfRows[NDArray[Any]],
     jobs: Jobs,
     places: Sequence[Gpus],
     *,
@@ -30,23 +32,24 @@ def batches(
     tokens: pa.Array | None = None,
     gaps: Mapping[str, pa.Array] | None = None,
     first_tokens: NDArray[np.int64] | None = None,
-    alone_s: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
+    alone_s: OfRows[tuple[NDArray[np.float64], NDArray[np.float64]]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
 
-    `R` has the fields of `stamps.FIELDS`; `ends` indexes `stamps.NAMES`; `api_in_s` passes before the engine sees a
+    `R` has the fields of `stamps.FIELDS`; `ends` tells indices of `stamps.NAMES`; `api_in_s` passes before the engine sees a
     request, and `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens, `gaps` by
     cause the nanoseconds of its longest gap between two of them (None: not known); `first_tokens` how many came at
-    first (None: one); `alone_s` what prefill and decode of each take alone (None: not known).
+    first (None: one); `alone_s` tells what prefill and decode of each take alone (None: not known). What is told is of
+    a slice of rows.
     """
     models = pa.array(jobs.models, pa.string())
     api_in_s = np.broadcast_to(api_in_s, len(R))
-    for a in range(0, len(R), SLICE):
-        q, z = R[a : a + SLICE], slice(a, min(a + SLICE, len(R)))
+    for z in spilled.pieces(len(R), R, *jobs.columns):
+        q, a = R[z], z.start
         n = len(q)
         arrival_s = arrivals_s[z]
         came = q["arrival"] <= end_s  # the engine saw it
-        code = ends[z].astype(np.int32)
+        code = ends(z).astype(np.int32)
         over, done = code > 0, code == NAMES.index("done")
         until_s = np.where(over, q["done"] + np.where(done, api_out_s, 0.0), np.maximum(end_s, arrival_s))
         host_s = np.where(came, api_in_s[z], until_s - arrival_s) + np.where(done, api_out_s, 0.0)
@@ -62,6 +65,7 @@ def batches(
         ttft_ns = rounded(ttft, first_ns - arrival_ns)
         waits_ns = ttft_ns + rounded(waits - ttft, until_ns - first_ns)
         first, last = q["first_inst"].astype(np.int64), q["last_inst"].astype(np.int64)
+        alone = None if alone_s is None else alone_s(z)
         codes, which = np.unique(first * (len(places) + 1) + last, return_inverse=True)
         paths, again = np.unique([path(places, int(code)) for code in codes], return_inverse=True)
         columns = {
@@ -80,7 +84,7 @@ def batches(
             **{f"ttft_{wait}_ns": pa.array(row) for wait, row in zip(WAITS, ttft_ns, strict=True)},
             **{f"gap_{w}_ns": pa.nulls(n, pa.int64()) if gaps is None else gaps[w].slice(a, n) for w in WAITS},
             **{
-                f"alone_{part}_ns": pa.nulls(n, pa.int64()) if alone_s is None else to_ns(alone_s[k][z])
+                f"alone_{part}_ns": pa.nulls(n, pa.int64()) if alone is None else to_ns(alone[k])
                 for k, part in enumerate(("prefill", "decode"))
             },
             "preemptions": pa.array(q["preemptions"].astype(np.int32)),
@@ -101,7 +105,7 @@ def noted(of: Noted, jobs: Jobs, fidelity: str, *, token_times: bool) -> Iterato
         ns = [[round(t * 1e9) - round(due * 1e9) for t in stamps] for stamps, due in pairs]
         tokens = pa.array(ns, SCHEMA.field("token_ns").type)
     yield from batches(
-        of.R, of.ends, jobs, of.places, arrivals_s=arrivals_s, fidelity=fidelity, end_s=of.end_s, api_in_s=of.late_s,
+        of.R, of.ends.__getitem__, jobs, of.places, arrivals_s=arrivals_s, fidelity=fidelity, end_s=of.end_s, api_in_s=of.late_s,
         api_out_s=0.0, tokens=tokens,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,6 +117,15 @@ class Jobs:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def columns(self) -> tuple[NDArray[Any] | None, ...]:
+        """The arrays of one element a request."""
+        return tuple(getattr(self, field.name) for field in fields(self)[1:-1])
+
+    def part(self, begin: int, end: int) -> Jobs:
+        """Return the requests [begin, end) of a workload, without what links them to others."""
+        return Jobs(self.models, *(rows[begin:end] for rows in self.columns[:6] if rows is not None))
 
     def first(self, n: int) -> Jobs:
         """Return the first n requests; what a closed loop sends after them never comes."""

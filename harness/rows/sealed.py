@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import mmap
 import os
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
@@ -26,6 +25,7 @@ from harness.policy.types import UserError
 MARK = b"benchSHA"
 DIGEST = sha256().digest_size
 SEAL = len(MARK) + 2 * DIGEST
+BLOCK = 1 << 20  # bytes that are read at a time: a mapped file would count as this process's memory
 TAIL = 8  # the length of the footer in 4 bytes, and PAR1
 WAY_OUT = "delete its folder and run again"
 MOST_SHOWN = 60  # characters of a wrong value
@@ -95,8 +95,15 @@ def intact(path: Path, *, rows: bool) -> None:
 
 def _digest(file: IO[bytes], size: int) -> bytes:
     """Return the SHA-256 digest of the first `size` bytes of a file."""
-    with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as held, memoryview(held) as view:
-        return sha256(view).digest()
+    digest = sha256()
+    file.seek(0)
+    while size > 0:
+        block = file.read(min(size, BLOCK))
+        if not block:
+            break
+        digest.update(block)
+        size -= len(block)
+    return digest.digest()
 
 
 # ------------------------------------------------------------------ facts and columns

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from harness import spilled
 from harness.engines.costs import constants, process, quantities, shapes
 from harness.engines.machine import (
     CONTIGUOUS,
@@ -92,6 +93,10 @@ WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "l
 TRANSIT: tuple[Transit, ...] = ("none", "waiting", "moving")
 PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
 PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
+NOWHERE = (  # rows that a request does not know of yet
+    "batch", "node", "home", "prev", "next", "next_piece", "heap_child", "heap_next", "heap_prev", "pending_batch",
+    "first_inst", "last_inst",
+)  # fmt: skip
 NOT_THERE = "KV is attended on as many other GPUs as its batch has, and not on its own"
 WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
 
@@ -419,40 +424,44 @@ class Sim:
         if self._short:
             self._told.append(Freed())  # from now on a load may wait for memory
         n = len(jobs)
-        R = np.zeros(n, records.REQUEST)
+        R, w = spilled.like(n, records.REQUEST), self.S.s
+        w["left"] = w["to_come"] = n
+        w["round_trip_s"] = self._host.api_in_s + self._host.api_out_s
+        w["end"] = end_s
+        w["heard"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
+        self.S.put(requests=R)
+        if n > spilled.MOST_HELD and jobs.after is None and jobs.prefix is None:
+            self._fill(0, spilled.PIECE)
+            return
+        self._fill(0, n)
+        if jobs.after is not None and jobs.think_s is not None:
+            w["opened"] = self._closed(R, jobs.after, jobs.think_s)
+        if jobs.prefix is not None and not self._contiguous:  # contiguous KV has no blocks to share
+            self._reuse(R, jobs.model, jobs.prefix)
+
+    def _fill(self, begin: int, end: int) -> None:
+        """Make the records of the requests [begin, end), of which the first is the next that arrives by itself."""
+        assert self._jobs is not None
+        jobs, S = self._jobs.part(begin, end), self.S
+        R = S.requests[begin:end]
         R["arrival"] = jobs.arrival_s + self._host.api_in_s
         R["model"], R["prompt"], R["output"] = jobs.model, jobs.prompt_tokens, jobs.output_tokens
         R["state"], R["heir"], R["found"] = state.FUTURE, -1, -1
-        opened = n
-        if jobs.after is not None and jobs.think_s is not None:
-            opened = self._closed(R, jobs.after, jobs.think_s)
         if self._contiguous:
             R["chunk"] = reserved_blocks(self.config, self._kv, jobs)
         R["first"] = R["done"] = R["admit"] = math.nan
-        for name in (
-            "batch",
-            "node",
-            "home",
-            "prev",
-            "next",
-            "next_piece",
-            "heap_child",
-            "heap_next",
-            "heap_prev",
-            "pending_batch",
-            "first_inst",
-            "last_inst",
-        ):
+        for name in NOWHERE:
             R[name] = -1
-        w = self.S.s
-        w["left"] = n
-        w["opened"], w["round_trip_s"] = opened, self._host.api_in_s + self._host.api_out_s
-        w["end"] = end_s
-        w["heard"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
-        if jobs.prefix is not None and not self._contiguous:  # contiguous KV has no blocks to share
-            self._reuse(R, jobs.model, jobs.prefix)
-        self.S.put(requests=R)
-        self._states, self._models = self.S.requests.view(np.ndarray)["state"], jobs.model
+        S.s["opened"] = end
+        S.s["to_come"] = len(self._jobs) - end
+        self._states, self._models = S.requests[:end].view(np.ndarray)["state"], self._jobs.model
+
+    def _refill(self) -> None:
+        """Make the records of the next piece of a long workload; those behind it leave memory until they are needed."""
+        jobs, begin = self._jobs, int(self.S.s["opened"])
+        assert jobs is not None
+        spilled.release(self.S.requests, *jobs.columns)
+        self._fill(begin, min(begin + spilled.PIECE, len(jobs)))
 
     def _reuse(self, R: NDArray[Any], model: NDArray[np.int32], prefix: Prefix) -> None:
         """Keep a prefix cache of each model's ids in each of its accounts on GPUs."""
@@ -541,9 +550,11 @@ class Sim:
         return Freed()
 
     def _grow(self) -> None:
-        """Enlarge the logs that are short of room."""
+        """Enlarge the logs that are short of room; take in the next piece of a long workload."""
         S, cap = self.S, self.config.batch_cap
         w = S.s
+        if w["to_come"] and w["arrived"] == w["opened"]:
+            self._refill()
         most = 4 * cap + 64 + int(S.batches["count"][:, state.WAITING].max(initial=0))
         if len(S.events) - w["events_told"] < 2 * most:
             S.put(events=more(S.events, len(S.events) + most))
@@ -858,10 +869,12 @@ class Sim:
 
     def _hit_share(self) -> dict[str, float]:
         """Return the share of prompt tokens found in the prefix cache at first admission; empty without a cache."""
+        if not self._ids:
+            return {}
         R = self.S.requests
         came = R["found"] >= 0
         asked = int(R["prompt"][came].sum())
-        return {"hit_share": int(R["found"][came].sum()) / asked if asked else 0.0} if self._ids else {}
+        return {"hit_share": int(R["found"][came].sum()) / asked if asked else 0.0}
 
     def finish(self) -> None:
         """Charge the waits of requests that have not ended up to the clock's time, once."""
@@ -870,12 +883,17 @@ class Sim:
         self._settled = True
         if self.config.token_times:
             self.S.put(log=more(self.S.log, len(self.S.requests) + len(self.S.lanes)))
-        kernel.settle(self.S.at, float(self.S.s["now"]))
+        end_s = float(self.S.s["now"])
+        kernel.settle(self.S.at, end_s)
+        while self.S.s["to_come"]:  # the run ended before they came
+            self._refill()
+        R = self.S.requests
+        for piece in spilled.pieces(len(R), R):
+            kernel.settle_requests(self.S.at, end_s, piece.start, piece.stop)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield rows of requests.parquet; see Engine."""
         from harness.engines import rows, stamps
-        from harness.engines.costs.alone import alone_s
 
         self.finish()
         R, jobs, host, end_s = self.S.requests, self._jobs, self._host, float(self.S.s["now"])
@@ -886,7 +904,7 @@ class Sim:
             tokens, gaps = rows.token_times(R, arrivals_s, log, host.api_out_s)
         yield from rows.batches(
             R,
-            np.maximum(R["state"] - state.DONE + 1, 0),
+            lambda piece: np.maximum(R["state"][piece] - state.DONE + 1, 0),
             jobs,
             self._places,
             arrivals_s=arrivals_s,
@@ -896,25 +914,23 @@ class Sim:
             api_out_s=host.api_out_s,
             tokens=tokens,
             gaps=gaps,
-            alone_s=alone_s(
-                self._machine.stacked,
-                self._alone_rows(jobs),
-                jobs.prompt_tokens,
-                jobs.output_tokens,
-                self.config.chunk_tokens,
-            ),
+            alone_s=self._alone_s,
         )
 
-    def _alone_rows(self, jobs: Jobs) -> NDArray[np.int64]:
-        """Return the row of the cost tables of each request: its model's at its own degree, on the kind that served it.
+    def _alone_s(self, piece: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the seconds that prefill and decode of requests take alone, at their models' own degrees.
 
-        That is the kind of its first prefill; of a request without one the first kind.
+        On the kind of GPU that served them, which is that of the first prefill; of a request without one the first.
         """
-        rows: NDArray[np.int64] = np.array([self._rows[m.name, m.tp] for m in self.config.models])[jobs.model]
+        from harness.engines.costs.alone import alone_s
+
+        assert self._jobs is not None
+        jobs = self._jobs.part(piece.start, piece.stop)
+        row: NDArray[np.int64] = np.array([self._rows[m.name, m.tp] for m in self.config.models])[jobs.model]
         if self._machine.others:
             first_rows = np.array([self._first_rows[gpus[0]] if gpus else 0 for gpus in self._places] + [0])
-            rows += first_rows[self.S.requests["first_inst"]]  # the last, 0, of a request that was served nowhere
-        return rows
+            row += first_rows[self.S.requests["first_inst"][piece]]  # the last, 0, of one that was served nowhere
+        return alone_s(self._machine.stacked, row, jobs.prompt_tokens, jobs.output_tokens, self.config.chunk_tokens)
 
 
 def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:

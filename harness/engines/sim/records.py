@@ -53,6 +53,7 @@ WORLD = record(
     first_host       i8   row       of GPU: the first that is a host; those before it are GPUs
     arrived          i8   row       of REQUEST: the next that arrives by itself
     opened           i8   count     requests that arrive by themselves, the first rows; a client sends each other one
+    to_come          i8   count     requests behind those, of a long workload, whose rows are not filled in yet
     sent_head        i8   row       of REQUEST: the first that a client has sent and that has not arrived
     sent_tail        i8   row       of REQUEST: the last of those
     seq              i8   order     the latest place given in the order of Admit

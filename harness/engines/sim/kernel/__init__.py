@@ -51,6 +51,7 @@ from harness.engines.sim.kernel.peek import peek_free as peek_free
 from harness.engines.sim.kernel.peek import peek_request as peek_request
 from harness.engines.sim.kernel.peek import peek_used as peek_used
 from harness.engines.sim.kernel.peek import settle as settle
+from harness.engines.sim.kernel.peek import settle_requests as settle_requests
 from harness.engines.sim.kernel.peek import tie as tie
 from harness.engines.sim.kernel.steps import evict as evict
 from harness.engines.sim.kernel.turns import limit as limit

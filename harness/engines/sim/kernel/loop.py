@@ -203,7 +203,7 @@ def end_all(S: int) -> bool:
 def advance(S: int, until: float) -> int:
     """Run to the next event that is heard, to `until` or to the end of the run.
 
-    NOTHING, TOLD, GROW when a log is full, or OVER: with no `until`, nothing can ever happen any more.
+    NOTHING, TOLD, GROW when a log is full or requests are to come that have no records yet, or OVER: with no `until`, nothing can ever happen any more.
     """
     W, T = world(S), tables(S)
     forever = until == INF
@@ -218,6 +218,8 @@ def advance(S: int, until: float) -> int:
                 forget(S, event_at(S, e).subject)
         W.events_read = 0
         W.events_told = 0
+        if W.to_come > 0 and W.arrived == W.opened:
+            return GROW
         now = W.now
         soon = now + HALF_NS
         t = next_time(S)

@@ -178,7 +178,7 @@ def tie(S: int, gpu: int, other: int) -> None:
 
 @jit
 def settle(S: int, t: float) -> None:
-    """Book all time up to t at the end of a run, also of steps in flight."""
+    """Book all time up to t at the end of a run, also of steps in flight; `settle_requests` follows."""
     W = world(S)
     for p in range(W.n_gpus):
         lane = gpu_at(S, p).head
@@ -213,7 +213,13 @@ def settle(S: int, t: float) -> None:
         if G.active > 0:
             G.busy_s += t - G.busy_since
             G.busy_since = t
-    for r in range(W.n_requests):
+
+
+@jit
+def settle_requests(S: int, t: float, begin: int, end: int) -> None:
+    """Book all time up to t of the requests [begin, end), after `settle`."""
+    W = world(S)
+    for r in range(begin, end):
         q = req_at(S, r)
         if FUTURE < q.state < DONE:
             charge(S, r, t)
