@@ -35,8 +35,8 @@ def spilled(length: int, dtype: DTypeLike) -> NDArray[Any]:
             getattr(os, "posix_fallocate", _sparse)(file.fileno(), 0, length * kind.itemsize)
         except OSError as error:
             raise UserError(
-                f"{tempfile.gettempdir()}: {error.strerror}: {length:,} requests take {length * kind.itemsize / GIB:.1f} "
-                "GiB there for a while (TMPDIR names another folder)"
+                f"{tempfile.gettempdir()}: {error.strerror}: {length:,} requests take "
+                f"{length * kind.itemsize / GIB:.1f} GiB there for a while (TMPDIR names another folder)"
             ) from None
         return np.frombuffer(mmap.mmap(file.fileno(), length * kind.itemsize), kind)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rows import crossings, pooled, tidy
+from harness.rows import crossings, pooled, tally, tidy
 from harness.rows.crossings import CASE, FALSE, NEAR, UNDECIDED, Standing, corrected, of_panel, side_by_side
 from harness.rows.crossings import cases as of_cases
 from harness.rows.requests import Rows
@@ -48,8 +48,8 @@ def test_blocks_add_up_to_what_was_missed_and_offered(n: int, models: int, windo
     offered = Rows.__new__(Rows)
     for name, value in (("models", tuple(map(str, range(models)))), ("model", model), ("arrival_s", arrival_s)):
         object.__setattr__(offered, name, value)
-    missed, asked = tidy.by_block(offered, scores, weights, window_s)
-    assert missed.shape == asked.shape == (models, max(1, round(window_s / tidy.BLOCK_S)))
+    missed, asked = tally.by_block(offered, scores, weights, window_s)
+    assert missed.shape == asked.shape == (models, max(1, round(window_s / tally.BLOCK_S)))
     for k in range(models):
         assert asked[k].sum() == pytest.approx(weights[model == k].sum())
         assert missed[k].sum() == pytest.approx(((1.0 - scores) * weights)[model == k].sum())

@@ -9,7 +9,7 @@ import pytest
 
 from harness.engines.costs import shapes
 from harness.policy.types import GIB, UserError
-from harness.rows.tidy import BLOCK_S
+from harness.rows.tally import BLOCK_S
 from harness.study import grid, load
 from harness.study.load import study
 from harness.study.study import AA, CONTROLS, ORIGINS, START, Claim, Condition, Scope

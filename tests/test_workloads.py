@@ -50,6 +50,10 @@ class Rows:
     def where(self, row: int) -> str:
         return f"drawn:{row}"
 
+    def first(self, n: int) -> Rows:
+        columns = {name: getattr(self, name)[:n] for name in ("arrival_s", "model", "prompt_tokens", "output_tokens")}
+        return replace(self, **columns, tenant=None, span_s=float(self.arrival_s[n]))
+
 
 def drawn(n: int, streams: int = 3, seed: int = 0, clients: int = 4) -> Rows:
     g = np.random.default_rng(seed)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from harness.policy.types import UserError
 
 F8 = NDArray[np.float64]
+MOST_IN_FILES = 200_000_000  # of a run whose trace and records lie in files: some 100 GB there
 MOST_REQUESTS = 10_000_000  # of a trace or a run: some 10 GB, at the 1 kB or so that a request takes while it is run
 
 
@@ -100,10 +101,10 @@ def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, 
     return np.asarray((on_time_s + np.cumsum(off)[period] + rng.uniform(0, span_s)) % span_s, np.float64)
 
 
-def bounded(what: str, requests: float, way: str) -> None:
+def bounded(what: str, requests: float, way: str, most: int = MOST_REQUESTS) -> None:
     """UserError where there are more requests than a run can hold."""
-    if not requests <= MOST_REQUESTS:
-        raise UserError(f"{what} is {requests:.3g} requests, above {MOST_REQUESTS:,} ({way})")
+    if not requests <= most:
+        raise UserError(f"{what} is {requests:.3g} requests, above {most:,} ({way})")
 
 
 def positive(name: str, value: float) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness import spilled
 from harness.policy.types import UserError
 
 Where = Callable[[int], str]  # row -> "file:line"
@@ -27,9 +29,9 @@ def reached(seconds: NDArray[np.float64], where: Where, column: str) -> None:
     _none(seconds > MOST_S, seconds, where, column, f"later than {MOST_S:g} s")
 
 
-def ordered(seconds: NDArray[np.float64], where: Where, column: str, way_out: str) -> None:
-    """Raise UserError for a time before the one above it."""
-    later = np.concatenate(([False], np.diff(seconds) < 0))
+def ordered(seconds: NDArray[np.float64], where: Where, column: str, way_out: str, after_s: float = -np.inf) -> None:
+    """Raise UserError for a time before the one above it, which of the first is `after_s`."""
+    later = np.diff(seconds, prepend=after_s) < 0
     _none(later, seconds, where, column, f"earlier than the row before ({way_out})")
 
 
@@ -47,7 +49,25 @@ def names(values: list[str], codes: NDArray[Any], where: Where, column: str) -> 
 
 
 def unique(ids: NDArray[Any], where: Where, column: str) -> None:
-    """Raise UserError for a value that stands twice."""
+    """Raise UserError for a value that stands twice. Of many values some at a time are held in memory."""
+    if len(ids) <= spilled.MOST_HELD:
+        _unique(ids, where, column)
+    elif not _rising(ids):
+        shares = -(-len(ids) // spilled.MOST_HELD)
+        for k in range(shares):
+            rows = np.concatenate(
+                [z.start + np.flatnonzero(ids[z] % shares == k) for z in spilled.pieces(len(ids), ids)]
+            )
+            _unique(ids[rows], lambda row, rows=rows: where(int(rows[row])), column)  # type: ignore[misc]
+
+
+def _rising(ids: NDArray[Any]) -> bool:
+    """Tell whether each value is greater than the one before, as in most files."""
+    ends = [(ids[z][0], ids[z][-1], bool((ids[z][1:] > ids[z][:-1]).all())) for z in spilled.pieces(len(ids), ids)]
+    return all(rises for *_, rises in ends) and all(a[1] < b[0] for a, b in pairwise(ends))
+
+
+def _unique(ids: NDArray[Any], where: Where, column: str) -> None:
     order = np.argsort(ids, kind="stable")
     same = np.flatnonzero(ids[order][1:] == ids[order][:-1])
     if len(same):

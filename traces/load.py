@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness import spilled
 from harness.policy.fields import meant
 from harness.policy.types import Prefix, UserError
 from traces import checks, deal, prefix, readers, schema, synthetic
@@ -65,11 +66,19 @@ class Trace:
         """No request has more prompt and output tokens; of a generator, whatever the seed."""
         if self.maker is not None:
             return synthetic.preset(self.maker).longest_tokens
-        return int((self.prompt_tokens + self.output_tokens).max())
+        columns = self.prompt_tokens, self.output_tokens
+        return max(int((columns[0][z] + columns[1][z]).max()) for z in spilled.pieces(len(self), *columns))
 
     def where(self, row: int) -> str:
         """`file:row` of a request, for messages."""
         return f"{self.source}:{self.src_row[row]}"
+
+    def first(self, n: int) -> Trace:
+        """Return the first n requests, without shared prefixes, as a trace that repeats when the next would come."""
+        columns = ("arrival_s", "model", "prompt_tokens", "output_tokens", "src_row")
+        tenant = None if self.tenant is None else self.tenant[:n]
+        cut = {name: getattr(self, name)[:n] for name in columns}
+        return replace(self, **cut, tenant=tenant, span_s=float(self.arrival_s[n]))
 
 
 @cache
@@ -118,6 +127,8 @@ def _of_file(path: Path) -> Trace:
     """Load a canonical Parquet; convert any other log, as the trace's notice says."""
     if path.suffix == ".parquet":
         try:
+            if (long := schema.long(path)) is not None:
+                return _of_pieces(long, schema.pieces(path), str(path))
             return of_table(schema.read(path), str(path))
         except UserError:
             if not schema.foreign(path):
@@ -265,58 +276,90 @@ def listing() -> list[dict[str, Any]]:
 
 def of_table(rows: pa.Table, source: str) -> Trace:
     """Make a trace of a canonical table; its rows are checked again, for files come from anywhere."""
-    meta = _facts(rows, source)
-    if not rows.num_rows:
-        raise UserError(f"{source}: no rows")
-    for column in schema.REQUIRED:
-        if rows[column].null_count:
-            raise UserError(f'{source}: column "{column}" has empty values')
-    given = rows["src_row"].to_numpy() if "src_row" in rows.column_names else np.arange(1, rows.num_rows + 1)
-
-    def where(row: int) -> str:
-        return f"{source}:{given[row]}"
-
-    arrival_s = np.ascontiguousarray(rows["arrival_s"].to_numpy())
-    checks.times(arrival_s, where, "arrival_s")
-    checks.reached(arrival_s, where, "arrival_s")
-    checks.ordered(arrival_s, where, "arrival_s", "bench trace convert --sort")
-    lengths = {}
-    for column in ("prompt_tokens", "output_tokens"):
-        counts = rows[column].to_numpy().astype(np.int64)
-        checks.tokens(counts, where, column, "bench trace convert --drop-bad")
-        lengths[column] = counts.astype(np.int32)
-    checks.unique(rows["request_id"].to_numpy(), where, "request_id")
-    models, model = _codes(rows["model"], meta.get("streams", ()))
-    checks.names(list(models), model, where, "model")
+    made = _of_pieces(schema.Form(rows.schema, rows.num_rows), [rows], source)
     tenant = _codes(rows["tenant"])[1] if "tenant" in rows.column_names and not rows["tenant"].null_count else None
-    span_s = float(meta["span_s"] if "span_s" in meta else arrival_s[-1] * (1 + 1 / len(arrival_s)) or 1.0)
-    if not arrival_s[-1] <= span_s <= checks.MOST_S:
-        raise UserError(
-            f"{source}: metadata span_s {span_s:g} ends before the last request at {arrival_s[-1]:g} s, or after "
-            f"{checks.MOST_S:g} s"
-        )
-    arrays: dict[str, NDArray[Any]] = {"arrival_s": arrival_s, "model": model, **lengths, "span_s": np.array([span_s])}
+    if tenant is None and "prefix_hashes" not in rows.column_names:
+        return made
+    arrays, shared = dict[str, NDArray[Any]](), None
     if tenant is not None:
         arrays["tenant"] = tenant
-    shared = None
     if "prefix_hashes" in rows.column_names:
-        shared = prefix.read(rows["prefix_hashes"], meta.get("block_tokens"), model, lengths["prompt_tokens"], where)
+        tokens = schema.metadata(rows).get("block_tokens")
+        shared = prefix.read(rows["prefix_hashes"], tokens, made.model, made.prompt_tokens, made.where)
         arrays |= {"block_tokens": np.array([shared.block_tokens]), "blocks": shared.offsets, "ids": shared.ids}
-    return Trace(
+    return replace(made, tenant=tenant, prefix=shared, sha256=_sha256(made, arrays))
+
+
+def _sha256(made: Trace, more: Mapping[str, NDArray[Any]]) -> str:
+    columns = {name: getattr(made, name) for name in ("arrival_s", "model", "prompt_tokens", "output_tokens")}
+    return schema.content_sha256(made.models, {**columns, "span_s": np.array([made.span_s]), **more})
+
+
+def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Trace:
+    """Make a trace of the pieces of a canonical table, in order, without clients and shared prefixes."""
+    meta, n = _facts(form.schema.empty_table(), source), form.rows
+    if not n:
+        raise UserError(f"{source}: no rows")
+    arrival_s, ids = spilled.like(n, np.float64), spilled.like(n, np.uint64)
+    model, prompt, output = (spilled.like(n, np.int32) for _ in range(3))
+    src_row, streams = spilled.like(n, np.int64), dict[str, int]()
+    begin, last_s = 0, -np.inf
+    for rows in pieces:
+        here = slice(begin, begin + rows.num_rows)
+        for column in schema.REQUIRED:
+            if rows[column].null_count:
+                raise UserError(f'{source}: column "{column}" has empty values')
+        lines = rows["src_row"].to_numpy() if "src_row" in rows.column_names else np.arange(here.start, here.stop) + 1
+        src_row[here] = lines
+
+        def where(row: int, lines: NDArray[Any] = lines) -> str:
+            return f"{source}:{lines[row]}"
+
+        stamps = rows["arrival_s"].to_numpy()
+        checks.times(stamps, where, "arrival_s")
+        checks.reached(stamps, where, "arrival_s")
+        checks.ordered(stamps, where, "arrival_s", "bench trace convert --sort", last_s)
+        arrival_s[here], last_s = stamps, stamps[-1]
+        for column, lengths in (("prompt_tokens", prompt), ("output_tokens", output)):
+            counts = rows[column].to_numpy().astype(np.int64)
+            checks.tokens(counts, where, column, "bench trace convert --drop-bad")
+            lengths[here] = counts
+        ids[here] = rows["request_id"].to_numpy()
+        words, codes = _words(rows["model"])
+        checks.names(words, codes, where, "model")
+        model[here] = np.array([streams.setdefault(word, len(streams)) for word in words], np.int32)[codes]
+        begin = here.stop
+        spilled.release(arrival_s, ids, model, prompt, output, src_row)
+    checks.unique(ids, lambda row: f"{source}:{src_row[row]}", "request_id")
+    used = np.zeros(len(streams), bool)
+    for piece in spilled.pieces(n, model):
+        used[model[piece]] = True
+    there = {name for name, k in streams.items() if used[k]}
+    models = tuple(sorted({*meta.get("streams", ()), *there}, key=_natural))
+    place = np.array([models.index(name) if name in there else -1 for name in streams], np.int32)
+    for piece in spilled.pieces(n, model):
+        model[piece] = place[model[piece]]
+    span_s = float(meta["span_s"] if "span_s" in meta else last_s * (1 + 1 / n) or 1.0)
+    if not last_s <= span_s <= checks.MOST_S:
+        raise UserError(
+            f"{source}: metadata span_s {span_s:g} ends before the last request at {last_s:g} s, or after "
+            f"{checks.MOST_S:g} s"
+        )
+    made = Trace(
         name=str(meta.get("name") or Path(source).stem),
         tier=str(meta.get("tier", "replayed")),
         licence=str(meta.get("licence", "not stated")),
         note=str(meta.get("note", "")),
-        sha256=schema.content_sha256(models, arrays),
+        sha256="",
         span_s=span_s,
         models=models,
         arrival_s=arrival_s,
         model=model,
-        prompt_tokens=lengths["prompt_tokens"],
-        output_tokens=lengths["output_tokens"],
-        tenant=tenant,
-        prefix=shared,
-        src_row=np.asarray(given, np.int64),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        tenant=None,
+        prefix=None,
+        src_row=src_row,
         source=source,
         maker=meta.get("maker"),
         ordered=bool(meta.get("ordered", False)),
@@ -325,6 +368,7 @@ def of_table(rows: pa.Table, source: str) -> Trace:
         length_origin=str(meta.get("length_origin", "measured")),
         notice=None,
     )
+    return replace(made, sha256=_sha256(made, {}))
 
 
 KINDS: Mapping[str, tuple[type, ...]] = {  # of what the metadata of a trace may say
@@ -357,15 +401,19 @@ def _noted(loaded: Trace, entry: Mapping[str, Any]) -> Trace:
     return replace(loaded, note=str(entry["note"]))
 
 
-def _codes(column: pa.ChunkedArray, known: Iterable[str] = ()) -> tuple[tuple[str, ...], I4]:
-    """Names (and those that are `known` to be there) in natural order ("rank-9" before "rank-10"); each row's index."""
+def _words(column: pa.ChunkedArray) -> tuple[list[str], NDArray[Any]]:
+    """Return the words of a column, and each row's index into them."""
     array = column.combine_chunks()
     array = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-    names = array.dictionary.to_pylist()
-    codes = array.indices.to_numpy()
-    used = sorted({*known, *(names[i] for i in np.unique(codes))}, key=_natural)
+    return array.dictionary.to_pylist(), array.indices.to_numpy()
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[tuple[str, ...], I4]:
+    """Words in natural order ("rank-9" before "rank-10"); each row's index."""
+    words, codes = _words(column)
+    used = sorted({words[i] for i in np.unique(codes)}, key=_natural)
     place = {name: i for i, name in enumerate(used)}
-    return tuple(used), np.array([place.get(name, -1) for name in names], np.int32)[codes]
+    return tuple(used), np.array([place.get(name, -1) for name in words], np.int32)[codes]
 
 
 def _natural(name: str) -> tuple[tuple[str, int], ...]:

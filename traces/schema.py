@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness import spilled
 from harness.policy.types import UserError
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
@@ -94,21 +96,68 @@ def drawn(path: Path, arrival_s: Any, models: Any, lengths: Any, *, span_s: floa
 
 def read(path: Path) -> pa.Table:
     """Read a canonical Parquet; UserError where it is none."""
-    try:
+    with _readable(path):
         rows = pq.read_table(path)
         rows.validate(full=True)
-        names = rows.column_names  # some may not be UTF-8
+    _canonical(path, rows.schema)
+    return rows
+
+
+class Form(NamedTuple):
+    """The schema of a canonical table, and the number of its rows."""
+
+    schema: pa.Schema
+    rows: int
+
+
+def long(path: Path) -> Form | None:
+    """Return the form of a canonical Parquet that is read in pieces: too long for memory, and each row by itself.
+
+    None for all others, also for what is no Parquet: `read` says so.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            form = Form(file.schema_arrow, file.metadata.num_rows)
+    except (OSError, ValueError, MemoryError, pa.ArrowException):
+        return None
+    names = form.schema.names
+    if form.rows <= spilled.MOST_HELD or {"tenant", "prefix_hashes"} & {*names}:
+        return None
+    _canonical(path, form.schema)
+    return form
+
+
+def pieces(path: Path) -> Iterator[pa.Table]:
+    """Read the columns of a canonical Parquet that every trace has, a piece after another; UserError as `read`."""
+    with _readable(path), pq.ParquetFile(path) as file:
+        names = [name for name in (*REQUIRED, "src_row") if name in file.schema_arrow.names]
+        for batch in file.iter_batches(spilled.PIECE, columns=names):
+            batch.validate(full=True)
+            yield pa.Table.from_batches([batch])
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
     except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
         raise UserError(f"{path}: not a readable Parquet file: {_first(error)}") from None
+
+
+def _canonical(path: Path, form: pa.Schema) -> None:
+    """Raise UserError where columns are missing or of another type."""
+    with _readable(path):
+        names = form.names  # some may not be UTF-8
     for name in REQUIRED:
         if name not in names:
             raise UserError(f'{path}: no column "{name}" (bench trace convert makes a canonical trace of any table)')
     for name in names:
-        if name in COLUMNS and rows.schema.field(name).type != COLUMNS[name]:
+        if name in COLUMNS and form.field(name).type != COLUMNS[name]:
             raise UserError(
-                f'{path}: column "{name}" is {rows.schema.field(name).type}, not {COLUMNS[name]} (bench trace convert)'
+                f'{path}: column "{name}" is {form.field(name).type}, not {COLUMNS[name]} (bench trace convert)'
             )
-    return rows
 
 
 def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
@@ -150,7 +199,8 @@ def content_sha256(models: tuple[str, ...], arrays: Mapping[str, np.ndarray[Any,
     digest = sha256("\n".join(models).encode())
     for name, values in sorted(arrays.items()):
         digest.update(f"\0{name}:{values.dtype.str}\0".encode())
-        digest.update(np.ascontiguousarray(values).tobytes())
+        for piece in spilled.pieces(len(values), values):
+            digest.update(np.ascontiguousarray(values[piece]).data)
     return digest.hexdigest()
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from harness import spilled
 from harness.policy.types import Jobs, Prefix
 from traces.arrivals import rng
 from traces.prefix import picked
-from workloads.build import Assign, Rows, build, closed
+from workloads.build import Assign, Rows, build, closed, in_pieces
 from workloads.models import ModelSet
 
 RARE = 100  # requests in the trace; a P95 of fewer is that of five
@@ -20,8 +21,10 @@ def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") 
 
     These come at the model's own mean rate (one request a span if it has none), with lengths in pairs from all rows of
     the trace that the model can serve. They last as long as it takes, and share no blocks of their prompts. A closed
-    loop is measured as it is.
+    loop is measured as it is, and of a trace that is too long for memory as many requests as that holds, the first.
     """
+    if in_pieces(trace):
+        trace = trace.first(spilled.MOST_HELD)
     jobs = build(trace, models, seed=seed, assign=assign)
     if closed(trace) is not None:
         return jobs

@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from tempfile import TemporaryFile
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness import spilled
 from harness.policy.types import Jobs, Plan, Prefix, UserError
 from traces import synthetic
-from traces.arrivals import bounded, positive, rng
+from traces.arrivals import MOST_IN_FILES, MOST_REQUESTS, bounded, positive, rng
 from traces.load import log
 from traces.prefix import numbered, picked
 from workloads.models import ModelSet, shape
@@ -47,6 +50,7 @@ PRIOR = 1  # requests that a plan takes a model to have which it does not see
 PREFIX = 0.1  # share of the span that `plan(origin="prefix")` may see
 ROUNDING = 1e-9  # a scale so close to a whole number is one
 FIRST_S = 1e-6  # before 0, so that a closed loop's first wave is its warm-up
+MOST_FILES = 256  # in which the requests of a long workload wait to be sorted
 IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
 
 
@@ -92,6 +96,9 @@ class Rows(Protocol):
     def where(self, row: int) -> str:
         """`file:row` of a request, for messages."""
 
+    def first(self, n: int) -> Rows:
+        """Return the first n requests, without shared prefixes, as a trace that repeats when the next would come."""
+
 
 def build(
     trace: Rows,
@@ -130,13 +137,10 @@ def build(
         warmup_s = FIRST_S if warmup_s is None else warmup_s
         jobs = _loop(trace, models, loop.times(rate_scale), scaling, seed, warmup_s, assign)
         return replace(jobs, ttft_slo_s=ttft_slo_s[jobs.model], tpot_slo_s=tpot_slo_s[jobs.model])
-    rows = _rows(trace, models, seed, rate_scale if scaling == "time" else 1.0, fold=fold, assign=assign)
     if scaling == "clients":
-        _named_clients(trace, rows.tenant)
-    when, row, copy, lap = _copies(rows, rate_scale, scaling, seed)
-    span_s = rows.span_s
-    if scaling == "time":
-        when, span_s = when / rate_scale, span_s / rate_scale
+        _named_clients(trace, trace.tenant)
+    span_s = trace.span_s if fold is None else trace.span_s / FOLDS
+    span_s = span_s / rate_scale if scaling == "time" else span_s
     if window_s is None:
         window_s = span_s
     positive("window", window_s)
@@ -144,10 +148,14 @@ def build(
         warmup_s = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s))
     if not 0 <= warmup_s < np.inf:
         raise UserError(f"warm-up is {warmup_s} s, not 0 or more")
-    when, image, period = _unroll(when, span_s, -warmup_s, window_s)
+    picking = _Picking(trace, models, seed, rate_scale if scaling == "time" else 1.0, fold=fold, assign=assign)
+    at = _Window(rate_scale, scaling, seed, span_s, -warmup_s, window_s)
+    if in_pieces(trace) and scaling != "clients":
+        return _by_pieces(picking, at, ttft_slo_s, tpot_slo_s)
+    (rows,) = picking.rows(whole=True)
+    when, row, copy, lap = at.requests(rows)
     order = np.argsort(when, kind="stable")
-    image = image[order]
-    row = row[image]
+    row = row[order]
     model = rows.model[row]
     return Jobs(
         models.names,
@@ -157,8 +165,53 @@ def build(
         rows.output_tokens[row],
         ttft_slo_s[model],
         tpot_slo_s[model],
-        prefix=_shared(rows.prefix, row, model, copy[image], lap[image] + period[order]),
+        prefix=_shared(rows.prefix, row, model, copy[order], lap[order]),
     )
+
+
+REQUEST = np.dtype(  # of a long workload, while it waits to be sorted; of equal stamps the lower key comes first
+    [("arrival_s", "f8"), ("key", "i8"), ("model", "i4"), ("prompt_tokens", "i4"), ("output_tokens", "i4")]
+)
+
+
+def _by_pieces(picking: _Picking, at: _Window, ttft_slo_s: F8, tpot_slo_s: F8) -> Jobs:
+    """Build the workload of a trace that is taken in pieces: requests are dealt to stretches of time, and sorted there.
+
+    The order is that of a sort of all: ties go by copy, then by row of the trace.
+    """
+    trace, names, thinned = picking.trace, picking.models.names, dict[int, I8]()
+    length_s = at.end_s - at.begin_s
+    expected = len(trace.model) * max(1.0, at.rate_scale) * length_s / trace.span_s
+    with ExitStack() as files:
+        stretches = [
+            files.enter_context(TemporaryFile())
+            for _ in range(min(MOST_FILES, 1 + int(expected / spilled.MOST_HELD * 4)))
+        ]
+        before, n = 0, 0
+        for rows in picking.rows():
+            when, row, copy, _ = at.requests(rows, thinned)
+            found = np.zeros(len(when), REQUEST)
+            found["arrival_s"], found["model"] = when, rows.model[row]
+            found["key"] = copy * (len(trace.model) * len(names)) + before + row
+            found["prompt_tokens"], found["output_tokens"] = rows.prompt_tokens[row], rows.output_tokens[row]
+            where = ((when - at.begin_s) * (len(stretches) / length_s)).astype(np.int64).clip(0, len(stretches) - 1)
+            for k in np.unique(where).tolist():
+                stretches[k].write(found[where == k].tobytes())
+            before, n = before + len(rows.model), n + len(when)
+        arrival_s, ttft_s, tpot_s = (spilled.like(n, np.float64) for _ in range(3))
+        model, prompt, output = (spilled.like(n, np.int32) for _ in range(3))
+        begin = 0
+        for file in stretches:
+            file.seek(0)
+            found = np.frombuffer(file.read(), REQUEST)
+            found = found[np.lexsort((found["key"], found["arrival_s"]))]
+            here = slice(begin, begin + len(found))
+            begin = here.stop
+            arrival_s[here], model[here] = found["arrival_s"], found["model"]
+            prompt[here], output[here] = found["prompt_tokens"], found["output_tokens"]
+            ttft_s[here], tpot_s[here] = ttft_slo_s[found["model"]], tpot_slo_s[found["model"]]
+            spilled.release(arrival_s, model, prompt, output, ttft_s, tpot_s)
+    return Jobs(names, arrival_s, model, prompt, output, ttft_s, tpot_s)
 
 
 def closed(trace: Rows) -> synthetic.Preset | None:
@@ -190,12 +243,13 @@ def hold(trace: Rows, rate_scale: float, scaling: str, window_s: float | None, w
     """
     if scaling == "clients" and closed(trace) is None:
         _named_clients(trace, trace.tenant)
+    most = MOST_IN_FILES if in_pieces(trace) and scaling != "clients" else MOST_REQUESTS
     what, way, times = f"rate scale {rate_scale:g} of {trace.name}", "a lower one", float(scaling != "time")
     if window_s is not None:
         span_s = window_s + warmup_s
         what, way = f"{what} over {span_s:g} s", "a lower one, or a shorter window_s and warmup_s"
         times = max(times, span_s / trace.span_s)
-    bounded(what, len(trace.model) * rate_scale * times, way)
+    bounded(what, len(trace.model) * rate_scale * times, way, most)
 
 
 def _named_clients(trace: Rows, tenant: I4 | None) -> None:
@@ -216,7 +270,7 @@ def _loop(trace: Rows, models: ModelSet, loop: synthetic.Preset, scaling: Scalin
     """
     if scaling in {"replicate", "time"}:
         raise UserError(f"{trace.name} is a closed loop: --scaling {scaling} has no stamps to scale (clients has)")
-    rows = _rows(trace, models, seed, 1.0, str(loop), assign=assign)
+    (rows,) = _Picking(trace, models, seed, maker=str(loop), assign=assign).rows()
     after = np.full(len(rows.model), -1, np.int32)
     for i in range(len(models.members)):
         mine = np.flatnonzero(rows.model == i)
@@ -249,13 +303,12 @@ def plan(
     """
     positive("rate scale", rate_scale)
     seen = _seen(trace, models, origin, seed, assign)
-    counts = np.bincount(seen.model, minlength=len(models.members))
+    whole = seen.counts.sum()
     means = []
-    for tokens in (seen.prompt_tokens, seen.output_tokens):
-        overall = float(tokens.mean()) if len(tokens) else 0.0
-        sums = np.bincount(seen.model, tokens, len(models.members))
-        means.append(np.where(counts > 0, sums / np.maximum(counts, 1), overall))
-    rate = np.maximum(counts, PRIOR) / seen.span_s * rate_scale
+    for sums in (seen.prompt_tokens, seen.output_tokens):
+        overall = float(sums.sum() / whole) if whole else 0.0
+        means.append(np.where(seen.counts > 0, sums / np.maximum(seen.counts, 1), overall))
+    rate = np.maximum(seen.counts, PRIOR) / seen.span_s * rate_scale
     return {
         name: Plan(float(rate[i]), float(means[0][i]), float(means[1][i]), origin)
         for i, name in enumerate(models.names)
@@ -266,28 +319,45 @@ def requests_seen(
     trace: Rows, models: ModelSet, origin: Origin, seed: int = 0, assign: Assign = "released"
 ) -> list[int]:
     """Count the requests of each model that planners see."""
-    seen = _seen(trace, models, origin, seed, assign)
-    return [int(n) for n in np.bincount(seen.model, minlength=len(models.members))]
+    return [int(n) for n in _seen(trace, models, origin, seed, assign).counts]
 
 
-def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assign) -> _Rows:
-    """Return the rows that planners see, with the seconds in which they came."""
+class _Seen(NamedTuple):
+    """What planners see: the requests of each model, their tokens summed, and the seconds in which they came."""
+
+    counts: I8
+    prompt_tokens: F8
+    output_tokens: F8
+    span_s: float
+
+
+def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assign) -> _Seen:
     fold, drawn = window_fold(trace, seed, origin), seed
     if origin == "held-out":
         fold, drawn = None if fold is None else 1 - fold, PLAN_SEED + seed
-    rows = _rows(trace, models, seed, 1.0, fold=fold, assign=assign, drawn=drawn)
-    if origin != "prefix":
-        return rows
-    early = rows.arrival_s <= PREFIX * rows.span_s
-    return rows.only(np.flatnonzero(early))._replace(span_s=PREFIX * rows.span_s)
+    n = len(models.members)
+    counts, prompt, output, span_s = np.zeros(n, np.int64), np.zeros(n), np.zeros(n), 0.0
+    for rows in _Picking(trace, models, seed, fold=fold, assign=assign, drawn=drawn).rows():
+        span_s = rows.span_s
+        if origin == "prefix":
+            span_s *= PREFIX
+            early = rows.only(np.flatnonzero(rows.arrival_s <= span_s))
+        else:
+            early = rows
+        counts += np.bincount(early.model, minlength=n)
+        prompt += np.bincount(early.model, early.prompt_tokens, n)
+        output += np.bincount(early.model, early.output_tokens, n)
+    return _Seen(counts, prompt, output, span_s)
 
 
 def rate_rps(trace: Rows, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
     """Return requests per second at rate scale 1: as the generator means them, or as counted where a seed replays."""
     if trace.maker is not None and (each := synthetic.preset(trace.maker).rate_rps):
         return each * len(models.members)
-    rows = _rows(trace, models, seed, 1.0, fold=window_fold(trace, seed, origin))
-    return len(rows.model) / rows.span_s
+    every = [
+        (len(r.model), r.span_s) for r in _Picking(trace, models, seed, fold=window_fold(trace, seed, origin)).rows()
+    ]
+    return sum(count for count, _ in every) / every[0][1]
 
 
 def idle_to_swap(jobs: Jobs, swap_s: float) -> float:
@@ -323,7 +393,7 @@ def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "rel
     if assign == "released":
         return assigned
     if assign == "square":
-        counts = dict(zip(trace.models, np.bincount(trace.model, minlength=len(trace.models)).tolist(), strict=True))
+        counts = dict(zip(trace.models, _counts(trace).tolist(), strict=True))
         busiest = sorted(assigned.streams, key=lambda stream: (-counts.get(stream[0], 0), *stream))
         owner = dealt(models, seed // 2 if _halved(trace) else seed)
         of = dict(zip(owner, busiest, strict=True))
@@ -365,7 +435,7 @@ def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
     elif trace.ordered:
         others = [name for name in names if name not in equal][: len(left)]
     else:
-        counts = np.bincount(trace.model, minlength=len(trace.models))
+        counts = _counts(trace)
         popular = [trace.models[k] for k in np.argsort(-counts, kind="stable") if trace.models[k] not in equal]
         popular += [name for name in names if name not in {*trace.models, *equal}]  # of which none was drawn
         others = [""] * len(left)
@@ -378,10 +448,21 @@ def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
     )
 
 
-def _served(streams: list[str], source: Rows | synthetic.Drawn) -> tuple[I8, I4]:
-    """Rows of the models' streams in their order, and each one's model: a row for each that uses its stream."""
-    index = {name: i for i, name in enumerate(source.models)}
-    parts = [np.flatnonzero(source.model == index.get(stream, -1)) for stream in streams]
+def _counts(trace: Rows) -> I8:
+    """Count the requests of each stream."""
+    counts = np.zeros(len(trace.models), np.int64)
+    for piece in spilled.pieces(len(trace.model), trace.model):
+        counts += np.bincount(trace.model[piece], minlength=len(counts))
+    return counts
+
+
+def _served(streams: list[str], names: Sequence[str], model: I4) -> tuple[I8, I4]:
+    """Rows of the models' streams in their order, and each one's model: a row for each that uses its stream.
+
+    `names` are those of the trace's streams, which `model` indexes.
+    """
+    index = {name: i for i, name in enumerate(names)}
+    parts = [np.flatnonzero(model == index.get(stream, -1)) for stream in streams]
     row = np.concatenate(parts)
     member = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])
     order = np.lexsort((member, row))
@@ -415,30 +496,49 @@ class _Rows(NamedTuple):
         )
 
 
-def _rows(
-    trace: Rows,
-    models: ModelSet,
-    seed: int,
-    time_scale: float,
-    maker: str | None = None,
-    *,
-    fold: int | None = None,
-    assign: Assign = "released",
-    drawn: int | None = None,
-) -> _Rows:
-    """Pick the rows of the set's streams; a synthetic trace is drawn anew first. UserError for a row too long.
+def in_pieces(trace: Rows) -> bool:
+    """Tell whether a trace is too long for memory, and is taken in pieces: of a file without shared prefixes."""
+    return len(trace.model) > spilled.MOST_HELD and trace.maker is None and trace.prefix is None
+
+
+class _Picking(NamedTuple):
+    """The rows of a trace that a set serves, and how they are picked.
 
     A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator, if not the trace's own,
     `drawn` the seed of what it draws, if not that of the run.
     """
-    shared, tenant, prefix = assigned(trace, models, seed, assign).streams, trace.tenant, trace.prefix
+
+    trace: Rows
+    models: ModelSet
+    seed: int
+    time_scale: float = 1.0
+    maker: str | None = None
+    fold: int | None = None
+    assign: Assign = "released"
+    drawn: int | None = None
+
+    def rows(self, *, whole: bool = False) -> Iterator[_Rows]:
+        """Yield the rows in order: all at once, or in pieces. UserError for a row that is too long."""
+        trace, shared = self.trace, assigned(self.trace, self.models, self.seed, self.assign).streams
+        if whole or not in_pieces(trace):
+            yield _rows(self, shared, slice(0, None))
+            return
+        columns = trace.arrival_s, trace.model, trace.prompt_tokens, trace.output_tokens, trace.tenant
+        for piece in spilled.pieces(len(trace.model), *columns):
+            yield _rows(self, shared, piece)
+
+
+def _rows(picking: _Picking, shared: Sequence[tuple[str, float]], cut: slice) -> _Rows:
+    """Pick rows of the streams from a piece; a synthetic trace is drawn anew first. UserError for a row too long."""
+    trace, models, seed, time_scale, maker, fold, _, drawn = picking
+    tenant, prefix = trace.tenant, trace.prefix
     streams = [stream for stream, _ in shared]
     source: Rows | synthetic.Drawn = trace
     if trace.maker is not None:
         source = synthetic.draw(maker or trace.maker, seed if drawn is None else drawn)
         tenant, prefix = None, None
-    row, model = _served(streams, source)
-    prompt, output = source.prompt_tokens[row], source.output_tokens[row]
+    row, model = _served(streams, source.models, source.model[cut])
+    prompt, output = source.prompt_tokens[cut][row], source.output_tokens[cut][row]
     most = np.array([member.shape.max_tokens for member in models.members])[model]
     long = np.flatnonzero(prompt.astype(np.int64) + output > most)
     if len(long):
@@ -448,11 +548,12 @@ def _rows(
             way = f"--served raises it, to {can} at most"
         elif trace.maker is not None or "/" in trace.name or log(trace.name.partition("+")[0]):
             way = _shorter(trace, models)
+        where = trace.where(cut.start + int(row[i])) if trace.maker is None else trace.name
         raise UserError(
-            f"{trace.where(int(row[i])) if trace.maker is None else trace.name}: {prompt[i]} prompt + {output[i]} "
+            f"{where}: {prompt[i]} prompt + {output[i]} "
             f"output tokens exceed the {most[i]} of {models.names[model[i]]} ({len(long)} such rows; {way})"
         )
-    when = source.arrival_s[row]
+    when = source.arrival_s[cut][row]
     lap = np.zeros(len(row), np.int64)
     for i, (_, shift_s) in enumerate(shared):
         if shift_s:
@@ -462,8 +563,8 @@ def _rows(
     turn = np.array([streams.index(stream) for stream in streams], np.int32)[model]
     span_s = trace.span_s
     rows = _Rows(
-        when, model, turn, prompt, output, None if tenant is None else tenant[row], prefix and picked(prefix, row), lap,
-        span_s,
+        when, model, turn, prompt, output, None if tenant is None else tenant[cut][row], prefix and picked(prefix, row),
+        lap, span_s,
     )  # fmt: skip
     if fold is None:
         return rows
@@ -491,10 +592,36 @@ def _shorter(trace: Rows, models: ModelSet) -> str:
     return f"--trace {name}+max_tokens={least} cuts them"
 
 
-def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int) -> tuple[F8, I8, I8, I8]:
+class _Window(NamedTuple):
+    """The seconds that are replayed, and how a trace is scaled to fill them."""
+
+    rate_scale: float
+    scaling: Scaling
+    seed: int
+    span_s: float  # of the circle, scaled
+    begin_s: float
+    end_s: float
+
+    def requests(self, rows: _Rows, thinned: dict[int, I8] | None = None) -> tuple[F8, I8, I8, I8]:
+        """Return the stamps of the requests that rows become, and the row, the copy and the lap of each.
+
+        Of a trace in pieces `thinned` counts by copy the rows of earlier pieces, by model.
+        """
+        when, row, copy, lap = _copies(
+            rows, self.rate_scale, self.scaling, self.seed, {} if thinned is None else thinned
+        )
+        if self.scaling == "time":
+            when = when / self.rate_scale
+        when, image, period = _unroll(when, self.span_s, self.begin_s, self.end_s)
+        return when, row[image], copy[image], lap[image] + period
+
+
+def _copies(
+    rows: _Rows, rate_scale: float, scaling: Scaling, seed: int, thinned: dict[int, I8]
+) -> tuple[F8, I8, I8, I8]:
     """Turn copies of the rows around the circle: stamps in [0, span_s), and the row, the copy and the lap of each.
 
-    Those that were turned past the end, to the start of the circle, are in the lap before.
+    Those that were turned past the end, to the start of the circle, are in the lap before. `thinned` is as above.
     """
     unit, turn = rows.model, rows.turn  # what is thinned, and what turns, as a whole
     if scaling == "clients" and rows.tenant is not None:
@@ -506,7 +633,10 @@ def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int) -> tupl
         share, keep = scale - copy, np.arange(len(unit))
         if share < 1 - ROUNDING:
             draw = rng(seed, "thin", copy)
-            keep = _some_clients(draw, share, rows.model, unit) if scaling == "clients" else _thin(draw, share, unit)
+            if scaling == "clients":
+                keep = _some_clients(draw, share, rows.model, unit)
+            else:
+                keep, thinned[copy] = _thin(draw, share, unit, thinned.get(copy, np.zeros(0, np.int64)))
         draw = rng(seed, "offset", 0 if scaling == "replicate" else copy)
         offset_s = draw.uniform(0, 0.0 if scaling == "none" else rows.span_s, turn.max(initial=0) + 1)
         turned = rows.arrival_s[keep] + offset_s[turn[keep]]
@@ -534,14 +664,19 @@ def _slo(models: ModelSet, slo: Mapping[str, tuple[float, float]]) -> tuple[F8, 
     return pairs[:, 0], pairs[:, 1]
 
 
-def _thin(draw: np.random.Generator, share: float, unit: I4) -> I8:
-    """Rows of which every stream keeps `share`, evenly along its requests."""
+def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tuple[I8, I8]:
+    """Rows of which every stream keeps `share`, evenly along its requests; and its requests so far.
+
+    `before` are those of the rows before these, by stream.
+    """
     order = np.argsort(unit, kind="stable")
-    counts = np.bincount(unit)
+    counts = np.bincount(unit, minlength=len(before))
+    before = np.pad(before, (0, len(counts) - len(before)))
     nth = np.empty(len(unit), np.int64)
     nth[order] = np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)
+    nth += before[unit]
     phase = draw.uniform(0, 1, len(counts))[unit]
-    return np.flatnonzero(np.floor(phase + share * (nth + 1)) > np.floor(phase + share * nth))
+    return np.flatnonzero(np.floor(phase + share * (nth + 1)) > np.floor(phase + share * nth)), before + counts
 
 
 def _some_clients(draw: np.random.Generator, share: float, served: I4, unit: I4) -> I8:

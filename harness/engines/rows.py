@@ -36,11 +36,11 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
 
-    `R` has the fields of `stamps.FIELDS`; `ends` tells indices of `stamps.NAMES`; `api_in_s` passes before the engine sees a
-    request, and `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens, `gaps` by
-    cause the nanoseconds of its longest gap between two of them (None: not known); `first_tokens` how many came at
-    first (None: one); `alone_s` tells what prefill and decode of each take alone (None: not known). What is told is of
-    a slice of rows.
+    `R` has the fields of `stamps.FIELDS`; `ends` tells indices of `stamps.NAMES`; `api_in_s` passes before the engine
+    sees a request, and `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens,
+    `gaps` by cause the nanoseconds of its longest gap between two of them (None: not known); `first_tokens` how many
+    came at first (None: one); `alone_s` tells what prefill and decode of each take alone (None: not known). What is
+    told is of a slice of rows.
     """
     models = pa.array(jobs.models, pa.string())
     api_in_s = np.broadcast_to(api_in_s, len(R))
@@ -105,8 +105,8 @@ def noted(of: Noted, jobs: Jobs, fidelity: str, *, token_times: bool) -> Iterato
         ns = [[round(t * 1e9) - round(due * 1e9) for t in stamps] for stamps, due in pairs]
         tokens = pa.array(ns, SCHEMA.field("token_ns").type)
     yield from batches(
-        of.R, of.ends.__getitem__, jobs, of.places, arrivals_s=arrivals_s, fidelity=fidelity, end_s=of.end_s, api_in_s=of.late_s,
-        api_out_s=0.0, tokens=tokens,
+        of.R, of.ends.__getitem__, jobs, of.places, arrivals_s=arrivals_s, fidelity=fidelity, end_s=of.end_s,
+        api_in_s=of.late_s, api_out_s=0.0, tokens=tokens,
     )  # fmt: skip
 
 

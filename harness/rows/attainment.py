@@ -30,7 +30,7 @@ class Limits(NamedTuple):
     ttft_s: Floats
     tpot_s: Floats
 
-    def take(self, which: Bools) -> Limits:
+    def take(self, which: Bools | slice) -> Limits:
         """Return the limits of the requests that `which` selects."""
         return Limits(self.ttft_s[which], self.tpot_s[which])
 
@@ -61,7 +61,11 @@ def quantile(values: Floats, q: float) -> float:
     ranked = np.sort(np.where(np.isnan(values), np.inf, values))
     if not len(ranked):
         return math.nan
-    place = (len(ranked) - 1) * q
+    return interpolated((len(ranked) - 1) * q, ranked)
+
+
+def interpolated(place: float, ranked: Mapping[int, float] | Floats) -> float:
+    """Return the value at a place, from 0, among ranked values, between those of the ranks below and above."""
     low, share = int(place), place - int(place)
     if share == 0.0 or ranked[low] == ranked[low + 1]:
         return float(ranked[low])

@@ -88,9 +88,19 @@ def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
 
 def shares(rows: Rows, slo: Slo, definition: str, scores: Floats) -> dict[str, float]:
     """Return the share of a definition's misses (score < 1) that each cause explains; sums to 1. {} without a miss."""
+    return of_counts(counts(rows, slo, definition, scores))
+
+
+def of_counts(count: NDArray[np.int64]) -> dict[str, float]:
+    """Return each cause's share of all misses that were counted; {} without any."""
+    whole = int(count.sum())
+    return {wait: float(x / whole) for wait, x in zip(WAITS, count, strict=True)} if whole else {}
+
+
+def counts(rows: Rows, slo: Slo, definition: str, scores: Floats) -> NDArray[np.int64]:
+    """Count a definition's misses (score < 1) by the cause that explains each."""
     which = scores < 1.0
     if not which.any():
-        return {}
+        return np.zeros(len(WAITS), np.int64)
     missed = main(take(rows, which), limits(rows, slo).take(which), definition)
-    count = np.bincount(missed, minlength=len(WAITS)) / len(missed)
-    return {wait: float(x) for wait, x in zip(WAITS, count, strict=True)}
+    return np.bincount(missed, minlength=len(WAITS))

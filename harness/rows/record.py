@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from harness import spilled
 from harness.policy.types import UserError
 from harness.rows import forms, parts, sealed, waits
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
@@ -318,6 +319,39 @@ def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -
     return _opened(Path(folder), lambda path: _rows(path, columns), lambda part, name: _of_part(part, name, columns))
 
 
+class Pieces:
+    """The rows of a long run, which are read a row group after another, each time that they are gone through."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        return self.columns(SCHEMA.names)
+
+    def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield some columns. Raises Damaged."""
+        form, about = pa.schema([SCHEMA.field(name) for name in names]), footer(self._path)
+        with sealed.reading(self._path), pq.ParquetFile(self._path) as file:
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group, columns=list(names)).select(names)
+                sealed.columns(self._path, rows, form, frozenset())
+                yield _checked(self._path, {}, rows)
+            if file.metadata.num_rows != sum(about["counts"].values()):
+                raise Damaged(f"{self._path}: {file.metadata.num_rows} rows, and its facts say otherwise; {WAY_OUT}")
+
+
+def read_by_pieces(folder: str | os.PathLike[str]) -> pa.Table | Pieces:
+    """Read the rows of a run as `read` does; those of a long one are read later, in pieces."""
+    about, path = meta(folder), Path(folder) / ROWS
+    if sum((about.get("counts") or {}).values()) <= spilled.MOST_HELD or about.get("schema") != VERSION:
+        return read(folder)
+    if (about.get("spec") or {}).get("token_times") or not path.is_file():
+        return read(folder)
+    with sealed.reading(path):
+        sealed.intact(path, rows=True)
+    return Pieces(path)
+
+
 def meta(folder: str | os.PathLike[str]) -> Facts:
     """Read the facts of a run (keys: `META`), from the file's footer alone. Raises UserError where there is no run."""
     about: Facts = _opened(Path(folder), footer, parts.facts)
@@ -387,7 +421,7 @@ def _rows(path: Path, columns: Sequence[str] | None) -> pa.Table:
     return _checked(path, about, rows)
 
 
-def _checked(path: Path, about: Facts, rows: pa.Table) -> pa.Table:
+def _checked(path: Path, about: Mapping[str, Any], rows: pa.Table) -> pa.Table:
     """Check rows against the facts of their run. Raises Damaged."""
     if "state" in rows.column_names and (other := set(pc.unique(rows["state"]).to_pylist()) - set(STATES)):
         raise Damaged(f'{path}: state "{other.pop()}" is not one of {", ".join(STATES)}; {WAY_OUT}')

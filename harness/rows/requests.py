@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from harness.rows.record import STATES, WAITS
+from harness.rows.record import STATES, WAITS, Pieces
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,6 +109,23 @@ def rows(table: pa.Table) -> Rows:
         alone_s=np.stack([_known(table, f"alone_{part}_ns") for part in ("prefill", "decode")], axis=1) / 1e9,
         tokens=_tokens(table),
     )
+
+
+def extent(pieces: Iterable[pa.Table]) -> tuple[tuple[str, ...], float, int]:
+    """Return the models of a run that is read in pieces, sorted, the last arrival in seconds, and its requests."""
+    models, last_ns, n = set[str](), 0, 0
+    of = pieces.columns(["model", "arrival_ns"]) if isinstance(pieces, Pieces) else pieces
+    for table in of:
+        models.update(_codes(table, "model")[0])
+        last_ns, n = max(last_ns, int(_numpy(table, "arrival_ns").max(initial=0))), n + len(table)
+    return tuple(sorted(models)), last_ns / 1e9, n
+
+
+def of_models(rows: Rows, models: tuple[str, ...]) -> Rows:
+    """Return rows whose codes index the models of the whole run."""
+    if rows.models == models:
+        return rows
+    return replace(rows, models=models, model=np.array([models.index(m) for m in rows.models], np.int32)[rows.model])
 
 
 def take(rows: Rows, which: Bools) -> Rows:

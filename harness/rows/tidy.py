@@ -16,24 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.rows import causes, record, setting
-from harness.rows.attainment import (
-    Slo,
-    jain,
-    limits,
-    norm_s,
-    per_model,
-    quantile,
-    share,
-    throughput_tps,
-    tpot_s,
-    undefined_tpot,
-)  # fmt: skip
-from harness.rows.definitions import DEFINITIONS, both
+from harness.rows.attainment import Limits, Slo, jain, limits, share
+from harness.rows.definitions import DEFINITIONS
 from harness.rows.pooled import Counts
 from harness.rows.record import plain as plain_schema
-from harness.rows.requests import Rows, in_window, rows, take
+from harness.rows.requests import Rows, extent, in_window, of_models, rows, take
 from harness.rows.sealed import WAY_OUT, Damaged
 from harness.rows.statistics import Curve, interval
+from harness.rows.tally import Tally
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +51,7 @@ class Run:
 
     name: str
     meta: Mapping[str, Any]
-    table: pa.Table
+    table: pa.Table | record.Pieces
     slo_s: Slo
     label: str = ""  # in tables and legends; the system's name (and preset) if empty
 
@@ -106,7 +96,6 @@ TABLE_SCHEMA = pa.schema(
         ("offered", pa.list_(pa.float64())),
     ]
 )
-BLOCK_S = 150.0  # several times longer than a burst, so that blocks' misses are independent
 _TOLD = {"condition", "x", "run", "label", "system", "trace", "models", "gpu", "gpus", "rate_scale", "seed", "slo",
          "fidelity", "definition", "over", "n"}  # fmt: skip  # of each row; other columns may be null
 STORED = pa.schema(  # of a table on disk: panels first
@@ -211,79 +200,60 @@ class _Value(NamedTuple):
 
 
 def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Collection[str]) -> Iterator[_Value]:
-    every = rows(run.table)
-    window_s = spec.get("window_s") or float(every.arrival_s.max(initial=0.0))
-    counted = in_window(every, spec.get("window_s") or math.inf)
-    offered, slo = take(every, counted), limits(every, run.slo_s).take(counted)
-    n = len(offered)
-    counts = np.bincount(offered.model, minlength=len(offered.models))
-    for name in definitions:
-        definition = DEFINITIONS[name]
-        if (scores := definition.score(offered, slo)) is None:
+    sums = tallied(run, spec, definitions, by_model=by_model)
+    models, counts = sums.models, sums.offered.tolist()
+    n = sum(counts)
+    for name, of in sums.attained.items():
+        if name in sums.lacks:
             yield _Value(name, "pooled", None, n, None)
             continue
-        weights = definition.weights(offered)
-        each = per_model(offered, scores, weights)
-        missed, asked = by_block(offered, scores, weights, window_s)
-        yield _Value(name, "pooled", None, n, _known(share(scores, weights)), missed.sum(axis=0), asked.sum(axis=0))
+        each = of.per_model(models)
+        yield _Value(name, "pooled", None, n, _known(of.share), of.missed.sum(axis=0), of.asked.sum(axis=0))
         yield _Value(name, "mean", None, n, _known(share(np.array(list(each.values())))))
         yield _Value(name, "worst", None, n, _known(min(each.values(), default=math.nan)))
         yield _Value(name, "jain", None, n, _known(jain(each.values())))
         for model, value in each.items():
-            index = offered.models.index(model)
-            yield _Value(name, "model", model, int(counts[index]), value, missed[index], asked[index])
-        for wait, value in causes.shares(offered, slo, name, scores).items():
+            index = models.index(model)
+            yield _Value(name, "model", model, counts[index], value, of.missed[index], of.asked[index])
+        for wait, value in causes.of_counts(of.causes).items():
             yield _Value(f"missed_{name}_{wait}", "pooled", None, n, value)
-    for name, value in measures(offered, slo, window_s).items():
+    for name, value in sums.pooled.values(sums.window_s, sums.quantiles()).items():
         yield _Value(name, "pooled", None, n, _known(value))
-    for code in np.flatnonzero(counts) if by_model else ():
-        which = offered.model == code
-        for name, value in measures(take(offered, which), slo.take(which), window_s).items():
-            yield _Value(name, "model", offered.models[code], int(counts[code]), _known(value))
+    for code, quantiles in sums.by_model() if by_model else ():
+        for name, value in sums.each[code].values(sums.window_s, quantiles).items():
+            yield _Value(name, "model", models[code], counts[code], _known(value))
     for name, value in utilisation(run.meta.get("stats") or {}).items():
         yield _Value(name, "pooled", None, n, _known(value))
 
 
-def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tuple[Floats, Floats]:
-    """Sum the misses and offered requests of each model in each block of the window: (models, blocks).
-
-    Blocks are equal and about `BLOCK_S` long.
-    """
-    blocks = max(1, round(window_s / BLOCK_S))
-    at = np.minimum((rows.arrival_s * (blocks / max(window_s, 1e-9))).astype(np.int64), blocks - 1)
-    where, shape = rows.model * blocks + at, (len(rows.models), blocks)
-    missed, offered = (
-        np.bincount(where, each, shape[0] * blocks).astype(np.float64).reshape(shape)
-        for each in ((1.0 - scores) * weights, weights)
-    )
-    return missed, offered
-
-
-def _met(rows: Rows, slo: Slo) -> Floats:
-    """Return 1 for each request that met both limits, else 0."""
-    return both(rows, limits(rows, slo)).astype(np.float64)
+def tallied(
+    run: Run, spec: Mapping[str, Any], definitions: Collection[str], *, measured: bool = True, by_model: bool = True
+) -> Tally:
+    """Sum over the offered requests of a run, a piece after another; the measures too, if asked for, also by model."""
+    pieces = run.table if isinstance(run.table, record.Pieces) else [run.table]
+    models, last_s, most = extent(pieces)
+    sums, begin = Tally(models, spec.get("window_s") or last_s, most, tuple(definitions)), 0
+    for piece in pieces:
+        every = of_models(rows(piece), models)
+        inside = in_window(every, spec.get("window_s") or math.inf)
+        each = run.slo_s.take(slice(begin, begin + len(every))) if isinstance(run.slo_s, Limits) else run.slo_s
+        offered, slo = take(every, inside), limits(every, each).take(inside)
+        sums.add(offered, slo)
+        if measured:
+            sums.measure(offered, slo, by_model=by_model)
+        begin += len(every)
+    return sums
 
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def measures(rows: Rows, slo: Slo, window_s: float) -> dict[str, float]:
+def measures(offered: Rows, slo: Slo, window_s: float) -> dict[str, float]:
     """Compute the measures beside attainment, of offered rows: rates, latencies, shares; units in the names."""
-    tpot = tpot_s(rows)
-    defined = tpot[~(rows.done & np.isnan(tpot))]  # unfinished ones stay, as infinite
-    finished = norm_s(rows)[rows.done]
-    latencies = {"ttft": rows.ttft_s, "tpot": defined, "e2e": np.where(rows.done, rows.e2e_s, np.nan)}
-    return {
-        "offered_rps": len(rows) / window_s if window_s else math.nan,
-        "goodput_rps": float(_met(rows, slo).sum()) / window_s if window_s else math.nan,
-        "throughput_tps": throughput_tps(rows),
-        "done": share(rows.done.astype(np.float64)),
-        "undefined_tpot": undefined_tpot(rows),
-        **{f"{name}_p{q}_s": quantile(x, q / 100) for name, x in latencies.items() for q in (50, 95, 99)},
-        "tpot_mean_s": share(tpot[~np.isnan(tpot)]),  # of finished requests only: stands beside `done`
-        "norm_mean_s": share(finished),  # likewise
-    }
+    sums = Tally(offered.models, window_s, len(offered), ())
+    sums.measure(offered, limits(offered, slo), by_model=False)
+    return sums.pooled.values(window_s, sums.quantiles())
 
 
 def utilisation(stats: Mapping[str, float]) -> dict[str, float]:

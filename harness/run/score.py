@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
-from harness.rows import attainment, forms, record, requests, tidy
-from harness.rows.definitions import DEFINITIONS
+from harness.rows import forms, record, tidy
 from harness.run import sources
 from harness.run.slo import SloTarget, limits
 from harness.run.sources import Task
@@ -27,7 +25,7 @@ def scorable(label: str, run: Path, under: SloTarget) -> tidy.Run:
     about = record.meta(run)
     about["spec"] = about["spec"] | {"slo": under.rule}
     slo = {} if about["skipped"] or about["infeasible"] else limits(run, under)
-    return tidy.Run(run.name, about, record.read(run), slo, label)
+    return tidy.Run(run.name, about, record.read_by_pieces(run), slo, label)
 
 
 def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, float]:
@@ -69,18 +67,11 @@ def by_model(
     about = record.meta(run)
     if about["skipped"] or about["infeasible"]:
         return {}
-    rows = requests.rows(record.read(run))
-    window_s = about["spec"]["window_s"] or float(rows.arrival_s.max(initial=0.0))
-    inside = requests.in_window(rows, about["spec"]["window_s"] or math.inf)
-    slo = attainment.limits(rows, limits(run, under)).take(inside)
-    offered = requests.take(rows, inside)
-    blocks = {}
-    for name in definitions:
-        definition = DEFINITIONS[name]
-        if (scores := definition.score(offered, slo)) is None:
-            raise UserError(f"{run.name} has no token times, which {name} needs")
-        blocks[name] = (offered.models, *tidy.by_block(offered, scores, definition.weights(offered), window_s))
-    return blocks
+    of = tidy.Run(run.name, about, record.read_by_pieces(run), limits(run, under))
+    sums = tidy.tallied(of, about["spec"], definitions, measured=False)
+    if sums.lacks:
+        raise UserError(f"{run.name} has no token times, which {min(sums.lacks)} needs")
+    return {name: (sums.models, each.missed, each.asked) for name, each in sums.attained.items()}
 
 
 def ran(run: Path) -> bool:

@@ -297,7 +297,7 @@ class Setup:
         """Build the requests of a resolved spec. UserError where the trace cannot be served or scaled so, or held."""
         from workloads import slo
         from workloads.base import base
-        from workloads.build import build, hold, window_fold
+        from workloads.build import build, hold, in_pieces, window_fold
 
         spec, trace, models = self.spec, self.trace, self.served
         if spec.workload == "base":
@@ -317,6 +317,10 @@ class Setup:
         )
         rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
         if isinstance(rule, slo.Scaled) and rule.base == "solo":
+            if in_pieces(trace):
+                raise UserError(
+                    f"{trace.name}: {len(trace):,} requests are too many for an SLO by each one's solo latency"
+                )
             alone = self.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens, gpu=rule.gpu)
             jobs = slo.by_isolated(jobs, rule, *alone)
         return _cached(jobs, spec)

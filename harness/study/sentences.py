@@ -207,7 +207,9 @@ def _runs(measured: Measured, label: str, rate: float) -> list[str]:
 
 def _used(run: Path) -> set[int]:
     """Return the GPUs on which some request of a run had a step: `0+1` is a group, and `0>1` has moved."""
-    places = record.read(run, ["gpus"])["gpus"].unique().to_pylist()
+    rows = record.read_by_pieces(run)
+    of = rows.columns(["gpus"]) if isinstance(rows, record.Pieces) else [rows]
+    places = {place for piece in of for place in piece["gpus"].unique().to_pylist()}
     return {int(gpu) for place in places if place for gpu in re.split(r"[+>]", place)}
 
 

@@ -203,7 +203,8 @@ def end_all(S: int) -> bool:
 def advance(S: int, until: float) -> int:
     """Run to the next event that is heard, to `until` or to the end of the run.
 
-    NOTHING, TOLD, GROW when a log is full or requests are to come that have no records yet, or OVER: with no `until`, nothing can ever happen any more.
+    NOTHING, TOLD, GROW when a log is full, or when what arrives next has no record yet, or OVER: with no `until`,
+    nothing can ever happen any more.
     """
     W, T = world(S), tables(S)
     forever = until == INF

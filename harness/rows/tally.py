@@ -1,0 +1,277 @@
+"""Sums over the offered requests of a run, which are added a piece at a time: so a long run is scored in little memory.
+
+A run in one piece has the numbers of a sum over all. Latencies are kept until quantiles are taken, those of a long run
+in files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness import spilled
+from harness.rows import causes
+from harness.rows.attainment import Limits, interpolated, norm_s, quantile, tpot_s
+from harness.rows.definitions import DEFINITIONS, both
+from harness.rows.record import WAITS
+from harness.rows.requests import Rows, take
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from harness.rows.requests import Floats
+
+QUANTILES = (50, 95, 99)
+LATENCIES = ("ttft", "tpot", "e2e")
+BLOCK_S = 150.0  # several times longer than a burst, so that blocks' misses are independent
+UNDEFINED = -1.0  # a TPOT of a request that has none, as all its tokens came at once
+BUCKETS = 20  # leading bits of a number by which many of them are ranked
+
+
+def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tuple[Floats, Floats]:
+    """Sum the misses and offered requests of each model in each block of the window: (models, blocks).
+
+    Blocks are equal and about `BLOCK_S` long.
+    """
+    blocks = max(1, round(window_s / BLOCK_S))
+    at = np.minimum((rows.arrival_s * (blocks / max(window_s, 1e-9))).astype(np.int64), blocks - 1)
+    where, shape = rows.model * blocks + at, (len(rows.models), blocks)
+    missed, offered = (
+        np.bincount(where, each, shape[0] * blocks).astype(np.float64).reshape(shape)
+        for each in ((1.0 - scores) * weights, weights)
+    )
+    return missed, offered
+
+
+@dataclass
+class Attained:
+    """The sums of a definition of attainment."""
+
+    missed: Floats  # by model and block of the window. So with the next
+    asked: Floats
+    met: Floats  # by model, weighted. So with the next
+    whole: Floats
+    scores: float = 0.0  # of all, weighted
+    weights: float = 0.0
+    causes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(WAITS), np.int64))  # of misses
+
+    @property
+    def share(self) -> float:
+        """The mean score, each by its weight; NaN if none was offered."""
+        return self.scores / self.weights if self.weights else math.nan
+
+    def per_model(self, models: Sequence[str]) -> dict[str, float]:
+        """Return the mean score of each model that was offered requests."""
+        return {name: float(t / c) for name, t, c in zip(models, self.met, self.whole, strict=True) if c}
+
+
+@dataclass
+class Measured:
+    """The sums of the measures beside attainment."""
+
+    offered: int = 0
+    met: float = 0.0
+    done: float = 0.0
+    undefined: float = 0.0
+    made_tokens: float = 0.0
+    busy_s: float = 0.0
+    reach_s: float = -math.inf  # the latest end so far
+    tpot: tuple[float, int] = (0.0, 0)  # the sum, of so many
+    norm: tuple[float, int] = (0.0, 0)
+
+    def add(self, rows: Rows, slo: Limits) -> None:
+        """Add requests, which come in order of arrival."""
+        tpot = tpot_s(rows)
+        self.offered += len(rows)
+        self.met += float(both(rows, slo).astype(np.float64).sum())
+        self.done += float(rows.done.astype(np.float64).sum())
+        self.undefined += float((rows.done & (rows.made_tokens <= rows.first_tokens)).astype(np.float64).sum())
+        self.made_tokens += float(rows.made_tokens.sum())
+        end_s = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
+        order = np.argsort(rows.arrival_s, kind="stable")
+        start, reach = rows.arrival_s[order], np.maximum.accumulate(np.append(self.reach_s, end_s[order]))
+        self.busy_s += float((reach[1:] - np.maximum(start, reach[:-1])).sum())
+        self.reach_s = float(reach[-1])
+        self.tpot = _more(self.tpot, tpot[~np.isnan(tpot)])
+        self.norm = _more(self.norm, norm_s(rows)[rows.done])
+
+    def values(self, window_s: float, quantiles: Mapping[str, float]) -> dict[str, float]:
+        """Return the measures; units are in the names."""
+        return {
+            "offered_rps": self.offered / window_s if window_s else math.nan,
+            "goodput_rps": self.met / window_s if window_s else math.nan,
+            "throughput_tps": self.made_tokens / self.busy_s if self.busy_s else math.nan,
+            "done": self.done / self.offered if self.offered else math.nan,
+            "undefined_tpot": self.undefined / self.offered if self.offered else math.nan,
+            **quantiles,
+            "tpot_mean_s": _mean(self.tpot),  # of finished requests only: stands beside `done`
+            "norm_mean_s": _mean(self.norm),  # likewise
+        }
+
+
+def _more(sums: tuple[float, int], values: Floats) -> tuple[float, int]:
+    return sums[0] + float(values.sum()), sums[1] + len(values)
+
+
+def _mean(sums: tuple[float, int]) -> float:
+    return sums[0] / sums[1] if sums[1] else math.nan
+
+
+class Tally:
+    """The sums over requests that are added in order, of a run of at most `most` requests."""
+
+    def __init__(self, models: tuple[str, ...], window_s: float, most: int, definitions: Sequence[str]) -> None:
+        self.models, self.window_s = models, window_s
+        n, blocks = len(models), max(1, round(window_s / BLOCK_S))
+        self.attained = {
+            name: Attained(np.zeros((n, blocks)), np.zeros((n, blocks)), np.zeros(n), np.zeros(n))
+            for name in definitions
+        }
+        self.lacks: set[str] = set()  # definitions that need token times, of a run without
+        self.offered = np.zeros(n, np.int64)  # by model
+        self.pooled, self.each = Measured(), [Measured() for _ in models]
+        self._model = spilled.like(most, np.int32)
+        self._seconds = {name: spilled.like(most, np.float64) for name in LATENCIES}
+
+    def add(self, rows: Rows, slo: Limits) -> None:
+        """Add offered requests to the sums of attainment."""
+        self.offered += np.bincount(rows.model, minlength=len(self.models))
+        for name in self.attained:
+            self._score(name, rows, slo)
+
+    def measure(self, rows: Rows, slo: Limits, *, by_model: bool) -> None:
+        """Add offered requests, which come in order of arrival, to the measures beside attainment."""
+        tpot = tpot_s(rows)
+        seconds = {
+            "ttft": rows.ttft_s,
+            "tpot": np.where(rows.done & np.isnan(tpot), UNDEFINED, tpot),  # unfinished ones stay, as infinite
+            "e2e": np.where(rows.done, rows.e2e_s, np.nan),
+        }
+        here = slice(self.pooled.offered, self.pooled.offered + len(rows))
+        self._model[here] = rows.model
+        for name, values in seconds.items():
+            self._seconds[name][here] = values
+        self.pooled.add(rows, slo)
+        for code in np.unique(rows.model).tolist() if by_model else ():
+            which = rows.model == code
+            self.each[code].add(take(rows, which), slo.take(which))
+        spilled.release(self._model, *self._seconds.values())
+
+    def _score(self, name: str, rows: Rows, slo: Limits) -> None:
+        definition, sums = DEFINITIONS[name], self.attained[name]
+        if (scores := definition.score(rows, slo)) is None:
+            self.lacks.add(name)
+            return
+        weights = definition.weights(rows)
+        missed, asked = by_block(rows, scores, weights, self.window_s)
+        sums.missed += missed
+        sums.asked += asked
+        sums.met += np.bincount(rows.model, scores * weights, len(self.models))
+        sums.whole += np.bincount(rows.model, weights, len(self.models))
+        sums.scores += float((scores * weights).sum())
+        sums.weights += float(weights.sum())
+        sums.causes += causes.counts(rows, slo, name, scores)
+
+    def quantiles(self) -> dict[str, float]:
+        """Return the quantiles of each latency, as `ttft_p50_s`."""
+        return {
+            f"{name}_p{q}_s": value
+            for name in LATENCIES
+            for q, value in zip(QUANTILES, self._of_many(name), strict=True)
+        }
+
+    def by_model(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield the quantiles of each model that was offered requests, as `quantiles` does."""
+        counts = self.offered
+        told: dict[int, dict[str, float]] = {code: {} for code in np.flatnonzero(counts).tolist()}
+        for name in LATENCIES:
+            for group in _groups(counts):
+                if len(group) == 1 and counts[group[0]] > spilled.MOST_HELD:
+                    of = {group[0]: self._of_many(name, group[0])}
+                else:
+                    of = dict(self._of_few(name, group))
+                for code, values in of.items():
+                    told[code] |= {f"{name}_p{q}_s": value for q, value in zip(QUANTILES, values, strict=True)}
+        yield from told.items()
+
+    def _of_few(self, name: str, group: Sequence[int]) -> Iterator[tuple[int, list[float]]]:
+        """Yield the quantiles of models whose requests are few enough to be held."""
+        parts = [
+            (self._model[z][which], self._seconds[name][z][which])
+            for z in self._cuts(name)
+            for which in [np.isin(self._model[z], group)]
+        ]
+        model, seconds = (np.concatenate(column) for column in zip(*parts, strict=True))
+        for code in group:
+            mine = _defined(seconds[model == code])
+            yield code, [quantile(mine, q / 100) for q in QUANTILES]
+
+    def _of_many(self, name: str, code: int | None = None) -> list[float]:
+        """Return the quantiles of all requests, or of those of a model, in two passes where they are many."""
+
+        def values() -> Iterator[Floats]:
+            for z in self._cuts(name):
+                seconds = self._seconds[name][z]
+                yield _defined(seconds if code is None else seconds[self._model[z] == code])
+
+        n = sum(map(len, values()))
+        if n <= spilled.MOST_HELD:
+            held = np.concatenate([np.zeros(0), *values()])
+            return [quantile(held, q / 100) for q in QUANTILES]
+        places = [(n - 1) * q / 100 for q in QUANTILES]
+        of = _ranked(values, {rank for place in places for rank in (int(place), min(int(place) + 1, n - 1))})
+        return [interpolated(place, of) for place in places]
+
+    def _cuts(self, name: str) -> Iterator[slice]:
+        return spilled.pieces(self.pooled.offered, self._model, self._seconds[name])
+
+
+def _defined(seconds: Floats) -> Floats:
+    kept: Floats = seconds[seconds != UNDEFINED]
+    return kept
+
+
+def _groups(counts: NDArray[np.int64]) -> Iterator[list[int]]:
+    """Yield models in groups whose requests fit into memory together; one that does not fit is alone."""
+    group, held = list[int](), 0
+    for code in np.flatnonzero(counts).tolist():
+        if group and held + counts[code] > spilled.MOST_HELD:
+            yield group
+            group, held = [], 0
+        group.append(code)
+        held += int(counts[code])
+    if group:
+        yield group
+
+
+def _ranked(values: Callable[[], Iterator[Floats]], ranks: Collection[int]) -> dict[int, float]:
+    """Return the values of these ranks, from 0, of many values, of which a missing one (NaN) is infinite.
+
+    One pass counts them by their leading bits, another sorts those that begin as the wanted ones do.
+    """
+    counts = np.zeros(1 << BUCKETS, np.int64)
+    for part in values():
+        counts += np.bincount(_bucket(part), minlength=len(counts))
+    below = np.cumsum(counts) - counts
+    wanted = {rank: int(np.searchsorted(below, rank, "right")) - 1 for rank in ranks}
+    of = {bucket: list[Any]() for bucket in wanted.values()}
+    for part in values():
+        buckets = _bucket(part)
+        for bucket, found in of.items():
+            found.append(part[buckets == bucket])
+    ordered = {
+        bucket: np.sort(np.where(np.isnan(x := np.concatenate(found)), np.inf, x)) for bucket, found in of.items()
+    }
+    return {rank: float(ordered[bucket][rank - below[bucket]]) for rank, bucket in wanted.items()}
+
+
+def _bucket(seconds: Floats) -> NDArray[np.int64]:
+    """Return the leading bits of numbers, in their order; of NaN those of infinity."""
+    bits = np.where(np.isnan(seconds), np.inf, seconds).view(np.int64)
+    bits = np.where(bits < 0, ~bits, bits | np.int64(-(1 << 63)))  # as unsigned numbers, negative ones come first
+    leading: NDArray[np.int64] = (bits.view(np.uint64) >> np.uint64(64 - BUCKETS)).astype(np.int64)
+    return leading
