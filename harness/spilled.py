@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from harness.policy.types import GIB, UserError
 
-MOST_HELD = 1_000_000  # elements of an array in memory; what has more requests is spilled
+MOST_HELD = 400_000  # elements of an array in memory; what has more requests is spilled
 PIECE = 65_536  # requests that are taken at a time: a multiple of a page, whatever an element's bytes
 A = TypeVar("A", bound=NDArray[Any])
 

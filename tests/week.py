@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from harness import spilled
 from traces import schema
 from traces.arrivals import rng, zipf
 
@@ -102,7 +101,7 @@ if __name__ == "__main__":
         child(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
     else:
         parser = argparse.ArgumentParser(description=__doc__)
-        parser.add_argument("requests", type=int, nargs="?", default=5 * spilled.MOST_HELD)
+        parser.add_argument("requests", type=int, nargs="?", default=5_000_000)
         parser.add_argument("systems", nargs="*", default=["static", "elastic", "swap", "prism"])
         parser.add_argument("--gpus", type=int, default=16)
         asked = parser.parse_args()

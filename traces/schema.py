@@ -131,9 +131,10 @@ def pieces(path: Path) -> Iterator[pa.Table]:
     """Read the columns of a canonical Parquet that every trace has, a piece after another; UserError as `read`."""
     with _readable(path), pq.ParquetFile(path) as file:
         names = [name for name in (*REQUIRED, "src_row") if name in file.schema_arrow.names]
-        for batch in file.iter_batches(spilled.PIECE, columns=names):
-            batch.validate(full=True)
-            yield pa.Table.from_batches([batch])
+        for group in range(file.num_row_groups):  # over all at once it reads ahead without an end
+            for batch in file.iter_batches(spilled.PIECE, row_groups=[group], columns=names):
+                batch.validate(full=True)
+                yield pa.Table.from_batches([batch])
 
 
 @contextmanager
