@@ -11,10 +11,13 @@ alpa_serve/simulator/controller.py 0273baa).
     t_g   when group g has done what was given to it (simulate_requests, `group_clocks`)
 
 Algorithm 1 (`select`): from no copies on, each of the k best selections gets one more copy wherever one has room, and
-the best k of these are kept, until none has room; the best one seen is the answer. It is scored by a queue a group: a
-request goes to the copy whose group is free first, and is good if its first token comes by its TTFT SLO; the score is
-the share of good ones, less a ten-thousandth of their mean seconds. Algorithm 2 (`place`): Algorithm 1 for each size of
-groups that all models are served at; else each model has groups of its own degree.
+the best k of these are kept, until none has room or none could be better; the best one seen is the answer. It is scored
+by a queue a group: a request goes to the copy whose group is free first, and is good if its first token comes by its
+TTFT SLO; the score is the share of good ones, less a ten-thousandth of their mean seconds. Algorithm 2 (`place`):
+Algorithm 1 for each size of groups that all models are served at; else each model has groups of its own degree.
+
+`search=fast` is the heuristic for many models (section 4.2; replica_placement_fast_greedy, d8c0079): one selection
+grows. The group that served fewest gets a copy of the model that has the most requests that are not good.
 
 A request goes to the copy whose group has the fewest requests (`select_group_id`), and is given up where its first
 token would come too late (`handle_request`), by the same reckoning: `late=serve` keeps it.
@@ -28,7 +31,7 @@ millionth a copy, since copies take KV memory here: one that gains less is not m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -39,12 +42,15 @@ from harness.policy.chance import draw
 from harness.policy.events import Arrived, Event, Finished, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import busy, footprint, instances, one_request
-from harness.policy.types import Batch, Cluster, Gpus, Inst, Option, Request
+from harness.policy.types import Batch, Cluster, Gpus, Inst, Option, Request, Unsupported
 from harness.policy.view import View
 
 DECISION_S = 0.0  # it searches before the start; then a look at a few counts a request
 Selection = tuple[tuple[int, ...], ...]  # models with a copy, by group
+Copies = np.ndarray[tuple[int, int], np.dtype[np.bool_]]  # the same as flags: (models, groups)
+Bytes = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 LEAST = 1e-6  # of a score, that a copy is to gain
+MOST = 1.5e9  # requests in queues that a beam search may simulate: 40 s on an x86-64 core
 
 
 @dataclass(slots=True)
@@ -54,6 +60,7 @@ class AlpaServe:
     cluster: Cluster
     k: int = number(3, 1, 16)
     samples: int = number(2000, 100, 100_000)  # the release draws 30,000 (simulation_min_samples)
+    search: str = choice("beam", "fast")
     late: str = choice("drop", "serve")
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished}), init=False)
     uses: frozenset[str] = field(
@@ -131,34 +138,59 @@ class AlpaServe:
         if not cuts:
             work = {m: busy(self.cluster, m, tuple(range(model.tp))) * model.tp for m, model in models.items()}
             cuts = [instances(self.cluster, work)]
-        scored = [(self.select(cut), cut) for cut in cuts]
+        search = self.select if self.search == "beam" else self.select_fast
+        scored = [(search(cut), cut) for cut in cuts]
         (_, S), cut = max(scored, key=lambda pair: pair[0][0])
         return cut, S
 
     def select(self, groups: list[Gpus]) -> tuple[float, Selection]:
         """Algorithm 1: the best selection found for these groups, and its score."""
-        models = list(self.cluster.models.values())
-        need = [[self.need(i, len(group)) for group in groups] for i in range(len(models))]
-        room = [min(self.cluster.gpus[g].mem_bytes for g in group) for group in groups]
-        W = self.workload(groups)
-        kept: list[Selection] = [((),) * len(groups)]
-        best, seen = (0.0, kept[0]), set(kept)
-        while kept:
-            grown: list[Selection] = []
-            for S in kept:
-                for g, here in enumerate(S):
-                    for i in range(len(models)):
-                        if i not in here and sum(need[j][g] for j in (*here, i)) <= room[g]:
-                            S_ = (*S[:g], tuple(sorted((*here, i))), *S[g + 1 :])
-                            if S_ not in seen:
-                                seen.add(S_)
-                                grown.append(S_)
-            scores = W.scores(grown)
+        need, room, W = *self.sizes(groups), self.workload(groups)
+        kept = [np.zeros(need.shape, bool)]  # which models have a copy on which groups
+        best, most, work = (0.0, kept[0]), W.most(), 0
+        least = self.k * need.size * len(W.model) * len(set(W.model))  # a copy of each model at the least
+        while kept and best[0] + LEAST < most:  # else none is better
+            if max(work, least) > MOST:
+                raise Unsupported(
+                    f"search=beam: to place {len(need)} models on {len(groups)} groups it would simulate more than "
+                    f"{MOST:.2g} requests; search=fast is for many models, and fewer `samples` may do"
+                )
+            grown = []
+            for x, S in enumerate(kept):
+                more = ~S & (need <= (room - np.where(S, need, 0.0).sum(axis=0)))
+                for S_ in kept[:x]:
+                    if (S_ & ~S).sum() == 1:  # with this copy S is what S_ is with one of S
+                        more &= ~(S_ & ~S)
+                grown += [(x, i, g) for g, i in np.argwhere(more.T).tolist()]
+            scores = W.scores(kept, grown)
+            work += len(grown) * len(W.model)
             order = sorted(range(len(grown)), key=lambda x: -scores[x])[: self.k]
-            kept = [grown[x] for x in order]
+            kept = [with_copy(kept[x], i, g) for x, i, g in (grown[y] for y in order)]
             if order and scores[order[0]] > best[0] + LEAST:
                 best = scores[order[0]], kept[0]
-        return best
+        return best[0], by_group(best[1])
+
+    def select_fast(self, groups: list[Gpus]) -> tuple[float, Selection]:
+        """Return the best selection that the heuristic passes through, and its score."""
+        need, room, W = *self.sizes(groups), self.workload(groups)
+        S = np.zeros(need.shape, bool)
+        best, most, free = (0.0, S), W.most(), room.copy()
+        while True:
+            score, late, served = W.queues(by_group(S))
+            if score > best[0] + LEAST:
+                best = score, S
+            fits = ~S & (need <= free)
+            if best[0] + LEAST >= most or not fits.any():
+                return best[0], by_group(best[1])
+            g = min(np.flatnonzero(fits.any(axis=0)).tolist(), key=served.__getitem__)
+            i = max(np.flatnonzero(fits[:, g]).tolist(), key=late.__getitem__)
+            S = with_copy(S, i, g)
+            free[g] -= need[i, g]
+
+    def sizes(self, groups: list[Gpus]) -> tuple[Bytes, Bytes]:
+        """Return the bytes that models need on each GPU of groups, (models, groups), and what each GPU has."""
+        need = [[self.need(i, len(group)) for group in groups] for i in range(len(self.cluster.models))]
+        return np.array(need), np.array([min(float(self.cluster.gpus[g].mem_bytes) for g in group) for group in groups])
 
     def need(self, i: int, degree: int) -> float:
         """Bytes of a copy and one longest request on each GPU; infinite where a model is not served at a degree."""
@@ -185,6 +217,18 @@ class AlpaServe:
         rates = [plan[m].rate_rps if m in plan else 0.0 for m in models]
         slo = [model.ttft_slo_s for model in models.values()]
         return Workload.drawn(rates, self.samples, np.array(first), np.array(held), np.array(slo))
+
+
+def with_copy(S: Copies, i: int, g: int) -> Copies:
+    """Return a selection with one more copy."""
+    S = S.copy()
+    S[i, g] = True
+    return S
+
+
+def by_group(S: Copies) -> Selection:
+    """Return the models with a copy, by group."""
+    return tuple(tuple(np.flatnonzero(here).tolist()) for here in S.T)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,25 +258,67 @@ class Workload:
         model = np.minimum(np.searchsorted(ends, marks, side="right"), len(rates) - 1)
         return Workload(arrival_s.tolist(), model.tolist(), first_s, held_s, slo_s)
 
-    def scores(self, selections: list[Selection]) -> list[float]:
-        """Score selections, all at once: a queue for each of their groups."""
-        if not selections or not self.arrival_s:
-            return [0.0] * len(selections)
-        count, groups = len(selections), len(selections[0])
-        shut = np.full((len(self.slo_s), count, groups), np.inf)  # where a model has no copy
-        for x, S in enumerate(selections):
-            for g, here in enumerate(S):
-                shut[list(here), x, g] = 0.0
-        clock, good, spent = np.zeros((count, groups)), np.zeros(count), np.zeros(count)
-        every = np.arange(count)
+    def most(self) -> float:
+        """Return a score that no selection exceeds: each request as if it were alone."""
+        first_s = [self.first_s[m].min() for m in self.model]
+        met = [x for x, m in zip(first_s, self.model, strict=True) if x <= self.slo_s[m]]
+        return (len(met) - 1e-4 * sum(met)) / max(1, len(self.model))
+
+    def queues(self, S: Selection) -> tuple[float, list[int], list[int]]:
+        """Return a selection's score, the requests that are not good by model, and those that are by group."""
+        homes: list[list[int]] = [[] for _ in self.slo_s]
+        for g, here in enumerate(S):
+            for m in here:
+                homes[m].append(g)
+        clock, served, late, spent = [0.0] * len(S), [0] * len(S), [0] * len(homes), 0.0
         for t, m in zip(self.arrival_s, self.model, strict=True):
-            free = clock + shut[m]
-            g = free.argmin(axis=1)
-            begin = np.maximum(free[every, g], t)
+            late[m] += 1
+            if homes[m]:
+                g = min(homes[m], key=clock.__getitem__)
+                begin = max(clock[g], t)
+                waited = begin - t + self.first_s.item(m, g)
+                if waited <= self.slo_s.item(m):
+                    clock[g] = begin + self.held_s.item(m, g)
+                    late[m] -= 1
+                    served[g] += 1
+                    spent += waited
+        return (sum(served) - 1e-4 * spent) / max(1, len(self.model)), late, served
+
+    def scores(self, kept: Sequence[Copies], grown: Sequence[tuple[int, int, int]]) -> list[float]:
+        """Score selections with one more copy (the selection, the model, the group): a queue for each group."""
+        if not grown or not self.arrival_s:
+            return [0.0] * len(grown)
+        of, added, at = np.array(grown).T
+        every = np.arange(len(grown))
+        clock = np.zeros((kept[0].shape[1], len(grown)))
+        good, spent = np.zeros(len(grown)), np.zeros(len(grown))
+        homes, shut, own = [], [], []
+        for m in range(len(self.slo_s)):
+            here = np.array([S[m] for S in kept])
+            homes.append(np.flatnonzero(here.any(axis=0)))  # of the model in any selection that is kept
+            shut.append(np.where(here[:, homes[m]].T, 0.0, np.inf)[:, of])  # infinite where it has no copy
+            own.append(np.flatnonzero(added == m))  # selections that add a copy of it
+        for t, m in zip(self.arrival_s, self.model, strict=True):
+            x = every
+            if len(homes[m]):
+                free = clock[homes[m]] + shut[m]
+                pick = free.argmin(axis=0)
+                g, least = homes[m][pick], free[pick, every]
+                if len(mine := own[m]):
+                    g_, least_ = at[mine], clock[at[mine], mine]
+                    first = (least_ < least[mine]) | ((least_ == least[mine]) & (g_ < g[mine]))
+                    g[mine[first]], least[mine[first]] = g_[first], least_[first]
+            elif len(x := own[m]):
+                g = at[x]
+                least = clock[g, x]
+            else:
+                continue
+            begin = np.maximum(least, t)
             waited = begin - t + self.first_s[m][g]
             met = waited <= self.slo_s[m]
-            clock[every[met], g[met]] = begin[met] + self.held_s[m][g[met]]
-            good += met
-            spent += np.where(met, waited, 0.0)
+            g, x_, begin = g[met], x[met], begin[met]
+            clock[g, x_] = begin + self.held_s[m][g]
+            good[x_] += 1.0
+            spent[x_] += waited[met]
         shares: list[float] = ((good - 1e-4 * spent) / len(self.arrival_s)).tolist()
         return shares

@@ -23,13 +23,13 @@ import numpy as np
 
 from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
-from harness.policy.types import Infeasible, Jobs, Plan, UserError
+from harness.policy.types import Infeasible, Jobs, Option, Plan, Unsupported, UserError
 from tests.speed import SLO_S, run
 from traces.arrivals import rng, zipf
 from workloads.models import model_set
 
 SIZES = ((8, 4), (58, 32), (300, 64), (1000, 200))  # models, GPUs
-SYSTEMS = ("static", "elastic", "elastic+replicas", "swap", "prism", "alpaserve", "muxserve")
+SYSTEMS = ("static", "elastic", "elastic+replicas", "swap", "prism", "alpaserve", "alpaserve+search=fast", "muxserve")
 KINDS = {"llama-3.2-1b": 5, "llama-3.2-3b": 3, "llama-3.1-8b": 2}  # of ten models
 S, RPS, PROMPT, OUTPUT = 0.9, 2.0, 600, 150  # of the tail; of a GPU; tokens
 LIMIT_S, PLACEMENT_S = 3600.0, 600.0  # CPU seconds of a case, and of its placement
@@ -75,7 +75,7 @@ def limited(seconds: float, what: str) -> Iterator[None]:
 def child(system: str, models: int, gpus: int, requests: int, limit_s: float) -> None:
     """Run a case; print its cost, or the reason why there is none."""
     name, *switched = system.split("+")
-    fields = dict.fromkeys(switched, True)
+    fields: dict[str, Option] = {key: value or True for key, _, value in (each.partition("=") for each in switched)}
     members = served(models)
     names, rate = tuple(m.name for m in members), RPS * gpus
     shares = zipf(models, S)[rng(31, "scale").permutation(models)]
@@ -93,7 +93,7 @@ def child(system: str, models: int, gpus: int, requests: int, limit_s: float) ->
             with limited(limit_s, f"a run of {requests:,} requests"):
                 sim_s, write_s, _, outcome = run(name, config, jobs(names, requests, rate), Path(folder) / "run",
                                                  **fields)  # fmt: skip
-        except (Infeasible, UserError) as why:
+        except (Infeasible, Unsupported, UserError) as why:
             print(f"- {why}")
             return
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -103,7 +103,7 @@ def child(system: str, models: int, gpus: int, requests: int, limit_s: float) ->
 def main(requests: int, systems: Sequence[str], limit_s: float) -> None:
     """Print the table."""
     print(f"{requests:,} requests of a Zipf tail: CPU seconds, one core, writer included")
-    print(f"{'models':>6} {'GPUs':>5} {'system':16} {'CPU s':>7} {'req/CPU-s':>10} {'start s':>11} {'policy s':>9} "
+    print(f"{'models':>6} {'GPUs':>5} {'system':21} {'CPU s':>7} {'req/CPU-s':>10} {'start s':>11} {'policy s':>9} "
           f"{'calls/req':>9} {'peak MiB':>9}")  # fmt: skip
     for models, gpus in SIZES:
         for system in systems:
@@ -111,10 +111,10 @@ def main(requests: int, systems: Sequence[str], limit_s: float) -> None:
             done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
             told = (done.stdout or f"- ended ({done.returncode}): {done.stderr.strip().splitlines()[-1:]}").split()
             if told[0] == "-":
-                print(f"{models:6} {gpus:5} {system:16} {' '.join(told)[:68]}", flush=True)
+                print(f"{models:6} {gpus:5} {system:21} {' '.join(told)[:150]}", flush=True)
                 continue
             total, placement, policy_s, calls, peak = map(float, told)
-            print(f"{models:6} {gpus:5} {system:16} {total:7.1f} {requests / total:10,.0f} {placement:11.2f} "
+            print(f"{models:6} {gpus:5} {system:21} {total:7.1f} {requests / total:10,.0f} {placement:11.2f} "
                   f"{policy_s:9.1f} {calls:9.2f} {peak:9.0f}", flush=True)  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from harness.policy.actions import Admit, Drop, Load
 from harness.policy.events import Finished, Woke
 from harness.policy.placement import busy, copies, footprint, one_request
 from harness.policy.types import Cluster, Gpus, Request, Unsupported
-from systems.alpaserve import AlpaServe, Selection, Workload
+from systems.alpaserve import AlpaServe, Copies, Selection, Workload, by_group, with_copy
 from tests.cases import cases
 from tests.test_elastic import jobs, machine, ran
 
@@ -115,9 +115,18 @@ def test_scores_are_those_of_a_queue_a_group() -> None:
     rng = np.random.default_rng(4)
     W = Workload.drawn([8.0, 2.0, 1.0], 300, rng.uniform(0.02, 0.2, (3, 3)), rng.uniform(0.05, 0.4, (3, 3)),
                        np.array([0.5, 0.3, 1.0]))  # fmt: skip
-    selections: list[Selection] = [((0,), (1,), (2,)), ((0, 1, 2),) * 3, ((), (0,), ()), ((0, 2), (0, 1), ())]
-    assert W.scores(selections) == pytest.approx([score(W, S) for S in selections])
-    assert len({round(x, 6) for x in W.scores(selections)}) == 4
+    kept = [flags(S, 3) for S in (((0,), (1,), (2,)), ((), (0,), ()), ((0, 2), (0, 1), ()))]
+    grown = [(x, i, g) for x, S in enumerate(kept) for i, g in np.argwhere(~S).tolist()]
+    selections = [by_group(with_copy(kept[x], i, g)) for x, i, g in grown]
+    assert W.scores(kept, grown) == pytest.approx([score(W, S) for S in selections], abs=1e-12)
+    assert [W.queues(S)[0] for S in selections] == pytest.approx([score(W, S) for S in selections], abs=1e-12)
+    assert len({round(score(W, S), 6) for S in selections}) > 12
+    assert max(score(W, S) for S in selections) < W.most() < 1
+
+
+def flags(S: Selection, models: int) -> Copies:
+    """Return which models have a copy on which groups."""
+    return np.array([[i in here for here in S] for i in range(models)])
 
 
 def test_the_workload_has_the_rates_of_the_forecast() -> None:
@@ -135,15 +144,45 @@ def best_of_all(policy: AlpaServe, groups: Sequence[Gpus]) -> float:
     every = [tuple(m for m in range(n) if bits >> m & 1) for bits in range(2**n)]
     fits = [[here for here in every if sum(policy.need(m, len(group)) for m in here)
              <= policy.cluster.gpus[group[0]].mem_bytes] for group in groups]  # fmt: skip
-    return max(W.scores([(a, b) for a in fits[0] for b in fits[1]]))
+    return max(W.queues((a, b))[0] for a in fits[0] for b in fits[1])
 
 
 @cases("rates", [HOT, (20.0, 20.0, 1.0, 1.0), (40.0, 10.0, 5.0, 1.0)])
 def test_algorithm_1_comes_close_to_the_best_of_all_selections(rates: tuple[float, ...]) -> None:
     policy = alpaserve(2, rates, samples=400)
     score, S = policy.select([(0,), (1,)])
-    assert score == pytest.approx(policy.workload([(0,), (1,)]).scores([S])[0])
+    assert score == pytest.approx(policy.workload([(0,), (1,)]).queues(S)[0])
     assert score >= best_of_all(policy, [(0,), (1,)]) - 0.01
+
+
+def test_the_search_ends_where_none_is_better() -> None:
+    """Each request as if it were alone is the most that a score can be, which a copy of each model comes close to."""
+    policy = alpaserve(4, (1.0, 0.5, 0.2, 0.1), samples=400)
+    groups: list[Gpus] = [(0,), (1,), (2,), (3,)]
+    most = policy.workload(groups).most()
+    for search in (policy.select, policy.select_fast):
+        score, S = search(groups)
+        assert most - 1e-6 <= score <= most
+        assert sum(map(len, S)) == 4
+
+
+@cases("rates", [HOT, (20.0, 20.0, 1.0, 1.0), (40.0, 10.0, 5.0, 1.0)])
+def test_the_fast_heuristic_comes_close_to_algorithm_1(rates: tuple[float, ...]) -> None:
+    groups: list[Gpus] = [(0,), (1,)]
+    score, S = alpaserve(2, rates, samples=400, search="fast").select_fast(groups)
+    assert score == pytest.approx(alpaserve(2, rates, samples=400).workload(groups).queues(S)[0])
+    assert score >= 0.98 * alpaserve(2, rates, samples=400).select(groups)[0]
+
+
+def test_a_beam_search_that_is_too_long_says_so_at_once() -> None:
+    """Forty models on 24 groups: 3 x 960 copies a step, 40 steps, 20,000 requests each."""
+    policy = alpaserve(24, (1.0,) * 40, samples=20_000)
+    with pytest.raises(Unsupported, match=r"search=beam: to place 40 models on 24 groups .* search=fast"):
+        policy.place()
+    policy.search = "fast"
+    groups, S = policy.place()
+    assert len(groups) == 24
+    assert {i for here in S for i in here} == set(range(40))
 
 
 def test_every_model_has_a_copy_and_the_hot_one_several() -> None:
