@@ -27,8 +27,9 @@ from traces.kept import kept
 from traces.load import Trace, of_table, present, sized, trace
 from traces.stats import stats
 from traces.synthetic import HYPERBOLIC, popularity
-from workloads.build import assigned, build
+from workloads.build import build
 from workloads.models import model_set
+from workloads.picking import assigned
 
 LOGS = ("azure-conv", "azure-code", "fineserve-30-100b", "mooncake-conversation", "mooncake-synthetic")
 

@@ -22,7 +22,8 @@ from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.spec import Spec, as_dict, from_dict
 from tests.cases import cases
 from traces import synthetic
-from workloads.build import FOLDED_S, PLAN_SEED, build, plan, requests_seen, window_fold
+from workloads.build import PLAN_SEED, build, plan, requests_seen
+from workloads.picking import FOLDED_S, window_fold
 
 MODELS = "llama-3.2-1b*4"
 

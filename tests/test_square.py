@@ -19,8 +19,9 @@ from tests.cases import cases
 from tests.test_workloads import drawn
 from traces import synthetic
 from traces.load import trace
-from workloads.build import FOLDED_S, Rows, assigned, build, square_seeds, window_fold
+from workloads.build import build
 from workloads.models import model_set, sets, shapes
+from workloads.picking import FOLDED_S, Rows, assigned, square_seeds, window_fold
 from workloads.square import ALIKE, dealt, latin, size_classes, square_order, weights_of
 
 SETS = ("aegaeon", "heavy8", "light8", "prism18", "tp4")

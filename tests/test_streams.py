@@ -19,8 +19,8 @@ from tests.test_workloads import SPAN_S, drawn
 from traces import schema
 from traces.load import manifest, sized
 from traces.load import trace as load
-from workloads.build import assigned
 from workloads.models import ModelSet, Served, model_set, sets, shape
+from workloads.picking import assigned
 
 LATER = {"agents8", "quant3", "today12"}  # sets that came after names were matched
 GOLDEN = json.loads(Path(__file__).with_name("streams.json").read_text("utf-8"))

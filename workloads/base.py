@@ -9,8 +9,9 @@ from harness import spilled
 from harness.policy.types import Jobs, Prefix
 from traces.arrivals import rng
 from traces.prefix import picked
-from workloads.build import Assign, Rows, build, closed, in_pieces
+from workloads.build import build, closed
 from workloads.models import ModelSet
+from workloads.picking import Assign, Rows, in_pieces
 
 RARE = 100  # requests in the trace; a P95 of fewer is that of five
 DRAWN = 1000  # requests that stand in for a rare model's

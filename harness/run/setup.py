@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from traces.load import Trace
-    from workloads.build import Assign, Origin
+    from workloads.build import Origin
     from workloads.models import ModelSet, Served
+    from workloads.picking import Assign
 
     F8 = NDArray[np.float64]
     I4 = NDArray[np.int32]
@@ -297,7 +298,8 @@ class Setup:
         """Build the requests of a resolved spec. UserError where the trace cannot be served or scaled so, or held."""
         from workloads import slo
         from workloads.base import base
-        from workloads.build import build, hold, in_pieces, window_fold
+        from workloads.build import build, hold
+        from workloads.picking import in_pieces, window_fold
 
         spec, trace, models = self.spec, self.trace, self.served
         if spec.workload == "base":

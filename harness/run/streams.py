@@ -25,7 +25,7 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
 
     `every` lists all models, not the first `MOST`. UserError where the trace has too few streams.
     """
-    from workloads.build import assigned, square_seeds
+    from workloads.picking import assigned, square_seeds
 
     spec, trace, models = setup.spec, setup.trace, setup.models
     if not spec.trace.endswith(".parquet"):

@@ -18,7 +18,8 @@ from harness.run.slo import SloTarget
 from harness.run.spec import Spec, another
 from harness.study.search import Range, rounded
 from harness.study.study import AA, AA_SEED, BESIDE, CONTROLS, HELD, Condition, Sample, Scope, Study
-from workloads.build import rate_rps, requests_seen, window_fold, window_span_s
+from workloads.build import rate_rps, requests_seen, window_span_s
+from workloads.picking import window_fold
 from workloads.slo import scaled
 
 HALVES = ("first", "second")

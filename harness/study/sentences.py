@@ -29,7 +29,8 @@ from harness.study.measure import Measured
 from harness.study.search import LEVEL
 from harness.study.study import AA
 from harness.study.text import departures, own_degrees, unchecked_lines
-from workloads.build import assigned, closed, idle_to_swap, rate_rps, window_fold
+from workloads.build import closed, idle_to_swap, rate_rps
+from workloads.picking import assigned, window_fold
 
 ROOFLINE = 0.01  # of a step: what is less is not told
 

@@ -1,0 +1,302 @@
+"""The rows of a trace that a set of models serves: streams are dealt to models; of a long trace rows come in pieces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness import spilled
+from harness.policy.types import Prefix, UserError
+from traces import synthetic
+from traces.arrivals import rng
+from traces.load import log
+from traces.prefix import picked
+from workloads.models import ModelSet, shape
+from workloads.square import dealt, square_order
+
+F8 = NDArray[np.float64]
+I4 = NDArray[np.int32]
+I8 = NDArray[np.int64]
+Assign = Literal["released", "shuffled", "square"]
+Rule = Literal["released", "by name", "in order", "by traffic", "shuffled", "square"]
+
+FOLDS = 2
+FOLDED_S = 7200.0  # from here on plans are of the first fold for every seed: always of an earlier period
+
+
+class Rows(Protocol):
+    """Rows of a trace: arrays of one element a request, sorted by arrival."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def maker(self) -> str | None:
+        """The generator that draws it anew for each seed; none: it is replayed."""
+
+    @property
+    def ordered(self) -> bool:
+        """Its k-th stream belongs to a set's k-th model."""
+
+    @property
+    def span_s(self) -> float:
+        """The period after which the trace repeats."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the trace's streams."""
+
+    @property
+    def arrival_s(self) -> F8: ...  # noqa: D102
+    @property
+    def model(self) -> I4:
+        """Index into `models`."""
+
+    @property
+    def prompt_tokens(self) -> I4: ...  # noqa: D102
+    @property
+    def output_tokens(self) -> I4: ...  # noqa: D102
+    @property
+    def tenant(self) -> I4 | None:
+        """The client of each request, where known."""
+
+    @property
+    def prefix(self) -> Prefix | None:
+        """Prefixes that prompts share, where known."""
+
+    def where(self, row: int) -> str:
+        """`file:row` of a request, for messages."""
+
+    def first(self, n: int) -> Rows:
+        """Return the first n requests, without shared prefixes, as a trace that repeats when the next would come."""
+
+
+def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
+    """Return the fold that a seed replays where planners see another fold, or its window alone; None for all.
+
+    Even seeds replay the second fold, so that their plans are of an earlier period; odd ones the first. Of a trace of
+    `FOLDED_S` and more every seed replays the second.
+    """
+    if origin not in {"held-out", "window"} or trace.maker is not None:
+        return None
+    return 1 - seed % 2 if _halved(trace) else 1
+
+
+def _halved(trace: Rows) -> bool:
+    """Tell whether even seeds replay another half than odd ones."""
+    return trace.maker is None and trace.span_s < FOLDED_S
+
+
+class Assignment(NamedTuple):
+    """Stream of each model of a set, and the seconds by which it comes later."""
+
+    rule: Rule
+    streams: tuple[tuple[str, float], ...]  # by model
+
+
+def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "released") -> Assignment:
+    """Give each model of the set its stream, and name the rule that did. UserError where there are too few.
+
+    released    as the set names them, where the trace has its streams
+    by name     else a model whose name equals a stream's has that one (the rest: by the rules below)
+    in order    else the k-th stream for the k-th model, where the trace is ordered so
+    by traffic  else the most popular streams, as many as there are models, in an order that the seed draws
+    shuffled    `assign="shuffled"`: the seed draws the order of all these
+    square      `assign="square"`: in a square of seeds each of the busiest of them meets each size class once; see
+                `square_seeds` and workloads/square.py
+    """
+    assigned = _named(trace, models, seed)
+    if assign == "released":
+        return assigned
+    if assign == "square":
+        counts = dict(zip(trace.models, _counts(trace).tolist(), strict=True))
+        busiest = sorted(assigned.streams, key=lambda stream: (-counts.get(stream[0], 0), *stream))
+        owner = dealt(models, seed // 2 if _halved(trace) else seed)
+        of = dict(zip(owner, busiest, strict=True))
+        return Assignment("square", tuple(of[k] for k in range(len(of))))
+    order = rng(seed, "assign").permutation(len(assigned.streams))
+    return Assignment("shuffled", tuple(assigned.streams[k] for k in order))
+
+
+def square_seeds(trace: Rows, models: ModelSet) -> int:
+    """Tell how many seeds make a whole square of `assign="square"`; the first begins at seed 0, each next behind it.
+
+    As many as the set has size classes. Of a replayed trace of which even and odd seeds have a half each, twice as
+    many: seeds 2k and 2k + 1 are one row of the square, so that either half has a whole square by itself.
+    """
+    return square_order(models) * (2 if _halved(trace) else 1)
+
+
+def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
+    names = trace.models if trace.maker is None else synthetic.preset(trace.maker).streams
+    named = [(member.stream, member.shift_s) for member in models.members if member.stream is not None]
+    if len(named) == len(models.members) and any(stream in names for stream, _ in named):
+        if missing := next((stream for stream, _ in named if stream not in names), None):
+            raise UserError(f'{trace.name} has no stream "{missing}", which set {models.name} names')
+        return Assignment("released", tuple(named))
+    if len(names) < len(models.members):
+        fits = ""
+        if trace.maker is not None and synthetic.preset(trace.maker).name in synthetic.SIZED:
+            fits = f"; +models={len(models.members)} on the trace's name draws more"
+        elif log(trace.name.partition("+")[0]):
+            fits = f"; +models={len(models.members)} on the trace's name splits it among as many"
+        raise UserError(
+            f"{trace.name} has {len(names)} models, set {models.name} needs {len(models.members)} "
+            f"(--models lists fewer{fits})"
+        )
+    equal = set(names) & set(models.names)
+    left = [name for name in models.names if name not in equal]
+    if not left:
+        others: list[str] = []
+    elif trace.ordered:
+        others = [name for name in names if name not in equal][: len(left)]
+    else:
+        counts = _counts(trace)
+        popular = [trace.models[k] for k in np.argsort(-counts, kind="stable") if trace.models[k] not in equal]
+        popular += [name for name in names if name not in {*trace.models, *equal}]  # of which none was drawn
+        others = [""] * len(left)
+        for stream, k in zip(popular, rng(seed, "streams").permutation(len(left)), strict=False):
+            others[k] = stream
+    of = dict(zip(left, others, strict=True)) | {name: name for name in equal}
+    rule: Rule = "in order" if trace.ordered else "by traffic"
+    return Assignment(
+        "by name" if equal else rule, tuple((of[member.name], member.shift_s) for member in models.members)
+    )
+
+
+def _counts(trace: Rows) -> I8:
+    """Count the requests of each stream."""
+    counts = np.zeros(len(trace.models), np.int64)
+    for piece in spilled.pieces(len(trace.model), trace.model):
+        counts += np.bincount(trace.model[piece], minlength=len(counts))
+    return counts
+
+
+def _served(streams: list[str], names: Sequence[str], model: I4) -> tuple[I8, I4]:
+    """Rows of the models' streams in their order, and each one's model: a row for each that uses its stream.
+
+    `names` are those of the trace's streams, which `model` indexes.
+    """
+    index = {name: i for i, name in enumerate(names)}
+    parts = [np.flatnonzero(model == index.get(stream, -1)) for stream in streams]
+    row = np.concatenate(parts)
+    member = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])
+    order = np.lexsort((member, row))
+    return row[order], member[order]
+
+
+class Picked(NamedTuple):
+    """The rows of a trace that a set serves."""
+
+    arrival_s: F8
+    model: I4  # index into the set
+    turn: I4  # what turns together: models that use one stream
+    prompt_tokens: I4
+    output_tokens: I4
+    tenant: I4 | None
+    prefix: Prefix | None
+    lap: I8  # -1 where a model's shift put the row past the end, to the start of the circle
+    span_s: float  # of the circle
+
+    def only(self, kept: I8) -> Picked:
+        """Select the rows at the indices `kept`."""
+        return self._replace(
+            arrival_s=self.arrival_s[kept],
+            model=self.model[kept],
+            turn=self.turn[kept],
+            prompt_tokens=self.prompt_tokens[kept],
+            output_tokens=self.output_tokens[kept],
+            tenant=None if self.tenant is None else self.tenant[kept],
+            prefix=self.prefix and picked(self.prefix, kept),
+            lap=self.lap[kept],
+        )
+
+
+def in_pieces(trace: Rows) -> bool:
+    """Tell whether a trace is too long for memory, and is taken in pieces: of a file without shared prefixes."""
+    return len(trace.model) > spilled.MOST_HELD and trace.maker is None and trace.prefix is None
+
+
+class Picking(NamedTuple):
+    """The rows of a trace that a set serves, and how they are picked.
+
+    A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator, if not the trace's own,
+    `drawn` the seed of what it draws, if not that of the run.
+    """
+
+    trace: Rows
+    models: ModelSet
+    seed: int
+    time_scale: float = 1.0
+    maker: str | None = None
+    fold: int | None = None
+    assign: Assign = "released"
+    drawn: int | None = None
+
+    def rows(self, *, whole: bool = False) -> Iterator[Picked]:
+        """Yield the rows in order: all at once, or in pieces. UserError for a row that is too long."""
+        trace, shared = self.trace, assigned(self.trace, self.models, self.seed, self.assign).streams
+        if whole or not in_pieces(trace):
+            yield _rows(self, shared, slice(0, None))
+            return
+        columns = trace.arrival_s, trace.model, trace.prompt_tokens, trace.output_tokens, trace.tenant
+        for piece in spilled.pieces(len(trace.model), *columns):
+            yield _rows(self, shared, piece)
+
+
+def _rows(picking: Picking, shared: Sequence[tuple[str, float]], cut: slice) -> Picked:
+    """Pick rows of the streams from a piece; a synthetic trace is drawn anew first. UserError for a row too long."""
+    trace, models, seed, time_scale, maker, fold, _, drawn = picking
+    tenant, prefix = trace.tenant, trace.prefix
+    streams = [stream for stream, _ in shared]
+    source: Rows | synthetic.Drawn = trace
+    if trace.maker is not None:
+        source = synthetic.draw(maker or trace.maker, seed if drawn is None else drawn)
+        tenant, prefix = None, None
+    row, model = _served(streams, source.models, source.model[cut])
+    prompt, output = source.prompt_tokens[cut][row], source.output_tokens[cut][row]
+    most = np.array([member.shape.max_tokens for member in models.members])[model]
+    long = np.flatnonzero(prompt.astype(np.int64) + output > most)
+    if len(long):
+        i = int(long[0])
+        way = "bench trace convert --max-tokens drops them"
+        if most[i] < (can := shape(models.members[model[i]].shape.name).max_tokens):
+            way = f"--served raises it, to {can} at most"
+        elif trace.maker is not None or "/" in trace.name or log(trace.name.partition("+")[0]):
+            way = _shorter(trace, models)
+        where = trace.where(cut.start + int(row[i])) if trace.maker is None else trace.name
+        raise UserError(
+            f"{where}: {prompt[i]} prompt + {output[i]} "
+            f"output tokens exceed the {most[i]} of {models.names[model[i]]} ({len(long)} such rows; {way})"
+        )
+    when = source.arrival_s[cut][row]
+    lap = np.zeros(len(row), np.int64)
+    for i, (_, shift_s) in enumerate(shared):
+        if shift_s:
+            mine = model == i
+            lap[mine] = -((when[mine] + shift_s * time_scale) // trace.span_s).clip(0)
+            when[mine] = synthetic.shifted(when[mine], shift_s * time_scale, trace.span_s)
+    turn = np.array([streams.index(stream) for stream in streams], np.int32)[model]
+    span_s = trace.span_s
+    rows = Picked(
+        when, model, turn, prompt, output, None if tenant is None else tenant[cut][row], prefix and picked(prefix, row),
+        lap, span_s,
+    )  # fmt: skip
+    if fold is None:
+        return rows
+    part = np.minimum(when * FOLDS // span_s, FOLDS - 1)
+    rows = rows.only(np.flatnonzero(part == fold))
+    return rows._replace(arrival_s=rows.arrival_s - fold * span_s / FOLDS, span_s=span_s / FOLDS)
+
+
+def _shorter(trace: Rows, models: ModelSet) -> str:
+    least = min(member.shape.max_tokens for member in models.members)
+    name = trace.name if trace.maker is None else synthetic.preset(trace.maker).name
+    if log(name.partition("+")[0]):
+        return (
+            f"--trace {re.sub('[+]max_tokens=[0-9]+', '', name)}+max_tokens={least} leaves them out, and says how many"
+        )
+    return f"--trace {name}+max_tokens={least} cuts them"
