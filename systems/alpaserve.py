@@ -47,7 +47,7 @@ from harness.policy.view import View
 
 DECISION_S = 0.0  # it searches before the start; then a look at a few counts a request
 Selection = tuple[tuple[int, ...], ...]  # models with a copy, by group
-Copies = np.ndarray[tuple[int, int], np.dtype[np.bool_]]  # the same as flags: (models, groups)
+Copies = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # the same as flags: (models, groups)
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 LEAST = 1e-6  # of a score, that a copy is to gain
 MOST = 1.5e9  # requests in queues that a beam search may simulate: 40 s on an x86-64 core
@@ -260,8 +260,8 @@ class Workload:
 
     def most(self) -> float:
         """Return a score that no selection exceeds: each request as if it were alone."""
-        first_s = [self.first_s[m].min() for m in self.model]
-        met = [x for x, m in zip(first_s, self.model, strict=True) if x <= self.slo_s[m]]
+        first_s: list[float] = [self.first_s[m].min().item() for m in self.model]
+        met = [x for x, m in zip(first_s, self.model, strict=True) if x <= self.slo_s.item(m)]
         return (len(met) - 1e-4 * sum(met)) / max(1, len(self.model))
 
     def queues(self, S: Selection) -> tuple[float, list[int], list[int]]:
@@ -292,23 +292,23 @@ class Workload:
         every = np.arange(len(grown))
         clock = np.zeros((kept[0].shape[1], len(grown)))
         good, spent = np.zeros(len(grown)), np.zeros(len(grown))
-        homes, shut, own = [], [], []
+        homes, shut, adding = [], [], []
         for m in range(len(self.slo_s)):
             here = np.array([S[m] for S in kept])
             homes.append(np.flatnonzero(here.any(axis=0)))  # of the model in any selection that is kept
             shut.append(np.where(here[:, homes[m]].T, 0.0, np.inf)[:, of])  # infinite where it has no copy
-            own.append(np.flatnonzero(added == m))  # selections that add a copy of it
+            adding.append(np.flatnonzero(added == m))  # selections that add a copy of it
         for t, m in zip(self.arrival_s, self.model, strict=True):
             x = every
             if len(homes[m]):
                 free = clock[homes[m]] + shut[m]
                 pick = free.argmin(axis=0)
                 g, least = homes[m][pick], free[pick, every]
-                if len(mine := own[m]):
+                if len(mine := adding[m]):
                     g_, least_ = at[mine], clock[at[mine], mine]
                     first = (least_ < least[mine]) | ((least_ == least[mine]) & (g_ < g[mine]))
                     g[mine[first]], least[mine[first]] = g_[first], least_[first]
-            elif len(x := own[m]):
+            elif len(x := adding[m]):
                 g = at[x]
                 least = clock[g, x]
             else:
