@@ -216,5 +216,4 @@ def test_ranks_in_two_passes_are_those_of_a_sort(values: list[float], data: st.D
     many = np.array(values)
     ranks = data.draw(st.sets(st.integers(0, len(values) - 1), min_size=1))
     ordered = np.sort(np.where(np.isnan(many), np.inf, many))
-    found = tally._ranked(lambda: iter(np.array_split(many, 3)), ranks)
-    assert found == {rank: ordered[rank] for rank in ranks}
+    assert tally._ranked(lambda: iter(np.array_split(many, 3)), ranks) == {rank: ordered[rank] for rank in ranks}

@@ -138,26 +138,26 @@ def _by_pieces(picking: Picking, at: _Window, ttft_slo_s: F8, tpot_slo_s: F8) ->
         before, n = 0, 0
         for rows in picking.rows():
             when, row, copy, _ = at.requests(rows, thinned)
-            found = np.zeros(len(when), REQUEST)
-            found["arrival_s"], found["model"] = when, rows.model[row]
-            found["key"] = copy * (len(trace.model) * len(names)) + before + row
-            found["prompt_tokens"], found["output_tokens"] = rows.prompt_tokens[row], rows.output_tokens[row]
+            requests = np.zeros(len(when), REQUEST)
+            requests["arrival_s"], requests["model"] = when, rows.model[row]
+            requests["key"] = copy * (len(trace.model) * len(names)) + before + row
+            requests["prompt_tokens"], requests["output_tokens"] = rows.prompt_tokens[row], rows.output_tokens[row]
             where = ((when - at.begin_s) * (len(stretches) / length_s)).astype(np.int64).clip(0, len(stretches) - 1)
             for k in np.unique(where).tolist():
-                stretches[k].write(found[where == k].tobytes())
+                stretches[k].write(requests[where == k].tobytes())
             before, n = before + len(rows.model), n + len(when)
         arrival_s, ttft_s, tpot_s = (spilled.like(n, np.float64) for _ in range(3))
         model, prompt, output = (spilled.like(n, np.int32) for _ in range(3))
         begin = 0
         for file in stretches:
             file.seek(0)
-            found = np.frombuffer(file.read(), REQUEST)
-            found = found[np.lexsort((found["key"], found["arrival_s"]))]
-            here = slice(begin, begin + len(found))
+            requests = np.frombuffer(file.read(), REQUEST)
+            requests = requests[np.lexsort((requests["key"], requests["arrival_s"]))]
+            here = slice(begin, begin + len(requests))
             begin = here.stop
-            arrival_s[here], model[here] = found["arrival_s"], found["model"]
-            prompt[here], output[here] = found["prompt_tokens"], found["output_tokens"]
-            ttft_s[here], tpot_s[here] = ttft_slo_s[found["model"]], tpot_slo_s[found["model"]]
+            arrival_s[here], model[here] = requests["arrival_s"], requests["model"]
+            prompt[here], output[here] = requests["prompt_tokens"], requests["output_tokens"]
+            ttft_s[here], tpot_s[here] = ttft_slo_s[requests["model"]], tpot_slo_s[requests["model"]]
             spilled.release(arrival_s, model, prompt, output, ttft_s, tpot_s)
     return Jobs(names, arrival_s, model, prompt, output, ttft_s, tpot_s)
 
@@ -255,7 +255,7 @@ def requests_seen(
 
 
 class _Seen(NamedTuple):
-    """What planners see: the requests of each model, their tokens summed, and the seconds in which they came."""
+    """Requests that planners see: their number and tokens by model, and the seconds over which they arrived."""
 
     counts: I8
     prompt_tokens: F8

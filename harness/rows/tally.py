@@ -261,10 +261,10 @@ def _ranked(values: Callable[[], Iterator[Floats]], ranks: Collection[int]) -> d
     of = {bucket: list[Any]() for bucket in wanted.values()}
     for part in values():
         buckets = _bucket(part)
-        for bucket, found in of.items():
-            found.append(part[buckets == bucket])
+        for bucket, parts in of.items():
+            parts.append(part[buckets == bucket])
     ordered = {
-        bucket: np.sort(np.where(np.isnan(x := np.concatenate(found)), np.inf, x)) for bucket, found in of.items()
+        bucket: np.sort(np.where(np.isnan(x := np.concatenate(parts)), np.inf, x)) for bucket, parts in of.items()
     }
     return {rank: float(ordered[bucket][rank - below[bucket]]) for rank, bucket in wanted.items()}
 

@@ -46,7 +46,6 @@ WORLD = record(
     n_models         i8   count     rows of MODEL
     n_batches        i8   count     rows of BATCH
     n_lanes          i8   count     rows of LANE
-    n_requests       i8   count     rows of REQUEST
     n_events         i8   count     rows of EVENT
     n_log            i8   count     rows of LOG
     n_remotes        i8   count     rows of REMOTE
