@@ -102,7 +102,10 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         c["hbm"] = min(spec.hbm, max(large_gemm, h.scale_decode * c["kbytes"] / c["dec2"]))
         dec_rate[i], pre_rate[i] = _share_rates(q, spec, shape, tp, h)
         c["layers"] = L
-        c["query_bytes"], c["result_bytes"] = BF16 * L * d * (heads + 2 * kv) / shape.dp, BF16 * L * d * heads / shape.dp
+        c["query_bytes"], c["result_bytes"] = (
+            BF16 * L * d * (heads + 2 * kv) / shape.dp,
+            BF16 * L * d * heads / shape.dp,
+        )
         for x, tokens in enumerate(GRID.tolist()):
             before, after = layer_kernels_s(q, spec, shape, tp, tokens)
             parts = np.array([*before, *after])

@@ -179,9 +179,7 @@ def exchanges_s(q: Toml, shape: Shape, tp: int, m: ArrayLike) -> tuple[F8, F8]:
         reduced = all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
         return reduced, reduced
     within = all_reduce_s(q["all_reduce"], attention_gpus(shape, tp), own(shape, m) * shape.hidden)
-    gathered, scattered = (
-        collective_s(q, op, shape.dp, m * shape.hidden) for op in ("all_gather", "reduce_scatter")
-    )
+    gathered, scattered = (collective_s(q, op, shape.dp, m * shape.hidden) for op in ("all_gather", "reduce_scatter"))
     return within + gathered, scattered + within
 
 
