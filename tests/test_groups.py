@@ -57,7 +57,7 @@ def test_a_steps_collectives_are_the_tables() -> None:
 
 def test_the_fullest_group_decides_attention() -> None:
     q, spec, cut = quantities("h200"), gpu("h200"), SMALL._replace(dp=4)
-    assert kernels.own(cut, np.array([1, 4, 5, 64])).tolist() == [1, 1, 2, 16]
+    assert kernels.in_group(cut, np.array([1, 4, 5, 64])).tolist() == [1, 1, 2, 16]
     ours = kernels.decode_attention_s(q, spec, cut, 4, 64, 1024)
     assert float(ours) == float(kernels.decode_attention_s(q, spec, SMALL, 1, 16, 1024))
 
@@ -85,7 +85,8 @@ def test_groups_trade_short_steps_for_more_kv() -> None:
 
 def test_b200s_exchanges_are_a_roofline_and_say_so() -> None:
     q = quantities("b200")["all_gather"]
-    assert q["source"].startswith("roofline") and "held" not in q
+    assert q["source"].startswith("roofline")
+    assert "held" not in q
     assert "held" not in quantities("h20")["reduce_scatter"]
 
 

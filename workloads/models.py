@@ -1,6 +1,7 @@
 """Model shapes and named sets of models, as data: `shapes.toml`, `checkpoints.toml`, `sets/*.toml`.
 
-A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]; NAME is a shape's, or the path of a checkpoint (`checkpoint.py`).
+A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]; NAME is a shape's, or the path of a checkpoint
+(`checkpoint.py`).
 """
 
 from __future__ import annotations

@@ -133,11 +133,11 @@ def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
     queries, kv = heads_of(shape, tp)
     wide = (3 if shape.gated else 2) * (shape.ffn if shape.experts is None else shape.experts.shared_ffn) / tp
     token = BF16 * (8 * shape.hidden + 2 * (queries + 2 * kv) * shape.head_dim)
-    moved = own(shape, m) * token + m * (BF16 * wide)
+    moved = in_group(shape, m) * token + m * (BF16 * wide)
     return cast("F8", np.maximum(q["floor_s"], moved / (q["hbm_frac"] * spec.hbm)))
 
 
-def own(shape: Shape, count: ArrayLike) -> F8:
+def in_group(shape: Shape, count: ArrayLike) -> F8:
     """Return how many of a step's tokens, prompts or sequences the fullest group of data-parallel attention has.
 
     They are balanced: no group has more than one above another.
@@ -178,7 +178,7 @@ def exchanges_s(q: Toml, shape: Shape, tp: int, m: ArrayLike) -> tuple[F8, F8]:
     if shape.dp == 1:
         reduced = all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
         return reduced, reduced
-    within = all_reduce_s(q["all_reduce"], attention_gpus(shape, tp), own(shape, m) * shape.hidden)
+    within = all_reduce_s(q["all_reduce"], attention_gpus(shape, tp), in_group(shape, m) * shape.hidden)
     gathered, scattered = (collective_s(q, op, shape.dp, m * shape.hidden) for op in ("all_gather", "reduce_scatter"))
     return within + gathered, scattered + within
 
@@ -228,7 +228,7 @@ def decode_attention_s(
     if shape.latent is not None:
         return shape.layers * _latent_decode_s(spec, shape, tp, B, ctx, part)
     (heads, kv), d = heads_of(shape, tp), shape.head_dim
-    B, wide = own(shape, B), KV_BYTES[shape.kv_format]
+    B, wide = in_group(shape, B), KV_BYTES[shape.kv_format]
     if shape.sliding is None:
         return shape.layers * decode_s(q["decode"], spec, B, ctx, heads, kv, d, part, wide)
     near = decode_s(q["decode"], spec, B, np.minimum(ctx, shape.sliding.tokens), heads, kv, d, part, wide)
@@ -243,7 +243,7 @@ def prefill_attention_s(
     if shape.latent is not None:
         return shape.layers * _latent_prefill_s(spec, shape, tp, n, tokens, part)
     (heads, kv), d = heads_of(shape, tp), shape.head_dim
-    whole = prefill_s(q["prefill"], spec, own(shape, n), tokens, heads, kv, d, part)
+    whole = prefill_s(q["prefill"], spec, in_group(shape, n), tokens, heads, kv, d, part)
     if shape.sliding is None:
         return shape.layers * whole
     window = np.minimum(tokens, shape.sliding.tokens)
@@ -259,7 +259,7 @@ LATENT_HBM, LATENT_FLOPS, LATENT_FLOOR_S = 0.8, 0.6, 10e-6
 
 def _latent_decode_s(spec: GpuSpec, shape: Shape, tp: int, B: ArrayLike, ctx: ArrayLike, part: Part) -> F8:
     """Return a layer's seconds with the up-projection absorbed: every head reads the one latent vector of a token."""
-    B, ctx = own(shape, B), np.asarray(ctx, dtype=np.float64)
+    B, ctx = in_group(shape, B), np.asarray(ctx, dtype=np.float64)
     mla = cast("Latent", shape.latent)
     wide = mla.kv_rank + mla.rope_dim
     stream = KV_BYTES[shape.kv_format] * B * ctx * wide / (LATENT_HBM * spec.hbm * part.hbm)
@@ -268,7 +268,7 @@ def _latent_decode_s(spec: GpuSpec, shape: Shape, tp: int, B: ArrayLike, ctx: Ar
 
 
 def _latent_prefill_s(spec: GpuSpec, shape: Shape, tp: int, n: ArrayLike, tokens: ArrayLike, part: Part) -> F8:
-    n, L = own(shape, n), np.asarray(tokens, dtype=np.float64)
+    n, L = in_group(shape, n), np.asarray(tokens, dtype=np.float64)
     mla = cast("Latent", shape.latent)
     wide, heads = mla.nope_dim + mla.rope_dim + mla.v_dim, heads_of(shape, tp)[0]
     arith = n * L * L * heads * wide / (LATENT_FLOPS * spec.flops * part.sms)
@@ -302,7 +302,7 @@ def kernel_products_s(
     """
     attention, dense = format_of(shape, "attention"), format_of(shape, "ffn")
     qkv, out, up, down = gemms(shape, tp)
-    mine = own(shape, m)
+    mine = in_group(shape, m)
     first = product_s(q, spec, attention, mine, *qkv, part)
     after = product_s(q, spec, attention, mine, *out, part)
     if (mla := shape.latent) is not None:
@@ -335,10 +335,10 @@ def routed_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike, part: 
     """Return the seconds of one layer's routed experts, each cut over `tp` GPUs, or over those of its `ep` part."""
     moe = cast("Experts", shape.experts)
     stored = format_of(shape, "experts")
-    quantity = experts_of(q, stored)
+    quantity, dealt = experts_of(q, stored), min(shape.ep, tp)
     return experts.experts_s(
-        quantity, spec, m, shape.hidden, moe.ffn * min(shape.ep, tp) / tp, moe.top, moe.routed, stored.weight_bytes,
-        part_sms=part.sms, part_hbm=part.hbm, ep=min(shape.ep, tp),
+        quantity, spec, m, shape.hidden, moe.ffn / (tp / dealt), moe.top, moe.routed, stored.weight_bytes,
+        part_sms=part.sms, part_hbm=part.hbm, ep=dealt,
     )  # fmt: skip
 
 
