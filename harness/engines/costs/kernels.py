@@ -359,7 +359,7 @@ def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: int) -> tu
     """Return seconds of a layer's kernels for `m` tokens, in order of running: before attention, and after it.
 
     Norm, QKV, rope, cache write; output, norm, gate and up, activation, down. The output and the down projection are
-    each followed by its collectives where the layer is cut over GPUs. The five small ones count as equally long: in steps
+    each followed by collectives where the layer is cut over GPUs. The five small ones count as equally long: in steps
     of few tokens each costs little more than its launch.
     """
     qkv, out, up, down = (float(x) for x in kernel_products_s(q, spec, shape, tp, np.array(m)))
