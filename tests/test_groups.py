@@ -96,8 +96,8 @@ def test_what_does_not_divide_is_refused_in_a_line() -> None:
     assert shapes.degrees(shape("deepseek-v3:dp=4")) == (4, 8)
     for text, why in (
         ("deepseek-v3:dp=2", r"dp=2 does not divide its 1 GPU \(tp=1\)"),
-        ("deepseek-v3:tp=8:ep=3", "256 experts are not dealt evenly into ep=3 parts"),
-        ("llama-3.1-8b:tp=2:ep=2", "ep=2 deals experts, and llama-3.1-8b has none"),
+        ("deepseek-v3:tp=8:ep=3", "256 experts do not divide by ep=3"),
+        ("llama-3.1-8b:tp=2:ep=2", "ep=2 divides experts among GPUs, and llama-3.1-8b has none"),
         ("deepseek-v3:tp=8:dp=0", 'dp is "0", not a count of GPUs'),
     ):
         with pytest.raises(UserError, match=why):

@@ -223,9 +223,9 @@ def shape(text: str) -> Shape:
     else:
         raise UserError(_no_model(name))
     if (ep or 1) > 1 and made.experts is None:
-        raise UserError(f'model "{text}": ep={ep} deals experts, and {made.name} has none')
+        raise UserError(f'model "{text}": ep={ep} divides experts among GPUs, and {made.name} has none')
     if made.experts is not None and made.experts.routed % (ep or 1):
-        raise UserError(f'model "{text}": {made.experts.routed} experts are not dealt evenly into ep={ep} parts')
+        raise UserError(f'model "{text}": {made.experts.routed} experts do not divide by ep={ep}')
     return made._replace(dp=dp or 1, ep=ep or 1)
 
 
