@@ -1,6 +1,7 @@
 """Model shapes and named sets of models, as data: `shapes.toml`, `checkpoints.toml`, `sets/*.toml`.
 
-A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT]; NAME is a shape's, or the path of a checkpoint (`checkpoint.py`).
+A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]; NAME is a shape's, or the path of a checkpoint
+(`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from workloads import checkpoint, quantised
 HERE = Path(__file__).parent
 MOST_MODELS = 1000
 COUNT = re.compile(r"[0-9]{1,18}")
-QUALIFIERS = ("tp", "dtype", "kv_dtype")
+COUNTS = ("tp", "dp", "ep")  # of GPUs, of groups of them for attention, of parts of the experts
+QUALIFIERS = ("tp", "dtype", "kv_dtype", "dp", "ep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +87,14 @@ class Checkpoints:
 
 
 class Asked(NamedTuple):
-    """A model as it is asked for: NAME[:tp=N][:dtype=FORMAT][:kv_dtype=FORMAT]."""
+    """A model as it is asked for: NAME[:tp=N][:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]."""
 
     name: str
     tp: int | None = None
     dtype: str | None = None
     kv_dtype: str | None = None
+    dp: int | None = None
+    ep: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,7 @@ class Member:
         if asked(self.shape).tp is not None:
             raise ValueError(f'shape "{self.shape}" states a degree; that of a member of a set is its tp')
         try:
-            shape(self.shape)
+            _cut(self.shape, shape(self.shape), self.tp)
         except UserError as error:
             raise ValueError(str(error)) from None
 
@@ -211,12 +215,25 @@ def read_shapes(path: Path) -> dict[str, Shape]:
 
 def shape(text: str) -> Shape:
     """Return one shape by name or path, in the formats asked for; UserError with a suggestion where there is none."""
-    name, _, dtype, kv_dtype = asked(text)
+    name, _, dtype, kv_dtype, dp, ep = asked(text)
     if checkpoint.is_checkpoint(name):
-        return checkpoint.read(name, dtype, kv_dtype)
-    if name not in shapes():
+        made = checkpoint.read(name, dtype, kv_dtype)
+    elif name in shapes():
+        made = quantised.loaded(shapes()[name], name, dtype, kv_dtype)
+    else:
         raise UserError(_no_model(name))
-    return quantised.loaded(shapes()[name], name, dtype, kv_dtype)
+    if (ep or 1) > 1 and made.experts is None:
+        raise UserError(f'model "{text}": ep={ep} divides experts among GPUs, and {made.name} has none')
+    if made.experts is not None and made.experts.routed % (ep or 1):
+        raise UserError(f'model "{text}": {made.experts.routed} experts do not divide by ep={ep}')
+    return made._replace(dp=dp or 1, ep=ep or 1)
+
+
+def _cut(text: str, shape: Shape, tp: int) -> None:
+    """Raise UserError where a model's GPUs are no multiple of its groups for attention, or of its experts' parts."""
+    for name, parts in (("dp", shape.dp), ("ep", shape.ep)):
+        if tp % parts:
+            raise UserError(f'model "{text}": {name}={parts} does not divide its {tp} GPU{"s" * (tp > 1)} (tp={tp})')
 
 
 def asked(text: str) -> Asked:
@@ -229,10 +246,11 @@ def asked(text: str) -> Asked:
             known = ", ".join(f"{key}=" for key in QUALIFIERS)
             raise UserError(f'model "{text}": "{part}" is no qualifier{meant(key, QUALIFIERS)} ({known}; each once)')
         entry[key] = value
-    if "tp" in entry:
-        if not COUNT.fullmatch(entry["tp"]) or int(entry["tp"]) < 1:
-            raise UserError(f'model "{text}": tp is "{entry["tp"]}", not a count of GPUs')
-        entry["tp"] = int(entry["tp"])
+    for key in COUNTS:
+        if key in entry:
+            if not COUNT.fullmatch(entry[key]) or int(entry[key]) < 1:
+                raise UserError(f'model "{text}": {key} is "{entry[key]}", not a count of GPUs')
+            entry[key] = int(entry[key])
     return Asked(name, **entry)
 
 
@@ -280,6 +298,8 @@ def model_set(name: str) -> ModelSet:
     models = [(shape(kind), asked(kind)) for kind, *_ in parts]
     members: list[Served] = []
     seen: dict[str, int] = {}
+    for (kind, *_), (entry, qualifiers) in zip(parts, models, strict=True):
+        _cut(kind, entry, qualifiers.tp or 1)
     for (entry, qualifiers), n in zip(models, times, strict=True):
         for _ in range(n):
             seen[entry.name] = seen.get(entry.name, 0) + 1
@@ -307,8 +327,8 @@ def _stated(text: str) -> str:
     """Return a model as asked for without its degree, which a set states apart."""
     entry = asked(text)
     path = os.path.abspath(entry.name) if checkpoint.is_checkpoint(entry.name) else entry.name  # noqa: PTH100
-    formats = {"dtype": entry.dtype, "kv_dtype": entry.kv_dtype}
-    return path + "".join(f":{key}={value}" for key, value in formats.items() if value is not None)
+    stated = {key: getattr(entry, key) for key in QUALIFIERS if key != "tp"}
+    return path + "".join(f":{key}={value}" for key, value in stated.items() if value is not None)
 
 
 def _is_model(text: str) -> bool:

@@ -29,15 +29,17 @@ def parameters(shape: Shape, tp: int = 1) -> Parameters:
     """Count the parameters on each GPU of a tensor-parallel group of `tp`.
 
     Columns and rows are cut, KV heads copied where they are fewer than the GPUs; of latent attention the compressing
-    matrices, and routers, are copied.
+    matrices, and routers, are copied. Data-parallel attention has a copy in each of its `dp` groups, and expert
+    parallelism deals whole experts. One GPU (`tp` 1) stands for the whole model.
     """
     d, mats, moe = shape.hidden, 3 if shape.gated else 2, shape.experts
     dense = shape.layers - (moe.layers if moe else 0)
+    dealt = min(shape.ep, tp)
     matrix = d * -(-shape.vocab // tp)
     return Parameters(
         shape.layers * sum(count for _, count in attention(shape, tp)),
         dense * mats * d * -(-shape.ffn // tp),
-        moe.layers * moe.routed * mats * d * -(-moe.ffn // tp) if moe else 0,
+        moe.layers * -(-moe.routed // dealt) * mats * d * -(-moe.ffn // (tp // dealt)) if moe else 0,
         moe.layers * mats * d * -(-moe.shared_ffn // tp) if moe else 0,
         0 if shape.tied else matrix,
         matrix,
@@ -55,8 +57,14 @@ def stored_bytes(shape: Shape, tp: int = 1) -> int:
     return round(stored) + other
 
 
+def attention_gpus(shape: Shape, tp: int) -> int:
+    """Return over how many GPUs of a group of `tp` the attention of a sequence is cut."""
+    return max(1, tp // shape.dp)
+
+
 def attention(shape: Shape, tp: int = 1) -> list[tuple[str, int]]:
     """List the matrices of a layer's attention by name, with their parameters on each GPU."""
+    tp = attention_gpus(shape, tp)
     d, heads = shape.hidden, shape.q_heads // tp
     if (mla := shape.latent) is None:
         kv, head = max(1, shape.kv_heads // tp), d * shape.head_dim

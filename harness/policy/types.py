@@ -204,6 +204,9 @@ class Shape(NamedTuple):
     formats: Formats | None = None  # None: all in bf16
     kv_format: str = "bf16"  # of the KV cache: "bf16" or "fp8", on a processor "fp32"
     other_bytes: int = 0  # of weights that no text step reads: a vision tower
+    # How its instances are cut over the n GPUs of their place; both divide n.
+    dp: int = 1  # groups of n / dp GPUs, each of which attends to its own sequences: data-parallel attention
+    ep: int = 1  # parts into which the routed experts of a layer are dealt; each expert is cut over n / ep GPUs
 
 
 class Gpu(NamedTuple):

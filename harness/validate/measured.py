@@ -327,7 +327,8 @@ def _closed(row: Row) -> Found:
 def _quantised(row: Row) -> Found:
     """Read a closed loop of a quantised model or a mixture; ms. The checkpoint's format counts, not the columns'.
 
-    Rows of data-parallel attention or expert parallelism, without a version, or with a TTFT of minutes are skipped.
+    Where attention is on fewer GPUs than the experts it is data-parallel, and a row counts one group's clients. Rows
+    without a version, or with a TTFT of minutes, are skipped.
     """
     clients, tp = row.count("batch_size", MOST_REQUESTS // WAVES), row.count("tp_size")
     cut, spread = row.count("moe_tp_size"), row.count("moe_ep_size")
@@ -335,8 +336,12 @@ def _quantised(row: Row) -> Found:
         raise UnknownName("no version of the engine")
     engine, version = names.generation(row.values["backend"], row.values["backend_version"], ENGINES)
     name, form, kind = names.quantised(row.values["model_path"], row.values["gemm_quant_mode"])
-    if spread > 1 or (kind == "MoE" and cut != tp):
-        raise UnknownName(f"attention on {tp} GPUs of {cut * spread}: no model of such parallelism in one row")
+    if kind == "MoE" and (gpus := cut * spread) != tp:
+        if gpus % tp:
+            raise UnknownName(f"attention on {tp} GPUs, experts on {gpus}")
+        name, clients, tp = f"{name}:dp={gpus // tp}", clients * (gpus // tp), gpus
+    if spread > 1:
+        name += f":ep={spread}"
     ttft_s, tpot_s = row.seconds("silicon_ttft_ms", 1e3), row.seconds("silicon_tpot_ms", 1e3)
     if ttft_s > LOST_S:
         raise UnknownName(f"a mean TTFT of {ttft_s:.0f} s")

@@ -13,9 +13,9 @@ from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.kernels import (
     BF16,
     Part,
-    all_reduce_s,
     decode_attention_s,
     decode_kernels_s,
+    exchanges_s,
     gemm_s,
     gemms,
     head_s,
@@ -78,11 +78,11 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         c["kbytes"] = shapes.kv_token_bytes(shape, tp)  # also refuses a degree that heads do not divide by
         heads, kv = shapes.heads_of(shape, tp)
         n, k = np.array(gemms(shape, tp)).T
-        plain = shape.experts is None and shape.formats is None and shape.latent is None
+        plain = shape.experts is None and shape.formats is None and shape.latent is None and shape.dp == 1
         products = (gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1) if plain  # the order of sums keeps its bits
                     else products_s(q, spec, shape, tp, m))  # fmt: skip
         layer = products + small_s(q["small"], spec, shape, tp, m)
-        layer = layer + 2 * all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
+        layer = layer + sum(exchanges_s(q, shape, tp, m))
         gemm[i] = np.maximum.accumulate(L * layer * scale)
         head[i] = np.maximum.accumulate(h.scale_decode * head_s(q, spec, shape, tp, m))
         if shape.sampled:  # each GPU of a group samples from whole rows
@@ -97,12 +97,15 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         if (moe := shape.experts) is not None:
             each = parameters.parameters(shape, tp).experts * shapes.format_of(shape, "experts").weight_bytes
             c["xbytes"], c["xmiss"] = each, 1 - moe.top / moe.routed
-        c["fl_tok"], c["fl_area"] = 2 * weights, 4 * L * heads * d
+        c["fl_tok"], c["fl_area"] = 2 * weights, 4 * L * heads * d / shape.dp
         c["flops"] = q["gemm"]["best_flops_frac"] * spec.flops
         c["hbm"] = min(spec.hbm, max(large_gemm, h.scale_decode * c["kbytes"] / c["dec2"]))
         dec_rate[i], pre_rate[i] = _share_rates(q, spec, shape, tp, h)
         c["layers"] = L
-        c["query_bytes"], c["result_bytes"] = BF16 * L * d * (heads + 2 * kv), BF16 * L * d * heads
+        c["query_bytes"], c["result_bytes"] = (
+            BF16 * L * d * (heads + 2 * kv) / shape.dp,
+            BF16 * L * d * heads / shape.dp,
+        )
         for x, tokens in enumerate(GRID.tolist()):
             before, after = layer_kernels_s(q, spec, shape, tp, tokens)
             parts = np.array([*before, *after])
@@ -114,7 +117,7 @@ def _active(shape: Shape, tp: int) -> float:
     """Count the weights with which a token is multiplied on each GPU, those of the head aside."""
     count, moe = parameters.parameters(shape, tp), shape.experts
     part = count.experts * moe.top / moe.routed if moe is not None else 0.0
-    return count.attention + count.ffn + count.shared + count.router + part
+    return count.attention / shape.dp + count.ffn + count.shared + count.router + part
 
 
 def _read_bytes(shape: Shape, tp: int) -> float:

@@ -57,19 +57,26 @@ def experts_s(
     spread: str = SPREAD,
     part_sms: ArrayLike = 1.0,
     part_hbm: ArrayLike = 1.0,
+    ep: int = 1,
 ) -> F8:
-    """Return the seconds of one layer's routed experts of `width` on each GPU, in steps of so many tokens."""
+    """Return the seconds of one layer's routed experts of `width` on each GPU, in steps of so many tokens.
+
+    With expert parallelism a GPU has one of `ep` parts of them, dealt by load, and the step waits for the fullest.
+    """
     m = np.asarray(tokens, dtype=np.float64)
-    rows = loads(m, top, routed, spread)
+    every = loads(m, top, routed, spread)
+    rows, mine = every[..., ep - 1 :: ep], m * top
+    if ep > 1:
+        mine = mine * rows.sum(axis=-1) / every.sum(axis=-1)
     read = np.minimum(1.0, rows).sum(axis=-1)
     tiled = np.maximum(np.minimum(1.0, rows), np.ceil(rows / TILE - 1e-9) * (rows >= 1)).sum(axis=-1) * TILE
     expert = MATRICES * hidden * width
     least = (read * expert * weight_bytes + BF16 * 2 * m * hidden) / (spec.hbm * np.asarray(part_hbm))
-    arithmetic = 2 * m * top * expert / (q["flops_x"] * spec.flops * np.asarray(part_sms))
+    arithmetic = 2 * mine * expert / (q["flops_x"] * spec.flops * np.asarray(part_sms))
     body = np.maximum(
         least / q["hbm_frac"], 2 * tiled * expert / (q["flops_frac"] * q["flops_x"] * spec.flops * np.asarray(part_sms))
     )
-    move = m * top * (hidden + width) * BF16 * 2 / (spec.hbm * np.asarray(part_hbm))  # rows gathered, and put back
+    move = mine * (hidden + width) * BF16 * 2 / (spec.hbm * np.asarray(part_hbm))  # rows gathered, and put back
     whole = q["launch_s"] + read * q["expert_s"] + body + q["move_x"] * move
-    seconds = whole * correction(q, m, np.asarray(float(routed)), np.asarray(expert * weight_bytes / 1024))
+    seconds = whole * correction(q, m, np.asarray(float(routed // ep)), np.asarray(expert * weight_bytes / 1024))
     return cast("F8", np.maximum(seconds, np.maximum(least, arithmetic)))

@@ -337,9 +337,15 @@ def fit_prefill(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_all_reduce(kind: str) -> Quantity:
-    """Fit seconds at every other message size; the sizes between, and the largest, are held out."""
+    """Fit seconds of all-reduces in CUDA graphs."""
     d = pd.read_parquet(profiles() / FOLDERS[kind] / "custom_allreduce_perf.parquet")
     d = d[d.backend == "vllm_graph"].sort_values(["num_gpus", "message_size"])
+    source = source_of(kind, "custom_allreduce") + ", in a CUDA graph; sizes count bf16 elements"
+    return {"source": source, **_by_size(d)}
+
+
+def _by_size(d: pd.DataFrame) -> Quantity:
+    """Fit seconds at every other message size; the sizes between, and the largest, are held out."""
     t = d.pivot_table(index="message_size", columns="num_gpus", values="latency") * 1e-3
     sizes = t.index.to_numpy(np.float64)
     knot = (np.arange(len(sizes)) % 2 == 1) & (sizes < sizes.max())
@@ -351,12 +357,33 @@ def fit_all_reduce(kind: str) -> Quantity:
     }
     rows = Rows({}, np.concatenate([t[p].to_numpy() for p in t.columns]), held)
     predicted = np.concatenate([kernels.all_reduce_s(q, int(p), sizes) for p in t.columns])
-    return {
-        "source": source_of(kind, "custom_allreduce") + ", in a CUDA graph; sizes count bf16 elements",
-        "formula": "log-log interpolation over elements, linear beyond the last",
-        **q,
-        **_errors(predicted, rows),
-    }
+    return {"formula": "log-log interpolation over elements, linear beyond the last", **q, **_errors(predicted, rows)}
+
+
+def fit_exchanges(kind: str) -> dict[str, Quantity]:
+    """Fit the collectives of data-parallel attention, measured by NCCL; sizes count the elements of all ranks.
+
+    B200's are not measured: H200's, of which what exceeds the shortest call shrinks as NVLink grows.
+    """
+    like = "h200" if kind == "b200" else kind
+    new = like == "rtx-pro-6000"
+    folder = profiles() / ("aiconfigurator-2026" if new else "aiconfigurator") / FOLDERS[like].rpartition("/")[2]
+    d = pd.read_parquet(folder / "nccl_perf.parquet")
+    d = d[d.nccl_dtype == "half"].sort_values(["num_gpus", "message_size"])
+    nccl = d.version.iloc[0]
+    source = (AIC_NEW.format("nccl", nccl) if new else AIC.format("nccl", nccl)).replace("vLLM", "NCCL")
+    out: dict[str, Quantity] = {}
+    for op in quantities.EXCHANGES:
+        q = {"source": f"{source}, {op}; sizes count 16-bit elements of all GPUs"} | _by_size(d[d.op_name == op])
+        if kind == "b200":
+            faster = quantities.gpu(like).nvlink / quantities.gpu(kind).nvlink
+            q = {k: v for k, v in q.items() if k not in quantities.ERRORS}
+            q["source"] = "roofline: H200's NCCL, above its shortest call in the ratio of NVLink rates, unmeasured"
+            for times in ("tp2_s", "tp4_s", "tp8_s"):
+                least = min(q[times])
+                q[times] = [sig(least + (s - least) * faster) for s in q[times]]
+        out[op] = q
+    return out
 
 
 def small(kind: str) -> Quantity:
@@ -592,6 +619,7 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
             "prefill": fit_prefill(kind, prefill_rows(kind)),
             "decode": fit_decode(kind, decode_rows(kind)),
             "all_reduce": fit_all_reduce(kind),
+            **fit_exchanges(kind),
         }
         for op in ("gemm", "prefill", "decode", "all_reduce"):
             log(f"{kind} {op}: {quantities.error(files[kind][op])}")
@@ -600,7 +628,7 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
         like = files[kind].get("like")
         if like and kind != "h800":  # H100's chip keeps H100's errors; other cards take coefficients on trust
             formats = [op for op in files[like] if op.startswith(("gemm_", "experts_"))]
-            ops = ("gemm", "prefill", "decode", "all_reduce", *formats)
+            ops = ("gemm", "prefill", "decode", "all_reduce", *quantities.EXCHANGES, *formats)
             files[kind] |= {op: {"source": on_trust(like)} for op in ops}
     # Fewer and slower SMs: H100's rate in large GEMMs for every tile, without what its small tiles lose to latency.
     best = files["h100"]["gemm"]["best_flops_frac"]

@@ -116,8 +116,8 @@ class Decode(Quantity):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce(Quantity):
-    """Sums over the GPUs of a tensor-parallel group."""
+class Collective(Quantity):
+    """Sums over the GPUs of a tensor-parallel group, or exchanges between those of data-parallel attention."""
 
     elements: Numbers
     tp2_s: Numbers
@@ -145,4 +145,6 @@ class Table:
     prefill: Prefill | None = None
     decode: Decode | None = None
     share: Share | None = None
-    all_reduce: AllReduce | None = None
+    all_reduce: Collective | None = None
+    all_gather: Collective | None = None
+    reduce_scatter: Collective | None = None

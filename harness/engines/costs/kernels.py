@@ -11,6 +11,7 @@ from harness.engines.costs import experts
 from harness.engines.costs.correction import correction
 from harness.engines.costs.quantities import F8, GpuSpec, Toml
 from harness.engines.costs.shapes import KV_BYTES, format_of, heads_of
+from harness.policy.parameters import attention_gpus
 from harness.policy.types import Experts, Format, Latent, Shape, UserError
 
 BF16 = 2  # bytes
@@ -129,10 +130,27 @@ def prefill_s(
 
 def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
     """Return the seconds a layer of the two norms, rope, activation and cache write of `m` tokens."""
-    heads = shape.q_heads / tp + 2 * max(1.0, shape.kv_heads / tp)
+    queries, kv = heads_of(shape, tp)
     wide = (3 if shape.gated else 2) * (shape.ffn if shape.experts is None else shape.experts.shared_ffn) / tp
-    token = BF16 * (8 * shape.hidden + 2 * heads * shape.head_dim + wide)
-    return cast("F8", np.maximum(q["floor_s"], m * token / (q["hbm_frac"] * spec.hbm)))
+    token = BF16 * (8 * shape.hidden + 2 * (queries + 2 * kv) * shape.head_dim)
+    moved = in_group(shape, m) * token + m * (BF16 * wide)
+    return cast("F8", np.maximum(q["floor_s"], moved / (q["hbm_frac"] * spec.hbm)))
+
+
+def in_group(shape: Shape, count: ArrayLike) -> F8:
+    """Return how many of a step's tokens, prompts or sequences the fullest group of data-parallel attention has.
+
+    They are balanced: no group has more than one above another.
+    """
+    counted = np.asarray(count, dtype=np.float64)
+    return counted if shape.dp == 1 else np.ceil(counted / shape.dp)
+
+
+def collective_s(q: Toml, op: str, tp: int, elements: ArrayLike) -> F8:
+    """Return the seconds of a collective of bf16 `elements` over `tp` GPUs; of `all_gather` and the like, all parts."""
+    if tp > 1 and op not in q:
+        raise UserError(f"this machine's cost table has no {op}, which data-parallel attention takes")
+    return all_reduce_s(q.get(op, q["all_reduce"]), tp, elements)
 
 
 def all_reduce_s(q: Toml, tp: int, elements: ArrayLike) -> F8:
@@ -141,13 +159,28 @@ def all_reduce_s(q: Toml, tp: int, elements: ArrayLike) -> F8:
     if tp == 1:
         return np.zeros_like(elements)
     if f"tp{tp}_s" not in q:
-        raise UserError(f"no all-reduce times over {tp} GPUs; tensor parallelism is 1, 2, 4 or 8")
+        raise UserError(f"no times of collectives over {tp} GPUs; tensor parallelism is 1, 2, 4 or 8")
     y = np.array(q[f"tp{tp}_s"], dtype=np.float64)
     inner = np.exp(np.interp(np.log(elements), np.log(x), np.log(y)))
     # A link slower than the one measured: a ring over it, at least.
     ring = 2 * (tp - 1) / tp * BF16 * elements / float(q.get("wire", np.inf))
     table: F8 = np.where(elements > x[-1], y[-1] * elements / x[-1], inner)
     return np.maximum(table, ring)
+
+
+def exchanges_s(q: Toml, shape: Shape, tp: int, m: ArrayLike) -> tuple[F8, F8]:
+    """Return the seconds of a layer's collectives for `m` tokens: after attention, and after the FFN or experts.
+
+    An all-reduce over the group each. With data-parallel attention the FFN is still cut over all GPUs: sums over the
+    GPUs of an attention group, then the groups gather each other's tokens; and back, each takes its tokens' sums.
+    """
+    m = np.asarray(m, dtype=np.float64)
+    if shape.dp == 1:
+        reduced = all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
+        return reduced, reduced
+    within = all_reduce_s(q["all_reduce"], attention_gpus(shape, tp), in_group(shape, m) * shape.hidden)
+    gathered, scattered = (collective_s(q, op, shape.dp, m * shape.hidden) for op in ("all_gather", "reduce_scatter"))
+    return within + gathered, scattered + within
 
 
 class Gemms(NamedTuple):
@@ -195,7 +228,7 @@ def decode_attention_s(
     if shape.latent is not None:
         return shape.layers * _latent_decode_s(spec, shape, tp, B, ctx, part)
     (heads, kv), d = heads_of(shape, tp), shape.head_dim
-    wide = KV_BYTES[shape.kv_format]
+    B, wide = in_group(shape, B), KV_BYTES[shape.kv_format]
     if shape.sliding is None:
         return shape.layers * decode_s(q["decode"], spec, B, ctx, heads, kv, d, part, wide)
     near = decode_s(q["decode"], spec, B, np.minimum(ctx, shape.sliding.tokens), heads, kv, d, part, wide)
@@ -210,7 +243,7 @@ def prefill_attention_s(
     if shape.latent is not None:
         return shape.layers * _latent_prefill_s(spec, shape, tp, n, tokens, part)
     (heads, kv), d = heads_of(shape, tp), shape.head_dim
-    whole = prefill_s(q["prefill"], spec, n, tokens, heads, kv, d, part)
+    whole = prefill_s(q["prefill"], spec, in_group(shape, n), tokens, heads, kv, d, part)
     if shape.sliding is None:
         return shape.layers * whole
     window = np.minimum(tokens, shape.sliding.tokens)
@@ -226,27 +259,27 @@ LATENT_HBM, LATENT_FLOPS, LATENT_FLOOR_S = 0.8, 0.6, 10e-6
 
 def _latent_decode_s(spec: GpuSpec, shape: Shape, tp: int, B: ArrayLike, ctx: ArrayLike, part: Part) -> F8:
     """Return a layer's seconds with the up-projection absorbed: every head reads the one latent vector of a token."""
-    B, ctx = np.asarray(B, dtype=np.float64), np.asarray(ctx, dtype=np.float64)
+    B, ctx = in_group(shape, B), np.asarray(ctx, dtype=np.float64)
     mla = cast("Latent", shape.latent)
     wide = mla.kv_rank + mla.rope_dim
     stream = KV_BYTES[shape.kv_format] * B * ctx * wide / (LATENT_HBM * spec.hbm * part.hbm)
-    arith = 2 * B * ctx * shape.q_heads / tp * (wide + mla.kv_rank) / (LATENT_FLOPS * spec.flops * part.sms)
+    arith = 2 * B * ctx * heads_of(shape, tp)[0] * (wide + mla.kv_rank) / (LATENT_FLOPS * spec.flops * part.sms)
     return cast("F8", LATENT_FLOOR_S + np.maximum(stream, arith))
 
 
 def _latent_prefill_s(spec: GpuSpec, shape: Shape, tp: int, n: ArrayLike, tokens: ArrayLike, part: Part) -> F8:
-    n, L = np.asarray(n, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
+    n, L = in_group(shape, n), np.asarray(tokens, dtype=np.float64)
     mla = cast("Latent", shape.latent)
-    wide = mla.nope_dim + mla.rope_dim + mla.v_dim
-    arith = n * L * L * shape.q_heads / tp * wide / (LATENT_FLOPS * spec.flops * part.sms)
-    stream = BF16 * n * L * shape.q_heads / tp * wide * 2 / (LATENT_HBM * spec.hbm * part.hbm)
+    wide, heads = mla.nope_dim + mla.rope_dim + mla.v_dim, heads_of(shape, tp)[0]
+    arith = n * L * L * heads * wide / (LATENT_FLOPS * spec.flops * part.sms)
+    stream = BF16 * n * L * heads * wide * 2 / (LATENT_HBM * spec.hbm * part.hbm)
     return LATENT_FLOOR_S + np.maximum(stream, arith)
 
 
 def _kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, out: F8, part: Part) -> F8:
     layer = products_s(q, spec, shape, tp, m, part)
     layer = layer + np.maximum(q["small"]["floor_s"], small_s(q["small"], spec, shape, tp, m) / part.hbm)
-    layer = layer + 2 * all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
+    layer = layer + sum(exchanges_s(q, shape, tp, m))
     return cast("F8", shape.layers * layer + head_s(q, spec, shape, tp, out, part))
 
 
@@ -269,17 +302,18 @@ def kernel_products_s(
     """
     attention, dense = format_of(shape, "attention"), format_of(shape, "ffn")
     qkv, out, up, down = gemms(shape, tp)
-    first = product_s(q, spec, attention, m, *qkv, part)
-    after = product_s(q, spec, attention, m, *out, part)
+    mine = in_group(shape, m)
+    first = product_s(q, spec, attention, mine, *qkv, part)
+    after = product_s(q, spec, attention, mine, *out, part)
     if (mla := shape.latent) is not None:
-        heads = shape.q_heads / tp
+        heads = heads_of(shape, tp)[0]
         query = heads * (mla.nope_dim + mla.rope_dim)
         wide = (mla.q_rank or query) + mla.kv_rank + mla.rope_dim
-        first = product_s(q, spec, attention, m, wide, shape.hidden, part)
+        first = product_s(q, spec, attention, mine, wide, shape.hidden, part)
         if mla.q_rank:
-            first = first + product_s(q, spec, attention, m, query, mla.q_rank, part)
-        first = first + product_s(q, spec, attention, m, heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, part)
-        after = product_s(q, spec, attention, m, shape.hidden, heads * mla.v_dim, part)
+            first = first + product_s(q, spec, attention, mine, query, mla.q_rank, part)
+        first = first + product_s(q, spec, attention, mine, heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, part)
+        after = product_s(q, spec, attention, mine, shape.hidden, heads * mla.v_dim, part)
     if (moe := shape.experts) is None:
         return first, after, product_s(q, spec, dense, m, *up, part), product_s(q, spec, dense, m, *down, part)
     share = moe.layers / shape.layers
@@ -298,13 +332,13 @@ def kernel_products_s(
 
 
 def routed_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike, part: Part = WHOLE) -> F8:
-    """Return the seconds of one layer's routed experts, each cut over `tp` GPUs."""
+    """Return the seconds of one layer's routed experts, each cut over `tp` GPUs, or over those of its `ep` part."""
     moe = cast("Experts", shape.experts)
     stored = format_of(shape, "experts")
-    quantity = experts_of(q, stored)
+    quantity, dealt = experts_of(q, stored), min(shape.ep, tp)
     return experts.experts_s(
-        quantity, spec, m, shape.hidden, moe.ffn / tp, moe.top, moe.routed, stored.weight_bytes,
-        part_sms=part.sms, part_hbm=part.hbm,
+        quantity, spec, m, shape.hidden, moe.ffn / (tp / dealt), moe.top, moe.routed, stored.weight_bytes,
+        part_sms=part.sms, part_hbm=part.hbm, ep=dealt,
     )  # fmt: skip
 
 
@@ -325,13 +359,13 @@ def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: int) -> tu
     """Return seconds of a layer's kernels for `m` tokens, in order of running: before attention, and after it.
 
     Norm, QKV, rope, cache write; output, norm, gate and up, activation, down. The output and the down projection are
-    each followed by an all-reduce where the layer is cut over GPUs. The five small ones count as equally long: in steps
+    each followed by collectives where the layer is cut over GPUs. The five small ones count as equally long: in steps
     of few tokens each costs little more than its launch.
     """
     qkv, out, up, down = (float(x) for x in kernel_products_s(q, spec, shape, tp, np.array(m)))
     small = float(small_s(q["small"], spec, shape, tp, np.array(m))) / 5
-    reduced = [float(all_reduce_s(q["all_reduce"], tp, m * shape.hidden))] * (tp > 1)
-    return [small, qkv, small, small], [out, *reduced, small, up, small, down, *reduced]
+    after, last = ([float(seconds)] * (tp > 1) for seconds in exchanges_s(q, shape, tp, m))
+    return [small, qkv, small, small], [out, *after, small, up, small, down, *last]
 
 
 TYPICAL_SEQS, TYPICAL_CTX = 32, 1024  # of the decode step by which shares are told
@@ -358,6 +392,8 @@ def roofline_share(q: Toml, spec: GpuSpec, shape: Shape, tp: int) -> float:
         bare_s += up + down - routed_part_s
     if not _measured(gemm_of(q, format_of(shape, "head"))):
         bare_s += float(head_s(q, spec, shape, tp, B))
+    if shape.dp > 1 and not _measured(q["all_gather"]):
+        bare_s += shape.layers * float(sum(exchanges_s(q, shape, tp, B)))
     return min(1.0, bare_s / whole_s)
 
 

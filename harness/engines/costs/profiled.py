@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.engines.costs.shapes import beyond_dense
 from harness.policy.types import Gpus, Host, Inst, Profile, Shape, UserError
 
 SCHEDULING_S = {"llama-7b": 1e-4, "llama-13b": 8e-5}  # placement.py, get_latency: of a sequence in a decode step
@@ -111,6 +112,8 @@ def degrees(path: str, shape: Shape) -> tuple[int, ...]:
     measured = read(path)
     if shape.name not in measured:
         raise UserError(f"profile {path}: {shape.name} was not measured ({', '.join(sorted(measured))} were)")
+    if shape.dp > 1 or shape.ep > 1:
+        raise UserError(f"profile {path}: {shape.name} was measured without {beyond_dense(shape)}")
     return tuple(measured[shape.name])
 
 

@@ -29,6 +29,7 @@ Toml = Mapping[str, Any]
 Link = Literal["pcie", "spread", "disk"]
 TABLES = Path(__file__).parent / "tables"
 OPS = ("gemm", "small", "prefill", "decode", "share", "all_reduce")  # quantities of a GPU kind
+EXCHANGES = ("all_gather", "reduce_scatter")  # of data-parallel attention
 ERRORS = ("fit", "fit_parts", "held", "held_parts")
 CHIP = ("sms", "flops", "hbm")
 
@@ -185,7 +186,7 @@ def _committed(kind: str) -> Toml:
     spec = merged["spec"]
     same = all(spec[name]["value"] == base["spec"][name]["value"] for name in CHIP)
     on_trust = {"source": f"roofline: coefficients of {like} at this card's own peaks, unmeasured"}
-    for op in OPS:
+    for op in (*OPS, *EXCHANGES):
         if op not in file:
             stated = {"source": f"as {like}, the same chip: {base[op]['source']}"}
             kept = {key: value for key, value in base[op].items() if same or key not in ERRORS}
@@ -307,6 +308,7 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
         return _measured_sources(measured)
     q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)
     ops = [op for op in OPS if op != "all_reduce" or any(tp > 1 for _, tp in rows)]
+    ops += [op for op in EXCHANGES if any(shape.dp > 1 for shape, _ in rows)]
     out = [Source(f"{name}.{op}", str(q[op]["source"]), q[op]["formula"], error(q[op])) for op in ops]
     out.append(Source(f"host {host}", h["source"], h["formula"], error(h)))
     sigma = _read(TABLES / "hosts.toml")["sigma"]

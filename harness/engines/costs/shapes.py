@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.policy.parameters import attention, parameters, stored_bytes
+from harness.policy.parameters import attention, attention_gpus, parameters, stored_bytes
 from harness.policy.types import Format, Formats, Shape, UserError
 
 BF16 = 2  # bytes
@@ -40,6 +40,10 @@ def in_numbers(shape: Shape, number_bytes: int) -> Shape:
 
 def beyond_dense(shape: Shape) -> str | None:
     """Return what a shape has beyond a dense decoder in bf16 with grouped heads, in words; None where nothing."""
+    if shape.dp > 1:
+        return f"data-parallel attention (dp={shape.dp})"
+    if shape.ep > 1:
+        return f"expert parallelism (ep={shape.ep})"
     if shape.experts is not None:
         return "a mixture of experts"
     if shape.latent is not None:
@@ -53,24 +57,28 @@ def beyond_dense(shape: Shape) -> str | None:
 
 def heads_of(shape: Shape, tp: int) -> tuple[float, float]:
     """Return the query and KV heads on each GPU of the group; KV heads are copied where they are fewer than GPUs."""
-    return shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
+    cut = attention_gpus(shape, tp)
+    return shape.q_heads / cut, max(1.0, shape.kv_heads / cut)
 
 
 def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
     """Return KV bytes of a token on each GPU of the group, in all layers; heads are copied if tp > KV heads.
 
     Latent attention is copied always. Sliding layers count as others do: blocks that have left a window are not given
-    back. The scales of an FP8 cache are one number a layer.
+    back. The scales of an FP8 cache are one number a layer. With data-parallel attention a token lies in one of `dp`
+    groups. Sequences are taken as balanced over them, so that each GPU has a share of every token.
     """
     _check(shape, tp)
     if shape.latent is not None:
-        return KV_BYTES[shape.kv_format] * shape.layers * (shape.latent.kv_rank + shape.latent.rope_dim)
-    return KV_BYTES[shape.kv_format] * 2 * shape.layers * max(1, shape.kv_heads // tp) * shape.head_dim
+        each = shape.layers * (shape.latent.kv_rank + shape.latent.rope_dim)
+    else:
+        each = 2 * shape.layers * max(1, shape.kv_heads // attention_gpus(shape, tp)) * shape.head_dim
+    return -(-KV_BYTES[shape.kv_format] * each // min(shape.dp, tp))
 
 
 def degrees(shape: Shape) -> tuple[int, ...]:
-    """Return the tensor-parallel degrees by which a shape's heads and experts divide."""
-    return tuple(tp for tp in DEGREES if _undivided(shape, tp) is None)
+    """Return the numbers of GPUs over which a shape's heads, experts and groups divide."""
+    return tuple(tp for tp in DEGREES if tp >= max(shape.dp, shape.ep) and _undivided(shape, tp) is None)
 
 
 def parts_by_weights(shape: Shape) -> tuple[list[float], list[float]]:
@@ -92,12 +100,19 @@ def parts_by_weights(shape: Shape) -> tuple[list[float], list[float]]:
 
 def _undivided(shape: Shape, tp: int) -> str | None:
     """Return what of a shape does not divide by `tp`, in words; None where all does."""
+    for name, parts in (("dp", shape.dp), ("ep", shape.ep)):
+        if tp > 1 and tp % parts:
+            return f"{name}={parts} does"
     kv = 1 if shape.latent is not None else shape.kv_heads
-    if not (tp >= 1 and shape.q_heads % tp == 0 and (kv % tp == 0 or tp % kv == 0)):
+    cut = attention_gpus(shape, tp)
+    if not (tp >= 1 and shape.q_heads % cut == 0 and (kv % cut == 0 or cut % kv == 0)):
         return f"{shape.q_heads} heads and {shape.kv_heads} KV heads do"
     if (moe := shape.experts) is not None:
         unit = BLOCK if format_of(shape, "experts").name == "fp8_block" else 1
-        if tp > 1 and moe.ffn % (tp * unit):
+        each = tp // min(shape.ep, tp)
+        if moe.routed % shape.ep:
+            return f"{moe.routed} experts in ep={shape.ep} parts do"
+        if each > 1 and moe.ffn % (each * unit):
             return f"experts of width {moe.ffn}" + (f" in blocks of {BLOCK}" if unit > 1 else "") + " do"
     return None
 

@@ -178,6 +178,8 @@ def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
     """Return coefficients of (shape, tensor-parallel degree) pairs; UserError for a model not measured there."""
     steps = machine.steps
     for shape, tp in rows:
+        if shape.dp > 1 or shape.ep > 1:
+            raise UserError(f"{machine.kind} was measured whole, without {shapes.beyond_dense(shape)} ({shape.name})")
         if shape.name not in steps:
             raise UserError(f'{machine.kind} has no steps."{shape.name}" (measured were: {", ".join(steps)})')
         if tp != 1:
