@@ -31,7 +31,7 @@ from harness.policy.types import UserError
 from harness.rows import record
 from harness.run.spec import Spec
 from harness.study import load as studies
-from harness.study.drivers import DRIVERS
+from harness.study.ledger import DRIVERS
 from harness.study.study import AA, AA_SEED
 from tests.cases import cases
 from tests.test_check import broken

@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli.app import main
-from harness.policy.types import UserError
-from harness.run.teller import Silent
-from harness.study import drivers
-from harness.study.drivers import DRIVERS
+from harness.study import answer
+from harness.study.ledger import DRIVERS
 from tests.cases import cases
-
-
-class Counting:
-    """A driver whose input is a file, and which counts its calls."""
-
-    PAPER, SEEDS = "A test, 2026", 3
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.calls = path, list[int]()
-
-    def inputs(self) -> list[Path]:
-        if not self.path.is_file():
-            raise UserError(f"no file {self.path.name}")
-        return [self.path]
-
-    def count(self, seeds: int) -> int:
-        return 10 * seeds
-
-    def text(self, seeds: int, _out: Path, **_: object) -> Iterator[str]:
-        self.calls.append(seeds)
-        yield from (f"{seeds} seeds", "and a line")
-
-
-@pytest.fixture
-def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
-    (tmp_path / "lengths.csv").write_text("1,2")
-    driver = Counting(tmp_path / "lengths.csv")
-    monkeypatch.setattr(drivers, "DRIVERS", {"counting": driver})
-    return driver
 
 
 def bench(*args: object) -> Result:
@@ -67,16 +35,29 @@ def test_an_option_that_a_driver_cannot_take_is_an_error(name: str, tmp_path: Pa
         assert result.stderr == f"error: {name} has no {given[0]}: its runs are those of its claims\n"
 
 
-def test_what_is_printed_is_kept_until_seeds_or_inputs_change(counting: Counting, tmp_path: Path) -> None:
-    def text(seeds: int | None) -> list[str]:
-        return list(drivers.text("counting", seeds, tmp_path, 1, Silent()))
+def test_what_is_printed_is_kept_until_seeds_or_inputs_change(tmp_path: Path) -> None:
+    lengths, calls = tmp_path / "lengths.csv", list[int]()
 
-    for seeds in (2, 2, None, 3, 2):
-        assert text(seeds) == [f"{seeds or 3} seeds", "and a line"]
-    assert counting.calls == [2, 3]
-    counting.path.write_text("1,2,3")
+    def text(seeds: int) -> list[str]:
+        def told() -> list[str]:
+            calls.append(seeds)
+            return [f"{seeds} seeds", "and a line"]
+
+        return list(answer.kept(tmp_path, seeds, [lengths], told))
+
+    lengths.write_text("1,2")
+    for seeds in (2, 2, 3, 2):
+        assert text(seeds) == [f"{seeds} seeds", "and a line"]
+    assert calls == [2, 3]
+    lengths.write_text("1,2,3")
     text(2)
-    assert counting.calls == [2, 3, 2]
-    counting.path.unlink()
-    with pytest.raises(UserError, match=r"no file lengths\.csv"):
-        text(2)
+    assert calls == [2, 3, 2]
+
+
+@cases("name", ["muxserve", "weaver"])
+def test_a_missing_input_has_a_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("PROFILES_DIR", "TRACES_DIR"):
+        monkeypatch.setenv(folder, str(tmp_path))
+    result = bench("study", name, "-o", tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("error: no file ")

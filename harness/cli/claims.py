@@ -74,13 +74,12 @@ def claims(
 def _make_part(shard: Shard, only: list[str] | None, workers: int | None, told: Teller) -> int:
     """Make what a shard has of the runs of every source, or of those that are named; return their number."""
     from harness.study import ledger, load, shards
-    from harness.study.drivers import DRIVERS
 
     runs = 0
     for name in ledger.named(only):
         told.say(f"claims of {name}")
         folder = real(RESULTS) / name
-        if name in DRIVERS:
+        if name in ledger.DRIVERS:
             runs += ledger.run_part(name, shard, folder, workers=workers, teller=told)
         else:
             runs += shards.measure_shard(load.study(name), folder, shard, workers=workers, teller=told).runs

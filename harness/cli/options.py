@@ -72,7 +72,7 @@ def stems(folder: str, pattern: str = "*.toml") -> list[str]:
 
 def study_names() -> list[str]:
     """Return the names of the studies."""
-    from harness.study.drivers import DRIVERS
+    from harness.study.ledger import DRIVERS
 
     return sorted([*stems("harness/study/studies"), *DRIVERS])
 

@@ -116,7 +116,7 @@ def study(
     """
     from harness.policy.types import UserError
     from harness.study import load as studies
-    from harness.study.drivers import DRIVERS
+    from harness.study.ledger import DRIVERS
     from harness.study.measure import measure
 
     if name is None:
@@ -164,18 +164,22 @@ def study(
 def _drive(name: str, seeds: int | None, out: Path, workers: int | None, *, machine: bool, dry_run: bool) -> None:
     """Print the answer of a study that a driver of its own runs."""
     from harness.policy.types import UserError
-    from harness.study import drivers
+    from harness.study import answer, ledger
 
     ctx = click.get_current_context()
     for param in ctx.command.params:
         given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
         if given and param.name not in OF_DRIVERS:
             raise UserError(f"{name} has no {param.opts[-1]}: its runs are those of its claims")
+    driver = ledger.DRIVERS[name]
+    seeds = seeds or driver.SEEDS
     if dry_run:
-        click.echo(f"{drivers.count(name, seeds)} runs; stored runs that are current cost nothing")
+        click.echo(f"{driver.count(seeds)} runs; stored runs that are current cost nothing")
         return
     with teller(machine=machine) as told:
-        text = list(drivers.text(name, seeds, out, workers, told))
+        text = list(answer.kept(
+            out, seeds, driver.inputs(), lambda: driver.text(seeds, out, workers=workers, teller=told)
+        ))  # fmt: skip
     for line in text:
         click.echo(line)
 
@@ -197,7 +201,7 @@ def _list() -> None:
     from harness.report.text_table import WIDTH, aligned
     from harness.rows.estimate import NONE
     from harness.study import load as studies
-    from harness.study.drivers import DRIVERS
+    from harness.study.ledger import DRIVERS
 
     rows = [("study", "layout", "conditions", "systems", "after")]
     for name in studies.names():

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from harness.policy import mix
 from harness.policy.fields import meant
@@ -19,13 +19,12 @@ from harness.rows.crossings import Panel
 from harness.rows.estimate import NONE
 from harness.run import sweep
 from harness.run.shard import Shard
-from harness.run.spec import canonical
+from harness.run.spec import Spec, canonical
 from harness.run.teller import Silent, Teller
-from harness.study import claims
+from harness.study import claims, muxserving, paging, weaving
 from harness.study import load as studies
 from harness.study.claims import Line as Driven
 from harness.study.claims import Verdict
-from harness.study.drivers import DRIVERS
 from harness.study.measure import Measured, measure
 from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
 from harness.study.study import START, Claim, Study
@@ -83,6 +82,36 @@ class Ledger(NamedTuple):
     statements: tuple[Statement, ...]
     missing: Mapping[str, str]
     left: tuple[str, ...] = ()  # sources of claims that were not asked for
+
+
+class Driver(Protocol):
+    """A module that makes its runs, measures them, and says what comes out."""
+
+    PAPER: str
+    SEEDS: int
+
+    def setting(self) -> str:
+        """Describe models, GPUs and lengths of all runs."""
+
+    def inputs(self) -> Sequence[Path]:
+        """List the files outside of the repository that the answer rests on. UserError where one is missing."""
+
+    def count(self, seeds: int) -> int:
+        """Count the runs of the claims."""
+
+    def specs(self, seeds: int, out: Path) -> Iterator[Spec]:
+        """Yield the specs of all runs that the claims need; their traces are written below `out`."""
+
+    def lines(
+        self, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
+    ) -> Iterator[Driven]:
+        """Yield every claim with its verdict; runs are kept in `out`."""
+
+    def text(self, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
+        """Yield the answer in a line, the setting, tables if it has any, then a line a claim."""
+
+
+DRIVERS: Mapping[str, Driver] = {"muxserve": muxserving, "pagedattention": paging, "weaver": weaving}
 
 
 def sources() -> dict[str, Callable[[Path, int | None, Teller], Source]]:
