@@ -555,7 +555,7 @@ def test_list_shows_systems_engines_and_gaps() -> None:
     most = 2 + len(engines)
     assert head[:most] == ["system", "presets", *engines]
     rows = {line[0]: dict(zip(head[1:most], line[1:most], strict=True)) for line in lines if len(line) > most}
-    for name, presets in (("static", "rate, equal, oracle, replicas"), ("ideal", "-")):
+    for name, presets in (("static", "rate, equal, oracle, replicas, production-stack"), ("ideal", "-")):
         assert (rows[name]["presets"], rows[name]["sim"]) == (presets, "yes")
     assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")
     assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
