@@ -18,12 +18,18 @@ all placements.
 `replicas` is what an operator does with room to spare: models have copies, as the forecast asks for them (`copies` in
 harness/policy/placement.py), and a request goes to the copy with the fewest requests. r_m is then that of a copy. Where
 no copy helps, it is skipped: `static` says the same.
+
+`production-stack` sends requests to copies as vLLM's router does by default (vllm-project/production-stack 008a23b,
+src/vllm_router/routers/routing_logic.py, RoundRobinRouter, and the same in 5ae0b10): the k-th request of all models, k
+from 0, goes to copy k mod n of the n that its model has. They are in order of their URLs there, of their placement
+here. Its other rules need what no trace here has: sessions, or prompts, or prefixes kept between requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Limit, Load, Run
@@ -46,9 +52,11 @@ class Static:
     placement: str = choice("rate", "pressure", "searched", tuned=True)
     oracle: bool = False  # the forecast is the window's own: a bound
     replicas: bool = False
+    route: str = choice("fewest", "turns")  # to the copy with the fewest requests, or to each in turn
     hears: frozenset[type] = field(init=False)
     uses: frozenset[str] = field(init=False)
     places: dict[str, list[Gpus]] = field(default_factory=dict, init=False)  # by model: its home, then its copies
+    requests: Iterator[int] = field(default_factory=count, init=False)  # numbers of requests
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
 
     mixed: ClassVar[bool] = True
@@ -57,6 +65,7 @@ class Static:
         "equal": {"size": "equal", "floor": 1.0, "placement": "pressure"},
         "oracle": {"size": "rate", "floor": 1.0, "placement": "pressure", "oracle": True},
         "replicas": {"replicas": True},
+        "production-stack": {"replicas": True, "route": "turns"},
     }
 
     def __post_init__(self) -> None:
@@ -69,8 +78,12 @@ class Static:
         match event:
             case Woke("start"):
                 yield from self.start()
-            case Arrived(request) if len(self.places[request.model]) > 1:
-                yield Admit(request.id, idlest(request.model, self.places[request.model], view))
+            case Arrived(request):
+                m, places, k = request.model, self.places[request.model], next(self.requests)
+                if len(places) > 1 and self.route == "turns":
+                    yield Admit(request.id, Batch(Inst(m, places[k % len(places)])))
+                elif len(places) > 1:
+                    yield Admit(request.id, idlest(m, places, view))
 
     def start(self) -> Iterable[Action]:
         """Load every model and its copies with their limits; the requests of a model without copies have one way."""

@@ -86,7 +86,7 @@ def test_gains_are_the_greatest_of_all_exponents_and_rates() -> None:
 def test_the_answer_and_its_caption(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     results = flat(**{name: 9.0 if name == "muxserve" else 6.0 for name in SYSTEMS})
     monkeypatch.setattr(muxserving, "ran", lambda *_: results)
-    first, setting, degrees, *rest = muxserving.told(2, tmp_path)
+    first, setting, degrees, *rest = muxserving.text(2, tmp_path)
     assert first == "MuxServe's throughput is 1.50 to 1.50 times spatial's, 1.50 to 1.50 times temporal's"
     assert setting.startswith("simulated, 32 x a100-80g, vllm-0.6; policies see MuxServe's profile")
     assert degrees.startswith(
@@ -95,20 +95,6 @@ def test_the_answer_and_its_caption(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert sum(line.startswith("size") for line in rest) == 4  # within an "up to"
     assert len(rest) + 3 <= 30
     assert max(map(len, (first, setting, *rest))) <= 100
-
-
-def test_a_second_call_reads_the_answer(monkeypatch: pytest.MonkeyPatch, profiles_dir: Path, tmp_path: Path) -> None:
-    assert profiles_dir.is_dir()
-    calls = []
-
-    def answered(seeds: int, *_: object) -> list[str]:
-        calls.append(seeds)
-        return [f"{seeds} seeds", "and a line"]
-
-    monkeypatch.setattr(muxserving, "told", answered)
-    for seeds in (2, 2, 3, 2):
-        assert list(muxserving.text(seeds, tmp_path)) == [f"{seeds} seeds", "and a line"]
-    assert calls == [2, 3]
 
 
 # ---------------------------------------------------------------- runs

@@ -79,6 +79,18 @@ def test_requests_go_to_the_copy_with_the_fewest(name: str) -> None:
     assert len(set(alone["gpus"].to_pylist())) == 1
 
 
+@cases(("models", "expected"), [([0] * 6, "010101"), ([0, 1] * 3, "000"), ([0, 1, 1, 0, 0, 1], "010")])
+def test_turns_count_the_requests_of_all_models(models: list[int], expected: str) -> None:
+    """production-stack 008a23b, routing_logic.py, RoundRobinRouter: `req_id` is of the router, not of a model."""
+    config = machine(2, 40.0, gpus=2, rates=(8.0, 1.0))
+    load = jobs(config, np.arange(6) * 1e-3, np.array(models), np.random.default_rng(1))
+    rows, _ = ran("static", config, load, replicas=True, route="turns")
+    hot = [gpus for gpus, model in zip(rows["gpus"].to_pylist(), rows["model"].to_pylist(), strict=True)
+           if model == config.models[0].name]  # fmt: skip
+    first = hot[0]
+    assert "".join("01"[gpus != first] for gpus in hot) == expected
+
+
 @cases("name", ["static", "elastic"])
 def test_where_no_copy_helps_the_row_is_left_out(name: str) -> None:
     config = machine(2, 40.0, gpus=1, rates=(8.0, 1.0))

@@ -92,7 +92,7 @@ def test_what_no_draw_holds_is_not_called_tuned() -> None:
     assert not tune.Tuned("qlm", (of(0.0, 0.3), of(0.0, 0.5)), 1).tuned
     assert tune.Tuned("qlm", (of(0.0, 0.5), of(0.03, 0.3)), 1).tuned
     assert {name: entry["tuned"] for name, entry in TUNED.items()} == {
-        "prism": True, "muxserve": True, "static": True, "elastic": True, "qlm": False,
+        "prism": True, "muxserve": True, "static": True, "elastic": True, "qlm": False, "swap": False,
     }  # fmt: skip
     for entry in TUNED.values():
         assert entry["tuned"] == any(draw["held"] > 0 for draw in entry["draw"])

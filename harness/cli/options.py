@@ -70,6 +70,13 @@ def stems(folder: str, pattern: str = "*.toml") -> list[str]:
     return sorted(path.stem for path in (ROOT / folder).glob(pattern))
 
 
+def study_names() -> list[str]:
+    """Return the names of the studies."""
+    from harness.study.ledger import DRIVERS
+
+    return sorted([*stems("harness/study/studies"), *DRIVERS])
+
+
 def gpu_names() -> list[str]:
     """Return the kinds of GPU that have a cost table."""
     return [name for name in stems("harness/engines/costs/tables") if name != "hosts"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from harness.cli.codes import Code
 from harness.cli.options import (
@@ -24,7 +25,7 @@ from harness.cli.options import (
     complete,
     examples,
     listed,
-    stems,
+    study_names,
     system_names,
     trace_names,
 )
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from harness.study.study import Sample, Study
 
 
-DRIVEN = ("pagedattention", "muxserve")  # studies about more than attainment: KV memory, batches, throughput
+OF_DRIVERS = ("name", "seeds", "dry_run", "no_plot", "workers", "machine", "out")  # options that all studies take
 
 
 @click.command(epilog=examples(
@@ -55,7 +56,7 @@ DRIVEN = ("pagedattention", "muxserve")  # studies about more than attainment: K
     "bench study fig7 --status results/fig7",
 ))  # fmt: skip
 @click.argument("name", required=False, metavar="[NAME|FILE.toml]",
-                shell_complete=complete(lambda: stems("harness/study/studies")))  # fmt: skip
+                shell_complete=complete(study_names))  # fmt: skip
 @click.option("--only", metavar="LIST", help="Only these conditions, separated by semicolons.")
 @click.option("--full", is_flag=True, help="More conditions, points and seeds.")
 @click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Seeds of each point, instead of the study's.")
@@ -115,13 +116,14 @@ def study(
     """
     from harness.policy.types import UserError
     from harness.study import load as studies
+    from harness.study.ledger import DRIVERS
     from harness.study.measure import measure
 
     if name is None:
         _list()
         return
-    if name in DRIVEN:
-        _drive(name, seeds or None, real(out or RESULTS / name), workers, machine=machine, dry_run=dry_run)
+    if name in DRIVERS:
+        _drive(name, seeds, real(out or RESULTS / name), workers, machine=machine, dry_run=dry_run)
         return
     asked = studies.study(name).only(
         listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
@@ -161,14 +163,23 @@ def study(
 
 def _drive(name: str, seeds: int | None, out: Path, workers: int | None, *, machine: bool, dry_run: bool) -> None:
     """Print the answer of a study that a driver of its own runs."""
-    from harness.study import muxserving, paging
+    from harness.policy.types import UserError
+    from harness.study import answer, ledger
 
-    driver = paging if name == "pagedattention" else muxserving
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+        if given and param.name not in OF_DRIVERS:
+            raise UserError(f"{name} has no {param.opts[-1]}: its runs are those of its claims")
+    driver = ledger.DRIVERS[name]
+    seeds = seeds or driver.SEEDS
     if dry_run:
-        click.echo(f"{driver.count(seeds or driver.SEEDS)} runs; stored runs that are current cost nothing")
+        click.echo(f"{driver.count(seeds)} runs; stored runs that are current cost nothing")
         return
     with teller(machine=machine) as told:
-        text = list(driver.text(seeds or driver.SEEDS, out, workers, told))
+        text = list(answer.kept(
+            out, seeds, driver.inputs(), lambda: driver.text(seeds, out, workers=workers, teller=told)
+        ))  # fmt: skip
     for line in text:
         click.echo(line)
 
@@ -188,12 +199,15 @@ def figures(measured: Measured, kind: str, stem: Path, command: str, note: str =
 
 def _list() -> None:
     from harness.report.text_table import WIDTH, aligned
+    from harness.rows.estimate import NONE
     from harness.study import load as studies
+    from harness.study.ledger import DRIVERS
 
     rows = [("study", "layout", "conditions", "systems", "after")]
     for name in studies.names():
         entry = studies.study(name)
         rows.append((name, entry.layout, str(len(entry.condition)), str(len(entry.systems)), entry.paper))
+    rows += [(name, "claims", NONE, NONE, driver.PAPER) for name, driver in DRIVERS.items()]
     answer = f"{len(rows) - 1} studies come with the bench; bench study NAME runs one, --dry-run shows its cost"
     screen([answer, *aligned(rows, min(WIDTH, room()))], every=False)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from harness.study.tune import Tuned
 
 TUNED = ROOT / "systems" / "tuned.toml"
-SYSTEMS = "prism,muxserve,static,elastic,qlm"
+SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
 
 
 @click.command(epilog=examples("bench tune", "bench tune --systems prism --draws 24 --to /tmp/prism.toml"))

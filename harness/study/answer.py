@@ -7,12 +7,13 @@ from pathlib import Path
 
 from harness.rows import whole
 from harness.run import sources
-from harness.run.spec import digest
+from harness.run.spec import content_hash, digest
 
 
-def kept(out: Path, facts: Iterable[object], told: Callable[[], Iterable[str]]) -> Iterator[str]:
-    """Yield the lines of an answer, which is kept in `out` for as long as the sources and what it rests on stay so."""
-    rests_on = [sources.tree("harness", "systems", "workloads", "traces"), *facts]
+def kept(out: Path, seeds: int, inputs: Iterable[Path], told: Callable[[], Iterable[str]]) -> Iterator[str]:
+    """Yield the lines of an answer, which is kept in `out` for as long as the sources and the input files stay so."""
+    files = [content_hash(path, path.stat().st_mtime_ns) for path in inputs]
+    rests_on = [sources.tree("harness", "systems", "workloads", "traces"), *files, seeds]
     path = out / f"answer-{digest(' '.join(map(str, rests_on)))}.txt"
     if not path.is_file():
         every = [f"{line}\n" for line in told()]

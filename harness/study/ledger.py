@@ -85,13 +85,19 @@ class Ledger(NamedTuple):
 
 
 class Driver(Protocol):
-    """A module that makes its runs, and measures in them what no curve of a study shows."""
+    """A module that makes its runs, measures them, and says what comes out."""
 
     PAPER: str
     SEEDS: int
 
     def setting(self) -> str:
         """Describe models, GPUs and lengths of all runs."""
+
+    def inputs(self) -> Sequence[Path]:
+        """List the files outside of the repository that the answer rests on. UserError where one is missing."""
+
+    def count(self, seeds: int) -> int:
+        """Count the runs of the claims."""
 
     def specs(self, seeds: int, out: Path) -> Iterator[Spec]:
         """Yield the specs of all runs that the claims need; their traces are written below `out`."""
@@ -100,6 +106,9 @@ class Driver(Protocol):
         self, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
     ) -> Iterator[Driven]:
         """Yield every claim with its verdict; runs are kept in `out`."""
+
+    def text(self, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
+        """Yield the answer in a line, the setting, tables if it has any, then a line a claim."""
 
 
 DRIVERS: Mapping[str, Driver] = {"muxserve": muxserving, "pagedattention": paging, "weaver": weaving}

@@ -42,9 +42,8 @@ from harness.rows import record, requests
 from harness.rows.setting import degrees
 from harness.run import sweep
 from harness.run.setup import Setup, load_models
-from harness.run.spec import Spec, asked, content_hash
+from harness.run.spec import Spec, asked
 from harness.run.teller import Silent, Teller
-from harness.study import answer as answers
 from harness.study.claims import Line, by_measures, printed
 from traces import schema
 from workloads.lengths import lengths
@@ -248,8 +247,13 @@ def keys_of(seeds: int) -> list[tuple[str, float, float, int]]:
             for seed in range(seeds)]  # fmt: skip
 
 
+def inputs() -> Sequence[Path]:
+    """List the files outside of the repository that the answer rests on: MuxServe's profile."""
+    return [Path(profile())]
+
+
 def count(seeds: int) -> int:
-    """Count the runs of the study."""
+    """Count the runs of the claims."""
     return len(keys_of(seeds))
 
 
@@ -324,14 +328,7 @@ def judged(results: Results, seeds: int) -> Iterator[Line]:
     return by_measures(CLAIMS, "muxserve", values)
 
 
-def text(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
-    """Yield the printed answer, which is kept in `out` for as long as the sources and the profile stay as they are."""
-    path = Path(profile())
-    facts = [content_hash(path, path.stat().st_mtime_ns), seeds]
-    return answers.kept(out, facts, lambda: told(seeds, out, workers, teller))
-
-
-def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
+def text(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
     """Yield the answer: MuxServe over the others, a table by exponent, then a line a claim."""
     results = ran(seeds, out, workers, teller)
     yield answer(results, seeds)

@@ -21,7 +21,7 @@ The text has a range for each, over 2, 4 and 6 sequences; its ends are taken for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -36,7 +36,6 @@ from harness.rows import record, requests
 from harness.run import sweep
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
-from harness.study import answer as answers
 from harness.study import sharing
 from harness.study.claims import Line, by_measures, printed, stated
 from traces import schema
@@ -236,8 +235,13 @@ def needed() -> list[Run]:
     return list(dict.fromkeys(chain.from_iterable(MEASURES[name].runs for name in measures if name in MEASURES)))
 
 
+def inputs() -> Sequence[Path]:
+    """List the files outside of the repository that the answer rests on: none."""
+    return ()
+
+
 def count(seeds: int) -> int:
-    """Count the runs of the study."""
+    """Count the runs of the claims."""
     return len(needed()) * len(LAWS) * seeds
 
 
@@ -266,12 +270,7 @@ def lines(seeds: int, out: Path, *, workers: int | None = None, teller: Teller |
     return by_measures(CLAIMS, "contiguous", measured_by_law)
 
 
-def text(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
-    """Yield the printed answer, which is kept in `out` for as long as the sources stay as they are."""
-    return answers.kept(out, [seeds], lambda: told(seeds, out, workers, teller))
-
-
-def told(seeds: int, out: Path, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
+def text(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
     """Yield the answer: who serves how much, then a line for each claim and law."""
     every = list(lines(seeds, out, workers=workers, teller=teller))
     yield answer(every)

@@ -1,7 +1,8 @@
 """Weaver's figures 4 to 7: rates, TPOT, batches and KV of a hot and a cold model, beside the paper's numbers.
 
-`python -m harness.study.weaving` prints a line a claim (`weaving.toml`), with its verdict; `-o` writes them, and
-the points of the figures, which plots/fig_weaver.py draws. Runs are those of any sweep, kept in `results/`.
+`bench study weaver` prints a line a claim (`weaving.toml`), with its verdict. `python -m harness.study.weaving -o`
+writes them, and the points of the figures, which plots/fig_weaver.py draws. Runs are those of any sweep, kept in
+`results/weaver`.
 
 The setting is section 5's: two Llama-3-8B, lengths of Azure-Conv without sequences beyond 2,048 tokens (TRACES_DIR,
 azure2023/), Poisson arrivals, the cold model at 1 req/s, vLLM 0.6 (`vllm-0.6`). Each system has four GPUs: each model
@@ -24,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,9 +109,8 @@ class Measured(NamedTuple):
 # ------------------------------------------------------------------ a run
 
 
-@cache
-def lengths() -> NDArray[np.int32]:
-    """Read prompt and output tokens of Azure-Conv's requests of at most 2,048 tokens, shape (requests, 2).
+def inputs() -> Sequence[Path]:
+    """List the files outside of the repository that the answer rests on: Azure-Conv's lengths.
 
     Raises UserError where TRACES_DIR lacks the file.
     """
@@ -117,6 +118,13 @@ def lengths() -> NDArray[np.int32]:
     path = Path(folder) / LENGTHS
     if not path.is_file():
         raise UserError(f"no file {LENGTHS} in TRACES_DIR ({folder or 'not set'}); see traces/manifest.toml")
+    return [path]
+
+
+@cache
+def lengths() -> NDArray[np.int32]:
+    """Read prompt and output tokens of Azure-Conv's requests of at most 2,048 tokens, shape (requests, 2)."""
+    (path,) = inputs()
     with path.open(encoding="utf-8") as file:
         rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
     return np.array([row for row in rows if min(row) > 0 and sum(row) <= MOST_TOKENS], np.int32)
@@ -336,6 +344,7 @@ def shown() -> Iterator[Shown]:
         yield Shown("control", name, 0.0, run, "hot_ms")
 
 
+OVER = {"gain_dedicated": "dedicated serving", "gain_muxserve": "MuxServe"}  # ratios of highest rates
 HIGHEST: Mapping[str, Run] = {
     "dedicated": OFF, "Weaver": WEAVER, "MuxServe": MUXSERVE, "MuxServe-Temporal": TEMPORAL,
     "Weaver, long outputs": replace(WEAVER, fixed=LONG), "MuxServe, long outputs": replace(MUXSERVE, fixed=LONG),
@@ -363,6 +372,11 @@ def needed() -> list[Run]:
     return list(dict.fromkeys(chain.from_iterable(MEASURES[name].runs for name in measures)))
 
 
+def count(seeds: int) -> int:
+    """Count the runs of the claims."""
+    return len(needed()) * seeds
+
+
 def specs(seeds: int, out: Path) -> Iterator[Spec]:
     """Yield the specs of all runs that the claims need; their traces are written below `out`."""
     return (run.spec(seed, out) for run in needed() for seed in range(seeds))
@@ -381,8 +395,21 @@ def values(name: str, results: Results, seeds: int) -> list[float]:
 
 def lines(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[Line]:
     """Yield every claim with its verdict; runs are kept in `out`."""
-    results = ran(needed(), seeds, out, workers=workers, teller=teller)
+    return judged(ran(needed(), seeds, out, workers=workers, teller=teller), seeds)
+
+
+def judged(results: Results, seeds: int) -> Iterator[Line]:
+    """Yield every claim with its verdict."""
     return by_measures(CLAIMS, "weaver", lambda name: [("", values(name, results, seeds))])
+
+
+def text(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
+    """Yield the answer: Weaver's highest rate over those of others, then a line a claim."""
+    results = ran(needed(), seeds, out, workers=workers, teller=teller)
+    over = [f"{fmean(values(name, results, seeds)):.2f} times {other}'s" for name, other in OVER.items()]
+    yield f"Weaver's highest rate is {', '.join(over)}"
+    yield f"simulated, {setting()}; {seeds} seeds"
+    yield from printed(list(judged(results, seeds)))
 
 
 def curves(
