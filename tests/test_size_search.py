@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,25 +55,24 @@ class Faked(Work):
 
     def __init__(self, asked: Asked, needs: Mapping[tuple[str, str], tuple[int, int]], folder: Path) -> None:
         super().__init__(asked, folder, None, None)  # type: ignore[arg-type]
-        self.needs, self.asks = needs, list[tuple[str, str, int]]()
+        self.needs, self.asks, self.ran = needs, list[tuple[str, str, int]](), set[tuple[str, str, int, float]]()
 
     def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
         assert what
         for curve, n in asks:
             self.asks.append((curve.kind, curve.system, n))
+            self.ran.add((curve.kind, curve.system, n, times))
             each, pooled = (x * times for x in self.needs[curve.kind, curve.system])
             curve.tried[n] = verdict(n, 1.0 if n >= pooled else 0.9, 1.0 if n >= each else 0.5)
 
-    def answered(self) -> dict[tuple[str, str], Curve]:
-        curves = {key: Curve(*key) for key in self.needs}
-        self._search(list(curves.values()), 1.0, "each")
-        self._search([c for c in curves.values() if c.fewest(0.99, "each")], 1.0, "pooled")
+    def answered(self) -> Mapping[tuple[str, str], Curve]:
+        curves, _, _ = self.search(self.needs)
         return curves
 
 
 @cases(("need", "pooled"), [(1, 1), (2, 1), (3, 2), (5, 5), (17, 3), (63, 40), (64, 64)])
 def test_the_search_finds_the_fewest_and_asks_few(tmp_path: Path, need: int, pooled: int) -> None:
-    work = Faked(question(["prism"]), {("h100", "prism"): (need, pooled)}, tmp_path)
+    work = Faked(question(["prism"], growth=()), {("h100", "prism"): (need, pooled)}, tmp_path)
     (curve,) = work.answered().values()
     assert (curve.fewest(0.99, "each"), curve.fewest(0.99, "pooled")) == (need, pooled)
     assert len(work.asks) <= 16
@@ -109,17 +109,23 @@ def test_what_has_as_many_gpus_as_its_models_need_is_tried_on_those(tmp_path: Pa
     assert list(curve.tried) == [8]
 
 
-@cases("of", [1, 3])
-def test_shards_search_each_strategy_once(tmp_path: Path, of: int) -> None:
-    needs = {(kind, name): (3, 2) for kind in ("h100", "l40s") for name in ("prism", "static")}
-    asked, seen = question(kinds=("h100", "l40s")), list[tuple[str, str]]()
+@cases(("of", "needs"), [
+    (1, (3, 3, 3, 3)), (2, (3, 9, 5, 2)), (3, (40, 2, 7, 30)), (4, (9, 17, 4, 4)), (4, (65, 5, 65, 6)), (9, (65,) * 4),
+])  # fmt: skip
+def test_shards_run_what_one_call_runs(tmp_path: Path, of: int, needs: tuple[int, ...]) -> None:
+    keys = [(kind, name) for kind in ("h100", "l40s") for name in ("prism", "static")]
+    need = {key: (n, n - 1) for key, n in zip(keys, needs, strict=True)}
+    asked = question(kinds=("h100", "l40s"))
+    whole = Faked(asked, need, tmp_path)
+    whole.answered()
+    ran, searches = set[tuple[str, str, int, float]](), 0
     for number in range(1, of + 1):
-        work = Faked(asked, needs, tmp_path)
+        work = Faked(asked, need, tmp_path)
         mine, every = work.part(Shard(number, of))
-        searched = {(kind, name) for kind, name, _ in work.asks}
-        assert (len(searched), every) == (mine, 4)
-        seen += searched
-    assert sorted(seen) == sorted(needs)
+        assert every == 4
+        searches, ran = searches + mine, ran | work.ran
+    assert searches == 4
+    assert ran >= whole.ran
 
 
 def test_what_is_bought_has_spares_and_whole_nodes() -> None:
@@ -219,6 +225,27 @@ def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> 
     assert "h100 with prism: every model at 99 % of SLOs" in " ".join(told.stdout.split())
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in runs} == runs  # nothing is done twice
     assert len(list(tmp_path.glob("sample-size-*.pdf"))) == 1
+
+
+def test_two_shards_and_collect_give_the_answer_of_one_call(tmp_path: Path) -> None:
+    ask = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--slo", "absolute:ttft=1,tpot=1",
+           "--gpus", "1-4", "--systems", "static,prism,swap", "--windows", "1", "--grow", "8",
+           "--no-plot", "-o")  # fmt: skip
+    parts, once = tmp_path / "parts", tmp_path / "once"
+    empty = bench(*ask, parts, "--collect")
+    assert (empty.exit_code, empty.stdout) == (75, "")
+    assert "0 of 3 searches are done" in empty.stderr
+    assert f"what makes them: bench {shlex.join(map(str, (*ask, parts)))}, or each of its shards" in empty.stderr
+    for number in (1, 2):
+        part = bench(*ask, parts, "--shard", f"{number}/2")
+        assert part.exit_code == 0, part.output
+        assert part.stdout.splitlines()[-1].endswith("--collect")
+    collected, whole = bench(*ask, parts, "--collect"), bench(*ask, once)
+    assert collected.exit_code == whole.exit_code == 0, collected.output
+    assert collected.stdout.replace(str(parts), "") == whole.stdout.replace(str(once), "")
+    made = {path.relative_to(once) for path in once.rglob("*.parquet")}
+    assert made
+    assert all((parts / path).read_bytes() == (once / path).read_bytes() for path in made)
 
 
 @cases(("option", "value", "why"), [

@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.policy.types import UserError
 from traces import deal, readers, schema
 from traces.load import log
+from traces.records import readable
 
 
 def meant(text: str, folder: Path, how: deal.Asked | None = None) -> tuple[str, str]:
@@ -35,7 +36,8 @@ def kept(path: Path, folder: Path, how: deal.Asked | None = None) -> tuple[Path,
     if canonical and how is None:
         return path, ""
     told = "" if how is None else str(how)
-    digest = sha256(f"{schema.file_sha256(path)} {told} {VERSION}".encode()).hexdigest()[:8]
+    with readable(path):
+        digest = sha256(f"{schema.file_sha256(path)} {told} {VERSION}".encode()).hexdigest()[:8]
     out = folder / f"{path.name.partition('.')[0]}-{digest}.parquet"
     if not out.is_file():
         rows, report = (schema.read(path), path.name) if canonical else readers.converted(path)

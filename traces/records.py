@@ -13,6 +13,7 @@ import json
 import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,19 +44,26 @@ def opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
     return gzip.open(path) if packed else path.open("rb")
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise UserError where a file cannot be read within the block: cut short, damaged, of another kind."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+        raise UserError(f"{path}: not readable: {next(iter(str(error).splitlines()), '')[:SAID]}") from None
+
+
 def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple[int, Record]]:
     """Yield the records of a file with their lines; of tables only these fields. UserError where it cannot be read."""
-    try:
+    with readable(path):
         with opened(path) as file:
             head = file.read(HEAD_BYTES)
         yield from _of_kind(path, head, fields)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
-        raise UserError(f"{path}: not readable: {str(error).splitlines()[0][:SAID]}") from None
 
 
 def kind(path: Path) -> str:
     """Tell what a file holds: parquet, dump, json or csv. UserError for what no reader takes."""
-    with opened(path) as file:
+    with readable(path), opened(path) as file:
         return _kind(path, file.read(HEAD_BYTES))
 
 

@@ -114,7 +114,7 @@ def compare(
     from harness.policy.types import UserError
     from harness.report import formats
     from harness.run.setup import load_trace
-    from harness.study import sensitivity, sentences
+    from harness.study import sensitivity, sentences, shards
     from harness.study.compare import stem_of, summary
     from harness.study.measure import measure
     from harness.study.text import unchecked
@@ -136,7 +136,7 @@ def compare(
         if shard is not None:
             sys.exit(make_part(asked, shard, folder, workers, told, full=False, stem=stem_of(asked)))
         watch = (lambda measured: told.show(_so_far(measured, rule))) if told.redraws and form is None else None
-        with collecting(asked, folder, on=collect, stem=stem_of(asked)):
+        with collecting(lambda: shards.progress(asked, folder, stem=stem_of(asked)), on=collect):
             measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told, watch=watch)
     keep_command(measured.folder)
     shown = summary(measured.table, measured.about, rule, unchecked(measured.table))

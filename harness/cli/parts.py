@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from harness.cli.options import WORDS
 from harness.report.commands import short_path
 
 if TYPE_CHECKING:
-    from harness.run.shard import Shard
+    from harness.run.shard import Progress, Shard
     from harness.run.teller import Teller
     from harness.study.study import Study
 
@@ -58,7 +58,7 @@ def make_part(
 
 
 @contextmanager
-def collecting(asked: Study, out: Path, *, on: bool, full: bool = False, stem: str = "") -> Iterator[None]:
+def collecting(progress: Callable[[], Iterable[Progress]], *, on: bool) -> Iterator[None]:
     """Run nothing within the block, if `on`; where a run is missing, print how far each search is, then raise."""
     from harness.run import sweep
 
@@ -69,21 +69,16 @@ def collecting(asked: Study, out: Path, *, on: bool, full: bool = False, stem: s
         with sweep.stored_only():
             yield
     except sweep.Missing:
-        _print(asked, out, full, stem, every=False, err=True)
+        status(progress(), every=False, err=True)
         click.echo(f"what makes them: bench {again('--collect')}, or each of its shards: --shard I/N", err=True)
         raise
 
 
-def status(asked: Study, out: Path, *, full: bool) -> None:
-    """Print how far each search of a study is, from the runs in a folder."""
-    _print(asked, out, full, "", every=True, err=False)
-
-
-def _print(asked: Study, out: Path, full: bool, stem: str, *, every: bool, err: bool) -> None:
+def status(searches: Iterable[Progress], *, every: bool = True, err: bool = False) -> None:
+    """Print how far searches are: every one, or those that are not done."""
     from harness.report.text_table import aligned
-    from harness.study import shards
 
-    searches = list(shards.progress(asked, out, full=full, stem=stem))
+    searches = list(searches)
     done = sum(not search.phase for search in searches)
     stored, missing = (sum(x) for x in zip(*((s.stored, s.missing) for s in searches), strict=True))
     more = f"; at least {missing:,} are missing" if missing else ""

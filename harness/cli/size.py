@@ -14,6 +14,7 @@ from harness.cli.options import (
     FIGURES,
     JSON_PROGRESS,
     LIMIT,
+    PARTS,
     PATH,
     RESULTS,
     SERVING,
@@ -26,11 +27,10 @@ from harness.cli.options import (
     gpu_names,
     listed,
     read_pairs,
-    read_shard,
     slo_rule,
     system_names,
 )
-from harness.cli.parts import again, keep_command
+from harness.cli.parts import again, collecting, keep_command
 from harness.cli.terminal import folded, prose, teller
 from harness.report.commands import real, short_path
 from harness.study.usual import SIZED
@@ -79,12 +79,11 @@ MOST_GPUS = 4096
 @click.option("--definition", type=DEFINITION, help="Definition of attainment.  [default: that of --slo]")
 @click.option("--windows", type=click.IntRange(1, 50), default=3, show_default=True, metavar="N",
               help="Windows that a generator draws.")  # fmt: skip
-@click.option("--shard", metavar="I/N", callback=read_shard,
-              help="Search only this part of the strategies, the I-th of N; without it, answer.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @LIMIT
 @WORKERS
+@PARTS
 @JSON_PROGRESS
 @click.option("-o", "--out", type=PATH, metavar="DIR", help="Folder for runs, and for the figure.  [default: results/]")
 def size(
@@ -102,6 +101,7 @@ def size(
     definition: str | None,
     windows: int,
     shard: Shard | None,
+    collect: bool,
     as_json: bool,
     no_plot: bool,
     workers: int | None,
@@ -134,9 +134,9 @@ def size(
         with teller(machine=machine) as told:
             mine, every = sizes.size_shard(asked, folder, shard, workers=workers, teller=told)
         click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
-        click.echo(f"once all shards are done: bench {again('--shard')}")
+        click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
         return
-    with teller(machine=machine) as told:
+    with teller(machine=machine) as told, collecting(lambda: sizes.progress(asked, folder), on=collect):
         sized = sizes.size(asked, folder, workers=workers, teller=told)
     answer = keep(sized, folder)
     keep_command(answer)

@@ -116,6 +116,7 @@ def study(
     """
     from harness.policy.types import UserError
     from harness.study import load as studies
+    from harness.study import shards
     from harness.study.ledger import DRIVERS
     from harness.study.measure import measure
 
@@ -143,12 +144,12 @@ def study(
         dry(asked, full, folder)
         return
     if looked_at is not None:
-        status(asked, real(looked_at), full=full)
+        status(shards.progress(asked, real(looked_at), full=full))
         return
     with teller(machine=machine) as told:
         if shard is not None:
             sys.exit(make_part(asked, shard, folder, workers, told, full=full, stem=""))
-        with collecting(asked, folder, on=collect, full=full):
+        with collecting(lambda: shards.progress(asked, folder, full=full), on=collect):
             measured = measure(asked, folder, full=full, workers=workers, teller=told)
     keep_command(measured.folder)
     _print(measured, every, markdown)

@@ -147,6 +147,8 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
     if reader is not None and columns:
         raise UserError(f"--from {reader} knows its columns: give no --column")
+    if reader != "servegen" and options["rate_rps"] is not None:
+        raise UserError("--rate-rps is of --from servegen: a log has its own rate (bench compare --rate-scale)")
     how = deal.spread(spread) if spread else None
     asked = {name: value for name, value in options.items() if value not in {None, False}}
     if columns or (reader is None and "block_tokens" in asked):

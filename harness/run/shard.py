@@ -27,6 +27,15 @@ class Shard(NamedTuple):
         return f"{self.number}/{self.of}"
 
 
+class Progress(NamedTuple):
+    """The state of a search: its panels, the runs that are stored, those that are missing so far, and its phase."""
+
+    panels: tuple[str, ...]
+    stored: int
+    missing: int
+    phase: str  # "": nothing is missing
+
+
 def read(text: str) -> Shard:
     """Read I/N. UserError where it is no shard."""
     index, _, of = text.partition("/")

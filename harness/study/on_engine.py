@@ -30,7 +30,7 @@ def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study
             kept.append(_narrowed(study, condition, gpus))
     if not kept:
         raise UserError(f"{study.name}: no condition runs on {gpus} GPUs")
-    spec = {**study.spec, "engine": engine, **({"table": table} if table else {})}
+    spec = {**study.spec, "engine": engine, **({} if table is None else {"table": table})}
     here = replace(study.restricted(kept), spec=spec, base_engine="sim")
     lacks = {name: lack(here.spec_of(here.condition[0], name)) for name in here.systems}
     notes += [f"skipped: {name} on {engine}: no {why}" for name, why in lacks.items() if why]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from harness.rows import record
 from harness.run import crew, sweep
-from harness.run.shard import Shard
+from harness.run.shard import Progress, Shard
 from harness.run.spec import canonical
 from harness.run.teller import Silent, Teller
 from harness.study.counted import Counted
@@ -25,15 +25,6 @@ class Part(NamedTuple):
     of: int
     runs: int
     failed: Mapping[str, str]
-
-
-class Progress(NamedTuple):
-    """The state of a search: its panels, the runs that are stored, those that are missing so far, and its phase."""
-
-    panels: tuple[str, ...]
-    stored: int
-    missing: int
-    phase: str  # "": nothing is missing
 
 
 def measure_shard(

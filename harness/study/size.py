@@ -2,8 +2,9 @@
 
 Each strategy of each kind is searched by itself, from the fewest GPUs that its weights fit on: doubled until the target
 holds, then halved between the last count that fails and the first that holds. All strategies see the same windows: the
-log in parts, each planned from another part, and its busiest hour. A count holds where it holds in every view. A
-strategy stops where its next count costs more than the cheapest that some strategy holds already: it cannot beat it.
+log in parts, each planned from another part, and its busiest hour. A count holds where it holds in every view. The
+first strategy that has an answer goes before the others: these stop where their next count costs more than its answer.
+So what is tried of a strategy depends on no other one but the first, and shards of a question try what one call tries.
 
 Runs are those of a sweep: they are stored, checked and resumed as all others are.
 """
@@ -29,7 +30,7 @@ from harness.rows import pooled, record
 from harness.run import room, score, sweep
 from harness.run.resolve import alone, resolve, traits
 from harness.run.setup import Setup, load_models, load_trace
-from harness.run.shard import Shard
+from harness.run.shard import Progress, Shard
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
@@ -141,13 +142,16 @@ class Curve:
         return self.tried[max(lower)] if lower else None
 
 
+Curves = Mapping[tuple[str, str], Curve]  # by kind and system
+
+
 @dataclass(frozen=True)
 class Sized:
     """An answered question."""
 
     asked: Asked
     views: tuple[View, ...]
-    curves: Mapping[tuple[str, str], Curve]  # by kind and system
+    curves: Curves
     degrees: Mapping[str, Mapping[str, int]]  # of tensor parallelism by kind and model, where it was chosen
     best: tuple[str, str, int] | None  # kind, system, GPUs: the cheapest on which every model holds the target
     grown: Mapping[float, int | None]  # GPUs of the best for more traffic; None: more than the most
@@ -170,9 +174,25 @@ def size_shard(
 ) -> tuple[int, int]:
     """Search a shard's strategies, each on each kind; returns how many searches these are, and how many there are.
 
-    Runs are kept below `out`, where `size` finds them. UserError where the question cannot be asked.
+    Runs are kept below `out`; once all shards are done, `size` finds every one there that it needs. UserError where the
+    question cannot be asked.
     """
     return Work(asked, out, workers, teller or Silent()).part(shard)
+
+
+def progress(asked: Asked, out: Path) -> Iterator[Progress]:
+    """Yield how far the search of each strategy on each kind is, from the runs below `out`; nothing is run."""
+    work = Work(asked, out, None, Silent())
+    for key in [key for key, curve in work.curves().items() if not curve.stopped]:
+        work.found = 0
+        with sweep.stored_only():
+            try:
+                work.search([key])
+            except sweep.Missing as gone:
+                stored = work.found + gone.total - len(gone.missing)
+                yield Progress((" ".join(key),), stored, len(gone.missing), gone.what)
+            else:
+                yield Progress((" ".join(key),), work.found, 0, "")
 
 
 class Work:
@@ -189,21 +209,16 @@ class Work:
             for name in self.systems:
                 traits(self._spec(kind, name, self._most(kind), self.views[0], self.views[0].seeds[0]))
         self._targets: dict[tuple[str, str], SloTarget] = {}
+        self.found = 0  # runs of all counts so far
 
     def done(self) -> Sized:
-        """Search all strategies in rounds, then ask more of the best."""
-        asked, curves = self.asked, self._curves()
-        self._answer(list(curves.values()))
-        best = self._best(curves.values())
-        grown: dict[float, int | None] = {}
+        """Search all strategies, then ask more of the best."""
+        asked = self.asked
+        curves, best, grown = self.search(list(self.curves()))
         cold: dict[str, float] = {}
         homes: dict[str, tuple[str, ...]] = {}
         if best is not None:
             kind, name, gpus = best
-            for times in asked.growth:
-                more = Curve(kind, name)
-                self._search([more], times, "each", least=gpus // mix.size(kind))
-                grown[times] = more.fewest(asked.target, "each")
             cold = self._cold_s(kind, name, gpus)
             homes = _homes(curves[kind, name].tried[gpus].runs)
         trace = load_trace(str(asked.setting["trace"]))
@@ -217,12 +232,13 @@ class Work:
 
     def part(self, shard: Shard) -> tuple[int, int]:
         """Search a shard's strategies; returns how many searches these are, and how many there are."""
-        every = [curve for curve in self._curves().values() if not curve.stopped]
-        mine = shard.part(every, lambda curve: f"{curve.kind} {curve.system}")
-        self._answer(mine)
+        every = [key for key, curve in self.curves().items() if not curve.stopped]
+        mine = shard.part(every, " ".join)
+        if mine:
+            self.search(mine)
         return len(mine), len(every)
 
-    def _curves(self) -> dict[tuple[str, str], Curve]:
+    def curves(self) -> Curves:
         """Return a curve for each system on each kind, before anything is tried. UserError where none can be."""
         kinds = self.asked.kinds
         curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name))
@@ -231,12 +247,41 @@ class Work:
             raise UserError(f"{', '.join(kinds)}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
         return curves
 
-    def _answer(self, curves: list[Curve]) -> None:
-        """Search curves for the fewest GPUs for every model, then of those that have an answer for all together."""
-        self._search(curves, 1.0, "each")
-        self._search([curve for curve in curves if curve.fewest(self.asked.target, "each")], 1.0, "pooled")
+    def search(
+        self, mine: Iterable[tuple[str, str]]
+    ) -> tuple[Curves, tuple[str, str, int] | None, dict[float, int | None]]:
+        """Search some curves for the fewest GPUs for every model, then for all models together.
 
-    def _lacks(self, curves: Mapping[tuple[str, str], Curve], best: tuple[str, str, int] | None) -> str:
+        Returns all curves; the cheapest answer of these and of the first strategy; and the GPUs that it takes for more
+        traffic, where it is one of these.
+        """
+        curves, target = self.curves(), self.asked.target
+        first = self._first(curves)
+        searched = [curves[key] for key in curves if key in set(mine)]
+        self._search(searched, 1.0, "each", first)
+        self._search([curve for curve in searched if curve.fewest(target, "each")], 1.0, "pooled")
+        best = self._best({key: curves[key] for key in curves if curves[key] in (*first, *searched)}.values())
+        grown: dict[float, int | None] = {}
+        if best is not None and curves[best[:2]] in searched:
+            kind, name, gpus = best
+            for times in self.asked.growth:
+                more = Curve(kind, name)
+                self._search([more], times, "each", least=gpus // mix.size(kind))
+                grown[times] = more.fewest(target, "each")
+        return curves, best, grown
+
+    def _first(self, curves: Curves) -> list[Curve]:
+        """Search the strategies one after the other until one has an answer on some kind; returns its curves."""
+        for name, system in self.systems.items():
+            if str(asked_system(system)["system"]) in BOUNDS:
+                continue
+            mine = [curves[kind, name] for kind in self.asked.kinds]
+            self._search(mine, 1.0, "each", mine)
+            if self._best(mine) is not None:
+                return mine
+        return []
+
+    def _lacks(self, curves: Curves, best: tuple[str, str, int] | None) -> str:
         """Say how much memory the best lacks on one GPU fewer, where that is why it does not hold."""
         if best is None:
             return ""
@@ -251,16 +296,18 @@ class Work:
 
     # ------------------------------------------------------------ search
 
-    def _search(self, curves: list[Curve], times: float, by: Criterion, least: int = 0) -> None:
-        """Try counts until each curve has its answer, a round of all curves at a time."""
+    def _search(
+        self, curves: Sequence[Curve], times: float, by: Criterion, first: Sequence[Curve] = (), least: int = 0
+    ) -> None:
+        """Try counts until each curve has its answer, a round of all curves at a time; none dearer than the first's."""
         for turn in count(1):
-            asks = [(curve, n) for curve in curves if (n := self._next(curve, curves, by, least)) is not None]
+            asks = [(curve, n) for curve in curves if (n := self._next(curve, first, by, least)) is not None]
             if not asks:
                 return
             what = f"{'sizes' if times == 1 else f'{times:g} x the traffic'}, round {turn}"
             self.run_counts(asks, times, what)
 
-    def _next(self, curve: Curve, others: Iterable[Curve], by: Criterion, least: int) -> int | None:
+    def _next(self, curve: Curve, first: Iterable[Curve], by: Criterion, least: int) -> int | None:
         """Return the GPUs that a curve tries next; None where its search is over.
 
         Counts are of copies of a mix in here; of one kind, a copy is a GPU.
@@ -276,12 +323,12 @@ class Work:
         held = None if answer is None else answer // size
         fails = [n // size for n, verdict in tried.items()
                  if not verdict.holds(target, by) and (answer is None or n < answer)]  # fmt: skip
-        floor, first = self._floor[curve.kind]
-        floor, first = max(floor, least), max(first, least)
+        floor, begin = self._floor[curve.kind]
+        floor, begin = max(floor, least), max(begin, least)
         low = max(fails, default=floor - 1)
         if held is None:
-            n = first if not tried else max(low + 1, min(2 * low, most))
-            cap = self._cap(curve, others) if by == "each" and not least else most
+            n = begin if not tried else max(low + 1, min(2 * low, most))
+            cap = self._cap(curve, first)
             if n > cap and low < cap:
                 n = cap
             if n > min(cap, most):
@@ -302,9 +349,9 @@ class Work:
         """Say why a system is not tried on a mix; empty where it is."""
         return "" if takes(self.systems[name], kind) else ONE_KIND
 
-    def _cap(self, curve: Curve, others: Iterable[Curve]) -> int:
-        """Return the most copies of a curve's kind that cost no more than the cheapest answer so far."""
-        best, size = self._best(others), mix.size(curve.kind)
+    def _cap(self, curve: Curve, first: Iterable[Curve]) -> int:
+        """Return the most copies of a curve's kind that cost no more than the cheapest answer of the first strategy."""
+        best, size = self._best(first), mix.size(curve.kind)
         most = self._most(curve.kind) // size
         if best is None or self._base(curve) in BOUNDS:
             return most
@@ -352,6 +399,7 @@ class Work:
         specs = [self.under(curve.kind, view).spec(self._spec(curve.kind, curve.system, n, view, seed, times))
                  for curve, n, view, seed in points]  # fmt: skip
         folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+        self.found += len(specs)
         by: dict[tuple[str, str, int], dict[str, list[Path]]] = {}
         for (curve, n, view, _), folder in zip(points, folders, strict=True):
             by.setdefault((curve.kind, curve.system, n), {}).setdefault(view.name, []).append(folder)
