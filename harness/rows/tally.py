@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,7 @@ QUANTILES = (50, 95, 99)
 LATENCIES = ("ttft", "tpot", "e2e")
 BLOCK_S = 150.0  # several times longer than a burst, so that blocks' misses are independent
 UNDEFINED = -1.0  # a TPOT of a request that has none, as all its tokens came at once
-BUCKETS = 20  # leading bits of a number by which many of them are ranked
+BITS = 16  # of a number, by which many of them are ranked at a time
 
 
 def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tuple[Floats, Floats]:
@@ -248,30 +249,48 @@ def _groups(counts: NDArray[np.int64]) -> Iterator[list[int]]:
         yield group
 
 
-def _ranked(values: Callable[[], Iterator[Floats]], ranks: Collection[int]) -> dict[int, float]:
+def _ranked(values: Callable[[], Iterator[Floats]], ranks: Collection[int], bits: int = 0) -> dict[int, float]:
     """Return the values of these ranks, from 0, of many values, of which a missing one (NaN) is infinite.
 
-    One pass counts them by their leading bits, another sorts those that begin as the wanted ones do.
+    One pass counts them by their bits behind the first `bits`, another sorts those that are as the wanted ones there.
+    Where these are too many, they are ranked by further bits.
     """
-    counts = np.zeros(1 << BUCKETS, np.int64)
+    counts = np.zeros(1 << BITS, np.int64)
     for part in values():
-        counts += np.bincount(_bucket(part), minlength=len(counts))
-    below = np.cumsum(counts) - counts
-    wanted = {rank: int(np.searchsorted(below, rank, "right")) - 1 for rank in ranks}
-    of = {bucket: list[Any]() for bucket in wanted.values()}
-    for part in values():
-        buckets = _bucket(part)
-        for bucket, parts in of.items():
-            parts.append(part[buckets == bucket])
-    ordered = {
-        bucket: np.sort(np.where(np.isnan(x := np.concatenate(parts)), np.inf, x)) for bucket, parts in of.items()
-    }
-    return {rank: float(ordered[bucket][rank - below[bucket]]) for rank, bucket in wanted.items()}
+        counts += np.bincount(_digit(part, bits), minlength=len(counts))
+    below, ranked = np.cumsum(counts) - counts, dict[int, float]()
+    places = {rank: int(np.searchsorted(below, rank, "right")) - 1 for rank in ranks}
+    few = {place: list[Any]() for place in places.values() if counts[place] <= spilled.MOST_HELD}
+    for place in {*places.values()} - few.keys():
+        mine = [rank for rank in ranks if places[rank] == place]
+        inside = partial(_with_digit, values, place, bits)
+        if bits + BITS == 64:  # they are equal
+            ranked |= dict.fromkeys(mine, next(float(part[0]) for part in inside() if len(part)))
+        else:
+            of = _ranked(inside, [rank - int(below[place]) for rank in mine], bits + BITS)
+            ranked |= {rank: of[rank - int(below[place])] for rank in mine}
+    for part in values() if few else ():
+        digits = _digit(part, bits)
+        for place, parts in few.items():
+            parts.append(part[digits == place])
+    ordered = {place: np.sort(_known(np.concatenate(parts))) for place, parts in few.items()}
+    return ranked | {rank: float(ordered[k][rank - below[k]]) for rank, k in places.items() if k in few}
 
 
-def _bucket(seconds: Floats) -> NDArray[np.int64]:
-    """Return the leading bits of numbers, in their order; of NaN those of infinity."""
-    bits = np.where(np.isnan(seconds), np.inf, seconds).view(np.int64)
-    bits = np.where(bits < 0, ~bits, bits | np.int64(-(1 << 63)))  # as unsigned numbers, negative ones come first
-    leading: NDArray[np.int64] = (bits.view(np.uint64) >> np.uint64(64 - BUCKETS)).astype(np.int64)
-    return leading
+def _with_digit(values: Callable[[], Iterator[Floats]], digit: int, bits: int) -> Iterator[Floats]:
+    for part in values():
+        yield _known(part)[_digit(part, bits) == digit]
+
+
+def _known(seconds: Floats) -> Floats:
+    known: Floats = np.where(np.isnan(seconds), np.inf, seconds)
+    return known
+
+
+def _digit(seconds: Floats, bits: int) -> NDArray[np.int64]:
+    """Return the `BITS` behind the first `bits` of numbers, as unsigned ones in their order."""
+    number = _known(seconds).view(np.int64)
+    number = np.where(number < 0, ~number, number | np.int64(-(1 << 63)))
+    behind = number.view(np.uint64) >> np.uint64(64 - BITS - bits)
+    digits: NDArray[np.int64] = (behind & np.uint64((1 << BITS) - 1)).astype(np.int64)
+    return digits

@@ -374,7 +374,9 @@ def fit_exchanges(kind: str) -> dict[str, Quantity]:
     source = (AIC_NEW.format("nccl", nccl) if new else AIC.format("nccl", nccl)).replace("vLLM", "NCCL")
     out: dict[str, Quantity] = {}
     for op in quantities.EXCHANGES:
-        q = {"source": f"{source}, {op}; sizes count 16-bit elements of all GPUs"} | _by_size(d[d.op_name == op])
+        q: Quantity = {"source": f"{source}, {op}; sizes count 16-bit elements of all GPUs"} | _by_size(
+            d[d.op_name == op]
+        )
         if kind == "b200":
             faster = quantities.gpu(like).nvlink / quantities.gpu(kind).nvlink
             q = {k: v for k, v in q.items() if k not in quantities.ERRORS}
