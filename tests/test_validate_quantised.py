@@ -47,8 +47,7 @@ def test_the_checkpoint_states_its_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "why"),
     [
-        ("moe_tp_size", "4.0", "attention on 1 GPUs of 4: no model of such parallelism"),
-        ("moe_ep_size", "2.0", "attention on 1 GPUs of 2: no model of such parallelism"),
+        ("tp_size", "2.0", "attention on 2 GPUs, experts on 1"),
         ("backend_version", "", "no version of the engine"),
         ("silicon_ttft_ms", "462000", "a mean TTFT of 462 s"),
         ("model_path", "openai/gpt-oss-121b", 'unknown model "openai/gpt-oss-121b"'),

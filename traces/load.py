@@ -69,6 +69,11 @@ class Trace:
         columns = self.prompt_tokens, self.output_tokens
         return max(int((columns[0][z] + columns[1][z]).max()) for z in spilled.pieces(len(self), *columns))
 
+    @property
+    def longest_output_tokens(self) -> int:
+        """No request that is replayed has more output tokens."""
+        return max(int(self.output_tokens[z].max()) for z in spilled.pieces(len(self), self.output_tokens))
+
     def where(self, row: int) -> str:
         """`file:row` of a request, for messages."""
         return f"{self.source}:{self.src_row[row]}"

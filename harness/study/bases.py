@@ -131,7 +131,7 @@ def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
 
     Raises UserError above LARGEST_S.
     """
-    longest = int(setup.trace.output_tokens.max())
+    longest = setup.trace.longest_output_tokens
     largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in slos.values())
     if largest > LARGEST_S:
         raise UserError(
