@@ -61,7 +61,9 @@ def child(system: str, trace: str, gpus: int, folder: str) -> None:
     from harness.study.bases import slo_target
 
     clock = {"begin": time.process_time()}
-    spec = resolve(Spec(system, trace=trace, models=SET, gpus=gpus, scaling="none", slo=SLO, plan="trace"))
+    name, _, preset = system.partition(":")
+    asked = Spec(name, preset or None, trace=trace, models=SET, gpus=gpus, scaling="none", slo=SLO, plan="trace")
+    spec = resolve(asked)
     run = execute(spec, Path(folder), "week")
     clock["run"] = time.process_time()
     from harness.rows import tidy
@@ -102,7 +104,7 @@ if __name__ == "__main__":
     else:
         parser = argparse.ArgumentParser(description=__doc__)
         parser.add_argument("requests", type=int, nargs="?", default=5_000_000)
-        parser.add_argument("systems", nargs="*", default=["static", "elastic", "swap", "prism"])
+        parser.add_argument("systems", nargs="*", default=["static", "elastic", "elastic:replicas", "swap", "prism"])
         parser.add_argument("--gpus", type=int, default=16)
         asked = parser.parse_args()
         main(asked.requests, asked.systems, asked.gpus)
