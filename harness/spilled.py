@@ -10,7 +10,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -19,7 +19,6 @@ from harness.policy.types import GIB, UserError
 
 MOST_HELD = 400_000  # elements of an array in memory; what has more requests is spilled
 PIECE = 65_536  # requests that are taken at a time: a multiple of a page, whatever an element's bytes
-A = TypeVar("A", bound=NDArray[Any])
 
 
 def spilled(length: int, dtype: DTypeLike) -> NDArray[Any]:
