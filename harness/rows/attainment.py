@@ -147,19 +147,24 @@ def undefined_tpot(rows: Rows) -> float:
 # ------------------------------------------------------------------ rates
 
 
-def busy_s(rows: Rows) -> float:
-    """Return the seconds with at least one request in the system: length of the union of [arrival, end].
+def busy(rows: Rows, reach_s: float = -math.inf) -> tuple[float, float]:
+    """Return the seconds with at least one request in the system, the union of [arrival, end], and the latest end.
 
-    A request without an end counts its stored waits, which reach to the run's end.
+    `reach_s` is that of requests which came before. A request without an end counts its stored waits, which reach to
+    the run's end.
     """
     end = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
     order = np.argsort(rows.arrival_s, kind="stable")
-    start, reach = rows.arrival_s[order], np.maximum.accumulate(end[order])
-    before = np.concatenate([[-math.inf], reach[:-1]])
-    return float((reach - np.maximum(start, before)).sum())
+    start, reach = rows.arrival_s[order], np.maximum.accumulate(np.append(reach_s, end[order]))
+    return float((reach[1:] - np.maximum(start, reach[:-1])).sum()), float(reach[-1])
+
+
+def busy_s(rows: Rows) -> float:
+    """Return the seconds with at least one request in the system."""
+    return busy(rows)[0]
 
 
 def throughput_tps(rows: Rows) -> float:
     """Return the output tokens made per second of busy time; NaN if the system never was busy."""
-    busy = busy_s(rows)
-    return float(rows.made_tokens.sum()) / busy if busy else math.nan
+    seconds = busy_s(rows)
+    return float(rows.made_tokens.sum()) / seconds if seconds else math.nan

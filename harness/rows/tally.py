@@ -16,7 +16,7 @@ import numpy as np
 
 from harness import spilled
 from harness.rows import causes
-from harness.rows.attainment import Limits, interpolated, norm_s, quantile, tpot_s
+from harness.rows.attainment import Limits, busy, interpolated, norm_s, quantile, tpot_s
 from harness.rows.definitions import DEFINITIONS, both
 from harness.rows.record import WAITS
 from harness.rows.requests import Rows, take
@@ -92,11 +92,8 @@ class Measured:
         self.done += float(rows.done.astype(np.float64).sum())
         self.undefined += float((rows.done & (rows.made_tokens <= rows.first_tokens)).astype(np.float64).sum())
         self.made_tokens += float(rows.made_tokens.sum())
-        end_s = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
-        order = np.argsort(rows.arrival_s, kind="stable")
-        start, reach = rows.arrival_s[order], np.maximum.accumulate(np.append(self.reach_s, end_s[order]))
-        self.busy_s += float((reach[1:] - np.maximum(start, reach[:-1])).sum())
-        self.reach_s = float(reach[-1])
+        seconds, self.reach_s = busy(rows, self.reach_s)
+        self.busy_s += seconds
         self.tpot = _more(self.tpot, tpot[~np.isnan(tpot)])
         self.norm = _more(self.norm, norm_s(rows)[rows.done])
 
