@@ -23,13 +23,15 @@ import numpy as np
 
 from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
+from harness.loop.system import find
 from harness.policy.types import Infeasible, Jobs, Option, Plan, Unsupported, UserError
 from tests.speed import SLO_S, run
 from traces.arrivals import rng, zipf
 from workloads.models import model_set
 
 SIZES = ((8, 4), (58, 32), (300, 64), (1000, 200))  # models, GPUs
-SYSTEMS = ("static", "elastic", "elastic+replicas", "swap", "prism", "alpaserve", "alpaserve+search=fast", "muxserve")
+SYSTEMS = ("static", "elastic", "elastic+replicas", "swap", "prism", "alpaserve", "alpaserve+search=fast", "muxserve",
+           "muxserve:original")  # fmt: skip
 KINDS = {"llama-3.2-1b": 5, "llama-3.2-3b": 3, "llama-3.1-8b": 2}  # of ten models
 S, RPS, PROMPT, OUTPUT = 0.9, 2.0, 600, 150  # of the tail; of a GPU; tokens
 LIMIT_S, PLACEMENT_S = 3600.0, 600.0  # CPU seconds of a case, and of its placement
@@ -74,8 +76,10 @@ def limited(seconds: float, what: str) -> Iterator[None]:
 
 def child(system: str, models: int, gpus: int, requests: int, limit_s: float) -> None:
     """Run a case; print its cost, or the reason why there is none."""
-    name, *switched = system.split("+")
-    fields: dict[str, Option] = {key: value or True for key, _, value in (each.partition("=") for each in switched)}
+    label, *switched = system.split("+")
+    name, _, preset = label.partition(":")
+    fields: dict[str, Option] = dict(find(name).presets[preset]) if preset else {}
+    fields |= {key: value or True for key, _, value in (each.partition("=") for each in switched)}
     members = served(models)
     names, rate = tuple(m.name for m in members), RPS * gpus
     shares = zipf(models, S)[rng(31, "scale").permutation(models)]
