@@ -208,8 +208,8 @@ smoke: $(READY) ## the whole path on the committed sample, under a minute
 	@rm -rf .make/smoke
 	$(call loud,smoke,$(BENCH) compare --systems all --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
 
-bench: $(READY) ## speed: simulated requests per second, memory, first table; interpreters side by side (PYTHONS); the estimate of the time left; how the load client keeps its times
-	$(call loud,bench,$(PY) tests/speed.py && $(PY) -m tests.interpreters $(PYTHONS) && $(PY) -m tests.time_left && $(PY) -m tests.client_speed)
+bench: $(READY) ## speed: simulated requests per second, memory, first table; what grows with models (.make/linear.png); interpreters side by side (PYTHONS); the estimate of the time left; how the load client keeps its times
+	$(call loud,bench,$(PY) tests/speed.py && $(PY) -m tests.linear && $(PY) -m tests.interpreters $(PYTHONS) && $(PY) -m tests.time_left && $(PY) -m tests.client_speed)
 
 fuzz: $(READY) ## bad input to every command: thousands of cases, each of which must end in one line
 	$(call loud,fuzz,$(PY) -m tests.fuzz --workers $(CORES))
