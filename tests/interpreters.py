@@ -32,7 +32,17 @@ def environment(python: str) -> tuple[str, Path] | None:
     inside, made = folder / "bin" / "python", folder / "made"
     if not made.exists():
         subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
-        pip = [inside, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--require-hashes", "-r", lock]
+        pip: list[str | Path] = [
+            inside,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--require-hashes",
+            "-r",
+            lock,
+        ]
         subprocess.run(pip, check=True, capture_output=True)
         made.touch()
     return version, inside
@@ -40,7 +50,7 @@ def environment(python: str) -> tuple[str, Path] | None:
 
 def requests_per_s(python: Path, case: str) -> float:
     """Run a case in a process of its own."""
-    words = [python, ROOT / "tests" / "speed.py", case, str(REQUESTS)]
+    words: list[str | Path] = [python, ROOT / "tests" / "speed.py", case, str(REQUESTS)]
     done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[0])
 

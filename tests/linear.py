@@ -47,12 +47,12 @@ def queries(models: int, gpus: int) -> dict[str, float]:
     for inst in insts:
         if refused := engine.do(Load(inst)):
             raise RuntimeError(f"{refused}")
-    view, last = engine.view(), insts[-1]
+    view, last, gpu = engine.view(), insts[-1], (models - 1) % gpus
     calls: dict[str, Callable[[], object]] = {
-        "insts": lambda: view.insts(last.place[0]),
+        "insts": lambda: view.insts(gpu),
         "weights": lambda: view.weights(last),
-        "free_bytes": lambda: view.free_bytes(last.place[0]),
-        "kv": lambda: view.kv(last.model, last.place[0]),
+        "free_bytes": lambda: view.free_bytes(gpu),
+        "kv": lambda: view.kv(last.model, gpu),
         "batch": lambda: view.batch(Batch(last)),
         "members": lambda: view.members(Batch(last)),
         "lane": lambda: view.lane(Batch(last), "decode"),
