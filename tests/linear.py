@@ -1,8 +1,8 @@
-"""What grows with models: `python -m tests.linear` draws microseconds of View calls and of a request over them.
+"""Draw what grows with models: `python -m tests.linear` times View calls and requests.
 
-Left, four models on each of more and more GPUs: nothing should grow, for only the models on the GPUs concerned count.
-Right, more and more models on one GPU: at most in proportion. A request is one of `elastic`, which decides nothing
-while it runs: the loop's and the kernel's own time, without the start.
+Left, each GPU has four models, and there are more and more GPUs: nothing should grow, as only the models on the GPUs
+concerned count. Right, one GPU has more and more models: time may grow in proportion. Requests are those of `elastic`,
+which decides nothing while it runs. Their time is that of loop and kernel, without the start.
 """
 
 from __future__ import annotations
