@@ -11,8 +11,8 @@ A router holds a request until the server of its model is up. The rule of each p
                  host; else those of one tensor-parallel degree share theirs, in groups with `swap` that are not
                  `exclusive`. How many requests a server may have is the user's to say too, 10 unless said, beyond
                  which they are refused (429): as many as come here
-    llama-swap-exclusive   the same groups, each `exclusive`, as they are unless said otherwise (internal/config/config.go
-                 032d741, GroupConfig): who starts stops the servers of all other groups too, but for `persistent` ones
+    llama-swap-exclusive   the same groups, each `exclusive`, as they are by default (internal/config/config.go 032d741,
+                 GroupConfig): who starts stops the servers of all other groups too, but for `persistent` ones
                  (group.go, EvictionFor), so that one server runs at a time, however many GPUs are free. One that is up
                  stops the others likewise before it takes a request (fifo.go, OnRequest)
     llama-swap-matrix   `matrix` instead of groups, internal/router/matrix_solver.go 9433523, Solve: a model's server
@@ -105,6 +105,7 @@ class Pool:
     leaving: str | None = None  # the server that is awaited, and takes no more
     stopping: set[str] = field(default_factory=set)  # models whose server is not gone yet
 
+
 @dataclass(slots=True)
 class Swap:
     """A queue for each router, and which server stops for which."""
@@ -139,7 +140,7 @@ class Swap:
 
     mixed: ClassVar[bool] = True
     leaves_idle: ClassVar[Mapping[str, str]] = {
-        "llama-swap-exclusive": "cross-group members are stopped when the target's group is exclusive (group.go 141b395)"
+        "llama-swap-exclusive": "members of other groups are stopped if a group is exclusive (group.go 141b395)"
     }
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "llama-swap": {"spread": "rate"},
@@ -182,7 +183,7 @@ class Swap:
         """Yield for each router its models and where they may be served.
 
         Those are all places, or those that share a group of GPUs; or of all groups, where one may stop another. The
-        model of the most weight is placed first, each where the least is so far: alone, where there is a group for each.
+        model of the most weight is placed first, each where the least is so far: alone, if there is a group for each.
         """
         cluster, models = self.cluster, self.cluster.models
         if self.pools == "one":

@@ -313,21 +313,21 @@ def test_a_group_that_is_not_exclusive_comes_beside_one_that_is() -> None:
 
 @cases("gpus", [1, 2, 4])
 def test_groups_that_are_not_exclusive_swap_as_routers_of_their_own(gpus: int) -> None:
-    each, one = Router("llama-swap", "abcde", gpus), Router("llama-swap", "abcde", gpus, victim="group")
-    assert brief(each.first) == brief(one.first)
+    each, joint = Router("llama-swap", "abcde", gpus), Router("llama-swap", "abcde", gpus, victim="group")
+    assert brief(each.first) == brief(joint.first)
     rng, open_, waited = np.random.default_rng(7), list[int](), 0
     for _ in range(400):
         if not open_ or rng.random() < 0.5:
             m = "abcde"[int(rng.integers(5))]
-            said = [x.ask(m) for x in (each, one)]
+            here, there = (x.ask(m) for x in (each, joint))
         else:
             rid = open_.pop(int(rng.integers(len(open_))))
-            said = [x.end(rid) for x in (each, one)]
-        assert said[0] == said[1]
-        open_ += [int(word) for word in said[0].split() if word.isdigit()]
-        for m in [word[1:] for word in said[0].split() if word[0] == "+"]:
+            here, there = (x.end(rid) for x in (each, joint))
+        assert here == there
+        open_ += [int(word) for word in here.split() if word.isdigit()]
+        for m in [word[1:] for word in here.split() if word[0] == "+"]:
             (gpu,) = place_of(each.policy.home[m].servers[m])
-            assert each.up(m, gpu=gpu) == one.up(m, gpu=gpu) == ""
+            assert each.up(m, gpu=gpu) == joint.up(m, gpu=gpu) == ""
         waited += len(each.sent) < each.rid
     assert waited > 20
 
