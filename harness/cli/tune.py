@@ -51,8 +51,8 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
 @JSON_PROGRESS
 @OUT
 def tune(
-    *, systems: str, draws: int, gpus: int | None, to: Path, every: bool, shard: Shard | None, collect: bool, workers: int | None,
-    machine: bool, out: Path | None,
+    *, systems: str, draws: int, gpus: int | None, to: Path, every: bool, shard: Shard | None, collect: bool,
+    workers: int | None, machine: bool, out: Path | None,
 ) -> None:  # fmt: skip
     """Tune systems alike, on seeds that no evaluation uses.
 

@@ -72,7 +72,7 @@ class TableProfile:
     shapes: Mapping[str, Shape]
     quantities: Toml  # from which the rows are: they tell how a step's seconds divide among its kernels
     node_gpus: int = 8
-    # A layer's kernels by (model, degree, sequences), once they were asked for: 1 ms each, and Weaver asks all the time.
+    # A layer's kernels by (model, degree, sequences), once they were asked for: 1 ms each, of which Weaver asks often.
     layers: dict[tuple[str, int, int], tuple[list[float], list[float]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
