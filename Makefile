@@ -66,7 +66,6 @@ endef
 STUDIES-fig12 := fig12 prism-ablations
 STUDIES-pdmux := pdmux pdmux-70b
 RUN = for study in $(or $(STUDIES-$*),$*); do $(BENCH) study $$study $(if $(FULL),--full) || exit; done
-# Weaver's claims are about TPOT and batches, which a study does not measure.
 # Figure 7 on the torch engine's devices: what they cost, what the simulator says by that table, and the devices.
 TORCH_AT = results/cpu/torch/fig7
 SHAPES = nemo-12b,llama-3.1-8b,mistral-7b,llama-3.2-3b
@@ -76,7 +75,9 @@ beside = $(STUDY) --engine $(2) -o results/fig7-torch-$(1) >$(TORCH_AT)/$(1).md 
 	cp results/fig7-torch-$(1)/fig7-torch.csv $(TORCH_AT)/$(1).csv && echo && cat $(TORCH_AT)/$(1).md
 RUN-fig7-torch = $(MAKE) torch && $(BENCH) calibrate --engine torch+wide=4 --models $(SHAPES) -o $(TORCH_AT) && \
 	$(call beside,simulator,sim) && $(call beside,devices,torch)
-RUN-weaver = $(PY) -m harness.study.weaving -o plots/out && $(PY) -m plots.fig_weaver plots/out/weaver.csv
+# Weaver's claims are about TPOT and batches, which a study does not measure.
+RUN-weaver = $(if $(FULL),echo 'weaver runs all that it has: FULL=1 adds nothing' >&2;) \
+	$(PY) -m harness.study.weaving -o plots/out && $(PY) -m plots.fig_weaver plots/out/weaver.csv
 reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; FULL=1: more; fig7 ENGINE=torch
 	@$(or $(RUN-$*$(ENGINE:%=-%)),$(if $(ENGINE),$(error ENGINE=$(ENGINE) runs no $*; fig7 runs with ENGINE=torch)),$(RUN-$*),$(RUN))
 

@@ -20,6 +20,11 @@ come from its disk. A load from disk is reckoned to begin when those ordered bef
 (ServerlessLLM/ServerlessLLM, sllm/schedulers/storage_aware_scheduler.py 10851ff, `_get_model_loading_time`;
 sllm/store_manager.py 1848fac, `get_store_info` and `load_to_host`). `way`: rung of a load; by default no start of an
 engine is charged.
+
+Live migration (section 5) is left out: there the new instance computes the KV of a request's tokens while the old one
+decodes on, round after round, until few tokens are missing and the request changes over. A request is in one batch
+here, so this would take a member of two, and a prefill of tokens that another batch makes; to discard KV by `Move` and
+`Admit` the request elsewhere would stop it for its whole prefill, which is what the paper's rounds avoid.
 """
 
 from __future__ import annotations

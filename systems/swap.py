@@ -11,6 +11,10 @@ A router holds a request until the server of its model is up. The rule of each p
                  host; else those of one tensor-parallel degree share theirs, in groups with `swap` that are not
                  `exclusive`. How many requests a server may have is the user's to say too, 10 unless said, beyond
                  which they are refused (429): as many as come here
+    llama-swap-exclusive   the same groups, each `exclusive`, as they are by default (internal/config/config.go 032d741,
+                 GroupConfig): who starts stops the servers of all other groups too, but for `persistent` ones
+                 (group.go, EvictionFor), so that one server runs at a time, however many GPUs are free. One that is up
+                 stops the others likewise before it takes a request (fifo.go, OnRequest)
     llama-swap-matrix   `matrix` instead of groups, internal/router/matrix_solver.go 9433523, Solve: a model's server
                  starts beside those of a set that holds it; the set is the one whose absence costs least, the sum over
                  running servers outside of it, and these stop, once none of them serves. Who waits for that holds up no
@@ -44,7 +48,7 @@ A router holds a request until the server of its model is up. The rule of each p
     stay_s    with queue=fifo: seconds for which a server that came up takes requests past others, and is not stopped
     most      servers on each of the pool's GPUs or groups; where it is 1, none stands beside another
     victim    which of those that serve nobody stops for another: least recently used, first by name, outside of the
-              set that costs least, or none
+              set that costs least, those of its group and by `exclusive` of others, or none
     pools     a router for each group of GPUs, with models of its own, or one router for all GPUs
     slots     longest requests for which a server reserves KV memory; 0: it takes what it finds free
     keep_s    seconds without a request after which a server stops; 0: never
@@ -52,6 +56,8 @@ A router holds a request until the server of its model is up. The rule of each p
     keep      `keep_s` of some models, as "a=60 b=0" (llama-swap: ttl; docs/config.example.yaml 04abb85, and the next)
     priority  of some models, whose requests wait before those of lower ones; else 0 (llama-swap: scheduler.settings.
               fifo.priority; fifo.go 0811ad0, enqueue)
+    exclusive   1 for models whose group is exclusive, with victim=group; else 0
+    persistent   1 for models whose server no other group stops, with victim=group; else 0
     costs     of stopping some models, with victim=cost; else 1 (llama-swap: matrix.evict_costs)
     way       rung of a start. A stop and start of the engine that all systems share is `cold`
 """
@@ -99,10 +105,6 @@ class Pool:
     leaving: str | None = None  # the server that is awaited, and takes no more
     stopping: set[str] = field(default_factory=set)  # models whose server is not gone yet
 
-    def takes(self, m: str) -> bool:
-        """Tell whether requests of a model may be sent to a server."""
-        return m in self.servers and m != self.leaving
-
 
 @dataclass(slots=True)
 class Swap:
@@ -112,13 +114,15 @@ class Swap:
     queue: str = choice("collated", "fifo")
     stay_s: float = number(0.0, 0, 3600)
     most: int = number(1, 1, 64)
-    victim: str = choice("lru", "name", "cost", "none")
+    victim: str = choice("lru", "name", "cost", "group", "none")
     pools: str = choice("each", "one")
     slots: int = number(0, 0, 256)
     keep_s: float = number(0.0, 0, 86400)
     look_s: float = number(0.0, 0, 3600)
     keep: str = by_model(0, 86400)
     priority: str = by_model(-1e6, 1e6)
+    exclusive: str = by_model(0, 1)
+    persistent: str = by_model(0, 1)
     costs: str = by_model(0, 1e6)
     way: str = choice("cold", "disk", "sleep", "sleep2", "host", "pool")
     spread: str = choice("rate", "weights", tuned=True)  # of models over pools, if no placement is given
@@ -128,14 +132,20 @@ class Swap:
     need: Mapping[str, int] = field(init=False)  # bytes by model, as in `Server`
     keeps_s: Mapping[str, float] = field(init=False)  # by model, as `ranks` and `cost`
     ranks: Mapping[str, float] = field(init=False)
+    alone: Mapping[str, float] = field(init=False)  # as `exclusive` and `persistent` say
+    lasting: Mapping[str, float] = field(init=False)
     cost: Mapping[str, float] = field(init=False)
     home: dict[str, Pool] = field(default_factory=dict, init=False)  # by model
     sent: dict[int, str] = field(default_factory=dict, init=False)  # the model of each request that is being served
 
     mixed: ClassVar[bool] = True
+    leaves_idle: ClassVar[Mapping[str, str]] = {
+        "llama-swap-exclusive": "members of other groups are stopped if a group is exclusive (group.go 141b395)"
+    }
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "llama-swap": {"spread": "rate"},
         "llama-swap-fifo": {"queue": "fifo", "spread": "rate"},
+        "llama-swap-exclusive": {"victim": "group", "exclusive": "*=1", "spread": "rate"},
         "llama-swap-matrix": {"most": 4, "victim": "cost", "slots": 4, "spread": "rate"},
         "router": {"most": 4, "slots": 4, "spread": "rate"},
         "ollama": {"most": 3, "victim": "name", "pools": "one", "slots": 4, "keep_s": 300.0, "spread": "rate"},
@@ -152,9 +162,11 @@ class Swap:
         self.options = {"kv": "paged", "process": process}
         self.keeps_s = numbers(self, "keep", self.cluster.models, self.keep_s)
         self.ranks = numbers(self, "priority", self.cluster.models, 0.0)
+        self.alone = numbers(self, "exclusive", self.cluster.models, 0.0)
+        self.lasting = numbers(self, "persistent", self.cluster.models, 0.0)
         self.cost = numbers(self, "costs", self.cluster.models, 1.0)
         self.need = {m: self.cluster.models[m].weight_bytes + self.kv_bytes(m) for m in self.cluster.models}
-        most = self.most * (len(self.cluster.gpus) if self.pools == "one" else 1)
+        most = self.most * (len(self.cluster.gpus) if self.pools == "one" or self.victim == "group" else 1)
         for places in self.routers():
             self.home |= dict.fromkeys(places, Pool(places, most))
 
@@ -170,8 +182,8 @@ class Swap:
     def routers(self) -> Iterator[dict[str, Sequence[Gpus]]]:
         """Yield for each router its models and where they may be served.
 
-        Those are all places, or those that share a group of GPUs. The model of the most weight is placed first, each
-        where the least is so far: alone, where there is a group for each.
+        Those are all places, or those that share a group of GPUs; or of all groups, where one may stop another. The
+        model of the most weight is placed first, each where the least is so far: alone, if there is a group for each.
         """
         cluster, models = self.cluster, self.cluster.models
         if self.pools == "one":
@@ -188,7 +200,10 @@ class Swap:
             at = min(fit, key=lambda at: (len(at), held[at], len(by_group[at])))
             held[at] += weight[m]
             by_group[at][m] = [at[: models[m].tp]]
-        yield from by_group.values()
+        if self.victim == "group":
+            yield {m: at for places in by_group.values() for m, at in places.items()}
+        else:
+            yield from by_group.values()
 
     def holds(self, place: Gpus, m: str) -> bool:
         """Tell whether a group has the GPUs and the memory that a server takes."""
@@ -270,7 +285,7 @@ class Swap:
         for other in [r for r in pool.queue.values() if self.ranks[r.model] < self.ranks[m]] if self.priority else ():
             pool.queue.move_to_end(other.id)
         yield from self.serve(pool, now_s)
-        if request.id in pool.queue and pool.takes(m) and self.passes(pool.servers[m], now_s):
+        if request.id in pool.queue and self.takes(pool, m) and self.passes(pool.servers[m], now_s):
             yield from self.send(pool, request, now_s)
 
     def serve(self, pool: Pool, now_s: float) -> Iterator[Action]:
@@ -279,16 +294,21 @@ class Swap:
             yield from self.stop(pool, pool.leaving)
         while pool.queue:
             first = next(iter(pool.queue.values()))
-            if first.model not in pool.servers:
+            if not self.takes(pool, first.model):
                 yield from self.make_way(pool, first.model, now_s)
-            if not pool.takes(first.model):
+            if not self.takes(pool, first.model):
                 break
             if first.id in pool.queue:
                 yield from self.send(pool, first, now_s)
-        if self.victim in ("cost", "none"):  # the first that waits holds up no other
+        if self.victim in ("cost", "group", "none"):  # the first that waits holds up no other
             for m in sorted(pool.waiting, key=lambda m: -self.ranks[m]):
-                if m not in pool.servers:
-                    yield from self.make_way(pool, m, now_s)
+                yield from self.make_way(pool, m, now_s)
+
+    def takes(self, pool: Pool, m: str) -> bool:
+        """Tell whether requests of a model may be sent to its server: one that starts takes those of all others."""
+        if m not in pool.servers or m == pool.leaving:
+            return False
+        return self.victim != "group" or pool.servers[m].up_s == math.inf or self.room(pool, m) is not None
 
     def passes(self, server: Server, now_s: float) -> bool:
         """Tell whether requests of a server pass older ones."""
@@ -313,7 +333,7 @@ class Swap:
 
         Nor before its own last server is gone.
         """
-        if m in pool.stopping:
+        if m in pool.stopping or m == pool.leaving:
             return
         while (place := self.room(pool, m)) is None:
             stay = {n: s.up_s + self.stay_s for n, s in pool.servers.items()}
@@ -327,7 +347,8 @@ class Swap:
             if self.victim == "name" and pool.leaving is None:
                 pool.leaving = min(pool.servers)
             return
-        yield from self.bring(pool, m, place, now_s)
+        if m not in pool.servers:
+            yield from self.bring(pool, m, place, now_s)
         if self.passes(pool.servers[m], now_s):
             for request in [r for r in pool.queue.values() if r.model == m]:
                 yield from self.send(pool, request, now_s)
@@ -336,6 +357,9 @@ class Swap:
         """Return the servers that stop next for that of model m; none where it must wait."""
         if self.victim == "none" or not unused or pool.leaving is not None:
             return ()
+        if self.victim == "group":
+            others = self.excluded(pool, m)
+            return others if all(n in unused for n in others) else ()
         if self.victim != "cost":
             return [min(unused) if self.victim == "name" else min(unused, key=lambda n: pool.servers[n].used_s)]
         up = sorted(pool.servers, key=self.rate)
@@ -348,6 +372,8 @@ class Swap:
 
     def room(self, pool: Pool, m: str, without: Collection[str] = ()) -> Gpus | None:
         """Return the place with most free memory, of a model's places that have room for its server; None for none."""
+        if self.victim == "group":
+            return None if self.excluded(pool, m) else pool.places[m][0]
         if len(pool.servers) - len(without) >= pool.most:
             return None
         free = [gpu.mem_bytes for gpu in self.cluster.gpus]
@@ -356,6 +382,12 @@ class Swap:
                 free[g] -= server.need if self.most > 1 else free[g]
         fit = [at for at in pool.places[m] if min(free[g] for g in at) >= self.need[m]]
         return max(fit, key=lambda at: min(free[g] for g in at), default=None)
+
+    def excluded(self, pool: Pool, m: str) -> Sequence[str]:
+        """Return the servers beside which model m has none: those of its group, and by `exclusive` of others."""
+        mine = {g for at in pool.places[m] for g in at}
+        others = [n for n in pool.servers if n != m]
+        return [n for n in others if (self.alone[m] and not self.lasting[n]) or mine & set(place_of(pool.servers[n]))]
 
     def bring(self, pool: Pool, m: str, place: Gpus, now_s: float) -> Iterator[Action]:
         """Start the server of a model."""

@@ -36,7 +36,7 @@ copy on several GPUs all parts go together, whereas the release keeps those on o
 is left of a start (mapping KV memory, joining the group) takes no time; a leaving instance keeps KV memory for one
 longest request, and gives up the rest at once, not when the next request ends; copies count in the order in which they
 came, there in that of a set; requests that wait ask together, the oldest first; while nothing is served no window ends:
-all that have passed do with the next request.
+all that have passed do before the next request.
 """
 
 from __future__ import annotations
@@ -90,12 +90,15 @@ class Traffic:
         self.steps.append((now_s, self.requests))
 
     def recent(self, now_s: float) -> float:
-        """Return the mean load of the last `RECENT_S`: common.py, get_avg_load."""
+        """Return the mean load of the last `RECENT_S`: common.py, get_avg_load.
+
+        As there, a load that changed since then counts from its own beginning, also the part before.
+        """
         since_s, until_s, area = now_s - RECENT_S, now_s, 0.0
         while len(self.steps) > 1 and self.steps[1][0] <= since_s:
             self.steps.popleft()
         for at_s, load in reversed(self.steps):
-            area += load * (until_s - max(at_s, since_s))
+            area += load * (until_s - (at_s if len(self.steps) > 1 else max(at_s, since_s)))
             until_s = at_s
         return area / RECENT_S
 
@@ -226,6 +229,8 @@ class WarmServe:
             self.ends_s = now_s + self.window_s
             for traffic in self.traffic.values():
                 traffic.last_s = now_s
+        if not self.ticks:
+            self.end_windows(now_s)
         self.traffic[r.model].change(1, now_s)
         yield from self.send(r, now_s)
         if r.id in self.waiting and len(self.waiting) == 1:
@@ -280,15 +285,19 @@ class WarmServe:
         now_s = view.now_s
         yield from self.scaled(now_s)
         yield from self.left(view)
+        self.end_windows(now_s)
+        yield from self.prewarmed()
+        self.ticks = bool(self.busy or self.waiting)
+        if self.ticks:
+            yield self.next_tick(now_s)
+
+    def end_windows(self, now_s: float) -> None:
+        """End the windows that are over: update_loads."""
         while self.ends_s <= now_s:
             self.ends_s += self.window_s
             self.changed = True
             for traffic in self.traffic.values():
                 traffic.end(now_s, self.window_s)
-        yield from self.prewarmed()
-        self.ticks = bool(self.busy or self.waiting)
-        if self.ticks:
-            yield self.next_tick(now_s)
 
     def next_tick(self, now_s: float) -> Wake:
         """Set the timer of the next multiple of half a second."""

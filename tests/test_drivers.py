@@ -29,10 +29,18 @@ def test_a_dry_run_counts_and_writes_nothing(name: str, tmp_path: Path) -> None:
 
 @cases("name", list(DRIVERS))
 def test_an_option_that_a_driver_cannot_take_is_an_error(name: str, tmp_path: Path) -> None:
-    for given in (("--systems", "prism"), ("--full",), ("--gpus", 2), ("--shard", "1/2")):
+    for given in (("--systems", "prism"), ("--gpus", 2), ("--shard", "1/2")):
         result = bench("study", name, "--dry-run", *given, "-o", tmp_path)
         assert result.exit_code == 2
         assert result.stderr == f"error: {name} has no {given[0]}: its runs are those of its claims\n"
+
+
+@cases("name", list(DRIVERS))
+def test_full_adds_nothing_to_a_driver_and_says_so(name: str, tmp_path: Path) -> None:
+    plain, full = (bench("study", name, "--dry-run", *given, "-o", tmp_path) for given in ((), ("--full",)))
+    assert full.exit_code == plain.exit_code == 0
+    assert full.stdout == plain.stdout
+    assert full.stderr == f"{name} runs all that it has: --full adds nothing\n"
 
 
 def test_what_is_printed_is_kept_until_seeds_or_inputs_change(tmp_path: Path) -> None:

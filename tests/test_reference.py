@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from harness.cli.app import COMMANDS, load
 from harness.engines.costs.forms import Table
 from harness.engines.costs.whole import Machine
 from harness.loop import system
+from harness.policy.fields import domains
 from harness.rows.definitions import DEFINITIONS
 from harness.run.spec import Spec
 from harness.study.study import Claim, Condition, Sample, Scope, Study
@@ -83,6 +85,21 @@ class Form:
     kind: Literal["x", "y"] = "x"
     by_name: Pairs[Positive] = ()
     also: tuple[Mapping[str, int], ...] = ()
+
+
+@cases("name", system.names())
+def test_what_a_decision_takes_and_what_is_left_open_is_told(name: str, pages: dict[str, str]) -> None:
+    part = dict(part.split("`\n", 1) for part in pages["systems.md"].split("\n## `")[1:])[name]
+    made = system.module(name)
+    micros = re.search(r"A decision takes ([0-9.]+) \u00b5s\.", part)
+    assert (float(micros[1]) * 1e-6 if micros else 0.0) == pytest.approx(made.DECISION_S)
+    assert micros or "Decisions take no time." in part
+    # measured on a day and a machine, or the reason why there is nothing to measure
+    (why,) = re.findall(r"^DECISION_S = \S+  # (.+)$", inspect.getsource(made), re.MULTILINE)
+    assert re.search(r"x86-64.*20\d\d-\d\d-\d\d|^as \w+\.py", why) if micros else "before the start" in why
+    open_ = [key for key, domain in domains(system.find(name)).items() if domain.tuned]
+    assert ("No open choice." in part) == (open_ == [])
+    assert all(f"`{key}`" in part.partition("drawn by `bench tune`: ")[2].partition(".\n")[0] for key in open_)
 
 
 def test_a_form_is_told_key_by_key() -> None:

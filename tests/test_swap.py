@@ -19,7 +19,7 @@ from harness.policy.actions import Action, Admit, Evict, Limit, Load, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import domains
 from harness.policy.types import Cluster, Gpu, Gpus, Inst, Jobs, Model, Plan, Request, UserError
-from systems.swap import Swap
+from systems.swap import Swap, place_of
 from tests.cases import cases
 from workloads.models import shape
 
@@ -244,10 +244,11 @@ def test_a_keep_alive_is_a_models_own_where_it_is_given() -> None:
     x = Router("ollama", "abc", holds=3, keep="a=60 b=0")  # ttl of llama-swap, keep_alive of Ollama
     assert x.wakes(x.first) == {"idle a": 60.0, "idle c": 300.0}  # b's never ends
     assert x.policy.keeps_s == {"a": 60.0, "b": 0.0, "c": 300.0}
+    assert Router("ollama", "abc", holds=3, keep="*=60 b=0").policy.keeps_s == {"a": 60.0, "b": 0.0, "c": 60.0}
 
 
 @cases(("text", "says"), [("x=1", 'no model "x"'), ("a", 'no model ""'), ("a=soon", "not MODEL=NUMBER"),
-                          ("a=-1", "not in"), ("a=nan", "is not in")])  # fmt: skip
+                          ("a=-1", "not in"), ("a=nan", "is not in"), ("*=-1", "not in")])  # fmt: skip
 def test_a_field_by_model_names_models_and_numbers(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         Router("ollama", "ab", holds=2, keep=text)
@@ -264,6 +265,71 @@ def test_requests_of_higher_priority_wait_before_others() -> None:
     assert x.ask("d") == ""
     x.up("c")
     assert x.end(3) == "-c +d 4"  # b waits behind a later request
+
+
+def test_an_exclusive_group_stops_the_servers_of_all_others() -> None:
+    # config.go 032d741, GroupConfig: exclusive unless said otherwise; group_test.go 141b395, CrossGroupExclusive
+    x = Router("llama-swap-exclusive", "abc", gpus=3)  # a GPU and a group each
+    assert brief(x.first) == "+a"
+    assert x.ask("ab") == "0"  # b's start would stop a, which serves
+    assert x.ask("ac") == "2"  # a's requests pass
+    assert x.end(0) == ""
+    assert x.end(2) == "-a +b 1"
+    assert x.ask("b") == "4"  # one that starts takes more
+    x.up("b", gpu=1)
+    assert x.end(1) == ""
+    assert x.end(4) == "-b +c 3"
+    # `swap` alone, CrossGroupNonExclusiveParallel: groups do not touch each other
+    assert brief(Router("llama-swap", "abc", gpus=3).first) == "+a +b +c"
+
+
+def test_a_persistent_group_is_not_stopped_by_others() -> None:
+    # group_test.go 141b395, PersistentNotEvicted: `persistent` and not `exclusive`, beside an exclusive one
+    x = Router("llama-swap-exclusive", "abc", gpus=3, exclusive="*=1 a=0", persistent="a=1")
+    assert brief(x.first) == "+a +b"
+    assert x.ask("a") == "0"
+    assert x.ask("c") == "-b +c 1"  # while a serves
+    # of two models of one group the other stops all the same: SwapStopsPrevious
+    y = Router("llama-swap-exclusive", "ab", gpus=1, persistent="a=1")
+    assert y.ask("b") == "-a +b 0"
+
+
+def test_a_group_that_is_not_exclusive_comes_beside_one_that_is() -> None:
+    # group_test.go 141b395, NonExclusiveDoesNotUnloadExclusive; then fifo.go 8eb1d58, OnRequest 3, 5 and 6: what an
+    # exclusive model's server would stop is asked about also once it is up
+    x = Router("llama-swap-exclusive", "ab", gpus=2, exclusive="a=1")
+    assert brief(x.first) == "+a +b"
+    assert x.ask("b") == "0"
+    assert x.ask("a") == ""  # a is up, and waits for b
+    assert x.ask("b") == "2"
+    assert x.end(0) == ""
+    assert x.end(2) == "-b 1"
+    assert x.ask("b") == "+b 3"  # while a serves
+    assert x.ask("a") == ""
+    assert x.end(1) == ""
+    x.up("b", gpu=1)
+    assert x.end(3) == "-b 4"
+
+
+@cases("gpus", [1, 2, 4])
+def test_groups_that_are_not_exclusive_swap_as_routers_of_their_own(gpus: int) -> None:
+    each, joint = Router("llama-swap", "abcde", gpus), Router("llama-swap", "abcde", gpus, victim="group")
+    assert brief(each.first) == brief(joint.first)
+    rng, open_, waited = np.random.default_rng(7), list[int](), 0
+    for _ in range(400):
+        if not open_ or rng.random() < 0.5:
+            m = "abcde"[int(rng.integers(5))]
+            here, there = (x.ask(m) for x in (each, joint))
+        else:
+            rid = open_.pop(int(rng.integers(len(open_))))
+            here, there = (x.end(rid) for x in (each, joint))
+        assert here == there
+        open_ += [int(word) for word in here.split() if word.isdigit()]
+        for m in [word[1:] for word in here.split() if word[0] == "+"]:
+            (gpu,) = place_of(each.policy.home[m].servers[m])
+            assert each.up(m, gpu=gpu) == joint.up(m, gpu=gpu) == ""
+        waited += len(each.sent) < each.rid
+    assert waited > 20
 
 
 def test_a_matrix_stops_those_outside_of_the_cheapest_set() -> None:

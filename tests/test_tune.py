@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from harness.cli import tune as command
 from harness.cli.app import main
 from harness.loop import system
-from harness.policy.fields import choice, number
+from harness.policy.fields import choice, domains, number
 from harness.policy.types import UserError
 from harness.rows.statistics import Estimate
 from harness.run.spec import Spec
@@ -71,6 +71,17 @@ def test_two_systems_do_not_share_their_draws(mine: None) -> None:
     assert tune.drawn("mine", 12) != tune.drawn("yours", 12)
 
 
+def test_a_system_that_fits_with_no_draw_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "SEEDS", (1000,))
+    monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))
+    monkeypatch.setattr(tune, "TRACES", ("sample",))
+    monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1, assign="shuffled"))
+    with pytest.raises(UserError, match=r"weaver fits with no draw on 1 GPU\(s\): --gpus N gives it more"):
+        tune.tune(["weaver"], tmp_path, draws=2, workers=1)
+    (kept,) = tune.tune(["weaver"], tmp_path, draws=2, gpus=2, workers=1)
+    assert [draw.fields for draw in kept.draws] == tune.drawn("weaver", 2)
+
+
 def test_a_system_without_tuned_fields_cannot_be_tuned(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="chunked has no tuned field"):
         tune.tune(["chunked"], tmp_path)
@@ -92,7 +103,7 @@ def test_what_no_draw_holds_is_not_called_tuned() -> None:
     assert not tune.Tuned("qlm", (of(0.0, 0.3), of(0.0, 0.5)), 1).tuned
     assert tune.Tuned("qlm", (of(0.0, 0.5), of(0.03, 0.3)), 1).tuned
     assert {name: entry["tuned"] for name, entry in TUNED.items()} == {
-        "prism": True, "muxserve": True, "static": True, "elastic": True, "qlm": False, "swap": False,
+        "prism": True, "muxserve": True, "static": True, "elastic": True, "qlm": False, "swap": False, "weaver": True,
     }  # fmt: skip
     for entry in TUNED.values():
         assert entry["tuned"] == any(draw["held"] > 0 for draw in entry["draw"])
@@ -124,7 +135,9 @@ def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_every_system_had_as_many_draws_on_seeds_of_no_evaluation() -> None:
-    assert set(TUNED) == {*command.SYSTEMS.split(",")}
+    assert set(TUNED) == {*command.SYSTEMS.split(","), "weaver"}  # which does not fit on the others' two GPUs
+    assert set(TUNED) == {name for name in system.names() if any(d.tuned for d in domains(system.find(name)).values())}
+    assert TUNED["weaver"]["gpus"] > RECORD["gpus"]
     assert len({len(entry["draw"]) for entry in TUNED.values()}) == 1
     assert min(RECORD["seeds"]) >= min(TUNING_SEEDS) > AA_SEED
     assert RECORD["assign"] == "shuffled"

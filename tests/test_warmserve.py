@@ -154,6 +154,19 @@ def test_windows_begin_with_the_first_request_and_end_in_time() -> None:
     assert policy.ends_s == 43.0
 
 
+def test_a_request_after_a_pause_counts_in_its_own_window() -> None:
+    policy = made(1, 1, gpus=2, window_s=10.0)
+    arrive(policy, 0, "a", 0.0)
+    end(policy, 0, at_s=1.0)
+    tick(policy, 1.0)
+    tick(policy, 7.0)  # the instance has left, and nothing ticks
+    assert not policy.ticks
+    arrive(policy, 1, "a", 25.0)
+    tick(policy, 30.0)
+    assert policy.traffic["a"].peaks == [1, 0, 1]
+    assert policy.traffic["a"].means == [pytest.approx(x) for x in (0.1, 0.0, 0.5)]
+
+
 # ------------------------------------------------------------------ requests: prewarm_manager.py, schedule
 
 
@@ -238,6 +251,16 @@ def test_the_recent_load_is_the_mean_of_five_seconds() -> None:
     traffic.change(2, 12.0)
     assert traffic.recent(14.0) == pytest.approx((2 * 1 + 2 * 3) / 5)
     assert traffic.recent(20.0) == pytest.approx(3.0)
+
+
+def test_a_load_that_changed_within_the_five_seconds_counts_from_its_beginning() -> None:
+    """common.py, get_avg_load: where st_pos is 1, the first step is last_load x (load_stamp[1] - load_stamp[0])."""
+    traffic = Traffic(0.0, 0.0)
+    traffic.change(10, 0.0)
+    assert traffic.recent(98.0) == pytest.approx(10.0)  # a single step
+    traffic.change(-5, 99.0)
+    assert traffic.recent(100.0) == pytest.approx((10 * 99 + 5 * 1) / 5)
+    assert traffic.recent(104.0) == pytest.approx(5.0)  # the change is five seconds ago
 
 
 def test_instances_come_above_four_fifths_of_their_load() -> None:

@@ -50,7 +50,7 @@ def starts(name: str) -> Iterator[Breach]:
         yield Breach("the file has no docstring that says what the system does")
     presets = make.presets
     takes = domains(make)
-    if not isinstance(rule(make), str):
+    if not all(isinstance(rule(make, preset), str) for preset in (None, *presets)):
         yield Breach("`leaves_idle` is no text: quote the rule by which GPUs stay empty, and where it stands")
     for preset, values in presets.items():
         if unknown := sorted(set(values) - set(takes)):
@@ -172,7 +172,7 @@ def served(trial: Trial) -> Iterator[Breach]:
 def idle(trial: Trial) -> Iterator[Breach]:
     """Check that no request waits long for a load while GPUs for its model are empty, but by a quoted rule."""
     case = trial.subject.case
-    if trial.error or case.refuse or case.decision_s or rule(trial.subject.make):
+    if trial.error or case.refuse or case.decision_s or rule(trial.subject.make, trial.subject.preset):
         return
     cluster = trial.subject.assemble()[1].cluster
     limit_s = transfers_s(cluster, trial.uses)
@@ -205,9 +205,13 @@ def transfers_s(cluster: Cluster, uses: frozenset[str]) -> float:
     return max(sum(cluster.profile.load_s(inst, way) - ladder[way].fixed_s for inst in insts) for way in ways)
 
 
-def rule(make: Any) -> str:
-    """Return the rule, quoted from a system's source, that leaves GPUs without work; "" if there is none."""
-    return getattr(make, "leaves_idle", "")
+def rule(make: Any, preset: str | None = None) -> str:
+    """Return the rule, quoted from a system's source, that leaves GPUs without work; "" if there is none.
+
+    A class states one for all its presets, or by name for each that has one.
+    """
+    stated = getattr(make, "leaves_idle", "")
+    return stated.get(preset, "") if isinstance(stated, Mapping) else stated
 
 
 def replayed(trial: Trial) -> Iterator[Breach]:

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from harness.study.study import Sample, Study
 
 
-OF_DRIVERS = ("name", "seeds", "dry_run", "no_plot", "workers", "machine", "out")  # options that all studies take
+# options that all studies take
+OF_DRIVERS = ("name", "full", "seeds", "dry_run", "no_plot", "workers", "machine", "out")
 
 
 @click.command(epilog=examples(
@@ -124,7 +125,7 @@ def study(
         _list()
         return
     if name in DRIVERS:
-        _drive(name, seeds, real(out or RESULTS / name), workers, machine=machine, dry_run=dry_run)
+        _drive(name, seeds, real(out or RESULTS / name), workers, machine=machine, dry_run=dry_run, full=full)
         return
     asked = studies.study(name).only(
         listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
@@ -162,7 +163,9 @@ def study(
         sys.exit(Code.REFUSED)
 
 
-def _drive(name: str, seeds: int | None, out: Path, workers: int | None, *, machine: bool, dry_run: bool) -> None:
+def _drive(
+    name: str, seeds: int | None, out: Path, workers: int | None, *, machine: bool, dry_run: bool, full: bool
+) -> None:
     """Print the answer of a study that a driver of its own runs."""
     from harness.policy.types import UserError
     from harness.study import answer, ledger
@@ -174,6 +177,8 @@ def _drive(name: str, seeds: int | None, out: Path, workers: int | None, *, mach
             raise UserError(f"{name} has no {param.opts[-1]}: its runs are those of its claims")
     driver = ledger.DRIVERS[name]
     seeds = seeds or driver.SEEDS
+    if full:
+        click.echo(f"{name} runs all that it has: --full adds nothing", err=True)
     if dry_run:
         click.echo(f"{driver.count(seeds)} runs; stored runs that are current cost nothing")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,7 +214,6 @@ def check(
     """
     from harness.check.check import check as conform
     from harness.check.engine import check as conform_engine
-    from harness.check.laws import rule
     from harness.loop import system as systems
     from harness.loop import vetted
     from harness.policy.types import UserError
@@ -237,14 +236,25 @@ def check(
             passed[name] = content
             _keep(content)
         _told(name, failures, last=not every)
-        if not failures and (quoted := rule(systems.find(name))):
-            click.echo(f"  may leave GPUs idle by its own rule, so the law `idle` is not asked of it: {quoted}")
+        for line in () if failures else _idle_by_rule(systems.find(name)):
+            click.echo(line)
     if store:
         vetted.store(passed, systems.names())
     if broken:
         sys.exit(Code.FAILED)
     if not every:
         click.echo(f"next: bench compare --systems static,{shlex.quote(system or '')}")
+
+
+def _idle_by_rule(make: Any) -> Iterator[str]:
+    """Yield a line for a system that may leave GPUs idle by its own rule, or one for each preset that alone may."""
+    from harness.check.laws import rule
+
+    says = "may leave GPUs idle by its own rule, so the law `idle` is not asked of it"
+    if quoted := rule(make):
+        yield f"  {says}: {quoted}"
+        return
+    yield from (f"  preset {name} {says}: {quoted}" for name in make.presets if (quoted := rule(make, name)))
 
 
 def _keep(content: str) -> None:

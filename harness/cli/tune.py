@@ -40,6 +40,8 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
               shell_complete=complete(system_names, many=True), help="Systems by name.")  # fmt: skip
 @click.option("--draws", default=16, show_default=True, type=click.IntRange(2), metavar="N",
               help="Settings that each system tries, the first its defaults.")  # fmt: skip
+@click.option("--gpus", type=click.IntRange(1), metavar="N",
+              help="GPUs for the eight models, where a system does not fit on two.  [default: 2]")  # fmt: skip
 @click.option("--to", type=TARGET, default=TUNED, metavar="FILE",
               help="File for the draws and the choice.  [default: systems/tuned.toml]")  # fmt: skip
 @ALL
@@ -49,8 +51,8 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
 @JSON_PROGRESS
 @OUT
 def tune(
-    *, systems: str, draws: int, to: Path, every: bool, shard: Shard | None, collect: bool, workers: int | None,
-    machine: bool, out: Path | None,
+    *, systems: str, draws: int, gpus: int | None, to: Path, every: bool, shard: Shard | None, collect: bool,
+    workers: int | None, machine: bool, out: Path | None,
 ) -> None:  # fmt: skip
     """Tune systems alike, on seeds that no evaluation uses.
 
@@ -70,7 +72,7 @@ def tune(
         raise UserError(f'--systems "{systems}": {twice} is there twice')
     folder = real(out or RESULTS)
     with teller(machine=machine) as told, sweep.stored_only() if collect else nullcontext():
-        results = tuning.tune(names, folder, draws=draws, workers=workers, teller=told, shard=shard)
+        results = tuning.tune(names, folder, draws=draws, gpus=gpus, workers=workers, teller=told, shard=shard)
     if shard is not None:
         made = ", ".join(tuned.system for tuned in results) or "no system"
         click.echo(f"shard {shard}: the runs of {made} are stored in {short_path(folder)}")
@@ -78,8 +80,9 @@ def tune(
     better = sum(tuned.chosen > 0 for tuned in results)
     answer = f"{better} of {len(results)} systems have a setting better than their defaults"
     screen([answer, *(line for tuned in results for line in _lines(tuned, every))], tail=[short_path(to)], every=every)
-    command = f"bench tune --systems {','.join(names)} --draws {draws}"
-    record.write_bytes(to.resolve(), tuning.as_toml(results, datetime.now(UTC).date().isoformat(), command).encode())
+    command = f"bench tune --systems {','.join(names)} --draws {draws}" + (f" --gpus {gpus}" if gpus else "")
+    day = datetime.now(UTC).date().isoformat()
+    record.write_bytes(to.resolve(), tuning.as_toml(results, day, command, gpus).encode())
 
 
 def _lines(tuned: Tuned, every: bool) -> Sequence[str]:

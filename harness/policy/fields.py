@@ -2,7 +2,7 @@
 
 order: str = choice("moore-hodgson", "fcfs")    the first one is the default
 idle_s: float = number(45.0, 1, 600)            both ends belong to the range
-keep: str = by_model(0, 600)                    of some models: "a=60 b=0"
+keep: str = by_model(0, 600)                    of some models: "a=60 b=0"; of all but some: "*=60 b=0"
 z: float = number(2.0, 0, 5, tuned=True)        what its paper leaves open: `bench tune` draws it
 evict: str = choice("pressure", "out", tuned=True, undrawn=("never",))    a part switched off is never drawn
 
@@ -60,12 +60,14 @@ def number(default: float, least: float, most: float, *, tuned: bool = False) ->
 
 
 def by_model(least: float, most: float) -> Any:
-    """Declare a field of a dataclass that takes numbers of some models, as "a=60 b=0", from `least` to `most`."""
+    """Declare a field of a dataclass that takes numbers of some models, as "a=60 b=0" or "*=60 b=0"; see `numbers`."""
     return dataclasses.field(default="", metadata={DOMAIN: Domain("", (), least, most)})
 
 
 def numbers(system: Any, name: str, models: Iterable[str], default: float) -> dict[str, float]:
     """Return the numbers that a system's field of `by_model` gives to some models, and the default for all others.
+
+    A star stands for all models; of two numbers for one model the later holds.
 
     Raises UserError, with the field and the part of it, for another model, no number, and one out of its range.
     """
@@ -73,14 +75,15 @@ def numbers(system: Any, name: str, models: Iterable[str], default: float) -> di
     given = dict.fromkeys(models, default)
     for pair in getattr(system, name).split():
         model, _, value = pair.rpartition("=")
-        if model not in given:
+        if model not in {*given, "*"}:
             raise UserError(f'field {name}: no model "{model}"{meant(model, given)} (there are: {", ".join(given)})')
         try:
-            given[model] = float(value)
+            number = float(value)
         except ValueError:
             raise UserError(f'field {name}: "{pair}" is not MODEL=NUMBER') from None
-        if not domain.least <= given[model] <= domain.most:
+        if not domain.least <= number <= domain.most:
             raise UserError(f'field {name}: "{pair}" is not in [{domain.least:g}, {domain.most:g}]')
+        given |= dict.fromkeys(given if model == "*" else [model], number)
     return given
 
 

@@ -96,6 +96,9 @@ def check(study: Study) -> None:
     for key, scope in (("quick", study.quick), ("full", study.full)):
         if scope is not None and scope.seeds > AA_SEED:
             raise UserError(f"{key}.seeds is {scope.seeds}, above {AA_SEED}: those of A/A copies begin there")
+    for name in named(study.more):
+        if name in study.systems:
+            raise UserError(f'more: "{name}" is one of systems')
     if not study.condition:
         raise UserError("no table [[condition]]")
     if unknown := next((d for d in study.definitions if d not in DEFINITIONS), None):
@@ -104,11 +107,12 @@ def check(study: Study) -> None:
         raise UserError(f'definitions: "{twice}" is there twice')
     if not study.definitions:
         raise UserError("definitions is empty")
-    for text in study.bounds:
-        try:
-            system.path(asked(text).name)
-        except UserError as error:
-            raise UserError(f"bounds: {error}") from None
+    for key, texts in (("bounds", study.bounds), ("more", study.more)):
+        for text in texts:
+            try:
+                system.path(asked(text).name)
+            except UserError as error:
+                raise UserError(f"{key}: {error}") from None
     _settings("spec", study.spec)
     names = [condition.name for condition in study.condition]
     if twice := next((name for name in names if names.count(name) > 1), None):

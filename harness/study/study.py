@@ -154,6 +154,7 @@ class Study:
     name: str
     systems: Mapping[str, str]  # by the name that tables have: as --systems takes them
     condition: tuple[Condition, ...]
+    more: tuple[str, ...] = ()  # systems that --full runs beside them, as --systems takes them
     paper: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)  # common to all conditions but for their changes
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of every condition, unless it has its own
@@ -189,8 +190,10 @@ class Study:
         return next(iter(self.systems))
 
     def of(self, full: bool) -> Study:
-        """Return the study without the conditions that only --full runs, unless they are asked for."""
-        return self if full else self.restricted(condition for condition in self.condition if not condition.extra)
+        """Return the study as it is run, with all conditions and systems for --full."""
+        if full:
+            return replace(self, systems={**self.systems, **named(self.more)}, more=())
+        return replace(self.restricted(c for c in self.condition if not c.extra), more=())
 
     def without(self, gone: Collection[str]) -> Study | None:
         """Return the study without some systems; None where none is left that is in every condition, to stand first."""
@@ -238,7 +241,7 @@ class Study:
             replace(c, among=(), systems={name: c.systems[name] for name in c.systems if name in systems})
             for c in self.condition
         )
-        return replace(self, systems=systems, condition=conditions)
+        return replace(self, systems=systems, condition=conditions, more=())
 
     def of_traces(self, traces: Sequence[str]) -> Study:
         """Return the study on other traces, a column of panels each."""

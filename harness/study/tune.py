@@ -106,34 +106,39 @@ def _value(domain: Domain, u: float) -> Option:
 
 
 def tune(
-    systems: Sequence[str], out: Path, *, draws: int = DRAWS, workers: int | None = None, teller: Teller | None = None,
-    shard: Shard | None = None,
+    systems: Sequence[str], out: Path, *, draws: int = DRAWS, gpus: int | None = None, workers: int | None = None,
+    teller: Teller | None = None, shard: Shard | None = None,
 ) -> list[Tuned]:  # fmt: skip
     """Run every draw of each system in every cell, and choose a draw each; of a shard for its systems alone.
 
-    Runs are kept in `out`, those of a tuning that was cut off too. Raises UserError for fewer than 2 draws.
+    Runs are kept in `out`, those of a tuning that was cut off too. Raises UserError for fewer than 2 draws, and for a
+    system that does not fit on so many GPUs.
     """
     if draws < 2:
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")
     tried = {name: drawn(name, draws) for name in (shard.part(systems, str) if shard else systems)}
-    under = {trace: slo_target(replace(BASE, system=systems[0], trace=trace), RULE, out, workers=workers, teller=teller)
+    base = replace(BASE, gpus=gpus or BASE.gpus)
+    under = {trace: slo_target(replace(base, system=systems[0], trace=trace), RULE, out, workers=workers, teller=teller)
              for trace in TRACES}  # fmt: skip
-    return [_tuned(name, fields, under, out, workers, teller) for name, fields in tried.items()]
+    return [_tuned(base, name, fields, under, out, workers, teller) for name, fields in tried.items()]
 
 
 def _tuned(
-    name: str, tried: Sequence[Fields], under: Mapping[str, SloTarget], out: Path, workers: int | None,
+    base: Spec, name: str, tried: Sequence[Fields], under: Mapping[str, SloTarget], out: Path, workers: int | None,
     teller: Teller | None,
 ) -> Tuned:  # fmt: skip
     cells = [(trace, seed, rate) for trace in TRACES for seed in SEEDS for rate in RATE_SCALES]
     specs = [
         under[trace].spec(
-            replace(BASE, system=name, fields=tuple(fields.items()), trace=trace, seed=seed, rate_scale=rate)
+            replace(base, system=name, fields=tuple(fields.items()), trace=trace, seed=seed, rate_scale=rate)
         )
         for fields in tried
         for trace, seed, rate in cells
     ]
-    folders = iter(sweep(specs, out, workers=workers, teller=teller, what=name))
+    runs = sweep(specs, out, workers=workers, teller=teller, what=name)
+    if not any(score.ran(run) for run in runs):
+        raise UserError(f"{name} fits with no draw on {base.gpus} GPU(s): --gpus N gives it more")
+    folders = iter(runs)
     units, scores = [], []
     for _ in tried:
         got = {cell: score.attained(next(folders), under[cell[0]], [DEFINITION])[DEFINITION] for cell in cells}
@@ -175,7 +180,7 @@ HEAD = """\
 """
 
 
-def as_toml(tunings: Sequence[Tuned], day: str, command: str) -> str:
+def as_toml(tunings: Sequence[Tuned], day: str, command: str, gpus: int | None = None) -> str:
     """Render the record of a tuning: how it was made, every draw in order with its score, and the chosen draw."""
     import tomli_w
 
@@ -186,7 +191,7 @@ def as_toml(tunings: Sequence[Tuned], day: str, command: str) -> str:
         "traces": TRACES,
         "rate_scales": RATE_SCALES,
         "models": BASE.models,
-        "gpus": BASE.gpus,
+        "gpus": gpus or BASE.gpus,
         **({"pool_bytes": BASE.pool_bytes} if BASE.pool_bytes is not None else {}),
         "assign": BASE.assign,
         "slo": RULE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +72,10 @@ class TableProfile:
     shapes: Mapping[str, Shape]
     quantities: Toml  # from which the rows are: they tell how a step's seconds divide among its kernels
     node_gpus: int = 8
+    # A layer's kernels by (model, degree, sequences), once they were asked for: 1 ms each, of which Weaver asks often.
+    layers: dict[tuple[str, int, int], tuple[list[float], list[float]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
         """Return the seconds of a prefill of one prompt alone on its GPUs."""
@@ -113,7 +117,10 @@ class TableProfile:
             return ()
         r, shape = self._row(inst), self.shapes[inst.model]
         if self.quantities:
-            before, after = layer_kernels_s(self.quantities, self.spec, shape, _tp(inst), seqs)
+            key = inst.model, _tp(inst), seqs
+            if key not in self.layers:
+                self.layers[key] = layer_kernels_s(self.quantities, self.spec, shape, key[1], seqs)
+            before, after = self.layers[key]
         else:
             before, after = shapes.parts_by_weights(shape)
         scale = _at(r.grid, r.gemm, seqs) / shape.layers / (sum(before) + sum(after))
