@@ -350,6 +350,16 @@ def test_counters_give_the_requests_and_lengths_of_each_interval(tmp_path: Path)
         readers.read("prometheus", path)
 
 
+@cases("tokens", [200, 380, 660, 900])
+def test_lengths_of_counters_add_up_to_their_sum(tmp_path: Path, tokens: int) -> None:
+    for at, (done, short, total) in {0: (100, 40, 5000), 60: (130, 60, 5000 + tokens)}.items():
+        sums = f'vllm:request_prompt_tokens_sum{{model_name="m"}} {total}\n'
+        (tmp_path / f"metrics-{T0 + at}.prom").write_text(SCRAPE.format(done=done, short=short) + sums)
+    prompts = readers.read("prometheus", tmp_path)["prompt_tokens"].to_numpy()
+    assert 0 <= tokens - prompts.sum() <= 2
+    assert int((prompts <= 10).sum()) == 20
+
+
 def test_servegen_draws_its_clients_at_the_rate_that_is_asked(tmp_path: Path) -> None:
     folder = tmp_path / "m-small"
     folder.mkdir()
