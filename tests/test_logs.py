@@ -199,7 +199,7 @@ def test_spans_of_vllm_and_of_clients_are_told_apart(tmp_path: Path) -> None:
         attributes = [{"key": "service.name", "value": {"stringValue": service}}] if service else []
         bare["resourceSpans"][0]["resource"] = {"attributes": attributes}
         path.write_text(json.dumps(bare))
-        with pytest.raises(UserError, match=r'spans\.jsonl:1: column "gen_ai\.response\.model" is empty \(--model NAME'):
+        with pytest.raises(UserError, match=r'spans.jsonl:1: column "gen_ai.response.model" is empty \(--model NAME'):
             readers.read("vllm-otlp", path)
         assert of_table(readers.read("vllm-otlp", path, model="m"), "x").models == ("m",)
 

@@ -112,7 +112,7 @@ def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
 
 
 def _why(curve: Curve, gpus: int | None) -> str:
-    """Say what binds below the answer; without one why the search ended, else what binds on the most that were tried."""
+    """Say what binds below the answer; without one, why the search ended, or what binds on the most GPUs tried."""
     if gpus is not None:
         return binds(curve, gpus)
     return _cut(curve.stopped) if ":" in curve.stopped else _load(curve.tried[max(curve.tried)])

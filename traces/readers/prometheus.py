@@ -156,7 +156,7 @@ def _lengths(
     """
     bounds = sorted(buckets)
     each = np.diff([0, *(_rise(buckets[bound], a, b) for bound in bounds)]).clip(0)
-    if own := each.sum() == count:
+    if complete := each.sum() == count:
         bucket = draw.permutation(np.repeat(np.arange(len(bounds)), each))
     else:
         all_ = np.diff([0.0, *(max(buckets[bound].values()) for bound in bounds)]).clip(0)
@@ -171,7 +171,7 @@ def _lengths(
     def leaning(power: float) -> I8:
         return np.asarray(np.maximum(1, np.floor(low)[bucket] + np.ceil(at**power * span[bucket])), np.int64)
 
-    if not (own and sums):
+    if not (complete and sums):
         return leaning(1.0)
     total, short, long = _rise(sums, a, b), STEEPEST, 1 / STEEPEST
     for _ in range(40):  # bisections: the higher the power, the fewer tokens
