@@ -194,11 +194,14 @@ def test_spans_of_vllm_and_of_clients_are_told_apart(tmp_path: Path) -> None:
     assert (loaded.models, loaded.prompt_tokens.tolist()) == (("Qwen3-8B",), [70, 70])
     assert loaded.arrival_s.tolist() == pytest.approx([0.0, 1.5], abs=1e-6)
     assert readers.known(path) == "vllm-otlp"
-    bare = {key: value for key, value in VLLM.items() if "model" not in key}
-    path.write_text(json.dumps(otlp(("llm_request", T0, bare))))
-    with pytest.raises(UserError, match=r'spans\.jsonl:1: column "gen_ai\.response\.model" is empty'):
-        readers.read("vllm-otlp", path)
-    assert of_table(readers.read("vllm-otlp", path, model="m"), "x").models == ("m",)
+    bare = otlp(("llm_request", T0, {key: value for key, value in VLLM.items() if "model" not in key}))
+    for service in (None, "unknown_service"):  # without OTEL_SERVICE_NAME
+        attributes = [{"key": "service.name", "value": {"stringValue": service}}] if service else []
+        bare["resourceSpans"][0]["resource"] = {"attributes": attributes}
+        path.write_text(json.dumps(bare))
+        with pytest.raises(UserError, match=r'spans.jsonl:1: column "gen_ai.response.model" is empty \(--model NAME'):
+            readers.read("vllm-otlp", path)
+        assert of_table(readers.read("vllm-otlp", path, model="m"), "x").models == ("m",)
 
     failed = otlp(("chat gpt-x", T0 + 3, CHAT), code=2)
     agent = otlp(("invoke_agent a", T0, {"gen_ai.operation.name": "invoke_agent"}))
@@ -207,6 +210,18 @@ def test_spans_of_vllm_and_of_clients_are_told_apart(tmp_path: Path) -> None:
     assert rows["prompt_tokens"].to_pylist() == [12]
     assert schema.metadata(rows)["dropped"] == {"failed": 1}
     assert readers.known(path) == "otel-genai"
+
+
+def test_spans_of_two_servers_of_vllm_are_of_two_models() -> None:
+    path = Path(__file__).with_name("vllm_spans.jsonl")  # of a run of vLLM 0.32.0; of attributes ids and counts alone
+    assert readers.known(path) == "vllm-otlp"
+    loaded = of_table(readers.read("vllm-otlp", path), "x")
+    sent = [("a", 17, 4), ("b", 31, 25), ("a", 42, 21), ("a", 84, 23), ("b", 60, 27), ("b", 75, 13), ("a", 74, 10)]
+    columns = (loaded.model, loaded.prompt_tokens, loaded.output_tokens)
+    read = zip(*(column.tolist() for column in columns), strict=True)
+    assert [(loaded.models[k].removeprefix("tiny-"), p, o) for k, p, o in read] == sent
+    assert loaded.arrival_s[0] == 0.0
+    assert (np.diff(loaded.arrival_s) > 0.1).all()  # the client waited 0.1 to 0.8 s between two
 
 
 def test_the_console_of_the_sdk_is_read_too(tmp_path: Path) -> None:
@@ -333,6 +348,16 @@ def test_counters_give_the_requests_and_lengths_of_each_interval(tmp_path: Path)
     path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}))
     with pytest.raises(UserError, match="ask for the counters, not for rate"):
         readers.read("prometheus", path)
+
+
+@cases("tokens", [200, 380, 660, 900])
+def test_lengths_of_counters_add_up_to_their_sum(tmp_path: Path, tokens: int) -> None:
+    for at, (done, short, total) in {0: (100, 40, 5000), 60: (130, 60, 5000 + tokens)}.items():
+        sums = f'vllm:request_prompt_tokens_sum{{model_name="m"}} {total}\n'
+        (tmp_path / f"metrics-{T0 + at}.prom").write_text(SCRAPE.format(done=done, short=short) + sums)
+    prompts = readers.read("prometheus", tmp_path)["prompt_tokens"].to_numpy()
+    assert 0 <= tokens - prompts.sum() <= 2
+    assert int((prompts <= 10).sum()) == 20
 
 
 def test_servegen_draws_its_clients_at_the_rate_that_is_asked(tmp_path: Path) -> None:

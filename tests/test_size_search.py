@@ -174,7 +174,10 @@ def test_money_is_of_what_is_held() -> None:
     assert rows["prism"][2:4] == ("3", "2")
     assert rows["prism"][-1] == "load on 2: m 96.8 %"
     assert rows["elastic"][-1] == "room on 2: no placement"
-    assert rows["static"][2] == "> 3"
+    assert (rows["static"][2], rows["static"][-1]) == ("> 3", "> 3: a cheaper count is found")
+    alone = Curve("h100", "contiguous", {12: verdict(12, 0.7, 0.4)})  # it brings its own number of GPUs
+    failed = {row[1]: row for row in words.rows(sized(curves={("h100", "contiguous"): alone}))}
+    assert failed["contiguous"][-1] == "load on 12: m 40.0 %"
     assert all(len(line) <= 100 for line in lines if line.startswith("h100"))
 
 

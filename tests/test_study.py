@@ -11,6 +11,7 @@ from harness.engines.costs import shapes
 from harness.loop import system
 from harness.policy.types import GIB, UserError
 from harness.rows.tally import BLOCK_S
+from harness.run.setup import load_trace
 from harness.study import grid, load
 from harness.study.load import study
 from harness.study.study import AA, CONTROLS, ORIGINS, START, Claim, Condition, Scope
@@ -281,6 +282,16 @@ def test_one_seed_of_a_real_trace_is_the_case_of_its_half(tmp_path: Path) -> Non
     assert panels[1].replayed_s == 4000.0
     drawn = text.replace(str(long), "aegaeon-like+models=1")
     assert [panel.half for panel in grid.panels(study(written(tmp_path, drawn + both)), full=False)] == [None, None]
+
+
+def test_a_trace_that_stands_in_for_another_has_one_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
+    load_trace.cache_clear()
+    panels = list(grid.panels(study("fig7").of(full=False), full=False))
+    load_trace.cache_clear()
+    assert [panel.traces for panel in panels] == [("hyperbolic-like", "hyperbolic"), ("arena-like", "arena-chat")] * 3
+    assert [panel.condition.name for panel in panels[::2]] == ["light8 on 1 GPU", "heavy8", "SLO scale"]
+    assert not any("half" in panel.key for panel in panels)
 
 
 def test_prism58_is_what_its_header_says() -> None:

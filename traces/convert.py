@@ -119,7 +119,7 @@ def canonical(
     if drop_bad:
         source = _sound(path, source, columns, unit, left)
     else:
-        _filled(source)
+        _filled(source, columns.get("model"))
     when, resolution_s = _times(source, columns["arrival_s"], unit, sort, trust_times)
     tokens = {key: _tokens(source, columns[key]) for key in ("prompt_tokens", "output_tokens")}
     if "request_id" in columns:
@@ -314,12 +314,13 @@ def _pickled(path: Path) -> list[dict[str, Any]]:
     return [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in unpickled]
 
 
-def _filled(source: Source) -> None:
-    """UserError for an empty value."""
+def _filled(source: Source, model: str | None) -> None:
+    """UserError for an empty value; `model` is the column of models, of which one may stand for all rows."""
     for name, values in source.columns.items():
         if values.null_count:
             row = values.is_null().index(True).as_py()
-            raise UserError(f'{source.where(row)}: column "{name}" is empty ({DROP})')
+            way = f"--model NAME gives all rows one; {DROP}" if name == model else DROP
+            raise UserError(f'{source.where(row)}: column "{name}" is empty ({way})')
 
 
 def _sound(path: Path, source: Source, columns: Mapping[str, str], unit: TimeUnit, left: dict[str, int]) -> Source:

@@ -45,6 +45,7 @@ class Panel:
     warmup_s: float | None
     seeds: tuple[int, ...]  # of every curve to begin with, beyond that of its spec
     half: int | None  # of a real trace, which every seed of this panel replays: 0 the first; None: no halves
+    traces: tuple[str, ...]  # as asked for: its own, and those for which it stands in where the condition varies them
     targets: Mapping[float, SloTarget] = field(default_factory=dict)  # by SLO scale
 
     @property
@@ -102,10 +103,26 @@ class Point(NamedTuple):
 
 
 def panels(study: Study, full: bool) -> Iterator[Panel]:
-    """Yield every panel of a study, without its SLO in seconds. UserError where its trace or models cannot be had."""
+    """Yield every panel of a study, without its SLO in seconds. UserError where its trace or models cannot be had.
+
+    Where a trace is not here, and the one that stands in for it has a panel of the same condition, there is that alone.
+    """
     for row, condition in enumerate(study.steps()):
+        kept = list[Panel]()
         for place in places(study, condition, full):
-            yield from _halves(study, full, row, condition, place)
+            for panel in _halves(study, full, row, condition, place):
+                same = next((k for k, other in enumerate(kept) if _runs(other) == _runs(panel)), None)
+                if same is None:
+                    kept.append(panel)
+                else:
+                    kept[same] = replace(kept[same], traces=kept[same].traces + panel.traces)
+        yield from kept
+
+
+def _runs(panel: Panel) -> tuple[Any, ...]:
+    """Return all that says what runs a panel has, and how they are judged."""
+    setting = {key: value for key, value in panel.setting.items() if key != "trace"}
+    return panel.axis, panel.xs, panel.specs, panel.window_s, panel.warmup_s, panel.seeds, panel.half, setting
 
 
 def planned(study: Study, full: bool, panels: Iterable[Panel]) -> int:
@@ -165,6 +182,7 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
         (float(len(load_models(first.models).members)),) if axis == "models" else given,
         setting, specs, family(sets) if axis == "models" else short(first.models), unit,
         window_s, None if window_s is None else study.warmup_s, tuple(range(condition.seeds or scope.seeds)), None,
+        (str(setting.get("trace", first.trace)),),
     )  # fmt: skip
 
 

@@ -253,8 +253,8 @@ class Work:
         specs, stamps = self._made
         rules = {judge["rule"] for judge in measured.about["judges"]}
         models = (str(len(load_models(panel.first.models).members)) for panel in self.panels)
-        traces = [str(panel.setting.get("trace", panel.first.trace)).replace("{models}", count)
-                  for panel, count in zip(self.panels, models, strict=True)]  # fmt: skip
+        traces = [name.replace("{models}", count)
+                  for panel, count in zip(self.panels, models, strict=True) for name in panel.traces]  # fmt: skip
         kept = receipt.Receipt(measured.folder, measured.reference, measured.target, inputs)
         receipt.write(call, digested, begun_ns, kept, specs, rules, stamps, traces)
 
@@ -265,9 +265,8 @@ class Work:
 
     def _asked(self) -> dict[str, Trace]:
         """Load the traces under the names that were asked for, by name; a name with a placeholder is left out."""
-        names = dict.fromkeys(str(p.setting.get("trace", p.first.trace)) for p in self.panels if "{" not in
-                              str(p.setting.get("trace", "")))  # fmt: skip
-        return {name: load_trace(name) for name in names}
+        names = dict.fromkeys(name for panel in self.panels for name in panel.traces)
+        return {name: load_trace(name) for name in names if "{" not in name}
 
     # -------------------------------------------------------------- SLOs
 

@@ -107,8 +107,15 @@ def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     bound = curve.system in BOUNDS
     return (
         curve.kind, curve.system + (" (bound)" if bound else ""), counted, pooled_text, f"{100 * share:.1f}{interval}",
-        f"{100 * verdict.worst[1]:.1f}", day, token, binds(curve, gpus) if gpus is not None else _cut(curve.stopped),
+        f"{100 * verdict.worst[1]:.1f}", day, token, _why(curve, gpus),
     )  # fmt: skip
+
+
+def _why(curve: Curve, gpus: int | None) -> str:
+    """Say what binds below the answer; without one, why the search ended, or what binds on the most GPUs tried."""
+    if gpus is not None:
+        return binds(curve, gpus)
+    return _cut(curve.stopped) if ":" in curve.stopped else _load(curve.tried[max(curve.tried)])
 
 
 def binds(curve: Curve, gpus: int) -> str:

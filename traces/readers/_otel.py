@@ -13,12 +13,16 @@ ERROR = {2, "2", "STATUS_CODE_ERROR", "ERROR", "error"}  # opentelemetry-proto, 
 
 
 def spans(record: Record) -> Iterable[Record]:
-    """Yield spans as name, start (seconds since 1970, or ISO), trace, whether it failed, and attributes by name."""
+    """Yield spans as name, start (seconds since 1970, or ISO), trace, whether it failed, and attributes by name.
+
+    OTLP also has the name of the service that a span is from.
+    """
     if "resourceSpans" in record:
         for resource in _list(record["resourceSpans"]):
+            service = _attributes(log.mapping(resource.get("resource")).get("attributes")).get("service.name")
             for scope in _list(resource.get("scopeSpans") or resource.get("instrumentationLibrarySpans")):
                 for span in _list(scope.get("spans")):
-                    yield _span(span)
+                    yield {**_span(span), "service": service}
     elif isinstance(record.get("spans"), list):
         for span in _list(record["spans"]):
             yield _span(span)

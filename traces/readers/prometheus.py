@@ -2,11 +2,12 @@
 
 Read are a range query's answer (GET /api/v1/query_range, one JSON or a folder of them) or a folder of scrapes of
 /metrics as text. The counters must be there themselves, as of the query
-`{__name__=~"vllm:request_(success_total|prompt_tokens_bucket|generation_tokens_bucket)"}`: a rate() has lost them. A
-scrape's time is the number of ten digits or more in its file's name (seconds since 1970, or ms), else the file's.
+`{__name__=~"vllm:request_(success_total|(prompt|generation)_tokens_(bucket|sum))"}`: a rate() has lost them. A scrape's
+time is the number of ten digits or more in its file's name (seconds since 1970, or ms), else the file's.
 
-Stamps are drawn evenly in the interval between two scrapes; lengths evenly in their bucket, prompts and outputs paired
-at random: single requests are not in a counter. Models are told apart by the label model_name.
+Stamps are drawn evenly in the interval between two scrapes, prompts and outputs paired at random: single requests are
+not in a counter. Lengths are drawn in their bucket, evenly, or where there is a sum so that they add up to it. Models
+are told apart by the label model_name.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ KEYS = ({"status", "data"},)
 DONE, PROMPT, OUTPUT = (
     "vllm:request_success_total", "vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket",
 )  # fmt: skip
+PROMPT_SUM, OUTPUT_SUM = "vllm:request_prompt_tokens_sum", "vllm:request_generation_tokens_sum"
+READ = frozenset({DONE, PROMPT, OUTPUT, PROMPT_SUM, OUTPUT_SUM})
+STEEPEST = 2.0**6  # power by which lengths lean to an end of their bucket
 LINE = re.compile(r"(?P<name>[\w:]+)\{(?P<labels>[^}]*)\}\s+(?P<value>\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 STAMP = re.compile(r"\d{10,}")
@@ -48,6 +52,8 @@ class Series(NamedTuple):
     done: Points
     prompt: dict[float, Points]  # by the bucket's upper bound
     output: dict[float, Points]
+    prompt_sum: Points  # empty where it was not asked for
+    output_sum: Points
 
 
 def read(path: Path, *, name: str | None = None, model: str | None = None, jitter_seed: int = 0) -> pa.Table:
@@ -69,7 +75,8 @@ def read(path: Path, *, name: str | None = None, model: str | None = None, jitte
         for (a, b), count in zip(pairwise(stamps), rises, strict=True):
             if count:
                 times.append(draw.uniform(a - begin, b - begin, count))
-                lengths.append((_lengths(draw, series.prompt, a, b, count), _lengths(draw, series.output, a, b, count)))
+                prompts = _lengths(draw, series.prompt, series.prompt_sum, a, b, count)
+                lengths.append((prompts, _lengths(draw, series.output, series.output_sum, a, b, count)))
                 owners += [label] * count
     if not owners:
         raise UserError(f"{path}: no counter of {DONE} rose")
@@ -93,18 +100,19 @@ def _models(path: Path, model: str | None) -> dict[str, Series]:
     values: dict[tuple[str, str, str], dict[tuple[str, ...], Points]] = defaultdict(lambda: defaultdict(dict))
     for at, labels, value in _samples(path):
         what = labels.get("__name__", "")
-        if what in {DONE, PROMPT, OUTPUT} and math.isfinite(value):
+        if what in READ and math.isfinite(value):
             key = (what, model or labels.get("model_name", "") or "unnamed", labels.get("le", ""))
             values[key][tuple(sorted(f"{k}={v}" for k, v in labels.items()))][at] = value
     if not values:
         raise UserError(
             f"{path}: none of {DONE}, {PROMPT}, {OUTPUT} is in it (ask for the counters, not for rate() of them)"
         )
-    series = defaultdict[str, Series](lambda: Series({}, defaultdict(dict), defaultdict(dict)))
+    series = defaultdict[str, Series](lambda: Series({}, defaultdict(dict), defaultdict(dict), {}, {}))
     for (what, label, le), each in values.items():
         summed = _summed(each.values())
-        if what == DONE:
-            series[label].done.update(summed)
+        whole = {DONE: series[label].done, PROMPT_SUM: series[label].prompt_sum, OUTPUT_SUM: series[label].output_sum}
+        if what in whole:
+            whole[what].update(summed)
         else:
             bound = _number(le)
             if not (bound > 0 and (bound == math.inf or bound <= MOST_TOKENS)):
@@ -139,11 +147,16 @@ def _rise(points: Points, a: float, b: float) -> int:
     return max(0, round(_at(points, b) - _at(points, a)))
 
 
-def _lengths(draw: np.random.Generator, buckets: Mapping[float, Points], a: float, b: float, count: int) -> I8:
-    """Draw lengths: the interval's own where its buckets hold all its requests, else by shares of the whole range."""
+def _lengths(
+    draw: np.random.Generator, buckets: Mapping[float, Points], sums: Points, a: float, b: float, count: int
+) -> I8:
+    """Draw lengths: the interval's own where its buckets hold all its requests, else by shares of the whole range.
+
+    Its own add up to its sum, where there is one, as nearly as buckets allow.
+    """
     bounds = sorted(buckets)
     each = np.diff([0, *(_rise(buckets[bound], a, b) for bound in bounds)]).clip(0)
-    if each.sum() == count:
+    if complete := each.sum() == count:
         bucket = draw.permutation(np.repeat(np.arange(len(bounds)), each))
     else:
         all_ = np.diff([0.0, *(max(buckets[bound].values()) for bound in bounds)]).clip(0)
@@ -153,9 +166,18 @@ def _lengths(draw: np.random.Generator, buckets: Mapping[float, Points], a: floa
     tops = np.array([min(MOST_TOKENS, 2 * finite[-1]) if math.isinf(bound) else bound for bound in bounds])
     low = np.concatenate(([0.0], tops[:-1]))
     span = np.maximum(1, np.floor(tops) - np.floor(low))
-    return np.asarray(
-        np.maximum(1, np.floor(low)[bucket] + np.ceil(draw.uniform(0, 1, count) * span[bucket])), np.int64
-    )
+    at = draw.uniform(0, 1, count)
+
+    def leaning(power: float) -> I8:
+        return np.asarray(np.maximum(1, np.floor(low)[bucket] + np.ceil(at**power * span[bucket])), np.int64)
+
+    if not (complete and sums):
+        return leaning(1.0)
+    total, short, long = _rise(sums, a, b), STEEPEST, 1 / STEEPEST
+    for _ in range(40):  # bisections: the higher the power, the fewer tokens
+        middle = math.sqrt(short * long)
+        short, long = (short, middle) if leaning(middle).sum() > total else (middle, long)
+    return leaning(short)
 
 
 def _samples(path: Path) -> Iterator[tuple[float, Mapping[str, str], float]]:
@@ -205,7 +227,7 @@ def _scrape(path: Path, text: str) -> Iterator[tuple[float, Mapping[str, str], f
     digits = max(STAMP.findall(path.stem), key=len, default="")
     at = path.stat().st_mtime if not digits else float(digits) / 10 ** (len(digits) - 10)
     for match in LINE.finditer(text):
-        if match["name"] in {DONE, PROMPT, OUTPUT}:
+        if match["name"] in READ:
             try:
                 value = float(match["value"])
             except ValueError:

@@ -1,7 +1,8 @@
 """vLLM's spans (--otlp-traces-endpoint, a collector's file of JSON lines): `llm_request`, one a request.
 
-Attributes as in vllm-project/vllm vllm/tracing/utils.py, SpanAttributes. A span starts when its request arrives. The
-model is `gen_ai.response.model`; a server of one model that does not say it takes `--model NAME`.
+Attributes as in vllm-project/vllm vllm/tracing/utils.py, SpanAttributes. A span starts when its request arrives; one
+that is refused or aborted has none. With `n` > 1 each answer has a span. The spans of vLLM 0.32 name no model
+(v1/engine/output_processor.py, do_tracing): a server's OTEL_SERVICE_NAME is then its model, or `--model NAME`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from traces.readers import _otel
 from traces.records import Record
 
 KEYS = ({"resourceSpans"},)
+UNNAMED = "unknown_service"  # what the SDK calls a service without OTEL_SERVICE_NAME
 MARK = "llm_request"  # in a file of this kind
 NAMES = {
     "arrival_s": "startTimeUnixNano",
@@ -31,10 +33,11 @@ def request(span: Record) -> log.Reading:
         return None
     if span["failed"]:
         return "failed"
-    told = span["attributes"]
+    told, service = span["attributes"], span.get("service")
+    named = service if isinstance(service, str) and not service.startswith(UNNAMED) else None
     return log.Request(
         span["start"],
-        _otel.first(told, "gen_ai.response.model", "gen_ai.request.model"),
+        _otel.first({"service": named, **told}, "gen_ai.response.model", "gen_ai.request.model", "service"),
         _otel.first(told, "gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"),
         _otel.first(told, "gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"),
     )
