@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from harness.validate import ranks
+from harness.validate import idle, ranks
 from harness.validate.names import Skipped
 from harness.validate.ranks import Cell, Pair
 from harness.validate.validate import GROUP_AIM, furthest, groups, notes, scores, worst
@@ -61,10 +61,18 @@ Causes, as far as rows tell them:
 - gpt-oss-120b with 16 to 32 clients: fewer experts are touched than by tokens that spread as assumed.
 """
 
+IDLE = """
+## What an idle elastic model keeps
+
+KV memory that stays mapped once traffic has ended, with a prefix cache: kvcached's `bench_idle_footprint` (L40, Qwen3-4B,
+vLLM 0.22.1; two runs a row), and ours after requests of the same kinds.
+"""
+
 Table = Callable[[Iterable[Sequence[str]]], Iterable[str]]  # rows, the first of which is the head, as Markdown
 
 
 WIDE = 100  # characters of a line
+PAGE_WIDE = 120  # of one of docs/validation.md
 
 
 class Beside(NamedTuple):
@@ -83,12 +91,16 @@ class Beside(NamedTuple):
         return "\n".join([*lines[:-1], *table(self.rows), *[self.note] * bool(self.note)]).rstrip() + "\n"
 
 
-def page(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], table: Table) -> str:
-    """Return the page as Markdown; `shared` are lines on models that share a card."""
-    return "\n".join(_lines(frame, skipped, shared, table)) + "\n"
+def page(
+    frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], kept: idle.Kept, table: Table
+) -> str:  # fmt: skip
+    """Return the page as Markdown; `shared` are lines on models that share a card, `kept` is what an idle one keeps."""
+    return "\n".join(_lines(frame, skipped, shared, kept, table)) + "\n"
 
 
-def _lines(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], table: Table) -> Iterator[str]:
+def _lines(
+    frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], kept: idle.Kept, table: Table
+) -> Iterator[str]:  # fmt: skip
     yield HEAD
     everything, frame = frame, frame[frame["group"] == ""]
     yield f"{frame.groupby(['file', 'row']).ngroups} cases of {frame['file'].nunique()} files; {len(skipped)} skipped."
@@ -105,6 +117,9 @@ def _lines(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str
     if shared:
         yield "## Models that share a card\n"
         yield from (f"- {line}" for line in shared)
+    yield IDLE
+    yield from table(idle.rows(kept))
+    yield "\n" + textwrap.fill(idle.words(kept), PAGE_WIDE, break_on_hyphens=False)
     yield TAIL
 
 
