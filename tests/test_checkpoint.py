@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.engines.costs import shapes
-from harness.policy.parameters import attention, parameters
+from harness.policy.parameters import attention, parameters, stored_bytes
 from harness.policy.types import Experts, Latent, Sliding, UserError
 from harness.run.spec import Spec, canonical
 from workloads import checkpoint, gguf, models, quantised

@@ -47,12 +47,13 @@ def test_the_checkpoint_states_its_format(tmp_path: Path) -> None:
 
 def test_rows_of_inferencex_have_its_conditions(tmp_path: Path) -> None:
     """`random-range-ratio: 0.8`, and `kv-cache-dtype: fp8` on the B200 alone (SemiAnalysisAI/InferenceX)."""
-    here, there, other = (c.setting for c in read(file(tmp_path, OSS, OSS.replace("h200_sxm", "b200_sxm"), LLAMA)).cases)
+    rows = read(file(tmp_path, OSS, OSS.replace("h200_sxm", "b200_sxm"), LLAMA))
+    here, there, other = (case.setting for case in rows.cases)
     assert (here.shape.kv_format, there.shape.kv_format) == ("bf16", "fp8")
-    jobs = here.load.jobs()  # type: ignore[union-attr, call-arg]
+    jobs = here.load.jobs()  # type: ignore[union-attr]
     for tokens in (jobs.prompt_tokens, jobs.output_tokens):
         assert int(0.8 * 1024) <= tokens.min() < tokens.max() <= 1024
-    assert set(other.load.jobs().prompt_tokens) == {1000}  # type: ignore[union-attr, call-arg]
+    assert set(other.load.jobs().prompt_tokens) == {1000}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -400,15 +400,16 @@ def _gpus() -> Iterator[str]:
         ),
     )  # fmt: skip
     yield "## Errors of mixtures\n"
-    yield "Seconds of fused experts by GPU and format beside measured calls: median / P95 of the error in %, of rows fitted,"
-    yield "left out, and of expert parallelism (`ep=`, none of which was fitted), there with the median of the signed error,"
-    yield "in steps of fewer and of more tokens. Other cards take these numbers on trust.\n"
+    yield "Seconds of fused experts by GPU and format beside measured calls: median / P95 of the error in %, of rows"
+    yield "fitted, left out, and of expert parallelism (`ep=`, none of which was fitted). There the median of the"
+    yield "signed error stands beside, of steps below (<) some length and from it on (≥). Other cards take these"
+    yield "numbers on trust.\n"
     yield from table(
         "kind,format,fitted,left out," + ",".join(f"ep {ep} {which}" for ep in DEGREES for which in ("<", "≥")),
         _mixtures(),
     )
-    yield f"\n< and ≥: below {LONG:,} tokens, and from there on. Most long steps are predicted too short: with Triton's and"
-    yield "Marlin's kernels a GPU also moves the rows of experts that others have, which the formula leaves out.\n"
+    yield f"\nThe length is {LONG:,} tokens. Most longer steps are predicted too short: with Triton's and Marlin's"
+    yield "kernels a GPU also moves the rows of experts that others have, which the formula leaves out.\n"
     yield "## Hosts\n"
     yield "`--host PROFILE`: what an engine adds to the kernels of a step on the CPU.\n"
     hosts = ((name, quantities.host(name, "h100")) for name in quantities.hosts())

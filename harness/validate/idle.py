@@ -2,9 +2,9 @@
 
 Measured is kvcached's `bench_idle_footprint` (ovg-project/kvcached 5315e34, benchmarks/bench_idle_footprint/README.md):
 the KV memory that stays mapped once traffic of `workload.py` has ended. It keeps at most 16,000 tokens cached
-(KVCACHED_MAX_CACHED_TOKENS), and a page is only given back if no block in it is cached. Pages that are parked for the next
-request (KVCACHED_MIN_RESERVED_PAGES) come on top in both: its numbers leave them out. Ours replays requests of the
-same kinds, lengths and concurrency, drawn anew.
+(KVCACHED_MAX_CACHED_TOKENS), and a page is only given back if no block in it is cached. Pages that are parked for the
+next request (KVCACHED_MIN_RESERVED_PAGES) come on top in both: its numbers leave them out. Ours replays requests of
+the same kinds, lengths and concurrency, drawn anew.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def shape_bytes() -> int:
 
 
 def traffic() -> Jobs:
-    """Return requests as `build_requests` draws them: hot prefixes that come in one after the other, and cold prompts."""
+    """Return requests as `build_requests` draws them: cold prompts, and hot prefixes that come in one by one."""
     rng, n = np.random.default_rng(SEED), np.arange(REQUESTS)
     known = np.minimum(HOT, 1 + HOT * n // (REQUESTS - 1))
     hot = rng.random(REQUESTS) < HOT_RATIO
@@ -67,7 +67,8 @@ def traffic() -> Jobs:
     ends = np.cumsum(blocks)
     place = np.arange(ends[-1]) - np.repeat(ends - blocks, blocks)  # of a block in its prompt
     shared = np.repeat(hot, blocks) & (place < HOT_TOKENS // BLOCK)
-    ids = np.where(shared, np.repeat(which, blocks) * (HOT_TOKENS // BLOCK) + place, HOT * HOT_TOKENS + np.arange(ends[-1]))
+    common = np.repeat(which, blocks) * (HOT_TOKENS // BLOCK) + place
+    ids = np.where(shared, common, HOT * HOT_TOKENS + np.arange(ends[-1]))
     each, never = np.ones(REQUESTS, np.int32), np.full(REQUESTS, np.inf)
     return Jobs(
         ("model",), np.where(n < CLIENTS, 0.0, np.inf), 0 * each, prompt.astype(np.int32),
@@ -99,22 +100,22 @@ def rows(ours: Kept) -> list[tuple[str, ...]]:
         return f"{pages * ours.page_bytes / GIB:.2f}"
 
     measured = [
-        (what, " / ".join(f"{x:.2f}" for x in each), " / ".join(map(str, pages)), "measured" if len(pages) > 1 else "its arithmetic")
+        (what, " / ".join(f"{x:.2f}" for x in each), " / ".join(map(str, pages)))
         for what, (each, pages) in MEASURED.items()
     ]
-    held = ("ours: cached, and kept from others", "0.00", "0", "simulated")
-    free = ("ours: cached in memory that others may take", gib(ours.cached_pages), f"{ours.cached_pages:.0f}", "simulated")
-    parked = ("on top, in both: parked pages", gib(ours.parked_pages), f"{ours.parked_pages:g}", "its constant")
-    return [("what an idle model keeps", "GiB", "pages of 144 MiB", ""), *measured, held, free, parked]
+    held = ("ours, kept from others", "0.00", "0")
+    free = ("ours, cached in memory that others may take", gib(ours.cached_pages), f"{ours.cached_pages:.0f}")
+    parked = ("on top, in both: parked pages", gib(ours.parked_pages), f"{ours.parked_pages:g}")
+    return [("what an idle model keeps", "GiB", "pages of 144 MiB"), *measured, held, free, parked]
 
 
 def words(ours: Kept) -> str:
     """Say how far ours is from the measured ones, and why."""
     every = [gib for each, pages in MEASURED.values() if len(pages) > 1 for gib in each]
     return (
-        f"Ours leaves {min(every):.1f} to {max(every):.1f} GiB more to others for each idle model than kvcached does. Here blocks that no"
-        " request holds lie in free memory and are forgotten, the oldest first, as soon as any model needs room. kvcached"
-        " keeps up to 16,000 tokens of them mapped, and the rest of each page that has one; before page-aware allocation"
-        " most of a page was such a rest. Ours has no such limit. Requests find as much:"
+        f"Ours leaves {min(every):.1f} to {max(every):.1f} GiB more to others for each idle model than kvcached does."
+        " Here blocks that no request holds lie in free memory and are forgotten, the oldest first, as soon as any"
+        " model needs room. kvcached keeps up to 16,000 tokens of them mapped, and the rest of each page that has one;"
+        " before page-aware allocation most of a page was such a rest. Ours has no such limit. Requests find as much:"
         f" {ours.hit_tokens:,} tokens of prompts here, {HIT_TOKENS:,} measured, of other draws."
     )

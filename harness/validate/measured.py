@@ -116,8 +116,10 @@ class Closed(NamedTuple):
         if self.least == 1.0:
             return jobs
         rng = np.random.default_rng(SEED_OF_LENGTHS)
-        lengths = (rng.integers(int(self.least * most), most + 1, n, np.int32) for most in (self.prompt, self.output))
-        return replace(jobs, **dict(zip(("prompt_tokens", "output_tokens"), lengths, strict=True)))
+        prompt, output = (
+            rng.integers(int(self.least * most), most + 1, n, np.int32) for most in (self.prompt, self.output)
+        )
+        return replace(jobs, prompt_tokens=prompt, output_tokens=output)
 
     def __str__(self) -> str:
         return f"{self.clients} clients, {self.prompt}+{self.output}"

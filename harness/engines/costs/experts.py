@@ -6,7 +6,8 @@ A step of m tokens, `top` of `routed` experts each, has m x top rows. How they s
     power_law_ALPHA   an expert's part is a draw of the density x^-ALPHA, on [1, 0.8 m] if m top > routed, else on
                       [0.01, 2]; here its quantiles: nothing is random. Rows are rounded, an expert has at most m, what
                       lacks goes to those with the fewest, and what is too much is taken from those with the most. So
-                      the measured calls drew it (AIConfigurator, collector/helper.py, `_generate_power_law_distribution`)
+                      the measured calls drew it (AIConfigurator, collector/helper.py,
+                      `_generate_power_law_distribution`)
 
 The weights of the experts touched are read once, whatever their rows; rows count in tiles.
 
@@ -51,8 +52,7 @@ def _power_law(m: int, top: int, routed: int, alpha: float) -> F8:
     while lacks := int(m * top - rows.sum()):
         end = rows == (rows.min() if lacks > 0 else rows.max())
         rows[np.flatnonzero(end)[-abs(lacks) :]] += np.sign(lacks)
-    rows.sort()
-    return rows
+    return cast("F8", np.sort(rows))
 
 
 def touched(tokens: ArrayLike, top: int, routed: int, spread: str = SPREAD) -> F8:

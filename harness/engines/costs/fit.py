@@ -647,8 +647,8 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
         "factors": [],
     }
     for kind, (wire, over) in WIRES.items():
-        on_wire = {"source": f"roofline: {files[kind]['like'].upper()}'s, or a ring over {over}, unmeasured", "wire": wire}
-        files[kind] |= {op: on_wire for op in ("all_reduce", *quantities.EXCHANGES)}
+        source = f"roofline: {files[kind]['like'].upper()}'s, or a ring over {over}, unmeasured"
+        files[kind] |= {op: {"source": source, "wire": wire} for op in ("all_reduce", *quantities.EXCHANGES)}
 
     def of_kind(kind: str) -> Quantity:
         return dict(quantities.over(files.get(files[kind].get("like", ""), {}), files[kind]))

@@ -56,13 +56,13 @@ EXPERTS = {
 }
 # On Blackwell vLLM multiplies MXFP4 weights with MXFP8 inputs.
 OF_KIND = {("b200", "mxfp4"): Kind("w4a8_mxfp4_mxfp8", 0.53125, 1 + 1 / 32, 2)}
-# Kernels of which rows are taken, where a format has several: gpt-oss's, for there is no other checkpoint in MXFP4 here.
+# Kernels of which rows are taken, where a format has several: gpt-oss's, the one checkpoint in MXFP4 here.
 KERNEL = {"w4a16_mxfp4": "gptoss"}
 # Shapes (hidden, width, top, routed) left out of the fit, where a format has others.
 HELD = ((2880, 2880, 4, 32), (4096, 1536, 8, 128), (6144, 2560, 8, 160), (4096, 14336, 2, 8))
 DEGREES = (2, 4, 8)  # of expert parallelism: as many GPUs as an instance may have
 LONG = 1024  # tokens of a step from which errors of expert parallelism are stated apart
-# Starts of the fit of experts (us, ns, shares of peaks, multiple): a mechanism bound by weights, and one by its launches.
+# Starts of the fit of experts (us, ns, shares of peaks, multiple): one bound by weights, and one by launches.
 STARTS = ([20, 100, 0.7, 0.4, 2.0], [40, 1000, 0.2, 0.15, 5.0])
 FEW = 1500  # rows that find the mechanism's parameters; the factors take all
 AXES = (
