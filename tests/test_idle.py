@@ -1,4 +1,4 @@
-"""What an idle model with elastic KV memory keeps: kvcached's arithmetic, and what the simulator counts."""
+"""KV memory of an idle model: kvcached's arithmetic, and what the simulator counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an idle model with elastic KV memory keeps of its prefix cache: kvcached's measured table, and ours beside it.
+"""KV memory that an idle model keeps for its prefix cache: kvcached's measured table, and ours beside it.
 
 Measured is kvcached's `bench_idle_footprint` (ovg-project/kvcached 5315e34, benchmarks/bench_idle_footprint/README.md):
 the KV memory that stays mapped once traffic of `workload.py` has ended. It keeps at most 16,000 tokens cached
@@ -37,7 +37,7 @@ BLOCK = 16
 
 
 class Kept(NamedTuple):
-    """What a model holds once its traffic has ended."""
+    """The pages of a model whose traffic has ended."""
 
     page_bytes: int
     parked_pages: float  # mapped, and no other model can have them
@@ -114,8 +114,8 @@ def words(ours: Kept) -> str:
     every = [gib for each, pages in MEASURED.values() if len(pages) > 1 for gib in each]
     return (
         f"Ours leaves {min(every):.1f} to {max(every):.1f} GiB more to others for each idle model than kvcached does."
-        " Here blocks that no request holds lie in free memory and are forgotten, the oldest first, as soon as any"
-        " model needs room. kvcached keeps up to 16,000 tokens of them mapped, and the rest of each page that has one;"
-        " before page-aware allocation most of a page was such a rest. Ours has no such limit. Requests find as much:"
+        " Here blocks that no request holds lie in free memory. They are forgotten, the oldest first, as soon as any"
+        " model needs room. kvcached keeps up to 16,000 tokens of them mapped, and with each the rest of its page."
+        " Before page-aware allocation most of a page was such a rest. Requests find as much:"
         f" {ours.hit_tokens:,} tokens of prompts here, {HIT_TOKENS:,} measured, of other draws."
     )
