@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.engines.costs import shapes
-from harness.policy.parameters import attention, parameters
+from harness.policy.parameters import attention, parameters, stored_bytes
 from harness.policy.types import Experts, Latent, Sliding, UserError
 from harness.run.spec import Spec, canonical
 from workloads import checkpoint, gguf, models, quantised
@@ -181,6 +181,24 @@ def test_a_vision_tower_counts_as_bytes_alone() -> None:
 
 
 # ------------------------------------------------------------------ number formats
+
+
+def test_a_multimodal_mixture_in_four_bits_has_its_published_size() -> None:
+    """moonshotai/Kimi-K2.5 has 595 GB of weight files; keys of its text as NVIDIA's copy of the config prints them."""
+    kept = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
+    int4 = {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group", "symmetric": True}
+    text = {
+        "model_type": "kimi_k2", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 64,
+        "num_key_value_heads": 64, "intermediate_size": 18432, "vocab_size": 163840, "max_position_embeddings": 262144,
+        "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": kept,
+                                "config_groups": {"group_0": {"targets": ["Linear"], "weights": int4}}},
+    }  # fmt: skip
+    tower = {"vt_num_hidden_layers": 27, "vt_hidden_size": 1152, "vt_intermediate_size": 4304, "patch_size": 14}
+    config = {"model_type": "kimi_k25", "ignore_index": -100, "text_config": text, "vision_config": tower}
+    assert stored_bytes(checkpoint.of_config("m", config, "m").shape) == pytest.approx(595e9, rel=0.01)
 
 
 def test_formats_of_each_method() -> None:

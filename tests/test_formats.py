@@ -33,10 +33,27 @@ def step_s(name: str, kind: str, B: int, ctx: int, tp: int = 1) -> float:
 
 @given(st.integers(1, 512), st.integers(1, 8), st.integers(8, 512), st.sampled_from(experts.SPREADS))
 def test_experts_touched_rise_with_tokens_to_all(tokens: int, top: int, routed: int, spread: str) -> None:
-    few, many = experts.touched([tokens, tokens + 1], top, routed, spread)
-    assert 0 < few <= many + 1e-9
-    assert many <= min(routed, (tokens + 1) * top) + 1e-9
-    assert experts.loads(tokens, top, routed, spread).sum() <= tokens * top + 1e-6
+    top = min(top, routed)
+    few, many = experts.touched([tokens, 2 * tokens], top, routed, spread)
+    assert 0 < few <= 1.05 * many + 1  # rounding moves a few rows
+    assert many <= min(routed, 2 * tokens * top) + 1e-9
+    rows = experts.loads(tokens, top, routed, spread)
+    assert rows.sum() == pytest.approx(tokens * top)
+    assert rows.max() <= tokens + 1e-9
+
+
+def test_a_power_law_is_drawn_as_the_measured_calls_drew_it() -> None:
+    """AIConfigurator, collector/helper.py, `_generate_power_law_distribution`: on [0.01, 2] up to a row an expert."""
+    few, many = (experts.loads(tokens, 4, 128, "power_law_1.01") for tokens in (32, 33))
+    u = (np.arange(128) + 0.5) / 128
+    part = (0.01**-0.01 + u * (2**-0.01 - 0.01**-0.01)) ** (1 / -0.01)
+    assert few.tolist() == sorted(few.tolist())
+    rounded = np.round(128 * part / part.sum())
+    assert (few - np.sort(rounded)).sum() == 128 - rounded.sum() == 9  # what rounding lacks goes to the fewest
+    assert (few > 0).sum() == (rounded > 0).sum() + 9
+    assert experts.touched([8, 16, 32, 33], 4, 128, "power_law_1.01").tolist() == [32, 48, 66, 86]
+    assert (many >= 0).all()
+    assert experts.loads([1, 4], 8, 384, "power_law_1.2").sum(axis=-1).tolist() == [8, 32]
 
 
 def test_balanced_experts_are_touched_as_counted() -> None:
@@ -166,6 +183,7 @@ def test_errors_of_experts_are_those_of_the_committed_numbers(kind: str, name: s
     predicted = fit_formats.experts_s(q, kind, form, rows.x)
     assert fit.error(predicted[rows.out], rows.y[rows.out]) == q["held"]
     assert q["held"]["median"] < 0.12
+    assert fit_formats.parallel_errors(q, kind, form) == q["parallel_parts"]
 
 
 @pytest.mark.slow

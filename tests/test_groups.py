@@ -90,6 +90,19 @@ def test_b200s_exchanges_are_a_roofline_and_say_so() -> None:
     assert "held" not in quantities("h20")["reduce_scatter"]
 
 
+def test_slower_links_bound_collectives_and_own_no_measured_error() -> None:
+    n, tp = 8192 * 4096, 4
+    for kind, wire in (("h800", 160e9), ("a10", 24.8e9)):
+        q = quantities(kind)
+        once = (tp - 1) / tp * 2 * n / wire  # bytes of bf16 that pass a link of the ring
+        for op in ("all_gather", "reduce_scatter"):
+            assert float(kernels.collective_s(q, op, tp, n)) == pytest.approx(once)
+            assert "held" not in q[op]
+        assert float(kernels.all_reduce_s(q["all_reduce"], tp, n)) == pytest.approx(2 * once)
+    fast = float(kernels.collective_s(quantities("h100"), "all_gather", tp, n))
+    assert fast < (tp - 1) / tp * 2 * n / 160e9
+
+
 def test_what_does_not_divide_is_refused_in_a_line() -> None:
     assert model_set("deepseek-v3:tp=8:dp=8:ep=8").members[0].shape[-2:] == (8, 8)
     assert models.as_asked("deepseek-v3:tp=8:dp=2") == ("deepseek-v3:dp=2",)

@@ -16,7 +16,7 @@ from harness.engines.costs import quantities
 from harness.policy.types import UserError
 from harness.report.text_table import laid
 from harness.rows import checked
-from harness.validate import measured, names
+from harness.validate import idle, measured, names
 from harness.validate.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting
 from harness.validate.page import page
 from harness.validate.validate import AIMS, SEEDS, ours, points, refits, scores, sides, unscored, within, worst
@@ -381,7 +381,9 @@ def test_the_page_has_the_ten_worst_rows_and_their_conditions(tmp_path: Path) ->
     assert len(listed) == 10
     off = np.abs(np.log(listed["ours"] / listed["measured"]))
     assert (np.diff(off) <= 0).all()
-    text = page(frame, [names.Skipped("b.csv", 3, "unknown GPU")], ["static: met"], partial(laid, markdown=True))
+    kept = idle.Kept(144 * 2**20, 5, 16_000, 0)
+    skipped = [names.Skipped("b.csv", 3, "unknown GPU")]
+    text = page(frame, skipped, ["static: met"], kept, partial(laid, markdown=True))
     assert text.count("| 1 x h100 | llama-3.1-8b | 4 clients, 512+32 | defaults | left out |") == 10
     assert "12 cases of 1 files; 1 skipped." in text
     assert "- b.csv:3: unknown GPU\n" in text

@@ -40,8 +40,20 @@ def test_the_checkpoint_states_its_format(tmp_path: Path) -> None:
     assert [entry and entry.experts.name for entry in stored[:2]] == ["mxfp4", "mxfp4"]  # whatever the column says
     assert stored[2] is not None
     assert stored[2].ffn.name == "fp8_block"  # quantised when loaded: here the column counts
-    assert cases[0].measured["e2e"] == pytest.approx(0.090 + 1023 * 0.006)
+    assert cases[0].measured["e2e"] == pytest.approx(0.090 + ((819 + 1024) / 2 - 1) * 0.006)
+    assert cases[2].measured["e2e"] == pytest.approx(0.090 + 99 * 0.006)
     assert not any(case.fitted for case in cases)
+
+
+def test_rows_of_inferencex_have_its_conditions(tmp_path: Path) -> None:
+    """`random-range-ratio: 0.8`, and `kv-cache-dtype: fp8` on the B200 alone (SemiAnalysisAI/InferenceX)."""
+    rows = read(file(tmp_path, OSS, OSS.replace("h200_sxm", "b200_sxm"), LLAMA))
+    here, there, other = (case.setting for case in rows.cases)
+    assert (here.shape.kv_format, there.shape.kv_format) == ("bf16", "fp8")
+    jobs = here.load.jobs()  # type: ignore[union-attr]
+    for tokens in (jobs.prompt_tokens, jobs.output_tokens):
+        assert int(0.8 * 1024) <= tokens.min() < tokens.max() <= 1024
+    assert set(other.load.jobs().prompt_tokens) == {1000}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ KNOWN = frozenset(
         " n_group topk_group num_expert_group ep_size norm_topk_prob use_qk_norm original_max_position_embeddings"
         " initial_context_length max_model_len n_ctx num_labels num_logits_to_keep num_return_sequences"
         " layer_norm_eps layernorm_epsilon layer_norm_epsilon image_size spatial_merge_size patch_size"
-        " num_image_tokens vision_feature_layer mm_tokens_per_image type_vocab_size".split()
+        " ignore_index num_image_tokens vision_feature_layer mm_tokens_per_image type_vocab_size".split()
     )
 )
 # An unknown key of such a name, with a value that is no switch, stands for dimensions that we would miss.

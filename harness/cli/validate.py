@@ -167,7 +167,7 @@ def _measured(
 
     from harness.report.text_table import aligned, laid
     from harness.rows.record import write_bytes
-    from harness.validate import measured, staggered
+    from harness.validate import idle, measured, staggered
     from harness.validate import page as pages
     from harness.validate import validate as judge
     from workloads.models import read_shapes
@@ -202,7 +202,8 @@ def _measured(
     sys.stdout.flush()
     if page is not None and everything is not None:
         told = [note for ramp in ran for note in ramp.notes]
-        write_bytes(real(page), pages.page(everything, skipped, told, partial(laid, markdown=True)).encode())
+        text = pages.page(everything, skipped, told, idle.kept(), partial(laid, markdown=True))
+        write_bytes(real(page), text.encode())
         click.echo(short_path(real(page)))
     if plot:
         _draw_staggered(ran, out if only else None)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 MIB = 1 << 20
 # kvcached 0.1.6. Pages that an engine keeps mapped (KVCACHED_MIN_RESERVED_PAGES), and 1024ths that its KV takes beyond
-# packed pages: its idle-footprint benchmark (Qwen3-4B, 16,000 tokens) holds 22 for 16, five of them the ones kept.
+# packed pages: 17 for 16, if five of the 22 in its idle-footprint benchmark (Qwen3-4B, 16,000 tokens) are those kept.
+# That benchmark seems to count kept ones apart: then it is 384, of an idle cache (validate/idle.py).
 KEPT_PAGES = 5
 FRAGMENTED = 64
 

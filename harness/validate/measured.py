@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 16
 SERVED_TOKENS = 8192  # assumed where a source names no limit: the context of Llama 3
 WAVES = 10  # requests of each client of a closed loop, the first of which is not counted; all clients begin at once
+SEED_OF_LENGTHS = 0  # of a closed loop whose requests differ
 MOST_SHOWN = 60  # characters of a wrong value
 PROMPTS = 50  # of a Poisson run, one after the other, again and again (45 to 50 in the source)
 SHAPE = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab")  # columns that give a model's shape
@@ -99,13 +100,26 @@ class Closed(NamedTuple):
     clients: int
     prompt: int
     output: int
+    least: float = 1.0  # prompts and outputs are drawn evenly between this part of them and all
+
+    @property
+    def mean_output(self) -> float:
+        """Tokens of an output, in the mean."""
+        return (int(self.least * self.output) + self.output) / 2
 
     def jobs(self) -> Jobs:
         """Return `WAVES` requests a client."""
         n = WAVES * self.clients
         after = np.arange(n, dtype=np.int32) - self.clients
         arrival_s = np.where(after < 0, 0.0, np.inf)
-        return _alike(arrival_s, self.prompt, self.output, after=np.maximum(after, -1).astype(np.int32))
+        jobs = _alike(arrival_s, self.prompt, self.output, after=np.maximum(after, -1).astype(np.int32))
+        if self.least == 1.0:
+            return jobs
+        rng = np.random.default_rng(SEED_OF_LENGTHS)
+        prompt, output = (
+            rng.integers(int(self.least * most), most + 1, n, np.int32) for most in (self.prompt, self.output)
+        )
+        return replace(jobs, prompt_tokens=prompt, output_tokens=output)
 
     def __str__(self) -> str:
         return f"{self.clients} clients, {self.prompt}+{self.output}"
@@ -345,12 +359,14 @@ def _quantised(row: Row) -> Found:
     ttft_s, tpot_s = row.seconds("silicon_ttft_ms", 1e3), row.seconds("silicon_tpot_ms", 1e3)
     if ttft_s > LOST_S:
         raise UnknownName(f"a mean TTFT of {ttft_s:.0f} s")
-    load = Closed(clients, row.count("isl"), row.count("osl"))
     kind_of_gpu = names.gpu(row.values["system"].replace("_", " "))
+    least = names.LEAST.get(row.values["model_path"], 1.0)
+    name += names.KV_FORMAT.get((row.values["model_path"], kind_of_gpu), "")
+    load = Closed(clients, row.count("isl"), row.count("osl"), least)
     setting = Setting(engine, kind_of_gpu, name, tp, load, served=LONG_TOKENS)
     row.fits(setting, "isl", "osl")
     row.group = f"{version} | {kind_of_gpu} | {form} | {kind}"
-    return setting, None, {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + (load.output - 1) * tpot_s}
+    return setting, None, {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + (load.mean_output - 1) * tpot_s}
 
 
 def _offline(row: Row) -> Found:

@@ -75,6 +75,12 @@ QUANTISED = {
     "Qwen/Qwen3-235B-A22B-FP8": ("qwen-3-235b-a22b:dtype=fp8_block", "fp8_block", "MoE"),
     "nvidia/Llama-3.1-8B-Instruct-FP8": ("llama-3.1-8b:dtype=fp8:kv_dtype=fp8", "fp8", "dense"),
 }
+# Conditions that these rows' own runs state and the columns do not: SemiAnalysisAI/InferenceX, of whose rows those of
+# gpt-oss are. `random-range-ratio: 0.8` (.github/workflows/benchmark-tmpl.yml) draws each length between 0.8 of it and
+# all (utils/bench_serving/benchmark_serving.py, `sample_random_requests`), and `kv-cache-dtype: fp8` is that of the
+# B200 alone (benchmarks/single_node/gptoss_fp4_b200.sh, and _h100.sh, _h200.sh).
+LEAST = {"openai/gpt-oss-120b": 0.8}
+KV_FORMAT = {("openai/gpt-oss-120b", "b200"): ":kv_dtype=fp8"}
 LOADED = {"meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b"}  # 16-bit checkpoints: the column counts
 
 

@@ -3,8 +3,11 @@
 A step of m tokens, `top` of `routed` experts each, has m x top rows. How they spread is assumed, one of `SPREADS`:
 
     balanced          every expert has as many: min(routed, m top) experts are touched
-    power_law_ALPHA   an expert's part is a draw of the density x^-ALPHA on [1, 0.8 m], as the measured calls drew
-                      it (AIConfigurator, `_generate_power_law_distribution`); here its quantiles: nothing is random
+    power_law_ALPHA   an expert's part is a draw of the density x^-ALPHA, on [1, 0.8 m] if m top > routed, else on
+                      [0.01, 2]; here its quantiles: nothing is random. Rows are rounded, an expert has at most m, what
+                      lacks goes to those with the fewest, and what is too much is taken from those with the most. So
+                      the measured calls drew it (AIConfigurator, collector/helper.py,
+                      `_generate_power_law_distribution`)
 
 The weights of the experts touched are read once, whatever their rows; rows count in tiles.
 
@@ -13,6 +16,7 @@ The weights of the experts touched are read once, whatever their rows; rows coun
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -30,14 +34,25 @@ BF16 = 2
 
 def loads(tokens: ArrayLike, top: int, routed: int, spread: str = SPREAD) -> F8:
     """Return the rows of each expert in steps of so many tokens, (..., routed), the largest last."""
-    m = np.asarray(tokens, dtype=np.float64)[..., None]
+    m = np.asarray(tokens, dtype=np.float64)
     if spread == "balanced":
-        return m * top / routed + np.zeros(routed)
+        return m[..., None] * top / routed + np.zeros(routed)
     alpha = float(spread.removeprefix("power_law_"))
+    each = [_power_law(int(n), top, routed, alpha) for n in np.ceil(m).ravel()]
+    return np.array(each, dtype=np.float64).reshape(*m.shape, routed)
+
+
+@lru_cache(maxsize=20_000)
+def _power_law(m: int, top: int, routed: int, alpha: float) -> F8:
+    """Return the rows of each expert by the law's quantiles, the largest last."""
+    least, most = (1.0, 0.8 * m) if m * top > routed else (0.01, 2.0)
     u = (np.arange(routed) + 0.5) / routed
-    most = np.maximum(2.0, 0.8 * m)
-    part = ((most ** (1 - alpha) - 1) * u + 1) ** (1 / (1 - alpha))
-    return cast("F8", np.minimum(m, m * top * part / part.sum(axis=-1, keepdims=True)))
+    part = ((most ** (1 - alpha) - least ** (1 - alpha)) * u + least ** (1 - alpha)) ** (1 / (1 - alpha))
+    rows = np.minimum(np.round(m * top * part / part.sum()), m)
+    while lacks := int(m * top - rows.sum()):
+        end = rows == (rows.min() if lacks > 0 else rows.max())
+        rows[np.flatnonzero(end)[-abs(lacks) :]] += np.sign(lacks)
+    return cast("F8", np.sort(rows))
 
 
 def touched(tokens: ArrayLike, top: int, routed: int, spread: str = SPREAD) -> F8:

@@ -360,6 +360,13 @@ def _by_size(d: pd.DataFrame) -> Quantity:
     return {"formula": "log-log interpolation over elements, linear beyond the last", **q, **_errors(predicted, rows)}
 
 
+# Bytes/s between GPUs of kinds whose collectives are those of a kind with faster links.
+WIRES = {
+    "h800": (160e9, "NVLink at the 160 GB/s that DeepSeek plans with"),
+    "a10": (24.8e9, "PCIe 4 at 24.8 GB/s, for it has no NVLink"),
+}
+
+
 def fit_exchanges(kind: str) -> dict[str, Quantity]:
     """Fit the collectives of data-parallel attention, measured by NCCL; sizes count the elements of all ranks.
 
@@ -639,10 +646,9 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
         "tiles": [[tm, tn, best] for tm, tn in TILES],
         "factors": [],
     }
-    files["h800"]["all_reduce"] = {
-        "source": "roofline: H100's, or a ring over NVLink at the 160 GB/s that DeepSeek plans with, unmeasured",
-        "wire": 160e9,
-    }
+    for kind, (wire, over) in WIRES.items():
+        source = f"roofline: {files[kind]['like'].upper()}'s, or a ring over {over}, unmeasured"
+        files[kind] |= {op: {"source": source, "wire": wire} for op in ("all_reduce", *quantities.EXCHANGES)}
 
     def of_kind(kind: str) -> Quantity:
         return dict(quantities.over(files.get(files[kind].get("like", ""), {}), files[kind]))

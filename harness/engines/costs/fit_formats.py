@@ -2,8 +2,8 @@
 
 Adds to `tables/` what `fit` does not: `gemm_FORMAT` (torch and CUTLASS kernels of vLLM; on A100 the weight-only ones of
 TensorRT-LLM) and `experts_FORMAT` (fused MoE), on AIConfigurator's measurements of 2026. Tables of 16 bits stay as they
-are. Rows are clamped to physics as in `fit`. Of experts, two shapes a format are left out of the fit, and all rows of
-expert parallelism; their errors stand beside the fit's.
+are. Rows are clamped to physics as in `fit`. Of experts, two shapes a format are left out of the fit (`held`), and all
+rows of expert parallelism (`parallel_parts`); their errors stand beside the fit's.
 """
 
 from __future__ import annotations
@@ -56,8 +56,14 @@ EXPERTS = {
 }
 # On Blackwell vLLM multiplies MXFP4 weights with MXFP8 inputs.
 OF_KIND = {("b200", "mxfp4"): Kind("w4a8_mxfp4_mxfp8", 0.53125, 1 + 1 / 32, 2)}
+# Kernels of which rows are taken, where a format has several: gpt-oss's, the one checkpoint in MXFP4 here.
+KERNEL = {"w4a16_mxfp4": "gptoss"}
 # Shapes (hidden, width, top, routed) left out of the fit, where a format has others.
 HELD = ((2880, 2880, 4, 32), (4096, 1536, 8, 128), (6144, 2560, 8, 160), (4096, 14336, 2, 8))
+DEGREES = (2, 4, 8)  # of expert parallelism: as many GPUs as an instance may have
+LONG = 1024  # tokens of a step from which errors of expert parallelism are stated apart
+# Starts of the fit of experts (us, ns, shares of peaks, multiple): one bound by weights, and one by launches.
+STARTS = ([20, 100, 0.7, 0.4, 2.0], [40, 1000, 0.2, 0.15, 5.0])
 FEW = 1500  # rows that find the mechanism's parameters; the factors take all
 AXES = (
     ("tokens", [1, 2, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384]),
@@ -103,7 +109,7 @@ def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
         return q | {"weight_bytes": form.weight_bytes, "input_bytes": form.input_bytes, "flops_x": form.flops_x}
 
     start = [1e6 * plain["launch_s"], 1e6 * plain["fill_s"], plain["hbm_frac"], 0.9]
-    x = _minimise(lambda x: kernels.gemm_s(quantity(x), spec, **few.x), few.y, start)
+    x = _minimise(lambda x: kernels.gemm_s(quantity(x), spec, **few.x), few.y, [start])
     q = fit._finish(
         quantity(x),
         [(of, list(knots), rows.x[of]) for of, knots in zip("mnk", plain["axes"], strict=True)],
@@ -115,15 +121,14 @@ def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
             "formula": "as gemm, by the bytes and arithmetic of the format", **q}  # fmt: skip
 
 
-def expert_rows(kind: str, form: Kind) -> Rows | None:
-    """Return a format's fused experts; None where none was measured."""
+def expert_rows(kind: str, form: Kind, degrees: Sequence[int] = (1,)) -> Rows | None:
+    """Return a format's fused experts at degrees of expert parallelism; None where none was measured."""
     d = read(kind, "moe_perf")
-    d = d[d.moe_dtype == form.name] if len(d) else d
+    d = d[(d.moe_dtype == form.name) & d.kernel_source.str.contains(KERNEL.get(form.name, ""))] if len(d) else d
     if not len(d):
         return None
-    d = d[d.distribution.isin(experts.SPREADS) & (d.num_experts // d.moe_ep_size * d.topk >= d.topk)]
     keys = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution"]
-    d = d[(d.moe_ep_size == 1)].sort_values([*keys, "num_tokens"])
+    d = d[d.distribution.isin(experts.SPREADS) & d.moe_ep_size.isin(degrees)].sort_values([*keys, "num_tokens"])
     shape = list(zip(*(d[k] for k in keys[:4]), strict=True))
     shapes = set(shape)
     left = [s for s in HELD if s in shapes][: 2 if len(shapes) > 3 else max(0, len(shapes) - 2)]
@@ -135,19 +140,40 @@ def expert_rows(kind: str, form: Kind) -> Rows | None:
 
 def experts_s(q: Quantity, kind: str, form: Kind, x: Mapping[str, Any]) -> F8:
     """Return the predicted seconds of measured calls, group by group of equal shapes."""
-    spec, names = quantities.gpu(kind), ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size")
+    spec = quantities.gpu(kind)
+    names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
     key = np.stack([x[name].astype(np.int64) for name in names])
     spread = x["distribution"].astype(str)
     out = np.empty(len(spread))
     _, group = np.unique(np.concatenate([key.astype(str), spread[None]]), axis=1, return_inverse=True)
     for g in range(group.max() + 1):
         at = np.flatnonzero(group.ravel() == g)
-        hidden, width, top, routed, tp = (int(v) for v in key[:, at[0]])
+        hidden, width, top, routed, tp, ep = (int(v) for v in key[:, at[0]])
         tokens = x["num_tokens"][at].astype(np.float64)
         out[at] = experts.experts_s(
-            q, spec, tokens, hidden, width / tp, top, routed, form.weight_bytes, str(spread[at[0]])
+            q, spec, tokens, hidden, width / tp, top, routed, form.weight_bytes, str(spread[at[0]]), ep=ep
         )
     return out
+
+
+def parallel_errors(q: Quantity, kind: str, form: Kind) -> dict[str, dict[str, float | int]]:
+    """Return the errors on rows of expert parallelism, by degree and length of the step; `bias` is their median."""
+    if (rows := expert_rows(kind, form, DEGREES)) is None:
+        return {}
+    predicted, ep, long = experts_s(q, kind, form, rows.x), rows.x["moe_ep_size"], rows.x["num_tokens"] >= LONG
+    parts = {
+        f"ep {degree}, {'from' if lengthy else 'below'} {LONG} tokens": (ep == degree) & (long == lengthy)
+        for degree in DEGREES
+        for lengthy in (False, True)
+    }
+    return {
+        what: {
+            **fit.error(predicted[part], rows.y[part]),
+            "bias": round(float(np.median(predicted[part] / rows.y[part] - 1)), 4),
+        }
+        for what, part in parts.items()
+        if part.any()
+    }
 
 
 def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
@@ -159,7 +185,7 @@ def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
         q = {"launch_s": x[0] * 1e-6, "expert_s": x[1] * 1e-9, "hbm_frac": min(x[2], 0.95)}
         return q | {"flops_frac": min(x[3], 0.95), "move_x": x[4], "flops_x": form.flops_x}
 
-    x = _minimise(lambda x: experts_s(quantity(x), kind, form, few.x), few.y, [20, 100, 0.7, 0.4, 2.0])
+    x = _minimise(lambda x: experts_s(quantity(x), kind, form, few.x), few.y, STARTS)
     weights = 3 * rows.x["hidden_size"] * (rows.x["inter_size"] / rows.x["moe_tp_size"]) * form.weight_bytes / 1024
     at = (rows.x["num_tokens"], rows.x["num_experts"], weights)
     q = fit._finish(
@@ -180,6 +206,7 @@ def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
         " x factors(tokens, experts, KiB an expert); engines/costs/experts.py",
         **q,
         "fit_parts": by_spread,
+        "parallel_parts": parallel_errors(q, kind, form),
     }
 
 
@@ -188,15 +215,21 @@ def _few(rows: Rows) -> Rows:
     return rows.pick(np.sort(np.random.default_rng(0).permutation(fitted)[:FEW]))
 
 
-def _minimise(seconds: Callable[[F8], F8], y: F8, start: Sequence[float]) -> F8:
+def _minimise(seconds: Callable[[F8], F8], y: F8, starts: Sequence[Sequence[float]]) -> F8:
+    """Return the parameters with the least loss, of the local minima that the starts lead to."""
+
     def residuals(x: F8) -> F8:
         return cast("F8", np.clip(np.log(seconds(np.exp(x)) / y), -1, 1))
 
     bounds = (np.log(1e-9), np.log(1e4))
-    got = least_squares(
-        residuals, np.log(start), loss="soft_l1", f_scale=0.1, diff_step=[1e-2] * len(start), bounds=bounds, max_nfev=15
-    )
-    return cast("F8", np.exp(got.x))
+    fits = [
+        least_squares(
+            residuals, np.log(start), loss="soft_l1", f_scale=0.1, diff_step=[1e-2] * len(start), bounds=bounds,
+            max_nfev=15,
+        )
+        for start in starts
+    ]  # fmt: skip
+    return cast("F8", np.exp(min(fits, key=lambda got: got.cost).x))
 
 
 def added(kind: str, q: Quantity, log: Callable[[str], None] = print) -> Quantity:

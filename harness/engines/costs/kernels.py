@@ -150,11 +150,14 @@ def collective_s(q: Toml, op: str, tp: int, elements: ArrayLike) -> F8:
     """Return the seconds of a collective of bf16 `elements` over `tp` GPUs; of `all_gather` and the like, all parts."""
     if tp > 1 and op not in q:
         raise UserError(f"this machine's cost table has no {op}, which data-parallel attention takes")
-    return all_reduce_s(q.get(op, q["all_reduce"]), tp, elements)
+    return all_reduce_s(q.get(op, q["all_reduce"]), tp, elements, passes=1)
 
 
-def all_reduce_s(q: Toml, tp: int, elements: ArrayLike) -> F8:
-    """Return seconds of an all-reduce of bf16 `elements` over `tp` GPUs: log-log between knots, linear beyond."""
+def all_reduce_s(q: Toml, tp: int, elements: ArrayLike, passes: int = 2) -> F8:
+    """Return seconds of an all-reduce of bf16 `elements` over `tp` GPUs: log-log between knots, linear beyond.
+
+    In a ring all bytes pass a link twice, in an all-gather or a reduce-scatter once (`passes`).
+    """
     x, elements = np.array(q["elements"], dtype=np.float64), np.asarray(elements, dtype=np.float64)
     if tp == 1:
         return np.zeros_like(elements)
@@ -163,7 +166,7 @@ def all_reduce_s(q: Toml, tp: int, elements: ArrayLike) -> F8:
     y = np.array(q[f"tp{tp}_s"], dtype=np.float64)
     inner = np.exp(np.interp(np.log(elements), np.log(x), np.log(y)))
     # A link slower than the one measured: a ring over it, at least.
-    ring = 2 * (tp - 1) / tp * BF16 * elements / float(q.get("wire", np.inf))
+    ring = passes * (tp - 1) / tp * BF16 * elements / float(q.get("wire", np.inf))
     table: F8 = np.where(elements > x[-1], y[-1] * elements / x[-1], inner)
     return np.maximum(table, ring)
 

@@ -30,7 +30,7 @@ Link = Literal["pcie", "spread", "disk"]
 TABLES = Path(__file__).parent / "tables"
 OPS = ("gemm", "small", "prefill", "decode", "share", "all_reduce")  # quantities of a GPU kind
 EXCHANGES = ("all_gather", "reduce_scatter")  # of data-parallel attention
-ERRORS = ("fit", "fit_parts", "held", "held_parts")
+ERRORS = ("fit", "fit_parts", "held", "held_parts", "parallel_parts")
 CHIP = ("sms", "flops", "hbm")
 
 
