@@ -69,8 +69,8 @@ Causes of the cells that miss the aim, each tried on its rows:
   attention and expert parallelism (57 and 53 ms, beside 54 with neither); the spread of tokens (`balanced` adds at
   most 12 ms to 28); and all-reduces outside CUDA graphs (188 x 20 us = 4 ms). As a + b / GPUs a is 30 ms, so not all
   of it is memory or arithmetic. Steps outside CUDA graphs would fit: 30 ms are 320 us a layer, and a dense layer in
-  eager vLLM takes 110 us (`vllm-eager`, H100), with a third of the kernels. No row says whether graphs were on. The
-  Llama rows of the same engine and card have no such term.
+  eager vLLM takes 110 us (`vllm-eager`, H100) and has fewer kernels. No row says whether graphs were on. The Llama
+  rows of the same engine and card have no such term.
 - SGLang 0.5.6, Qwen3-235B FP8: not measured. The four rows with 2 clients are 23 to 26 % too short, the eight with 3
   or 4 by 6 % in the mean: measured steps hardly depend on clients (15 to 18 ms), while ours read half as many experts
   for 2 as for 4. SGLang's kernels are in no table.
