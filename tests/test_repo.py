@@ -135,7 +135,7 @@ def test_the_locks_are_hashed_and_hold_all_that_is_asked_for() -> None:
 TARGETS = (
     "compare help setup lint types test test-fast test-slow test-torch test-servers test-cluster smoke fuzz torch ci "
     "bench docs cluster "
-    "validate fit-hosts claims gpu gpu-servers lock clean reproduce-% servers-%"
+    "validate fit-hosts claims gpu gpu-servers lock clean reproduce-% reproduce-all servers-%"
 )
 
 
