@@ -225,6 +225,15 @@ def test_the_ratios_of_a_walk_from_the_fair_default() -> None:
     assert "| condition | static |" in printed(rows, facts, markdown=True)
 
 
+def test_a_case_without_an_interval_does_not_count_in_the_first_line() -> None:
+    panels = [panel(name, k, "rate_rps", xs=(1.0, 16.0), unit_rps=1.0) for k, name in enumerate("abcde")]
+    facts = about(panels, [], layout="lines", definitions=["ttft"])
+    rows = rates(panels, {"a": 2.0, "b": 2.0, "c": 16.0, "d": 16.0, "e": 16.0})
+    single = pc.or_(pc.equal(rows["seed"], 0), pc.is_in(rows["condition"], pa.array(["a", "b"])))
+    assert printed(rows.filter(single), facts)[0] == "on most of 2 panels prism is ahead of static"
+    assert printed(rows, facts)[0] == "on most of 5 panels prism is behind static"
+
+
 def test_without_a_number_of_the_paper_it_says_who_is_ahead() -> None:
     panels = [panel(name, k, "rate_rps", xs=(1.0, 16.0), unit_rps=1.0) for k, name in enumerate("abcd")]
     facts = about(panels, [Claim("ratio", "prism", "static")], layout="matrix", definitions=["ttft"])

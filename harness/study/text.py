@@ -18,7 +18,7 @@ from harness.loop import vetted
 from harness.report.commands import check_command
 from harness.report.text_table import brief, laid
 from harness.rows import crossings, estimate, record, setting, statistics, tidy
-from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
+from harness.rows.crossings import CASE, STANDINGS, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
 from harness.study import claims, tradeoff, without
 from harness.study.claims import AXES, STYLES, Verdict
@@ -71,7 +71,11 @@ def lines(shown: Shown) -> Iterator[str]:
 
 
 def _answer(cells: str, standings: Standings) -> Iterator[str]:
-    """Say against which others a system is ahead, equal or behind in most cells; nothing where there is one."""
+    """Say against which others a system is ahead, equal or behind in most cells; nothing where there is one.
+
+    Cells that are a case each, without an interval, have no verdict and do not count.
+    """
+    standings = {key: standing for key, standing in standings.items() if standing.says != CASE}
     if (several := len({cell for cell, *_ in standings})) < SEVERAL:
         return
     told = []
