@@ -81,12 +81,13 @@ RUN-weaver = $(if $(FULL),echo 'weaver runs all that it has: FULL=1 adds nothing
 reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; FULL=1: more; fig7 ENGINE=torch
 	@$(or $(RUN-$*$(ENGINE:%=-%)),$(if $(ENGINE),$(error ENGINE=$(ENGINE) runs no $*; fig7 runs with ENGINE=torch)),$(RUN-$*),$(RUN))
 
-# What `bench study` lists, but for the study of the torch engine's devices.
-EVERY = $(PY) -c 'from harness.study import ledger, load; print(*sorted({*load.names(), *ledger.DRIVERS} - {"fig7-torch"}))'
+# What `bench study` lists, but for the torch engine's devices and what another of these targets runs as well.
+STUDIES = $(PY) -c 'from harness.study import ledger, load; print(*sorted({*load.names(), *ledger.DRIVERS}))'
+EVERY = $(filter-out fig7-torch prism-ablations pdmux-70b,$(shell $(STUDIES)))
 reproduce-all: $(READY) ## every study that the bench has, its table in .make/tables/; hours; a second call goes on; FULL=1: more
-	@mkdir -p .make/tables; for study in $$($(EVERY)); do from=$$(date +%s); \
-	$(MAKE) reproduce-$$study >.make/part && mv .make/part .make/tables/$$study$(if $(FULL),-full).txt || exit; \
-	printf '%-18s %5d s  %s\n' $$study $$(($$(date +%s) - from)) "$$(head -n 1 .make/tables/$$study$(if $(FULL),-full).txt)"; done
+	@mkdir -p .make/tables; for study in $(EVERY); do from=$$(date +%s); to=.make/tables/$$study$(if $(FULL),-full).txt; \
+	$(MAKE) reproduce-$$study >.make/part && mv .make/part $$to || exit; \
+	printf '%-18s %5d s  %s\n' $$study $$(($$(date +%s) - from)) "$$(head -n 1 $$to)"; done
 
 claims: $(READY) ## results/claims.md: every paper's claims beside what comes out here; runs what is not stored
 	@$(BENCH) claims

@@ -16,14 +16,13 @@ import numpy as np
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from harness.engines.machine import Config, Served
+from harness.engines.machine import Config
 from harness.engines.sim.engine import Sim
 from harness.policy.actions import Load
 from harness.policy.types import Batch, Inst, Plan
 from plots import style
 from tests.scale import OUTPUT, PROMPT, jobs
-from tests.speed import SLO_S, run
-from workloads.models import model_set
+from tests.speed import run, served
 
 OUT = Path(".make/linear.png")
 EACH = 4  # models on a GPU, left
@@ -34,10 +33,8 @@ SHAPE = "llama-3.2-1b"
 
 def config(models: int, gpus: int) -> Config:
     """Return a machine with so many equal models and GPUs."""
-    members = model_set(f"{SHAPE}*{models}").members
-    served = tuple(Served(m.name, m.shape._replace(max_tokens=2048), m.tp, *SLO_S) for m in members)
-    plan = Plan(RPS * gpus / models, PROMPT, OUTPUT, "trace")
-    return Config(served, gpus=gpus, plan={m.name: plan for m in served})
+    members, plan = served(f"{SHAPE}*{models}"), Plan(RPS * gpus / models, PROMPT, OUTPUT, "trace")
+    return Config(members, gpus=gpus, plan={m.name: plan for m in members})
 
 
 def queries(models: int, gpus: int) -> dict[str, float]:

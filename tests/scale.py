@@ -25,9 +25,9 @@ from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
 from harness.loop.system import find
 from harness.policy.types import Infeasible, Jobs, Option, Plan, Unsupported, UserError
+from tests import speed
 from tests.speed import SLO_S, run
 from traces.arrivals import rng, zipf
-from workloads.models import model_set
 
 SIZES = ((8, 4), (58, 32), (300, 64), (1000, 200))  # models, GPUs
 SYSTEMS = ("static", "elastic", "elastic+replicas", "swap", "prism", "alpaserve", "alpaserve+search=fast", "muxserve",
@@ -42,7 +42,7 @@ def served(models: int) -> tuple[Served, ...]:
     counts = {name: models * tenths // 10 for name, tenths in KINDS.items()}
     counts["llama-3.2-1b"] += models - sum(counts.values())
     text = ",".join(f"{name}*{count}" for name, count in counts.items())
-    return tuple(Served(m.name, m.shape._replace(max_tokens=2048), m.tp, *SLO_S) for m in model_set(text).members)
+    return speed.served(text)
 
 
 def jobs(names: tuple[str, ...], requests: int, rate: float) -> Jobs:

@@ -61,6 +61,11 @@ CASES = {
 SLO_S = (0.2, 0.05)  # TTFT, TPOT: about 5 x P95 of the set's 8B
 
 
+def served(models: str) -> tuple[Served, ...]:
+    """Return the models of a set, whose requests have at most 2,048 tokens."""
+    return tuple(Served(m.name, m.shape._replace(max_tokens=2048), m.tp, *SLO_S) for m in model_set(models).members)
+
+
 def jobs(models: tuple[str, ...], n: int, rate: float, prompt: int = 600, output: int = 300) -> Jobs:
     """Return Poisson arrivals of equal requests over models at random."""
     rng = np.random.default_rng(7)
@@ -85,11 +90,9 @@ def run(system: str, config: Config, work: Jobs, folder: Path, **fields: Option)
 def child(name: str, n: int) -> None:
     """Run a case in a process of its own; print requests per CPU-second, seconds, peak memory, the policy's part."""
     case = CASES[name]
-    served = tuple(
-        Served(m.name, m.shape._replace(max_tokens=2048), m.tp, *SLO_S) for m in model_set(case.models).members
-    )
-    names, each = tuple(m.name for m in served), Plan(case.rate / len(served), 600, 300, "trace")
-    config = Config(served, gpu=case.gpu, gpus=case.gpus, noise=quantities.noise("h100", "vllm-graph"),
+    members = served(case.models)
+    names, each = tuple(m.name for m in members), Plan(case.rate / len(members), 600, 300, "trace")
+    config = Config(members, gpu=case.gpu, gpus=case.gpus, noise=quantities.noise("h100", "vllm-graph"),
                     plan=dict.fromkeys(names, each))  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         t = time.process_time()

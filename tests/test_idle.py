@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from harness.engines.costs.shapes import kv_token_bytes
 from harness.policy.types import GIB, MIB
 from harness.validate import idle
+from workloads.models import shape
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +20,8 @@ def test_measured_gibibytes_are_pages_of_144_mib(ours: idle.Kept) -> None:
     assert ours.page_bytes == 2 * MIB * 36 * 2  # a page id in every layer, for K and for V
     for gib, pages in idle.MEASURED.values():
         assert gib == pytest.approx([n * ours.page_bytes / GIB for n in pages], abs=0.006)
-    assert -(-1000 * 16 * idle.shape_bytes() // ours.page_bytes) == idle.MEASURED[list(idle.MEASURED)[-1]][1][0]
+    *_, (_, (floor,)) = idle.MEASURED.values()
+    assert -(-1000 * 16 * kv_token_bytes(shape(idle.MODEL)) // ours.page_bytes) == floor
 
 
 def test_traffic_is_of_the_lengths_that_the_benchmark_states() -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.engines import sim
+from harness.engines.costs.shapes import kv_token_bytes
 from harness.engines.machine import Config, Served, cluster, granule_bytes, machine
 from harness.loop import system
 from harness.loop.replay import replay
@@ -47,13 +48,7 @@ class Kept(NamedTuple):
     @property
     def cached_pages(self) -> float:
         """Pages that what is cached takes without holes."""
-        return self.cached_tokens * shape_bytes() / self.page_bytes
-
-
-def shape_bytes() -> int:
-    """Return the KV bytes of a token."""
-    its = shape(MODEL)
-    return its.layers * 2 * its.kv_heads * its.head_dim * 2
+        return self.cached_tokens * kv_token_bytes(shape(MODEL)) / self.page_bytes
 
 
 def traffic() -> Jobs:
