@@ -85,8 +85,8 @@ def test_only_what_belongs_is_kept() -> None:
     names = {path.relative_to(ROOT).as_posix() for path in files()}
     measured = re.compile(
         r"results/h200/((README|corun)\.md|raw\.jsonl|host\.json|h200-measured\.toml|[a-z]+\.png"
-        r"|stages/(README\.md|(raw|stages|plan)\.jsonl|calibrate\.json|torch-h200\.toml)"
-        r"|(torch|stages/runs)/(README\.md|[a-z]+-[0-9a-f]{8}/(requests\.parquet|side\.json)))"
+        r"|(?:stages|whole)/(README\.md|(raw|stages|plan)\.jsonl|calibrate\.json|torch-h200\.toml)"
+        r"|(torch|(?:stages|whole)/runs)/(README\.md|[a-z]+-[0-9a-f]{8}/(requests\.parquet|side\.json)))"
     )
     timed = re.compile(
         r"results/cpu/(?:vllm/|torch/(?:fig7/)?)?(raw\.jsonl|host\.json|[a-z]+-cpu\.toml|(calibrate|validate)\.(csv|png|md)"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines.costs import quantities
+from harness.engines.costs import quantities, shapes
 from harness.engines.machine import Config
 from harness.engines.torch import kind
 from harness.engines.wallclock import machine_facts
@@ -77,6 +77,16 @@ def test_the_plan_has_the_stages_in_order_for_both_kinds_of_devices() -> None:
 def test_the_plan_is_what_its_specs_say(tmp_path: Path) -> None:
     torch_runs.write(tmp_path / "plan.jsonl")
     assert (tmp_path / "plan.jsonl").read_text() == PLAN.read_text()
+
+
+@pytest.mark.slow
+def test_a_plan_of_one_device_has_room_for_every_model(tmp_path: Path) -> None:
+    torch_runs.write(tmp_path / "plan.jsonl", devices=1, minute_s=4.0, window_s=4.0)
+    for alone, halves in zip(workloads(tmp_path / "plan.jsonl", "cuda"), workloads(PLAN, "cuda"), strict=True):
+        config = alone.configured("h200")
+        assert (config.gpus, halves.configured("h200").gpus) == (1, 2)
+        assert config.pool_bytes is not None
+        assert config.pool_bytes > sum(shapes.weight_bytes(model.shape) for model in config.models)
 
 
 def test_a_second_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The plan of the torch engine's stages, and their results as runs like any other.
 
-    python -m harness.validate.torch_runs     writes torch_stages.jsonl, which the stages take their requests from
+    python -m harness.validate.torch_runs                 writes torch_stages.jsonl, which the stages take requests from
+    python -m harness.validate.torch_runs whole.jsonl 1   a plan of one device, for torch_stages --plan
 
 The stages run where torch and NumPy are all there is (torch_stages.py); specs become requests here, before, and what
 was seen of the requests becomes runs here, after.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +36,7 @@ from harness.validate.torch_stages import JOURNAL, PLAN, REQUESTS, SEVEN, Worklo
 
 MODELS = "llama-3.2-1b*2,llama-3.2-3b,llama-3.1-8b"
 DEVICES = 2  # two halves of one card
-EACH = 8  # requests of each model, whose KV fits beside the weights of two models
+EACH = 16  # requests of each model, whose KV the devices hold beside the weights
 WARMUP_S = 2.0
 DRAIN_S = 60.0  # 512 tokens at the slowest that Aegaeon lets them come: about the TPOT limit
 WHOLE = ("model", "prompt_tokens", "output_tokens")
@@ -51,9 +53,9 @@ class Serving(NamedTuple):
 SERVINGS = (Serving("cpu", (3.0, 0.1), (0.5, 1.0)), Serving("cuda", (0.5, 0.05), (2.0, 4.0)))
 
 
-def spec(serving: Serving, rate: float, seed: int, window_s: float) -> Spec:
+def spec(serving: Serving, rate: float, seed: int, window_s: float, devices: int = DEVICES) -> Spec:
     """Return the spec of a workload, of no system yet, as the simulator of a card would run it."""
-    base = Spec("prism", models=MODELS, gpus=DEVICES, trace=TRACE, served=SERVED, rate_scale=rate, seed=seed,
+    base = Spec("prism", models=MODELS, gpus=devices, trace=TRACE, served=SERVED, rate_scale=rate, seed=seed,
                 window_s=window_s, warmup_s=WARMUP_S, drain_s=DRAIN_S)  # fmt: skip
     ttft_s, tpot_s = serving.slo_s
     slo_s = tuple((name, ttft_s, tpot_s) for name in Setup(base).models.names)
@@ -66,8 +68,9 @@ def workload(stage: str, name: str, serving: Serving, base: Spec) -> Workload:
     setup = Setup(by_system[base.system])
     config, jobs = setup.config, setup.jobs()
     served = [_served(m.shape, serving.device) for m in config.models]
-    longest = sum(EACH * SERVED * kv_bytes for _, kv_bytes in served)
-    pool_bytes = math.ceil((sum(sorted(w for w, _ in served)[-2:]) + longest) / PAGE) * PAGE
+    longest = sum(EACH // config.gpus * SERVED * kv_bytes for _, kv_bytes in served)
+    heaviest = sorted(w for w, _ in served)[-(len(served) // config.gpus) :]  # a device's share of the models
+    pool_bytes = math.ceil((sum(heaviest) + longest) / PAGE) * PAGE
     settings = ("gpus", "node_gpus", "block_tokens", "batch_cap", "chunk_tokens", "prefill_tokens", "watermark", "seed",
                 "start_s")  # fmt: skip
     columns = {name: getattr(jobs, name) for name in (*WHOLE, "arrival_s", "ttft_slo_s", "tpot_slo_s")}
@@ -100,18 +103,19 @@ def _plain(column: Any) -> list[Any]:
     return [x if math.isfinite(x) else None for x in values]
 
 
-def plan(minute_s: float = 60.0, window_s: float = 20.0) -> Iterator[Workload]:
+def plan(minute_s: float = 60.0, window_s: float = 20.0, devices: int = DEVICES) -> Iterator[Workload]:
     """Yield the lines of the plan: for each kind of device the seven systems' minute, then two rates to validate."""
     for serving in SERVINGS:
-        base = spec(serving, serving.rates[0], 0, minute_s)
+        base = spec(serving, serving.rates[0], 0, minute_s, devices)
         yield workload("systems", f"{serving.rates[0]:g} req/s a model", serving, base)
         for rate in serving.rates:
-            yield workload("validate", f"{rate:g} req/s a model", serving, spec(serving, rate, 1, window_s))
+            yield workload("validate", f"{rate:g} req/s a model", serving, spec(serving, rate, 1, window_s, devices))
 
 
-def write(path: Path = PLAN, **seconds: float) -> None:
+def write(path: Path = PLAN, devices: int = DEVICES, **seconds: float) -> None:
     """Write the plan."""
-    lines = [json.dumps(line._asdict(), separators=(",", ":"), allow_nan=False) + "\n" for line in plan(**seconds)]
+    every = plan(devices=devices, **seconds)
+    lines = [json.dumps(line._asdict(), separators=(",", ":"), allow_nan=False) + "\n" for line in every]
     record.write_bytes(path, "".join(lines).encode())
 
 
@@ -194,5 +198,6 @@ def _slo(folder: Path) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    write()
-    print(f"{PLAN}: {len(PLAN.read_text('utf-8').splitlines())} workloads, {PLAN.stat().st_size // 1024} KiB")
+    at = Path(sys.argv[1]) if len(sys.argv) > 1 else PLAN
+    write(at, int(sys.argv[2]) if len(sys.argv) > 2 else DEVICES)
+    print(f"{at}: {len(at.read_text('utf-8').splitlines())} workloads, {at.stat().st_size // 1024} KiB")
