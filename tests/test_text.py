@@ -238,7 +238,7 @@ def test_without_a_number_of_the_paper_it_says_who_is_ahead() -> None:
     panels = [panel(name, k, "rate_rps", xs=(1.0, 16.0), unit_rps=1.0) for k, name in enumerate("abcd")]
     facts = about(panels, [Claim("ratio", "prism", "static")], layout="matrix", definitions=["ttft"])
     told = printed(rates(panels, {"a": 2.0, "b": 16.0, "c": 8.0, "d": 1.0}), facts)
-    assert told[0] == "on most of 4 conditions prism is none of these on most against static"
+    assert told[0] == "against static prism has no verdict that holds on most of 4"
     assert told[2:7] == ["condition static", "a + 4.00x", "b - 0.50x", "c = 1.00x", "d + >8.00x"]
     words = "ahead under a and d; equal within 25 % under c; behind under b"
     assert f"prism / static: depends on the condition: {words}." in " ".join(map(str.strip, told))

@@ -28,7 +28,7 @@ from harness.study.without import Part
 
 Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
-SIDES, MIXED = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}, "none of these on most against"
+SIDES = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}
 SEVERAL = 2  # panels of which a first line tells the verdicts together
 
 
@@ -80,14 +80,15 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
         return
     told = []
     for ours in dict.fromkeys(key[1] for key in standings):
-        named = dict[str, list[str]]()
+        named, mixed = dict[str, list[str]](), list[str]()
         for theirs in dict.fromkeys(key[2] for key in standings if key[1] == ours):
             of = [standing for key, standing in standings.items() if key[1:] == (ours, theirs)]
             word, count = Counter(standing.says.split()[0].strip(",") for standing in of).most_common(1)[0]
-            named.setdefault(SIDES.get(word, MIXED) if 2 * count > len(of) else MIXED, []).append(theirs)
-        phrases = (f"{phrase} {_listed(named[phrase])}" for phrase in (*SIDES.values(), MIXED) if phrase in named)
-        told.append(f"{ours} is {', '.join(phrases)}")
-    yield f"on most of {several} {cells} {'; '.join(told)}"
+            (named.setdefault(SIDES[word], []) if word in SIDES and 2 * count > len(of) else mixed).append(theirs)
+        phrases = [f"{phrase} {_listed(named[phrase])}" for phrase in SIDES.values() if phrase in named]
+        told += [f"on most of {several} {cells} {ours} is {', '.join(phrases)}"] if phrases else []
+        told += [f"against {_listed(mixed)} {ours} has no verdict that holds on most of {several}"] if mixed else []
+    yield "; ".join(told)
 
 
 def _blocks(shown: Shown, standings: Standings) -> Iterator[str]:
