@@ -334,6 +334,8 @@ def test_gpus_that_served_nobody_are_told(tmp_path: Path) -> None:
     told = ok(*small, "--gpus", "4")
     assert "static:equal: 2 of 4 GPUs served no request in every run (GPUs 2 to 3)" in told.splitlines()
     assert "served no request" not in ok(*small, "--gpus", "2")
+    told = ok(*small, "--systems", "weaver", "--gpus", "4")
+    assert "weaver: 2 of 4 GPUs prefilled no request in every run (GPUs 0 to 1)" in told.splitlines()
 
 
 def test_a_system_without_room_says_what_it_lacks_and_the_way_out_works(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
 def idle(measured: Measured, shown: Summary) -> list[str]:
     """List the systems that left GPUs without a request in some run at the rate shown, a line each.
 
-    Warm-up and drain are included.
+    Warm-up and drain are included. Rows tell where requests were prefilled, not where they decode after a move.
     """
     lines = []
     for row in shown.systems:
@@ -195,7 +195,9 @@ def idle(measured: Measured, shown: Summary) -> list[str]:
         if none and (least := min(none, key=len)):
             every = "" if len(runs) == 1 else " in every run" if len(set(map(tuple, none))) == 1 else " or more"
             which = f" ({_spans(least)})" if every != " or more" else ""
-            lines.append(f"{row.label}: {len(least)} of {row.gpus} GPUs served no request{every}{which}")
+            moved = any(record.meta(measured.folder.parent / run)["stats"].get("moves") for run in runs)
+            did = "prefilled" if moved else "served"
+            lines.append(f"{row.label}: {len(least)} of {row.gpus} GPUs {did} no request{every}{which}")
     return lines
 
 
@@ -207,7 +209,7 @@ def _runs(measured: Measured, label: str, rate: float) -> list[str]:
 
 
 def _used(run: Path) -> set[int]:
-    """Return the GPUs on which some request of a run had a step: `0+1` is a group, and `0>1` has moved."""
+    """Return the GPUs on which some request of a run was prefilled: `0+1` is a group, `0>1` its first and last ones."""
     rows = record.read_by_pieces(run)
     of = rows.columns(["gpus"]) if isinstance(rows, record.Pieces) else [rows]
     places = {place for piece in of for place in piece["gpus"].unique().to_pylist()}
