@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.report.causes import CAUSES
 from harness.report.summary import Summary, SystemSummary, panel_of, scores
+from harness.report.text_table import joined
 from harness.rows import estimate, statistics, tidy
 from harness.rows.crossings import CASE, NEAR, STANDINGS, Standing, corrected, difference, side_by_side
 from harness.rows.estimate import POINTS, RATIO
@@ -38,7 +39,7 @@ def verdict(table: pa.Table, shown: Summary, definition: str, level: float) -> s
     alike = [name for name, standing in standings.items() if standing.says == "equal within 25 %" and not standing.flat]
     goal, lines = f"{100 * level:g} %", []
     if alike:
-        lines.append(f"{_listed([first.label, *alike])} serve equal rates at {goal}, within 25 %")
+        lines.append(f"{joined([first.label, *alike])} serve equal rates at {goal}, within 25 %")
     if second := next((name for name in standings if name not in alike), ""):
         lines.append(paired(first.label, second, standings[second], level))
     return "; ".join(lines)
@@ -75,10 +76,6 @@ FLAT = {  # of differences at three rates
     "turns": "ahead at one rate and behind at another",
     CASE: FEW,
 }
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _difference(table: pa.Table, rivals: Sequence[SystemSummary], rate: float, definition: str) -> str | None:

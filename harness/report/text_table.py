@@ -22,6 +22,11 @@ def aligned(rows: Iterable[Sequence[str]], room: int | None = None) -> Iterator[
         yield from (" " * (sum(width[:-1]) + 2 * len(cells)) + part for part in parts[1:])
 
 
+def joined(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: "a", "a and b", "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def clause(text: str, room: int) -> str:
     """Return the longest start of a sentence, of at most `room` characters, up to a comma, semicolon or colon.
 

@@ -18,6 +18,7 @@ from harness.report.causes import CAUSES
 from harness.report.columns import Column
 from harness.report.page import Grid, Page, Picture, empty, grids
 from harness.report.summary import Summary
+from harness.report.text_table import joined
 from harness.rows import crossings, estimate, record, setting, tidy
 from harness.rows.checked import note
 from harness.rows.definitions import DEFINITIONS
@@ -99,7 +100,7 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     notes += [f"{label} does not fit: {why}" for label, why in tidy.infeasible(table).items()]
     notes += [line for line in (sentences.why(table, shown, rule, LEVEL),) if line]
     return Page(
-        f"Which of {_listed(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
+        f"Which of {joined(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
         f"{verdict} ({panel['models']}, {where})" if verdict else "No system has a rate at which it meets its SLOs.",
         pictures,
         [_summary(shown), *_curves(table, shown, rule), *_by_model(table, shown, rule), *_causes(folder, rule)],
@@ -242,7 +243,7 @@ def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: st
     tables, notes = grids(others if answered else (first, *others))
     after = f", after {about['paper']}" if about["paper"] else ""
     return Page(
-        f"{about['study']}: how do {_listed(list(about['systems']))} compare{after}?",
+        f"{about['study']}: how do {joined(list(about['systems']))} compare{after}?",
         first if answered else "See the tables.",
         pictures,
         [empty(table) for table in tables],
@@ -300,7 +301,3 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
 
 def _name(models: str) -> str:
     return Path(models).stem if models.endswith(".toml") else models
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

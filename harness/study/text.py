@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from harness.loop import vetted
 from harness.report.commands import check_command
-from harness.report.text_table import brief, laid
+from harness.report.text_table import brief, joined, laid
 from harness.rows import crossings, estimate, record, setting, statistics, tidy
 from harness.rows.crossings import CASE, STANDINGS, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
@@ -85,9 +85,9 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
             of = [standing for key, standing in standings.items() if key[1:] == (ours, theirs)]
             word, count = Counter(standing.says.split()[0].strip(",") for standing in of).most_common(1)[0]
             (named.setdefault(SIDES[word], []) if word in SIDES and 2 * count > len(of) else mixed).append(theirs)
-        phrases = [f"{phrase} {_listed(named[phrase])}" for phrase in SIDES.values() if phrase in named]
+        phrases = [f"{phrase} {joined(named[phrase])}" for phrase in SIDES.values() if phrase in named]
         told += [f"on most of {several} {cells} {ours} is {', '.join(phrases)}"] if phrases else []
-        told += [f"against {_listed(mixed)} {ours} has no verdict that holds on most of {several}"] if mixed else []
+        told += [f"against {joined(mixed)} {ours} has no verdict that holds on most of {several}"] if mixed else []
     yield "; ".join(told)
 
 
@@ -254,7 +254,7 @@ def _signs(printed: Collection[str]) -> str:
 
 def _at(xs: Sequence[float], axis: str) -> str:
     """Render several x of an axis, with its unit."""
-    shown = _listed([f"{x:.3g}" for x in xs])
+    shown = joined([f"{x:.3g}" for x in xs])
     return f"{shown} req/s" if axis in crossings.RATED else f"{AXES[axis]} {shown}"
 
 
@@ -480,7 +480,7 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
                 continue
             named = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
             by.setdefault(standing.note if "does not fit" in standing.note else standing.says, []).append(named)
-        told = "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names)
+        told = "; ".join(f"{word} under {joined(names)}" for word, names in by.items() if names)
         sides = {word.split(",")[0].split()[0] for word, names in by.items() if names and word in STANDINGS}
         turns = "depends on the condition: " if len(sides & {"ahead", "behind", "equal", "turns"}) > 1 else ""
         if (c := crossings.cases([standing for key, standing in ours.items() if key in several])) is not None:
@@ -494,10 +494,6 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
                 f"{' / '.join(pair)}, {paper:g} in the paper: reached under {there} of {len(ours)} conditions, not "
                 f"excluded under {may}."
             )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 # ------------------------------------------------------------------ parts of a system, switched off

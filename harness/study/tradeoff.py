@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.report.text_table import laid
+from harness.report.text_table import joined, laid
 from harness.rows import estimate
 from harness.rows import held as helds
 from harness.rows.estimate import NONE, SHARE
@@ -20,8 +20,12 @@ def lines(about: Mapping[str, Any], table: pa.Table, *, markdown: bool, every: b
     """Yield the answer, a table with a row a setting, and what its columns are; with `every` the intervals too."""
     named = list(zip(LETTERS, helds.panels(table, about), strict=False))
     level, first = about["level"], about["panels"][0]
-    answers = (f"{letter} {_answer(settings, level)}" for letter, (_, settings) in named)
-    yield f"fewest GPU-hours a day with {100 * level:g} % of SLOs met: {'; '.join(answers)}"
+    chosen = dict[str, list[str]]()
+    for letter, (panel, settings) in named:
+        best = helds.cheapest(settings, level)
+        chosen.setdefault(best.name if best else "none", []).append(f"{panel['name']} ({letter})")
+    told = "; ".join(f"{name} with {joined(panels)}" for name, panels in chosen.items())
+    yield f"fewest GPU-hours with {100 * level:g} % of SLOs met: {told}"
     met = "TTFT and TPOT" if about["definitions"][0] == "both" else str(about["definitions"][0]).upper()
     yield (
         f"share of requests that meet {met} (SLO {first['slo']}), and GPU-hours a day with weights on a GPU or on their"
@@ -34,7 +38,7 @@ def lines(about: Mapping[str, Any], table: pa.Table, *, markdown: bool, every: b
         for name, row in by_name.items():
             row += _cells(of[name], every) if name in of else [NONE] * (2 + 2 * every)
     yield from laid([head, *by_name.values()], markdown=markdown)
-    yield from (f"{letter}  {_place(panel)}" for letter, (panel, _) in named)
+    yield from (f"{letter}  {_place(panel)}: {_answer(settings, level)}" for letter, (panel, settings) in named)
 
 
 def _answer(settings: Sequence[Held], level: float) -> str:
@@ -48,8 +52,8 @@ def _answer(settings: Sequence[Held], level: float) -> str:
 
 
 def _spent(setting: Held) -> str:
-    worst = f" (worst model {100 * setting.worst.mean:.0f} %)"
-    return f"{setting.gpu_h.mean:.0f} of {setting.gpus * DAY_H}{worst}"
+    worst = f", worst model {100 * setting.worst.mean:.0f} %"
+    return f"{setting.gpu_h.mean:.0f} of {setting.gpus * DAY_H} GPU-hours a day{worst}"
 
 
 def _cells(setting: Held, every: bool) -> list[str]:
@@ -62,4 +66,4 @@ def _place(panel: Mapping[str, Any]) -> str:
     rate = panel["rate_rps"] or next(iter(panel["xs"]), None)
     offered = "" if rate is None else f", {rate:.3g} req/s"
     trace = str(panel["trace"]).partition("+")[0]
-    return f"{panel['name']}: {panel['models']} on {panel['gpus']} GPUs, {trace}{offered}"
+    return f"{panel['name']} ({panel['models']} on {panel['gpus']} GPUs, {trace}{offered})"
