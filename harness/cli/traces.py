@@ -122,6 +122,7 @@ def _fact(value: Any) -> str:
     "--span-s", type=POSITIVE, metavar="S", help="Period of the trace.  [default: the last stamp and one mean gap]"
 )
 @click.option("--drop-bad", is_flag=True, help="Leave out rows without time, tokens or model; count them by reason.")
+@click.option("--empty", type=click.Choice(["error", "drop"]), hidden=True)  # deprecated
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
 @click.option("--spread", metavar="N[:FIELD=V,...]",
               help="Deal sessions to N models, as 12:zipf=1.2,idle=some,together=pairs.")  # fmt: skip
@@ -130,7 +131,7 @@ def _fact(value: Any) -> str:
 @click.option("--sort", is_flag=True, help="Sort the rows by time.")
 @click.option("--trust-times", is_flag=True, help="Accept times that look like another unit.")
 def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], spread: str | None,
-            **options: Any) -> None:  # fmt: skip
+            empty: str | None, **options: Any) -> None:  # fmt: skip
     """Make a canonical trace of a log or a released format.
 
     Files: CSV, JSON in any arrangement, Parquet, plain PostgreSQL dumps, pickled lists of records (by a restricted
@@ -143,6 +144,9 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
     from traces import convert as converter
     from traces import deal, schema
 
+    if empty is not None:
+        click.echo("--empty is deprecated, and 0.3.0 removes it: --drop-bad does what --empty drop did", err=True)
+        options["drop_bad"] |= empty == "drop"
     if out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
     if reader is not None and columns:
