@@ -42,7 +42,7 @@ TITLES: Mapping[str, tuple[str, str, str]] = {  # panel: title, x, y
     "muxserve": ("hot model (fig. 5a)", "requests/s of the hot model", "TPOT (ms)"),
     "share": ("15 requests/s (fig. 5b)", "offloaded (%)", "TPOT (ms)"),
     "highest": ("highest rate (figs. 4, 6)", "requests/s finished", ""),
-    "control": ("offload control, on L40S (fig. 7a)", "TPOT (ms)", ""),
+    "control": ("control, on L40S (fig. 7a)", "TPOT (ms)", ""),
 }
 CAPTION = (
     "Simulated: two llama-3.1-8b, lengths of Azure-Conv, cold model at 1 request/s, four A100-40G (the last panel: "
