@@ -192,12 +192,10 @@ class Slinfer:
                 yield from self.again(view)
             case Woke("idle"):
                 yield from self.expire(view.now_s)
-            case Prefilled(rid):
-                job = self.jobs[rid]
+            case Prefilled(rid) if (job := self.jobs.get(rid)) is not None:  # a dropped request ends first
                 if job.worker is not None:
                     job.worker.decodes(job, view.request(rid).made_tokens)
-            case Preempted(rid):
-                job = self.jobs[rid]
+            case Preempted(rid) if (job := self.jobs.get(rid)) is not None:
                 if job.worker is not None:
                     job.made = view.request(rid).made_tokens
                     job.worker.prompts[rid] = job

@@ -137,6 +137,17 @@ def test_the_best_of_a_column_is_bold_on_a_terminal_only_and_controls_never_win(
     assert r"\textbf{90.0 [" in "\n".join(formats.latex(view))
 
 
+def test_a_system_with_gpus_of_its_own_is_shown_and_contends_for_nothing() -> None:
+    of = scored({**APART, "each": curve(40.0)})
+    gpus = pc.if_else(pc.equal(of["label"].cast(pa.string()), "each"), 8, of["gpus"]).cast(of["gpus"].type)
+    view = shown(of.set_column(of.schema.get_field_index("gpus"), "gpus", gpus), "each", "a", "b")
+    assert [(system.label, system.judged) for system in view.systems] == [("each", False), ("a", True), ("b", True)]
+    assert view.rate_scale == shown(scored(APART), "a", "b").rate_scale
+    assert view.gpus == 2
+    assert view.name(view.systems[0]) == "each (8 GPUs)"
+    assert shown(of, "each", "a", "b").systems[0].judged
+
+
 def test_intervals_give_way_where_there_is_little_room() -> None:
     of = scored({"a": {1.0: [0.9, 0.8]}}, ttft_p95_s={"a": {1.0: [0.1, 0.2]}})
     wide, tight = (formats.terminal(shown(of, "a"), bold=False, room=room) for room in (200, 40))

@@ -14,7 +14,7 @@ from harness.engines.machine import Config, Served, cluster
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
-from harness.policy.events import Arrived, Done, Finished, Prefilled, TurnEnded, Woke
+from harness.policy.events import Arrived, Done, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import Batch, Inst, Jobs, Request
 from harness.policy.view import BatchState, RequestState
 from systems.slinfer import AHEAD, Job, Slinfer
@@ -304,3 +304,18 @@ def test_more_models_than_fit_are_served_and_what_ends_late_was_dropped() -> Non
     assert len(done) > 0.7 * len(rows["state"])
     late = [k for k in done if rows["first_ns"][k] - rows["arrival_ns"][k] > 1e9 * TTFT_S]
     assert len(late) < 0.1 * len(done)
+
+
+def test_a_request_that_was_dropped_in_its_step_is_told_to_be_prefilled_after_its_end() -> None:
+    """Events of an instant come in the order of their kinds, in which `Finished` stands before `Prefilled`."""
+    policy = made("llama-3.2-1b", profile=Steps(0.1, 0.01))
+    model = next(iter(policy.cluster.models))
+    view: Any = Seen()
+    (batch,) = {
+        action.batch
+        for action in policy.on(Arrived(Request(7, model, 0.0, 100, TTFT_S, TPOT_S)), view)
+        if isinstance(action, Admit)
+    }
+    list(policy.on(Finished(7, batch, "dropped"), view))
+    assert list(policy.on(Prefilled(7, batch), view)) == []
+    assert list(policy.on(Preempted(7, batch), view)) == []

@@ -55,7 +55,7 @@ class Summary:
     offered_rps: float
     columns: tuple[Column, ...]
     systems: tuple[SystemSummary, ...]
-    gpus: int  # of most systems
+    gpus: int  # of most systems that contend
     undefined_tpot: float  # share of offered requests with a TPOT that is not defined
     halves: tuple[tuple[int, ...], ...] = ()  # seeds that replay either half of a real trace: no chance draws these
 
@@ -106,22 +106,26 @@ def summarize(
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
-    `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so. `halves` are the
-    seeds that replay either half of a real trace: two case studies, of which there is no interval. `upper` is the bound
-    above all.
+    `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so. What ran on
+    another number of GPUs than most (`contiguous` has one a model) contends for nothing either. `halves` are the seeds
+    that replay either half of a real trace: two case studies, of which there is no interval. `upper` is the bound above
+    all.
     """
     wanted, panel = columns(definition), panel_of(table)
     points = _points(table, wanted)
     sides = [table.filter(pc.is_in(table["seed"], pa.array(list(seeds)))) for seeds in halves]
     labels = [label for label in order if label in points.gpus]
     contend = [label for label in labels if label not in controls] or labels
+    each = [points.gpus[label] for label in contend]
+    gpus = max(sorted(set(each)), key=each.count) if each else 0  # of as many, the fewest
+    contend = [label for label in contend if points.gpus[label] == gpus]
     shown = points.telling_rate(contend, definition, level)
     invalid, unfit = tidy.invalid(table), tidy.infeasible(table)
     systems = tuple(
         SystemSummary(
             label,
             points.gpus[label],
-            label in controls,
+            label in controls or points.gpus[label] != gpus,
             label in unfit,
             {c.key: None for c in wanted}
             if label in unfit
@@ -134,13 +138,12 @@ def summarize(
     systems = tuple(_beside(systems, upper))
     offered = [e.mean for label in labels if (e := points.at(label, shown, "offered_rps"))]
     undefined = [e.mean for label in labels if (e := points.at(label, shown, "undefined_tpot"))]
-    gpus = [points.gpus[label] for label in contend]
     return Summary(
         shown,
         sum(offered) / len(offered) if offered else math.nan,
         tuple(c for c in wanted if _always(c) or any(system.values[c.key] for system in systems)),
         systems,
-        max(set(gpus), key=gpus.count) if gpus else 0,
+        gpus,
         max(undefined, default=0.0),
         tuple(map(tuple, halves)),
     )
