@@ -15,6 +15,7 @@ from harness.rows.crossings import Panel, of_counts
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.statistics import Crossing, Estimate
 
+CONTEST = 2  # systems on equally many GPUs, beside which others contend for nothing
 OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep
 
 
@@ -107,9 +108,9 @@ def summarize(
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
     `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so. What ran on
-    another number of GPUs than most (`contiguous` has one a model) contends for nothing either. `halves` are the seeds
-    that replay either half of a real trace: two case studies, of which there is no interval. `upper` is the bound above
-    all.
+    another number of GPUs than two or more contestants (`contiguous` has one a model) contends for nothing either.
+    `halves` are the seeds that replay either half of a real trace: two case studies, of which there is no interval.
+    `upper` is the bound above all.
     """
     wanted, panel = columns(definition), panel_of(table)
     points = _points(table, wanted)
@@ -118,14 +119,15 @@ def summarize(
     contend = [label for label in labels if label not in controls] or labels
     each = [points.gpus[label] for label in contend]
     gpus = max(sorted(set(each)), key=each.count) if each else 0  # of as many, the fewest
-    contend = [label for label in contend if points.gpus[label] == gpus]
+    apart = {label for label in contend if points.gpus[label] != gpus} if each.count(gpus) >= CONTEST else set()
+    contend = [label for label in contend if label not in apart]
     shown = points.telling_rate(contend, definition, level)
     invalid, unfit = tidy.invalid(table), tidy.infeasible(table)
     systems = tuple(
         SystemSummary(
             label,
             points.gpus[label],
-            label in controls or points.gpus[label] != gpus,
+            label in controls or label in apart,
             label in unfit,
             {c.key: None for c in wanted}
             if label in unfit
