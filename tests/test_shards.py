@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.app import main
+from harness.loop.interrupted import Terminated, terminable
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
 from harness.rows import record
@@ -186,6 +187,24 @@ def test_a_tuning_goes_by_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # ------------------------------------------------------------------ as batch systems run it
 
 LONG = SEARCHED.replace("seeds = 2", "seeds = 40")
+
+
+def test_a_second_sigterm_disturbs_no_closing() -> None:
+    """A worker hears a batch system's and then its parent's."""
+    before, closed = signal.getsignal(signal.SIGTERM), list[int]()
+
+    def ended() -> None:
+        with terminable():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                closed.append(1)
+
+    with pytest.raises(Terminated):
+        ended()
+    assert closed == [1]
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.slow

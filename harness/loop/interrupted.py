@@ -19,9 +19,13 @@ class Terminated(Interrupted):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise Terminated at SIGTERM, so that what is open gets closed. Outside the main thread nothing changes."""
+    """Raise Terminated at SIGTERM, so that what is open gets closed. Outside the main thread nothing changes.
+
+    A batch system ends all processes of a job, and the parent its workers: a second SIGTERM disturbs no closing.
+    """
 
     def stop(_signum: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which processes that are started now inherit
         raise Terminated
 
     if threading.current_thread() is not threading.main_thread():
