@@ -17,7 +17,7 @@ def aligned(rows: Iterable[Sequence[str]], room: int | None = None) -> Iterator[
     left = 0 if room is None else room - sum(width[:-1]) - 2 * len(width[:-1])
     for line in lines:
         *cells, last = line
-        parts = [last] if left < NARROWEST else _folded(last, left) or [""]
+        parts = [last] if left < NARROWEST else folded(last, left) or [""]
         yield "  ".join(cell.ljust(w) for cell, w in zip((*cells, parts[0]), width, strict=True)).rstrip()
         yield from (" " * (sum(width[:-1]) + 2 * len(cells)) + part for part in parts[1:])
 
@@ -56,10 +56,11 @@ def brief(lines: Iterable[str], *, every: bool, tail: Iterable[str] = (), room: 
 
 def _told(line: str, room: int) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return [line] if line.startswith("next: ") else _folded(line, room, indent) or [""]
+    return [line] if line.startswith("next: ") else folded(line, room, indent) or [""]
 
 
-def _folded(text: str, room: int, indent: str = "") -> list[str]:
+def folded(text: str, room: int, indent: str = "") -> list[str]:
+    """Return a text as lines of at most `room` characters, the later ones indented."""
     glued = text.replace(" %", "\0%")  # a number and its sign stay together
     parts = textwrap.wrap(glued, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return [part.replace("\0", " ") for part in parts]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.compute as pc
 
 from harness.policy.fields import asked
-from harness.report.text_table import WIDTH
+from harness.report.text_table import WIDTH, folded
 from harness.rows import crossings, estimate, pooled, tidy
 from harness.rows.crossings import (
     EASES,
@@ -185,7 +184,8 @@ def printed(lines: Sequence[Line]) -> Iterator[str]:
         paper = paper_text(verdict.claim)
         yield f"{verdict.says:12} {paper:>10}  here {verdict.text:{width}} {verdict.claim.subject}{of} ({section})"
         if why := reason(verdict):
-            yield from textwrap.wrap(why, WIDTH, initial_indent=" " * 13, subsequent_indent=" " * 13)
+            indent = " " * 13
+            yield from folded(indent + why, WIDTH, indent)
 
 
 def reason(verdict: Verdict) -> str:
