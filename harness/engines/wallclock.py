@@ -11,9 +11,10 @@ import os
 import platform
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -398,7 +399,8 @@ class NoProfile:
     prefill_s = step_s = attend_s = kernels_s = load_s = move_s = _none
 
 
-def machine_facts(*libraries: str) -> dict[str, str]:
+@cache
+def machine_facts(*libraries: str) -> Mapping[str, str]:
     """Return host, processors and versions of libraries, for `measured_on`, without touching a device."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text("utf-8").splitlines() if info.is_file() else []

@@ -61,15 +61,10 @@ def traits(spec: Spec) -> Traits:
 @cache
 def _traits(spec: Spec) -> Traits:
     setup = Setup(spec)
-    make = setup.make_policy
     decision_s = getattr(system.module(spec.system), "DECISION_S", 0.0)
     if type(decision_s) not in (int, float) or not 0 <= decision_s < math.inf:
         raise Fault(f"DECISION_S is {decision_s!r}, not seconds")
-    if hasattr(make, "gpus_needed"):
-        models = setup.cluster.models
-        with guarded():
-            needed = make.gpus_needed(models, spec.node_gpus)
-        setup = _holding(spec, needed)
+    setup = _sized(setup)
     bare = setup.bare_engine
     try:
         uses = setup.policy.uses
@@ -78,6 +73,16 @@ def _traits(spec: Spec) -> Traits:
     return Traits(
         setup.spec.gpus, "Request.slo" in uses, ORACLE in uses, float(decision_s), bare.wall_clock, bare.measured_on
     )
+
+
+def _sized(setup: Setup) -> Setup:
+    """Return the setup with as many GPUs as its system takes: it is another one where the system brings its own."""
+    if not hasattr(setup.make_policy, "gpus_needed"):
+        return setup
+    models = setup.cluster.models
+    with guarded():
+        needed = setup.make_policy.gpus_needed(models, setup.spec.node_gpus)
+    return _holding(setup.spec, needed)
 
 
 def _holding(spec: Spec, needed: int) -> Setup:
@@ -257,9 +262,11 @@ def gaps(name: str, preset: str | None, engine: str) -> list[str]:
     """Return the names that an engine lacks for a system, tried on the committed sample with room for every model."""
     spec = Spec(name, preset=preset, engine=engine, trace="sample", gpus=8)
     with blamed(spec):
-        spec = replace(spec, gpus=min(spec.gpus, len(Setup(spec).cluster.gpus)))
+        setup = Setup(spec)
+        if (have := len(setup.cluster.gpus)) < spec.gpus:
+            setup = Setup(replace(spec, gpus=have))
         try:
-            setup = Setup(replace(spec, gpus=traits(spec).gpus))
+            setup = _sized(setup)
             return missing(setup.policy, setup.engine)
         except Unsupported as why:
             return [str(why)]
