@@ -92,16 +92,17 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
     brief = [(*line, clause(what, left)) for *line, what in short]
     needs = [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
     kinds, hosts = ", ".join(quantities.gpu_kinds()), ", ".join(quantities.hosts())
-    names = f"model sets: {', '.join(sets())} · GPUs: {kinds} · hosts: {hosts}"
+    names = f"model sets: {', '.join(sets())} · GPUs: {kinds}"
     after = "next: bench list traces; bench compare --systems all"
     if every:
         gaps = gaps or ["every system runs on every engine with every preset"]
-        screen([answer, *aligned(lines), *gaps, *needs, *broken, *others, names], tail=[after], every=True)
+        texts = [*gaps, *needs, *broken, *others, names, f"hosts: {hosts}"]
+        screen([answer, *aligned(lines), *texts], tail=[after], every=True)
         return
     signs = "(part): some presets only. servers: kinds of real servers; bench list --matrix names them."
     lack = ", ".join(name for name, made in engines.items() if made.lacks)
-    here = [f"engines that cannot run here now: {lack} (--all says what they need)"] if lack else []
-    more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, names, after]
+    here = [f"engines that cannot run here now: {lack} (--all: why)"] if lack else []
+    more = [f"presets, hosts, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, names, after]
     screen([answer, *aligned(brief), signs], tail=more, every=False)
 
 
