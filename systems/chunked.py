@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Event, Woke
-from harness.policy.fields import number
+from harness.policy.fields import choice, number
+from harness.policy.memory import kv_manager
 from harness.policy.placement import spread
 from harness.policy.types import Batch, Cluster, Inst, Option
 from harness.policy.view import View
@@ -28,19 +29,24 @@ class Chunked:
 
     cluster: Cluster
     tau: int = number(512, 64, 8192)  # the paper's choice under a strict SLO (section 5.1)
+    kv: str = choice("auto", "paged", "elastic")  # of the KV cache; auto: see `kv_manager`
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(
         default=frozenset({"Load", "Run", "Run.chunk_tokens", "Admit", "Cluster.homes"}), init=False
     )
-    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    options: Mapping[str, Option] = field(init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"strict": {"tau": 512}, "relaxed": {"tau": 2048}}
+
+    def __post_init__(self) -> None:
+        kv = kv_manager(spread(self.cluster).values()) if self.kv == "auto" else self.kv
+        object.__setattr__(self, "options", {"kv": kv})
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """Place, route and run every model at the start; nothing after."""
         if event != Woke("start"):
             return
-        for m, place in spread(self.cluster).items():
+        for m, place in spread(self.cluster, self.options["kv"] == "elastic").items():
             batch = Batch(Inst(m, place))
             yield Load(batch.inst)
             yield Run(batch, chunk_tokens=self.tau)

@@ -21,8 +21,9 @@ from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Drop, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Preempted, Prefilled, Woke
-from harness.policy.fields import number
-from harness.policy.placement import demand, one_request
+from harness.policy.fields import choice, number
+from harness.policy.memory import kv_manager
+from harness.policy.placement import demand, footprint, one_request
 from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Option
 from harness.policy.view import View
 
@@ -45,9 +46,10 @@ class Disaggregated:
     cluster: Cluster
     p: int = number(1, 1, 8)
     d: int = number(1, 1, 8)
+    kv: str = choice("auto", "paged", "elastic")  # of the KV cache; auto: see `kv_manager`
     hears: frozenset[type] = field(default=frozenset({Woke, Prefilled, Preempted}), init=False)
     uses: frozenset[str] = field(init=False)
-    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    options: Mapping[str, Option] = field(init=False)
     prefills: dict[str, list[Batch]] = field(default_factory=dict, init=False)
     decodes: dict[str, list[Batch]] = field(default_factory=dict, init=False)
 
@@ -58,13 +60,17 @@ class Disaggregated:
             {"Load", "Admit", "Run", "Run.phase:prefill", "Run.phase:decode", "Move", "Move.to:gpu", "Drop"}
         )
         self.hears |= {Arrived} if self.p > 1 else set()
-        for m, groups in self.placed().items():
+        kv = (
+            kv_manager(place for groups in self.placed().values() for place in groups) if self.kv == "auto" else self.kv
+        )
+        self.options = {"kv": kv}
+        for m, groups in self.placed(kv == "elastic").items():
             batches = [Batch(Inst(m, gpus)) for gpus in groups]
             self.prefills[m], self.decodes[m] = batches[: self.p], batches[self.p :]
 
     # ------------------------------------------------------------ placement
 
-    def placed(self) -> Mapping[str, Sequence[Gpus]]:
+    def placed(self, elastic: bool = False) -> Mapping[str, Sequence[Gpus]]:
         """Place the groups of each model, those that prefill first.
 
         The heaviest model comes first, each where pressure stays lowest. Infeasible where a model finds no groups with
@@ -76,7 +82,7 @@ class Disaggregated:
         homes: dict[str, Sequence[Gpus]] = {}
         for m in sorted(models, key=lambda m: -models[m].weight_bytes):
             model = models[m].at(degrees[m])
-            need, want = model.weight_bytes + one_request(model), demand(self.cluster, m)
+            need, want = footprint(model, elastic) + one_request(model), demand(self.cluster, m)
             fit = [cell for cell in cells if cell.free >= need]
             if not fit:
                 raise Infeasible(

@@ -42,6 +42,7 @@ import numpy as np
 from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Arrived, Event, Finished, Preempted, Prefilled, Woke
 from harness.policy.fields import choice, number
+from harness.policy.memory import kv_manager
 from harness.policy.placement import spread
 from harness.policy.types import Batch, Cluster, Gpu, Gpus, Infeasible, Inst, Model, Option, Phase, Profile
 from harness.policy.view import BatchState, View
@@ -188,9 +189,10 @@ class PDMux:
     guard: float = number(1.0, 0, 4)  # times the most that the paper measured on the GPU
     preempt: bool = choice(False, True)  # short prompts before long ones, by their TTFT SLO
     ahead: int = number(64, 0, 4096)  # steps: a division is to meet the SLO with the context that it has by then
+    kv: str = choice("auto", "paged", "elastic")  # of the KV cache; auto: see `kv_manager`
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Preempted}), init=False)
     uses: frozenset[str] = field(init=False)
-    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    options: Mapping[str, Option] = field(init=False)
     tenants: dict[str, Tenant] = field(default_factory=dict, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
@@ -201,6 +203,8 @@ class PDMux:
     }
 
     def __post_init__(self) -> None:
+        kv = kv_manager(spread(self.cluster).values()) if self.kv == "auto" else self.kv
+        self.options = {"kv": kv}
         uses = {"Load", "Admit", "Run", "Run.phase:prefill", "Run.phase:decode", "Run.chunk_tokens", "Run.slice_layers"}
         uses |= {"Run.sms", "Run.steps:0"}
         self.preempt = self.preempt and self.rule == "predict"  # who predicts nothing knows of nobody who is late
@@ -214,7 +218,7 @@ class PDMux:
                 f"SGLang divides no {gpu.sms} SMs: at least {LEAST_DECODE_SMS} go to decode, half to prefill"
             )
         known: dict[tuple[object, ...], Predictor] = {}
-        for name, place in spread(self.cluster).items():
+        for name, place in spread(self.cluster, kv == "elastic").items():
             model, inst, predict = models[name], Inst(name, place), None
             if self.rule == "predict":
                 alike = model._replace(ttft_slo_s=0.0, tpot_slo_s=0.0), self.cluster.profile.step_s(inst, 1, 1024)

@@ -32,7 +32,7 @@ def jobs(n: int, rate_rps: float, models: tuple[str, ...] = ("a",), prompt: int 
                 np.full(n, prompt, np.int32), np.full(n, output, np.int32), never, never)  # fmt: skip
 
 
-def served(of: Config, work: Jobs, **fields: int) -> Sim:
+def served(of: Config, work: Jobs, **fields: Any) -> Sim:
     engine = Sim(of)
     replay(Disaggregated(engine.cluster, **fields), engine, work)
     return engine

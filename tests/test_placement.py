@@ -16,6 +16,7 @@ from harness.engines.sim.engine import Sim
 from harness.loop import system
 from harness.policy.actions import Load
 from harness.policy.events import Woke
+from harness.policy.memory import kv_manager
 from harness.policy.placement import footprint, one_request, searched, spread
 from harness.policy.search import Part, search
 from harness.policy.types import GIB, Cluster, Gpus, Infeasible
@@ -171,6 +172,25 @@ def test_prism_starts_as_asked() -> None:
     assert starts["searched"][0] == searched(
         cluster, {m.name: m.d for m in tenants}, elastic=True, known=starts["alg1"][0]
     )
+
+
+# ------------------------------------------------------------------ memory for KV of models that share a GPU
+
+SHARING = ("chunked", "pdmux", "disaggregated")  # published for one model: which KV memory is used with more is ours
+
+
+@cases("name", SHARING)
+def test_models_that_share_a_gpu_share_its_kv_memory_in_pages(name: str) -> None:
+    several, one = (f"llama-3.2-1b*{n}" for n in (4, 1))
+    kv = {m: Setup(resolve(heavy8(name, models=m, gpus=2))).policy.options["kv"] for m in (several, one)}
+    assert kv == {several: "elastic", one: "paged"}
+    asked = heavy8(name, models=several, gpus=2, fields=(("kv", "paged"),))
+    assert Setup(resolve(asked)).policy.options["kv"] == "paged"
+
+
+def test_places_that_share_any_gpu_take_pages() -> None:
+    assert kv_manager([(0, 1), (2,), (1,)]) == "elastic"
+    assert kv_manager([(0, 1), (2,), (3,)]) == "paged"
 
 
 # ------------------------------------------------------------------ a placement that is given

@@ -386,7 +386,7 @@ def test_every_constant_is_varied_or_said_not_to_be() -> None:
     assert {change.setting for change in changes if change.constant == "interference"} == {"x 1.195", "x 1.5"}
     assert {change.setting for change in changes if change.constant == "beside_prefill"} == {"x 5.4"}
     assert "beside others" in settings([replace(spec, sharing="turns") for spec in specs])[1]["interference"]
-    assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("chunked")])[1]["reserve"]
+    assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("dedicated")])[1]["reserve"]
     for constant in constants(specs):
         assert constant.means
         assert constant.value

@@ -1,0 +1,17 @@
+"""Which memory for KV a system asks of an engine, where its paper serves one model and the bench several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.policy.types import Gpus
+
+
+def kv_manager(places: Iterable[Gpus]) -> str:
+    """Return the option `kv` of models at these places: `elastic` where two share a GPU, else `paged`.
+
+    Each model is a process of its own. The blocks of a paged cache belong to one process; processes share what a GPU
+    has free in pages that the driver maps, as under kvcached.
+    """
+    seen = [g for place in places for g in place]
+    return "elastic" if len(seen) > len(set(seen)) else "paged"
