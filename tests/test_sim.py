@@ -56,7 +56,7 @@ def test_token_times_rebuilt_from_spans_are_the_oracles(first: int) -> None:
 def test_waits_of_the_longest_gap_sum_to_it(name: str, options: dict[str, str], causes: str) -> None:
     served = tuple(Served(m, shape("llama-3.2-1b"), 1, 1.0, 0.05) for m in "abcd")
     plan = {m.name: Plan(1.0, 500, 150, "trace") for m in served}
-    config = Config(served, gpus=8 if name == "disaggregated" else 2, noise=0.05, token_times=True, mem_fraction=0.2,
+    config = Config(served, gpus=8 if name == "disaggregated" else 2, noise=0.05, token_times=True, mem_fraction=0.21,
                     plan=plan)  # fmt: skip
     n, rng = 200, np.random.default_rng(0)
     jobs = Jobs(
