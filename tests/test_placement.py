@@ -181,9 +181,9 @@ SHARING = ("chunked", "pdmux", "disaggregated")  # published for one model: whic
 
 @cases("name", SHARING)
 def test_models_that_share_a_gpu_share_its_kv_memory_in_pages(name: str) -> None:
-    several, one = (f"llama-3.2-1b*{n}" for n in (4, 1))
-    kv = {m: Setup(resolve(heavy8(name, models=m, gpus=2))).policy.options["kv"] for m in (several, one)}
-    assert kv == {several: "elastic", one: "paged"}
+    several, single = (f"llama-3.2-1b*{n}" for n in (4, 1))
+    kv = {m: Setup(resolve(heavy8(name, models=m, gpus=2))).policy.options["kv"] for m in (several, single)}
+    assert kv == {several: "elastic", single: "paged"}
     asked = heavy8(name, models=several, gpus=2, fields=(("kv", "paged"),))
     assert Setup(resolve(asked)).policy.options["kv"] == "paged"
 

@@ -1,4 +1,4 @@
-"""Which memory for KV a system asks of an engine, where its paper serves one model and the bench several."""
+"""The memory for KV of models on a GPU, for systems whose papers serve one model."""
 
 from __future__ import annotations
 
