@@ -158,6 +158,19 @@ def test_an_interrupted_sweep_resumes(packed: Path, tmp_path: Path) -> None:
     assert kept(tmp_path) == kept(packed)
 
 
+def test_two_calls_of_a_study_at_once_are_one_line(packed: Path, tmp_path: Path) -> None:
+    class Rival(Heard):
+        """A call that has stored each run just before this one does."""
+
+        def progress(self, what: str, done: int, total: int, left: object = None) -> None:
+            shutil.rmtree(INTO.staged(tmp_path), ignore_errors=True)
+
+    with pytest.raises(UserError, match="another call runs the same study"):
+        sweep.sweep(GRID, tmp_path, workers=1, into=INTO, teller=Rival())
+    sweep.sweep(GRID, tmp_path, workers=1, into=INTO)
+    assert kept(tmp_path) == kept(packed)
+
+
 def test_few_folders_wait_for_their_parts(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "MANY", 1)  # a part at a time
     waiting: list[int] = []

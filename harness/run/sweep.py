@@ -255,6 +255,8 @@ class Batches:
                 name = task.spec.folder
                 by_part.setdefault(self._into.part(self._out, name), []).append(self._staged / name)
         for part, runs in by_part.items():
+            if not all(run.is_dir() for run in runs):  # the other call has put them into its part
+                raise UserError(f"{self._staged}: another call runs the same study; wait until it ends, and call again")
             record.write_part(part, runs)
             for run in runs:
                 shutil.rmtree(run)
