@@ -19,7 +19,7 @@ from harness.loop import engine, system
 from harness.loop.replay import replay
 from harness.policy.types import Jobs, Unsupported
 from harness.run import matrix
-from harness.run.resolve import gaps, traits
+from harness.run.resolve import ROOMY, gaps, traits
 from harness.run.setup import Setup
 from harness.run.spec import Spec
 from tests.cases import cases
@@ -43,7 +43,7 @@ def test_every_system_and_preset_has_a_cell_for_every_engine(rows: list[matrix.R
 
 def refusal(row: matrix.Row, where: str) -> str:
     """Return the refusal of a system by `replay` on an engine that cannot serve it."""
-    spec = Spec(row.system, preset=row.preset, trace="sample", gpus=8)
+    spec = Spec(row.system, preset=row.preset, **ROOMY)
     policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy
     made = Setup(replace(spec, engine=where)).make_engine(policy.options)
     with pytest.raises(Unsupported) as refused:
@@ -113,7 +113,7 @@ def test_a_broken_file_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(system, "names", lambda: [*systems[:2], "static", systems[2]])
     result = CliRunner().invoke(main, ["list", "--all"])
     assert result.exit_code == 0, result.output
-    _, head, static, _, *broken, _, _ = result.output.splitlines()
+    _, head, static, _, *broken, _, _, _ = result.output.splitlines()
     assert (head.split()[:3], static.split()[0]) == (["system", "presets", "sim"], "static")
     assert broken == [
         f"broken: {engines[0]}:2: KeyError ('m9')",

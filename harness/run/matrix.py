@@ -17,7 +17,7 @@ from harness.loop.guard import error_text
 from harness.loop.replay import missing
 from harness.policy.types import UserError
 from harness.report.text_table import laid
-from harness.run.resolve import gaps, traits
+from harness.run.resolve import ROOMY, gaps, traits
 from harness.run.setup import Setup, blamed
 from harness.run.spec import Spec
 
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 def cell(name: str, preset: str | None, where: str) -> Lack:
     """Return what an engine lacks for a system with a preset."""
-    spec = Spec(name, preset=preset, trace="sample", gpus=8)
+    spec = Spec(name, preset=preset, **ROOMY)
     with blamed(spec):
         policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy  # the simulator has room for any
         names = missing(policy, Setup(replace(spec, engine=where)).make_engine(policy.options))

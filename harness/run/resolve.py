@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.loop import engine, system
 from harness.loop.guard import Fault, guarded
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from workloads.models import Served as Member
 
 
+# where a system is tried on an engine: on each GPU there is room for every model
+ROOMY: Mapping[str, Any] = {"trace": "sample", "models": "llama-3.2-1b*8", "gpus": 8}
 MOST_COPIES = 64  # of a mix that are tried for a system that brings its own number of GPUs
 ORACLE = "Cluster.plan:window"  # in the `uses` of a system whose forecast knows the window
 # the origin of such a system's plans, by that of the other systems'
@@ -260,7 +262,7 @@ def _hold(setup: Setup) -> None:
 
 def gaps(name: str, preset: str | None, engine: str) -> list[str]:
     """Return the names that an engine lacks for a system, tried on the committed sample with room for every model."""
-    spec = Spec(name, preset=preset, engine=engine, trace="sample", gpus=8)
+    spec = Spec(name, preset=preset, engine=engine, **ROOMY)
     with blamed(spec):
         setup = Setup(spec)
         if (have := len(setup.cluster.gpus)) < spec.gpus:
