@@ -192,6 +192,15 @@ def _executed(
                 yield Ended(task, clock.told(task, out))
 
 
+def by_part(runs: Sequence[str | Path]) -> list[int]:
+    """Return the positions of runs in the order in which to read many of them: those of a part one after the other.
+
+    The facts of a part are checked as a whole, and few parts are kept: any other order would check most parts anew for
+    each run.
+    """
+    return sorted(range(len(runs)), key=lambda k: Path(runs[k]).name.rpartition("-")[2])
+
+
 class Batches:
     """Runs that are executed into folders beside a partition's parts, and written part by part as each is complete."""
 

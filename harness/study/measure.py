@@ -383,12 +383,17 @@ class Work:
     def _heard(self, runs: Sequence[_Round], folders: Sequence[Path], curves: Curves) -> dict[_Group, bool]:
         """Add attainment to the curves on which later runs depend; return whether each group had room in some run."""
         room: dict[_Group, bool] = {}
-        for run, folder in zip(runs, folders, strict=True):
-            room[run.group] = room.get(run.group, False) or score.ran(folder)
-            point = run.point
+        ran, attained = dict[int, bool](), dict[int, dict[str, float]]()
+        for k in sweep.by_part(folders):
+            point = runs[k].point
+            ran[k] = score.ran(folders[k])
             decides = point.system == self.study.first and point.panel.axis == "rate_scale" and self.study.controls
-            if decides or not run.ask.last:
-                shares = score.attained(folder, point.under, self.study.definitions)
+            if decides or not runs[k].ask.last:
+                attained[k] = score.attained(folders[k], point.under, self.study.definitions)
+        for k, run in enumerate(runs):
+            room[run.group] = room.get(run.group, False) or ran[k]
+            if shares := attained.get(k):
+                point = run.point
                 curves.setdefault((point.panel.key, point.system), {}).setdefault(run.seed, {})[run.x] = shares
         return room
 
@@ -450,8 +455,10 @@ class Work:
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
         """Add the misses of runs, by block, to the curves by panel and system, for the first definition."""
         definition = self.study.definitions[0]
-        for point, task in zip(points, sweep.tasks(point.spec for point in points), strict=True):
-            blocks = score.counted(self.out / task.spec.folder, point.under, [definition])
+        folders = [self.out / task.spec.folder for task in sweep.tasks(point.spec for point in points)]
+        counted = {k: score.counted(folders[k], points[k].under, [definition]) for k in sweep.by_part(folders)}
+        for k, point in enumerate(points):
+            blocks = counted[k]
             if definition in blocks and blocks[definition].offered.any():
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed

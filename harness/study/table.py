@@ -68,21 +68,23 @@ def table_of(
     scored, teller = {} if scored is None else scored, teller or Silent()
     once = {place.key: place for place in places}
     with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # files and arrays leave the interpreter to the others
-        todo = {key: pool.submit(rows, place) for key, place in once.items() if key not in scored}
+        lacks = [key for key in once if key not in scored]
+        nearest = [lacks[k] for k in sweep.by_part([once[key].folder for key in lacks])]
+        todo = {key: pool.submit(rows, once[key]) for key in nearest}
         for done, (key, table) in enumerate(todo.items()):
             teller.progress("scores", done, len(todo))
             scored[key] = table.result()
         teller.progress("scores", len(todo), len(todo))
-    parts = []
+    tables = []
     for place in places:
         scores = scored[place.key]
         beside = [
             pa.array([place.condition] * len(scores), pa.string()),
             pa.array([place.x] * len(scores), pa.float64()),
         ]
-        parts.append(pa.Table.from_arrays([*beside, *scores.columns], schema=plain))
+        tables.append(pa.Table.from_arrays([*beside, *scores.columns], schema=plain))
     order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
-    return pa.concat_tables(parts).sort_by(order).cast(schema()).combine_chunks()
+    return pa.concat_tables(tables).sort_by(order).cast(schema()).combine_chunks()
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
