@@ -192,7 +192,7 @@ def _executed(
                 yield Ended(task, clock.told(task, out))
 
 
-def by_part(runs: Sequence[str | Path]) -> list[int]:
+def in_part_order(runs: Sequence[str | Path]) -> list[int]:
     """Return the positions of runs in the order in which to read many of them: those of a part one after the other.
 
     The facts of a part are checked as a whole, and few parts are kept: any other order would check most parts anew for

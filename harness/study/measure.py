@@ -384,7 +384,7 @@ class Work:
         """Add attainment to the curves on which later runs depend; return whether each group had room in some run."""
         room: dict[_Group, bool] = {}
         ran, attained = dict[int, bool](), dict[int, dict[str, float]]()
-        for k in sweep.by_part(folders):
+        for k in sweep.in_part_order(folders):
             point = runs[k].point
             ran[k] = score.ran(folders[k])
             decides = point.system == self.study.first and point.panel.axis == "rate_scale" and self.study.controls
@@ -456,7 +456,7 @@ class Work:
         """Add the misses of runs, by block, to the curves by panel and system, for the first definition."""
         definition = self.study.definitions[0]
         folders = [self.out / task.spec.folder for task in sweep.tasks(point.spec for point in points)]
-        counted = {k: score.counted(folders[k], points[k].under, [definition]) for k in sweep.by_part(folders)}
+        counted = {k: score.counted(folders[k], points[k].under, [definition]) for k in sweep.in_part_order(folders)}
         for k, point in enumerate(points):
             blocks = counted[k]
             if definition in blocks and blocks[definition].offered.any():

@@ -69,7 +69,7 @@ def table_of(
     once = {place.key: place for place in places}
     with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # files and arrays leave the interpreter to the others
         lacks = [key for key in once if key not in scored]
-        nearest = [lacks[k] for k in sweep.by_part([once[key].folder for key in lacks])]
+        nearest = [lacks[k] for k in sweep.in_part_order([once[key].folder for key in lacks])]
         todo = {key: pool.submit(rows, once[key]) for key in nearest}
         for done, (key, table) in enumerate(todo.items()):
             teller.progress("scores", done, len(todo))
