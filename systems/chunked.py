@@ -39,8 +39,7 @@ class Chunked:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"strict": {"tau": 512}, "relaxed": {"tau": 2048}}
 
     def __post_init__(self) -> None:
-        kv = kv_manager(spread(self.cluster).values()) if self.kv == "auto" else self.kv
-        object.__setattr__(self, "options", {"kv": kv})
+        object.__setattr__(self, "options", {"kv": kv_manager(self.kv, spread(self.cluster).values())})
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """Place, route and run every model at the start; nothing after."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Drop, Load, Move, Run
@@ -60,9 +61,7 @@ class Disaggregated:
             {"Load", "Admit", "Run", "Run.phase:prefill", "Run.phase:decode", "Move", "Move.to:gpu", "Drop"}
         )
         self.hears |= {Arrived} if self.p > 1 else set()
-        kv = (
-            kv_manager(place for groups in self.placed().values() for place in groups) if self.kv == "auto" else self.kv
-        )
+        kv = kv_manager(self.kv, chain.from_iterable(self.placed().values()))
         self.options = {"kv": kv}
         for m, groups in self.placed(kv == "elastic").items():
             batches = [Batch(Inst(m, gpus)) for gpus in groups]

@@ -203,7 +203,7 @@ class PDMux:
     }
 
     def __post_init__(self) -> None:
-        kv = kv_manager(spread(self.cluster).values()) if self.kv == "auto" else self.kv
+        kv = kv_manager(self.kv, spread(self.cluster).values())
         self.options = {"kv": kv}
         uses = {"Load", "Admit", "Run", "Run.phase:prefill", "Run.phase:decode", "Run.chunk_tokens", "Run.slice_layers"}
         uses |= {"Run.sms", "Run.steps:0"}

@@ -189,8 +189,8 @@ def test_models_that_share_a_gpu_share_its_kv_memory_in_pages(name: str) -> None
 
 
 def test_places_that_share_any_gpu_take_pages() -> None:
-    assert kv_manager([(0, 1), (2,), (1,)]) == "elastic"
-    assert kv_manager([(0, 1), (2,), (3,)]) == "paged"
+    assert kv_manager("auto", [(0, 1), (2,), (1,)]) == "elastic"
+    assert kv_manager("auto", [(0, 1), (2,), (3,)]) == "paged"
 
 
 # ------------------------------------------------------------------ a placement that is given

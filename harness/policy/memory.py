@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from harness.policy.types import Gpus
 
 
-def kv_manager(places: Iterable[Gpus]) -> str:
-    """Return the option `kv` of models at these places: `elastic` where two share a GPU, else `paged`.
+def kv_manager(asked: str, places: Iterable[Gpus]) -> str:
+    """Return the option `kv` of models at these places: as asked, and for `auto` `elastic` where two share a GPU.
 
     Each model is a process of its own. The blocks of a paged cache belong to one process; processes share what a GPU
     has free in pages that the driver maps, as under kvcached.
     """
+    if asked != "auto":
+        return asked
     seen = [g for place in places for g in place]
     return "elastic" if len(seen) > len(set(seen)) else "paged"
