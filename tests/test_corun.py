@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.report.text_table import WIDTH, laid
+from harness.rows import record
+from harness.run import spec as specs
 from harness.validate import corun, stored
 from tests.cases import cases
 
@@ -65,6 +67,14 @@ def test_the_command_compares_the_stored_runs_of_a_folder(tmp_path: Path) -> Non
     strict = stored.beside(folder, TABLE, "absolute:ttft=1ms,tpot=1ms", lambda *_: None)
     assert strict.rows[1][2] == "0.0 / 0.0"
     assert strict.page("x", partial(laid, markdown=True)).count("Each cell: measured / simulated.") == 1
+
+
+def test_the_requests_of_a_warm_up_are_not_judged() -> None:
+    run = next((FOLDER / "whole/runs").glob("static-*"))
+    spec, every = specs.stored(record.meta(run)["spec"]), record.read(run).column("arrival_ns").to_numpy() / 1e9
+    judged = stored.offered(run, spec)
+    assert sorted(judged.arrival_s) == sorted(every[(every >= 0.0) & (every < 16.0)])
+    assert 0 < len(judged) < len(every)
 
 
 @cases(("asked", "message"), [

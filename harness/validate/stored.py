@@ -6,6 +6,7 @@ was measured in the runs is in the table, unless the caller's table was made of 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -65,6 +66,12 @@ def seen(rows: Rows, slo: Absolute) -> Seen:
     return Seen(float(met.mean()), ttft_ms, tpot_ms)
 
 
+def offered(run: Path, spec: Spec) -> Rows:
+    """Return the requests of a run's window: those of the warm-up meet what is not there yet."""
+    rows = requests.rows(record.read(run))
+    return requests.take(rows, requests.in_window(rows, spec.window_s or math.inf))
+
+
 def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], None]) -> Iterator[Pair]:
     """Yield each stored run of a folder with its prediction; `tell` hears how many are done, of how many."""
     runs, timed = sorted(path.parent for path in folder.glob(f"*/{record.ROWS}")), quantities.machine(table)
@@ -75,7 +82,7 @@ def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], No
             about = record.meta(run)
             spec = specs.stored(about["spec"])
             made = execute(resolve(replace(spec, engine="sim", table=table, measured_on="", **on)), Path(scratch), "")
-            rows, ours = (requests.rows(record.read(path)) for path in (run, made))
+            rows, ours = (offered(run_of, spec) for run_of in (run, made))
             yield Pair(spec, about, len(rows), seen(rows, slo), seen(ours, slo))
         tell(len(runs), len(runs))
 
@@ -85,7 +92,7 @@ def beside(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]
     slo = parse(rule)
     if not isinstance(slo, Absolute):
         raise UserError(f"--slo {rule} needs a base; stored runs are judged by seconds, such as {SLO}")
-    every = list(pairs(folder, table, slo, tell))
+    every = sorted(pairs(folder, table, slo, tell), key=lambda p: (p.spec.label, p.spec.rate_scale))
     about, spec = every[0].about, every[0].spec
     off = max(abs(p.measured.attainment - p.simulated.attainment) for p in every)
     longer = [p.measured.tpot_ms[0] / p.simulated.tpot_ms[0] for p in every]

@@ -37,7 +37,7 @@ from harness.validate.torch_stages import JOURNAL, PLAN, REQUESTS, SEVEN, Worklo
 MODELS = "llama-3.2-1b*2,llama-3.2-3b,llama-3.1-8b"
 DEVICES = 2  # two halves of one card
 EACH = 16  # requests of each model, whose KV the devices hold beside the weights
-WARMUP_S = 2.0
+WARMUP_S = 5.0  # graphs of shares of the SMs are captured at their first use
 DRAIN_S = 60.0  # 512 tokens at the slowest that Aegaeon lets them come: about the TPOT limit
 WHOLE = ("model", "prompt_tokens", "output_tokens")
 
@@ -50,7 +50,7 @@ class Serving(NamedTuple):
     rates: tuple[float, float]  # requests a second and model: of the seven for a minute, and beside it of validate
 
 
-SERVINGS = (Serving("cpu", (3.0, 0.1), (0.5, 1.0)), Serving("cuda", (0.5, 0.05), (2.0, 4.0)))
+SERVINGS = (Serving("cpu", (3.0, 0.1), (0.5, 1.0)), Serving("cuda", (0.5, 0.05), (4.0, 6.0)))
 
 
 def spec(serving: Serving, rate: float, seed: int, window_s: float, devices: int = DEVICES) -> Spec:
@@ -171,11 +171,18 @@ def noted(line: Mapping[str, Any]) -> Noted:
     R = np.zeros(len(line["ends"]), stamps.FIELDS)
     for name, column in line["R"].items():
         none = math.inf if name == "arrival" else math.nan
-        R[name] = [none if x is None else x for x in column]
+        R[name] = _values(column, len(R), none)
     places = [tuple(place) for place in line["places"]]
     ends = np.array(line["ends"], np.int8)
     assert ends.max(initial=0) < len(NAMES)
-    return Noted(R, ends, [], places, np.array(line["late_s"], np.float64), line["end_s"])
+    late_s = np.array(_values(line["late_s"], len(R), math.nan), np.float64)
+    return Noted(R, ends, [], places, late_s, line["end_s"])
+
+
+def _values(column: Any, count: int, none: float) -> list[float]:
+    """Return a column of a line, whose one value may stand for all."""
+    every = column if isinstance(column, list) else [column] * count
+    return [none if x is None else x for x in every]
 
 
 def judged(folder: Path, table: str | None, rule: str | None) -> tuple[Path, str | None, str, list[str]]:

@@ -147,7 +147,7 @@ def journal(path: Path) -> list[Line]:
 def add(path: Path, line: Line) -> None:
     """Append one line, behind what a kill may have cut off, and see it to the disk."""
     with journals.opened(path) as file:
-        journals.write(file, json.dumps(line, allow_nan=False))
+        journals.write(file, json.dumps(line, allow_nan=False, separators=(",", ":")))
 
 
 def states(lines: Iterable[Line]) -> dict[tuple[str, str], str]:
@@ -312,14 +312,18 @@ def serve(workload: Workload, text: str, gpu: str) -> Line:
 
 
 def plain(noted: Noted) -> Line:
-    """Return what was noted as JSON values: none for what is no number; times of tokens are left out."""
-    columns = {name: [_finite(x) for x in noted.R[name].tolist()] for name in noted.R.dtype.names or ()}
+    """Return what was noted as JSON values: none for what is no number; times of tokens are left out.
+
+    Seconds are kept to a microsecond, and a column of one value is that value alone.
+    """
+    columns = {name: _column(noted.R[name].tolist()) for name in noted.R.dtype.names or ()}
     return {"R": columns, "ends": noted.ends.tolist(), "places": [list(place) for place in noted.places],
-            "late_s": noted.late_s.tolist(), "end_s": noted.end_s}  # fmt: skip
+            "late_s": _column(noted.late_s.tolist()), "end_s": noted.end_s}  # fmt: skip
 
 
-def _finite(x: float) -> float | None:
-    return round(x, 9) if math.isfinite(x) else None
+def _column(values: Sequence[float]) -> Any:
+    finite = [round(x, 6) if math.isfinite(x) else None for x in values]
+    return finite[0] if len({*finite}) == 1 else finite
 
 
 # ------------------------------------------------------------------ the command

@@ -103,21 +103,19 @@ def on(stream: Any) -> Iterator[None]:
     CURRENT.stream = before
 
 
-class Decoder(fused.Decoder):
-    """Graphs that compute at their replay what they computed at their capture."""
+def graph(self: fused.Graphs, size: int, sms: int) -> Any:
+    """Return a graph that computes at its replay what it computed at its capture."""
+    key = size, int(CURRENT.stream.cuda_stream)
+    if key not in self._graphs:
+        logits, made, *_ = self.body(size, sms)
 
-    def graph(self, rows: int, sms: int) -> Any:
-        key = rows, int(CURRENT.stream.cuda_stream)
-        if key not in self._graphs:
-            logits, made, *_ = self._body(rows, sms)
+        def replay() -> None:
+            again, tokens, *_ = self.body(size, sms)
+            logits.copy_(again)
+            made.copy_(tokens)
 
-            def replay() -> None:
-                again, tokens, *_ = self._body(rows, sms)
-                logits.copy_(again)
-                made.copy_(tokens)
-
-            self._graphs[key] = SimpleNamespace(replay=replay), logits, made
-        return self._graphs[key]
+        self._graphs[key] = SimpleNamespace(replay=replay), logits, made
+    return self._graphs[key]
 
 
 class Nursery(processes.Nursery):
@@ -138,11 +136,15 @@ class Nursery(processes.Nursery):
 
 
 def varlen(q: Any, k: Any, v: Any, ends: Any) -> Any:
-    """Compute torch's attention of one packed sequence, causal from its end."""
-    assert [x.tolist() for x in ends] == [[0, len(q)], [0, len(k)]]
-    mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+    """Compute torch's attention of packed sequences, each causal from its end; what is behind the last is no number."""
+    out, (of_q, of_k) = torch.full_like(q, torch.nan), (x.tolist() for x in ends)
+    for a, b, c, d in zip(of_q, of_q[1:], of_k, of_k[1:], strict=False):
+        if b > a:
+            mask = torch.ones(b - a, d - c, dtype=torch.bool).tril(d - c - (b - a))
+            query, key, value = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
+            mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+            out[a:b] = mixed[0].transpose(0, 1)
+    return out
 
 
 def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
@@ -195,7 +197,8 @@ def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
     monkeypatch.setattr(cuda, "place", lambda card: torch.device("cpu"))
     monkeypatch.setattr(cuda, "DTYPE", getattr(torch, dtype))
     monkeypatch.setattr(cuda, "HEAPS", [])
-    monkeypatch.setattr(fused, "Decoder", Decoder)
+    monkeypatch.setattr(fused.Graphs, "graph", graph)
+    monkeypatch.setattr(fused, "varlen", varlen)
     monkeypatch.setattr(cuda, "varlen", varlen)
     monkeypatch.setattr(cuda, "bind", lambda: None)
     monkeypatch.setattr(processes, "Nursery", Nursery)

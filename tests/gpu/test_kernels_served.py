@@ -17,8 +17,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
 from harness.engines.torch import cuda, fused  # noqa: E402
+from harness.policy.actions import Run  # noqa: E402
 from harness.validate import torch_scenarios  # noqa: E402
-from harness.validate.torch_scenarios import SCENARIOS  # noqa: E402
+from harness.validate.torch_scenarios import HOME, SCENARIOS, Scenario, opened  # noqa: E402
 from probe import kernels  # noqa: E402
 from tests.gpu import emulated  # noqa: E402
 from tests.gpu.test_kernels import cpu  # noqa: E402, F401 - a fixture
@@ -45,18 +46,51 @@ class OneByOne:
         return launch
 
 
-@pytest.mark.parametrize(("kind", "scenario"), [("Llama", "batched"), ("Qwen3", "attended elsewhere")])
-@pytest.mark.usefixtures("cpu")
-def test_kernels_in_bfloat16_give_nearly_those(
-    kind: str, scenario: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+@pytest.fixture
+def interpreted(cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:  # noqa: F811 - a fixture
+    """Serve on an emulated card; return the tokens of each part of every step that was a graph of prompts."""
     emulated.card(monkeypatch, "bfloat16")
-    prompts, outputs = (9, 70), (4, 5)  # few, for a program of a kernel takes the interpreter milliseconds
-    monkeypatch.setattr(torch_scenarios, "PROMPTS", prompts)
-    monkeypatch.setattr(torch_scenarios, "OUTPUTS", outputs)
-    scratch = fused.scratch
+    scratch, step, graphs = fused.scratch, fused.Prefills.step, list[list[int]]()
     monkeypatch.setattr(fused, "scratch", lambda kv, rows, sms: scratch(kv, rows, 1))  # a context is one part
-    monkeypatch.setattr(cuda, "FIRST", 0)
+    monkeypatch.setattr(cuda, "FIRST", dict.fromkeys(cuda.FIRST, 0))
+    for name, value in (("TOKENS", (16, 80)), ("PROMPTS", 2), ("BESIDE", 2)):
+        monkeypatch.setattr(fused, name, value)
     for name in ("decode", "merge", "add_norm", "rope_write", "silu_mul"):
         monkeypatch.setattr(kernels, name, OneByOne(getattr(kernels, name)))
-    compare(served(checkpoints, kind, SCENARIOS[scenario], monkeypatch), checkpoints / kind)
+
+    def noted(self: fused.Prefills, order: Any, ids: Any, sms: int) -> Any:
+        graphs.append([p.tokens for p in order.parts])
+        return step(self, order, ids, sms)
+
+    monkeypatch.setattr(fused.Prefills, "step", noted)
+    return graphs
+
+
+def serve(prompts: tuple[int, ...], outputs: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let scenarios be of few tokens, for a program of a kernel takes the interpreter milliseconds."""
+    monkeypatch.setattr(torch_scenarios, "PROMPTS", prompts)
+    monkeypatch.setattr(torch_scenarios, "OUTPUTS", outputs)
+
+
+def test_prompts_and_the_decodes_beside_them_are_one_graph(
+    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    serve((9, 70, 12), (4, 5, 3), monkeypatch)
+    budget = Scenario(opened(Run(HOME, chunk_tokens=79)))  # of a step: the third prompt comes with two decodes
+    compare(served(checkpoints, "Llama", budget, monkeypatch), checkpoints / "Llama")
+    assert interpreted == [[9, 70], [1, 1, 12]]
+
+
+def test_later_pieces_of_prompts_are_launched_kernel_by_kernel(
+    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    serve((9, 21), (2, 2), monkeypatch)
+    budget = Scenario(opened(Run(HOME, chunk_tokens=20)))
+    compare(served(checkpoints, "Llama", budget, monkeypatch), checkpoints / "Llama")
+    assert interpreted == [[9, 11]]
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_kernels_in_bfloat16_give_nearly_those(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    serve((9, 70), (4, 5), monkeypatch)
+    compare(served(checkpoints, "Qwen3", SCENARIOS["attended elsewhere"], monkeypatch), checkpoints / "Qwen3")

@@ -115,7 +115,7 @@ class Core:
     def turned(self, step: Pass, layer: int, qkv: Tensor) -> None:
         """See Device: a kernel for it would save nothing here."""
 
-    def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
+    def computed(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
         """See Device: kernels are launched for nothing here."""
 
     def give(self, *tensors: Tensor) -> Any:

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.engines.torch import fused, model, nets
-from harness.engines.torch.device import Decoded
+from harness.engines.torch.device import Computed
 from harness.engines.torch.ending import bound
 from harness.engines.torch.links import CHUNK_S, Job
 from harness.engines.torch.model import Pass, Piece, Weights
@@ -41,7 +41,7 @@ from probe import driver
 from probe.compute import edges, varlen
 
 DTYPE = torch.float32 if os.environ.get("DTYPE") == "float32" else torch.bfloat16
-FIRST = 16  # rows up to which graphs are captured before a run
+FIRST = {fused.Decodes: 32, fused.Prefills: 1024}  # sizes up to which graphs are captured before a run
 AHEAD = 2  # chunks of a link on their way: the copy engine has the next one while a thread notes the last
 SWITCH_S = 2e-4  # a thread that wants the interpreter waits so long for another: far less than a step
 
@@ -193,7 +193,7 @@ class Card:
         self._streams: dict[tuple[int, bool] | str, tuple[Any, int]] = {
             name: (self.heap.stream(), self.heap.sms) for name in ("own", "attend")
         }
-        self._decoders: dict[int, fused.Decoder] = {}  # by the address of the KV
+        self._graphs: dict[int, tuple[fused.Decodes, fused.Prefills]] = {}  # by the address of the KV
         self._spaces: list[Space] = []
 
     def space(self, size: int) -> Space:
@@ -217,10 +217,11 @@ class Card:
                 under_way.run(each.net.shape.layers, lambda: None, _nobody)
                 under_way.logits()
                 if fused.serves(kv[name]) and weights[name].net.shape.q_heads <= 16 * kv[name].shape[4]:
-                    decoder = self._decoders[kv[name].data_ptr()] = fused.Decoder(weights[name], kv[name], self.wait)
-                    for rows in fused.ROWS:
-                        if rows <= FIRST:
-                            decoder.graph(rows, self.sms)
+                    shared = fused.tables(weights[name], kv[name], self.wait)
+                    both = self._graphs[kv[name].data_ptr()] = fused.Decodes(shared), fused.Prefills(shared)
+                    for graphs in both:
+                        for size in (n for n in graphs.sizes if n <= FIRST[type(graphs)]):
+                            graphs.graph(size, self.sms)
             mine.unmap(0, mine.size)
             there.unmap(0, block)
 
@@ -292,12 +293,12 @@ class Card:
         q = fused.turned(qkv, step.cos, step.sin, step.row, step.slots.number, kv, layer, net.shape)
         return q, q[:0], q[:0]
 
-    def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Decoded | None:
+    def computed(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Computed | None:
         """See Device: replay the graph of as many rows or a few more."""
-        decoder = self._decoders.get(kv.data_ptr())
-        if decoder is None or order.until < weights.net.shape.layers or not decoder.takes(order):
+        if order.until < weights.net.shape.layers:
             return None
-        return decoder.step(order, ids, self.sms)
+        graphs = next((graphs for graphs in self._graphs.get(kv.data_ptr(), ()) if graphs.takes(order)), None)
+        return None if graphs is None else graphs.step(order, ids, self.sms)
 
     def give(self, *tensors: Tensor) -> Any:
         """See Device: by number, behind an event."""

@@ -33,8 +33,8 @@ class Space(Protocol):
         """Return the range as one flat tensor, whatever of it is mapped."""
 
 
-class Decoded(NamedTuple):
-    """The result of a step of decodes alone."""
+class Computed(NamedTuple):
+    """The result of a step that was computed at once."""
 
     tokens: list[int]
     logits: Tensor | None
@@ -58,8 +58,8 @@ class Device(Attention, Protocol):
     def wait(self) -> None:
         """Wait until what was launched is computed, and do `meanwhile`."""
 
-    def decoded(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Decoded | None:
-        """Do a whole step of decodes at once; None where a device has nothing for it."""
+    def computed(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Computed | None:
+        """Do a whole step at once; None where a device has nothing for it."""
 
     def give(self, *tensors: Tensor) -> Any:
         """Return tensors in a form in which another worker of the engine can take them."""

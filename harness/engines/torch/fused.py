@@ -1,12 +1,15 @@
-"""The kernels by which cards serve a model, and its decode steps as CUDA graphs.
+"""The kernels by which cards serve a model, and its steps as CUDA graphs.
 
-Decodes of a batch are one graph a batch size: its addresses stay, whatever is mapped behind them. The kernels, which
-the probe measures, want bfloat16 and sizes that are powers of two; other networks are served by torch's own.
+A step of decodes is one graph, and so is one of whole prompts and the decodes beside them: a graph for each size and
+stream, whose addresses stay, whatever is mapped behind them. Models of a card are threads of one interpreter, and a
+step that is launched kernel by kernel waits for it at each. Later pieces of prompts and slices of layers are launched
+so. The kernels, which the probe measures, want bfloat16 and sizes that are powers of two; other networks are served by
+torch's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,17 +19,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.engines.torch import model
-from harness.engines.torch.device import Decoded
+from harness.engines.torch.device import Computed
 from harness.engines.torch.model import Weights
 from harness.engines.torch.nets import Net
-from harness.engines.torch.wire import Order
+from harness.engines.torch.wire import Order, Part
 from harness.policy.types import Shape
 from probe import kernels
+from probe.compute import varlen
 
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # of the decode graphs
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # of the graphs of decodes
+TOKENS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)  # of prompts, of theirs
+PROMPTS, BESIDE = 8, 32  # of a step at most, and decodes beside them
 LOG2E = 1.4426950408889634
 UNIT_BYTES = 256  # in which block tables count (probe/kernels.py)
-MOST_POSITIONS = 1 << 16  # of a decode graph's rotary tables
+MOST_POSITIONS = 1 << 16  # of the rotary tables of graphs
+WIDE = ("slot", "block", "within", "last")  # buffers of 8 bytes a number
 
 
 class Contexts(NamedTuple):
@@ -96,112 +103,227 @@ def turned(
     return q
 
 
-class Decoder:
-    """The decode steps of a model on a device, as graphs over buffers of their own, a graph for rows and SMs."""
+class Tables(NamedTuple):
+    """Tensors and sizes that all graphs of a model on a device share."""
 
-    def __init__(self, weights: Weights, kv: Tensor, wait: Callable[[], None]) -> None:
-        self.weights, self.kv, self.wait, net = weights, kv, wait, weights.net
-        s, self.block = net.shape, kv.shape[3]
-        most = min(s.max_tokens, MOST_POSITIONS, len(kv) * self.block)
-        self.width = -(-most // self.block // 16) * 16  # blocks; a stride that Triton sees as a multiple of 16
-        self.positions = self.width * self.block
-        at = torch.arange(self.positions, device=kv.device)
-        self.cos, self.sin = (turn[:, 0].contiguous() for turn in model.turns(net, at))
-        n = ROWS[-1]
-        self._sizes = {"slot": 2 * n, "ids": n, "position": n, "tokens": n, "table": n * self.width}
-        words = sum(self._sizes.values())
+    weights: Weights
+    kv: Tensor
+    wait: Callable[[], None]  # until what was launched is computed
+    width: int  # blocks of a context at most; a stride that Triton sees as a multiple of 16
+    cos: Tensor
+    sin: Tensor
+    pool: Any  # of their memory: they run one after another
+
+
+def tables(weights: Weights, kv: Tensor, wait: Callable[[], None]) -> Tables:
+    """Compute the rotary angles of a model's positions."""
+    most = min(weights.net.shape.max_tokens, MOST_POSITIONS, len(kv) * kv.shape[3])
+    width = -(-most // kv.shape[3] // 16) * 16
+    at = torch.arange(width * kv.shape[3], device=kv.device)
+    cos, sin = (turn[:, 0].contiguous() for turn in model.turns(weights.net, at))
+    return Tables(weights, kv, wait, width, cos, sin, torch.cuda.graph_pool_handle())
+
+
+class Graphs:
+    """Steps of a model on a device as graphs over buffers of their own, a graph for each size and stream."""
+
+    def __init__(self, shared: Tables, sizes: Mapping[str, int], most: int) -> None:
+        self.shared, self.block = shared, shared.kv.shape[3]
+        self._sizes, words, here = sizes, sum(sizes.values()), shared.kv.device
         self.staged = torch.zeros(words, dtype=torch.int32, pin_memory=True)
-        self.buffer = torch.zeros(words, dtype=torch.int32, device=kv.device)
-        self.host = self._views(self.staged)
+        self.buffer = torch.zeros(words, dtype=torch.int32, device=here)
         self.on = self._views(self.buffer)
-        self.arrays = {name: tensor.numpy() for name, tensor in self.host.items()}
-        self.made = torch.zeros(n, dtype=torch.int64, pin_memory=True)
-        self.pool = torch.cuda.graph_pool_handle()
+        self.on["slot"].fill_(-1)  # until a step comes nothing is written, and nothing attended
+        self.arrays = {name: tensor.numpy() for name, tensor in self._views(self.staged).items()}
+        self.made = torch.zeros(most, dtype=torch.int64, pin_memory=True)
         self._graphs: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         views = dict(zip(self._sizes, flat.split(list(self._sizes.values())), strict=True))
-        return views | {"slot": views["slot"].view(torch.int64), "table": views["table"].view(-1, self.width)}
+        wide = {name: views[name].view(torch.int64) for name in WIDE if name in views}
+        return views | wide | {"table": views["table"].view(-1, self.shared.width)}
 
-    def takes(self, order: Order) -> bool:
-        """Tell whether a step is of decodes alone, and not too large."""
-        parts = order.parts
-        return 0 < len(parts) <= ROWS[-1] and all(
-            p.tokens == 1 and p.far < 0 and p.start < self.positions for p in parts
-        )
+    def _within(self, p: Part) -> bool:
+        return p.far < 0 and p.start + p.tokens <= len(self.shared.cos)
 
-    def step(self, order: Order, ids: Sequence[int], sms: int) -> Decoded:
-        """Compute the step on the current stream, to its end."""
-        parts, a = order.parts, self.arrays
-        rows = next(n for n in ROWS if n >= len(parts))
-        graph, logits, made = self.graph(rows, sms)
-        (first, stride), token = units(self.kv), self.kv.stride(3)
-        base, between = self.kv.storage_offset(), self.kv.stride(0)
-        a["ids"][: len(parts)] = ids
-        a["ids"][len(parts) : rows] = 0
-        a["position"][len(parts) : rows] = 0
-        a["tokens"][len(parts) : rows] = 0  # nothing is attended
-        a["slot"][len(parts) : rows] = -1  # nothing is written
-        for k, p in enumerate(parts):
-            a["position"][k], a["tokens"][k] = p.start, p.start + 1
-            a["slot"][k] = base + p.blocks[p.start // self.block] * between + p.start % self.block * token
-            n = p.start // self.block + 1
-            a["table"][k, :n] = np.array(p.blocks[:n]) * stride + first
-        words = self.buffer.numel() - (ROWS[-1] - rows) * self.width
+    def _single(self, k: int, p: Part) -> None:
+        """Stage a token behind others as row k."""
+        a, n = self.arrays, p.start // self.block + 1
+        first, stride = units(self.shared.kv)
+        a["position"][k], a["tokens"][k] = p.start, p.start + 1
+        a["slot"][k] = self._slot(p.blocks[n - 1], p.start % self.block)
+        a["table"][k, :n] = np.array(p.blocks[:n]) * stride + first
+
+    def _slot(self, block: Any, within: Any) -> Any:
+        """Return where the keys of tokens lie, as rope_write counts: of one, or of arrays."""
+        kv = self.shared.kv
+        return kv.storage_offset() + block * kv.stride(0) + within * kv.stride(3)
+
+    def _none(self, first: int, end: int) -> None:
+        """Stage rows of nothing: they are neither written nor attended."""
+        for name, value in (("ids", 0), ("position", 0), ("slot", -1)):
+            self.arrays[name][first:end] = value
+
+    def _replayed(self, size: int, sms: int, words: int, count: int) -> Computed:
+        """Compute what is staged on the current stream, to its end; return the first tokens."""
         self.buffer[:words].copy_(self.staged[:words], non_blocking=True)
+        graph, logits, made = self.graph(size, sms)
         graph.replay()
-        self.made[:rows].copy_(made, non_blocking=True)
-        self.wait()
-        return Decoded(self.made[: len(parts)].tolist(), logits[: len(parts)])
+        self.made[: len(made)].copy_(made, non_blocking=True)
+        self.shared.wait()
+        return Computed(self.made[:count].tolist(), logits[:count])
 
-    def graph(self, rows: int, sms: int) -> tuple[Any, Tensor, Tensor]:
-        """Return the graph of so many rows on the current stream, its logits and its tokens; captured once."""
+    def graph(self, size: int, sms: int) -> tuple[Any, Tensor, Tensor]:
+        """Return the graph of a size on the current stream, its logits and its tokens; captured once."""
         stream = torch.cuda.current_stream()
-        key = rows, int(stream.cuda_stream)
+        key = size, int(stream.cuda_stream)
         if key not in self._graphs:
-            for tensor in self.on.values():
-                tensor.zero_()
-            self.on["slot"].fill_(-1)
-            self._body(rows, sms)  # compiles
+            self.body(size, sms)  # compiles, and computes what is staged, as the replay does again
             stream.synchronize()
             graph: Any = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self.shared.pool, capture_error_mode="thread_local")
             try:
-                logits, made, *kept = self._body(rows, sms)
+                logits, made, *kept = self.body(size, sms)
             finally:
                 graph.capture_end()
             graph.kept = kept  # a graph holds addresses, not tensors
             self._graphs[key] = graph, logits, made
         return self._graphs[key]
 
-    def _body(self, rows: int, sms: int) -> tuple[Any, ...]:
-        W, s, kv = self.weights, self.weights.net.shape, self.kv
-        on = {name: tensor[:rows] for name, tensor in self.on.items()}
-        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, rows, sms))
-        x = torch.index_select(W.embedding, 0, on["ids"])
+    def body(self, size: int, sms: int) -> tuple[Any, ...]:
+        """Launch a step of a size on so many SMs: its logits, its tokens, and what else must stay."""
+        raise NotImplementedError
+
+    def _layers(self, ids: Tensor, at: tuple[Tensor, Tensor], attend: Callable[[int, Tensor, Tensor], None]) -> Any:
+        """Launch all layers over tokens, their positions and slots; return what is behind the last norm, and more."""
+        W, s, kv = self.shared.weights, self.shared.weights.net.shape, self.shared.kv
+        x, n = torch.index_select(W.embedding, 0, ids), len(ids)
         out, y = torch.zeros_like(x), torch.empty_like(x)
-        mixed = x.new_empty(rows, s.q_heads, s.head_dim)
+        mixed = x.new_empty(n, s.q_heads, s.head_dim)
         for k, layer in enumerate(W.layers):
             self._normed(x, out, layer.norm_1, y)
-            qkv = functional.linear(y, layer.qkv, layer.bias).view(rows, -1, s.head_dim)
+            qkv = functional.linear(y, layer.qkv, layer.bias).view(n, -1, s.head_dim)
             normed(qkv, layer.norms, W.net)
-            q = turned(qkv, self.cos, self.sin, on["position"], on["slot"], kv, k, s)
-            attended(kv, k, contexts, q, mixed)
-            out = functional.linear(mixed.view(rows, -1), layer.out)
+            attend(k, turned(qkv, self.shared.cos, self.shared.sin, *at, kv, k, s), mixed)
+            out = functional.linear(mixed.view(n, -1), layer.out)
             self._normed(x, out, layer.norm_2, y)
             ((wide, narrow),) = layer.blocks
             up = functional.linear(y, wide)
             if s.gated:
-                act = up.new_empty(rows, s.ffn)
-                kernels.silu_mul[(rows, -(-s.ffn // 1024))](up, act, F=s.ffn, BLOCK=1024, num_warps=4)
+                act = up.new_empty(n, s.ffn)
+                kernels.silu_mul[(n, -(-s.ffn // 1024))](up, act, F=s.ffn, BLOCK=1024, num_warps=4)
             else:
                 act = functional.gelu(up)
             out = functional.linear(act, narrow)
         self._normed(x, out, W.norm, y)
-        logits = functional.linear(y, W.head)
-        return logits, logits.argmax(-1), contexts, x, y, mixed
+        return y, x, mixed
 
     def _normed(self, x: Tensor, add: Tensor, weight: Tensor, out: Tensor) -> None:
-        hidden = x.shape[1]
+        hidden, eps = x.shape[1], self.shared.weights.net.eps
         block = triton.next_power_of_2(hidden)
-        kernels.add_norm[(len(x),)](x, add, weight, out, H=hidden, BLOCK=block, EPS=self.weights.net.eps, num_warps=8)
+        kernels.add_norm[(len(x),)](x, add, weight, out, H=hidden, BLOCK=block, EPS=eps, num_warps=8)
+
+
+class Decodes(Graphs):
+    """Steps of decodes alone; a size is their number."""
+
+    sizes = ROWS
+
+    def __init__(self, shared: Tables) -> None:
+        n = ROWS[-1]
+        sizes = {"slot": 2 * n, "ids": n, "position": n, "tokens": n, "table": n * shared.width}
+        super().__init__(shared, sizes, n)
+
+    def takes(self, order: Order) -> bool:
+        """Tell whether a step is of decodes alone, and not too large."""
+        parts = order.parts
+        return 0 < len(parts) <= ROWS[-1] and all(p.tokens == 1 and self._within(p) for p in parts)
+
+    def step(self, order: Order, ids: Sequence[int], sms: int) -> Computed:
+        """Compute the step on the current stream, to its end."""
+        count = len(order.parts)
+        rows = next(n for n in ROWS if n >= count)
+        self.arrays["ids"][:count] = ids
+        self.arrays["tokens"][count:rows] = 0
+        self._none(count, rows)
+        for k, p in enumerate(order.parts):
+            self._single(k, p)
+        return self._replayed(rows, sms, self.buffer.numel() - (ROWS[-1] - rows) * self.shared.width, count)
+
+    def body(self, size: int, sms: int) -> tuple[Any, ...]:
+        """See Graphs."""
+        kv, on = self.shared.kv, {name: tensor[:size] for name, tensor in self.on.items()}
+        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, size, sms))
+
+        def attend(layer: int, q: Tensor, mixed: Tensor) -> None:
+            attended(kv, layer, contexts, q, mixed)
+
+        y, *more = self._layers(on["ids"], (on["position"], on["slot"]), attend)
+        logits = functional.linear(y, self.shared.weights.head)
+        return logits, logits.argmax(-1), contexts, y, *more
+
+
+class Prefills(Graphs):
+    """Steps of whole prompts and of decodes beside them, which have the first rows; a size is the prompts' tokens."""
+
+    sizes = TOKENS
+
+    def __init__(self, shared: Tables) -> None:
+        n = BESIDE + TOKENS[-1]
+        sizes = {"slot": 2 * n, "block": 2 * TOKENS[-1], "within": 2 * TOKENS[-1], "last": 2 * (BESIDE + PROMPTS)}
+        sizes |= {"ids": n, "position": n, "tokens": BESIDE, "ends": PROMPTS + 1, "table": BESIDE * shared.width}
+        super().__init__(shared, sizes, BESIDE + PROMPTS)
+
+    def takes(self, order: Order) -> bool:
+        """Tell whether a step has prompts, all whole, and not too many of anything, on the device's own stream."""
+        parts, prompts = order.parts, [p for p in order.parts if p.tokens > 1]
+        return (
+            order.share is None
+            and 0 < len(prompts) <= PROMPTS
+            and len(parts) - len(prompts) <= BESIDE
+            and sum(p.tokens for p in prompts) <= TOKENS[-1]
+            and all(self._within(p) and (p.tokens == 1 or not p.start) for p in parts)
+        )
+
+    def step(self, order: Order, ids: Sequence[int], sms: int) -> Computed:
+        """Compute the step on the current stream, to its end."""
+        a, alone, row, at, ends = self.arrays, 0, BESIDE, 0, [0]
+        for k, p in enumerate(order.parts):
+            theirs, at = ids[at : at + p.tokens], at + p.tokens
+            if p.tokens == 1:
+                self._single(alone, p)
+                a["ids"][alone], a["last"][k] = theirs[0], alone
+                alone += 1
+                continue
+            here, places = slice(row, row + p.tokens), np.arange(p.tokens)
+            of = slice(row - BESIDE, row - BESIDE + p.tokens)
+            block, within = np.array(p.blocks)[places // self.block], places % self.block
+            a["ids"][here], a["position"][here], a["slot"][here] = theirs, places, self._slot(block, within)
+            a["block"][of], a["within"][of] = block, within
+            row += p.tokens
+            a["last"][k] = row - 1
+            ends.append(row - BESIDE)
+        size = next(n for n in TOKENS if n >= ends[-1])
+        self._none(alone, BESIDE)
+        self._none(row, BESIDE + size)
+        a["tokens"][alone:] = 0
+        a["last"][len(order.parts) :] = 0
+        a["ends"][:] = ends + ends[-1:] * (PROMPTS + 1 - len(ends))
+        for name in ("block", "within"):
+            a[name][ends[-1] : size] = a[name][0]  # which is mapped, as what nobody has may not be
+        return self._replayed(size, sms, self.buffer.numel(), len(order.parts))
+
+    def body(self, size: int, sms: int) -> tuple[Any, ...]:
+        """See Graphs."""
+        kv, on, n = self.shared.kv, self.on, BESIDE + size
+        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, BESIDE, sms))
+        ends = on["ends"], on["ends"]
+
+        def attend(layer: int, q: Tensor, mixed: Tensor) -> None:
+            attended(kv, layer, contexts, q[:BESIDE], mixed[:BESIDE])
+            key, value = (kv[on["block"][:size], layer, part, on["within"][:size]] for part in (0, 1))
+            mixed[BESIDE:] = varlen(q[BESIDE:], key, value, ends)
+
+        y, *more = self._layers(on["ids"][:n], (on["position"][:n], on["slot"][:n]), attend)
+        logits = functional.linear(y.index_select(0, on["last"]), self.shared.weights.head)
+        return logits, logits.argmax(-1), contexts, y, *more

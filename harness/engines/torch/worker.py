@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from harness.engines.torch import model
-from harness.engines.torch.device import Decoded, Device, Space
+from harness.engines.torch.device import Computed, Device, Space
 from harness.engines.torch.model import Pass, Piece, Weights
 from harness.engines.torch.nets import prompt_ids
 from harness.engines.torch.wire import Given, Order, Stepped, take_files
@@ -136,7 +136,7 @@ class Worker:
                 spent_s = time.thread_time() - cpu_s
                 time.sleep(max(0.0, spent_s / order.share - (time.monotonic() - begun_s)))
 
-        done = Decoded([], None)
+        done = Computed([], None)
         with torch.inference_mode(), self.device.lane(order.share, order.phase):
             under_way = self.begun.pop(order.step, None)
             if under_way is None:
@@ -145,7 +145,7 @@ class Worker:
                     ids += prompt_ids(p.rid, p.start, min(p.start + p.tokens, p.prompt_tokens), vocab).tolist()
                     ids += p.made
                 kv = self._kv(order.model)[1]
-                done = self.device.decoded(order, ids, weights, kv) or done
+                done = self.device.computed(order, ids, weights, kv) or done
                 if not done.tokens:
                     pieces = [Piece(p.tokens, p.start, p.blocks, p.far) for p in order.parts]
                     under_way = Pass(self.device, weights, kv, pieces, ids)
@@ -157,7 +157,7 @@ class Worker:
                     logits = under_way.logits()
                     tokens = logits.argmax(-1)
                     self.device.wait()
-                    done = Decoded(tokens.tolist(), logits)
+                    done = Computed(tokens.tolist(), logits)
                     breathe()
         ended_s = time.monotonic()
         shown = done.logits.float().cpu().numpy() if self.logits and done.logits is not None else None
