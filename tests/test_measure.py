@@ -6,6 +6,7 @@ import math
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -443,6 +444,18 @@ def test_workers_and_kills_in_a_search_under_a_precision_change_no_byte(tmp_path
     resumed = measure(study(tmp_path, SEARCHED), tmp_path / "two", workers=2)
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
+
+
+def test_what_is_left_of_a_budget_goes_to_the_systems_that_do_not_need_full(tmp_path: Path) -> None:
+    """It suffices for more runs of the two that are compared without --full, not of all five."""
+    more = 'more = ["elastic", "prism", "pdmux"]\nfull = { seeds = 2, points = 4, window_s = 40.0, replayed_s = 40.0, '
+    wide = study(tmp_path, SEARCHED.replace("spec = ", f"{more}budget = 60000, precision = 0.02 }}\nspec = ", 1))
+    ran = defaultdict[str, set[tuple[float, int]]](set)
+    table = measure(wide, tmp_path / "full", full=True, workers=2).table
+    for row in table.select(["label", "x", "seed"]).to_pylist():
+        ran[row["label"]].add((row["x"], row["seed"]))
+    counts = {label: len(runs) for label, runs in ran.items()}
+    assert counts["chunked"] == counts["static"] > counts["elastic"] == counts["prism"] == counts["pdmux"]
 
 
 SPARSE = """

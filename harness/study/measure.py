@@ -34,7 +34,7 @@ from harness.study.bases import base_specs, slo_target
 from harness.study.counted import Counted
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, contends, following, highest
-from harness.study.study import BEST, Claim, Study, systems_of
+from harness.study.study import BEST, Claim, Study, named, systems_of
 from harness.study.table import Key
 from workloads import slo
 
@@ -407,7 +407,8 @@ class Work:
     def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
         """Run more seeds of systems that are not yet told apart, until they are, or the budget is spent.
 
-        Each panel has an equal part of the budget, so that none depends on what was run for another.
+        Each panel has an equal part of the budget, so that none depends on what was run for another. Where what is left
+        of it does not suffice for all, the study's own systems have it, without those that --full alone runs.
         """
         scope, added = grid.scope, list[Point]()
         if not scope.budget:
@@ -424,14 +425,15 @@ class Work:
             self._counted(asked, curves)
             asked, taken, later = list[Point](), 0, 0.0
             for key, panel in panels.items():
-                open_ = self._more(grid, panel, curves.get(key, {}))
-                more = [each for each in open_ if _place(each[0]) not in had]
-                if more and spent[key] + (cost := _cost(more, known[key])) <= part:
-                    spent[key], taken = spent[key] + cost, taken + 1
-                    later += part - spent[key]
-                    known[key] |= {point.spec for point, _ in more}
-                    had |= {_place(point) for point, _ in more}
-                    asked += [point for point, _ in more]
+                for open_ in self._more(grid, panel, curves.get(key, {})):
+                    more = [each for each in open_ if _place(each[0]) not in had]
+                    if more and spent[key] + (cost := _cost(more, known[key])) <= part:
+                        spent[key], taken = spent[key] + cost, taken + 1
+                        later += part - spent[key]
+                        known[key] |= {point.spec for point, _ in more}
+                        had |= {_place(point) for point, _ in more}
+                        asked += [point for point, _ in more]
+                        break
             if not asked:
                 return added
             what = f"{self.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided"
@@ -440,17 +442,27 @@ class Work:
             self._shown(grid, [*points, *added])
         raise AssertionError
 
-    def _more(self, grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> list[tuple[Point, float]]:
-        """List the runs that tell a panel's systems apart, with the requests of each; empty where nothing is open."""
+    def _more(
+        self, grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]
+    ) -> Iterator[list[tuple[Point, float]]]:
+        """Yield the runs that tell a panel's systems apart, with the requests of each: of all, then of the study's own.
+
+        Nothing where they are told apart.
+        """
         contend = [name for name in panel.specs if name in curves and contends(name)]
+        own = [name for name in contend if name not in self.beside]
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
-        left = enough.unsettled(curves, facts, pairs(self.study, contend), level, scope.precision)
-        if not left:
-            return []
-        more = enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level, grid.bounds(panel).least)
-        shown = turned if panel.axis in EASES else float
-        return [(grid.point(panel, m.system, m.seed, shown(m.x)), m.requests) for m in more]
+        least, shown = grid.bounds(panel).least, turned if panel.axis in EASES else float
+        for names in dict.fromkeys((tuple(contend), tuple(own))):
+            if left := enough.unsettled(curves, facts, pairs(self.study, names), level, scope.precision):
+                more = enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level, least)
+                yield [(grid.point(panel, m.system, m.seed, shown(m.x)), m.requests) for m in more]
+
+    @cached_property
+    def beside(self) -> frozenset[str]:
+        """Systems that --full alone runs."""
+        return frozenset(named(self.study.more))
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
         """Add the misses of runs, by block, to the curves by panel and system, for the first definition."""

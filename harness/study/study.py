@@ -192,7 +192,7 @@ class Study:
     def of(self, full: bool) -> Study:
         """Return the study as it is run, with all conditions and systems for --full."""
         if full:
-            return replace(self, systems={**self.systems, **named(self.more)}, more=())
+            return replace(self, systems={**self.systems, **named(self.more)})
         return replace(self.restricted(c for c in self.condition if not c.extra), more=())
 
     def without(self, gone: Collection[str]) -> Study | None:
