@@ -450,11 +450,11 @@ class Work:
         Nothing where they are told apart.
         """
         contend = [name for name in panel.specs if name in curves and contends(name)]
-        own = [name for name in contend if name not in self.beside]
+        usual = [name for name in contend if name not in self.beside]
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
         least, shown = grid.bounds(panel).least, turned if panel.axis in EASES else float
-        for names in dict.fromkeys((tuple(contend), tuple(own))):
+        for names in dict.fromkeys((tuple(contend), tuple(usual))):
             if left := enough.unsettled(curves, facts, pairs(self.study, names), level, scope.precision):
                 more = enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level, least)
                 yield [(grid.point(panel, m.system, m.seed, shown(m.x)), m.requests) for m in more]
