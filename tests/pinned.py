@@ -8,6 +8,7 @@ FRAGMENTED). RUN is a folder with a run's rows; without it, `elastic` is simulat
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -97,12 +98,12 @@ def replayed(folder: Path) -> str:
     pages = {m: Pages(page_bytes[m] // (tokens * shapes.kv_token_bytes(s))) for m, s in models.items()}
     held, blocks = defaultdict[int, list[int]](list), Counter[str]()
     room = spec.gpus * (spec.pool_bytes or 0) - sum(map(shapes.weight_bytes, models.values()))
-    looks, next_s = list[tuple[float, float, float]](), 0.0
+    looks, next_s = list[tuple[float, float]](), 0.0
     for at_s, takes, i in changes(each, tokens):
         if at_s >= next_s:
             packed = {m: blocks[m] * (1 + FRAGMENTED / 1024) / pages[m].blocks for m in models}
-            counted = sum(-(-packed[m] // 1) * page_bytes[m] for m in models)
-            looks.append((counted, sum(len(pages[m].used) * page_bytes[m] for m in models), 0.5 * room))
+            counted = sum(math.ceil(packed[m]) * page_bytes[m] for m in models)
+            looks.append((counted, sum(len(pages[m].used) * page_bytes[m] for m in models)))
             next_s = at_s + EACH_S
         name = each[i].model
         if takes:
@@ -110,8 +111,8 @@ def replayed(folder: Path) -> str:
         else:
             pages[name].give(held[i])
         blocks[name] += 1 if takes else -len(held.pop(i))
-    counted, kept, half = np.array(looks).T
-    full = counted > half
+    counted, kept = np.array(looks).T
+    full = counted > 0.5 * room
     times = [f"{kept[of].sum() / counted[of].sum():.2f}" for of in (counted > 0, full)]
     return (
         f"{spec.label}, {spec.models}: {len(each):,} requests, room for {room / MIB:,.0f} MiB of KV. Pages take"

@@ -294,7 +294,7 @@ class Card:
         return q, q[:0], q[:0]
 
     def computed(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Computed | None:
-        """See Device: replay the graph of as many rows or a few more."""
+        """See Device: replay the graph of its size, or of the next larger size."""
         if order.until < weights.net.shape.layers:
             return None
         graphs = next((graphs for graphs in self._graphs.get(kv.data_ptr(), ()) if graphs.takes(order)), None)

@@ -2,9 +2,9 @@
 
 A step of decodes is one graph, and so is one of whole prompts and the decodes beside them: a graph for each size and
 stream, whose addresses stay, whatever is mapped behind them. Models of a card are threads of one interpreter, and a
-step that is launched kernel by kernel waits for it at each. Later pieces of prompts and slices of layers are launched
-so. The kernels, which the probe measures, want bfloat16 and sizes that are powers of two; other networks are served by
-torch's own.
+step that is launched kernel by kernel waits for its lock at each kernel. Later pieces of prompts and slices of layers
+are launched so. The kernels, which the probe measures, want bfloat16 and sizes that are powers of two; other networks
+are served by torch's own.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Tables(NamedTuple):
 
 
 def tables(weights: Weights, kv: Tensor, wait: Callable[[], None]) -> Tables:
-    """Compute the rotary angles of a model's positions."""
+    """Return the tables of a model's graphs, with the rotary angles of its positions."""
     most = min(weights.net.shape.max_tokens, MOST_POSITIONS, len(kv) * kv.shape[3])
     width = -(-most // kv.shape[3] // 16) * 16
     at = torch.arange(width * kv.shape[3], device=kv.device)
