@@ -36,30 +36,26 @@ CLUSTERED := .venv-cluster/.pins-$(shell cat requirements-cluster.lock requireme
 HERE := $(shell { pwd; cat pyproject.toml; } | cksum | cut -d' ' -f1)
 LOCKED := .venv/.lock-$(LOCK)
 READY := .venv/.package-$(LOCK)-$(HERE)
-CAP := $(shell command -v timeout || command -v gtimeout)
+MAKES = $(PYTHON) .ci/stages.py
 
-# $(call quiet,name,command,packages): installs. The output shows only if that fails, and then its last 20 lines; on a
-# terminal a line counts packages and seconds. It ends with this shell, also when that is interrupted.
+# Packages come by uv, which .venv has from its hashed pin; PIP=1 where uv has no wheel. Both look where pip is told to.
+UV = .venv/bin/uv pip install --system-certs --python
+PIPS = -m pip install --disable-pip-version-check
+ifdef PIP_FIND_LINKS
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+endif
+# $(call new,folder): an empty environment; $(call into,folder): the command that installs into it
+new = $(PYTHON) -m venv --clear $(if $(PIP),,--without-pip) $(1)
+into = $(if $(PIP),$(1)/bin/python $(PIPS),$(UV) $(1)/bin/python)
+# $(call sees,folder,other): an environment that finds the packages of another too
+SITE = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+sees = $(call new,$(1)) && $(2)/bin/python $(SITE) >"$$($(1)/bin/python $(SITE))/other.pth"
+
+# $(call quiet,name,command): a step that prints its seconds; the end of its log shows only if it fails
 define quiet
-@mkdir -p .make; log=.make/$(1).log; from=$$(date +%s); : >$$log; \
-[ -t 1 ] || printf '%-12s installing$(if $(3), $(3)) ...\n' '$(1)'; \
-(while [ -t 1 ] && kill -0 $$$$; do printf '\r\033[K%-12s %4d s  %s%.36s' '$(1)' $$(($$(date +%s) - from)) \
-"$(if $(3),$$(grep -c '^Collecting' $$log) of $(3)  )" "$$(grep '^[A-Z][a-z]*ing ' $$log | tail -n 1)"; sleep 1; done) 2>/dev/null & \
-tick=$$!; ($(2)) >$$log 2>&1 </dev/null; code=$$?; kill $$tick 2>/dev/null; [ ! -t 1 ] || printf '\r\033[K'; \
-[ $$code -eq 0 ] || { tail -n 20 $$log >&2; echo "failed: $(1) (all of it: $$log)" >&2; exit 1; }; \
+@mkdir -p .make; from=$$(date +%s); echo '$(1) ... (.make/$(1).log)'; \
+($(2)) >.make/$(1).log 2>&1 </dev/null || { tail -n 20 .make/$(1).log >&2; echo 'failed: $(1)' >&2; exit 1; }; \
 printf '%-12s %4d s\n' '$(1)' $$(($$(date +%s) - from))
-endef
-
-# $(call loud,name,command): its output as it comes
-define loud
-@from=$$(date +%s); ($(2)) </dev/null || { echo 'failed: $(1)' >&2; exit 1; }; \
-printf '%-12s %4d s\n' '$(1)' $$(($$(date +%s) - from))
-endef
-
-# $(call stage,seconds,target): a target under a time limit; none on a terminal, for Ctrl-C does not reach behind one
-define stage
-@cap='$(CAP)'; [ ! -t 0 ] || cap=; $${cap:+$$cap -k 10 $(1)} $(MAKE) $(2) || { code=$$?; \
-[ $$code -ne 124 ] || echo 'failed: $(2) took more than $(1) s' >&2; exit $$code; }
 endef
 
 # What a paper's figures take: studies by the name of the target, which is the study's own where none stand here.
@@ -107,35 +103,42 @@ $(LOCKED):
 	{ echo 'error: no $(PYTHON) here; name a Python >= 3.11: make PYTHON=/path/to/python3' >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	{ echo "error: $(PYTHON) is $$($(PYTHON) --version 2>&1), 3.11 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 2; }
-	$(call quiet,environment,$(PYTHON) -m venv --clear .venv && $(PY) -m pip install --disable-pip-version-check --require-hashes -r requirements.lock && touch $@,$(shell grep -c '^[a-z].*==' requirements.lock) packages)
+	$(call quiet,environment,$(PYTHON) -m venv --clear .venv && \
+	$(if $(PIP),,$(PY) $(PIPS) --require-hashes -r requirements-uv.lock &&) \
+	$(call into,.venv) --require-hashes -r requirements.lock && touch $@)
 
 $(READY): $(LOCKED)
-	$(call quiet,package,$(PY) -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e . && rm -f .venv/.package-* && touch $@)
+	$(call quiet,package,$(call into,.venv) --no-deps --no-build-isolation -e . && rm -f .venv/.package-* && touch $@)
 
-test: ## all tests
-	$(call stage,600,setup)
-	$(call stage,2400,test-fast)
-	$(call stage,3000,test-slow)
+test: ## all tests that need no server and no torch
+	@$(MAKES) setup:600 test-fast:2400 test-slow:3000
+
+# Each target collects the files that have tests of its kind, and of those its tests.
+PYTEST = $(PY) -m pytest -q
+files = $(shell grep -lr 'mark\.$(1)' tests --include='test_*.py')
+FAST = not (slow or torch or servers or cluster)
 
 test-fast: $(READY) ## tests that take seconds
-	$(call loud,test-fast,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "not slow and not torch and not servers and not cluster")
+	@$(PYTEST) -n $(CORES) --dist loadfile -m "$(FAST)" --ignore=tests/servers --ignore=tests/cluster
 
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
-	$(call loud,test-slow,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "slow and not torch and not servers and not cluster")
+	@$(PYTEST) -n $(CORES) --dist loadfile -m "slow and not torch" $(call files,slow)
 
 test-torch: torch ## tests that need torch, on a CPU: the engine on it; a GPU's kernels compiled and interpreted
-	$(call loud,test-torch,$(PY) -m pytest -q -n 1 -m torch)
+	@$(PYTEST) -n 1 -m torch $(call files,torch)
 
 torch: $(TORCHED) ## torch, triton, cuda-bindings and transformers into .venv, beside the lock, for test-torch
 
 # Apart: torch's CUDA builds name a triton of their own, its CPU builds none; what is compiled here needs no GPU.
 $(TORCHED): | $(READY)
-	$(call quiet,torch,$(PY) -m pip install --disable-pip-version-check $(TORCH) && \
-	$(PY) -m pip install --disable-pip-version-check $(KERNELS) $(BESIDE) && \
+	$(call quiet,torch,$(call into,.venv) $(TORCH) && $(call into,.venv) $(KERNELS) $(BESIDE) && \
 	$(PY) -c '$(IMPORTS)' && rm -f .venv/.torch-* && touch $@)
 
 test-servers: servers-llamacpp servers-vllm servers-sglang ## tests with real servers on a CPU: llama.cpp, vLLM; SGLang's own parsers
-	$(call loud,test-servers,$(PY) -m pytest -q -n 1 -m servers)
+	@$(PYTEST) -n 1 -m servers tests/servers
+
+test-llamacpp: servers-llamacpp ## those of test-servers with llama.cpp
+	@$(PYTEST) -n 1 -m servers $(wildcard tests/servers/*llamacpp.py)
 
 servers-vllm: $(VLLM)
 servers-sglang: $(SGLANG)
@@ -143,36 +146,29 @@ servers-sglang: $(SGLANG)
 # .venv-NAME of a server engine: all that its list pins and nothing else. A line `# import X` of the list is then tried.
 servers-%: | $(READY) ## .venv-NAME with a kind of server: llamacpp (0.2 GB), vllm (2.3 GB, minutes), sglang (0.9 GB over vllm)
 	$(if $(wildcard $(SERVERS)/$*.txt),,$(error no list of pins $(SERVERS)/$*.txt))
-	$(if $(wildcard $(call pinned,$*,$*)),,$(call quiet,$*,$(PYTHON) -m venv --clear .venv-$* && \
-	.venv-$*/bin/python -m pip install --disable-pip-version-check --no-deps -r $(SERVERS)/$*.txt && \
+	$(if $(wildcard $(call pinned,$*,$*)),,$(call quiet,$*,$(call new,.venv-$*) && \
+	$(call into,.venv-$*) --no-deps -r $(SERVERS)/$*.txt && \
 	sed -n 's/^# import /import /p' $(SERVERS)/$*.txt | .venv-$*/bin/python - && touch $(call pinned,$*,$*)))
 
 $(VLLM): | $(READY)
-	$(call quiet,vllm,$(PYTHON) -m venv --clear .venv-vllm && \
-	.venv-vllm/bin/python -m pip install --disable-pip-version-check $(TORCH) && \
-	.venv-vllm/bin/python -m pip install --disable-pip-version-check --no-deps -r $(SERVERS)/vllm.txt && \
-	.venv-vllm/bin/python -c 'import vllm' && touch $@)
+	$(call quiet,vllm,$(call new,.venv-vllm) && $(call into,.venv-vllm) $(TORCH) && \
+	$(call into,.venv-vllm) --no-deps -r $(SERVERS)/vllm.txt && .venv-vllm/bin/python -c 'import vllm' && touch $@)
 
-# It finds vLLM's packages by a .pth file, and has triton alone: vLLM would take to it.
+# It has triton alone: vLLM would take to it.
 $(SGLANG): $(VLLM) | $(READY)
-	$(call quiet,sglang,$(PYTHON) -m venv --clear .venv-sglang && \
-	site='import sysconfig; print(sysconfig.get_path("purelib"))' && \
-	.venv-vllm/bin/python -c "$$site" >"$$(.venv-sglang/bin/python -c "$$site")/vllm.pth" && \
-	.venv-sglang/bin/python -m pip install --disable-pip-version-check --no-deps -r $(SERVERS)/sglang.txt && \
+	$(call quiet,sglang,$(call sees,.venv-sglang,.venv-vllm) && $(call into,.venv-sglang) --no-deps -r $(SERVERS)/sglang.txt && \
 	.venv-sglang/bin/python -c 'import sglang.srt.multiplex.pdmux_context' && touch $@)
 
 test-cluster: cluster ## tests on clusters of this machine: two nodes of Ray, Dask; workers, nodes and heads are killed
-	$(call loud,test-cluster,.venv-cluster/bin/python -m pytest -q -p no:xdist -m cluster tests/cluster)
+	@.venv-cluster/bin/python -m pytest -q -p no:xdist -m cluster tests/cluster
 
 cluster: $(CLUSTERED) ## .venv-cluster: Ray and Dask beside .venv, for --executor (0.3 GB)
 
-# It finds the packages of .venv by a .pth file. Its own are those of the lock that .venv has not.
+# Its own packages are those of the lock that .venv has not.
 $(CLUSTERED): requirements-cluster.lock | $(READY)
-	$(call quiet,cluster,$(PYTHON) -m venv --clear .venv-cluster && \
-	site='import sysconfig; print(sysconfig.get_path("purelib"))' && \
-	.venv-cluster/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements-cluster.lock && \
-	$(PY) -c "$$site" >"$$(.venv-cluster/bin/python -c "$$site")/bench.pth" && \
-	.venv-cluster/bin/python -c '$(NODES)' && touch $@,$(shell grep -c '^[a-z].*==' requirements-cluster.lock) packages)
+	$(call quiet,cluster,$(call sees,.venv-cluster,.venv) && \
+	$(call into,.venv-cluster) --no-deps --require-hashes -r requirements-cluster.lock && \
+	.venv-cluster/bin/python -c '$(NODES)' && touch $@)
 
 gpu: ## what this machine's GPU does (MINUTES=8), then engine torch on it (STAGES=20): needs CUDA torch, no .venv; again goes on
 	@[ '$(DEVICE)' = cpu ] || $(PYTHON) -m probe --minutes $(MINUTES)
@@ -200,69 +196,64 @@ gpu-servers: ## vLLM on this machine's GPU, into results/<gpu>/: calibrate, vali
 	@$(BENCH) study fig7 --engine vllm --gpus $(GPUS) --seeds 1 -o $(AT)/fig7
 
 $(CARDED): | $(READY)
-	$(call quiet,vllm-gpu,$(PYTHON) -m venv --clear .venv-vllm && \
-	.venv-vllm/bin/python -m pip install --disable-pip-version-check -r $(SERVERS)/vllm-gpu.txt && \
+	$(call quiet,vllm-gpu,$(call new,.venv-vllm) && $(call into,.venv-vllm) -r $(SERVERS)/vllm-gpu.txt && \
 	.venv-vllm/bin/python -c 'import vllm')
-	@.venv-vllm/bin/python -m pip install --disable-pip-version-check --no-build-isolation -r $(SERVERS)/kvcached.txt \
+	@$(call into,.venv-vllm) --no-build-isolation -r $(SERVERS)/kvcached.txt \
 	>.make/kvcached.log 2>&1 || echo 'kvcached is not built (.make/kvcached.log): what needs elastic KV is skipped'
 	@touch $@
 
 lint: $(READY) ## ruff: rules and format
-	$(call loud,lint,$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check .)
+	@$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check .
 
 types: $(READY) ## mypy --strict
-	$(call loud,types,$(PY) -m mypy --no-error-summary)
+	@$(PY) -m mypy --no-error-summary
 
-smoke: $(READY) ## the whole path on the committed sample, under a minute
+smoke: $(READY) ## the whole path on the committed sample, with every system, under a minute
 	@rm -rf .make/smoke
-	$(call loud,smoke,$(BENCH) compare --systems all --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
+	@$(BENCH) compare --systems all --trace sample --rate-scale 1 --seeds 1 -o .make/smoke
+
+bare: ## what a newcomer does: a fresh clone, an empty environment, no data; `make`, and the tests that would read data
+	@$(PYTHON) -m tests.bare
 
 bench: $(READY) ## speed: simulated requests per second, memory, first table; what grows with models (.make/linear.png); interpreters side by side (PYTHONS); the estimate of the time left; how the load client keeps its times
-	$(call loud,bench,$(PY) tests/speed.py && $(PY) -m tests.linear && $(PY) -m tests.interpreters $(PYTHONS) && $(PY) -m tests.time_left && $(PY) -m tests.client_speed)
+	@$(PY) tests/speed.py && $(PY) -m tests.linear && $(PY) -m tests.interpreters $(PYTHONS) && $(PY) -m tests.time_left && $(PY) -m tests.client_speed
 
 fuzz: $(READY) ## bad input to every command: thousands of cases, each of which must end in one line
-	$(call loud,fuzz,$(PY) -m tests.fuzz --workers $(CORES))
+	@$(PY) -m tests.fuzz --workers $(CORES)
 
 fit-hosts: $(READY) ## fit the cost tables (PROFILES_DIR) and then what engines add to kernels (MEASURED_DIR) again; minutes
 	@mkdir -p .make plots/gallery
-	$(call loud,fit,$(PY) -m harness.engines.costs.fit && $(PY) -m harness.engines.costs.fit .make/points.parquet && \
-	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/)
-	$(call loud,fit-hosts,$(PY) -m harness.validate.fit_hosts)
+	@$(PY) -m harness.engines.costs.fit && $(PY) -m harness.engines.costs.fit .make/points.parquet && \
+	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/
+	@$(PY) -m harness.validate.fit_hosts
 
 validate: $(READY) ## measured end-to-end runs of real engines beside ours: docs/validation.md (needs MEASURED_DIR)
 	@mkdir -p plots/gallery
 	@$(BENCH) validate --page docs/validation.md && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
 
 docs: $(DOCUMENTED) ## docs/ as pages in .make/docs/, without network; what is generated from the code among them
-	$(call loud,docs,$(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md && \
+	@$(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md && \
 	$(PY) -m harness.engines.servers.states >.make/states.md && mv .make/states.md docs/states.md && \
 	$(PY) -m harness.cli.codes >.make/codes.md && mv .make/codes.md docs/exit-codes.md && \
-	$(PY) -m harness.cli.reference docs/reference && $(PY) -m sphinx -q -W --keep-going docs .make/docs)
+	$(PY) -m harness.cli.reference docs/reference && $(PY) -m sphinx -q -W --keep-going docs .make/docs
 	@echo '.make/docs/index.html'
 
 # Beside the lock, which whoever only runs the bench installs.
 $(DOCUMENTED): | $(READY)
-	$(call quiet,sphinx,$(PY) -m pip install --disable-pip-version-check --no-deps --require-hashes \
-	-r requirements-docs.lock && rm -f .venv/.docs-* && touch $@)
+	$(call quiet,sphinx,$(call into,.venv) --no-deps --require-hashes -r requirements-docs.lock && rm -f .venv/.docs-* && touch $@)
 
 ci: ## what .ci/run runs
-	$(call stage,600,setup)
-	$(call stage,480,lint)
-	$(call stage,600,types)
-	$(call stage,480,docs)
-	$(call stage,2400,test-fast)
-	$(call stage,3000,test-slow)
-	$(call stage,480,smoke)
-	$(call stage,900,torch)
-	$(call stage,1800,test-torch)
-	$(call stage,1800,servers-sglang)
-	$(call stage,1800,test-servers)
-	$(call stage,900,cluster)
-	$(call stage,1500,test-cluster)
+	@$(MAKES) setup:600 lint:480 types:900 docs:900 bare:2400 test-fast:2400 test-slow:3000 \
+	torch:900 test-torch:1800 servers-llamacpp:900 test-llamacpp:900 cluster:900 test-cluster:1500
+
+ci-full: ## all of it and more: conformance at length, whole fuzz, servers of other projects; hours. By hand, and each night
+	@BENCH_FULL=1 $(MAKES) setup:600 lint:480 types:900 docs:900 bare:2400 test-fast:4800 test-slow:7200 smoke:480 \
+	fuzz:7200 torch:900 test-torch:3600 servers-sglang:1800 test-servers:1800 cluster:900 test-cluster:1500
 
 EXTRA = import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
-RESOLVE = uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
-lock: ## resolve requirements.lock and those of docs and cluster anew (needs uv)
+RESOLVE = .venv/bin/uv --system-certs pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
+lock: $(READY) ## resolve all requirements*.lock anew
+	echo uv | $(RESOLVE) --no-deps -o requirements-uv.lock -
 	$(RESOLVE) --extra dev -o requirements.lock pyproject.toml
 	$(PYTHON) -c '$(EXTRA)' docs | $(RESOLVE) -c requirements.lock -o requirements-docs.lock -
 	$(PYTHON) -c '$(EXTRA)' cluster | $(RESOLVE) -c requirements.lock -o requirements-cluster.lock -
@@ -273,4 +264,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 
 FORCE:
 
-.PHONY: FORCE compare claims cluster test-cluster help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang gpu gpu-servers lint types smoke bench fuzz fit-hosts validate docs ci lock clean
+.PHONY: FORCE bare ci-full test-llamacpp compare claims cluster test-cluster help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang gpu gpu-servers lint types smoke bench fuzz fit-hosts validate docs ci lock clean

@@ -91,6 +91,13 @@ def pytest_handlecrashitem(report: pytest.TestReport, sched: Any) -> None:
     pytest.exit(str(report.longrepr), returncode=1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that read data which is not in the repository: `-m data` picks them."""
+    for item in items:
+        if DATA.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker("data")
+
+
 def folder(variable: str) -> Path:
     """Return the first folder that a variable names: skip where it is unset, fail where it names none."""
     named = os.environ.get(variable)

@@ -72,7 +72,8 @@ def test_every_case_runs_and_each_failure_has_its_name(tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text("")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: or not\n")
-    env = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | {"PYTHONPATH": str(ROOT)}
+    env = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
+    env |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}  # narrower, its lines are cut
     command = [sys.executable, "-m", "pytest", "-v", "-rA", "-p", "no:cacheprovider", "-m", "not slow", "test_x.py"]
     run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     told = [line for line in run.stdout.splitlines() if line.startswith(("SUB", "FAILED", "PASSED"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -34,6 +35,7 @@ LISTED = {
     ". .venv/bin/activate": "a shell's own",
     "for part in": MINUTES, "bench plot split": "draws a run of minutes", "bench plot turns": "draws a run of minutes",
 }  # fmt: skip
+NEEDS = re.compile(r"# .*\bneeds (\w+_DIR)\b")  # said by a command that reads data which no clone has
 OWN = re.compile(r"\bresults/|^bench upgrade *(#|$)")
 DRY = {"compare", "study", "run"}  # commands with --dry-run, which is taken but on the sample
 
@@ -149,5 +151,7 @@ def test_the_blocks_of_a_document_run(
         for command in commands(block.code):
             if reason(command) is None:
                 with subtests.test(f"{block.place} {command}"):
+                    if (needs := NEEDS.search(command)) and needs[1] not in os.environ:
+                        pytest.skip(f"{needs[1]} is not set")
                     code, told = run(command)
                     assert code == 0, told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -296,13 +295,6 @@ def close(measured: dict[str, object], name: str) -> None:
         assert realism.pick(measured[row.key], row) == pytest.approx(value, abs=6e-5), (name, row.name)
 
 
-@pytest.fixture
-def real(monkeypatch: pytest.MonkeyPatch) -> Path:
-    if "TRACES_DIR" not in os.environ:
-        pytest.skip("TRACES_DIR is not set")
-    return Path(os.environ["TRACES_DIR"])
-
-
 def table(like: Trace, span_s: float, streams: tuple[str, ...], times: list[F8]) -> Trace:
     when, model = np.concatenate(times), np.repeat(np.arange(len(times), dtype=np.int32), [len(x) for x in times])
     order = np.argsort(when, kind="stable")
@@ -312,7 +304,7 @@ def table(like: Trace, span_s: float, streams: tuple[str, ...], times: list[F8])
 
 
 @cases("models", sorted(synthetic.RELEASED))
-def test_arena_targets_are_the_traces(real: Path, models: int) -> None:
+def test_arena_targets_are_the_traces(traces_dir: Path, models: int) -> None:
     arena = trace("arena-chat")
     times = [
         synthetic.shifted(arena.arrival_s[arena.model == arena.models.index(stream)], shift_s, 600.0)
@@ -324,26 +316,26 @@ def test_arena_targets_are_the_traces(real: Path, models: int) -> None:
         close(stats(table(arena, 600.0, preset(f"arena-like+models={models}").streams, times)), f"arena-like.{models}")
 
 
-def counts_csv(real: Path) -> Path:
-    return real / "hyperbolic_fig_digitised" / "hyperbolic_10min_7models_counts.csv"
+def counts_csv(traces_dir: Path) -> Path:
+    return traces_dir / "hyperbolic_fig_digitised" / "hyperbolic_10min_7models_counts.csv"
 
 
 @cases(("name", "streams"), [("hyperbolic-like.8", 7), ("hyperbolic-like", 7), ("hyperbolic-like.4", 4)])
-def test_hyperbolic_targets_are_the_figures(real: Path, name: str, streams: int) -> None:
+def test_hyperbolic_targets_are_the_figures(traces_dir: Path, name: str, streams: int) -> None:
     every = []
     for seed in range(100):
-        drawn = of_table(readers.read("hyperbolic", counts_csv(real), jitter_seed=seed), "x")
+        drawn = of_table(readers.read("hyperbolic", counts_csv(traces_dir), jitter_seed=seed), "x")
         times = [drawn.arrival_s[drawn.model == k] for k in range(streams)]
         every.append(stats(table(drawn, 600.0, drawn.models[:streams], times)))
     target = realism.targets()[name]
     close({row.key: np.mean([values[row.key] for values in every], axis=0).tolist() for row in target.values}, name)
 
 
-def test_hyperbolic_counts(real: Path) -> None:
+def test_hyperbolic_counts(traces_dir: Path) -> None:
     rows = trace("hyperbolic")
     assert np.bincount(rows.model).tolist() == [250, 169, 70, 1158, 40, 5, 6, 4]
     assert (rows.tier, rows.length_origin, rows.ordered, rows.resolution_s) == ("composed", "uniform", True, 2.5)
-    with counts_csv(real).open() as file:
+    with counts_csv(traces_dir).open() as file:
         counts = np.array([row[2:] for row in list(csv.reader(file))[1:]], int)
     bins = (rows.arrival_s // 2.5).astype(int)
     assert all(np.array_equal(np.bincount(bins[rows.model == k], minlength=240), counts[:, k]) for k in range(7))
@@ -360,9 +352,9 @@ def test_counts_that_are_none(tmp_path: Path, row: str) -> None:
 
 
 @cases(("models", "rate", "span_s"), [(n, *drawn) for n in (8, 18) for drawn in (("0.1", 120.0), ("0.5", 60.0))])
-def test_aegaeon_targets_are_the_released_files(real: Path, models: int, rate: str, span_s: float) -> None:
+def test_aegaeon_targets_are_the_released_files(traces_dir: Path, models: int, rate: str, span_s: float) -> None:
     def released(n: int) -> Trace:
-        path = real / "aegaeon_synth" / f"synth-{n}-{rate}-1.0-1.0.csv.gz"
+        path = traces_dir / "aegaeon_synth" / f"synth-{n}-{rate}-1.0-1.0.csv.gz"
         with gzip.open(path, "rt") as file:
             rows = list(csv.reader(file))[1:]
         at = np.array(

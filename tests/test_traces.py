@@ -49,9 +49,7 @@ def refusal(path: Path, rows: Sequence[str], columns: Mapping[str, str] = COLUMN
 
 
 @pytest.fixture(scope="module")
-def real() -> Trace:
-    if "TRACES_DIR" not in os.environ:
-        pytest.skip("TRACES_DIR is not set")
+def real(traces_dir: Path) -> Trace:
     arena = trace("arena-chat")
     assert arena.notice is None, "TRACES_DIR is set but holds no Arena-Chat"
     return arena
@@ -202,9 +200,8 @@ def test_the_name_of_a_released_workload_is_checked(released: str) -> None:
             load_trace.__wrapped__(name)
 
 
-def test_the_released_workloads_are_what_the_notes_say() -> None:
-    if "TRACES_DIR" not in os.environ or present("aegaeon-synth") is None:
-        pytest.skip("TRACES_DIR holds none")
+def test_the_released_workloads_are_what_the_notes_say(traces_dir: Path) -> None:
+    assert present("aegaeon-synth"), f"{traces_dir} holds none"
     plain, long = (trace(f"aegaeon-synth/{x}-1.0") for x in ("80-0.1-1.0", "40-0.1-2.0"))
     assert (len(plain), len(plain.models), plain.span_s) == (839, 80, 120.0)
     assert plain.prompt_tokens.mean() == pytest.approx(714, abs=0.5)

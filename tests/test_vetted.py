@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.check.new import write
+from harness.check.under import meaning
 from harness.cli.app import main
 from harness.loop import system, vetted
 from harness.report.commands import check_command
@@ -59,6 +60,34 @@ def test_what_passed_is_stored_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert vetted.shipped() == {"static": vetted.content("static")}
     vetted.store({"ideal": "1"}, system.names())
     assert list(vetted.shipped()) == ["ideal", "static"]
+
+
+def test_what_passed_at_length_is_stored_with_what_it_passed_under(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vetted, "SHIPPED", tmp_path / "checked.toml")
+    names = ["elastic", "static"]
+    vetted.store({"static": "1"}, names, "old")
+    vetted.store({"elastic": "2"}, names, "old")
+    assert vetted.at_length("old") == {"static": "1", "elastic": "2"}
+    assert vetted.at_length("new") == {}
+    vetted.store({"static": "3"}, names)  # a short check says nothing about a long one
+    assert vetted.shipped() == {"static": "3", "elastic": "2"}
+    assert vetted.at_length("old") == {"static": "1", "elastic": "2"}
+    vetted.store({"static": "3"}, names, "new")
+    assert vetted.at_length("new") == {"static": "3"}
+
+
+def test_comments_and_docstrings_do_not_change_what_a_file_means(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+
+    def means(text: str) -> str:
+        file.write_text(text, "utf-8")
+        return meaning(file)
+
+    first = means('"""It."""\ndef f(x):\n    """Do."""\n    return x + 1\n')
+    assert means('def f(x):\n    """Do it well."""\n    return x + 1  # of course\n') == first
+    assert means("def f(x):\n    return x + 2\n") != first
 
 
 def test_captions_say_it_once_until_the_check_has_passed(mine: Path) -> None:

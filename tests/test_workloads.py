@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -377,9 +376,7 @@ def test_an_ordered_trace_gives_its_kth_stream_to_the_kth_model() -> None:
         assert np.array_equal(rows.model[jobs.prompt_tokens - 1], jobs.model)
 
 
-def test_arena_on_the_released_sets() -> None:
-    if "TRACES_DIR" not in os.environ:
-        pytest.skip("TRACES_DIR is not set")
+def test_arena_on_the_released_sets(traces_dir: Path) -> None:
     rows = load("arena-chat")
     for name in ("light8", "heavy8"):
         jobs = build(rows, model_set(name), seed=1)

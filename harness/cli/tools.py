@@ -215,6 +215,7 @@ def check(
     """
     from harness.check.check import check as conform
     from harness.check.engine import check as conform_engine
+    from harness.check.under import under
     from harness.loop import system as systems
     from harness.loop import vetted
     from harness.policy.types import UserError
@@ -240,7 +241,7 @@ def check(
         for line in () if failures else _idle_by_rule(systems.find(name)):
             click.echo(line)
     if store:
-        vetted.store(passed, systems.names())
+        vetted.store(passed, systems.names(), under() if full else None)
     if broken:
         sys.exit(Code.FAILED)
     if not every:

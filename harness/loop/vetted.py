@@ -1,7 +1,8 @@
 """Systems that passed `bench check`, by the content of their files. Others given by path are `unchecked`.
 
 Shipped systems stand in systems/checked.toml, which `bench check --all --store` writes and a test compares with the
-files. Others that passed on this machine, under the present laws, stand in the user's cache folder.
+files. Its table `full` has those that passed `--full`, and the digest of the laws, cases and engine that they passed
+under. Others that passed on this machine, under the present laws, stand in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from harness.loop.system import ROOT, path
 from harness.policy.types import UserError
@@ -20,7 +22,7 @@ SHIPPED = ROOT / "systems" / "checked.toml"
 LAWS = ROOT / "harness" / "check"
 HEAD = """\
 # SHA-256 of each system's file as it was when it last passed `bench check`.
-# Written by: bench check --all --store
+# Written by: bench check --all --store, with --full also the table `full`
 """
 
 
@@ -45,6 +47,16 @@ def unchecked(names: Iterable[str]) -> list[str]:
 
 def shipped() -> dict[str, str]:
     """Read the stored hash of each system on hand that passed, by name."""
+    return {name: digest for name, digest in _read().items() if isinstance(digest, str)}
+
+
+def at_length(under: str) -> dict[str, str]:
+    """Read the stored hash of each system that passed at full length under laws, cases and an engine of a digest."""
+    full: dict[str, str] = _read().get("full", {})
+    return {name: digest for name, digest in full.items() if name != "under"} if full.get("under") == under else {}
+
+
+def _read() -> dict[str, Any]:
     return tomllib.loads(SHIPPED.read_text("utf-8")) if SHIPPED.is_file() else {}
 
 
@@ -54,10 +66,22 @@ def keep(passed: str) -> None:
     _kept(passed).touch()
 
 
-def store(passed: dict[str, str], names: Iterable[str]) -> None:
-    """Write the systems that passed into the repository; others of `names`, which are on hand, stay."""
-    known = {name: digest for name, digest in (shipped() | passed).items() if name in names}
-    SHIPPED.write_text(HEAD + "".join(f'{name} = "{digest}"\n' for name, digest in sorted(known.items())), "utf-8")
+def store(passed: dict[str, str], names: Iterable[str], under: str | None = None) -> None:
+    """Write the systems that passed into the repository; others of `names`, which are on hand, stay.
+
+    `under` is the digest of the laws, cases and engine of a check at full length.
+    """
+    full = _read().get("full", {})
+    if under is not None:
+        full = {"under": under} | at_length(under) | passed
+    text = HEAD + _lines(shipped() | passed, names)
+    if full:
+        text += f'\n[full]\nunder = "{full["under"]}"\n{_lines(full, names)}'
+    SHIPPED.write_text(text, "utf-8")
+
+
+def _lines(digests: dict[str, str], names: Iterable[str]) -> str:
+    return "".join(f'{name} = "{digests[name]}"\n' for name in sorted(names) if name in digests)
 
 
 def _kept(digest: str) -> Path:
