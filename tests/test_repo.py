@@ -106,7 +106,9 @@ def pyproject() -> Any:
 
 def test_every_folder_of_modules_is_a_package() -> None:
     folders = {path.parent for path in files() if path.suffix == ".py" and not path.is_relative_to(ROOT / "tests")}
-    assert [path for path in folders - {ROOT, ROOT / "docs"} if not (path / "__init__.py").is_file()] == []
+    assert [
+        path for path in folders - {ROOT, ROOT / "docs", ROOT / ".ci"} if not (path / "__init__.py").is_file()
+    ] == []
 
 
 def pinned(lock: str) -> set[str]:
@@ -133,8 +135,8 @@ def test_the_locks_are_hashed_and_hold_all_that_is_asked_for() -> None:
 
 # What `make help` offers; a study or a kind of server more needs no target.
 TARGETS = (
-    "compare help setup lint types test test-fast test-slow test-torch test-servers test-cluster smoke fuzz torch ci "
-    "bench docs cluster "
+    "compare help setup lint types test test-fast test-slow test-torch test-servers test-llamacpp test-cluster bare "
+    "smoke fuzz torch ci ci-full bench docs cluster "
     "validate fit-hosts claims gpu gpu-servers lock clean reproduce-% reproduce-all servers-%"
 )
 
@@ -244,14 +246,24 @@ def test_the_system_of_the_readme_conforms(tmp_path: Path) -> None:
     assert check(str(path)) == []
 
 
+def stages(target: str) -> dict[str, int]:
+    """Return the stages of a target and the seconds that each may take."""
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text(ROOT / "Makefile"), re.MULTILINE)
+    assert recipe
+    return {name: int(most_s) for name, most_s in re.findall(r"([a-z-]+):(\d+)", recipe[1])}
+
+
 def test_ci_runs_the_test_command_of_the_readme() -> None:
-    makefile = text(ROOT / "Makefile")
-    test = re.search(r"^test:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
-    ci = re.search(r"^ci:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
-    assert test
-    assert ci
     assert ("make", "test") in promised("make")
-    assert {"test-fast", "test-slow"} <= set(re.findall(r"[\w-]+", test.group(1)))
-    assert set(test.group(1).splitlines()) <= set(ci.group(1).splitlines())  # each with its time limit
+    assert {"test-fast", "test-slow"} <= stages("test").keys()
+    assert stages("test").items() <= stages("ci").items()  # each with its time limit
     assert "make ci" in text(ROOT / ".ci/run")
-    assert "run: make ci\n" in text(ROOT / ".github/workflows/ci.yml")
+
+
+def test_the_forge_runs_each_stage_of_ci_and_at_night_all() -> None:
+    jobs = re.findall(r"\brun: \"?([a-z -]+)\"?}", text(ROOT / ".github/workflows/ci.yml"))
+    ran = {target for job in jobs for target in job.split()}
+    installed = {"setup", "torch", "servers-llamacpp", "cluster"}  # by the jobs that need them
+    assert ran == stages("ci").keys() - installed
+    assert "run: make ci-full\n" in text(ROOT / ".github/workflows/nightly.yml")
+    assert stages("ci").keys() - {"servers-llamacpp", "test-llamacpp"} <= stages("ci-full").keys()
