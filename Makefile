@@ -122,7 +122,7 @@ test-fast: $(READY) ## tests that take seconds
 	@$(PYTEST) -n $(CORES) --dist loadfile -m "$(FAST)" --ignore=tests/servers --ignore=tests/cluster
 
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
-	@$(PYTEST) -n $(CORES) --dist loadfile -m "slow and not torch" $(call files,slow)
+	@$(PYTEST) -n $(CORES) --dist loadfile -m "slow and not torch$(if $(BENCH_FULL),, and not full)" $(call files,slow)
 
 test-torch: torch ## tests that need torch, on a CPU: the engine on it; a GPU's kernels compiled and interpreted
 	@$(PYTEST) -n 1 -m torch $(call files,torch)

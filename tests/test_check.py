@@ -119,6 +119,7 @@ def test_the_broken_law_is_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_command_names_the_broken_law_and_no_other(name: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["check", str(broken(name, tmp_path))])

@@ -212,7 +212,8 @@ def test_kernel_agrees_with_the_oracle(kind: str) -> None:
 @pytest.mark.parametrize("kind", WORLDS)
 def test_kernel_agrees_with_the_oracle_on_many_worlds(kind: str) -> None:
     first, few, many = WORLDS[kind]
-    assert [d for seed in range(first + few // 2, first + few + many) for d in differences(seed)] == []
+    last = first + few + (many if os.environ.get("BENCH_FULL") else many // 5)
+    assert [d for seed in range(first + few // 2, last) for d in differences(seed)] == []
 
 
 def test_closed_loops_are_the_oracles() -> None:
