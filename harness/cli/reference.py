@@ -270,7 +270,8 @@ def _form(kind: type, without: Iterable[str] = ()) -> Iterator[str]:
         bare = field.default is MISSING and field.default_factory is MISSING
         default = "required" if bare else _default(field.default)
         key = field.name.removesuffix("_")
-        what = notes.get(field.name) or SAID.get(kind.__name__, {}).get(key) or _first_line(hints[field.name])
+        note = notes.get(field.name, "").replace("None:", "left out:")
+        what = note or SAID.get(kind.__name__, {}).get(key) or _first_line(hints[field.name])
         rows.append((f"`{key}`", wanted(hints[field.name]), default, _plain(what)))
     yield from table("key,value,default,what it is", rows)
 
@@ -302,7 +303,7 @@ def comments(kind: type) -> Mapping[str, str]:
             above -= 1
         inside = range(above + 1, (node.end_lineno or node.lineno) + 1)
         texts = [notes[line] for line in inside if line in notes and not notes[line].startswith(("fmt:", "noqa"))]
-        by_field[ast.unparse(node.target)] = " ".join(texts).replace("None:", "left out:")
+        by_field[ast.unparse(node.target)] = " ".join(texts)
     return by_field
 
 
