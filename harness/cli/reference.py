@@ -1,4 +1,4 @@
-"""The generated pages of the documentation, as Markdown: `python -m harness.cli.reference DIR` writes them.
+"""The pages of docs/reference/, as Markdown; `generated` writes them.
 
 Commands come from click, forms of files from the dataclasses that read them, and lists from what lies in `systems/`,
 `traces/`, `workloads/` and `harness/engines/`.
@@ -16,7 +16,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from pathlib import Path
+from itertools import islice
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -24,7 +24,8 @@ import click
 
 from harness.report.text_table import laid
 
-GENERATED = "<!-- Written by `make docs` (harness/cli/reference.py). -->\n"
+COMMAND = "python -m harness.cli.generated"
+GENERATED = f"<!-- Written by `{COMMAND}`. -->\n"
 GIB = 2**30
 BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # by the attribute of an annotation: the bound in words
     "ge": {0: "0 or more", None: "at least {:g}"}, "gt": {None: "above {:g}"}, "le": {None: "at most {:g}"},
@@ -94,9 +95,9 @@ def pages() -> dict[str, str]:
 
 
 def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table under a head of words; a cell has no line breaks."""
+    """Yield the lines of a Markdown table under a head of words, behind a blank line; a cell has no line breaks."""
     cells = ([" ".join(cell.split()) or " " for cell in row] for row in rows)
-    yield from laid([head.split(","), *cells], markdown=True)
+    yield from islice(laid([head.split(","), *cells], markdown=True), 1, None)
 
 
 # ------------------------------------------------------------------ commands
@@ -149,7 +150,7 @@ def _systems() -> Iterator[str]:
     from harness.policy import fields as declared
 
     yield "# Systems and their options\n"
-    yield "`--systems NAME[:PRESET][+FIELD=VALUE...]`, several with commas. [](../systems.md) has their sources.\n"
+    yield "`--systems NAME[:PRESET][+FIELD=VALUE...]`, several with commas. [Systems](../systems.md) has their sources.\n"
     for name in system.names():
         policy = system.find(name)
         title = (system.module(name).__doc__ or "").strip().partition("\n")[0]
@@ -468,21 +469,3 @@ def _studies() -> Iterator[str]:
 
 def _code(text: str) -> str:
     return f"`{text}`"
-
-
-def main() -> None:
-    """Write the pages into the folder that is named; a page whose text is unchanged keeps its time."""
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    made = pages()
-    for path in folder.glob("*.md"):
-        if path.name not in made:
-            path.unlink()
-    for name, text in made.items():
-        path = folder / name
-        if not path.is_file() or path.read_text("utf-8") != text:
-            path.write_text(text, "utf-8")
-
-
-if __name__ == "__main__":
-    main()

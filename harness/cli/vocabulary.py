@@ -8,9 +8,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from textwrap import fill
 from types import ModuleType
@@ -159,23 +158,23 @@ def _lines() -> Iterator[str]:
     yield "### Ways to load\n"
     yield "Values of `Load.way`: the seconds that do not depend on the model, and the link that its weights cross after"
     yield "that. `disk` is the node's, `pcie` the GPU's own; `spread` uses all links of the node.\n"
-    yield from _table("way,fixed s,link", _ways())
+    yield from table("way,fixed s,link", _ways())
     yield "## Events\n"
     yield "From `harness.policy.events`. No event comes for each step.\n"
     for event in get_args(events.Event):
         if event is not events.Freed:  # for the loop alone
             yield from _said(event)
-    yield from _table("name,is,meaning", _aliases(events, "Failed"))
+    yield from table("name,is,meaning", _aliases(events, "Failed"))
     yield "## The view\n"
     yield "The second argument of `on`. Queries cost next to nothing and change nothing.\n"
     yield from _methods(view.View, "view")
     yield "### Answers\n"
-    yield from _table("name,is,meaning", _aliases(view, "Weights", "Transit"))
+    yield from table("name,is,meaning", _aliases(view, "Weights", "Transit"))
     for state in STATES:
         yield from _said(state, "####")
     yield "## Nouns\n"
     yield "From `harness.policy.types`. They are values: equal ones name the same thing.\n"
-    yield from _table("name,is,meaning", _aliases(types, "Gpus", "Phase", "Option"))
+    yield from table("name,is,meaning", _aliases(types, "Gpus", "Phase", "Option"))
     for noun in NOUNS:
         yield from _said(noun)
     yield "## Known before the start\n"
@@ -190,20 +189,20 @@ def _lines() -> Iterator[str]:
     yield "## Fields that a user may set\n"
     yield "From `harness.policy.fields`, as defaults of the class's fields; a plain default sets the type alone. With"
     yield "`tuned=True` a field is open in the source, and `bench tune` draws it.\n"
-    yield from _table("declaration,takes", _functions(fields, "choice", "number", "by_model"))
+    yield from table("declaration,takes", _functions(fields, "choice", "number", "by_model"))
     yield "`numbers(self, name, models, default)` reads the numbers of a `by_model` field.\n"
     yield "## Options\n"
     yield "What a system needs of an engine, in `options`. The first value holds where it does not ask.\n"
-    yield from _table("option,value,what the engine does", _options())
+    yield from table("option,value,what the engine does", _options())
     yield "## Names in `uses`\n"
     yield "Each action by its name, each field off its default as the tables of actions have it, and what is read:\n"
-    yield from _table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items()))
+    yield from table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items()))
     yield "An engine that lacks a name skips the system with that reason; `bench check` finds a name that is missing.\n"
     yield "## Algorithms that systems share\n"
     yield "Placements, shares of memory and groups of GPUs, for whoever has no better idea than the field.\n"
     for module in SHARED:
         yield f"From `{module.__name__}`:\n"
-        yield from _table("function,what it does", _functions(module))
+        yield from table("function,what it does", _functions(module))
 
 
 def _imports() -> str:
@@ -233,7 +232,7 @@ def _said(kind: type, level: str = "###", uses: Callable[[Any, Row], str] | None
         cells = [[*cell, uses(given, row)] for cell, row in zip(cells, shown, strict=True)]
         if not any(cell[-1] for cell in cells):
             head, cells = head[:-1], [cell[:-1] for cell in cells]
-    yield from _table(",".join(head), cells)
+    yield from table(",".join(head), cells)
 
 
 def _uses(action: Any, row: Row) -> str:
@@ -353,11 +352,6 @@ def _ways() -> Iterator[tuple[str, str, str]]:
     for name, way in quantities.ladder("h100").items():
         slow = f", at {way.bytes_s / 1e9:g} GB/s at most" if way.bytes_s < float("inf") else ""
         yield _code(name), f"{way.fixed_s:g}", f"{way.source}{slow}"
-
-
-def _table(head: str, cells: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield a table without the blank line above it, which the text before it has."""
-    yield from islice(table(head, cells), 1, None)
 
 
 def _double(source: str) -> str:
