@@ -150,7 +150,8 @@ def _systems() -> Iterator[str]:
     from harness.policy import fields as declared
 
     yield "# Systems and their options\n"
-    yield "`--systems NAME[:PRESET][+FIELD=VALUE...]`, several with commas. [Systems](../systems.md) has their sources.\n"
+    yield "`--systems NAME[:PRESET][+FIELD=VALUE...]`, several with commas. [Their sources](../systems.md) stand"
+    yield "on a page of their own.\n"
     for name in system.names():
         policy = system.find(name)
         title = (system.module(name).__doc__ or "").strip().partition("\n")[0]

@@ -106,7 +106,7 @@ class OnDemand:
 | one class with `on` | the strategy; its name is free, the file's name is the system's |
 | `cluster` | its first argument: all that is known before the start ([`Cluster`](#cluster)) |
 | other fields | what a user may set; state has `field(init=False)` |
-| `hears` | the event types that it wants; an action type asks for the `Done` of its successful ends |
+| `hears` | the event types that it wants; with `Load` among them, `Done(Load(...))` comes when a load has ended |
 | `uses` | the names of all actions, fields and reads that it needs ([below](#names-in-uses)) |
 | `options` | what it needs of the engine ([below](#options)) |
 | `presets` | named settings of its fields: versions of a paper or of a release |
@@ -199,7 +199,6 @@ def _lines() -> Iterator[str]:
     yield from table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items()))
     yield "An engine that lacks a name skips the system with that reason; `bench check` finds a name that is missing.\n"
     yield "## Algorithms that systems share\n"
-    yield "Placements, shares of memory and groups of GPUs, for whoever has no better idea than the field.\n"
     for module in SHARED:
         yield f"From `{module.__name__}`:\n"
         yield from table("function,what it does", _functions(module))

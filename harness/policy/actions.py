@@ -28,7 +28,7 @@ class Evict:
     Example: `Evict(Inst("chat", (0,)), drain=False)`
     """
 
-    inst: Inst  # weights that are in, or wait for memory
+    inst: Inst  # weights that are in or on their way
     drain: bool = True  # once all members have finished; False: at the next boundary between steps
 
 

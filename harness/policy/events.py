@@ -53,7 +53,7 @@ class Finished:
 
     rid: int  # the request's id
     batch: Batch | None  # the one that it ran in last; None: it was in none
-    state: Literal["done", "dropped", "failed"]  # failed: it could never be served, or its server died
+    state: Literal["done", "dropped", "failed"]  # failed: it could never fit, or its server died
 
 
 @dataclass(frozen=True, slots=True)
