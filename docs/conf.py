@@ -22,6 +22,8 @@ html_copy_source = False
 html_theme_options = {"footer_icons": []}
 nitpicky = True
 suppress_warnings = ["myst.strikethrough"]
+LISTED = re.compile(r"^- \[[^\]]+\]\(([\w/-]+)\.md\)", re.MULTILINE)  # a page that an index lists
+INCLUDED = re.compile(r"^From \[[^\]]+\]\([^)]+\):\n\n(?=```\{include\})", re.MULTILINE)
 FOREIGN = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["'](?:https?:)?//[^"']+""")
 
 
@@ -33,6 +35,18 @@ def only_ours(app: Any, failed: Exception | None) -> None:
                 raise ValueError(f"{page.name} loads from elsewhere: {found[0]}")
 
 
+def adapted(app: Any, page: str, source: list[str]) -> None:  # noqa: ARG001
+    """Take what is there for readers without Sphinx: an index's lists become its contents, links to includes go."""
+    source[0] = INCLUDED.sub("", source[0])
+    if page.endswith("index"):
+        parts = ((part.partition("\n")[0], LISTED.findall(part)) for part in re.split(r"^##? ", source[0], flags=re.M))
+        source[0] += "".join(
+            f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "".join(f"{link}\n" for link in links) + "```\n"
+            for title, links in parts if links
+        )  # fmt: skip
+
+
 def setup(app: Any) -> None:
-    """Look at what was built once it is there."""
+    """Adapt pages as they are read, and look at what was built once it is there."""
+    app.connect("source-read", adapted)
     app.connect("build-finished", only_ours)

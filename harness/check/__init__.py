@@ -1,0 +1,1 @@
+"""Conformance: the laws of systems and of engines, and the files that `bench new` writes."""

@@ -12,7 +12,7 @@ TEMPLATE = '''\
 
 from dataclasses import dataclass
 
-from harness.policy.actions import Admit, Load, Run
+from harness.policy.actions import Admit, Load, Run  # docs/vocabulary.md lists all actions, events and queries
 from harness.policy.events import Woke
 from harness.policy.types import Batch, Cluster, Infeasible, Inst
 

@@ -1,4 +1,4 @@
-"""The generated pages of the documentation, as Markdown: `python -m harness.cli.reference DIR` writes them.
+"""The pages of docs/reference/, as Markdown; `generated` writes them.
 
 Commands come from click, forms of files from the dataclasses that read them, and lists from what lies in `systems/`,
 `traces/`, `workloads/` and `harness/engines/`.
@@ -16,7 +16,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from pathlib import Path
+from itertools import islice
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -24,7 +24,8 @@ import click
 
 from harness.report.text_table import laid
 
-GENERATED = "<!-- Written by `make docs` (harness/cli/reference.py). -->\n"
+COMMAND = "python -m harness.cli.generated"
+GENERATED = f"<!-- Written by `{COMMAND}`. -->\n"
 GIB = 2**30
 BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # by the attribute of an annotation: the bound in words
     "ge": {0: "0 or more", None: "at least {:g}"}, "gt": {None: "above {:g}"}, "le": {None: "at most {:g}"},
@@ -94,9 +95,9 @@ def pages() -> dict[str, str]:
 
 
 def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table under a head of words; a cell has no line breaks."""
+    """Yield the lines of a Markdown table under a head of words, behind a blank line; a cell has no line breaks."""
     cells = ([" ".join(cell.split()) or " " for cell in row] for row in rows)
-    yield from laid([head.split(","), *cells], markdown=True)
+    yield from islice(laid([head.split(","), *cells], markdown=True), 1, None)
 
 
 # ------------------------------------------------------------------ commands
@@ -149,7 +150,8 @@ def _systems() -> Iterator[str]:
     from harness.policy import fields as declared
 
     yield "# Systems and their options\n"
-    yield "`--systems NAME[:PRESET][+FIELD=VALUE...]`, several with commas. [](../systems.md) has their sources.\n"
+    yield "`--systems NAME[:PRESET][+FIELD=VALUE...]`, several with commas. [Their sources](../systems.md) stand"
+    yield "on a page of their own.\n"
     for name in system.names():
         policy = system.find(name)
         title = (system.module(name).__doc__ or "").strip().partition("\n")[0]
@@ -270,7 +272,8 @@ def _form(kind: type, without: Iterable[str] = ()) -> Iterator[str]:
         bare = field.default is MISSING and field.default_factory is MISSING
         default = "required" if bare else _default(field.default)
         key = field.name.removesuffix("_")
-        what = notes.get(field.name) or SAID.get(kind.__name__, {}).get(key) or _first_line(hints[field.name])
+        note = notes.get(field.name, "").replace("None:", "left out:")
+        what = note or SAID.get(kind.__name__, {}).get(key) or _first_line(hints[field.name])
         rows.append((f"`{key}`", wanted(hints[field.name]), default, _plain(what)))
     yield from table("key,value,default,what it is", rows)
 
@@ -302,7 +305,7 @@ def comments(kind: type) -> Mapping[str, str]:
             above -= 1
         inside = range(above + 1, (node.end_lineno or node.lineno) + 1)
         texts = [notes[line] for line in inside if line in notes and not notes[line].startswith(("fmt:", "noqa"))]
-        by_field[ast.unparse(node.target)] = " ".join(texts).replace("None:", "left out:")
+        by_field[ast.unparse(node.target)] = " ".join(texts)
     return by_field
 
 
@@ -467,21 +470,3 @@ def _studies() -> Iterator[str]:
 
 def _code(text: str) -> str:
     return f"`{text}`"
-
-
-def main() -> None:
-    """Write the pages into the folder that is named; a page whose text is unchanged keeps its time."""
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    made = pages()
-    for path in folder.glob("*.md"):
-        if path.name not in made:
-            path.unlink()
-    for name, text in made.items():
-        path = folder / name
-        if not path.is_file() or path.read_text("utf-8") != text:
-            path.write_text(text, "utf-8")
-
-
-if __name__ == "__main__":
-    main()

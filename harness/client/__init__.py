@@ -1,0 +1,1 @@
+"""The open-loop load client of real servers."""

@@ -1,0 +1,1 @@
+"""`bench mock`, an OpenAI-compatible server that computes nothing and keeps its times."""

@@ -1,4 +1,7 @@
-"""Actions that a policy can order: eight inert values. Semantics: docs/semantics.md."""
+"""Actions that a policy can order: eight inert values. Semantics: docs/semantics.md.
+
+docs/vocabulary.md is written from these docstrings, from the comments of the fields, and from the example of each.
+"""
 
 from __future__ import annotations
 
@@ -9,77 +12,100 @@ from harness.policy.types import Batch, Gpus, Host, Inst, Phase
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring weights in by a rung of the cost ladder (`way`); `Done(Load)` when they can be used."""
+    """Bring weights into a place; `Done(Load)` when they can be used. It waits for memory in order of issue.
 
-    inst: Inst
-    way: str = "host"
+    Example: `Load(Inst("chat", (0,)), way="sleep")`
+    """
+
+    inst: Inst  # the model and its GPUs, as many as its tensor-parallel degree
+    way: str = "host"  # how the weights come, which decides the seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Free weights, never KV: after the members finished (`drain`), or at the next boundary."""
+    """Free weights, never KV; `Done(Evict)` when their memory is free.
 
-    inst: Inst
-    drain: bool = True
+    Example: `Evict(Inst("chat", (0,)), drain=False)`
+    """
+
+    inst: Inst  # weights that are in or on their way
+    drain: bool = True  # once all members have finished; False: at the next boundary between steps
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Cap the growth of a model's KV on a GPU; None: whatever is free."""
+    """Cap the growth of a model's KV on a GPU. What it has already taken stays.
 
-    model: str
-    gpu: int
-    kv_bytes: int | None
+    Example: `Limit("chat", 0, kv_bytes=8 * GIB)`
+    """
+
+    model: str  # its name
+    gpu: int  # its index in `Cluster.gpus`
+    kv_bytes: int | None  # None: whatever is free
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Make a request (by id) or all later arrivals of a model (by name) members of a batch."""
+    """Make a request, or all later arrivals of a model, members of a batch. They step once its lane is open.
 
-    who: int | str
-    batch: Batch
+    Example: `Admit("chat", Batch(Inst("chat", (0,))))`
+    """
+
+    who: int | str  # a request's id, or the name of a model
+    batch: Batch  # of the same model
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give a request up; it ends `dropped`."""
+    """Give a request up; it ends `dropped`, which misses its SLO.
 
-    rid: int
+    Example: `Drop(17)`
+    """
+
+    rid: int  # a request's id
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Standing order to a lane, in force until a later one replaces it.
+    """Open a lane: a standing order, in force until a later one replaces it.
 
-    `Run(batch)` alone is default continuous batching. `steps=0` closes the lane.
+    `Run(batch)` alone is default continuous batching. With `for_s` or `steps` it is a turn, which `TurnEnded` ends.
+
+    Example: `Run(Batch(Inst("chat", (0,))), phase="decode", for_s=0.5, sms=66)`
     """
 
-    batch: Batch
-    phase: Phase = "mixed"
-    for_s: float | None = None  # the turn's length from the start of its first step
-    steps: int | None = None  # ... or in steps
+    batch: Batch  # with `phase`, the lane
+    phase: Phase = "mixed"  # prompts and decodes in the same steps, or one of them; "mixed" excludes the others
+    for_s: float | None = None  # the turn's length in seconds, from the start of its first step
+    steps: int | None = None  # ... or in steps; 0 closes the lane
     seqs: int | None = None  # most members in one step
-    chunk_tokens: int | None = None  # grain of a step; 0: whole prompts
-    slice_layers: int | None = None  # grain of a prefill, of phase "prefill": a boundary every so many layers
-    op_s: float | None = None  # grain of kernels: after each, others' attention gets in
-    sms: int | None = None  # hard partition; None: compete freely
+    chunk_tokens: int | None = None  # most tokens of a step; 0: whole prompts; None: as the run has it
+    slice_layers: int | None = None  # of phase "prefill": a boundary after each so many layers
+    op_s: float | None = None  # longest kernel in seconds: after each, attention for other GPUs gets in
+    sms: int | None = None  # hard partition of each GPU, in SMs; None: compete freely
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move the KV of a request, or of all members of a batch; None discards it for recompute."""
+    """Move the KV of a request, or of all members of a batch; `Done(Move)` when the last of it has come.
 
-    who: int | Batch
-    to: Gpus | Host | None
+    Example: `Move(17, to=Host(0))`
+    """
+
+    who: int | Batch  # a request's id, or a batch
+    to: Gpus | Host | None  # None: discard the KV; it is computed again
     attend: bool = False  # it stays there, on other GPUs than its batch's, and is attended there
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """A timer: `Woke(key)` at `at_s`. The same key replaces, infinity cancels."""
+    """Set a timer: `Woke(key)` comes then. The same key replaces an earlier timer, and infinity cancels it.
 
-    at_s: float
-    key: str = ""
+    Example: `Wake(view.now_s + 5.0, key="look")`
+    """
+
+    at_s: float  # seconds, on the clock of `view.now_s`
+    key: str = ""  # tells timers apart
 
 
 Action = Load | Evict | Limit | Admit | Drop | Run | Move | Wake

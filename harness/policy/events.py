@@ -8,59 +8,77 @@ from typing import Literal
 from harness.policy.actions import Action
 from harness.policy.types import Batch, Phase, Request
 
-# Why an action failed: it can never be carried out here; not until something comes free (memory, a link, a lane); or
-# what it names does not exist any more, or is taken by another action.
+# Why an action failed. never: it cannot be carried out here; not now: memory, a link or a lane is lacking; gone: what
+# it names does not exist any more, or is taken by another action.
 Failed = Literal["never", "not now", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """A timer fired; "start" is the first event of all."""
+    """A timer fired; "start" is the first event of all, before the clock starts. Its loads take no time.
 
-    key: str
+    Example: `Woke("start")`
+    """
+
+    key: str  # of the `Wake` that set it
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request came in."""
+    """A request came in.
 
-    request: Request
+    Example: `Arrived(Request(17, "chat", 12.5, 400, 0.5, 0.05))`
+    """
+
+    request: Request  # all that is known of it
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """KV whole, first token out; not sent when that token ends the request."""
+    """KV whole, first token out; not sent when that token ends the request.
 
-    rid: int
-    batch: Batch
+    Example: `Prefilled(17, Batch(Inst("chat", (0,))))`
+    """
+
+    rid: int  # the request's id
+    batch: Batch  # of which it is a member
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request reached its end; `batch` is where it ran last."""
+    """A request reached its end.
 
-    rid: int
-    batch: Batch | None
-    state: Literal["done", "dropped", "failed"]
+    Example: `Finished(17, Batch(Inst("chat", (0,))), "done")`
+    """
+
+    rid: int  # the request's id
+    batch: Batch | None  # the one that it ran in last; None: it was in none
+    state: Literal["done", "dropped", "failed"]  # failed: it could never fit, or its server died
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """The engine took a request's pages for want of memory."""
+    """The engine took a request's KV pages for want of memory; it stays in its batch.
 
-    rid: int
-    batch: Batch
+    Example: `Preempted(17, Batch(Inst("chat", (0,))))`
+    """
+
+    rid: int  # the request's id
+    batch: Batch  # of which it is a member
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """A lane's turn is over."""
+    """A lane's turn is over, and the lane is closed.
 
-    batch: Batch
-    phase: Phase
-    why: Literal["time", "steps", "empty", "stuck"]
-    steps: int
-    ran_s: float
+    Example: `TurnEnded(Batch(Inst("chat", (0,))), "decode", "time", 12, 0.503)`
+    """
+
+    batch: Batch  # with `phase`, the lane
+    phase: Phase  # as in its `Run`
+    why: Literal["time", "steps", "empty", "stuck"]  # empty: no member for it; stuck: none can step, nor will by itself
+    steps: int  # of the turn
+    ran_s: float  # seconds since its first step began
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +86,14 @@ class Done:
     """End of a Load, Evict or Move (`failed` is None), or the refusal of any action, with its reason in words.
 
     No policy hears "not now": the loop keeps the action and issues it again when something comes free, until the
-    policy speaks of the same thing (harness/loop/standing.py).
+    policy speaks of the same thing (harness/loop/standing.py). Successful ends come of the action types in `hears`.
+
+    Example: `Done(Load(Inst("chat", (0,))), "never", "chat needs 90.1 GiB, more than the GPU has")`
     """
 
-    action: Action
-    failed: Failed | None = None
-    why: str = ""
+    action: Action  # as the policy ordered it
+    failed: Failed | None = None  # None: it succeeded
+    why: str = ""  # in words
 
 
 @dataclass(frozen=True, slots=True)

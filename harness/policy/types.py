@@ -22,8 +22,8 @@ KEPT_PAGES = 5
 FRAGMENTED = 64
 
 Gpus = tuple[int, ...]  # one GPU, or a tensor-parallel group in rank order
-Phase = Literal["mixed", "prefill", "decode"]
-Option = str | int | float | bool
+Phase = Literal["mixed", "prefill", "decode"]  # what a lane steps: prompts and decodes, or one of them
+Option = str | int | float | bool  # a value of a field or an option
 Fidelity = Literal["simulated", "emulated", "real"]
 
 
@@ -51,32 +51,32 @@ class Infeasible(Exception):
 class Host:
     """The host memory of a node: a home for weights and for KV. No tuple: it must never equal a GPU group."""
 
-    node: int = 0
+    node: int = 0  # as in `Gpu.node`
 
 
 class Inst(NamedTuple):
     """A model's weights in a place. Naming it is having it."""
 
-    model: str
-    place: Gpus | Host
+    model: str  # a key of `Cluster.models`
+    place: Gpus | Host  # GPUs by their index in `Cluster.gpus`, all of one node
 
 
 class Batch(NamedTuple):
     """Requests that step together; outlives its weights. (Batch, Phase) is a lane, the unit that runs."""
 
-    inst: Inst
-    tag: int = 0
+    inst: Inst  # the weights with which they step
+    tag: int = 0  # tells batches of one instance apart
 
 
 class Request(NamedTuple):
     """A request as a policy sees it: everything but its output length."""
 
-    id: int
-    model: str
-    arrival_s: float
-    prompt_tokens: int
-    ttft_slo_s: float
-    tpot_slo_s: float
+    id: int  # unique in the run
+    model: str  # its name
+    arrival_s: float  # seconds from the window's start
+    prompt_tokens: int  # length of its prompt
+    ttft_slo_s: float  # seconds from its arrival to its first token; inf: it has no such SLO
+    tpot_slo_s: float  # seconds a token after the first; inf: it has no such SLO
 
 
 class Prefix(NamedTuple):
@@ -213,19 +213,19 @@ class Shape(NamedTuple):
 class Gpu(NamedTuple):
     """A GPU as a policy sees it."""
 
-    kind: str
-    node: int
+    kind: str  # such as "h100"
+    node: int  # GPUs of one node have the same
     mem_bytes: int  # what the engine may use
-    sms: int
+    sms: int  # streaming multiprocessors
     sm_choices: tuple[int, ...]  # values of `Run.sms` that are honoured exactly
 
 
 class Sizes(NamedTuple):
     """A model's bytes on each GPU of a tensor-parallel group of one degree."""
 
-    tp: int
+    tp: int  # the degree
     weight_bytes: int  # with what its process holds beside weights and KV, if that comes and goes with them
-    kv_token_bytes: int
+    kv_token_bytes: int  # KV of one token
     page_bytes: int  # the granule in which KV memory is taken
 
 
@@ -235,14 +235,14 @@ class Model(NamedTuple):
     The degree is at first that of the model set. An instance has the degree of its place: the number of its GPUs.
     """
 
-    layers: int
-    tp: int
-    weight_bytes: int  # this and the next two as in `Sizes`
-    kv_token_bytes: int
-    page_bytes: int
+    layers: int  # of its decoder
+    tp: int  # GPUs of an instance
+    weight_bytes: int  # with what its process holds beside weights and KV, if that comes and goes with them
+    kv_token_bytes: int  # KV of one token
+    page_bytes: int  # the granule in which KV memory is taken
     max_tokens: int  # longest prompt + output that is served
-    ttft_slo_s: float
-    tpot_slo_s: float
+    ttft_slo_s: float  # seconds; inf: it has no such SLO
+    tpot_slo_s: float  # seconds a token; inf: it has no such SLO
     sizes: tuple[Sizes, ...] = ()  # at each degree that the engine serves; none: at `tp` alone
     kept_pages: float = KEPT_PAGES  # that stay mapped while it is loaded, where KV memory is elastic
 
@@ -263,10 +263,10 @@ class Model(NamedTuple):
 class Plan(NamedTuple):
     """An operator's forecast for one model, with where it came from."""
 
-    rate_rps: float
-    prompt_tokens: float
-    output_tokens: float
-    origin: str
+    rate_rps: float  # requests a second
+    prompt_tokens: float  # mean
+    output_tokens: float  # mean
+    origin: str  # in words
 
 
 class Profile(Protocol):
@@ -309,9 +309,9 @@ class Profile(Protocol):
 class Cluster:
     """All that a policy knows before the start."""
 
-    gpus: tuple[Gpu, ...]
-    models: Mapping[str, Model]
-    plan: Mapping[str, Plan]
-    profile: Profile
+    gpus: tuple[Gpu, ...]  # GPU k of a place is the k-th of these
+    models: Mapping[str, Model]  # by name
+    plan: Mapping[str, Plan]  # by model; one without a forecast has none
+    profile: Profile  # seconds of steps, loads and moves
     homes: Mapping[str, Gpus] = field(default_factory=dict)  # where each model is to live, if that is given
     host_bytes: int | None = None  # of weights that a node's memory holds (View.weights tells whose); None: all

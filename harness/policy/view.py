@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple, Protocol
 from harness.policy.actions import Run
 from harness.policy.types import Batch, Gpus, Host, Inst, Phase
 
-Weights = Literal["out", "waiting", "loading", "in", "leaving"]  # waiting: a Load waits for memory
+# waiting: a Load waits for memory; loading: it has memory; leaving: an Evict waits for members or for a boundary
+Weights = Literal["out", "waiting", "loading", "in", "leaving"]
 Transit = Literal["none", "waiting", "moving"]  # waiting: a Move waits for memory where it is to go
 
 
@@ -19,28 +20,28 @@ class BatchState(NamedTuple):
     away: int  # KV not where it can be attended
     prefill_tokens: int  # still to prefill, of waiting members and of prefills in flight
     ctx_tokens: int  # sum of contexts of `decoding`
-    steps: int
+    steps: int  # made since the start
     seq_steps: int  # decode tokens made
-    prefilled_tokens: int
-    busy_s: float
+    prefilled_tokens: int  # of prompts, since the start
+    busy_s: float  # seconds in steps
     waiting_to_move: int = 0  # of `away`: a Move waits for memory where it is to go
 
 
 class KvState(NamedTuple):
     """A KV account: (model, gpu)."""
 
-    used_bytes: int
-    limit_bytes: int | None
-    room_bytes: int
+    used_bytes: int  # by requests
+    limit_bytes: int | None  # of a `Limit`; None: there is none
+    room_bytes: int  # by which it can still grow
 
 
 class RequestState(NamedTuple):
     """The state of a request."""
 
-    batch: Batch | None
-    made_tokens: int
-    kv_bytes: int
-    home: Gpus | Host | None  # while its KV is on its way: where it comes from
+    batch: Batch | None  # None: it was not admitted
+    made_tokens: int  # of its output
+    kv_bytes: int  # on each GPU of its group
+    home: Gpus | Host | None  # of its KV; on the way where it comes from; None: it has none
     transit: Transit = "none"  # of its KV; none too while a Move waits for the end of the request's step
 
 
@@ -49,41 +50,71 @@ class View(Protocol):
 
     @property
     def now_s(self) -> float:
-        """The engine's clock, seconds from the window's start (negative in the warm-up)."""
+        """Return the engine's clock, seconds from the window's start (negative in the warm-up).
+
+        Example: `view.now_s`
+        """
         ...
 
     def weights(self, inst: Inst) -> Weights:
-        """Tell how far an instance's weights are on their way: to its GPUs, or into the memory of its host."""
+        """Tell how far an instance's weights are on their way: to its GPUs, or into the memory of its host.
+
+        Example: `view.weights(Inst("chat", (0,))) == "in"`
+        """
         ...
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Return the instances in or under way, in order of `Load`; of a host the models whose weights it holds."""
+        """Return the instances in or under way, in order of `Load`; of a host the models whose weights it holds.
+
+        Example: `view.insts(0)`
+        """
         ...
 
     def free_bytes(self, home: int | Host) -> int:
-        """Return the bytes of free memory, less reserve and waiting grants."""
+        """Return the bytes of free memory, less reserve and waiting grants.
+
+        Example: `view.free_bytes(0)`
+        """
         ...
 
     def kv(self, model: str, gpu: int) -> KvState:
-        """Return a model's KV account on a GPU."""
+        """Return a model's KV account on a GPU.
+
+        Example: `view.kv("chat", 0).used_bytes`
+        """
         ...
 
     def batch(self, batch: Batch) -> BatchState:
-        """Return a batch's counts; O(1)."""
+        """Return a batch's counts; O(1).
+
+        Example: `view.batch(Batch(Inst("chat", (0,)))).waiting`
+        """
         ...
 
     def members(self, batch: Batch) -> tuple[int, ...]:
-        """Return the ids of a batch's requests in order of Admit; O(members)."""
+        """Return the ids of a batch's requests in order of Admit; O(members).
+
+        Example: `view.members(Batch(Inst("chat", (0,))))`
+        """
         ...
 
     def request(self, rid: int) -> RequestState:
-        """Return the state of a request."""
+        """Return the state of a request that has arrived, by its id.
+
+        Example: `view.request(17).made_tokens`
+        """
         ...
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """Return the order in force, SMs as granted."""
+        """Return the order in force, SMs as granted; None: the lane is closed.
+
+        Example: `view.lane(Batch(Inst("chat", (0,))), "mixed")`
+        """
         ...
 
     def oracle_tokens(self, rid: int) -> int:
-        """Return the true output length; raises unless `uses` declares "view.oracle_tokens"."""
+        """Return the true output length in tokens; raises unless `uses` declares "view.oracle_tokens".
+
+        Example: `view.oracle_tokens(17)`
+        """
         ...

@@ -1,0 +1,1 @@
+"""Reports, from rows alone: tables, sentences, explanations of misses, HTML."""

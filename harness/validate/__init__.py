@@ -1,0 +1,1 @@
+"""Measured runs and timings beside simulated ones, and the fits of hosts and devices to them."""

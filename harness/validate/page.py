@@ -29,6 +29,8 @@ TAIL = """
 
 ### The torch engine, every system on real kernels
 
+From [results/README.md](../results/README.md):
+
 ```{include} ../results/README.md
 :start-after: "<!-- torch -->"
 :end-before: "<!-- /torch -->"
@@ -36,6 +38,8 @@ TAIL = """
 ```
 
 ### vLLM on a processor
+
+From [results/README.md](../results/README.md):
 
 ```{include} ../results/README.md
 :start-after: "<!-- vllm -->"

@@ -1,0 +1,102 @@
+"""Documents that are written from the code: `python -m harness.cli.generated` brings them up to date.
+
+Whole pages are those of `reference` (docs/reference/) and `vocabulary`. Two hand-written files have a generated table
+between two marks: harness/README.md of modules, from the first lines of their docstrings, and systems/README.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.cli import reference, vocabulary
+from harness.cli.reference import COMMAND, GENERATED, table
+from harness.loop import system
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = "docs/reference"
+BEGIN, END = f"<!-- Written by `{COMMAND}`: -->\n", "<!-- to here -->\n"
+# Folders of harness/ from the bottom to the top: each imports only folders above its line, and itself.
+FOLDERS = (
+    "policy", "loop", "rows", "client", "engines/costs", "engines", "engines/torch", "engines/sim",
+    "engines/sim/kernel", "engines/servers", "mock", "report", "run", "study", "validate", "check", "cli",
+)  # fmt: skip
+PAPER = re.compile(r'([A-Z][\w, ]+ et al\.), "([^"]+)", (arXiv \d+\.\d+|[A-Z][A-Za-z ]+ 20\d\d)')
+RELEASE = re.compile(r"(?<![\w/])(?<!fork )([\w-]+/(?!\S+\.(?:go|h|yaml) )[\w.-]+) [0-9a-f]{7}\b")  # not a file in one
+
+
+def documents() -> dict[str, str]:
+    """Return each document by its path in the repository."""
+    whole = {f"{PAGES}/{name}": text for name, text in reference.pages().items()}
+    whole["docs/vocabulary.md"] = GENERATED + vocabulary.page()
+    return whole | {
+        "harness/README.md": _filled("harness/README.md", _modules()),
+        "systems/README.md": _filled("systems/README.md", _systems()),
+    }
+
+
+def _filled(path: str, lines: Iterator[str]) -> str:
+    """Return a file with these lines between its marks. ValueError if it has not each mark once."""
+    before, begun, rest = (ROOT / path).read_text("utf-8").partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not begun or not ended:
+        raise ValueError(f"{path}: no lines {BEGIN.strip()} and {END.strip()}")
+    return before + BEGIN + "\n" + "".join(f"{line}\n" for line in lines) + END + after
+
+
+# ------------------------------------------------------------------ modules
+
+
+def _modules() -> Iterator[str]:
+    harness = ROOT / "harness"
+    for folder in ("", *FOLDERS):
+        files = sorted(path for path in (harness / folder).glob("*.py") if path.stem != "__init__")
+        yield f"### `{folder or 'harness'}/`\n"
+        yield f"{summary(harness / folder / '__init__.py')}\n"
+        yield from table("file,what it is", ((f"`{path.name}`", summary(path)) for path in files))
+
+
+def summary(path: Path) -> str:
+    """Return the first line of a module's docstring."""
+    return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
+
+
+# ------------------------------------------------------------------ systems
+
+
+def _systems() -> Iterator[str]:
+    rows = (
+        (f"[`{name}`](#{name})", sentence, source)
+        for name in system.names()
+        for sentence, source in [described(ast.get_docstring(ast.parse(system.path(name).read_text("utf-8"))) or "")]
+    )
+    yield from table("system,how it shares GPUs,source", rows)
+
+
+def described(docstring: str) -> tuple[str, str]:
+    """Return a system's first sentence, and its paper; else the releases that it follows; else "none"."""
+    sentence = re.split(r"(?<=\.)\s", docstring, maxsplit=1)[0]
+    text = " ".join(docstring.split())
+    if paper := PAPER.search(text):
+        authors, title, venue = paper.groups()
+        return sentence, f"{authors}, *{title}*, {venue}"
+    return sentence, ", ".join(dict.fromkeys(match[1] for match in RELEASE.finditer(text))) or "none"
+
+
+def main() -> None:
+    """Write the documents that differ, and remove pages of docs/reference that are no more."""
+    made = documents()
+    for path in (ROOT / PAGES).glob("*.md"):
+        if f"{PAGES}/{path.name}" not in made:
+            path.unlink()
+    for name, text in made.items():
+        path = ROOT / name
+        path.parent.mkdir(exist_ok=True)
+        if not path.is_file() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,362 @@
+"""The page docs/vocabulary.md: all that the author of a policy may say, hear and ask, from `harness.policy` itself.
+
+Texts are docstrings and comments of fields; an example is the line `Example: ...` at the end of a docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
+from types import ModuleType
+from typing import Any, NamedTuple, get_args
+
+from harness.cli.reference import comments, table
+from harness.policy import actions, chance, events, fields, memory, placement, search, slot, types, view
+from harness.policy.options import OPTIONS
+
+EXAMPLE = re.compile(r"\n+Example: `(.+)`\s*$")
+NOUNS = (types.Inst, types.Batch, types.Host, types.Request)
+FACTS = (types.Cluster, types.Gpu, types.Model, types.Sizes, types.Plan)
+STATES = (view.BatchState, view.KvState, view.RequestState)
+SHARED = (placement, memory, slot, search, chance)
+READS: Mapping[str, str] = {  # other names of `uses`
+    "Request.slo": "decisions depend on SLOs",
+    "Cluster.homes": "a placement that the user gives (`--placement`) is obeyed",
+    "Cluster.plan:window": "the forecast is the window's own traffic: a bound",
+    "Cluster.degrees": "it chooses the tensor-parallel degree of each model",
+    "view.oracle_tokens": "true output lengths are read: a bound",
+}
+TRIED: Mapping[str, Sequence[Any]] = {  # values of an action's field whose names in `uses` are shown; else 1
+    "way": ("WAY",), "drain": (False,), "phase": ("PHASE",), "steps": (1, 0), "attend": (True,),
+    "to": ((0,), types.Host(), None),
+}  # fmt: skip
+
+HEAD = '''\
+# The vocabulary of a policy
+
+A strategy is one file. The bench calls its method `on` with an *event* and a *view* of the engine's state; it answers
+with *actions*. `bench new mine.py` writes the smallest such file, and `bench check ./mine.py` tests it. This page lists
+everything that such a file may say. [Semantics](semantics.md) has the rules in full; seconds and bytes are used
+throughout, and bytes are those of one GPU.
+
+## A file
+
+```python
+"""On demand: a model is loaded when a request comes, and evicted after some seconds without one."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
+from harness.policy.events import Arrived, Event, Woke
+from harness.policy.fields import number
+from harness.policy.placement import spread
+from harness.policy.types import Batch, Cluster, Inst, Option
+from harness.policy.view import View
+
+DECISION_S = 0.0  # seconds of virtual time that a decision takes
+
+
+@dataclass
+class OnDemand:
+    """Models stay where `spread` puts them, and leave after `idle_s` without a request."""
+
+    cluster: Cluster
+    idle_s: float = number(60.0, 1, 3600)  # seconds without a request after which a model leaves
+    batches: dict[str, Batch] = field(default_factory=dict, init=False)  # state: `init=False`, for it is no option
+
+    hears: ClassVar[frozenset[type]] = frozenset({Woke, Arrived})
+    uses: ClassVar[frozenset[str]] = frozenset({"Load", "Evict", "Run", "Admit", "Cluster.homes"})
+    options: ClassVar[Mapping[str, Option]] = {"kv": "paged"}
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"patient": {"idle_s": 600.0}}
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Answer an event; what is yielded applies in order, at this instant."""
+        match event:
+            case Woke("start"):  # before the clock starts: these loads take no time
+                for model, place in spread(self.cluster).items():
+                    self.batches[model] = batch = Batch(Inst(model, place))
+                    yield from (Load(batch.inst), Run(batch), Admit(model, batch))
+                    yield Wake(self.idle_s, model)
+            case Arrived(request):
+                inst = self.batches[request.model].inst
+                if view.weights(inst) in {"out", "leaving"}:
+                    yield Load(inst)
+                yield Wake(view.now_s + self.idle_s, request.model)  # replaces the timer of this key
+            case Woke(model):
+                batch = self.batches[model]
+                if view.members(batch):
+                    yield Wake(view.now_s + self.idle_s, model)
+                elif view.weights(batch.inst) == "in":
+                    yield Evict(batch.inst)
+```
+
+`--systems ./mine.py+idle_s=30` sets the field, `--systems ./mine.py:patient` uses the preset.
+
+| in the file | what it is |
+| --- | --- |
+| docstring | one line on what it does, then the paper and its symbols; it explains each field that has no domain |
+| `DECISION_S` | seconds that a decision takes, with the day and the machine of the measurement as its comment |
+| one class with `on` | the strategy; its name is free, the file's name is the system's |
+| `cluster` | its first argument: all that is known before the start ([`Cluster`](#cluster)) |
+| other fields | what a user may set; state has `field(init=False)` |
+| `hears` | the event types that it wants; with `Load` among them, `Done(Load(...))` comes when a load has ended |
+| `uses` | the names of all actions, fields and reads that it needs ([below](#names-in-uses)) |
+| `options` | what it needs of the engine ([below](#options)) |
+| `presets` | named settings of its fields: versions of a paper or of a release |
+| `on(event, view)` | yields or returns actions; the view is valid only meanwhile, and does not change |
+| `mixed = True` | it reads the memory of each GPU, so GPUs of several kinds may be given |
+| `leaves_idle = "..."` | the quoted rule by which requests wait although GPUs are empty; it frees from that law |
+
+## Rules to know first
+
+- Nothing is served without three actions: `Load` brings the weights in, `Run` opens the lane, `Admit` says where
+  requests go. `Admit(model, batch)` is for all later requests of a model, `Admit(request.id, batch)` for one.
+- The actions of an answer apply in order, at the instant of the event. `view` does not change during `on`.
+- Loads and moves wait for memory in order of issue; there is nothing to retry. A refused action changes nothing, and
+  `Done` says why. One that is refused *not now* stands, and is issued again once memory, a link or a lane comes free.
+- `Evict` frees weights and never KV. By default it drains: the weights leave once the last member has finished. A
+  `Load` of an instance that is leaving keeps it.
+- A batch outlives its weights: its members wait while the weights are out.
+- An instance has the tensor-parallel degree of its place, the number of its GPUs.
+- Output lengths are unknown. Forecasts are in `cluster.plan`, seconds of steps and loads in `cluster.profile`.
+
+A file has no clock, randomness, threads or files: time is `view.now_s`, and reproducible draws come from `chance.draw`.
+
+Raise `Infeasible("why")` where the models do not fit: the run counts as attainment 0. Raise `Unsupported("why")` where
+the strategy has no answer: the run is skipped with that reason. Both are in `harness.policy.types`.
+'''
+
+
+class Row(NamedTuple):
+    """A field of a class, as it stands in the source."""
+
+    name: str
+    type: str
+    default: str
+    note: str
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    return "".join(f"{line}\n" for line in _lines())
+
+
+def _lines() -> Iterator[str]:
+    yield HEAD
+    yield fill(f"A file may import `harness.policy`, numpy, scipy and, of Python, {_imports()}.", 120) + "\n"
+    yield "## Actions\n"
+    yield "From `harness.policy.actions`. The names in the last column go into `uses`, beside the action's own.\n"
+    for action in get_args(actions.Action):
+        yield from _said(action, uses=_uses)
+    yield "### Ways to load\n"
+    yield "Values of `Load.way`: the seconds that do not depend on the model, and the link that its weights cross after"
+    yield "that. `disk` is the node's, `pcie` the GPU's own; `spread` uses all links of the node.\n"
+    yield from table("way,fixed s,link", _ways())
+    yield "## Events\n"
+    yield "From `harness.policy.events`. No event comes for each step.\n"
+    for event in get_args(events.Event):
+        if event is not events.Freed:  # for the loop alone
+            yield from _said(event)
+    yield from table("name,is,meaning", _aliases(events, "Failed"))
+    yield "## The view\n"
+    yield "The second argument of `on`. Queries cost next to nothing and change nothing.\n"
+    yield from _methods(view.View, "view")
+    yield "### Answers\n"
+    yield from table("name,is,meaning", _aliases(view, "Weights", "Transit"))
+    for state in STATES:
+        yield from _said(state, "####")
+    yield "## Nouns\n"
+    yield "From `harness.policy.types`. They are values: equal ones name the same thing.\n"
+    yield from table("name,is,meaning", _aliases(types, "Gpus", "Phase", "Option"))
+    for noun in NOUNS:
+        yield from _said(noun)
+    yield "## Known before the start\n"
+    yield "Reachable from `self.cluster`; from `harness.policy.types`.\n"
+    for fact in FACTS:
+        yield from _said(fact)
+    yield "`model.degrees` lists the tensor-parallel degrees at which the engine serves a model; `model.at(2)` is the"
+    yield "same model at another of them.\n"
+    yield "### `Profile`\n"
+    yield f"{_doc(types.Profile)}\n"
+    yield from _methods(types.Profile, "profile", level="####")
+    yield "## Fields that a user may set\n"
+    yield "From `harness.policy.fields`, as defaults of the class's fields; a plain default sets the type alone. With"
+    yield "`tuned=True` a field is open in the source, and `bench tune` draws it.\n"
+    yield from table("declaration,takes", _functions(fields, "choice", "number", "by_model"))
+    yield "`numbers(self, name, models, default)` reads the numbers of a `by_model` field.\n"
+    yield "## Options\n"
+    yield "What a system needs of an engine, in `options`. The first value holds where it does not ask.\n"
+    yield from table("option,value,what the engine does", _options())
+    yield "## Names in `uses`\n"
+    yield "Each action by its name, each field off its default as the tables of actions have it, and what is read:\n"
+    yield from table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items()))
+    yield "An engine that lacks a name skips the system with that reason; `bench check` finds a name that is missing.\n"
+    yield "## Algorithms that systems share\n"
+    for module in SHARED:
+        yield f"From `{module.__name__}`:\n"
+        yield from table("function,what it does", _functions(module))
+
+
+def _imports() -> str:
+    from harness.check.purity import MEMBERS
+
+    ours = [name for name in MEMBERS if not name.startswith(("numpy", "scipy", "__"))]
+    return ", ".join(map(_code, ours))
+
+
+# ------------------------------------------------------------------ entries
+
+
+def _said(kind: type, level: str = "###", uses: Callable[[Any, Row], str] | None = None) -> Iterator[str]:
+    """Describe a class: docstring, example, and a table of its fields."""
+    yield f"{level} `{kind.__name__}`\n"
+    yield f"{_doc(kind)}\n"
+    if line := example(kind):
+        yield f"```python\n{line}\n```\n"
+    head, shown = ["field", "type", "meaning"], rows(kind)
+    if any(row.default for row in shown):
+        head.insert(2, "default")
+    cells = [[_code(row.name), _code(row.type), *([_code(row.default)] if "default" in head else []), row.note]
+             for row in shown]  # fmt: skip
+    if uses:
+        head.append("in `uses`")
+        given = eval_example(line)
+        cells = [[*cell, uses(given, row)] for cell, row in zip(cells, shown, strict=True)]
+        if not any(cell[-1] for cell in cells):
+            head, cells = head[:-1], [cell[:-1] for cell in cells]
+    yield from table(",".join(head), cells)
+
+
+def _uses(action: Any, row: Row) -> str:
+    """Return the names that a field's values need in `uses` beside the action's own."""
+    from harness.check.trial import needs
+
+    field = f"{type(action).__name__}.{row.name}"
+    tried = (replace(action, **{row.name: value}) for value in TRIED.get(row.name, (1,)))
+    names = dict.fromkeys(name for each in tried for name in needs(each) if name.partition(":")[0] == field)
+    return ", ".join(map(_code, names))
+
+
+def rows(kind: type) -> list[Row]:
+    """Return the fields of a class as its source has them; properties and class variables are left out."""
+    notes = comments(kind)
+    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    declared = [node for node in body if isinstance(node, ast.AnnAssign)]
+    return [
+        Row(name := ast.unparse(node.target), _double(ast.unparse(node.annotation)), _default(node.value), notes[name])
+        for node in declared
+    ]
+
+
+def _default(value: ast.expr | None) -> str:
+    match value:
+        case None:
+            return ""
+        case ast.Call(keywords=[ast.keyword(arg="default_factory", value=ast.Name(id="dict"))]):
+            return "{}"
+        case ast.Name(id=name):  # a constant of the module
+            return str(getattr(types, name))
+    return _double(ast.unparse(value))
+
+
+def _doc(thing: Any) -> str:
+    """Return a docstring without its example, as Markdown."""
+    return EXAMPLE.sub("", inspect.getdoc(thing) or "")
+
+
+def example(thing: Any) -> str:
+    """Return the example of a class or a method; "" if its docstring has none."""
+    match = EXAMPLE.search(inspect.getdoc(thing) or "")
+    return match[1] if match else ""
+
+
+def eval_example(line: str, **names: Any) -> Any:
+    """Evaluate an example among the names of `harness.policy`, and those that are given."""
+    scope: dict[str, Any] = {**vars(types), **vars(actions), **vars(events), "view": Standstill(), **names}
+    return eval(line, scope)
+
+
+class Standstill:
+    """A clock that stands at 0, for examples that ask the time."""
+
+    now_s = 0.0
+
+
+def _methods(kind: type, name: str, level: str = "###") -> Iterator[str]:
+    """Describe the queries of a protocol."""
+    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            method = getattr(kind, node.name)
+            method = method.fget if isinstance(method, property) else method
+            call = "" if isinstance(vars(kind)[node.name], property) else f"({_arguments(node)})"
+            yield f"{level} `{name}.{node.name}{call} -> {ast.unparse(node.returns or ast.Constant(None))}`\n"
+            yield f"{_doc(method)}\n"
+            if line := example(method):
+                yield f"```python\n{line}\n```\n"
+
+
+def _arguments(node: ast.FunctionDef) -> str:
+    """Return the arguments of a method with their types, without `self`."""
+    return _double(ast.unparse(node.args).removeprefix("self").removeprefix(", ").replace("=", " = "))
+
+
+# ------------------------------------------------------------------ lists
+
+
+def _aliases(module: ModuleType, *names: str) -> Iterator[tuple[str, str, str]]:
+    """Yield type aliases of a module with their values, and the comment at the end of the line or above it."""
+    source = Path(inspect.getfile(module)).read_text("utf-8")
+    for name in names:
+        match = re.search(rf"((?:^# .+\n)*)^{name} = (.+?)(?:  # (.+))?$", source, re.MULTILINE)
+        assert match is not None, name
+        yield _code(name), _code(match[2]), match[3] or match[1].replace("# ", "")
+
+
+def _functions(module: ModuleType, *names: str) -> Iterator[tuple[str, str]]:
+    """Yield the public functions and classes of a module with the first paragraph of their docstrings."""
+    for node in ast.parse(inspect.getsource(module)).body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        if not names or node.name in names:
+            text = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+            call = f"({_names(node)})" if isinstance(node, ast.FunctionDef) else ""
+            yield _code(f"{node.name}{call}"), text
+
+
+def _names(node: ast.FunctionDef) -> str:
+    """Return the arguments of a function without their types."""
+    for arg in ast.walk(node.args):
+        if isinstance(arg, ast.arg):
+            arg.annotation = None
+    return _double(ast.unparse(node.args))
+
+
+def _options() -> Iterator[tuple[str, str, str]]:
+    for option, values in OPTIONS.items():
+        for value, what in values.items():
+            yield _code(option), _code(value), what
+
+
+def _ways() -> Iterator[tuple[str, str, str]]:
+    from harness.engines.costs import quantities
+
+    for name, way in quantities.ladder("h100").items():
+        slow = f", at {way.bytes_s / 1e9:g} GB/s at most" if way.bytes_s < float("inf") else ""
+        yield _code(name), f"{way.fixed_s:g}", f"{way.source}{slow}"
+
+
+def _double(source: str) -> str:
+    """Return Python source as ruff quotes it."""
+    return source.replace("'", '"')
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
