@@ -235,7 +235,7 @@ docs: $(DOCUMENTED) ## docs/ as pages in .make/docs/, without network; what is g
 	@$(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md && \
 	$(PY) -m harness.engines.servers.states >.make/states.md && mv .make/states.md docs/states.md && \
 	$(PY) -m harness.cli.codes >.make/codes.md && mv .make/codes.md docs/exit-codes.md && \
-	$(PY) -m harness.cli.reference docs/reference && $(PY) -m sphinx -q -W --keep-going docs .make/docs
+	$(PY) -m harness.cli.generated && $(PY) -m sphinx -q -W --keep-going docs .make/docs
 	@echo '.make/docs/index.html'
 
 # Beside the lock, which whoever only runs the bench installs.
