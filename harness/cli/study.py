@@ -197,8 +197,7 @@ def figures(measured: Measured, kind: str, stem: Path, command: str, note: str =
     def draw() -> list[Path]:
         import plots
 
-        paths: list[Path] = plots.find(kind).render(measured.folder, stem, command, note)
-        return paths
+        return plots.render(plots.find(kind), measured.folder, stem, command, note)
 
     return receipt.drawn(measured.folder, [str(stem), command, note, *text.unchecked_lines(measured.table)], draw)
 
