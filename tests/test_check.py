@@ -232,9 +232,8 @@ def test_state_is_a_field_that_no_user_sets(tmp_path: Path) -> None:
     assert check(str(path), only="starts", case="calm") == []
     path.write_text(path.read_text("utf-8").replace(state, state.replace("init=False, ", "")), "utf-8")
     (failure,) = check(str(path), only="starts", case="calm")
-    assert failure.message.startswith(
-        "field waiting is explained nowhere: declare the policy's state by `field(init=False)`"
-    )
+    assert "field waiting is explained nowhere" in failure.message
+    assert "field(init=False)" in failure.message
 
 
 def test_the_file_that_is_spoilt_starts_as_it_is(tmp_path: Path) -> None:
