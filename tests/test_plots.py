@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
 import sys
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -185,6 +187,19 @@ def test_the_example_of_a_figure_is_drawn(tmp_path: Path, monkeypatch: pytest.Mo
     attained = [1 - rate / 40 - seed / 100 for rate in (1.0, 2.0, 4.0, 8.0, 16.0) for seed in range(3)]
     assert points["prism"] == pytest.approx(np.mean(attained))
     assert (tmp_path / "met.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_reader_that_leaves_costs_no_figure(tmp_path: Path) -> None:
+    """As `bench plot | head -0`: the first line has no reader, and the figure is drawn after it."""
+    record.write_table(tmp_path / "x-3f9c" / record.SWEEP, GRID, FOOTERS["compare"])
+    command = (sys.executable, "-m", "harness", "plot", tmp_path / "x-3f9c", "-o", tmp_path / "out", "--format", "svg")
+    for stderr in (subprocess.PIPE, subprocess.STDOUT):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(command, stdout=writer, stderr=stderr, cwd=ROOT, check=False)
+        os.close(writer)
+        assert (done.returncode, done.stderr or b"") == (0, b"")
+        (tmp_path / "out.svg").unlink()
 
 
 def test_equal_points_are_equal_bytes(tmp_path: Path) -> None:
