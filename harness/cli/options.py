@@ -201,7 +201,7 @@ class Whole(click.IntRange):
         return _range(self)
 
 
-class Gpus(click.ParamType):
+class Gpus(click.ParamType[int]):
     """A number of GPUs. Several are refused with the command of `bench size` that answers for them."""
 
     name = "number"
