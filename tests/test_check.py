@@ -223,7 +223,7 @@ def test_a_file_that_does_not_start(old: str, new: str, says: str, tmp_path: Pat
 
 
 def test_state_is_a_field_that_no_user_sets(tmp_path: Path) -> None:
-    """What the template shows of state keeps the law; without `init=False` the law names that remedy."""
+    """The template's line of state keeps the law; without `init=False` the law names that remedy."""
     write(path := tmp_path / "mine.py")
     stub = path.read_text("utf-8").replace("import dataclass\n", "import dataclass, field\n")
     (state,) = re.findall(r"    # state .*: (\w+: dict = field\(init=False, .*\))\n", stub)
