@@ -3,6 +3,7 @@
 `bench plot FOLDER` finds a figure by its file, `fig_NAME.py`, if that has two functions. `draws(folder)` tells by names
 of files and their footers whether it draws what lies there. `render(folder, stem, command, note="")` writes `stem`.pdf,
 .png and .csv (`style.save`) and returns their paths. The first line of the file's docstring says what it shows.
+docs/contributing.md has an example.
 Figures without `draws` are drawn by the commands that have their points. A study's layouts are files of their own
 (lines.py with overview.py as its first page, steps.py, matrix.py, fleet.py, parts.py), which fig_study.py chooses from
 and caption.py describes.
@@ -11,12 +12,21 @@ and caption.py describes.
 from __future__ import annotations
 
 import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from harness.policy.types import UserError
+
 FOLDER = Path(__file__).parent
 DRAWS = re.compile(r"^def draws\(", re.MULTILINE)
+
+
+class Broken(UserError):
+    """A figure's file cannot be imported, lacks a function, or one of its functions raised."""
 
 
 def names() -> list[str]:
@@ -26,15 +36,13 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Any:
-    """Import the module of a figure; UserError where its file is broken."""
-    from harness.policy.types import UserError
-
+    """Import the module of a figure. Raises Broken."""
     try:
         figure = import_module(f"{__name__}.fig_{name}")
     except Exception as error:  # whatever is wrong in that file is told of that file
-        raise UserError(f"plots/fig_{name}.py is broken: {type(error).__name__}: {error}") from error
+        raise Broken(f"plots/fig_{name}.py is broken: {type(error).__name__}: {error}") from error
     if not callable(getattr(figure, "render", None)):
-        raise UserError(f"plots/fig_{name}.py is broken: it has no function `render`")
+        raise Broken(f"plots/fig_{name}.py is broken: it has no function `render`")
     return figure
 
 
@@ -43,21 +51,45 @@ def of(folder: Path) -> tuple[dict[str, Any], list[str]]:
 
     UserError where the folder's content cannot be read: a figure's `draws` raises it.
     """
-    from harness.policy.types import UserError
-
     figures, broken = dict[str, Any](), []
     for name in names():
         try:
-            figures[name] = find(name)
-        except UserError as error:
+            figure = find(name)
+            if draws(figure, folder):
+                figures[name] = figure
+        except Broken as error:
             broken.append(str(error))
-    return {name: figure for name, figure in figures.items() if figure.draws(folder)}, broken
+    return figures, broken
+
+
+def draws(figure: Any, folder: Path) -> bool:
+    """Tell whether a figure draws what lies in a folder. Raises Broken, and UserError as the figure does."""
+    with _guarded(figure, "draws"):
+        return bool(figure.draws(folder))
+
+
+def render(figure: Any, folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:
+    """Draw a figure and return the paths of its files. Raises Broken, and UserError as the figure does."""
+    with _guarded(figure, "render"):
+        return [Path(path) for path in figure.render(folder, stem, command, note)]
+
+
+@contextmanager
+def _guarded(figure: Any, function: str) -> Iterator[None]:
+    """Turn what a function of a figure raises, but UserError, into one line with the figure's file and line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # a figure is anybody's code
+        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == figure.__file__]
+        line = lines[-1] if lines else getattr(figure, function).__code__.co_firstlineno  # called with other arguments
+        file = f"plots/{Path(figure.__file__).name}"
+        raise Broken(f"{file}, line {line}: `{function}` raised {type(error).__name__}: {error}") from error
 
 
 def listing() -> list[tuple[str, str]]:
     """Each figure of stored results and what it shows, or how its file is broken."""
-    from harness.policy.types import UserError
-
     lines = []
     for name in names():
         try:

@@ -399,7 +399,7 @@ def save(
 ) -> list[Path]:
     """Write `stem`.pdf, .png and .csv; equal points, equal bytes. Returns their paths.
 
-    Other formats are those that `paper.on` asks for; the .csv always comes. The .pdf has all pages, others the first
+    Other formats are those that `form.on` asks for; the .csv always comes. The .pdf has all pages, others the first
     one. The .csv has the points, after the command that made them and before `told`, what a reader must know of them,
     in lines that begin with "#". Call within `theme()`. Raises UserError where the disk refuses.
     """

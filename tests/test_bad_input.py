@@ -37,6 +37,15 @@ def mistake(result: Result, *says: object) -> None:
     assert result.stdout == ""
 
 
+def test_several_counts_of_gpus_are_a_question_of_size() -> None:
+    words = ("--systems=static,prism", "--models", "my set.toml", "--seeds", "2")
+    answer = "bench size --models 'my set.toml' --systems static,prism --gpus 4-16\n"
+    for counts in ("4,6,16", "16,4", "4-16"):
+        mistake(bench("compare", *words, "--gpus", counts), f'--gpus "{counts}" is several', answer)
+    done = bench("compare", *words, "--gpus", "four")
+    assert (done.exit_code, "'four' is not a whole number" in done.stderr) == (2, True)
+
+
 # ------------------------------------------------------------------ traces
 
 HEADER = "time,who,n_in,n_out\n"

@@ -223,6 +223,20 @@ def test_a_file_that_does_not_start(old: str, new: str, says: str, tmp_path: Pat
     assert says in failure.message
 
 
+def test_state_is_a_field_that_no_user_sets(tmp_path: Path) -> None:
+    """The template's line of state keeps the law; without `init=False` the law names that remedy."""
+    write(path := tmp_path / "mine.py")
+    stub = path.read_text("utf-8").replace("import dataclass\n", "import dataclass, field\n")
+    (state,) = re.findall(r"    # state .*: (\w+: dict = field\(init=False, .*\))\n", stub)
+    head, tail = stub.split("    hears = ")
+    path.write_text(f"{head}    {state}\n    hears = {tail}", "utf-8")
+    assert check(str(path), only="starts", case="calm") == []
+    path.write_text(path.read_text("utf-8").replace(state, state.replace("init=False, ", "")), "utf-8")
+    (failure,) = check(str(path), only="starts", case="calm")
+    assert "field waiting is explained nowhere" in failure.message
+    assert "field(init=False)" in failure.message
+
+
 def test_the_file_that_is_spoilt_starts_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(GOOD, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -401,6 +402,49 @@ def test_a_gpu_is_a_file_that_states_what_differs(tmp_path: Path, monkeypatch: p
         assert profile.step_s(b200, B=64, C=64_000) < profile.step_s(h200, B=64, C=64_000)
     finally:
         quantities.forget()
+
+
+WRONG = [
+    ("hbm]\nvalue = 8e12", 'hbm]\nvalue = "8e12"', 'spec.hbm.value is "8e12", not a number, as in h100.toml'),
+    ("value = 8e12", "value = true", "spec.hbm.value is true, not a number, as in h100.toml"),
+    (
+        '[spec.hbm]\nvalue = 8e12\nsource = "data sheet"',
+        "[spec]\nhbm = 8e12",
+        "spec.hbm is 8000000000000.0, not a table",
+    ),
+    ("floor_s = 5e-6", "floor_s = [5e-6]", "small.floor_s is [5e-06], not a number, as in h100.toml"),
+    ('aliases = ["b200-180g"]', 'aliases = "b200-180g"', 'aliases is "b200-180g", not a list, as in h100.toml'),
+    ('like = "h200"', "like = 200", "like is 200, not a string, as in h100.toml"),
+    ('like = "h200"', "", "all_reduce is missing: state it, or like = "),
+]
+
+
+@cases(("old", "new", "says"), WRONG)
+def test_a_wrong_type_in_the_file_of_a_gpu_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, says: str
+) -> None:
+    folder = tmp_path / "tables"
+    shutil.copytree(quantities.TABLES, folder)
+    assert old in B200
+    (folder / "b200.toml").write_text(B200.replace(old, new))
+    monkeypatch.setattr(quantities, "TABLES", folder)
+    quantities.forget()
+    try:
+        with pytest.raises(UserError, match=re.escape(f"{folder / 'b200.toml'}: {says}")):
+            quantities.gpu("b200")
+        assert quantities.gpu("h200").sms == 132  # a broken file costs its own kind alone
+    finally:
+        quantities.forget()
+
+
+def test_every_kind_of_gpu_has_its_form_and_no_table_of_one_run(tmp_path: Path) -> None:
+    for kind in quantities.gpu_kinds():
+        assert quantities.gpu(kind).sms > 0
+        with pytest.raises(UserError, match=r"describes a GPU kind: put it into harness/engines/costs/tables .* --gpu"):
+            quantities.quantities(kind, str(quantities.TABLES / f"{kind}.toml"))
+    (mine := tmp_path / "b300.toml").write_text(B200)
+    with pytest.raises(UserError, match="describes a GPU kind"):
+        quantities.gpu("h100", str(mine))
 
 
 def test_the_same_chip_keeps_its_errors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -391,13 +392,26 @@ def test_a_source_that_cannot_run_leaves_the_others(tmp_path: Path, monkeypatch:
 
 def test_the_command_writes_the_page_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "DRAFT", tmp_path / "made" / "draft.md")
     sourced(monkeypatch, {"fine": Source((ROW,), {}), "broken": UserError("no trace")})
-    result = bench("claims")
+    assert bench("claims").exit_code == 2
+    draft = (tmp_path / "made" / "draft.md").read_text("utf-8")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]  # the published page is left alone
+    shutil.rmtree(tmp_path / "made")
+    for other in (("--only", "fine"), ("-o", tmp_path / "x.md")):
+        refused = bench("claims", "--publish", *other)
+        assert (refused.exit_code, refused.stderr.count("\n"), f"leave out {other[0]}" in refused.stderr) == (
+            2,
+            1,
+            True,
+        )
+    result = bench("claims", "--publish")
     assert result.exit_code == 2
     assert "broken: no trace" in result.stderr
     assert "1 direction" in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["claims.md"]
     assert "## P" in (tmp_path / "claims.md").read_text("utf-8")
+    assert (tmp_path / "claims.md").read_text("utf-8") == draft
     (tmp_path / "claims.md").write_text("all of it")
     part = bench("claims", "--only", "fine", "--all")
     assert (part.exit_code, "## P" in part.stdout) == (0, True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
+import sys
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from harness.rows import record, tidy
 from plots import fig_compare, form, style
 from tests.cases import cases
 from tests.study_table import blocks
+from tests.test_repo import ROOT
 
 PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
 
@@ -111,15 +115,23 @@ def render(folder, stem, command, note=""):
 '''
 
 
+def added(monkeypatch: pytest.MonkeyPatch, place: Path, figures: dict[str, str]) -> None:
+    """Let a folder with these figures, by name, stand for plots/."""
+    place.mkdir()
+    for name, text in figures.items():
+        (place / f"fig_{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, f"plots.fig_{name}", raising=False)
+    monkeypatch.setattr(plots, "FOLDER", place)
+    monkeypatch.setattr(plots, "__path__", [str(place)])
+
+
 def test_a_figure_is_a_file_and_a_broken_one_costs_its_own_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "fig_mine.py").write_text(MINE)
-    (tmp_path / "fig_raises.py").write_text("def draws(folder): ...\n1 / 0\n")
-    (tmp_path / "fig_half.py").write_text("def draws(folder): ...\n")
-    (tmp_path / "fig_of_points.py").write_text("def render(points): ...\n")  # drawn by a command that has its points
-    monkeypatch.setattr(plots, "FOLDER", tmp_path)
-    monkeypatch.setattr(plots, "__path__", [str(tmp_path)])
+    added(monkeypatch, tmp_path / "plots", {
+        "mine": MINE, "raises": "def draws(folder): ...\n1 / 0\n", "half": "def draws(folder): ...\n",
+        "of_points": "def render(points): ...\n",  # drawn by a command that has its points
+    })  # fmt: skip
     broken = {
         "half": "plots/fig_half.py is broken: it has no function `render`",
         "raises": "plots/fig_raises.py is broken: ZeroDivisionError: division by zero",
@@ -134,6 +146,60 @@ def test_a_figure_is_a_file_and_a_broken_one_costs_its_own_line(
         2,
         " that a figure draws (bench list figures)",
     )
+
+
+RENDER = 'render(folder, stem, command, note="")'
+RAISES = {
+    "in its code": (RENDER, "x = {}; return x['ttft']", "line 8: `render` raised KeyError: 'ttft'"),
+    "by its arguments": ("render(folder)", "return []",
+                         "line 7: `render` raised TypeError: render() takes 1 positional argument but 4 were given"),
+    "by its answer": (RENDER, "pass", "line 7: `render` raised TypeError: 'NoneType' object is not iterable"),
+}  # fmt: skip
+
+
+@cases("raises", RAISES)
+def test_a_figure_that_raises_is_one_line_and_the_others_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: tuple[str, str, str]
+) -> None:
+    signature, body, line = raises
+    added(monkeypatch, tmp_path / "plots", {
+        "bad": f"{MINE.partition('def render')[0]}def {signature}:\n    {body}\n",
+        "mine": MINE,
+        "unsure": 'def draws(folder):\n    raise ValueError("which?")\n\n\nrender = draws\n',
+    })  # fmt: skip
+    monkeypatch.setattr("harness.cli.runs.FIGURES", tmp_path)
+    made = folder(tmp_path / "sweep-3f9c", GRID)
+    done = CliRunner().invoke(main, ["plot", str(made)], catch_exceptions=False)
+    unsure = "plots/fig_unsure.py, line 2: `draws` raised ValueError: which?"
+    assert (done.exit_code, done.stderr.splitlines()) == (2, [unsure, f"error: plots/fig_bad.py, {line}"])
+    assert (tmp_path / "mine-3f9c.csv").is_file()
+
+
+def test_the_example_of_a_figure_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = (ROOT / "docs" / "contributing.md").read_text("utf-8")
+    _, opened, rest = document.partition("This is `plots/fig_met.py`:\n\n```python\n")
+    assert opened
+    added(monkeypatch, tmp_path / "plots", {"met": rest.partition("```")[0]})
+    made = folder(tmp_path / "sweep-3f9c", GRID)
+    done = CliRunner().invoke(main, ["plot", str(made), "-o", str(tmp_path / "met")], catch_exceptions=False)
+    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 4)
+    points = pd.read_csv(tmp_path / "met.csv", comment="#").set_index("label")["value"]
+    attained = [1 - rate / 40 - seed / 100 for rate in (1.0, 2.0, 4.0, 8.0, 16.0) for seed in range(3)]
+    assert points["prism"] == pytest.approx(np.mean(attained))
+    assert (tmp_path / "met.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_reader_that_leaves_costs_no_figure(tmp_path: Path) -> None:
+    """As `bench plot | head -0`: the first line has no reader, and the figure is drawn after it."""
+    record.write_table(tmp_path / "x-3f9c" / record.SWEEP, GRID, FOOTERS["compare"])
+    command = (sys.executable, "-m", "harness", "plot", tmp_path / "x-3f9c", "-o", tmp_path / "out", "--format", "svg")
+    for stderr in (subprocess.PIPE, subprocess.STDOUT):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(command, stdout=writer, stderr=stderr, cwd=ROOT, check=False)
+        os.close(writer)
+        assert (done.returncode, done.stderr or b"") == (0, b"")
+        (tmp_path / "out.svg").unlink()
 
 
 def test_equal_points_are_equal_bytes(tmp_path: Path) -> None:

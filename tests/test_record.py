@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 import harness
 from harness.policy.types import UserError
-from harness.rows import record, whole
+from harness.rows import parts, record, whole
+from harness.rows.sealed import Damaged
 from tests.cases import cases
 
 META = {
@@ -63,13 +64,13 @@ def batch(
         "fidelity": coded(at * 0, ("simulated",)),
         "token_ns": pa.array([[5, 6, 7 + i] for i in at]) if tokens else pa.nulls(n),
     }
-    return pa.RecordBatch.from_arrays(
-        [
-            c if isinstance(c, pa.DictionaryArray) else pa.array(c).cast(f.type)
-            for f, c in zip(record.SCHEMA, columns.values(), strict=True)
-        ],
-        schema=record.SCHEMA,
-    )
+    assert columns.keys() <= {*record.SCHEMA.names}
+
+    def column(field: pa.Field) -> pa.Array:
+        values = columns[field.name] if not field.nullable else columns.get(field.name, pa.nulls(n))
+        return values if isinstance(values, pa.DictionaryArray) else pa.array(values).cast(field.type)
+
+    return pa.RecordBatch.from_arrays([column(field) for field in record.SCHEMA], schema=record.SCHEMA)
 
 
 def names(folder: Path) -> list[str]:
@@ -78,6 +79,31 @@ def names(folder: Path) -> list[str]:
 
 def bytes_of(folder: Path) -> bytes:
     return (folder / record.ROWS).read_bytes()
+
+
+@cases("kind", {"in a folder": record.read, "in pieces": lambda run: pa.concat_tables(record.Pieces(run / record.ROWS)),
+                "in a part": lambda run: record.read(run.parent / "part" / run.name)})  # fmt: skip
+def test_a_nullable_column_that_stored_runs_lack_is_null_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Path], pa.Table]
+) -> None:
+    run = tmp_path / "run-0a"
+    record.write(run, [batch(10)], META)
+    part = tmp_path / "part" / parts.DATASET / "study=x" / "shard=1-1" / "0.parquet"
+    record.write_part(part, [run])
+    before = kind(run)
+    added = [pa.field("cached_tokens", pa.int32()), pa.field("waits", pa.list_(pa.int64()))]
+    monkeypatch.setattr(record, "SCHEMA", pa.schema([added[0], *record.SCHEMA, added[1]]))
+    after = kind(run)
+    assert after.schema.equals(record.SCHEMA)
+    assert after.select(before.column_names).equals(before)
+    assert [after[field.name].null_count for field in added] == [10, 10]
+    assert record.read(run, ["cached_tokens", "id"]).to_pylist()[9] == {"cached_tokens": None, "id": 9}
+    assert record.load(run).requests["cached_tokens"].isna().all()
+    record.write(tmp_path / "new", [batch(10)], META)
+    assert kind(run).equals(record.read(tmp_path / "new"))
+    monkeypatch.setattr(record, "SCHEMA", pa.schema([*record.SCHEMA, pa.field("seat", pa.int32(), nullable=False)]))
+    with pytest.raises(Damaged, match="column seat is missing"):
+        kind(run)
 
 
 @cases("tokens", [False, True])

@@ -229,7 +229,7 @@ def columns() -> Iterator[tuple[Callable[[pa.Table], pa.Table], str]]:
         "column arrival_ns is of string, not",
     )
     yield lambda t: t.drop_columns(["arrival_ns"]), "column arrival_ns is missing"
-    yield lambda t: t.append_column("arrival_ns", t["arrival_ns"]), "not a Parquet file of bench"
+    yield lambda t: t.append_column("arrival_ns", t["arrival_ns"]), "column arrival_ns is there twice"
     yield lambda t: t.slice(1), "213 rows, and its facts say 214"
     state = record.SCHEMA.get_field_index("state")
     yield lambda t: t.set_column(state, "state", pa.array(["gone"] * len(t))), 'state "gone" is not one of done'

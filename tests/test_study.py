@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.options import FIGURES
+from harness.cli.study import drawn_at
 from harness.engines.costs import shapes
 from harness.loop import system
 from harness.policy.types import GIB, UserError
@@ -39,6 +41,13 @@ def test_every_file_is_a_study_with_claims() -> None:
             assert asked.claim
         assert asked.of(full=True).condition == asked.condition
         assert asked.of(full=False).systems == asked.systems
+
+
+def test_figures_of_stand_ins_and_of_real_traces_lie_side_by_side() -> None:
+    """A study's folder has a hash of its runs, hence of its traces, and so have the files of its figures."""
+    real, stand_in = (drawn_at(Path("results/fig7") / f"fig7-{digits}") for digits in ("3f9c01ab", "aa00bb11"))
+    assert (real.name, real.parent, stand_in.parent) == ("fig7-3f9c01ab", FIGURES, FIGURES)
+    assert stand_in != real
 
 
 @cases("name", ["fig7", "prism-bridge", "prism-regimes"])

@@ -60,7 +60,8 @@ def starts(name: str) -> Iterator[Breach]:
             rf"\b{re.escape(field)}\b.*#", source
         )
         if not explained and not takes[field].stated:
-            yield Breach(f"field {field} is explained nowhere: say in the file's docstring what it means")
+            yield Breach(f"field {field} is explained nowhere: say in the file's docstring what users set by it, or "
+                         "declare it as the policy's state by field(init=False)")  # fmt: skip
     for preset in (None, *presets):
         try:
             policy = subject(make, preset, "calm", cases()["calm"]).assemble()[0]

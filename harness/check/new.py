@@ -25,6 +25,7 @@ class TITLE:
 
     cluster: Cluster  # GPUs, models, forecast, cost profile: all that is known before the start
     # a field that +tau=4 sets, from harness.policy.fields: tau: float = number(3.0, 0, 10)  # its source
+    # state that on() keeps and no user sets, from dataclasses: waiting: dict = field(init=False, default_factory=dict)
     hears = frozenset({Woke})  # event types it wants; Arrived and Finished, to decide for each request
     uses = frozenset({"Load", "Run", "Admit"})  # each action, and each field off its default: "Run.seqs"
     options = {"kv": "paged"}  # what it needs of an engine  # noqa: RUF012

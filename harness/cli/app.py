@@ -7,10 +7,9 @@ when it runs.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -93,15 +92,10 @@ class Bench(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and write out all that it printed."""
-        with _read(), terminable():
+        with terminable():
             code = super().invoke(ctx)
             sys.stdout.flush()
         return code
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Read the command line, which may print a version or a help."""
-        with _read():
-            return super().make_context(*args, **extra)
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run, and turn what ends a command into its exit code."""
@@ -141,21 +135,29 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-@contextmanager
-def _read() -> Iterator[None]:
-    """Exit with 0 when the reader of stdout closes the pipe."""
-    try:
-        yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise click.exceptions.Exit(Code.DONE) from None
+class _Piped(io.FileIO):
+    """A stream that outlives its reader: what a closed pipe refuses is dropped, and the command stores its answer."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
 
 
 def _open() -> None:
-    """Replace a closed stdout or stderr by the null device, so that no later file takes its number."""
+    """Make stdout and stderr outlive their readers. A closed one is the null device, lest a file take its number."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends
+        elif stream is getattr(sys, f"__{name}__"):  # no caller replaced it
+            stream.flush()
+            lines = stream.line_buffering or stream.write_through
+            raw = io.BufferedWriter(_Piped(stream.fileno(), "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=lines))
 
 
 def _typed(args: list[str]) -> None:

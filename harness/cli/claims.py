@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli.codes import Code
-from harness.cli.options import JSON_PROGRESS, LIMIT, PARTS, RESULTS, TARGET, WORKERS, examples, listed
+from harness.cli.options import JSON_PROGRESS, LIMIT, PARTS, RESULTS, ROOT, TARGET, WORKERS, examples, listed
 from harness.cli.terminal import room, screen, teller
 from harness.report.commands import real, short_path
 
@@ -19,31 +19,35 @@ if TYPE_CHECKING:
     from harness.run.teller import Teller
 
 FILE = "claims.md"
+DRAFT = ROOT / ".make" / FILE
 
 
-@click.command(epilog=examples("bench claims", "bench claims --only fig7,weaver", "bench claims --check"))
+@click.command(epilog=examples("bench claims", "bench claims --only fig7,weaver", "bench claims --check --publish"))
 @click.option("--only", metavar="NAME,...", help="Only the claims of these studies; prints them, unless -o is given.")
 @click.option("--all", "every", is_flag=True, help="With --only: print the whole page, as Markdown.")
 @PARTS
 @LIMIT
 @WORKERS
 @JSON_PROGRESS
-@click.option("-o", "--out", type=TARGET, metavar="FILE",
-              help="File for the page.  [default: results/claims.md]")  # fmt: skip
+@click.option("-o", "--out", type=TARGET, metavar="FILE", help="File for the page.  [default: .make/claims.md]")
+@click.option("--publish", is_flag=True, help="Write results/claims.md, the page of the documentation.")
 @click.option("--check", is_flag=True,
               help="Exit with 1 if a class has fewer than 10 misses of either side, or 5 windows.")  # fmt: skip
 def claims(
     *, only: str | None, every: bool, shard: Shard | None, collect: bool, workers: int | None, machine: bool,
-    out: Path | None, check: bool,
+    out: Path | None, publish: bool, check: bool,
 ) -> None:  # fmt: skip
     """Test every paper's claims against runs made here.
 
     One page has each statement once, with its class and its evidence.
     """
+    from harness.policy.types import UserError
     from harness.rows import record
     from harness.run import sweep
     from harness.study import ledger
 
+    if publish and (only is not None or out is not None):
+        raise UserError(f"--publish writes all claims into results/claims.md: leave out {'--only' if only else '-o'}")
     names = listed("--only", only)
     with teller(machine=machine) as told, sweep.stored_only() if collect else nullcontext():
         if shard is not None:
@@ -52,7 +56,7 @@ def claims(
             return
         claimed = ledger.ledger(names, real(RESULTS), workers=workers, teller=told)
     page = "\n".join(ledger.markdown(claimed)).rstrip() + "\n"
-    path = out or (RESULTS / FILE if names is None else None)
+    path = RESULTS / FILE if publish else out or (DRAFT if names is None else None)
     if path is None and every:
         click.echo(page, nl=False)
     elif path is None:

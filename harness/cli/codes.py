@@ -40,7 +40,7 @@ def page() -> str:
         "",
         "A user's mistake ends in one line on stderr that names the mistake and the remedy, without a traceback.",
         "Results go to stdout; progress, notes and errors go to stderr. If a reader closes the pipe early, as `head`",
-        "does, the command ends with 0.",
+        "does, the command stores its answer all the same and ends as it would have.",
         "",
     ])  # fmt: skip
 

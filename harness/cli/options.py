@@ -6,9 +6,10 @@ import errno
 import math
 import os
 import re
+import shlex
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,42 @@ class Whole(click.IntRange):
 
     def _describe_range(self) -> str:
         return _range(self)
+
+
+class Gpus(click.ParamType[int]):
+    """A number of GPUs. Several are refused with the command of `bench size` that answers for them."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read a whole number."""
+        from harness.policy.types import UserError
+
+        text = str(value)
+        if re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
+            return int(text)
+        if not re.fullmatch(r"[0-9]{1,4}([,-][0-9]{1,4})+", text):
+            self.fail(f"{_cut(text)!r} is not a whole number", param, ctx)
+        counts = sorted(map(int, re.split("[,-]", text)))
+        words = ctx.meta.get(WORDS, ()) if ctx is not None else ()
+        asked = {name: word for name in SIZES if (word := _given(name, words)) is not None}
+        options = [part for pair in asked.items() for part in pair]
+        command = shlex.join(["bench", "size", *options, "--gpus", f"{counts[0]}-{counts[-1]}"])
+        raise UserError(
+            f'--gpus "{text}" is several counts, and this takes one; for the fewest that suffice: {command}'
+        )
+
+
+SIZES = ("--trace", "--models", "--systems", "--gpu", "--slo")  # options of `bench size` too
+
+
+def _given(option: str, words: Sequence[str]) -> str | None:
+    """Return the value of an option on a command line; None where it is not there."""
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else next(iter(words[at + 1 :]), None)
+    return None
 
 
 class Number(click.FloatRange):
@@ -410,7 +447,7 @@ SERVING = grouped(SERVED, HOSTED)
 SETTING = grouped(
     TRACED,
     SERVED,
-    click.option("--gpus", type=int, default=WORLD["gpus"], show_default=True, metavar="N",
+    click.option("--gpus", type=Gpus(), default=WORLD["gpus"], show_default=True, metavar="N",
                  help="Number of GPUs. light8 on one H100 has 67.28 GiB for weights and KV, as in Prism's release, "
                  "unless --set changes its memory. Elsewhere processes reduce a GPU's memory."),
     click.option("--gpu", default=WORLD["gpu"], show_default=True, metavar="KIND", shell_complete=complete(gpu_names),

@@ -96,7 +96,7 @@ def _pictures(folder: Path) -> list[Picture]:
         for label, figure in figures.items():
             stem = Path(name) / label
             try:
-                figure.render(folder, stem, "")
+                plots.render(figure, folder, stem, "")
             except UserError as error:  # nothing ran that could be drawn: the tables say so
                 click.echo(str(error), err=True)
                 continue

@@ -171,7 +171,7 @@ def plot(
             stem = out.with_suffix("") if out else FIGURES / f"{label}-{folder.name.rpartition('-')[2]}"
             command = again(("plot", short_path(folder), *_options(given)), *(("--figure", name) if name else ()))
             try:
-                for path in figure.render(folder, real(stem), command, note):
+                for path in plots.render(figure, folder, real(stem), command, note):
                     click.echo(short_path(path))
             except UserError as error:  # the others are drawn
                 failures.append(str(error))
@@ -236,7 +236,7 @@ def _figures(folder: Path, name: str | None) -> dict[str, Any]:
         raise UserError(f"{short_path(folder)}: no such folder")
     if name is not None:
         figure = plots.find(name)
-        if not figure.draws(folder):
+        if not plots.draws(figure, folder):
             raise UserError(f"{short_path(folder)}: nothing that {name} draws (bench list figures)")
         return {name: figure}
     figures, broken = plots.of(folder)

@@ -156,7 +156,7 @@ def study(
     _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:
-        stem = (FIGURES if out is None else folder) / asked.name
+        stem = folder / asked.name if out is not None else drawn_at(measured.folder)
         paths = figures(measured, "study", stem, f"bench study {name}")
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
@@ -190,6 +190,11 @@ def _drive(
         click.echo(line)
 
 
+def drawn_at(folder: Path) -> Path:
+    """Return the path of a study's figures: stand-ins for its traces have another hash, and overwrite none of it."""
+    return FIGURES / folder.name
+
+
 def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the figures of a study by plots/fig_KIND.py, unless they are up to date."""
     from harness.study import receipt, text
@@ -197,8 +202,7 @@ def figures(measured: Measured, kind: str, stem: Path, command: str, note: str =
     def draw() -> list[Path]:
         import plots
 
-        paths: list[Path] = plots.find(kind).render(measured.folder, stem, command, note)
-        return paths
+        return plots.render(plots.find(kind), measured.folder, stem, command, note)
 
     return receipt.drawn(measured.folder, [str(stem), command, note, *text.unchecked_lines(measured.table)], draw)
 

@@ -168,8 +168,7 @@ def rows(part: Path, name: str, schema: pa.Schema, columns: Iterable[str]) -> pa
         return wanted.empty_table()
     with sealed.reading(part), pq.ParquetFile(part, metadata=_metadata(part, *stamp), memory_map=True) as file:
         table = file.read_row_groups(list(range(first, first + count)), columns=wanted.names)
-    sealed.columns(part, table, wanted)
-    return table.select(wanted.names)
+    return sealed.filled(part, table, wanted)
 
 
 def sides(part: Path) -> dict[str, Any]:

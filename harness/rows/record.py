@@ -46,7 +46,7 @@ FORMS = {ROWS: forms.RUN, SWEEP: forms.SCORED, SENSITIVITY: forms.LEADS, TURNS: 
          SIZE: forms.SIZED}  # of facts, by file  # fmt: skip
 
 STATES = ("done", "dropped", "failed", "unfinished")
-VERSION = 2  # `schema` of the files that are written; files of schema 1 lack the key
+VERSION = 2  # `schema` of the files that are written, but 1; nullable columns come without another
 WAITS = waits.WAITS
 OF_SCHEMA_1 = {"held": "admission", "move": "transfer", "turn": "queue", "solo": "compute", "slow": "contention"}
 META = (
@@ -333,9 +333,8 @@ class Pieces:
         form, about = pa.schema([SCHEMA.field(name) for name in names]), footer(self._path)
         with sealed.reading(self._path), pq.ParquetFile(self._path) as file:
             for group in range(file.num_row_groups):
-                rows = file.read_row_group(group, columns=list(names)).select(names)
-                sealed.columns(self._path, rows, form, frozenset())
-                yield _checked(self._path, {}, rows)
+                rows = file.read_row_group(group, columns=list(names))
+                yield _checked(self._path, {}, sealed.filled(self._path, rows, form))
             if file.metadata.num_rows != sum(about["counts"].values()):
                 raise Damaged(f"{self._path}: {file.metadata.num_rows} rows, and its facts say otherwise; {WAY_OUT}")
 
@@ -408,17 +407,16 @@ def _of_part(part: Path, name: str, columns: Sequence[str] | None) -> pa.Table:
 
 
 def _rows(path: Path, columns: Sequence[str] | None) -> pa.Table:
-    about, names = footer(path), SCHEMA.names if columns is None else list(columns)
+    about, form = footer(path), SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
     if (version := about.get("schema", 1)) > VERSION:
         raise UserError(f"{path} is of schema {version}, and this release reads up to {VERSION}: update it")
-    if version == VERSION:
-        rows = table(path, SCHEMA, columns).select(names)
-    else:
-        with sealed.reading(path):
-            sealed.intact(path, rows=True)
-            rows = _of_schema_1(pq.read_table(path, memory_map=True), about.get("spec", {})).select(names)
-        sealed.columns(path, rows, pa.schema([field for field in SCHEMA if field.name in names]))
-    return _checked(path, about, rows)
+    with sealed.reading(path):
+        sealed.intact(path, rows=True)
+        with pq.ParquetFile(path, memory_map=True) as file:
+            rows = file.read(form.names if version == VERSION else None)
+    if version < VERSION:
+        rows = sealed.filled(path, _of_schema_1(rows, about.get("spec", {})), SCHEMA).cast(SCHEMA)
+    return _checked(path, about, sealed.filled(path, rows, form))
 
 
 def _checked(path: Path, about: Mapping[str, Any], rows: pa.Table) -> pa.Table:
@@ -431,15 +429,13 @@ def _checked(path: Path, about: Mapping[str, Any], rows: pa.Table) -> pa.Table:
 
 
 def _of_schema_1(table: pa.Table, spec: Mapping[str, Any]) -> pa.Table:
-    """Convert rows of schema 1: columns that they lack are null, and `slow` was one cause or the other by sharing."""
+    """Convert rows of schema 1: causes of waiting had other names, and `slow` was one or the other by sharing."""
     sliced = spec.get("sharing") == "turns"
     now = OF_SCHEMA_1 | ({"slow": "time_slice"} if sliced else {})
     names = {f"{old}_ns": f"{new}_ns" for old, new in now.items()}
     table = table.rename_columns([names.get(name, name) for name in table.column_names])
     none = "contention_ns" if sliced else "time_slice_ns"
-    known = {name: table[name] for name in table.column_names} | {none: np.zeros(len(table), np.int64)}
-    nulls = {f.name: pa.nulls(len(table), f.type) for f in SCHEMA if f.name not in known}
-    return pa.table([(known | nulls)[name] for name in SCHEMA.names], schema=SCHEMA)
+    return table.append_column(SCHEMA.field(none), pa.array(np.zeros(len(table), np.int64)))
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:

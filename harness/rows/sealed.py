@@ -204,6 +204,18 @@ def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str]
             raise Damaged(f"{path}: column {field.name} is {'there twice' if times else 'missing'}; {WAY_OUT}")
 
 
+def filled(path: Path, table: pa.Table, form: pa.Schema) -> pa.Table:
+    """Return a table's columns of a schema, in its order, with null where an earlier release had no such column.
+
+    Only nullable columns may be missing. Raises Damaged.
+    """
+    columns(path, table, form, frozenset(field.name for field in form if field.nullable))
+    for field in form:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    return table.select(form.names)
+
+
 def spelt(kind: pa.DataType) -> pa.DataType:
     """Return the type with words spelt out in place of a dictionary; of a list, the list of its values' type."""
     if pa.types.is_dictionary(kind):

@@ -28,10 +28,12 @@ F8 = NDArray[np.float64]
 Toml = Mapping[str, Any]
 Link = Literal["pcie", "spread", "disk"]
 TABLES = Path(__file__).parent / "tables"
+SHOWN = "harness/engines/costs/tables"  # that folder, in messages
 OPS = ("gemm", "small", "prefill", "decode", "share", "all_reduce")  # quantities of a GPU kind
 EXCHANGES = ("all_gather", "reduce_scatter")  # of data-parallel attention
 ERRORS = ("fit", "fit_parts", "held", "held_parts", "parallel_parts")
 CHIP = ("sms", "flops", "hbm")
+USUAL = "h100"  # whose file has every key that others may have, as far as it is checked
 
 
 class GpuSpec(NamedTuple):
@@ -103,6 +105,9 @@ def _user(table: str) -> Toml:
     except UserError as error:
         form = "" if Path(table).is_file() else "; --table takes a file as in harness/engines/costs/tables"
         raise UserError(f"cost table {error}{form}") from None
+    if {"aliases", "like"} & file.keys() or {"spec", *OPS} <= file.keys():
+        raise UserError(f"cost table {table}: this describes a GPU kind: put it into {SHOWN} and name "
+                        "it by --gpu; --table takes quantities of a kind, such as [gemm]")  # fmt: skip
     toml.convert(file, whole.Machine if whole.is_whole(file) else forms.Table, f"cost table {table}: ")
     return file
 
@@ -121,7 +126,11 @@ def forget() -> None:
 @cache
 def _aliases() -> Mapping[str, str]:
     files = sorted(p for p in TABLES.glob("*.toml") if p.stem != "hosts")
-    return {name: p.stem for p in files for name in (p.stem, *_read(p).get("aliases", ()))}
+    listed = {p.stem: _read(p).get("aliases") for p in files}
+    rest = {
+        kind: names if isinstance(names, list) else [] for kind, names in listed.items()
+    }  # checked where it is used
+    return {name: kind for kind, names in rest.items() for name in (kind, *names)}
 
 
 def gpu_kinds() -> tuple[str, ...]:
@@ -178,8 +187,14 @@ def _committed(kind: str) -> Toml:
 
     Another chip at its own peaks takes the coefficients on trust, without their errors.
     """
-    file = _read(TABLES / f"{kind}.toml")
+    path = TABLES / f"{kind}.toml"
+    file = _read(path)
+    if wrong := _fault(file, {**_read(TABLES / f"{USUAL}.toml"), "like": USUAL}):
+        raise UserError(f"{path}: {wrong}, as in {USUAL}.toml")
     if "like" not in file:
+        stated = {**file, **{f"spec.{key}": q for key, q in file.get("spec", {}).items()}}
+        if gone := {"kind", "name", *OPS, *(f"spec.{key}" for key in GpuSpec._fields[2:])} - stated.keys():
+            raise UserError(f'{path}: {min(gone)} is missing: state it, or like = "KIND" to take it from another kind')
         return file
     base, like = _committed(_kind(file["like"])), file["like"]
     merged = over(base, file)
@@ -194,6 +209,34 @@ def _committed(kind: str) -> Toml:
     inherited = {name: q for name, q in spec.items() if name not in file.get("spec", {})}
     sourced = {name: {**q, "source": f"as {like}: {q['source']}"} for name, q in inherited.items()}
     return {**merged, "spec": {**spec, **sourced}}
+
+
+def _fault(value: Any, usual: Any, key: str = "") -> str:
+    """Say which key of a GPU's file has another type than in the usual one; empty where none has.
+
+    Without pydantic, which `make gpu` lacks.
+    """
+    if _type(value) != _type(usual):
+        return f"{key} is {toml.shown(value)}, not {_type(usual)}"
+    if isinstance(value, dict):
+        inside = ((member, usual[name], f"{key}.{name}".lstrip(".")) for name, member in value.items() if name in usual)
+        return next((wrong for pair in inside if (wrong := _fault(*pair))), "")
+    if isinstance(value, list) and usual:
+        return next((wrong for item in value if (wrong := _fault(item, usual[0], f"an item of {key}"))), "")
+    return ""
+
+
+def _type(value: Any) -> str:
+    match value:
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+    return "a table"
 
 
 def over(base: Toml, file: Toml) -> dict[str, Any]:
