@@ -85,7 +85,7 @@ reproduce-all: $(READY) ## every study that the bench has, its table in .make/ta
 	$(MAKE) reproduce-$$study >.make/part && mv .make/part $$to || exit; \
 	printf '%-18s %5d s  %s\n' $$study $$(($$(date +%s) - from)) "$$(head -n 1 $$to)"; done
 
-claims: $(READY) ## results/claims.md: every paper's claims beside what comes out here; runs what is not stored
+claims: $(READY) ## every paper's claims beside what comes out here, as .make/claims.md; runs what is not stored
 	@$(BENCH) claims
 
 compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and figure

@@ -9,8 +9,8 @@ from pathlib import Path
 from harness.cli.compare import compared
 from harness.run.room import STEP_BYTES, Remedy, fits, remedies, short_bytes
 from harness.run.spec import Spec
-from harness.study.usual import POOL_BYTES, WORLD
 from tests.cases import cases
+from workloads.usual import POOL_BYTES, WORLD
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL = Spec(

@@ -23,12 +23,12 @@ from harness.study.compare import filled
 from harness.study.load import study
 from harness.study.python import _trace as traced
 from harness.study.size import Asked, Curve, Sized, Verdict, Work, views
-from harness.study.usual import POOL_BYTES, TRACE, WORLD
 from tests.cases import cases
 from traces import schema
 from traces.load import of_table, trace
 from workloads import slo
 from workloads.models import as_asked, model_set
+from workloads.usual import POOL_BYTES, TRACE, WORLD
 
 USD = {"h100": Price(3.0, "2026-01-01", "a list"), "l40s": Price(1.0, "2026-01-01", "a list")}
 

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from harness.rows.definitions import DEFINITIONS
-from harness.study.usual import TRACE, WORLD
+from workloads.usual import TRACE, WORLD
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"

@@ -33,7 +33,7 @@ from harness.cli.options import (
 from harness.cli.parts import again, collecting, keep_command
 from harness.cli.terminal import folded, prose, teller
 from harness.report.commands import real, short_path
-from harness.study.usual import SIZED
+from workloads.usual import SIZED
 
 if TYPE_CHECKING:
     from harness.run.shard import Shard

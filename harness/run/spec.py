@@ -29,6 +29,7 @@ from harness.rows.sealed import Facts
 from harness.toml import TABLE, Count, Natural, Pairs, Positive, Seconds, Share, Span
 from workloads import checkpoint
 from workloads.models import with_files
+from workloads.usual import TRACE, WORLD, memory
 
 LINKS = ("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps")
 # Fields that a figure may name.
@@ -60,12 +61,13 @@ class Spec:
     system: str  # of systems/, or the path of a .py
     preset: str | None = None
     fields: Pairs[Option] = ()  # of the system, sorted
-    engine: str = "sim"  # NAME[:PRESET][+FIELD=VALUE...] of harness/engines/, or the path of a .py in its place
-    gpu: str = "h100"  # a kind, or a mix of kinds (policy/mix.py), of which `gpus` is a whole number of copies
-    gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 2
+    # NAME[:PRESET][+FIELD=VALUE...] of harness/engines/, or the path of a .py in its place
+    engine: str = WORLD["engine"]
+    gpu: str = WORLD["gpu"]  # a kind, or a mix of kinds (policy/mix.py), of which `gpus` is a whole number of copies
+    gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = WORLD["gpus"]
     node_gpus: Count = 8
-    models: str = "heavy8"  # a set of workloads/sets/, the path of a .toml, or models by name or path
-    trace: str = "arena-chat"  # of traces/manifest.toml, or the path of a .parquet
+    models: str = WORLD["models"]  # a set of workloads/sets/, the path of a .toml, or models by name or path
+    trace: str = TRACE  # of traces/manifest.toml, or the path of a .parquet
     trace_sha256: str = ""  # of the rows replayed
     # Longest prompt + output that is served; None: as the trace needs.
     served: Annotated[int, Ge(2), Le(toml.MOST_INT)] | None = None
@@ -245,8 +247,9 @@ def stored(values: Mapping[str, Any]) -> Spec:
 
 
 def read(path: Path) -> Spec:
-    """Read a spec from a TOML file; UserError names the file and the key or line."""
-    return from_dict(toml.tables(path), f"{path}: ")
+    """Read a spec from a TOML file, with `usual.memory`; UserError names the file and the key or line."""
+    given = toml.tables(path)
+    return from_dict({**given, **memory(given)}, f"{path}: ")
 
 
 def asked(text: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from harness.policy import mix
 from harness.run.setup import load_models
 from harness.study.study import AA, CONTROLS, PRECISION, UPPER, Condition, Sample, Scope, Study, named
-from harness.study.usual import MEMORY, POOL_BYTES, TRACE, WORLD
 from workloads import slo
+from workloads.usual import TRACE, WORLD, memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,9 +30,7 @@ def filled(setting: Mapping[str, Any], unsaid: Collection[str] = ()) -> dict[str
         given["trace"] = load_models(given["models"]).trace or given.get("trace", TRACE)
     if "gpus" not in setting or "gpus" in unsaid:
         given["gpus"] = mix.size(given["gpu"])
-    if all(given[key] == value for key, value in WORLD.items()) and not given.keys() & MEMORY:
-        given["pool_bytes"] = POOL_BYTES
-    return given
+    return {**given, **memory(given)}
 
 
 def stem_of(asked: Study) -> str:

@@ -15,10 +15,10 @@ from harness.study import size_words
 from harness.study.compare import comparison, filled, judged_by, stem_of
 from harness.study.measure import Measured, measure
 from harness.study.size import Asked, Sized
-from harness.study.usual import SIZED, TRACE
 from traces import deal
 from traces.kept import meant
 from workloads import slo as rules
+from workloads.usual import SIZED, TRACE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,6 +22,7 @@ from harness.policy.types import UserError
 from harness.rows.definitions import DEFINITIONS
 from harness.run.spec import Spec, asked, from_dict
 from harness.toml import Count, Natural, NonNegative, Seconds, Share
+from workloads.usual import memory
 
 STUDIES = Path(__file__).parent / "studies"
 ORIGINS = ("paper states", "released code", "unknown")
@@ -348,8 +349,14 @@ class Study:
         fields = {key: value for key, value in self.settings(condition).items() if key not in BESIDE}
         if fields.get("rate_scale") == HELD:
             del fields["rate_scale"]
+        changing = dict.fromkeys((*self.varied(condition), self.axis(condition)))
         spec = from_dict(
-            {**fields, **asked(text), "token_times": any(DEFINITIONS[name].by_token for name in self.definitions)}
+            {
+                **fields,
+                **memory({**fields, **changing}),
+                **asked(text),
+                "token_times": any(DEFINITIONS[name].by_token for name in self.definitions),
+            }
         )
         return replace(spec, seed=spec.seed + AA_SEED) if name.endswith(AA) else spec
 

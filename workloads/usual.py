@@ -1,4 +1,4 @@
-"""Defaults of comparisons and of sizes, on the command line and in Python. The module imports nothing heavy."""
+"""Defaults of specs, studies, comparisons and sizes, from any side. The module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,3 +12,9 @@ POOL_BYTES = 72_241_349_919
 MEMORY = frozenset({"pool_bytes", "mem_fraction", "process", "process_bytes", "table"})
 TRACE = "hyperbolic-like+span_s=1800"  # of a set that names none
 SIZED = ("prism", "elastic", "static:replicas", "static:rate", "static", "muxserve", "qlm", "swap")  # systems
+
+
+def memory(given: Mapping[str, Any]) -> dict[str, int]:
+    """Return the memory of the world above for a setting that is in it and sets no memory; else nothing."""
+    world = all(given.get(key, value) == value for key, value in WORLD.items())
+    return {"pool_bytes": POOL_BYTES} if world and not given.keys() & MEMORY else {}
