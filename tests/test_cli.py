@@ -597,7 +597,7 @@ def test_list_models_has_bytes_of_sets_and_shapes() -> None:
     # 8,030,261,248 parameters, and 2 x 32 layers x 8 heads x 128, of 2 bytes each
     assert rows["llama-3-8b"][1:] == ["14.96", "128", "8192", "meta-llama/Meta-Llama-3-8B"]
     assert rows["qwen-3-14b"][-1] == "Qwen/Qwen3-14B"
-    assert rows["llama-3.1-8b-tp8"][1:] == ["1", "14.96", "1", "x", "llama-3.1-8b"]
+    assert rows["llama-3.1-8b-tp8"][1:] == ["1", "15.0", "1", "x", "llama-3.1-8b"]
 
 
 def test_a_file_that_is_not_python_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def shapes() -> dict[str, Shape]:
 @cache
 def repos() -> Mapping[str, str]:
     """Name of each shape by its id on huggingface.co, as `Qwen/Qwen3-14B`."""
-    listed = {**toml.read(HERE / "shapes.toml", Shapes).shapes, **checkpoints()}
+    listed: dict[str, Checkpoint | Named] = {**toml.read(HERE / "shapes.toml", Shapes).shapes, **checkpoints()}
     return {entry.repo: name for name, entry in listed.items() if entry.repo}
 
 

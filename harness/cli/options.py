@@ -418,7 +418,8 @@ SETTING = grouped(
                  help="Kind of GPU; h100*2+l40s*4 is one cluster of two kinds."),
     click.option("--engine", default=WORLD["engine"], show_default=True, metavar="NAME[+FIELD=VALUE...]",
                  help="Simulator or real servers: a name (bench list engines) or a .py file. For running "
-                 "OpenAI-compatible servers attach+urls=URL[,URL][+key_env=NAME]; models match by name, else in order."),
+                 "OpenAI-compatible servers attach+urls=URL[,URL][+key_env=NAME]; models match by name, else in order."
+                 ),
     HOSTED,
     click.option("--plan", type=click.Choice(["held-out", "window", "trace", "prefix"]), default="held-out",
                  show_default=True, help="Requests that offline planners see: the half of the trace that is not "
