@@ -66,7 +66,7 @@ def _names() -> None:
 
     names, engines, sets, kinds = system_names(), engine.names(), stems("workloads/sets"), gpu_names()
     left = min(WIDTH, room()) - max(map(len, names)) - 2
-    rows = [("system", "what it is"), *((name, clause(_said(system.path(name)), left)) for name in names)]
+    rows = [("system", "what it is"), *((name, clause(_summary(system.path(name)), left)) for name in names)]
     answer = f"{len(names)} systems, {len(engines)} engines, {len(sets)} sets of models, {len(kinds)} GPUs"
     others = " | ".join(name for name in list_.commands if name != "systems")
     more = [
@@ -78,13 +78,13 @@ def _names() -> None:
     screen([answer, *aligned(rows)], tail=more, every=False)
 
 
-def _said(file: Path) -> str:
+def _summary(file: Path) -> str:
     """Return the first line of a file's docstring, without importing it."""
     try:
-        said = ast.get_docstring(ast.parse(file.read_bytes())) or "-"
+        text = ast.get_docstring(ast.parse(file.read_bytes())) or "-"
     except (SyntaxError, ValueError) as error:
         return f"broken: not Python ({error})"
-    return said.partition("\n")[0]
+    return text.partition("\n")[0]
 
 
 @list_.command(epilog=examples("bench list systems", "bench list systems --all"))
@@ -158,9 +158,9 @@ def engines() -> None:
 
     made, broken = cells.usable_engines()
     rows = [("engine", "rows are", "runs here", "what it is")]
-    for name, one in made.items():
-        rows.append((name, one.fidelity, "no" if one.lacks else "yes", _said(engine.path(name))))
-    able = sum(not one.lacks for one in made.values())
+    for name, built in made.items():
+        rows.append((name, built.fidelity, "no" if built.lacks else "yes", _summary(engine.path(name))))
+    able = sum(not built.lacks for built in made.values())
     answer = f"{len(made)} engines, of which {able} can run here now; --engine NAME"
     screen([answer, *aligned(rows, room()), *_needs(made), *broken], every=True)
 
