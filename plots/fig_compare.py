@@ -107,7 +107,9 @@ def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()
     frames = [part[~part["label"].isin(unfit)] for part in frames]
     frame = pd.concat(frames)
     if not len(frame):
-        raise UserError("nothing to draw: every run of this sweep was skipped or does not fit (bench list tells why)")
+        raise UserError(
+            "nothing to draw: every run of this sweep was skipped or does not fit (why: bench list systems --all)"
+        )
     looks = style.looks(frame["label"])
     of = {series: looks[label] for series, label in zip(frame["series"], frame["label"], strict=True)}
     order = sorted(of, key=lambda series: (series.startswith(("ideal", "dedicated")), series))

@@ -202,7 +202,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
 
 
 def _nothing() -> Figure:
-    raise UserError("nothing to draw: every run of this study was skipped (bench list tells why)")
+    raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
 
 
 def _drawn(table: pa.Table, facts: Facts, text: str, *, page: bool = False) -> Figure:

@@ -86,8 +86,7 @@ SET = {
     "model = 3": "model is 3, not a list of tables ([[model]])",
     '[[model]]\nname = "a"\n': "model 1: shape is missing",
     f'{ONE}[[model]]\nname = "b"\nshape = "lama-3.1-8b"\n': (
-        'model 2: no model "lama-3.1-8b"; did you mean llama-3.1-8b? (workloads/shapes.toml and checkpoints.toml '
-        "list them)"
+        'model 2: no model "lama-3.1-8b"; did you mean llama-3.1-8b? (bench list models)'
     ),
     f"{ONE}tp = 0\n": "model 1: tp is 0, not at least 1",
     f'{ONE}steam = "s"\n': 'model 1: unknown key "steam"; did you mean stream?',

@@ -25,7 +25,8 @@ from click.testing import CliRunner, Result
 from harness.cli import codes, terminal
 from harness.cli.app import COMMANDS, load, main
 from harness.cli.compare import compared
-from harness.loop import engine
+from harness.cli.lists import list_
+from harness.loop import engine, system
 from harness.loop.system import ROOT, names
 from harness.policy.types import UserError
 from harness.rows import record
@@ -568,11 +569,48 @@ def test_list_shows_systems_engines_and_gaps() -> None:
     ]
     assert "static on attach: no Limit" in text.splitlines()
     assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()
-    assert "heavy8, light8" in text
+    assert text == ok("list", "systems", "--all")
+
+
+def test_list_names_systems_engines_models_and_gpus() -> None:
+    text = ok("list")
+    for name in (*names(), *engine.names(), "heavy8", "h100", *list_.commands):
+        assert re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", text), name
+    assert re.search(r"^chunked +Chunked prefill \(Sarathi-Serve\)", text, re.MULTILINE)
+
+
+def test_list_imports_none_of_the_libraries_that_take_a_second() -> None:
+    """A list is asked for at a prompt: numpy alone takes as long as all of it."""
+    code = (
+        "import sys\nfrom harness.cli.app import main\n"
+        "try:\n    main(['list'], prog_name='bench')\nexcept SystemExit as done:\n    assert not done.code\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "static" in done.stdout
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert not loaded & {"numpy", "scipy", "pandas", "numba", "pyarrow", "matplotlib", "torch", "systems"}
+
+
+def test_list_models_has_bytes_of_sets_and_shapes() -> None:
+    rows = {line.split()[0]: line.split() for line in ok("list", "models").splitlines() if line}
+    # 8,030,261,248 parameters, and 2 x 32 layers x 8 heads x 128, of 2 bytes each
+    assert rows["llama-3-8b"][1:] == ["14.96", "128", "8192", "meta-llama/Meta-Llama-3-8B"]
+    assert rows["qwen-3-14b"][-1] == "Qwen/Qwen3-14B"
+    assert rows["llama-3.1-8b-tp8"][1:] == ["1", "15.0", "1", "x", "llama-3.1-8b"]
+
+
+def test_a_file_that_is_not_python_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("def (")
+    path = system.path
+    monkeypatch.setattr(system, "path", lambda name: tmp_path / "mine.py" if name == "static" else path(name))
+    assert re.search(r"^static +broken: not Python", ok("list"), re.MULTILINE)
 
 
 @cases(("args", "answer"), [
-    (("list",), r"\d+ systems; "), (("list", "traces"), r"\d+ of \d+ traces are here; "),
+    (("list",), r"\d+ systems, \d+ engines, "), (("list", "systems"), r"\d+ systems; "),
+    (("list", "gpus"), r"\d+ kinds of GPU; "), (("list", "hosts"), r"\d+ host profiles, "),
+    (("list", "studies"), r"\d+ studies come "), (("list", "traces"), r"\d+ of \d+ traces are here; "),
     (("list", "figures"), r"\d+ figures; "), (("list", "definitions"), r"\d+ definitions of SLO attainment; "),
     (("trace", "stats", "sample"), r"sample \(synthetic\): 200 requests of 8 models in 60 s, 3.33 requests/s"),
     (("explain", "static", "--misses"), r"\d+ of \d+ requests missed"),
@@ -591,7 +629,7 @@ def test_what_is_printed_is_one_screen_that_answers_first(
     assert re.match(answer, lines[0])
     assert len(lines) <= 30
     assert [line for line in lines if len(line) > 100 and not line.startswith("next: ")] == []
-    if args not in {("list", "figures"), ("list", "definitions")}:  # which are short
+    if args[1] not in {"figures", "definitions", "gpus", "hosts", "studies"}:  # which are short
         assert len(ok(*words, "--all").split()) >= sum(len(line.split()) for line in lines)
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from harness.engines.costs.shapes import kv_token_bytes, params, weight_bytes
 from harness.policy.types import GIB, UserError
 from tests.cases import cases
-from workloads.models import checkpoints, shapes
+from workloads.models import as_asked, checkpoints, model_set, repos, shape, shapes, with_files
 
 # Parameters of the checkpoints as their model cards count them.
 PARAMS = {
     "llama-3.1-8b": 8_030_261_248,
+    "llama-3-8b": 8_030_261_248,
     "llama-3.2-3b": 3_212_749_824,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.3-70b": 70_553_706_496,
@@ -60,6 +62,7 @@ BIASED = {
 EXACT = PARAMS.keys() - BIASED - {"powerlm-3b", "olmo-1b", "gemma-2-2b", "qwen-3-32b"}  # nor extra or missing norms
 KV_TOKEN_BYTES = {  # bf16, all layers
     "llama-3.1-8b": 131072,
+    "llama-3-8b": 131072,
     "llama-3.2-3b": 114688,
     "llama-3.2-1b": 32768,
     "llama-3.3-70b": 327680,
@@ -132,6 +135,7 @@ def test_tensor_parallel_parts_hold_the_whole(name: str, tp: int) -> None:
 # max_position_embeddings of each checkpoint's config.json: prompt + output that it can take.
 CONTEXT = {
     "llama-3.1-8b": ("meta-llama/Llama-3.1-8B-Instruct", 131072),
+    "llama-3-8b": ("meta-llama/Meta-Llama-3-8B", 8192),
     "llama-3.2-3b": ("meta-llama/Llama-3.2-3B-Instruct", 131072),
     "llama-3.2-1b": ("meta-llama/Llama-3.2-1B-Instruct", 131072),
     "llama-3.3-70b": ("meta-llama/Llama-3.3-70B-Instruct", 131072),
@@ -168,4 +172,39 @@ CONTEXT = {
 
 def test_a_model_serves_at_most_what_its_checkpoint_can() -> None:
     dense = {name: spec for name, spec in shapes().items() if name not in checkpoints()}
-    assert {name: (CONTEXT[name][0], spec.max_tokens) for name, spec in dense.items()} == CONTEXT
+    ids = {name: repo for repo, name in repos().items()}
+    assert {name: (ids.get(name, ""), spec.max_tokens) for name, spec in dense.items()} == CONTEXT
+
+
+def test_llama_3_is_llama_3_1_with_a_shorter_context() -> None:
+    old, new = shapes()["llama-3-8b"], shapes()["llama-3.1-8b"]
+    assert old._replace(name=new.name, max_tokens=new.max_tokens) == new
+
+
+def test_no_two_shapes_have_one_id() -> None:
+    named = sum(bool(repo) for repo, _ in CONTEXT.values()) + len(checkpoints())
+    assert len(repos()) == named
+
+
+@cases(("asked", "name"), [
+    ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"), ("Qwen/Qwen3-14B:tp=2:dtype=fp8", "qwen-3-14b"),
+])  # fmt: skip
+def test_an_id_on_huggingface_is_a_name_of_its_shape(asked: str, name: str) -> None:
+    by_name = asked.replace(asked.partition(":")[0], name)
+    assert shape(asked) == shape(by_name)
+    assert model_set(asked).members == model_set(by_name).members
+    assert as_asked(asked) == as_asked(by_name)
+    assert with_files(f"{asked}*2", lambda _: "") == f"{by_name}*2"  # a run by either has one identity
+
+
+def test_a_folder_of_an_id_s_name_is_that_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shape("Qwen/Qwen3-14B").layers == 40
+    (tmp_path / "Qwen/Qwen3-14B").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"no config\.json in this folder"):
+        shape("Qwen/Qwen3-14B")
+
+
+def test_an_id_that_is_nearly_one_is_told_the_right_one() -> None:
+    with pytest.raises(UserError, match=r"did you mean meta-llama/Llama-3\.1-8B-Instruct"):
+        shape("meta-llama/Llama-3.1-8B")

@@ -1,7 +1,7 @@
 """Model shapes and named sets of models, as data: `shapes.toml`, `checkpoints.toml`, `sets/*.toml`.
 
-A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]; NAME is a shape's, or the path of a checkpoint
-(`checkpoint.py`).
+A model is NAME[:dtype=FORMAT][:kv_dtype=FORMAT][:dp=N][:ep=N]; NAME is a shape's, its id on huggingface.co, or the path
+of a checkpoint (`checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Checkpoint:
     gated: bool
     tied: bool
     sampled: bool = False
+    repo: str = ""
 
     def shape(self, name: str) -> Shape:
         """Return the shape by which steps and memory are priced."""
@@ -203,6 +204,18 @@ def shapes() -> dict[str, Shape]:
 
 
 @cache
+def repos() -> Mapping[str, str]:
+    """Name of each shape by its id on huggingface.co, as `Qwen/Qwen3-14B`."""
+    listed: dict[str, Checkpoint | Named] = {**toml.read(HERE / "shapes.toml", Shapes).shapes, **checkpoints()}
+    return {entry.repo: name for name, entry in listed.items() if entry.repo}
+
+
+def named(name: str) -> str:
+    """Return a shape's name for its id on huggingface.co; any other name stays, and so does a path that exists."""
+    return name if "/" not in name or Path(name).exists() else repos().get(name, name)
+
+
+@cache
 def checkpoints() -> Mapping[str, Named]:
     """Every checkpoint of `checkpoints.toml` by name."""
     return toml.read(HERE / "checkpoints.toml", Checkpoints).checkpoints
@@ -216,6 +229,10 @@ def read_shapes(path: Path) -> dict[str, Shape]:
 def shape(text: str) -> Shape:
     """Return one shape by name or path, in the formats asked for; UserError with a suggestion where there is none."""
     name, _, dtype, kv_dtype, dp, ep = asked(text)
+    if "/" in name and not Path(name).exists():
+        longer = [repo for repo in repos() if repo.startswith(name)]  # "-Instruct" forgotten
+        if hint := meant(name, longer or repos()):
+            raise UserError(f'no model "{name}"{hint} (bench list models)')
     if checkpoint.is_checkpoint(name):
         made = checkpoint.read(name, dtype, kv_dtype)
     elif name in shapes():
@@ -251,11 +268,14 @@ def asked(text: str) -> Asked:
             if not COUNT.fullmatch(entry[key]) or int(entry[key]) < 1:
                 raise UserError(f'model "{text}": {key} is "{entry[key]}", not a count of GPUs')
             entry[key] = int(entry[key])
-    return Asked(name, **entry)
+    return Asked(named(name), **entry)
 
 
 def with_files(models: str, change: Callable[[str], str]) -> str:
-    """Return the name of a set with the paths of its checkpoints changed; a set by name or file stays as it is."""
+    """Return the name of a set with the paths of its checkpoints changed, and ids as names of shapes.
+
+    A set by name or file stays as it is.
+    """
     if models.endswith(".toml") or not ("/" in models or ".json" in models or ".gguf" in models):
         return models
     return ",".join(_changed(part.strip(), change) for part in models.split(","))
@@ -264,11 +284,12 @@ def with_files(models: str, change: Callable[[str], str]) -> str:
 def _changed(part: str, change: Callable[[str], str]) -> str:
     model, star, count = part.partition("*")
     name, colon, qualifiers = model.partition(":")
+    name = named(name)
     return (change(name) if checkpoint.is_checkpoint(name) else name) + colon + qualifiers + star + count
 
 
 def _no_model(name: str) -> str:
-    return f'no model "{name}"{meant(name, shapes())} (workloads/shapes.toml and checkpoints.toml list them)'
+    return f'no model "{name}"{meant(name, shapes())} (bench list models)'
 
 
 def sets() -> tuple[str, ...]:
@@ -291,7 +312,7 @@ def model_set(name: str) -> ModelSet:
         return _set(Path(name))
     parts = [part.strip().partition("*") for part in name.split(",")]
     if len(parts) == 1 and not parts[0][1] and not _is_model(parts[0][0]):
-        raise UserError(f'no model set "{name}"{meant(name, (*sets(), *shapes()))} (bench list)')
+        raise UserError(f'no model set "{name}"{meant(name, (*sets(), *shapes()))} (bench list models)')
     times = [_times(name, count) if star else 1 for _, star, count in parts]
     if sum(times) > MOST_MODELS:
         raise UserError(f'model set "{name}" has {sum(times)} models, above {MOST_MODELS}')

@@ -67,7 +67,7 @@ tpot_s = 0.2
 """
 
 SET = """\
-# Models that share GPUs: bench size --models FILE. Shapes are those of `bench list`.
+# Models that share GPUs: bench size --models FILE. `bench list models` has the shapes.
 
 [[model]]
 name = "chat"  # a stream of the trace with this name is its traffic, unless `stream = "..."` says another

@@ -235,13 +235,14 @@ def _fixed(models: str, ttft_ms: float, itl_ms: float) -> tuple[list[Served], Ca
     from harness.mock.model import Served
     from harness.mock.pacing import Fixed
     from harness.policy.types import UserError
-    from workloads.models import model_set, sets, shapes
+    from workloads.models import model_set, named, sets, shapes
 
     if models in sets() or models.endswith(".toml"):
         served = [Served(member.name, member.shape.max_tokens) for member in model_set(models).members]
     else:
         names, known = [name.strip() for name in models.split(",")], shapes()
-        served = [Served(name, known[name].max_tokens if name in known else NAMED_TOKENS) for name in names]
+        tokens = {name: known[ours].max_tokens for name in names if (ours := named(name)) in known}
+        served = [Served(name, tokens.get(name, NAMED_TOKENS)) for name in names]
         if bad := next((name for name in names if names.count(name) > 1), None):
             raise UserError(f'--models "{models}": "{bad}" is there twice')
         if "" in names:

@@ -430,7 +430,8 @@ TRACED = grouped(
                  "log, which is converted."),
     click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
-                 help="Model set by name, a TOML file, or models as llama-3.1-8b*2,m/config.json:tp=2:dtype=fp8."),
+                 help="Model set by name, a TOML file, or models (bench list models) as "
+                 "llama-3.1-8b*2,Qwen/Qwen3-14B,m/config.json:tp=2:dtype=fp8."),
 )  # fmt: skip
 SERVED = grouped(
     click.option("--served", type=click.IntRange(2), metavar="N",
@@ -440,7 +441,7 @@ SERVED = grouped(
 )  # fmt: skip
 HOSTED = grouped(
     click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE",
-                 help="CPU cost profile of a serving engine (bench list)."),
+                 help="CPU cost profile of a serving engine (bench list hosts)."),
     click.option("--table", type=str, metavar="FILE", help="Cost table (bench calibrate writes one)."),
 )  # fmt: skip
 SERVING = grouped(SERVED, HOSTED)
@@ -453,8 +454,9 @@ SETTING = grouped(
     click.option("--gpu", default=WORLD["gpu"], show_default=True, metavar="KIND", shell_complete=complete(gpu_names),
                  help="Kind of GPU; h100*2+l40s*4 is one cluster of two kinds."),
     click.option("--engine", default=WORLD["engine"], show_default=True, metavar="NAME[+FIELD=VALUE...]",
-                 help="Simulator or real servers: a name (bench list) or a .py file. For running OpenAI-compatible "
-                 "servers attach+urls=URL[,URL][+key_env=NAME]; models match by name, else in order."),
+                 help="Simulator or real servers: a name (bench list engines) or a .py file. For running "
+                 "OpenAI-compatible servers attach+urls=URL[,URL][+key_env=NAME]; models match by name, else in order."
+                 ),
     HOSTED,
     click.option("--plan", type=click.Choice(["held-out", "window", "trace", "prefix"]), default="held-out",
                  show_default=True, help="Requests that offline planners see: the half of the trace that is not "

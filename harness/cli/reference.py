@@ -22,11 +22,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import click
 
+from harness.cli import lists
 from harness.report.text_table import laid
 
 COMMAND = "python -m harness.cli.generated"
 GENERATED = f"<!-- Written by `{COMMAND}`. -->\n"
-GIB = 2**30
 BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # by the attribute of an annotation: the bound in words
     "ge": {0: "0 or more", None: "at least {:g}"}, "gt": {None: "above {:g}"}, "le": {None: "at most {:g}"},
     "min_length": {1: "not empty", None: "at least {} of them"},
@@ -49,7 +49,8 @@ SAID: Mapping[str, Mapping[str, str]] = {
     },
     "SetFile": {"model": "the models", "source": "where the set is from"},
     "Member": {
-        "name": "unique in the set", "shape": "a shape of workloads/shapes.toml", "tp": "GPUs over which it is cut",
+        "name": "unique in the set", "shape": "a shape by name or id (bench list models)",
+        "tp": "GPUs over which it is cut",
         "stream": "the trace's stream that it gets", "shift_s": "by how much later that stream comes",
         "released": "SLO base that the set's authors released",
     },
@@ -60,6 +61,7 @@ SAID: Mapping[str, Mapping[str, str]] = {
         "vocab": "size of the vocabulary",
         "context": "longest prompt + output", "gated": "whether the feed-forward part is gated (three matrices)",
         "tied": "whether input and output embeddings are one", "sampled": "whether its defaults set top-p or top-k",
+        "repo": "id on huggingface.co, a second name",
     },
     "ClassFile": {"class": "SLOs by the name of a class",
                   "models": "the class of each pattern of names; the first that matches holds"},
@@ -373,46 +375,29 @@ def _traces() -> Iterator[str]:
 
 
 def _models() -> Iterator[str]:
-    from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
-    from workloads.models import model_set, sets, shapes
-
     yield "# Models and sets of models\n"
-    yield "`--models` takes a set, or shapes with commas: `llama-3.1-8b*2,llama-3.2-1b`. All shapes are dense models in"
-    yield "bf16: there is no quantisation and no mixture of experts.\n"
+    yield "`--models` takes a set, or shapes with commas: `llama-3.1-8b*2,Qwen/Qwen3-14B`. A shape has two names, its"
+    yield "own and its id on huggingface.co. Bytes are those of the checkpoint; `bench list models` prints the same.\n"
     yield "## Sets\n"
-    rows = []
-    for name in sets():
-        members = model_set(name).members
-        count = dict.fromkeys(member.shape.name for member in members)
-        size = sum(weight_bytes(member.shape, member.tp) * member.tp for member in members) / GIB
-        held = ", ".join(f"{sum(m.shape.name == shape for m in members)} x {shape}" for shape in count)
-        rows.append((f"`{name}`", str(len(members)), f"{size:.1f}", held))
-    yield from table("set,models,weights GiB,shapes", rows)
+    yield from _named(lists.set_rows())
     yield "## Shapes\n"
-    rows = [(f"`{name}`", f"{weight_bytes(shape) / GIB:.2f}", f"{kv_token_bytes(shape) / 1024:g}",
-             str(shape.max_tokens)) for name, shape in shapes().items()]  # fmt: skip
-    yield from table("shape,weights GiB,KV KiB a token,context tokens", rows)
+    yield from _named(lists.shape_rows())
+
+
+def _named(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a list of `bench list` as a Markdown table, its first column as code."""
+    head, *rest = rows
+    yield from laid([head, *((_code(name), *cells) for name, *cells in rest)], markdown=True)
 
 
 def _gpus() -> Iterator[str]:
-    from harness.engines.costs import quantities
     from harness.engines.costs.fit_formats import DEGREES, LONG
-    from harness.rows import checked
 
     yield "# GPUs and hosts\n"
     yield "Each number of a table (`harness/engines/costs/tables/`) has its source, formula and error there.\n"
     yield "## GPUs\n"
     yield "`--gpu KIND`. *Checked* names the hosts of which measured end-to-end runs on that GPU exist.\n"
-    kinds = map(quantities.gpu, quantities.gpu_kinds())
-    yield from table(
-        "kind,card,memory GiB,SMs,bf16 TFLOP/s,HBM TB/s,PCIe GB/s,NVLink GB/s,checked",
-        (
-            (_code(gpu.kind), gpu.name, f"{gpu.mem_bytes / GIB:.1f}", str(gpu.sms), f"{gpu.flops / 1e12:g}",
-             f"{gpu.hbm / 1e12:g}", f"{gpu.h2d / 1e9:g}", f"{gpu.nvlink / 1e9:g}",
-             ", ".join(host for host, on in checked.pairs().items() if gpu.kind in on) or "no")
-            for gpu in kinds
-        ),
-    )  # fmt: skip
+    yield from _named(lists.gpu_rows())
     yield "## Errors of mixtures\n"
     yield "Seconds of fused experts by GPU and format beside measured calls: median / P95 of the error in %, of rows"
     yield "fitted, left out, and of expert parallelism (`ep=`, none of which was fitted). There the median of the"
@@ -426,15 +411,7 @@ def _gpus() -> Iterator[str]:
     yield "kernels a GPU also moves the rows of experts that others have, which the formula leaves out.\n"
     yield "## Hosts\n"
     yield "`--host PROFILE`: what an engine adds to the kernels of a step on the CPU.\n"
-    hosts = ((name, quantities.host(name, "h100")) for name in quantities.hosts())
-    yield from table(
-        "profile,ms a step,us a sequence,ms of API a request,a step's part is",
-        (
-            (_code(name), f"{1e3 * host.host0:.3g}", f"{1e6 * host.host1:.3g}",
-             f"{1e3 * (host.api_in_s + host.api_out_s):.3g}", "added" if host.serial else "hidden behind the GPU")
-            for name, host in hosts
-        ),
-    )  # fmt: skip
+    yield from _named(lists.host_rows())
 
 
 def _mixtures() -> Iterator[tuple[str, ...]]:

@@ -164,7 +164,7 @@ def _kinds(text: str) -> list[str]:
 
     kinds = [mix.canonical(kind, str) for kind in listed("--gpu", text) or []]
     if unknown := next((name for kind in kinds for name in mix.names(kind) if name not in gpu_names()), None):
-        raise UserError(f'no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list)')
+        raise UserError(f'no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list gpus)')
     return list(dict.fromkeys(kinds))
 
 
@@ -192,7 +192,7 @@ def _own(price: dict[str, str]) -> dict[str, str]:
     pairs = [pair for kind, text in price.items() for pair in f"{kind}={text}".split(",")]
     prices = {kind.strip(): usd.strip() for kind, _, usd in (pair.partition("=") for pair in pairs)}
     if unknown := next((kind for kind in prices if kind not in gpu_names()), None):
-        raise UserError(f'--price: no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list)')
+        raise UserError(f'--price: no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list gpus)')
     return prices
 
 

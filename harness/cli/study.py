@@ -30,7 +30,7 @@ from harness.cli.options import (
     trace_names,
 )
 from harness.cli.parts import collecting, keep_command, make_part, status
-from harness.cli.terminal import room, screen, teller
+from harness.cli.terminal import teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ OF_DRIVERS = ("name", "full", "seeds", "dry_run", "no_plot", "workers", "machine
 )
 @click.option("--models", metavar="LIST", help="Only these of the study's model sets, or another set for its only one.")
 @click.option("--engine", default="sim", show_default=True, metavar="NAME",
-              help="Simulator or real servers (bench list); reports the runs it lacks.")  # fmt: skip
+              help="Simulator or real servers (bench list engines); reports the runs it lacks.")  # fmt: skip
 @click.option("--gpus", type=click.IntRange(1, 4096), metavar="N",
               help="Number of GPUs of --engine or --table.  [default: 1 of an engine]")  # fmt: skip
 @click.option("--table", metavar="FILE", help="Cost table of --engine, or of another machine to simulate (bench "
@@ -122,7 +122,9 @@ def study(
     from harness.study.measure import measure
 
     if name is None:
-        _list()
+        from harness.cli import lists
+
+        click.get_current_context().invoke(lists.studies)
         return
     if name in DRIVERS:
         _drive(name, seeds, real(out or RESULTS / name), workers, machine=machine, dry_run=dry_run, full=full)
@@ -205,21 +207,6 @@ def figures(measured: Measured, kind: str, stem: Path, command: str, note: str =
         return plots.render(plots.find(kind), measured.folder, stem, command, note)
 
     return receipt.drawn(measured.folder, [str(stem), command, note, *text.unchecked_lines(measured.table)], draw)
-
-
-def _list() -> None:
-    from harness.report.text_table import WIDTH, aligned
-    from harness.rows.estimate import NONE
-    from harness.study import load as studies
-    from harness.study.ledger import DRIVERS
-
-    rows = [("study", "layout", "conditions", "systems", "after")]
-    for name in studies.names():
-        entry = studies.study(name)
-        rows.append((name, entry.layout, str(len(entry.condition)), str(len(entry.systems)), entry.paper))
-    rows += [(name, "claims", NONE, NONE, driver.PAPER) for name, driver in DRIVERS.items()]
-    answer = f"{len(rows) - 1} studies come with the bench; bench study NAME runs one, --dry-run shows its cost"
-    screen([answer, *aligned(rows, min(WIDTH, room()))], every=False)
 
 
 def _print(measured: Measured, every: bool, markdown: bool) -> None:

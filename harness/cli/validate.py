@@ -76,7 +76,7 @@ INVALID = "Runs that did not measure their servers are left out."
 @click.option("--runs", type=PATH, metavar="FOLDER",
               help="With --engine: folder for runs.  [default: results]")  # fmt: skip
 @click.option("--shape", type=PATH, metavar="FILE.toml",
-              help="Shapes of models that workloads/shapes.toml lacks, in its form.")  # fmt: skip
+              help="Shapes of models that bench list models lacks, as workloads/shapes.toml.")  # fmt: skip
 @click.option("--page", type=TARGET, metavar="FILE.md", help="Write the result as a page.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure and write no CSV.")
 @ALL
@@ -279,16 +279,17 @@ def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     """Return what is run on an engine and on the simulator, and a line for each system that cannot be."""
     from harness.policy.types import UserError
     from harness.validate import predicted, tiers
+    from workloads.models import named
 
     ctx = click.get_current_context()
     devices = engine_name(engine) == TORCH
     if asked["full"] and not devices:
         raise UserError(f"--full is a tier of --engine torch; --counts, --systems and others say what {engine} runs")
     base = tiers.plan(engine, asked["table"], full=asked["full"]) if devices else predicted.Plan(
-        engine, asked["table"], asked["models"]
+        engine, asked["table"], named(asked["models"])
     )  # fmt: skip
     given: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "models": ("model", lambda text: text), "systems": ("systems", lambda text: tuple(text.split(","))),
+        "models": ("model", named), "systems": ("systems", lambda text: tuple(text.split(","))),
         "counts": ("counts", _counts), "seeds": ("repeats", int), "window_s": ("window_s", float),
         "loads": ("shares", lambda text: tuple(load / 100 for load in _numbers("--loads", text))),
         "again": ("again", int),

@@ -10,9 +10,7 @@ from typing import NamedTuple
 from harness.engines.costs import quantities
 from harness.policy.types import UserError
 
-MODELS = {  # as sources name them; other names are shapes' own
-    "Qwen/Qwen3-32B": "qwen-3-32b",
-    "meta-llama/Llama-2-7b-hf": "llama-2-7b",
+MODELS = {  # as sources name them; other names are shapes' own, or ids of their checkpoints
     "mistralai/Mistral-7B-v0.1": "mistral-7b",
     "llama-3-70b": "llama-3.3-70b",  # all 70B of Llama 3 have one shape
     "llama-3.1-70b": "llama-3.3-70b",
@@ -58,20 +56,19 @@ def gpu(name: str) -> str:
 
 
 def model(name: str, given: Iterable[str] = ()) -> str:
-    """Return a shape's name: one of `given` or of `workloads/shapes.toml`. UnknownName if we lack it."""
-    from workloads.models import shapes
+    """Return a shape's name: one of `given`, of `workloads/`, or that of an id on huggingface.co; else UnknownName."""
+    from workloads.models import repos, shapes
 
     known = {*given, *shapes()}
-    ours = name if name in known else MODELS.get(name, name)
+    ours = name if name in known else {**repos(), **MODELS}.get(name, name)
     if ours not in known:
         raise unknown("model", name, known)
     return ours
 
 
-# Checkpoints of measured rows that are quantised, and the format that counts: what the checkpoint states, whatever the
-# columns say (all gpt-oss rows say nvfp4). NVIDIA's FP8 checkpoints state an FP8 KV cache too (hf_quant_config.json).
+# Quantised checkpoints of measured rows that are no shapes of ours, and the format that counts: what the checkpoint
+# states, whatever the columns say. NVIDIA's FP8 checkpoints state an FP8 KV cache too (hf_quant_config.json).
 QUANTISED = {
-    "openai/gpt-oss-120b": ("gpt-oss-120b", "mxfp4", "MoE"),
     "Qwen/Qwen3-235B-A22B-FP8": ("qwen-3-235b-a22b:dtype=fp8_block", "fp8_block", "MoE"),
     "nvidia/Llama-3.1-8B-Instruct-FP8": ("llama-3.1-8b:dtype=fp8:kv_dtype=fp8", "fp8", "dense"),
 }
@@ -81,16 +78,24 @@ QUANTISED = {
 # B200 alone (benchmarks/single_node/gptoss_fp4_b200.sh, and _h100.sh, _h200.sh).
 LEAST = {"openai/gpt-oss-120b": 0.8}
 KV_FORMAT = {("openai/gpt-oss-120b", "b200"): ":kv_dtype=fp8"}
-LOADED = {"meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b"}  # 16-bit checkpoints: the column counts
 
 
 def quantised(name: str, dtype: str) -> tuple[str, str, str]:
-    """Return a model with its formats, its format in a word, and MoE or dense. UnknownName if we lack it."""
-    if name in LOADED:
-        return f"{LOADED[name]}:dtype={dtype}", dtype, "dense"
-    if name not in QUANTISED:
-        raise unknown("model", name, [*QUANTISED, *LOADED])
-    return QUANTISED[name]
+    """Return a model with its formats, its format in a word, and MoE or dense. UnknownName if we lack it.
+
+    Of a 16-bit checkpoint the column `dtype` counts, of any other its own format (all rows of gpt-oss say nvfp4).
+    """
+    from workloads.models import repos, shape
+
+    if name in QUANTISED:
+        return QUANTISED[name]
+    if name not in repos():
+        raise unknown("model", name, [*QUANTISED, *repos()])
+    ours, its = repos()[name], shape(repos()[name])
+    kind = "dense" if its.experts is None else "MoE"
+    if its.formats is None:
+        return f"{ours}:dtype={dtype}", dtype, kind
+    return ours, (its.formats.ffn if its.experts is None else its.formats.experts).name, kind
 
 
 def generation(name: str, version: str, known: Mapping[str, object]) -> tuple[str, str]:

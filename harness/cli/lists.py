@@ -1,0 +1,349 @@
+"""`bench list`: what there is to choose from, a command a kind.
+
+`bench list` itself reads names and first lines, and imports neither systems nor engines: where each system runs is
+decided by trying it on each engine, which `bench list systems` does.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli.options import ALL, examples, gpu_names, stems, system_names
+from harness.cli.terminal import room, screen
+
+if TYPE_CHECKING:
+    from harness.loop.engine import Engine
+
+SIM, PART = "sim", "in part"
+GIB = 2**30
+Rows = Sequence[tuple[str, ...]]  # of a table, its head first
+
+
+@click.group(
+    "list", invoke_without_command=True, epilog=examples("bench list", "bench list models", "bench list --matrix")
+)
+@click.option("--matrix", is_flag=True, help="Show which preset runs on which engine, and what others lack.")
+@click.option("--markdown", is_flag=True, help="With --matrix: print the page docs/matrix.md.")
+@ALL
+@click.pass_context
+def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> None:
+    """List systems, engines, models, GPUs, traces, studies and more.
+
+    Without a command: what each system is, and the names of the rest; --all is that of bench list systems.
+    """
+    from harness.policy.types import UserError
+
+    if markdown and not matrix:
+        raise UserError("--markdown is a form of --matrix: bench list --matrix --markdown")
+    if matrix and ctx.invoked_subcommand is not None:
+        raise UserError(f"--matrix is of systems and engines, not of {ctx.invoked_subcommand}")
+    if every and ctx.invoked_subcommand is not None:
+        raise UserError(f"--all comes last: bench list {ctx.invoked_subcommand} --all")
+    if ctx.invoked_subcommand is not None:
+        return
+    if matrix:
+        from harness.run import matrix as cells
+
+        rows = list(cells.rows())
+        click.echo(cells.page(rows) if markdown else "\n".join(cells.lines(rows)), nl=not markdown)
+    elif every:
+        ctx.invoke(systems, every=True)
+    else:
+        _names()
+
+
+def _names() -> None:
+    """Print what each system is, and the names of engines, sets of models and GPUs."""
+    from harness.loop import engine, system
+    from harness.report.text_table import WIDTH, aligned, clause
+
+    names, engines, sets, kinds = system_names(), engine.names(), stems("workloads/sets"), gpu_names()
+    left = min(WIDTH, room()) - max(map(len, names)) - 2
+    rows = [("system", "what it is"), *((name, clause(_summary(system.path(name)), left)) for name in names)]
+    answer = f"{len(names)} systems, {len(engines)} engines, {len(sets)} sets of models, {len(kinds)} GPUs"
+    others = " | ".join(name for name in list_.commands if name != "systems")
+    more = [
+        f"engines: {', '.join(engines)}",
+        f"sets of models: {', '.join(sets)} · GPUs: {', '.join(kinds)}",
+        f"where each system runs: bench list systems, or --matrix; in full: bench list {others}",
+        "next: bench compare --systems all",
+    ]
+    screen([answer, *aligned(rows)], tail=more, every=False)
+
+
+def _summary(file: Path) -> str:
+    """Return the first line of a file's docstring, without importing it."""
+    try:
+        text = ast.get_docstring(ast.parse(file.read_bytes())) or "-"
+    except (SyntaxError, ValueError) as error:
+        return f"broken: not Python ({error})"
+    return text.partition("\n")[0]
+
+
+@list_.command(epilog=examples("bench list systems", "bench list systems --all"))
+@ALL
+def systems(*, every: bool) -> None:
+    """List systems, and the engines that each runs on.
+
+    With --all: their presets, and what each engine lacks for them.
+    """
+    from harness.loop import system
+    from harness.report.text_table import WIDTH, aligned, clause
+    from harness.run import matrix as cells
+    from harness.run.resolve import gaps as gaps_of
+
+    engines, broken = cells.usable_engines()
+
+    def lacking(name: str) -> dict[str, dict[str | None, list[str]]]:
+        presets = cells.presets_of(name)
+        return {where: {preset: gaps_of(name, preset, where) for preset in presets} for where in engines}
+
+    tried, others = cells.tried(system.names(), lacking)
+    gaps = []
+    lines, short = [("system", "presets", *engines, "what it is")], [("system", "runs on", "what it is")]
+    for name, by_engine in tried.items():
+        marks = []
+        for where, lacks in by_engine.items():
+            marks.append("no" if all(lacks.values()) else PART if any(lacks.values()) else "yes")
+            alike = len({tuple(names) for names in lacks.values()}) == 1
+            told = {None: lacks[None]} if alike else lacks
+            gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in told.items() if x]
+        what = (system.module(name).__doc__ or "-").strip().splitlines()[0]
+        lines.append((name, ", ".join(filter(None, cells.presets_of(name))) or "-", *marks, what))
+        short.append((name, _runs_on(dict(zip(engines, marks, strict=True)), engines), what))
+    beside = sum(runs_on not in {SIM, "none"} for _, runs_on, _ in short[1:])
+    answer = f"{len(tried)} systems; {beside} also run on engines other than the simulator (sim)"
+    left = min(WIDTH, room()) - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
+    brief = [(*line, clause(what, left)) for *line, what in short]
+    after = "next: bench compare --systems all"
+    if every:
+        gaps = gaps or ["every system runs on every engine with every preset"]
+        screen([answer, *aligned(lines), *gaps, *_needs(engines), *broken, *others], tail=[after], every=True)
+        return
+    signs = "(part): some presets only. servers: kinds of real servers; bench list --matrix names them."
+    lack = ", ".join(name for name, made in engines.items() if made.lacks)
+    here = [f"engines that cannot run here now: {lack} (bench list engines: why)"] if lack else []
+    more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, after]
+    screen([answer, *aligned(brief), signs], tail=more, every=False)
+
+
+def _runs_on(marks: Mapping[str, str], engines: Mapping[str, Engine]) -> str:
+    """Return the engines of a system, from a mark for each engine: by name, but those with real servers as a number."""
+    some = {name: mark for name, mark in marks.items() if mark != "no"}
+    servers = [mark for name, mark in some.items() if engines[name].fidelity == "real"]
+    parts = [name + " (part)" * (mark == PART) for name, mark in some.items() if engines[name].fidelity != "real"]
+    if servers:
+        parts.append(f"{len(servers)} server{'s' * (len(servers) > 1)}" + " (part)" * (PART in servers))
+    return ", ".join(parts) or "none"
+
+
+def _needs(engines: Mapping[str, Engine]) -> list[str]:
+    """Return a line for each engine that cannot run here now: what it needs."""
+    return [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
+
+
+@list_.command(epilog=examples("bench list engines", "bench compare --systems static,dedicated --engine vllm"))
+def engines() -> None:
+    """List engines: the simulator, real servers, and what each needs to run here."""
+    from harness.loop import engine
+    from harness.report.text_table import aligned
+    from harness.run import matrix as cells
+
+    made, broken = cells.usable_engines()
+    rows = [("engine", "rows are", "runs here", "what it is")]
+    for name, built in made.items():
+        rows.append((name, built.fidelity, "no" if built.lacks else "yes", _summary(engine.path(name))))
+    able = sum(not built.lacks for built in made.values())
+    answer = f"{len(made)} engines, of which {able} can run here now; --engine NAME"
+    screen([answer, *aligned(rows, room()), *_needs(made), *broken], every=True)
+
+
+@list_.command(epilog=examples("bench list models", "bench compare --models Qwen/Qwen3-14B,llama-3.1-8b*2",
+                               "bench size --models ./config.json --slo absolute:ttft=1,tpot=0.1"))  # fmt: skip
+def models() -> None:
+    """List sets of models and shapes of models, with the bytes of weights and KV cache.
+
+    Each is a name for --models; a shape has two, its own and its id on huggingface.co. Weights of a set are those of
+    all its models.
+    """
+    from harness.report.text_table import aligned
+
+    sets, shapes = set_rows(), shape_rows()
+    answer = f"{len(sets) - 1} sets and {len(shapes) - 1} shapes; a config.json or a .gguf file is a model too"
+    screen([answer, *aligned(sets, room()), "", *aligned(shapes)], every=True)
+
+
+def set_rows() -> Rows:
+    """Return each set of models with the bytes of its weights."""
+    from harness.engines.costs.shapes import weight_bytes
+    from workloads.models import model_set, sets
+
+    rows = [("set", "models", "weights GiB", "shapes")]
+    for name in sets():
+        members = model_set(name).members
+        held = [member.shape.name for member in members]
+        size = sum(weight_bytes(member.shape, member.tp) * member.tp for member in members) / GIB
+        counts = ", ".join(f"{held.count(shape)} x {shape}" for shape in dict.fromkeys(held))
+        rows.append((name, str(len(members)), f"{size:.1f}", counts))
+    return rows
+
+
+def shape_rows() -> Rows:
+    """Return each shape with its bytes, as its checkpoint stores it, and its id on huggingface.co."""
+    from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
+    from workloads.models import repos, shapes
+
+    ids = {name: repo for repo, name in repos().items()}
+    rows = [("shape", "weights GiB", "KV KiB a token", "context tokens", "id on huggingface.co")]
+    for name, its in shapes().items():
+        weights, kv = f"{weight_bytes(its) / GIB:.2f}", f"{kv_token_bytes(its) / 1024:g}"
+        rows.append((name, weights, kv, str(its.max_tokens), ids.get(name, "-")))
+    return rows
+
+
+@list_.command(epilog=examples("bench list gpus", "bench compare --systems static,prism --gpu l40s"))
+def gpus() -> None:
+    """List kinds of GPU, with their memory and rates."""
+    from harness.report.text_table import aligned
+
+    rows = gpu_rows()
+    answer = f"{len(rows) - 1} kinds of GPU; --gpu KIND. Checked: against measured end-to-end runs, by host"
+    screen([answer, *aligned([(kind, *rates) for kind, _, *rates in rows], room())], every=False)
+
+
+def gpu_rows() -> Rows:
+    """Return each kind of GPU with its memory, its rates, and the hosts on which it was checked."""
+    from harness.engines.costs import quantities
+    from harness.rows import checked
+
+    rows = [("kind", "card", "memory GiB", "SMs", "bf16 TFLOP/s", "HBM TB/s", "PCIe GB/s", "NVLink GB/s", "checked")]
+    for gpu in map(quantities.gpu, quantities.gpu_kinds()):
+        on = ", ".join(host for host, kinds in checked.pairs().items() if gpu.kind in kinds) or "no"
+        rows.append((gpu.kind, gpu.name, f"{gpu.mem_bytes / GIB:.1f}", str(gpu.sms), f"{gpu.flops / 1e12:g}",
+                     f"{gpu.hbm / 1e12:g}", f"{gpu.h2d / 1e9:g}", f"{gpu.nvlink / 1e9:g}", on))  # fmt: skip
+    return rows
+
+
+@list_.command(epilog=examples("bench list hosts", "bench compare --systems static,prism --host sglang-0.5"))
+def hosts() -> None:
+    """List host profiles: what a serving engine adds to the GPU's time on the CPU."""
+    from harness.report.text_table import aligned
+
+    rows = host_rows()
+    answer = f"{len(rows) - 1} host profiles, on an H100; --host PROFILE"
+    screen([answer, *aligned(rows)], every=False)
+
+
+def host_rows() -> Rows:
+    """Return each host profile with the times that it adds."""
+    from harness.engines.costs import quantities
+
+    rows = [("profile", "ms a step", "us a sequence", "ms of API a request", "a step's part is")]
+    for name in quantities.hosts():
+        host = quantities.host(name, "h100")
+        api_ms = 1e3 * (host.api_in_s + host.api_out_s)
+        rows.append((name, f"{1e3 * host.host0:.3g}", f"{1e6 * host.host1:.3g}", f"{api_ms:.3g}",
+                     "added" if host.serial else "hidden behind the GPU"))  # fmt: skip
+    return rows
+
+
+@list_.command(epilog=examples("bench list studies", "bench study fig7 --dry-run"))
+def studies() -> None:
+    """List the studies that come with the bench: figures of papers, and others."""
+    from harness.report.text_table import WIDTH, aligned
+    from harness.rows.estimate import NONE
+    from harness.study import load
+    from harness.study.ledger import DRIVERS
+
+    rows = [("study", "layout", "conditions", "systems", "after")]
+    for name in load.names():
+        entry = load.study(name)
+        rows.append((name, entry.layout, str(len(entry.condition)), str(len(entry.systems)), entry.paper))
+    rows += [(name, "claims", NONE, NONE, driver.PAPER) for name, driver in DRIVERS.items()]
+    answer = f"{len(rows) - 1} studies come with the bench; bench study NAME runs one, --dry-run shows its cost"
+    screen([answer, *aligned(rows, min(WIDTH, room()))], every=False)
+
+
+@list_.command(epilog=examples("bench list traces", "bench list traces --all"))
+@ALL
+def traces(*, every: bool) -> None:
+    """List traces: those here, and public logs to convert.
+
+    A public log that lies in the folder TRACES_DIR is shown with the command that converts it.
+    """
+    from harness.report.text_table import aligned
+    from traces import readers
+    from traces.load import drawn, manifest, present
+
+    lines = [("trace", "here", "tier", "models", "requests", "span s", "licence", "what it is")]
+    missing, absent = [], []
+    for name, entry in manifest().items():
+        here = drawn(name) or present(name) is not None
+        if not here and "fetch" in entry:
+            absent.append(name)
+            missing.append(f"{name} is not here ({entry.get('fallback', 'nothing')} stands in): {entry['fetch']}")
+        what = (str(entry[key]) for key in ("models", "requests"))
+        mark = "drawn" if "drawn" in entry else "yes" if here else "no"
+        shown = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
+        lines.append((shown, mark, entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"], entry["note"]))
+    folder = os.environ.get("TRACES_DIR", "")
+    logs = readers.logs(Path(folder)) if folder else {}
+    files = sum(map(len, logs.values()))
+    public = (
+        f"{files} public logs lie in TRACES_DIR" if folder else "TRACES_DIR is not set, so no public logs are listed"
+    )
+    answer = f"{len(lines) - 1 - len(absent)} of {len(lines) - 1} traces are here; {public}"
+    signs = "drawn: made for each seed. replayed: real requests; composed: of real counts; synthetic: fitted."
+    converts = [_converts(name, path, Path(folder)) for name, of in logs.items() for path in of]
+    after = f"next: bench trace stats {lines[1][0]}"
+    if every:
+        known = aligned([("reader", "what it reads (bench trace convert --from READER FILE)"), *readers.listing()])
+        screen([answer, *aligned(lines), signs, *missing, *known, *converts], tail=[after], every=True)
+        return
+    heads = ("reader", "logs", "first LOG (bench trace convert --from READER $TRACES_DIR/LOG -o OUT.parquet)")
+    some = [heads, *((name, str(len(of)), str(of[0].relative_to(folder))) for name, of in logs.items())]
+    fetch = [f"not here: {', '.join(absent)} (--all says how to fetch each)"] if absent else []
+    more = [*fetch, "licences in full, what each trace is, readers, every log: --all", after]
+    cut = [(line[0].replace("/M-RATE-IN-OUT", "/..."), *line[1:6], line[6].partition(" (")[0]) for line in lines]
+    screen([answer, *aligned(cut), signs, *(aligned(some) if logs else ())], tail=more, every=False)
+
+
+def _converts(reader: str, path: Path, folder: Path) -> str:
+    """Return the command that converts a log of TRACES_DIR."""
+    stem = path.name.removesuffix(".gz").rpartition(".")[0]
+    log = shlex.quote(str(path.relative_to(folder)))
+    return f"bench trace convert --from {reader} $TRACES_DIR/{log} -o {shlex.quote(stem)}.parquet"
+
+
+@list_.command(epilog=examples("bench list figures", "bench plot results/arena-chat-3f9c01ab --figure compare"))
+def figures() -> None:
+    """List the figures that bench plot draws."""
+    import plots
+    from harness.report.text_table import aligned
+
+    rows = plots.listing()
+    answer = f"{len(rows)} figures; bench plot draws those that a folder of results has data for"
+    screen([answer, *aligned([("figure", "what it shows"), *rows], room())], every=False)
+
+
+@list_.command(epilog=examples("bench list definitions", "bench compare --systems static,chunked --definition itl"))
+def definitions() -> None:
+    """List the definitions of SLO attainment, with formulas."""
+    from harness.report.text_table import aligned
+    from harness.rows.definitions import DEFINITIONS
+
+    answer = f"{len(DEFINITIONS)} definitions of SLO attainment; --definition NAME says which one judges"
+    lines = [("definition", "judges", "needs", "formula")]
+    for name, entry in DEFINITIONS.items():
+        needs = "token times" if entry.by_token else "-"
+        lines.append(
+            (name, ", ".join(entry.judges) or "-", needs, entry.formula.partition("\n\n")[0].replace("\n", " "))
+        )
+    screen([answer, *aligned(lines, room())], every=False)
