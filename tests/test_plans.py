@@ -35,7 +35,7 @@ def spec(tmp_path: Path) -> Spec:
     meta = {key: value for key, value in table.schema.metadata.items() if key != b"maker"}
     path = tmp_path / "mine.parquet"
     pq.write_table(table.replace_schema_metadata(meta), path)
-    return Spec("static", trace=str(path), models=MODELS, warmup_s=0.0, scaling="none")
+    return Spec("static", trace=str(path), models=MODELS, gpus=2, warmup_s=0.0, scaling="none")
 
 
 def counts(spec: Spec) -> list[int]:
