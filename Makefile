@@ -3,6 +3,7 @@
 .SUFFIXES:
 .DEFAULT_GOAL := compare
 MAKEFLAGS += --no-print-directory
+unexport PYTHONDONTWRITEBYTECODE  # without the modules' bytecode each of many processes compiles them anew: 4 CPU-s
 
 PYTHON = python3
 PYTHONS =
@@ -212,6 +213,9 @@ smoke: $(READY) ## the whole path on the committed sample, with every system, un
 	@rm -rf .make/smoke
 	@$(BENCH) compare --systems all --trace sample --rate-scale 1 --seeds 1 -o .make/smoke
 
+first-screen: ## README's table and minutes, by `make` in a fresh clone
+	@$(PYTHON) -m tests.first_screen
+
 bare: ## what a newcomer does: a fresh clone, an empty environment, no data; `make`, and the tests that would read data
 	@$(PYTHON) -m tests.bare
 
@@ -264,4 +268,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 
 FORCE:
 
-.PHONY: FORCE bare ci-full test-llamacpp compare claims cluster test-cluster help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang gpu gpu-servers lint types smoke bench fuzz fit-hosts validate docs ci lock clean
+.PHONY: FORCE bare first-screen ci-full test-llamacpp compare claims cluster test-cluster help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang gpu gpu-servers lint types smoke bench fuzz fit-hosts validate docs ci lock clean

@@ -10,66 +10,58 @@ import pty
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-KEPT = ("PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy",
-        "no_proxy")  # fmt: skip
+from tests.first_screen import fresh
+
 FIGURES = "plots/out/compare-*.png"
 PYTEST = (".venv/bin/python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile")
-# What no other stage can show: documents without data, what data decide, and a run that nobody's CI variable helps.
+# What only this stage can show: tests and documents where no data lie beside the clone and no CI variable is set.
 TESTS = (
     (*PYTEST, "-m", "data and not (slow or torch or servers or cluster)"),
     (*PYTEST, "tests/test_documents.py", "tests/test_cases.py"),
 )
+SIZED = "import os, sys, termios; termios.tcsetwinsize(1, (24, 80)); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
-def run(command: tuple[str, ...], folder: Path, home: Path) -> None:
-    """Run a command in an environment that has next to nothing; end with its status where that is not 0."""
+def run(command: Sequence[str], clone: Path, env: Mapping[str, str]) -> None:
+    """Run a command in the clone; end with its status where that is not 0."""
     print(f"$ {' '.join(command)}", flush=True)
-    env = {name: os.environ[name] for name in KEPT if name in os.environ} | {"HOME": str(home)}
-    if code := subprocess.run(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, check=False).returncode:
+    if code := subprocess.run(command, cwd=clone, env=env, stdin=subprocess.DEVNULL, check=False).returncode:
         sys.exit(code)
 
 
-def on_a_terminal(command: tuple[str, ...], folder: Path, home: Path) -> str:
-    """Run a command on a terminal of 80 columns and return what it prints there; it must succeed."""
-    size = "import os, sys, termios; termios.tcsetwinsize(1, (24, 80)); os.execvp(sys.argv[1], sys.argv[1:])"
-    read, child = pty.openpty()
-    env = {name: os.environ[name] for name in KEPT if name in os.environ} | {"HOME": str(home), "TERM": "xterm"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", size, *command], cwd=folder, env=env, stdin=child, stdout=child, stderr=child
-    )
-    os.close(child)
+def on_a_terminal(command: Sequence[str], clone: Path, env: Mapping[str, str]) -> str:
+    """Run a command on a terminal of 80 columns and return what it prints there; end where it fails."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", SIZED, *command]
+    process = subprocess.Popen(command, cwd=clone, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
     told = bytearray()
-    while True:
-        try:
-            part = os.read(read, 65536)
-        except OSError:  # Linux says so where the other side has closed
-            break
-        if not part:
-            break
-        told += part
+    try:
+        while part := os.read(ours, 65536):
+            told += part
+    except OSError:  # the other side has closed it
+        pass
     if code := process.wait():
         print(told.decode(errors="replace"))
         sys.exit(code)
     return told.decode()
 
 
-def main(words: list[str]) -> None:
+def main(words: Sequence[str]) -> None:
     """Do it in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
-        clone, home = Path(folder) / "clone", Path(folder) / "home"
-        home.mkdir()
-        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-        run(("make",), clone, home)
-        if not [*clone.glob(FIGURES)]:
+        clone, env = fresh(Path(folder))
+        run(("make",), clone, env)
+        if not any(clone.glob(FIGURES)):
             sys.exit(f"make draws no {FIGURES}")
-        again = on_a_terminal(("make",), clone, home)
+        again = on_a_terminal(("make",), clone, {**env, "TERM": "xterm"})
         if "static:equal" not in again:
             sys.exit(f"make shows no table on a terminal:\n{again}")
-        for command in (("make", "test"),) if words == ["all"] else TESTS:
-            run(command, clone, home)
+        for command in (("make", "test"),) if [*words] == ["all"] else TESTS:
+            run(command, clone, env)
 
 
 if __name__ == "__main__":

@@ -57,14 +57,14 @@ def _section(task: Task, heading: str) -> Iterator[str]:
 def timed(command: list[str], folder: Path, most_s: float) -> None:
     """Run a command as a newcomer would; print its seconds, and those of all processors. Raises CalledProcessError."""
     print(f"$ {' '.join(command)}", flush=True)
-    begun, before_s = time.monotonic(), _cpu_s()
+    begun, before_s = time.monotonic(), cpu_s()
     env = {name: value for name, value in os.environ.items() if name not in OURS}
     subprocess.run(command, cwd=folder, env=env, check=True)
     took_s = time.monotonic() - begun
-    print(f"{took_s:.0f} s of {most_s:.0f} s ({_cpu_s() - before_s:.0f} CPU seconds)", flush=True)
+    print(f"{took_s:.0f} s of {most_s:.0f} s ({cpu_s() - before_s:.0f} CPU seconds)", flush=True)
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
     """Return the CPU seconds of the commands that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -153,8 +153,13 @@ def test_an_interrupted_sweep_resumes(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep(GRID, tmp_path, workers=1, into=INTO, teller=Stops())
     beside = list(INTO.staged(tmp_path).glob("*-*"))  # whole runs of a part that is not complete
-    assert len(record.runs(tmp_path)) + len(beside) >= 2
-    sweep.sweep(GRID, tmp_path, workers=1, into=INTO)
+    stood = len(record.runs(tmp_path)) + len(beside)
+    assert beside
+    assert stood >= 2
+    heard = Heard()
+    sweep.sweep(GRID, tmp_path, workers=1, into=INTO, teller=heard)
+    # those beside the parts count from the start, and then each run as it ends
+    assert [done for _, done, _ in heard.steps] == list(range(stood, len(GRID) + 1))
     assert kept(tmp_path) == kept(packed)
 
 

@@ -118,6 +118,26 @@ def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
     ]
 
 
+@pytest.mark.parametrize("ci", ["", "1"])
+def test_a_pipe_gets_a_line_every_30_s_also_of_a_resumed_stage(
+    ci: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = [0.0]
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
+    monkeypatch.setattr(terminal, "FIRST_S", 5.0)
+    teller = Terminal()
+    for at_s in range(91):  # a run ends each second
+        at[0] = float(at_s)
+        teller.progress("fig7", 398 + at_s, 1246)
+    assert capsys.readouterr().err.splitlines() == [
+        "fig7: 398 of 1,246 are stored",
+        "fig7: 428 of 1,246, about 14 min left",
+        "fig7: 458 of 1,246, about 13 min left",
+        "fig7: 488 of 1,246, about 13 min left",
+    ]
+
+
 @cases(("left", "says"), [
     (Left(300.0, 100.0, None, 1.0), ", about 90 s left"),  # 10 s later
     (Left(300.0, 100.0, math.inf, 1.0), ", about 90 s left of this round"),

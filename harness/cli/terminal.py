@@ -22,7 +22,7 @@ ROOM = 100  # characters of a line where the width of the terminal is not known
 PROGRESS_HZ = 4
 TICK_S = 1.0  # a bar's clock moves at least so often, however long a step takes
 COUNTS = 52  # characters of a bar that are not its name
-LINE_S, OFTEN_S = 300.0, 1.0  # between two lines of a stage where no bar is; with --verbose
+LINE_S, OFTEN_S = 30.0, 1.0  # between two lines of a stage where no bar is; with --verbose
 FIRST_S = 5.0  # after which a stage has a line where no bar is: an error before it is the only line
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"planning", "compile", "scores"})  # phases of which nothing is kept when the user interrupts

@@ -135,11 +135,11 @@ class Tally:
         self._model = spilled.like(most, np.int32)
         self._seconds = {name: spilled.like(most, np.float64) for name in LATENCIES}
 
-    def add(self, rows: Rows, slo: Limits) -> None:
-        """Add offered requests to the sums of attainment."""
+    def add(self, rows: Rows, slo: Limits, *, why: bool = True) -> None:
+        """Add offered requests to the sums of attainment, and to those of what misses waited for unless not `why`."""
         self.offered += np.bincount(rows.model, minlength=len(self.models))
         for name in self.attained:
-            self._score(name, rows, slo)
+            self._score(name, rows, slo, why)
 
     def measure(self, rows: Rows, slo: Limits, *, by_model: bool) -> None:
         """Add offered requests, which come in order of arrival, to the measures beside attainment."""
@@ -159,7 +159,7 @@ class Tally:
             self.each[code].add(take(rows, which), slo.take(which))
         spilled.release(self._model, *self._seconds.values())
 
-    def _score(self, name: str, rows: Rows, slo: Limits) -> None:
+    def _score(self, name: str, rows: Rows, slo: Limits, why: bool) -> None:
         definition, sums = DEFINITIONS[name], self.attained[name]
         if (scores := definition.score(rows, slo)) is None:
             self.lacks.add(name)
@@ -172,7 +172,8 @@ class Tally:
         sums.whole += np.bincount(rows.model, weights, len(self.models))
         sums.scores += float((scores * weights).sum())
         sums.weights += float(weights.sum())
-        sums.causes += causes.counts(rows, slo, name, scores)
+        if why:
+            sums.causes += causes.counts(rows, slo, name, scores)
 
     def quantiles(self) -> dict[str, float]:
         """Return the quantiles of each latency, as `ttft_p50_s`."""

@@ -229,7 +229,10 @@ def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Coll
 def tallied(
     run: Run, spec: Mapping[str, Any], definitions: Collection[str], *, measured: bool = True, by_model: bool = True
 ) -> Tally:
-    """Sum over the offered requests of a run, a piece after another; the measures too, if asked for, also by model."""
+    """Sum over the offered requests of a run, a piece after another.
+
+    If asked for, the measures too, also by model, and what misses waited for.
+    """
     pieces = run.table if isinstance(run.table, record.Pieces) else [run.table]
     models, last_s, most = extent(pieces)
     sums, begin = Tally(models, spec.get("window_s") or last_s, most, tuple(definitions)), 0
@@ -238,7 +241,7 @@ def tallied(
         inside = in_window(every, spec.get("window_s") or math.inf)
         each = run.slo_s.take(slice(begin, begin + len(every))) if isinstance(run.slo_s, Limits) else run.slo_s
         offered, slo = take(every, inside), limits(every, each).take(inside)
-        sums.add(offered, slo)
+        sums.add(offered, slo, why=measured)
         if measured:
             sums.measure(offered, slo, by_model=by_model)
         begin += len(every)

@@ -111,16 +111,17 @@ def sweep(
     total = len(once)
     if todo and _STORED.get():
         raise Missing(what, todo, total)
-    done = total - len(todo)
-    ahead = _ahead(todo, stored, out, later, workers or cpus())
-    real = any(task.spec.measured_on for task in todo)
-    teller.progress(what, done, total, ahead.left() if todo and not real else None)
-    failed, noted = dict[str, str](), set[str]()
+    waiting = set[Task]() if batches is None else batches.waiting(todo)
+    new = [task for task in todo if task not in waiting]
+    done = total - len(new)
+    ahead = _ahead(new, stored, out, later, workers or cpus())
+    real = any(task.spec.measured_on for task in new)
+    teller.progress(what, done, total, ahead.left() if new and not real else None)
+    failed = dict[str, str]()
 
     def note(each: Ended, at: Path) -> None:
         """Count a run that has ended, and tell how far the sweep is."""
         nonlocal done
-        noted.add(each.task.spec.folder)
         failed.update(each.why)
         done += not each.why
         ahead.ended(each.task, at)
@@ -132,9 +133,8 @@ def sweep(
             note(each, at)  # before its part is written: a part may take hours to be complete
             yield each
 
-    for each in run(todo, out) if batches is None else batches.filled(todo, run):
-        if each.task.spec.folder not in noted:  # a killed call left it beside the parts
-            note(each, out)
+    for _ in run(todo, out) if batches is None else batches.filled(todo, run):
+        pass
     if failed:
         raise Failed(failed)
     return [out / task.spec.folder for task in every]
@@ -213,6 +213,14 @@ class Batches:
         name = task.spec.folder
         return name.rpartition("-")[2][: self._into.digits], name
 
+    def waiting(self, todo: Iterable[Task]) -> set[Task]:
+        """Return the tasks whose whole runs a killed call left beside the parts."""
+        return {task for task in todo if not self._apart(task) and current(task.spec, self._staged, task.code)}
+
+    def _apart(self, task: Task) -> bool:
+        """Tell whether a task's run has a folder, where it stays."""
+        return (self._out / task.spec.folder / record.ROWS).exists()
+
     def filled(self, todo: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
         """Execute tasks and yield each once its run is stored: in its folder if it has one, else in a part.
 
@@ -221,7 +229,7 @@ class Batches:
         """
         parts.clean(self._into, self._out)
         self._tidied({task.spec.folder for task in todo})
-        apart = [task for task in todo if (self._out / task.spec.folder / record.ROWS).exists()]
+        apart = [task for task in todo if self._apart(task)]
         if apart:
             yield from execute(apart, self._out)
         names = {task.spec.folder for task in apart}
