@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import IO
 
 
@@ -53,7 +54,7 @@ class Stage:
         return code
 
     def end(self) -> None:
-        """End all its processes, by force 10 s later."""
+        """End all its processes, by force 10 s later; nothing where it has ended."""
         self.timer.cancel()
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
@@ -66,13 +67,13 @@ class Stage:
 def together(words: Sequence[str]) -> int:
     """Run stages side by side; return the status of the first that failed, else 0."""
     begun, before_s = time.monotonic(), cpu_s()
-    stages = [Stage(word, tempfile.TemporaryFile() if len(words) > 1 else None) for word in words]
-    try:
+    with ExitStack() as stack:
+        stages = []
+        for word in words:
+            kept = stack.enter_context(tempfile.TemporaryFile()) if len(words) > 1 else None
+            stages.append(Stage(word, kept))
+            stack.callback(stages[-1].end)
         codes = [stage.wait() for stage in stages]
-    finally:
-        for stage in stages:
-            if stage.process.poll() is None:
-                stage.end()
     name = " + ".join(stage.target for stage in stages)
     print(f"{name:28} {time.monotonic() - begun:5.0f} s {cpu_s() - before_s:6.0f} CPU-s", flush=True)
     for stage, code in zip(stages, codes, strict=True):
