@@ -1,4 +1,4 @@
-"""What a newcomer does: `make` in a fresh clone with nothing beside it, again on a terminal, then tests without data.
+"""A newcomer's first steps: `make` in a fresh clone with nothing beside it, again on a terminal, then tests.
 
 python3 -m tests.bare [all]   # all: `make test` in place of the tests that would read data
 """

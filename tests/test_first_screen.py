@@ -1,4 +1,4 @@
-"""What the README shows of plain `make`: taken from its output, and put in its place."""
+"""The README's first screen: taken from the output of plain `make`, and put in its place."""
 
 from __future__ import annotations
 

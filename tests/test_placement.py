@@ -95,7 +95,7 @@ def test_58_models_on_32_gpus_are_placed() -> None:
 
 
 def heavy8(name: str, **more: object) -> Spec:
-    return replace(Spec(name, trace="arena-like", models="heavy8", pool_bytes=POOL), **more)  # type: ignore[arg-type]
+    return replace(Spec(name, trace="arena-like", models="heavy8", gpus=2, pool_bytes=POOL), **more)  # type: ignore[arg-type]
 
 
 def begun(spec: Spec) -> tuple[Mapping[str, Gpus], Cluster]:

@@ -132,7 +132,7 @@ def test_policy_and_engine_count_the_same_bytes() -> None:
 
 
 def test_given_bytes_replace_the_formula() -> None:
-    spec = Spec("static", models="heavy8", process_bytes=GIB)
+    spec = Spec("static", models="heavy8", gpus=2, process_bytes=GIB)
     models = Setup(resolve(spec)).cluster.models
     assert models["nemo-12b/1"].weight_bytes == weight_bytes(shape("nemo-12b")) + GIB
     more, fewer = (Setup(replace(spec, process_bytes=None, batch_cap=cap)).cluster.models for cap in (256, 64))
@@ -142,7 +142,7 @@ def test_given_bytes_replace_the_formula() -> None:
 @cases("system", ["static", "muxserve"])
 def test_processes_too_large_are_infeasible(system: str, tmp_path: Path) -> None:
     """Processes of 4 GiB leave no room for eight models on two GPUs: a run without rows, and with the reason."""
-    spec = Spec(system, models="heavy8", trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0)
+    spec = Spec(system, models="heavy8", gpus=2, trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0)
     full = execute(resolve(replace(spec, process_bytes=4 * GIB)), tmp_path, "code")
     assert record.meta(full)["infeasible"]
     assert not len(record.read(full))
@@ -152,7 +152,7 @@ def test_processes_too_large_are_infeasible(system: str, tmp_path: Path) -> None
 
 def test_a_model_that_fits_no_gpu_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match=r"needs \d+\.\d GiB on each GPU, h100 has 71\.\d"):
-        resolve(Spec("static", models="llama-3.3-70b"))
+        resolve(Spec("static", models="llama-3.3-70b", gpus=2))
 
 
 def test_links_are_the_cards_unless_given() -> None:
@@ -203,7 +203,9 @@ def test_processes_and_links_are_part_of_a_run() -> None:
 def test_a_run_says_where_its_engine_is_not_the_papers(
     system: str, sharing: Literal["fluid", "turns"], departs: str | None, tmp_path: Path
 ) -> None:
-    spec = Spec(system, models="light8", trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0, sharing=sharing)
+    spec = Spec(
+        system, models="light8", gpus=2, trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0, sharing=sharing
+    )
     folder = execute(resolve(spec), tmp_path, "code")
     assert record.meta(folder).get("departs") == departs
     rows = tidy.scores([score.scorable("one", folder, slo_target(spec, "absolute:ttft=1,tpot=1", tmp_path))])

@@ -132,12 +132,12 @@ def test_without_a_terminal_a_line_tells_now_and_then_how_far_it_is(
     at = [0.0]
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
     with Terminal() as teller:
-        for done, at_s in ((1962, 0.0), (1963, 5.0), (2000, 310.0), (2100, 320.0), (2426, 650.0), (2890, 700.0)):
+        for done, at_s in ((1962, 0.0), (1963, 0.5), (2000, 31.0), (2100, 32.0), (2426, 65.0), (2890, 70.0)):
             at[0] = at_s
             teller.progress("runs", done, 2890)
         teller.progress("scores", 0, 4)
     assert capsys.readouterr().err.splitlines() == [
         "runs: 1,962 of 2,890 are stored",
-        "runs: 2,000 of 2,890, about 121 min left",  # 38 in 310 s
-        "runs: 2,426 of 2,890, about 11 min left",  # 464 in 650 s
+        "runs: 2,000 of 2,890, about 12 min left",  # 38 in 31 s
+        "runs: 2,426 of 2,890, about 65 s left",  # 464 in 65 s
     ]

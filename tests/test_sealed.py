@@ -299,7 +299,7 @@ def test_a_spec_that_is_not_that_of_its_rows_is_one_line(key: str, value: Any, s
 
 
 def test_a_set_that_lacks_a_model_of_the_rows_gives_no_seconds(store: Store) -> None:
-    put(store.rows, "spec", "models", value=...)
+    put(store.rows, "spec", "models", value="heavy8")
     result = bench("explain", store.rows.parent, "--misses", "--slo", "solo")
     mistake(result, f'{store.rows}: row 0: model "llama-3.2-1b/1" is not in heavy8, the set of its spec')
 

@@ -29,7 +29,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "calibrate": ("tools.calibrate", "Measure the cost table of an engine's servers, or of a GPU."),
     "check": ("tools.check", "Test that a system keeps the rules."),
     "claims": ("claims.claims", "Test every paper's claims against runs made here."),
-    "list": ("lists.list_", "List systems, engines, models, GPUs, traces, studies and more."),
+    "list": ("lists.list_", "List systems, engines, models, GPUs, traces and studies."),
     "mock": ("mock.mock", "Serve OpenAI's API with set latencies and no model."),
     "new": ("tools.new", "Write a small annotated system, or a TOML to begin with."),
     "plot": ("runs.plot", "Draw stored results as PDF, PNG and CSV."),

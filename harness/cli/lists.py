@@ -34,7 +34,7 @@ Rows = Sequence[tuple[str, ...]]  # of a table, its head first
 @ALL
 @click.pass_context
 def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> None:
-    """List systems, engines, models, GPUs, traces, studies and more.
+    """List systems, engines, models, GPUs, traces and studies.
 
     Without a command: what each system is, and the names of the rest; --all is that of bench list systems.
     """
@@ -151,7 +151,7 @@ def _needs(engines: Mapping[str, Engine]) -> list[str]:
 
 @list_.command(epilog=examples("bench list engines", "bench compare --systems static,dedicated --engine vllm"))
 def engines() -> None:
-    """List engines: the simulator, real servers, and what each needs to run here."""
+    """List engines, and what each needs to run here."""
     from harness.loop import engine
     from harness.report.text_table import aligned
     from harness.run import matrix as cells
@@ -165,10 +165,10 @@ def engines() -> None:
     screen([answer, *aligned(rows, room()), *_needs(made), *broken], every=True)
 
 
-@list_.command(epilog=examples("bench list models", "bench compare --models Qwen/Qwen3-14B,llama-3.1-8b*2",
+@list_.command(epilog=examples("bench list models", "bench compare --systems static --models Qwen/Qwen3-14B,llama-3.1-8b*2",
                                "bench size --models ./config.json --slo absolute:ttft=1,tpot=0.1"))  # fmt: skip
 def models() -> None:
-    """List sets of models and shapes of models, with the bytes of weights and KV cache.
+    """List sets of models and shapes, with their bytes.
 
     Each is a name for --models; a shape has two, its own and its id on huggingface.co. Weights of a set are those of
     all its models.
@@ -233,7 +233,7 @@ def gpu_rows() -> Rows:
 
 @list_.command(epilog=examples("bench list hosts", "bench compare --systems static,prism --host sglang-0.5"))
 def hosts() -> None:
-    """List host profiles: what a serving engine adds to the GPU's time on the CPU."""
+    """List host profiles: the CPU time of serving engines."""
     from harness.report.text_table import aligned
 
     rows = host_rows()
@@ -256,7 +256,7 @@ def host_rows() -> Rows:
 
 @list_.command(epilog=examples("bench list studies", "bench study fig7 --dry-run"))
 def studies() -> None:
-    """List the studies that come with the bench: figures of papers, and others."""
+    """List studies: figures of papers, and others."""
     from harness.report.text_table import WIDTH, aligned
     from harness.rows.estimate import NONE
     from harness.study import load

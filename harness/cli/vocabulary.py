@@ -40,8 +40,9 @@ HEAD = '''\
 # The vocabulary of a policy
 
 A strategy is one file. The bench calls its method `on` with an *event* and a *view* of the engine's state; it answers
-with *actions*. `bench new mine.py` writes the smallest such file, and `bench check ./mine.py` tests it. This page lists
-everything that such a file may say. [Semantics](semantics.md) has the rules in full; seconds and bytes are used
+with *actions*. `bench new mine.py` writes the smallest such file, and `bench check ./mine.py` tests that it keeps the
+rules of the bench; `bench explain` shows on a run what it does. This page lists everything that such a file may say.
+[Semantics](semantics.md) has the rules in full; seconds and bytes are used
 throughout, and bytes are those of one GPU.
 
 ## A file
@@ -106,18 +107,20 @@ class OnDemand:
 | one class with `on` | the strategy; its name is free, the file's name is the system's |
 | `cluster` | its first argument: all that is known before the start ([`Cluster`](#cluster)) |
 | other fields | what a user may set; state has `field(init=False)` |
-| `hears` | the event types that it wants; with `Load` among them, `Done(Load(...))` comes when a load has ended |
-| `uses` | the names of all actions, fields and reads that it needs ([below](#names-in-uses)) |
+| `hears` | the event types that it wants, `Done` never among them; with `Load`, `Done(Load(...))` comes after a load |
+| `uses` | the names of all actions but `Wake`, of fields and of reads that it needs ([below](#names-in-uses)) |
 | `options` | what it needs of the engine ([below](#options)) |
 | `presets` | named settings of its fields: versions of a paper or of a release |
 | `on(event, view)` | yields or returns actions; the view is valid only meanwhile, and does not change |
 | `mixed = True` | it reads the memory of each GPU, so GPUs of several kinds may be given |
-| `leaves_idle = "..."` | the quoted rule by which requests wait although GPUs are empty; it frees from that law |
+| `leaves_idle = "..."` | the quoted rule by which requests wait although GPUs are empty: `bench check` then allows it |
 
 ## Rules to know first
 
 - Nothing is served without three actions: `Load` brings the weights in, `Run` opens the lane, `Admit` says where
   requests go. `Admit(model, batch)` is for all later requests of a model, `Admit(request.id, batch)` for one.
+- A request joins the batch of its model's standing `Admit` before `Arrived` is heard. A later `Admit(model, other)`
+  sends later requests elsewhere, and `Run(batch, steps=0)` closes a lane.
 - The actions of an answer apply in order, at the instant of the event. `view` does not change during `on`.
 - Loads and moves wait for memory in order of issue; there is nothing to retry. A refused action changes nothing, and
   `Done` says why. One that is refused *not now* stands, and is issued again once memory, a link or a lane comes free.
@@ -327,7 +330,10 @@ def _functions(module: ModuleType, *names: str) -> Iterator[tuple[str, str]]:
             continue
         if not names or node.name in names:
             text = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-            call = f"({_names(node)})" if isinstance(node, ast.FunctionDef) else ""
+            call = ""
+            if isinstance(node, ast.FunctionDef):
+                returns = ast.unparse(node.returns or ast.Constant(None))
+                call = f"({_names(node)}) -> {_double(returns)}"
             yield _code(f"{node.name}{call}"), text
 
 

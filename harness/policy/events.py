@@ -8,8 +8,8 @@ from typing import Literal
 from harness.policy.actions import Action
 from harness.policy.types import Batch, Phase, Request
 
-# Why an action failed. never: it cannot be carried out here; not now: memory, a link or a lane is lacking; gone: what
-# it names does not exist any more, or is taken by another action.
+# Why an action failed. never: it cannot be carried out here; gone: what it names does not exist any more, or is taken
+# by another action; not now: memory, a link or a lane is lacking; the loop issues it again, and no policy hears it.
 Failed = Literal["never", "not now", "gone"]
 
 
@@ -46,7 +46,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request reached its end.
+    """A request reached its end, and is a member of its batch no more.
 
     Example: `Finished(17, Batch(Inst("chat", (0,))), "done")`
     """
@@ -86,7 +86,8 @@ class Done:
     """End of a Load, Evict or Move (`failed` is None), or the refusal of any action, with its reason in words.
 
     No policy hears "not now": the loop keeps the action and issues it again when something comes free, until the
-    policy speaks of the same thing (harness/loop/standing.py). Successful ends come of the action types in `hears`.
+    policy speaks of the same thing (harness/loop/standing.py). Other refusals always come; successful ends come of the
+    action types in `hears`.
 
     Example: `Done(Load(Inst("chat", (0,))), "never", "chat needs 90.1 GiB, more than the GPU has")`
     """

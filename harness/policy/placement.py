@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from harness.policy.search import Part, search
@@ -19,10 +19,12 @@ def demand(cluster: Cluster, model: str) -> float:
     return plan.rate_rps * (plan.prompt_tokens + plan.output_tokens) * cluster.models[model].kv_token_bytes
 
 
-def groups(cluster: Cluster, tp: int) -> Iterator[Gpus]:
+def groups(cluster: Cluster, tp: int) -> list[Gpus]:
     """Return the GPU groups of a tensor-parallel degree, each within one node."""
-    for node in sorted({g.node for g in cluster.gpus}):
-        yield from combinations([k for k, g in enumerate(cluster.gpus) if g.node == node], tp)
+    nodes = [
+        [k for k, g in enumerate(cluster.gpus) if g.node == node] for node in sorted({g.node for g in cluster.gpus})
+    ]
+    return [group for gpus in nodes for group in combinations(gpus, tp)]
 
 
 def gpus_apart(models: Mapping[str, Model], node_gpus: int) -> int:
@@ -253,7 +255,7 @@ def idlest(model: str, places: Sequence[Gpus], view: View) -> Batch:
 def footprint(model: Model, elastic: bool) -> int:
     """Return the bytes that a loaded model takes on each of its GPUs without a request.
 
-    With elastic KV they include the pages that are kept mapped.
+    With elastic KV (`elastic`) they include the KV pages that its process keeps mapped.
     """
     return model.weight_bytes + (int(model.kept_pages * model.page_bytes) if elastic else 0)
 

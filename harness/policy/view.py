@@ -64,14 +64,14 @@ class View(Protocol):
         ...
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Return the instances in or under way, in order of `Load`; of a host the models whose weights it holds.
+        """Return the instances that `weights` does not call "out", in order of `Load`; of a host those that it holds.
 
         Example: `view.insts(0)`
         """
         ...
 
     def free_bytes(self, home: int | Host) -> int:
-        """Return the bytes of free memory, less reserve and waiting grants.
+        """Return the free bytes, less what the engine keeps in reserve and what waiting loads and moves were promised.
 
         Example: `view.free_bytes(0)`
         """
