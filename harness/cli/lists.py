@@ -165,7 +165,7 @@ def engines() -> None:
     screen([answer, *aligned(rows, room()), *_needs(made), *broken], every=True)
 
 
-@list_.command(epilog=examples("bench list models", "bench compare --systems static --models Qwen/Qwen3-14B,llama-3.1-8b*2",
+@list_.command(epilog=examples("bench list models", "bench compare --systems static --models Qwen/Qwen3-14B,phi-4",
                                "bench size --models ./config.json --slo absolute:ttft=1,tpot=0.1"))  # fmt: skip
 def models() -> None:
     """List sets of models and shapes, with their bytes.
