@@ -159,7 +159,8 @@ def taking_turns(system: str) -> tuple[dict[str, float], float, float]:
     slo_s = {"8b": (0.45, 0.103), "3b": (0.27, 0.054), "1b": (0.18, 0.0248)}  # 15 times what they have alone
     spec = Spec(
         system, trace="arena-like", models=models, gpus=2, assign="shuffled", rate_scale=4.0, scaling="time",
-        sharing="turns", seed=1, slo_s=tuple((m.name, *slo_s[m.name.split("-")[2][:2]]) for m in model_set(models).members),
+        sharing="turns", seed=1,
+        slo_s=tuple((m.name, *slo_s[m.name.split("-")[2][:2]]) for m in model_set(models).members),
     )  # fmt: skip
     setup = Setup(resolve(spec))
     jobs = setup.jobs()
