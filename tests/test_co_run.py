@@ -54,7 +54,7 @@ def in_kernel(
     S, names = sim.S, sorted({lane.part for lane in lanes})
     for k, lane in enumerate(lanes):
         n = S.lanes[2 * k]
-        n["turn_s"], n["duty"], n["fill"], n["max_rate"], n["slow"] = lane.turn_s, lane.u, lane.fill, 1.0, 1.0
+        n["turn_s"], n["duty"], n["fills"], n["max_rate"], n["slow"] = lane.turn_s, lane.u, lane.fill, 1.0, 1.0
         n["slice_s"], n["next"] = 1e-3 * lane.g / lane.u, 2 * k - 2 if k else -1
         n["partition"] = 1 + names.index(lane.part) if lane.part else 0
         S.demands["hbm"][n["demand"]] = lane.h

@@ -358,12 +358,12 @@ def test_oracle_notices_wrong_turns_of_kernels() -> None:
         ),
         (0, "max(most, k.apart, k.crowd * asked)", "max(most, k.crowd * asked)"),
         (0, "max(most, k.apart, k.crowd * asked)", "max(most, k.apart)"),
-        (0, "most = n.fill + meet / turn if", "most = 1.0 + meet / turn if"),  # all of the GPU
+        (0, "most = n.fills + meet / turn if", "most = 1.0 + meet / turn if"),  # all of the GPU
         (0, "k.passes + w * (1.0 - k.passes)", "k.passes"),  # prompts pass as decodes do
         (0, "        w = (tokens - k.few) / (k.many - k.few)\n", "        w = 0.0\n"),
-        (0, "here * n.fill * n.turn_s", "n.fill * n.turn_s"),  # always there
+        (0, "here * n.fills * n.turn_s", "n.fills * n.turn_s"),  # always there
         (0, "for _ in range(SWEEPS):", "for _ in range(1):"),
-        (0, "n.fill + (gpu_at(S, g).round_s - n.round_s) / turn", "n.fill + gpu_at(S, g).round_s / turn"),
+        (0, "n.fills + (gpu_at(S, g).round_s - n.round_s) / turn", "n.fills + gpu_at(S, g).round_s / turn"),
     ]
     assert escaped(BESIDE, BESIDE + 60, changes) == []
 

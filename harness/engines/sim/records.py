@@ -277,7 +277,7 @@ LANE = record(
     slice_s        f8  s         solo, of a step without noise: what it asks of a round at `max_rate` 1
     slow           f8  ratio     of what other lanes slow its step down: 1 as turns tell
     duty           f8  ratio     of a step in which its kernels run, at `max_rate`
-    fill           f8  ratio     of a GPU's time that its kernels keep from others
+    fills          f8  ratio     of a GPU's time that its kernels keep from others
     turn_s         f8  s         of its kernels' turn at `max_rate` 1
     round_s        f8  s         of a round that its turn takes on average, while turns are taken
     stretch        f8  ratio     of its kernels' time beside others', while turns are taken

@@ -295,7 +295,7 @@ def set_turn(S: int, lane: int, c: int, tokens: int, duty: float, layer_s: float
     elif tokens > k.few:
         w = (tokens - k.few) / (k.many - k.few)
     n.duty = duty
-    n.fill = k.dec_fill + w * (k.pre_fill - k.dec_fill)
+    n.fills = k.dec_fill + w * (k.pre_fill - k.dec_fill)
     n.turn_s = 1.0 if k.equal else (k.passes + w * (1.0 - k.passes)) * duty * layer_s
 
 
@@ -387,7 +387,7 @@ def fill_rounds(S: int, p: int, slices: int) -> None:
             turn = slice_s(S, p, lane)
             n.round_s = here * max(turn, W.quantum_s) * (1.0 + W.switching) if turn > 0.0 else 0.0
         else:
-            n.round_s = here * n.fill * n.turn_s / n.max_rate
+            n.round_s = here * n.fills * n.turn_s / n.max_rate
         d = n.demand
         while d >= 0:
             gpu_at(S, demand_at(S, d).gpu).round_s += n.round_s
@@ -407,7 +407,7 @@ def stretched(S: int, p: int, lane: int) -> float:
         g = demand_at(S, d).gpu
         if n.partition == 0 and not W.sliced:
             if gpu_at(S, g).active > 1:
-                most = max(most, n.fill + (gpu_at(S, g).round_s - n.round_s) / turn)
+                most = max(most, n.fills + (gpu_at(S, g).round_s - n.round_s) / turn)
         else:
             most = max(most, among(S, p, lane, d, turn))
         d = demand_at(S, d).next
@@ -431,7 +431,7 @@ def among(S: int, p: int, lane: int, d: int, turn: float) -> float:
             else:
                 meet += y.round_s
         x = y.next
-    most = n.fill + meet / turn if meet > 0.0 else 1.0
+    most = n.fills + meet / turn if meet > 0.0 else 1.0
     if apart:
         k = cost_at(S)[inst_at(S, batch_at(S, lane >> 1).inst).cost]
         most = max(most, k.apart, k.crowd * asked)
