@@ -69,9 +69,8 @@ class Setup:
     watermark: float = 0.01
     sharing: Literal["fluid", "turns", "none"] = "fluid"
     co_run: float = 1.0  # of what others slow a step down by, times what its cost table says
-    interference: float = 1.0  # times as long as shares tell, of steps beside others
-    beside_prefill: float = 1.0  # times as long as shares tell, of decode steps beside prefills on the same SMs
     quantum_s: float = 0.0  # of a turn of a process, at least
+    switching: float = 0.0  # of it, that a switch takes in addition
     poll_s: float = 0.0  # behind each kernel of an order with `op_s`
     pairs: bool = False  # prefill and decode of an instance are processes of their own
     memory: Literal["real", "unlimited"] = "real"
@@ -150,8 +149,12 @@ class Step:
     layers: int
     kernels: Sequence[tuple[float, int]]  # seconds, and how many, at which others' attention gets in
     lent: Mapping[Inst, tuple[float, float]]  # where it attends elsewhere: part of the time, and slack a layer
-    slow: float  # of the seconds that others add to it by its demands
-    apart: bool  # it has SMs of its own
+    slow: float  # of the seconds that others add to it by turns
+    part: tuple[int, str] | None  # its partition: SMs, and whose they are; None: all
+    duty: float  # part of it in which its kernels run
+    fill: float  # of the GPU, that they keep from others
+    kernels_s: float  # of their turn
+    limits: tuple[float, float]  # times as long beside another partition: at least, and for each bandwidth asked for
     rate: float = 0.0
     progress: float = 0.0
     since: float = 0.0
@@ -234,6 +237,10 @@ class Price(NamedTuple):
     kernels: Sequence[tuple[float, int]]
     lent: Mapping[Inst, tuple[float, float]]
     slow: float
+    duty: float
+    fill: float
+    passes: float
+    limits: tuple[float, float]
 
 
 def price(
@@ -262,26 +269,18 @@ def price(
     host = k["host0"] + k["host1"] * (B + n)
     step = gpu + host if k["serial"] else max(gpu, host)
     phase = "pre" if n else "dec"
-    compute = k[f"{phase}_share"] or (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
+    compute = (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
     weights = k["wbytes"] + (k["xbytes"] * (1 - k["xmiss"] ** float(B + p)) if k["xbytes"] else 0.0)
     hbm = (weights + k["kbytes"] * here[1]) / (k["hbm"] * step)
     lent = {i: (attention(*far[i][:2]) / step, (longest - back[i]) / L) for i in far}
-    return Price(step, (min(1.0, compute), min(1.0, hbm)), L, kernels, lent, k[f"{phase}_slow"])
-
-
-def max_min(steps: Sequence[Step]) -> list[float]:
-    """Return rates that rise together; a step stops at its own top or when a resource of one of its GPUs is full."""
-    rates: dict[int, float] = {}
-    while len(rates) < len(steps):
-        stop = {i: s.top for i, s in enumerate(steps) if i not in rates}
-        for gpu, kind in {(g, kind) for s in steps for g in s.place for kind in (0, 1)}:
-            users = [i for i, s in enumerate(steps) if gpu in s.place and s.demand[kind] > 0]
-            asked = sum(steps[i].demand[kind] for i in users if i not in rates)
-            left = 1 - sum(rates[i] * steps[i].demand[kind] for i in users if i in rates)
-            stop |= {i: min(stop[i], left / asked) for i in users if i not in rates}
-        level = min(stop.values())
-        rates |= {i: level for i in stop if stop[i] == level}
-    return [rates[i] for i in range(len(steps))]
+    duty = k[f"{phase}_duty"] or min(1.0, gpu / step)
+    like = np.interp(p, (k["few"], k["many"]), (0.0, 1.0)) if k["few"] < k["many"] else float(p >= k["many"])
+    like = float(like) if n else 0.0  # a prompt's step: 1
+    fill = k["dec_fill"] + like * (k["pre_fill"] - k["dec_fill"])
+    passes = 0.0 if k["equal"] else k["passes"] + like * (1 - k["passes"])
+    limits = k["apart"], k["crowd"]
+    demand = min(1.0, compute), min(1.0, hbm)
+    return Price(step, demand, L, kernels, lent, k[f"{phase}_slow"], duty, fill, passes, limits)
 
 
 def slowed(steps: Sequence[Step], alone: Sequence[float], rates: Sequence[float]) -> list[float]:
@@ -290,35 +289,73 @@ def slowed(steps: Sequence[Step], alone: Sequence[float], rates: Sequence[float]
     return [a / (1 + more) for a, more in zip(alone, added, strict=True)]
 
 
-def disturbed(steps: Sequence[Step], rates: Sequence[float], setup: Setup) -> list[float]:
-    """Return rates of steps that each take longer wherever another has a GPU of theirs, or prefills on their SMs."""
-    out = []
-    for s, rate in zip(steps, rates, strict=True):
-        others = [x for x in steps if x is not s and set(x.place) & set(s.place)]
-        starved = not s.pieces and any(x.pieces and not (x.apart and s.apart) for x in others)
-        out.append(rate / (setup.interference if others else 1.0) / (setup.beside_prefill if starved else 1.0))
-    return out
+def here(s: Step, stretch: float) -> float:
+    """Return the part of the time that a step's kernels are on its GPUs, each of which takes so many times as long."""
+    return s.duty * stretch / (1 - s.duty + s.duty * stretch)
 
 
-def turns(steps: Sequence[Step], quantum_s: float) -> list[float]:
-    """Return rates where the processes of a GPU go round; within a process all rise together."""
-    rates = dict[int, float]()
-    for process, part in slices(steps, quantum_s).items():
-        group = [s for s in steps if s.process == process]
-        rates |= {id(s): part * rate for s, rate in zip(group, max_min(group), strict=True)}
-    return [rates[id(s)] for s in steps]
+def kernels(steps: Sequence[Step]) -> list[float]:
+    """Return how many times as long each step's kernels take where they take turns, on the GPU with the most."""
+    stretch = [1.0] * len(steps)
+    for _ in range(3):
+        busy = [here(x, s) * x.fill * x.kernels_s for x, s in zip(steps, stretch, strict=True)]
+        swept = list[float]()
+        for i, mine in enumerate(steps):
+            most = 1.0
+            for gpu in mine.place:
+                there = [j for j, x in enumerate(steps) if j != i and gpu in x.place]
+                apart = [j for j in there if mine.part and steps[j].part and mine.part != steps[j].part]
+                waits = sum(busy[j] for j in there if j not in apart)
+                most = max(most, mine.fill + waits / mine.kernels_s)
+                if apart:
+                    asked = sum(steps[j].demand[1] * steps[j].top for j in (i, *apart))
+                    most = max(most, mine.limits[0], mine.limits[1] * asked)
+            swept.append(most)
+        stretch = swept
+    return stretch
 
 
-def slices(steps: Sequence[Step], quantum_s: float) -> dict[tuple[Inst, int], float]:
-    """Return the part of a round that each process has: its longest step, of the GPU with the longest round."""
-    longest = {s.process: max(x.turn_s for x in steps if x.process == s.process) for s in steps}
-    parts = dict[tuple[Inst, int], float]()
-    for process, turn_s in longest.items():
-        group = [s for s in steps if s.process == process]
-        beside = [{s.process for s in steps if gpu in s.place} for gpu in group[0].place]
-        rounds = [sum(max(longest[x], quantum_s) for x in every) for every in beside if len(every) > 1]
-        parts[process] = turn_s / max(rounds) if rounds else 1.0
-    return parts
+def longer(s: Step, stretch: float) -> float:
+    """Return how many times as long a step takes whose kernels take so many times as long."""
+    return 1 - s.duty + s.duty * stretch
+
+
+def beside(steps: Sequence[Step]) -> list[float]:
+    """Return rates where kernels of all steps take turns."""
+    return [s.top / longer(s, stretch) for s, stretch in zip(steps, kernels(steps), strict=True)]
+
+
+def turns(steps: Sequence[Step], quantum_s: float, switching: float) -> tuple[list[float], dict[int, float]]:
+    """Return rates where processes have the GPU in turn, and by step the part of time that others leave.
+
+    The slice of a process is its longest step's kernels, beside those of its other steps, or a quantum.
+    """
+    processes = list(dict.fromkeys(s.process for s in steps))
+    groups = {p: [s for s in steps if s.process == p] for p in processes}
+    inside = {id(s): x for group in groups.values() for s, x in zip(group, kernels(group), strict=True)}
+    needs = {p: [s.duty * inside[id(s)] * s.turn_s for s in group] for p, group in groups.items()}
+    first = {p: groups[p][needs[p].index(max(needs[p]))] for p in processes}
+    parts = dict.fromkeys(processes, 1.0)
+    for _ in range(3):
+        rounds = {
+            p: here(first[p], inside[id(first[p])] / parts[p]) * max(quantum_s, *needs[p]) * (1 + switching)
+            for p in processes
+        }
+        swept = dict[tuple[Inst, int], float]()
+        for p in processes:
+            own, waits = max(needs[p]), 0.0
+            for gpu in first[p].place:
+                waits = max(
+                    waits, sum(rounds[x] for x in processes if x != p and any(gpu in s.place for s in groups[x]))
+                )
+            swept[p] = own / (max(quantum_s, own) * (1 + switching) + waits) if waits else 1.0
+        parts = swept
+    rates, left = list[float](), dict[int, float]()
+    for s in steps:
+        took = longer(s, inside[id(s)] / parts[s.process])
+        rates.append(s.top / took)
+        left[id(s)] = longer(s, inside[id(s)]) / took
+    return rates, left
 
 
 def late(s: Step, slack_s: float) -> float:
@@ -473,10 +510,11 @@ class Oracle:
                     self.end_turn(lane, why)
                 self.tell()
             steps = list(self.steps.values())
-            rates = {
-                "fluid": disturbed(steps, slowed(steps, [s.top for s in steps], max_min(steps)), self.setup),
-                "turns": turns(steps, self.setup.quantum_s),
-            }.get(self.setup.sharing, [s.top for s in steps])
+            rates = [s.top for s in steps]
+            if self.setup.sharing == "fluid":
+                rates = slowed(steps, rates, beside(steps))
+            elif self.setup.sharing == "turns":
+                rates = turns(steps, self.setup.quantum_s, self.setup.switching)[0]
             rates = rates if self.setup.sharing == "none" else lend(steps, rates)
             for s, rate in zip(steps, rates, strict=True):
                 if rate != s.rate:  # a step whose rate stays keeps its end
@@ -499,11 +537,12 @@ class Oracle:
         self.forget_stops()
         there = {inst.model for inst, state in self.weights.items() if state in ("in", "draining", "leaving")}
         sliced = self.setup.sharing == "turns"
-        parts = slices(list(self.steps.values()), self.setup.quantum_s) if sliced else {}
+        steps = list(self.steps.values())
+        parts = turns(steps, self.setup.quantum_s, self.setup.switching)[1] if sliced else {}
         for r in self.live if math.isfinite(until) else []:
             dt = until - self.now
             if r.step:
-                had = parts.get(r.step.process, 1.0)
+                had = parts.get(id(r.step), 1.0)
                 r.waits["compute"] += r.step.rate * dt
                 r.waits["time_slice"] += (1 - had) * dt
                 r.waits["contention"] += (had - r.step.rate) * dt
@@ -1163,6 +1202,8 @@ class Oracle:
         layers = self.sizes(inst).layers
         left = before.left if before else layers
         part = min(order.slice_layers or left, left) if pieces else layers
+        kernels_s = (rough.passes * rough.duty * usual / layers or 1.0) / top
+        partition = None if order.sms is None else (order.sms, "decode" if lane[1] else "prompts")
         solo, usual = solo * part / layers, usual * part / layers
         turn = self.turns.get(lane)
         if turn and turn.begun != turn.begun:
@@ -1172,8 +1213,8 @@ class Oracle:
         behind = left - part if pieces else 0
         step = Step(
             place, order.phase, decodes, pieces, solo, top, demands, turn, bound, process, usual / top, behind, sliced,
-            usual, rough.layers, rough.kernels, rough.lent, setup.co_run * rough.slow, order.sms is not None,
-            since=self.now,
+            usual, rough.layers, rough.kernels, rough.lent, setup.co_run * rough.slow, partition, rough.duty,
+            rough.fill, kernels_s, rough.limits, since=self.now,
         )  # fmt: skip
         self.halted.pop(lane, None)
         self.steps[lane], self.fresh = step, True

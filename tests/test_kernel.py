@@ -349,15 +349,22 @@ def test_oracle_notices_a_wrong_cut_or_a_move_that_hides() -> None:
 
 
 @pytest.mark.slow
-def test_oracle_notices_wrong_interference() -> None:
+def test_oracle_notices_wrong_turns_of_kernels() -> None:
     changes = [
-        (0, "                n.given /= W.interference\n", "                pass\n"),
-        (0, "if x != lane and meet(S, x, lane):", "if meet(S, x, lane):"),  # a lane disturbs itself
-        (0, "        if demand_on(S, x, demand_at(S, d).gpu) >= 0:\n", "        if True:\n"),  # from afar
-        (0, "                n.given /= W.beside_prefill\n", "                pass\n"),
-        (0, "not (n.apart and other.apart)", "True"),  # SMs of its own do not help
-        (0, "    while x >= 0 and n.busy == SPAN:\n", "    while x >= 0:\n"),  # a prefill starves, too
-        (0, "if other.busy == STEP and not", "if x != lane and not"),  # beside decodes
+        (0, "2 * n.sms + (lane & 1)", "2 * n.sms"),  # a prefill's partition is a decode's
+        (
+            0,
+            "n.partition > 0 and y.partition > 0 and n.partition != y.partition",
+            "n.partition > 0 and y.partition > 0",
+        ),
+        (0, "max(most, k.apart, k.crowd * asked)", "max(most, k.crowd * asked)"),
+        (0, "max(most, k.apart, k.crowd * asked)", "max(most, k.apart)"),
+        (0, "most = n.fills + meet / turn if", "most = 1.0 + meet / turn if"),  # all of the GPU
+        (0, "k.passes + w * (1.0 - k.passes)", "k.passes"),  # prompts pass as decodes do
+        (0, "        w = (tokens - k.few) / (k.many - k.few)\n", "        w = 0.0\n"),
+        (0, "here * n.fills * n.turn_s", "n.fills * n.turn_s"),  # always there
+        (0, "for _ in range(SWEEPS):", "for _ in range(1):"),
+        (0, "n.fills + (gpu_at(S, g).round_s - n.round_s) / turn", "n.fills + gpu_at(S, g).round_s / turn"),
     ]
     assert escaped(BESIDE, BESIDE + 60, changes) == []
 
@@ -377,17 +384,9 @@ def test_oracle_notices_wrong_shares() -> None:
     changes = [
         (0, "(k.pre_slow if pieces > 0 else k.dec_slow)", "k.dec_slow"),
         (0, "    n.slow = W.co_run * ", "    n.slow = 1.0 * "),
-        (
-            0,
-            "        compute = k.pre_share if k.pre_share > 0.0 else ",
-            "        compute = k.dec_share if k.pre_share > 0.0 else ",
-        ),
-        (
-            0,
-            "    compute = k.dec_share if k.dec_share > 0.0 else ",
-            "    compute = k.pre_share if k.dec_share > 0.0 else ",
-        ),
-        (0, "slowed(n.max_rate, n.new_rate, n.slow)", "slowed(n.max_rate, n.new_rate, 1.0)"),
+        (0, "duty = k.pre_duty if k.pre_duty > 0.0 else ", "duty = k.dec_duty if k.pre_duty > 0.0 else "),
+        (0, "duty = k.dec_duty if k.dec_duty > 0.0 else ", "duty = k.pre_duty if k.dec_duty > 0.0 else "),
+        (0, "slowed(n.max_rate, n.given, n.slow)", "slowed(n.max_rate, n.given, 1.0)"),
         (178, "n.slow * n.layers * late", "n.layers * late"),
         (7, "slowed(n.given, n.given * part, n.slow)", "n.given * part"),
     ]
@@ -397,12 +396,15 @@ def test_oracle_notices_wrong_shares() -> None:
 @pytest.mark.slow
 def test_oracle_notices_wrong_turns_of_processes() -> None:
     changes = [
-        (4, "    return max(turn, W.quantum_s)\n", "    return turn\n"),  # knows no quantum
-        (10, "            longest = turn\n", "            longest = turn + W.quantum_s\n"),  # one alone yields
-        (7, "        if y.process == n.process and (", "        if False and ("),  # lanes of a process in sequence
-        (0, "                longest = max(longest, ", "                longest = min(longest, "),  # has no rivals
+        (4, "here * max(turn, W.quantum_s)", "here * turn"),  # knows no quantum
+        (0, "            own = max(turn, W.quantum_s) *", "            own = turn *"),
+        (1, "            longest = turn\n", "            longest = turn + W.quantum_s\n"),  # one alone yields
+        (7, "        if x != lane and y.process == n.process:\n", "        if False:\n"),  # lanes of one in sequence
+        (0, "                    longest = max(longest, ", "                    longest = min(longest, "),  # no rivals
+        (0, "stretch = n.stretch / n.given\n", "stretch = n.stretch\n"),  # waits make none be there longer
+        (0, " and not (W.sliced and y.process != n.process)", ""),  # processes by kernels, too
         (0, "    q.time_slice += off\n    q.contention += wall - solo - off\n", "    q.contention += wall - solo\n"),
-        (0, "                    set_part(S, x, part)\n", ""),  # no time slices
+        (0, "            set_part(S, lane, alone / beside)\n", ""),  # no time slices
         (0, "        n.off_s = off_s(S, lane, now)\n", ""),  # forgets those before the last change
     ]
     assert escaped(SLICED, SLICED + 60, changes) == []
@@ -557,6 +559,7 @@ def prefill_queue(prompt_s: float, rate: float, n: int, *, models: int = 1, cap:
     """Return one-token requests whose prefill takes `prompt_s`, on one GPU; each model alone would use all of it."""
     cost = np.zeros(models, COST)
     cost["pre0"], cost["flops"], cost["hbm"], cost["fl_tok"], cost["pre_slow"] = prompt_s, 1.0, 1.0, 10.0, 1.0
+    cost["pre_fill"] = cost["dec_fill"] = cost["passes"] = cost["apart"] = cost["many"] = 1.0
     grid = np.array([1, 2])
     zero = np.zeros((models, 2))
     t = Tables(
@@ -612,7 +615,7 @@ def test_models_that_share_a_gpu_share_it_equally() -> None:
         ("model", 0.0, (0.75, 0.75)),  # a round is .25 + .5: one step of each
         ("model", 0.375, (0.875, 0.875)),  # the shorter keeps the GPU for the quantum: .375 + .5
         ("model", 1.0, (2.0, 2.0)),
-        ("gpu", 1.0, (0.5, 0.75)),  # one process: nobody to take turns with, so fluid
+        ("gpu", 1.0, (0.75, 0.75)),  # one process: its kernels take turns
     ],
 )
 def test_processes_take_turns_by_step_of_at_least_a_quantum(
@@ -646,7 +649,7 @@ def test_a_run_that_says_how_a_gpu_is_shared_says_it_for_all_but_who_leaves_it_o
 
 @cases("part", [0.25, 0.5, 1.0])
 def test_a_lane_slows_and_is_slowed_on_a_gpu_that_is_not_its_instances(part: float) -> None:
-    """Two lanes on GPUs of their own, of which the first demands a part of the other's compute as well."""
+    """Two lanes on GPUs of their own, of which the first has kernels on the other's as well."""
     w = prefill_queue(0.5, 1.0, 2, models=2)
     sim = Sim(replace(w.config, gpus=2), {}, w.machine)
     for m, g in (("m0", 0), ("m1", 1)):
@@ -665,8 +668,7 @@ def test_a_lane_slows_and_is_slowed_on_a_gpu_that_is_not_its_instances(part: flo
     sim.begin(HEARD, oracle=False)
     while sim.poll(math.inf) is not None:
         pass
-    # GPU 1 is used up where both go at 1 / (1 + part): the first lane's own GPU has room left
-    end_s = 0.5 * (1 + part)
+    end_s = 1.0  # a turn each on GPU 1: the first lane's own GPU has room left
     assert sim.S.requests["done"].tolist() == pytest.approx([end_s, end_s])
     gpus = sim.S.gpus
     assert gpus["flop_s"][:2].tolist() == pytest.approx([0.5, 0.5 * (1 + part)])

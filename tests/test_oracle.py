@@ -16,7 +16,7 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled
 from harness.policy.types import Batch, Host, Inst, Jobs
 from tests.cases import cases
-from tests.oracle import ModelSetup, Oracle, Req, Result, Setup, max_min, noise
+from tests.oracle import ModelSetup, Oracle, Req, Result, Setup, noise, price
 
 NEVER = -math.inf  # before the clock
 A, B = Inst("a", (0,)), Inst("b", (0,))
@@ -29,6 +29,7 @@ def tables(**cost: float) -> Tables:
     """Return one row: gemm(m) = m/64, decode attention 1/4 a step; demands none unless given."""
     row = np.zeros(1, COST)
     row["flops"] = row["hbm"] = row["pre_slow"] = row["dec_slow"] = 1.0
+    row["pre_fill"] = row["dec_fill"] = row["passes"] = row["apart"] = row["many"] = 1.0
     row["att0"] = STEP
     for key, value in cost.items():
         row[key] = value
@@ -297,7 +298,7 @@ def test_a_closed_lane_parks() -> None:
 
 def test_prefill_and_decode_lanes_run_side_by_side() -> None:
     script = [*resident(A, phase="prefill"), (NEVER, Run(Batch(A), "decode"))]
-    out = Oracle(setup()).run(jobs((0.0, "a", 4, 3), (0.0625, "a", 8, 2)), script)
+    out = Oracle(setup(sharing="none")).run(jobs((0.0, "a", 4, 3), (0.0625, "a", 8, 2)), script)
     assert out.requests[0].token_s == [4 / 64, 21 / 64, 21 / 64 + 18 / 64]
     assert out.requests[1].token_s == [12 / 64, 21 / 64 + 18 / 64]  # joins at the boundary of the decode lane
     assert waits(out.requests[1]) == {"compute": 8 / 64 + 18 / 64, "queue": 9 / 64}
@@ -310,58 +311,34 @@ def test_mixed_waits_for_the_decode_lane_that_it_replaces() -> None:
     assert out.requests[1].token_s == [25 / 64]
 
 
-def test_two_co_runners_at_half_speed() -> None:
-    out = Oracle(setup(cost={"fl_tok": 1e9})).run(jobs((0.0, "a", 4, 1), (0.0, "b", 8, 1)), resident(A, B))
-    assert [r.done_s for r in out.requests] == [8 / 64, 12 / 64]
-    assert waits(out.requests[0]) == {"compute": 4 / 64, "contention": 4 / 64}
+def test_two_co_runners_have_a_turn_each() -> None:
+    """A round has both prompts' kernels, so that both end with it; whatever others add is contention."""
+    work = jobs((0.0, "a", 4, 1), (0.0, "b", 8, 1))
+    out = Oracle(setup()).run(work, resident(A, B))
+    assert [r.done_s for r in out.requests] == [12 / 64, 12 / 64]
+    assert waits(out.requests[0]) == {"compute": 4 / 64, "contention": 8 / 64}
     assert waits(out.requests[1]) == {"compute": 8 / 64, "contention": 4 / 64}
-    alone = Oracle(setup(cost={"fl_tok": 1e9}, sharing="none")).run(
-        jobs((0.0, "a", 4, 1), (0.0, "b", 8, 1)), resident(A, B)
-    )
+    alone = Oracle(setup(sharing="none")).run(work, resident(A, B))
     assert [r.done_s for r in alone.requests] == [4 / 64, 8 / 64]
+    half = Oracle(setup(cost={"pre_fill": 0.5})).run(work, resident(A, B))  # each leaves half of the GPU to others
+    assert [r.done_s for r in half.requests] == pytest.approx([6 / 64, (6 + 2) / 64])  # b goes on as if alone
 
 
-def test_two_co_runners_disturb_each_other() -> None:
-    """Compute is shared by halves, and steps take 1.195 times as long as that tells; one alone takes no longer."""
-    work, s = jobs((0.0, "a", 4, 1), (0.0, "b", 8, 1)), setup(cost={"fl_tok": 1e9}, interference=1.195)
-    out = Oracle(s).run(work, resident(A, B))
-    first = 2 * 1.195 * 4 / 64  # b has done half of its prompt by then, and has the GPU to itself
-    assert [r.done_s for r in out.requests] == pytest.approx([first, first + 4 / 64])
-    assert waits(out.requests[0]) == pytest.approx({"compute": 4 / 64, "contention": first - 4 / 64})
-    assert waits(out.requests[1]) == pytest.approx({"compute": 8 / 64, "contention": first - 4 / 64})
-    light = Oracle(setup(interference=1.195)).run(work, resident(A, B))  # neither asks for half of anything
-    assert light.requests[0].done_s == pytest.approx(1.195 * 4 / 64)
-    assert light.requests[1].done_s == pytest.approx(1.195 * 4 / 64 + 4 / 64)
-
-
-def test_a_decode_step_starves_beside_a_prefill_on_the_same_sms() -> None:
-    """b decodes a token in 17/64 s; from 1.5/64 s to 17.5/64 s, while a has its prompt, it goes at a fifth of that."""
+def test_two_layers_of_a_decode_step_pass_for_each_of_a_prompt() -> None:
+    """b decodes a token in 17/64 s, a's prompt takes 16/64: a round has two layers of the one, one of the other."""
     work = jobs((0.0, "b", 1, 2), (1.5 / 64, "a", 16, 1))
-    alone, beside = (Oracle(setup(beside_prefill=factor)).run(work, resident(A, B)).requests for factor in (1.0, 5.0))
-    assert [r.done_s for r in alone] == pytest.approx([18 / 64, 17.5 / 64])
-    assert [r.done_s for r in beside] == pytest.approx([(17.5 + 17 - 0.5 - 16 / 5) / 64, 17.5 / 64])
+    once, twice = (Oracle(setup(cost={"passes": by})).run(work, resident(A, B)).requests for by in (1.0, 2.0))
+    for requests, by in ((once, 1), (twice, 2)):
+        decoded = 1.5 + 16.5 * (1 + 16 / (17 * by))
+        assert requests[0].done_s == pytest.approx(decoded / 64)
+        assert requests[1].done_s == pytest.approx((1.5 + 16.5 + 16) / 64)  # no work is won or lost
 
 
 def test_mixtures_read_the_experts_that_their_tokens_touch() -> None:
-    """A step of one token reads half of the experts: half of the bandwidth in a decode step, all of it in a prefill."""
-    work = jobs((0.0, "a", 1, 2), (0.0, "b", 1, 2))
-    half = Oracle(setup(cost={"xbytes": 17 / 64, "xmiss": 0.5})).run(work, resident(A, B))
-    assert [r.token_s for r in half.requests] == [[2 / 64, 2 / 64 + 17 / 64]] * 2
-    whole = Oracle(setup(cost={"xbytes": 17 / 32, "xmiss": 0.5})).run(work, resident(A, B))
-    assert [r.token_s for r in whole.requests] == [[2 / 64, 2 / 64 + 2 * 17 / 64]] * 2
-
-
-def test_prefills_and_decode_steps_ask_for_their_own_shares() -> None:
-    """A prefill of half a GPU and a decode step of all of it: together each would take 1.5 times as long.
-
-    Of the half that is added the prefill takes three times as much, and the decode step half.
-    """
-    cost = {"pre_share": 0.5, "dec_share": 1.0, "pre_slow": 3.0, "dec_slow": 0.5}
-    work = jobs((0.0, "a", 4, 2), (4 / 64, "b", 16, 1))
-    first, second = Oracle(setup(cost=cost)).run(work, resident(A, B)).requests
-    both = 1.25 * 17 / 64  # until the decode step ends; the prefill is then 2.5 times less far, and goes on alone
-    assert first.done_s == pytest.approx(4 / 64 + both)
-    assert second.done_s == pytest.approx(4 / 64 + both + (16 / 64 - both / 2.5))
+    """A decode step of one token reads half of the experts, one of two tokens three quarters."""
+    t = tables(xbytes=0.25, xmiss=0.5)
+    one, two = (price(t, 0, (n, 1.0), {}, 0, 0, 0.0, n, None, 0.0, None) for n in (1, 2))
+    assert (one.demand[1], two.demand[1]) == (0.125 / (17 / 64), 0.1875 / (18 / 64))
 
 
 @cases(("quantum", "turns"), [(0, (4, 8)), (6, (6, 8)), (10, (10, 10))])
@@ -377,32 +354,13 @@ def test_two_processes_take_turns(quantum: int, turns: tuple[int, int]) -> None:
 def test_lanes_of_a_process_share_its_turn() -> None:
     script = [*resident(A, B, phase="prefill"), (NEVER, Run(Batch(A), "decode"))]
     work = jobs((0.0, "a", 4, 3), (0.0, "b", 22, 1), (4 / 64, "a", 8, 1))
-    # a's prompt of 4 beside b's of 22: rounds of 26/64. At 26/64 b's is done, and a's next steps are alone
-    requests = Oracle(setup(sharing="turns")).run(work, script).requests
-    assert [r.first_s for r in requests] == pytest.approx([26 / 64, 26 / 64, 34 / 64])
-    two = Oracle(setup(sharing="turns", pairs=True)).run(work, script).requests
+    # a's prompt of 4 beside b's of 22: rounds of 26/64. At 26/64 b's is done; a's next steps take turns by kernels, and
+    # each fills half of the GPU: its prompt of 8 has half of a turn of 17/64 to wait for
+    cost = {"pre_fill": 0.5, "dec_fill": 0.5}
+    requests = Oracle(setup(sharing="turns", cost=cost)).run(work, script).requests
+    assert [r.first_s for r in requests] == pytest.approx([26 / 64, 26 / 64, (26 + (8 + 17) / 2) / 64])
+    two = Oracle(setup(sharing="turns", cost=cost, pairs=True)).run(work, script).requests
     assert two[2].first_s == pytest.approx((26 + 8 + 17) / 64)  # its prompt of 8 and a step of 17 go round
-
-
-def test_demands_of_decodes_are_those_of_a_power_of_two() -> None:
-    # a decode step takes C / 4 s and moves 8 + C bytes at 8 bytes/s: 16 / (8 x 2) = 1 at C = 8, 17 / 18 at 9 itself
-    cost = {"att0": 0.0, "dec2": 0.25, "pre1": TOKEN, "kbytes": 1.0, "wbytes": 8.0, "hbm": 8.0}
-    flat = tables(**cost)._replace(gemm=np.zeros((1, 3)))
-    out = Oracle(setup(tables=flat)).run(jobs((0.0, "a", 8, 3), (0.0, "b", 8, 3)), resident(A, B))
-    assert out.requests[0].token_s == [0.25, 0.25 + 9 / 2, 0.25 + 9 / 2 + 10 / 2]
-
-
-def test_max_min() -> None:
-    class S:
-        def __init__(self, place: tuple[int, ...], top: float, *demand: float) -> None:
-            self.place, self.top, self.demand = place, top, demand
-
-    def rates(*steps: S) -> list[float]:
-        return max_min(steps)  # type: ignore[arg-type]
-
-    assert rates(S((0,), 1.0, 1.0, 0.0), S((0,), 1.0, 0.0, 1.0)) == [1.0, 1.0]
-    assert rates(S((0,), 0.25, 1.0, 0.0), S((0,), 1.0, 1.0, 0.0)) == [0.25, 0.75]
-    assert rates(S((0, 1), 1.0, 1.0, 0.0), S((1,), 1.0, 1.0, 0.0), S((0,), 1.0, 0.25, 0.0)) == [0.5, 0.5, 1.0]
 
 
 def test_sm_shares() -> None:
@@ -510,3 +468,12 @@ def test_noise() -> None:
     step = 17 / 64 * noise(0.1, 7, 0, 0, 0, 0, 0)
     first = 0.125 * noise(0.1, 7, 0, 0, 0, 1, 0)
     assert out.requests[0].token_s == pytest.approx([first, first + step, first + 2 * step])
+
+
+def test_turns_of_decodes_are_those_of_a_power_of_two() -> None:
+    """A step takes C / 4 s, and its turn what the power of two below C would: a's 2 s, b's 4 s, whatever is added."""
+    cost = {"att0": 0.0, "dec2": 0.25, "pre1": TOKEN}
+    flat = tables(**cost)._replace(gemm=np.zeros((1, 3)))
+    out = Oracle(setup(tables=flat)).run(jobs((0.0, "a", 8, 3), (0.0, "b", 16, 3)), resident(A, B))
+    assert out.requests[1].token_s == [0.375, 0.375 + 1.5 * 17 / 4, 0.375 + 1.5 * (17 + 18) / 4]
+    assert out.requests[0].token_s == [0.375, 0.375 + 3 * 9 / 4, 13.5 + (2.5 - (13.5 - 7.125) / 3)]  # then alone

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.engines import machine
-from harness.engines.costs.constants import BESIDE, CONSTANTS
+from harness.engines.costs.constants import CONSTANTS, GONE
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.kernel import lent
@@ -119,8 +119,11 @@ def test_a_factor_of_one_is_no_factor() -> None:
         ({"swap": -1.0}, "scaled.swap is -1.0, not above 0"),
         ({"swap": math.inf}, "scaled.swap is inf, not a finite number"),
         ({"swap": True}, "scaled.swap is true, not a number"),
-        ({"interference": 0.5}, "scaled.interference is 0.5, not at least 1"),
-        ({"beside_prefill": 0.5}, "scaled.beside_prefill is 0.5, not at least 1"),
+        (
+            {"interference": 1.195},
+            r"scaled\.interference is no constant any more: kernels .*co_run scales",
+        ),
+        ({"beside_prefill": 5.4}, r"scaled\.beside_prefill is no constant any more: decode steps .*passes: 1 to 3"),
         (2.0, r"scaled is 2.0, not a table"),
     ],
 )
@@ -154,15 +157,19 @@ def numbers(c: Config) -> dict[str, float]:
         "step": host.host0, "step each": host.host1, "step tp": host.host_tp, "step priced": tables.cost[0]["host0"],
         "process": inside, "process outside": outside,
         "reserve": model.kept_pages, "reserve bytes": footprint(model, elastic=True) - footprint(model, elastic=False),
+        "passes": tables.cost[0]["passes"], "decode_fill": tables.cost[0]["dec_fill"],
+        "prompt_tokens": tables.cost[0]["few"], "prompt_tokens many": tables.cost[0]["many"],
+        "prompt fill": tables.cost[0]["pre_fill"], "apart": tables.cost[0]["apart"],
         "flops": card.flops, "hbm": card.hbm, "api": host.api_in_s, "gemm": tables.gemm[0][3], "page": model.page_bytes,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-@pytest.mark.parametrize("name", [name for name in CONSTANTS if name not in ("co_run", *BESIDE)])
+@pytest.mark.parametrize("name", [name for name in CONSTANTS if name != "co_run"])
 def test_a_constant_is_multiplied_where_it_acts_and_nothing_else_is(name: str, factor: float) -> None:
     base, scaled = numbers(config()), numbers(config(**{name: factor}))
     expected = {key: value * (factor if key.partition(" ")[0] == name else 1) for key, value in base.items()}
+    expected["decode_fill"] = min(1.0, expected["decode_fill"])  # none fills more than the GPU
     assert scaled == pytest.approx(expected, rel=1e-9)
     assert numbers(config(**{name: 1.0})) == base
 
@@ -202,17 +209,13 @@ def end_ns(gpus: int = 1, models: int = 2, **scaled: float) -> float:
     return max(float(row["done_ns"]) for batch in engine.rows() for row in batch.to_pylist())
 
 
-def test_steps_beside_others_take_so_many_times_as_long_as_shares_tell() -> None:
-    """Both lanes are busy from the same first step to the same last one; the API before it takes what it takes."""
-    once, measured, twice = (end_ns(interference=factor) for factor in (1.0, 1.195, 2.0))
-    assert measured - once == pytest.approx(0.195 * (twice - once), rel=1e-6)
-    api_ns = 1e9 * (machine.machine(config()).host.api_in_s + machine.machine(config()).host.api_out_s)
-    assert twice - once == pytest.approx(once, abs=1.01 * api_ns)
-
-
 @pytest.mark.parametrize(("gpus", "models"), [(1, 1), (2, 2)])
 def test_a_step_alone_on_its_gpu_takes_no_longer(gpus: int, models: int) -> None:
-    assert end_ns(gpus, models, interference=2.0) == end_ns(gpus, models)
+    assert end_ns(gpus, models, co_run=2.0, passes=1.5, decode_fill=1.25) == end_ns(gpus, models)
+
+
+def test_what_no_spec_may_scale_any_more_is_no_constant() -> None:
+    assert not set(GONE) & set(CONSTANTS)
 
 
 # ------------------------------------------------------------------ what stays
@@ -383,9 +386,11 @@ def test_every_constant_is_varied_or_said_not_to_be() -> None:
     assert {change.constant for change in changes} | set(left) == set(MEANS)
     assert "net" in left
     assert {change.setting for change in changes if change.constant == "reserve"} == {"x 0.5", "x 2"}
-    assert {change.setting for change in changes if change.constant == "interference"} == {"x 1.195", "x 1.5"}
-    assert {change.setting for change in changes if change.constant == "beside_prefill"} == {"x 5.4"}
-    assert "beside others" in settings([replace(spec, sharing="turns") for spec in specs])[1]["interference"]
+    assert {change.setting for change in changes if change.constant == "passes"} == {"x 0.5", "x 1.5"}
+    assert [change.setting for change in changes if change.constant == "decode_fill"] == [
+        "x 0.875", "x 1.125", "x 1.25"
+    ]  # fmt: skip
+    assert "beside others" in settings([replace(spec, sharing="turns") for spec in specs])[1]["passes"]
     assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("dedicated")])[1]["reserve"]
     for constant in constants(specs):
         assert constant.means

@@ -114,9 +114,8 @@ class World:
             watermark=c.watermark,
             sharing=text.get("sharing", "fluid"),
             co_run=c.scaled.get("co_run", 1.0),
-            interference=c.scaled.get("interference", 1.0),
-            beside_prefill=c.scaled.get("beside_prefill", 1.0),
             quantum_s=self.machine.quantum_s,
+            switching=self.machine.switching,
             poll_s=self.machine.poll_s,
             pairs=text.get("process") == "pair",
             memory=text.get("memory", "real"),
@@ -172,6 +171,11 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
     rise = np.cumsum(rng.uniform(0.001, 0.01, (rows, 5)), axis=1)
     (moe,) = rng.spawn(1)  # draws of its own: what else a world has is as it was before there were mixtures
     mixed = np.arange(rows) % 2 == 1  # every other model is a mixture of experts
+    (met,) = rng.spawn(1)  # and so it was before kernels took turns
+    cost["pre_fill"], cost["dec_fill"] = met.uniform(0.7, 1.0, rows), met.choice([0.3, 0.8, 1.0], rows)
+    cost["passes"], cost["apart"], cost["crowd"] = met.uniform(1, 3, rows), met.uniform(1, 1.5, rows), 1.2
+    cost["few"], cost["many"] = met.choice([0, 4], rows), met.choice([4, 12, 30], rows)
+    cost["equal"] = met.random() < 0.1
     cost["xbytes"], cost["xmiss"] = mixed * moe.uniform(0.3, 4.0, rows) * heavy, moe.uniform(0.5, 0.99, rows)
     return Tables(
         cost, grid, rise, 0.1 * rise, np.array([0.1, 0.5, 1.0]), np.array([1.0, 8.0, 64.0]),
@@ -355,7 +359,7 @@ def sliced(seed: int) -> World:
     options = {**w.options, "sharing": "turns", "process": str(rng.choice(["model", "pair"]))}
     spec = w.machine.spec  # a second process an instance has room of its own
     spec = spec._replace(mem_bytes=spec.mem_bytes + len(w.config.models) * (w.config.process_bytes or 0))
-    machine = w.machine._replace(spec=spec, quantum_s=float(rng.choice([0.0, 0.003, 0.02])))
+    machine = w.machine._replace(spec=spec, quantum_s=float(rng.choice([0.0, 0.003, 0.02])), switching=seed % 2 / 32)
     return replace(w, options=options, machine=machine, end_s=min(w.end_s, 60.0))
 
 
@@ -436,26 +440,28 @@ def lent(seed: int) -> World:
 
 
 def beside(seed: int) -> World:
-    """Return another world, in which steps that run at once on a GPU take longer than their shares tell."""
+    """Return another world, in which lanes have few partitions to choose from: some share one, some all SMs."""
     n, rng = seed - BESIDE, np.random.default_rng(seed)
     w = world((0, TURNED, WILD, CUT, SHARED, LAYERED, LENT)[n % 7] + n // 7)
-    scaled = {"interference": float(rng.choice([1.195, 1.5, 2.0]))}
-    if rng.random() < 0.5:
-        scaled["beside_prefill"] = float(rng.choice([2.0, 5.4]))
-    config = replace(w.config, scaled=scaled)
-    return replace(w, config=config, end_s=min(w.end_s, 60.0))
+
+    def placed(action: Action) -> Action:
+        sms = (None, 30, 30, 50)[int(rng.integers(0, 4))]
+        return replace(action, sms=sms) if isinstance(action, Run) and action.steps != 0 else action
+
+    script, rota = [(t, placed(a)) for t, a in w.script], [[placed(a) for a in entry] for entry in w.rota]
+    return replace(w, script=script, rota=rota, end_s=min(w.end_s, 60.0))
 
 
 def measured(seed: int) -> World:
-    """Return another world, whose cost tables have a share for prefills and one for decode steps, as measured whole.
+    """Return another world, whose cost tables have a duty for prefills and one for decode steps, as measured whole.
 
-    What others add to a step counts more or less than demands tell, by its phase, and scaled as a whole now and then.
+    What others add to a step counts more or less than turns tell, by its phase, and scaled as a whole now and then.
     """
     n, rng = seed - MEASURED, np.random.default_rng(seed)
     w = world((0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE)[n % 9] + n // 9)
     cost = w.machine.tables.cost.copy()
     for phase in ("pre", "dec"):
-        cost[f"{phase}_share"] = rng.choice([0.0, 0.25, 0.625, 1.0], len(cost))  # 0: as FLOPs tell
+        cost[f"{phase}_duty"] = rng.choice([0.0, 0.25, 0.625, 1.0], len(cost))  # 0: as seconds of the GPU tell
         cost[f"{phase}_slow"] = rng.choice([0.0, 0.5, 1.0, 1.5, 3.0], len(cost))
     scaled = {**w.config.scaled, "co_run": float(rng.choice([1.0, 1.0, 0.5, 2.0]))}
     machine = w.machine._replace(tables=w.machine.tables._replace(cost=cost))

@@ -126,6 +126,7 @@ class Machine(NamedTuple):
     host: quantities.HostProfile
     quantum_s: float = 0.0  # of a process's slice of a GPU, where processes take turns
     poll_s: float = 0.0  # of a look for others' attention behind a kernel, of orders with `op_s`
+    switching: float = 0.0  # of a slice that a switch to another process takes in addition
     others: Mapping[str, Machine] = {}  # by kind
 
     def of(self, kind: str) -> Machine:
@@ -162,13 +163,15 @@ def machine(config: Config, host: quantities.HostProfile | None = None) -> Machi
     q, host = quantities.quantities(c.gpu, c.table), host or quantities.host(c.host, c.gpu, c.table)
     host = constants.host(host, c.scaled)
     measured = quantities.machine(c.table)
+    priced = coefficients.coefficients(rows, q, spec, host) if measured is None else whole.tables(rows, measured)
     return Machine(
-        coefficients.coefficients(rows, q, spec, host) if measured is None else whole.tables(rows, measured),
+        constants.turns(priced, c.scaled),
         constants.links(spec._replace(**links), c.scaled),
         constants.ladder(quantities.ladder(c.gpu, c.table), c.scaled),
         host,
         quantities.quantum_s(),
         quantities.poll_s(),
+        quantities.switching(),
     )
 
 

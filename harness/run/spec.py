@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, MinLen
 
 from harness import toml
-from harness.engines.costs.constants import BESIDE, CONSTANTS
+from harness.engines.costs.constants import CONSTANTS, GONE
 from harness.policy import fields
 from harness.policy.fields import meant
 from harness.policy.types import Option, UserError
@@ -115,11 +115,10 @@ class Spec:
     def __post_init__(self) -> None:
         for name, value in toml.checked(self).items():
             object.__setattr__(self, name, value)
+        if gone := next((name for name, _ in self.scaled if name in GONE), None):
+            raise UserError(f"scaled.{gone} is no constant any more: {GONE[gone]}")
         if unknown := next((name for name, _ in self.scaled if name not in CONSTANTS), None):
             raise UserError(f'scaled has no constant "{unknown}"{meant(unknown, CONSTANTS)} ({", ".join(CONSTANTS)})')
-        for name, factor in self.scaled:
-            if name in BESIDE and factor < 1:
-                raise UserError(f"scaled.{name} is {factor:g}, not at least 1")
         if self.scaling == "none" and self.rate_scale != 1:
             raise UserError(f'rate_scale is {self.rate_scale:g}: scaling "none" takes the trace as it is, at 1')
         object.__setattr__(self, "fields", tuple(sorted(self.fields)))

@@ -6,9 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from harness.engines import machine
 from harness.engines.costs import quantities, whole
-from harness.engines.costs.constants import BESIDE, CONSTANTS, SOURCES
+from harness.engines.costs.constants import CONSTANTS, SOURCES
 from harness.loop.system import System
 from harness.policy import mix
 from harness.policy.fields import meant
@@ -18,7 +20,9 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec
 
 FACTORS = (0.5, 2.0)
-TRIED = dict(zip(BESIDE, ((1.195, 1.5), (5.4,)), strict=True))  # measured, and an assumption: `constants.SOURCES`
+# Both ends of what is known: 1 (own kernels, RTX 3090) and 3 layers; .7 (1B and 3B), .9, and all of a GPU.
+TRIED = {"passes": (0.5, 1.5), "decode_fill": (0.875, 1.125, 1.25)}
+TURNS = ("passes", "decode_fill", "prompt_tokens")  # of kernels
 SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both
 MEANS = {**CONSTANTS, SHARING: "how concurrent models share a GPU"}
 
@@ -89,7 +93,7 @@ def _fixed(name: str, specs: Sequence[Spec]) -> str:
         return "nothing crosses nodes, for there is one"
     if name == "reserve" and not any(policy.options.get("kv") == "elastic" for policy in _policies(specs)):
         return "neither system has elastic KV memory"
-    if (name == "co_run" or name in BESIDE) and "fluid" not in _sharing(specs):
+    if (name == "co_run" or name in TURNS) and "fluid" not in _sharing(specs):
         return "neither system has steps that run beside others"
     return ""
 
@@ -113,6 +117,7 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
     def link(rate: float, key: str, given: float | None) -> tuple[str, str]:
         return f"{rate / 1e9:g} GB/s", sources[f"{card.kind}.{key}"] if given is None else "as given"
 
+    beside = _beside(measured, sources)
     stated = {
         "pcie": link(card.h2d, "h2d", spec.pcie_gbps),
         "nvlink": link(card.nvlink, "nvlink", spec.nvlink_gbps),
@@ -128,9 +133,9 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
         ),
         "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),
         "reserve": (f"{machine.kept_pages(config):g} pages", SOURCES["reserve"]),
-        "co_run": _beside(measured, sources),
-        **{name: ("none but shares", SOURCES[name]) for name in BESIDE},
-        SHARING: (", ".join(sorted(_sharing(specs))), SOURCES["co_run"]),
+        "co_run": beside,
+        **_turns(priced.tables.cost[0], beside[1]),
+        SHARING: (", ".join(sorted(_sharing(specs))), beside[1]),
     }
     return tuple(Constant(name, means, *stated[name]) for name, means in MEANS.items())
 
@@ -138,10 +143,19 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
 def _beside(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple[str, str]:
     """Return what steps side by side slow each other down, and its source."""
     if measured is None:
-        return "as computed from demands", SOURCES["co_run"]
+        return "as computed from turns", next(why for what, why in sources.items() if what.endswith(".co_run"))
     prefill, decode = measured.co_run.prefill, measured.co_run.decode
-    told = f"prefill {prefill.factor:g} x and decode {decode.factor:g} x the time by shares"
+    told = f"prefill {prefill.factor:g} x and decode {decode.factor:g} x the time by turns"
     return told, sources[f"{measured.kind}.co_run.decode"]
+
+
+def _turns(c: np.void, source: str) -> dict[str, tuple[str, str]]:
+    """Return the constants of kernels that take turns, and their source."""
+    return {
+        "passes": (f"{c['passes']:g} layers", source),
+        "decode_fill": (f"{c['dec_fill']:g}", source),
+        "prompt_tokens": (f"{c['few']:g} to {c['many']:g} tokens", source),
+    }
 
 
 def _sharing(specs: Sequence[Spec]) -> set[str]:

@@ -104,6 +104,11 @@ def factors(folder: Path, gpu: str, table: str | None) -> Iterator[tuple[str, st
                     yield mode, victim, other, seen, beside_s / alone_s
 
 
+def _rms(rows: Iterable[tuple[str, str, str, float, float]], mode: str) -> float:
+    """Return the root of the mean squared ln error of a mode's rows."""
+    return math.sqrt(np.mean([math.log(ours / seen) ** 2 for of, _, _, seen, ours in rows if of == mode]))
+
+
 def holds(folder: Path) -> bool:
     """Tell whether a folder is one of `make gpu`."""
     return (folder / conduct.RAW).is_file()
@@ -122,8 +127,9 @@ def beside(folder: Path, table: str | None) -> Beside:
     factored = list(factors(folder, gpu, with_))
     mode, victim, other, seen, ours = max(factored, key=lambda row: row[3] / row[4])
     answer = (
-        f"The simulator is kindest to {ACTS_TEXT[victim]} beside {ACTS_TEXT[other]}, {MODES[mode]}: it takes"
-        f" {seen:.1f} times as long as alone, and {ours:.1f} times in the simulator."
+        f"The simulator is off by {_rms(factored, 'plain'):.0%} (rms) on all SMs and {_rms(factored, 'split'):.0%} on"
+        f" partitions. It is kindest to {ACTS_TEXT[victim]} beside {ACTS_TEXT[other]}, {MODES[mode]}: it takes"
+        f" {seen:.2f} times as long as alone, and {ours:.2f} times in the simulator."
     )
     how = (
         f"Seconds of a unit as a multiple of those alone on the same SMs; two models of {MODEL}. Measured by `make"

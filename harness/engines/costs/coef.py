@@ -18,11 +18,14 @@ One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds 
 Attention to KV elsewhere of B' decodes takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') there, and the time in which
 query_bytes B' go out and result_bytes B' come back; `kernels` divides gemm(m) / layers among a layer's kernels.
 
-Demands of a step on each of its GPUs, both <= 1 (the fluid sharing of the simulator):
+Demands of a step on each of its GPUs, both <= 1:
     compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (weights + kbytes C) / (hbm step))
     weights = wbytes + xbytes (1 - xmiss^m): of experts drawn alike, the share that m tokens touch (1 - (1 - top/all)^m)
-    compute = pre_share or dec_share, by whether the step has prefill tokens, where that is above 0
-Beside others a step takes 1 + slow (t - 1) times as long, where their demands tell t; slow is pre_slow or dec_slow.
+Beside others kernels take turns (docs/semantics.md, Sharing a GPU). A turn of a step has
+    w = 0 to 1 as p goes from few to many,   fill = dec_fill + w (pre_fill - dec_fill)
+    turn = (passes + w (1 - passes)) duty step / layers;   1 for all where `equal` is set
+    duty = min(1, gpu / step); pre_duty or dec_duty, by whether the step has prefill tokens, where that is above 0
+A step that would so take t times as long as alone takes 1 + slow (t - 1) times; slow is pre_slow or dec_slow.
 """
 
 from __future__ import annotations
@@ -56,9 +59,17 @@ COST = record(
     fl_area        f8  FLOP/token^2  of area, of a step
     flops          f8  FLOP/s        that the GPU achieves
     hbm            f8  bytes/s       that the GPU achieves from HBM
-    pre_share      f8  ratio         of each of its GPUs' compute that a step with prefill asks for; 0: as FLOPs tell
-    dec_share      f8  ratio         the same of a decode step
-    pre_slow       f8  ratio         of what other steps slow a step with prefill down: 1 as their demands tell
+    pre_duty       f8  ratio         of a step with prefill in which its kernels run; 0: as `gpu` tells
+    dec_duty       f8  ratio         the same of a decode step
+    pre_fill       f8  ratio         of the GPU's time that kernels of a step with many prompt tokens keep from others
+    dec_fill       f8  ratio         the same of a decode step
+    passes         f8  layers        of a decode step that pass in a turn; of prompts one does
+    few            f8  tokens        of prompts up to which a step takes turns as decodes do
+    many           f8  tokens        of prompts from which it takes turns as prompts do
+    equal          i8  flag          turns of all steps are equally long: a scheduler's, not kernels'
+    apart          f8  ratio         of a step's time beside one on a disjoint partition, at least
+    crowd          f8  ratio         of a step's time beside those, for each time that all ask for the whole bandwidth
+    pre_slow       f8  ratio         of what other steps slow a step with prefill down: 1 as turns tell
     dec_slow       f8  ratio         the same of a decode step
     layers         i8  count         of the model
     query_bytes    f8  bytes/sequence that a step sends to where KV is attended: a token's query, key and value

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from harness.engines.costs import shapes, whole
+from harness.engines.costs import forms, shapes, whole
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.kernels import (
     BF16,
@@ -88,7 +88,7 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         if shape.sampled:  # each GPU of a group samples from whole rows
             head[i] += h.sample_s * shape.vocab * m
         weights = float((n * k).sum()) * L if plain else _active(shape, tp)
-        c["pre_slow"] = c["dec_slow"] = 1.0
+        set_turns(c, forms.Turns(**q["co_run"]))
         c["host0"], c["host1"], c["serial"] = h.host0 + h.host_tp * math.log2(tp), h.host1, h.serial
         dec = h.scale_decode * L * _decode_lines(q, spec, shape, tp, layer)
         c["att0"], c["att1"], c["dec0"], c["dec1"], c["dec2"] = dec
@@ -111,6 +111,13 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
             parts = np.array([*before, *after])
             kernels[i, x, : len(parts)] = parts / parts.sum()
     return Tables(cost, GRID, gemm, head, SHARES, SEQS, dec_rate, pre_rate, kernels)
+
+
+def set_turns(c: np.void, turns: forms.Turns) -> None:
+    """Set how the kernels of a row's steps take turns."""
+    c["pre_slow"] = c["dec_slow"] = 1.0
+    c["pre_fill"], c["dec_fill"], c["passes"] = turns.prompt_fill, turns.decode_fill, turns.passes
+    c["few"], c["many"], c["apart"], c["crowd"] = turns.few_tokens, turns.many_tokens, turns.apart, turns.crowd
 
 
 def _active(shape: Shape, tp: int) -> float:

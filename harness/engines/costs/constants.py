@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from harness.engines.costs.coef import Tables
     from harness.engines.costs.process import Parts
     from harness.engines.costs.quantities import GpuSpec, HostProfile, Way
 
@@ -18,28 +21,23 @@ CONSTANTS: Mapping[str, str] = {  # by name: what is multiplied
     "disk": "bandwidth of a node's disk",
     "swap": "fixed seconds of a load of weights, beside the copy",
     "co_run": "seconds that a step takes longer beside other steps on its GPU",
-    "interference": "seconds of a step beside other steps on its GPU, after their shares; at least 1",
-    "beside_prefill": "seconds of a decode step beside a prefill on the same SMs, after their shares; at least 1",
+    "passes": "layers of a decode step that pass for each layer of prompts beside it",
+    "decode_fill": "part of a GPU's time that kernels of decode steps keep from other models, at most all",
+    "prompt_tokens": "prompt tokens in a step from which its kernels take turns as those of prompts",
     "step": "host time of a step",
     "process": "memory of an engine's process beside weights and KV",
     "reserve": "pages that a model with elastic KV memory keeps mapped",
 }
 
-BESIDE = ("interference", "beside_prefill")  # of steps beside others: at least 1
+GONE: Mapping[str, str] = {  # what a spec may no longer scale, and what stands for it
+    "interference": "kernels of models on a GPU take turns, which cost tables state (co_run scales what others add)",
+    "beside_prefill": "decode steps wait for prompts by turns, which cost tables state (passes: 1 to 3 layers a turn)",
+}
 
 # Where those come from that no table of `tables/` states.
 SOURCES: Mapping[str, str] = {
     "process": "its parts by the formula of harness/engines/costs/process.py, which cites each",
     "reserve": "kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES",
-    "co_run": "max-min shares of compute and HBM bandwidth among the steps on a GPU, as under MPS; a model, not fitted",
-    # 1.195 is all that a server of that pair loses; by shares alone a light pair loses 1.06 (`fit.anchors`), so that
-    # 1.195 after shares reads it high.
-    "interference": "none beyond shares. Tried are 1.195 and 1.5, an assumption. The former is the TPOT of two vLLM "
-    "servers (Qwen3-4B-FP8, A100-80GB, MPS, 60 % of the SMs each) over that of one alone (medians 62.5 and 52.3 ms). "
-    "Its source is gopebble.com, case study NVIDIA MPS vs dedicated GPU allocation for LLM inference",
-    "beside_prefill": "none beyond shares. Tried is 5.4, measured on an H200 for llama-3.1-8b and a prompt of 2,048 "
-    "tokens on another stream. A decode step of 1 sequence takes 5.97 times as long as alone, one of 64 "
-    "sequences 4.83 times (results/h200/corun.md)",
 }
 
 
@@ -63,6 +61,18 @@ def links(spec: GpuSpec, factors: Factors) -> GpuSpec:
 def ladder(ways: Mapping[str, Way], factors: Factors) -> Mapping[str, Way]:
     """Return the ways to load with scaled fixed seconds."""
     return {name: way._replace(fixed_s=of(factors, "swap") * way.fixed_s) for name, way in ways.items()}
+
+
+def turns(tables: Tables, factors: Factors) -> Tables:
+    """Scale the turns of kernels on a GPU."""
+    if not {"passes", "decode_fill", "prompt_tokens"} & set(factors):
+        return tables
+    cost = tables.cost.copy()
+    cost["passes"] = np.maximum(1.0, of(factors, "passes") * cost["passes"])
+    cost["dec_fill"] = np.minimum(1.0, of(factors, "decode_fill") * cost["dec_fill"])
+    for end in ("few", "many"):
+        cost[end] *= of(factors, "prompt_tokens")
+    return tables._replace(cost=cost)
 
 
 def host(profile: HostProfile, factors: Factors) -> HostProfile:

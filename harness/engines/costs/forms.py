@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from harness import toml
-from harness.toml import Ge, MinLen
+from harness.toml import Ge, Gt, Le, MinLen
 
 Text = Annotated[str, MinLen(1)]
 Number = Annotated[int | float, Ge(0)]
@@ -136,6 +136,23 @@ class Share(Quantity):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Turns(Quantity):
+    """Turns of kernels of several models on a GPU, as `coef.COST` has them."""
+
+    passes: Annotated[int | float, Ge(1)]
+    decode_fill: Annotated[int | float, Gt(0), Le(1)]
+    prompt_fill: Annotated[int | float, Gt(0), Le(1)]
+    apart: Annotated[int | float, Ge(1)]
+    crowd: Number
+    few_tokens: Number
+    many_tokens: Number
+
+    def __post_init__(self) -> None:
+        if self.few_tokens > self.many_tokens:
+            raise ValueError("few_tokens must not be above many_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """A user's table: quantities that replace those of a GPU kind."""
 
@@ -145,6 +162,7 @@ class Table:
     prefill: Prefill | None = None
     decode: Decode | None = None
     share: Share | None = None
+    co_run: Turns | None = None
     all_reduce: Collective | None = None
     all_gather: Collective | None = None
     reduce_scatter: Collective | None = None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ EXCHANGES = ("all_gather", "reduce_scatter")  # of data-parallel attention
 ERRORS = ("fit", "fit_parts", "held", "held_parts", "parallel_parts")
 CHIP = ("sms", "flops", "hbm")
 USUAL = "h100"  # whose file has every key that others may have, as far as it is checked
+TURNS_OF = "h200"  # the kind on which turns of kernels were measured
 
 
 class GpuSpec(NamedTuple):
@@ -173,6 +174,7 @@ def quantities(kind: str, table: str | None = None) -> Toml:
     if machine(table) is not None:
         return {}
     q = _committed(_kind(kind))
+    q = {**q, "co_run": _turns(q)}
     if table is None:
         return q
     user = _user(table)
@@ -237,6 +239,15 @@ def _type(value: Any) -> str:
         case list():
             return "a list"
     return "a table"
+
+
+def _turns(q: Toml) -> Toml:
+    """Return the turns of kernels on a kind of GPU: what is not known of it is as on the card that was measured."""
+    base, own = _committed(TURNS_OF)["co_run"], q.get("co_run", {})
+    if q["kind"] == TURNS_OF:
+        return cast("Toml", base)
+    stated = f"{own['source']}; else " if own else ""
+    return {**base, **own, "source": f"{stated}from an H200: {base['source']}"}
 
 
 def over(base: Toml, file: Toml) -> dict[str, Any]:
@@ -340,6 +351,11 @@ def quantum_s() -> float:
     return float(_read(TABLES / "hosts.toml")["turns"]["quantum_s"])
 
 
+def switching() -> float:
+    """Return the part of a process's slice that a switch to the next process takes in addition."""
+    return float(_read(TABLES / "hosts.toml")["turns"]["switching"])
+
+
 def poll_s() -> float:
     """Return seconds for which a kernel, at its end, polls for others' attention (`[poll]` of `hosts.toml`)."""
     return float(_read(TABLES / "hosts.toml")["poll"]["poll_s"])
@@ -353,6 +369,8 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
     ops = [op for op in OPS if op != "all_reduce" or any(tp > 1 for _, tp in rows)]
     ops += [op for op in EXCHANGES if any(shape.dp > 1 for shape, _ in rows)]
     out = [Source(f"{name}.{op}", str(q[op]["source"]), q[op]["formula"], error(q[op])) for op in ops]
+    turns = q["co_run"]
+    out.append(Source(f"{name}.co_run", turns["source"], turns["formula"], error(turns)))
     out.append(Source(f"host {host}", h["source"], h["formula"], error(h)))
     sigma = _read(TABLES / "hosts.toml")["sigma"]
     if "sigma" not in h:

@@ -11,7 +11,8 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
     [pages]              of elastic KV: `buffer_bytes` that a page has in each layer for K and for V, and pages `kept`
     [steps."SHAPE"]      steps of a model
     [co_run.PHASE]       of steps with `prefill` tokens, and of `decode`: the `share` of the machine that a step asks
-                         for; `factor`: below
+                         for; `factor`: below; `duty` by shape: the part of a step in which its kernels run
+    [co_run.turns]       of a GPU whose kernels take turns (`forms.Turns`); without it turns are a scheduler's
     [ladder.WAY]         `fixed_s` of a start or wake, and its `link`
 
     step = seconds(m) + seq_s (B + n) + ctx_s C + area_s area                  (m, B, n, C, area: coef.py)
@@ -19,8 +20,9 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
 `seconds` is a table over `tokens`, linear between them and beyond the last two. What of a step is the host's, or is
 hidden behind it, cannot be told from outside; so nothing is hidden. Of k servers that step side by side each takes
 1 + factor (max(1, k share) - 1) times as long: a factor above 1 is of servers that disturb each other beyond their
-shares, each of which is then all of the machine. Where parts of the machine can be given to a lane (`sm_step` below
-`sms`), a part of it takes as many times as long.
+shares, each of which is then all of the machine. Unlike ones have turns of equal length, as a scheduler gives, unless
+[co_run.turns] says that kernels take them: then they have its fills, and a duty of share / fill where none is stated.
+Where parts of the machine can be given to a lane (`sm_step` below `sms`), a part of it takes as many times as long.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import numpy as np
 
 from harness.engines.costs import shapes
 from harness.engines.costs.coef import COST, Tables
-from harness.engines.costs.forms import Number, Quantity, Text
+from harness.engines.costs.forms import Number, Quantity, Text, Turns
 from harness.policy.types import Option, Shape, UserError
 from harness.toml import Gt, Le, MinLen
 
@@ -122,6 +124,7 @@ class Beside(Quantity):
 
     share: Annotated[int | float, Gt(0), Le(1)]
     factor: Number
+    duty: Mapping[str, Annotated[int | float, Gt(0), Le(1)]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ class CoRun:
 
     prefill: Beside
     decode: Beside
+    turns: Turns | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +194,7 @@ def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
         fitted, c = steps[shape.name], cost[i]
         gemm[i] = _lines(grid, fitted.tokens, fitted.seconds)
         c["host1"], c["serial"], c["dec2"], c["pre2"] = fitted.seq_s, 1, fitted.ctx_s, fitted.area_s
-        for phase, beside in (("pre", machine.co_run.prefill), ("dec", machine.co_run.decode)):
-            c[f"{phase}_share"], c[f"{phase}_slow"] = beside.share, beside.factor
+        _set_turns(c, machine.co_run, shape.name)
         c["flops"], c["hbm"] = 1.0, 1.0
         c["layers"] = shape.layers
         c["query_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * (shape.q_heads + 2 * shape.kv_heads)
@@ -202,6 +205,20 @@ def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
     parts = np.array([np.concatenate(shapes.parts_by_weights(shape)) for shape, _ in rows])
     kernels = np.tile(parts[:, None], (1, len(grid), 1))
     return Tables(cost, grid, gemm, 0.0 * gemm, share, np.ones(1), rate[:, :, None], rate, kernels)
+
+
+def _set_turns(c: np.void, co_run: CoRun, model: str) -> None:
+    """Set how a row's steps take turns: by kernels, or as a scheduler gives them."""
+    turns = co_run.turns
+    c["passes"], c["apart"], c["many"], c["equal"] = 1.0, 1.0, 1.0, turns is None
+    if turns is not None:
+        c["passes"], c["apart"], c["crowd"] = turns.passes, turns.apart, turns.crowd
+        c["few"], c["many"] = turns.few_tokens, turns.many_tokens
+    fills = (turns.prompt_fill, turns.decode_fill) if turns else (None, None)
+    for phase, beside, fill in zip(("pre", "dec"), (co_run.prefill, co_run.decode), fills, strict=True):
+        c[f"{phase}_fill"] = beside.share if fill is None else fill
+        c[f"{phase}_duty"] = beside.duty.get(model, min(1.0, beside.share / (fill or beside.share)))
+        c[f"{phase}_slow"] = beside.factor
 
 
 def _lines(x: np.ndarray[Any, np.dtype[np.int64]], tokens: Sequence[int], seconds: Sequence[float]) -> Any:

@@ -208,11 +208,10 @@ class Sim:
         w["watermark"] = 0.0 if self._contiguous else c.watermark  # kept for growth, of which there is none
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s
+        w["switching"] = self._machine.switching
         w["poll_s"] = self._machine.poll_s
         w["sliced"] = self._sharing == "turns" and laid_out(c, self._layout) != "gpu"  # one process takes no turns
         w["co_run"] = constants.of(c.scaled, "co_run")
-        w["interference"] = constants.of(c.scaled, "interference")
-        w["beside_prefill"] = constants.of(c.scaled, "beside_prefill")
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["elastic"] = self._elastic
         w["piece_bytes"], w["first_host"] = c.piece_bytes, c.gpus

@@ -19,9 +19,8 @@ WORLD = record(
     sigma            f8   ratio     standard deviation of the noise on a step's time
     poll_s           f8   s         of a look for others' attention, after each kernel of an order with `op_s`
     quantum_s        f8   s         of a process's slice in a round, at least, while others of its GPU are busy
+    switching        f8   ratio     of a process's slice that a switch between processes takes in addition
     co_run           f8   ratio     of what lanes of a GPU slow each other down: 1 as the cost tables tell
-    interference     f8   ratio     of the time of a step while another lane has one on a GPU of its; 1: shares tell all
-    beside_prefill   f8   ratio     of a decode step's time while another lane prefills on its SMs; 1: shares tell all
     piece_bytes      f8   bytes     what a link moves of weights before it looks for something more urgent
     round_trip_s     f8   s         from a request's end to the arrival of its client's next one, without `think`
     gpus             i8   address   GPU
@@ -133,8 +132,7 @@ GPU = record(
     kv_since       f8  s         when its KV last changed
     held_s         f8  s         for which weights were on it or on their way, up to `held_since` if some are
     held_since     f8  s         when the first of these came
-    level          f8  ratio     the common rate of lanes at which it is used up, while rates are shared out
-    round_s        f8  s         in which each process that is busy on it has a slice, while rates are shared out
+    round_s        f8  s         in which each lane or process that is busy on it has a turn, while these are taken
     lent_most      f8  ratio     of its time that attention for one lane elsewhere gets, while rates are shared out
     own            f8  ratio     of its time that is left to its own lanes, while rates are shared out
     head           i8  row       of LANE: the first busy in the pool
@@ -277,8 +275,13 @@ LANE = record(
     part_since     f8  s         when `part` last changed
     off_s          f8  s         of the step in flight, in time slices of other processes, up to `part_since`
     slice_s        f8  s         solo, of a step without noise: what it asks of a round at `max_rate` 1
-    slow           f8  ratio     of what other lanes slow its step down: 1 as their demands tell
-    new_rate       f8  ratio     its rate once compute and bandwidth are shared out
+    slow           f8  ratio     of what other lanes slow its step down: 1 as turns tell
+    duty           f8  ratio     of a step in which its kernels run, at `max_rate`
+    fills          f8  ratio     of a GPU's time that its kernels keep from others
+    turn_s         f8  s         of its kernels' turn at `max_rate` 1
+    round_s        f8  s         of a round that its turn takes on average, while turns are taken
+    stretch        f8  ratio     of its kernels' time beside others', while turns are taken
+    new_rate       f8  ratio     its rate once time is lent, and its stretch before that, in the making
     given          f8  ratio     its rate once all is shared out
     op_s           f8  s         of the order's kernels, at most: longer ones are cut; -1: others wait for whole steps
     kernel_s       16f8 s        of its step's kernels, as they are cut, without noise
@@ -292,7 +295,7 @@ LANE = record(
     seqs           i8  count     sequences in a step that the order allows; -1: as many as the engine
     chunk          i8  tokens    of a step that the order allows; 0: whole prompts; -1: as the engine
     sms            i8  SMs       of the order's partition; -1: all
-    apart          i8  flag      the step in flight has a partition of its own
+    partition      i8  number    of the SMs that the step in flight has, by their count and the phase; 0: all
     slice_layers   i8  layers    of a slice of a step with prompts, by the order; -1: it runs whole
     busy           i8  code      IDLE, STEP or SPAN
     was            i8  code      MIXED or PREFILL: the kind of the step in flight

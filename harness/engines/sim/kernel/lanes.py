@@ -1,4 +1,4 @@
-"""Lanes in time: spans and their ends, shares of a GPU, memory that comes free."""
+"""Lanes in time: spans and their ends, turns on a GPU, memory that comes free."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from harness.engines.sim.state import (
     IDLE,
     INF,
     SPAN,
-    STEP,
     batch_at,
+    cost_at,
     demand_at,
     gpu_at,
     inst_at,
@@ -22,6 +22,8 @@ from harness.engines.sim.state import (
     remote_at,
     world,
 )
+
+SWEEPS = 3  # over the lanes of a pool, until how much of the time each is on its GPUs hardly changes
 
 
 @jit
@@ -283,37 +285,35 @@ def off_s(S: int, lane: int, t: float) -> float:
 
 
 @jit
+def set_turn(S: int, lane: int, c: int, tokens: int, duty: float, layer_s: float) -> None:
+    """Note what a lane's step takes of rounds: a layer of it takes `layer_s`, and it has so many tokens of prompts."""
+    n = lane_at(S, lane)
+    k = cost_at(S)[c]
+    w = 0.0  # 0: as decode steps, 1: as prompts
+    if tokens > 0 and tokens >= k.many:
+        w = 1.0
+    elif tokens > k.few:
+        w = (tokens - k.few) / (k.many - k.few)
+    n.duty = duty
+    n.fills = k.dec_fill + w * (k.pre_fill - k.dec_fill)
+    n.turn_s = 1.0 if k.equal else (k.passes + w * (1.0 - k.passes)) * duty * layer_s
+
+
+@jit
 def share(S: int, p: int) -> None:
     """Share the GPUs of a pool out to its lanes."""
     W = world(S)
     P = gpu_at(S, p)
     P.touched = 0
-    apart = W.alone or (P.lanes == 1 and lane_at(S, P.head).lent < 0)
-    if apart:
+    if W.alone or (P.lanes == 1 and lane_at(S, P.head).lent < 0):
         lane = P.head
         while lane >= 0:
             if W.sliced:
                 set_part(S, lane, 1.0)
             set_rate(S, lane, lane_at(S, lane).max_rate)
             lane = lane_at(S, lane).next
-    elif W.sliced:
-        take_turns(S, p)
     else:
-        lane = P.head
-        while lane >= 0:
-            lane_at(S, lane).frozen = 0
-            lane = lane_at(S, lane).next
-        raise_rates(S, p, P.lanes)
-        lane = P.head
-        while lane >= 0:
-            n = lane_at(S, lane)
-            n.given = n.new_rate if n.slow == 1.0 else slowed(n.max_rate, n.new_rate, n.slow)
-            if W.interference > 1.0 and accompanied(S, p, lane):
-                n.given /= W.interference
-            if W.beside_prefill > 1.0 and starved(S, p, lane):
-                n.given /= W.beside_prefill
-            lane = n.next
-    if not apart:
+        take_turns(S, p)
         if W.n_remotes > 0:
             lend(S, p)
         lane = P.head
@@ -324,158 +324,159 @@ def share(S: int, p: int) -> None:
 
 
 @jit
-def accompanied(S: int, p: int, lane: int) -> bool:
-    """Tell whether another lane of a pool has a step on a GPU of a lane."""
-    x = gpu_at(S, p).head
-    while x >= 0:
-        if x != lane and meet(S, x, lane):
-            return True
-        x = lane_at(S, x).next
-    return False
-
-
-@jit
-def starved(S: int, p: int, lane: int) -> bool:
-    """Tell whether a lane decodes while another lane of a pool prefills on SMs of its GPUs that are not kept apart."""
-    n = lane_at(S, lane)
-    x = gpu_at(S, p).head
-    while x >= 0 and n.busy == SPAN:
-        other = lane_at(S, x)
-        if other.busy == STEP and not (n.apart and other.apart) and meet(S, x, lane):
-            return True
-        x = other.next
-    return False
-
-
-@jit
-def meet(S: int, x: int, y: int) -> bool:
-    """Tell whether two lanes have steps on the same GPU."""
-    d = lane_at(S, y).demand
-    while d >= 0:
-        if demand_on(S, x, demand_at(S, d).gpu) >= 0:
-            return True
-        d = demand_at(S, d).next
-    return False
-
-
-@jit
-def slice_of(S: int, p: int, lane: int) -> float:
-    """Return the time slice of a lane's process in a round, in seconds; 0 if another lane of it has a longer step."""
-    W = world(S)
-    n = lane_at(S, lane)
-    turn = n.slice_s / n.max_rate
-    x = gpu_at(S, p).head
-    while x >= 0:
-        y = lane_at(S, x)
-        if y.process == n.process and (y.slice_s / y.max_rate > turn or (y.slice_s / y.max_rate == turn and x < lane)):
-            return 0.0
-        x = y.next
-    return max(turn, W.quantum_s)
-
-
-@jit
 def take_turns(S: int, p: int) -> None:
-    """Give each process of a pool its steps' share of a round, on the GPU with the longest; its lanes share that.
+    """Give each lane of a pool the rate that it has where kernels take turns, and without MPS processes as well.
 
-    Max-min within a process, as if it were alone. One without others on its GPUs has them all the time.
+    A round has a turn of each lane, or of each process the slice of its longest lane, as often as it is there: kernels
+    are on a GPU for a part of their step, `duty`, which grows as others keep them waiting. Three sweeps find it.
     """
+    W = world(S)
+    P = gpu_at(S, p)
+    lane = P.head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        n.stretch = 1.0
+        n.given = 1.0
+        lane = n.next
+    for _ in range(SWEEPS):
+        fill_rounds(S, p, 0)
+        same = True
+        lane = P.head
+        while lane >= 0:
+            n = lane_at(S, lane)
+            n.new_rate = stretched(S, p, lane)
+            same = same and n.new_rate == n.stretch
+            lane = n.next
+        if same:
+            break
+        lane = P.head
+        while lane >= 0:
+            n = lane_at(S, lane)
+            n.stretch = n.new_rate
+            lane = n.next
+    for _ in range(SWEEPS if W.sliced else 0):
+        fill_rounds(S, p, 1)
+        slice_out(S, p)
+    lane = P.head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        part = n.given  # of the time of its process's GPUs in which its kernels wait for no other process
+        alone = 1.0 - n.duty + n.duty * n.stretch
+        beside = 1.0 - n.duty + n.duty * n.stretch / part
+        if W.sliced:
+            set_part(S, lane, alone / beside)
+        n.given = n.max_rate / beside
+        if n.slow != 1.0 and not W.sliced:
+            n.given = slowed(n.max_rate, n.given, n.slow)
+        lane = n.next
+
+
+@jit
+def fill_rounds(S: int, p: int, slices: int) -> None:
+    """Add up the rounds of a pool's GPUs: turns of lanes, or slices of processes."""
     W = world(S)
     for g in range(W.n_gpus):
         if gpu_at(S, g).pool == p:
             gpu_at(S, g).round_s = 0.0
     lane = gpu_at(S, p).head
     while lane >= 0:
-        turn = slice_of(S, p, lane)
-        d = lane_at(S, lane).demand
+        n = lane_at(S, lane)
+        stretch = n.stretch / n.given
+        here = n.duty * stretch / (1.0 - n.duty + n.duty * stretch)
+        if slices:
+            turn = slice_s(S, p, lane)
+            n.round_s = here * max(turn, W.quantum_s) * (1.0 + W.switching) if turn > 0.0 else 0.0
+        else:
+            n.round_s = here * n.fills * n.turn_s / n.max_rate
+        d = n.demand
         while d >= 0:
-            gpu_at(S, demand_at(S, d).gpu).round_s += turn
+            gpu_at(S, demand_at(S, d).gpu).round_s += n.round_s
             d = demand_at(S, d).next
-        lane = lane_at(S, lane).next
+        lane = n.next
+
+
+@jit
+def stretched(S: int, p: int, lane: int) -> float:
+    """Return how many times as long a lane's kernels take beside those that share its SMs, or its GPU apart."""
+    W = world(S)
+    n = lane_at(S, lane)
+    turn = n.turn_s / n.max_rate
+    most = 1.0
+    d = n.demand
+    while d >= 0:
+        g = demand_at(S, d).gpu
+        if n.partition == 0 and not W.sliced:
+            if gpu_at(S, g).active > 1:
+                most = max(most, n.fills + (gpu_at(S, g).round_s - n.round_s) / turn)
+        else:
+            most = max(most, among(S, p, lane, d, turn))
+        d = demand_at(S, d).next
+    return most
+
+
+@jit
+def among(S: int, p: int, lane: int, d: int, turn: float) -> float:
+    """Return the same on one GPU, where some lanes do not meet: they have disjoint partitions or other processes."""
+    W = world(S)
+    n = lane_at(S, lane)
+    meet, asked, apart = 0.0, demand_at(S, d).hbm * n.max_rate, 0
+    x = gpu_at(S, p).head
+    while x >= 0:
+        y = lane_at(S, x)
+        e = demand_on(S, x, demand_at(S, d).gpu)
+        if x != lane and e >= 0 and not (W.sliced and y.process != n.process):
+            if n.partition > 0 and y.partition > 0 and n.partition != y.partition:
+                asked += demand_at(S, e).hbm * y.max_rate
+                apart = 1
+            else:
+                meet += y.round_s
+        x = y.next
+    most = n.fills + meet / turn if meet > 0.0 else 1.0
+    if apart:
+        k = cost_at(S)[inst_at(S, batch_at(S, lane >> 1).inst).cost]
+        most = max(most, k.apart, k.crowd * asked)
+    return most
+
+
+@jit
+def slice_s(S: int, p: int, lane: int) -> float:
+    """Return the GPU seconds of a lane's step, its process's slice; 0 if another lane of it has a longer one."""
+    n = lane_at(S, lane)
+    turn = n.duty * n.stretch * n.slice_s / n.max_rate
+    x = gpu_at(S, p).head
+    while x >= 0:
+        y = lane_at(S, x)
+        if x != lane and y.process == n.process:
+            other = y.duty * y.stretch * y.slice_s / y.max_rate
+            if other > turn or (other == turn and x < lane):
+                return 0.0
+        x = y.next
+    return turn
+
+
+@jit
+def slice_out(S: int, p: int) -> None:
+    """Give each process of a pool its slice's part of a round, on the GPU with the longest; alone it has all of it."""
+    W = world(S)
     lane = gpu_at(S, p).head
     while lane >= 0:
         n = lane_at(S, lane)
-        turn = slice_of(S, p, lane)
+        turn = slice_s(S, p, lane)
         if turn > 0.0:
+            own = max(turn, W.quantum_s) * (1.0 + W.switching)
             longest = turn
             d = n.demand
             while d >= 0:
-                longest = max(longest, gpu_at(S, demand_at(S, d).gpu).round_s)
+                others = gpu_at(S, demand_at(S, d).gpu).round_s - n.round_s
+                if others > 0.0:
+                    longest = max(longest, own + others)
                 d = demand_at(S, d).next
-            part = n.slice_s / n.max_rate / longest if longest > turn else 1.0
-            left = 0
-            x = gpu_at(S, p).head
-            while x >= 0:
-                y = lane_at(S, x)
-                y.frozen = int(y.process != n.process)
-                y.new_rate = 0.0
-                left += 1 - y.frozen
-                x = y.next
-            raise_rates(S, p, left)
             x = gpu_at(S, p).head
             while x >= 0:
                 if lane_at(S, x).process == n.process:
-                    lane_at(S, x).given = lane_at(S, x).new_rate * part
-                    set_part(S, x, part)
+                    lane_at(S, x).given = turn / longest
                 x = lane_at(S, x).next
         lane = n.next
-
-
-@jit
-def raise_rates(S: int, p: int, left: int) -> None:
-    """Raise the rates of a pool's `left` lanes not yet frozen, max-min: each to its cap or until a GPU is full."""
-    W = world(S)
-    P = gpu_at(S, p)
-    while left > 0:
-        level = INF
-        lane = P.head
-        while lane >= 0:
-            n = lane_at(S, lane)
-            if not n.frozen:
-                level = min(level, n.max_rate)
-            lane = n.next
-        for g in range(W.n_gpus):
-            if gpu_at(S, g).pool == p:
-                gpu_at(S, g).level = saturation(S, p, g)
-                level = min(level, gpu_at(S, g).level)
-        lane = P.head
-        while lane >= 0:
-            n = lane_at(S, lane)
-            if not n.frozen:
-                stop = n.max_rate <= level
-                d = n.demand
-                while d >= 0:
-                    if gpu_at(S, demand_at(S, d).gpu).level <= level:
-                        stop = True
-                    d = demand_at(S, d).next
-                if stop:
-                    n.new_rate = level
-                    n.frozen = 1
-                    left -= 1
-            lane = n.next
-
-
-@jit
-def saturation(S: int, p: int, g: int) -> float:
-    """Return the common rate of the lanes not yet frozen that uses up a GPU's compute or HBM bandwidth."""
-    c_left, h_left, c, h = 1.0, 1.0, 0.0, 0.0
-    lane = gpu_at(S, p).head
-    while lane >= 0:
-        n = lane_at(S, lane)
-        d = demand_on(S, lane, g)
-        if d >= 0:
-            if n.frozen:
-                c_left -= demand_at(S, d).compute * n.new_rate
-                h_left -= demand_at(S, d).hbm * n.new_rate
-            else:
-                c += demand_at(S, d).compute
-                h += demand_at(S, d).hbm
-        lane = n.next
-    level = INF
-    if c > 0.0:
-        level = max(c_left / c, 0.0)
-    if h > 0.0:
-        level = min(level, max(h_left / h, 0.0))
-    return level
 
 
 @jit

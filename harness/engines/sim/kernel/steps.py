@@ -9,7 +9,19 @@ from harness.engines.sim.kernel.cost import attend_s, noise, power_below, read_b
 from harness.engines.sim.kernel.events import tell
 from harness.engines.sim.kernel.far import cut_kernels, far_context, far_s, hold_far, span_far
 from harness.engines.sim.kernel.growth import grow
-from harness.engines.sim.kernel.lanes import activate, ask, dirty, off_s, pool_of, retire, room, segment, solo_at, wake
+from harness.engines.sim.kernel.lanes import (
+    activate,
+    ask,
+    dirty,
+    off_s,
+    pool_of,
+    retire,
+    room,
+    segment,
+    set_turn,
+    solo_at,
+    wake,
+)
 from harness.engines.sim.kernel.links import elsewhere, leave, set_weights
 from harness.engines.sim.kernel.lists import unlink
 from harness.engines.sim.kernel.members import (
@@ -269,7 +281,7 @@ def form(S: int, T: Tables, lane: int) -> None:
     c = inst_at(S, i).cost
     k = T.cost[c]
     share_ = 1.0
-    n.apart = int(n.sms > 0)
+    n.partition = 2 * n.sms + (lane & 1) if n.sms > 0 else 0
     if n.sms > 0:
         share_ = n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms
     n.slow = W.co_run * (k.pre_slow if pieces > 0 else k.dec_slow)
@@ -299,12 +311,14 @@ def form(S: int, T: Tables, lane: int) -> None:
         host = k.host0 + k.host1 * (run + pieces)
         solo = gpu + host if k.serial else max(gpu, host)
         flops = k.fl_tok * (run + tokens) + k.fl_area * area
-        compute = k.pre_share if k.pre_share > 0.0 else flops / (k.flops * solo)
+        duty = k.pre_duty if k.pre_duty > 0.0 else min(1.0, gpu / solo)
+        compute = flops / (k.flops * solo)
         hbm = (read_bytes(S, c, run + tokens) + k.kbytes * C) / (k.hbm * solo)
         layers = model_at(S, inst_at(S, i).model).layers
         left = n.layers_left if n.layers_left > 0 else layers
         part = min(n.slice_layers, left) if n.slice_layers > 0 else left
         n.layers_left = left - part
+        set_turn(S, lane, c, tokens, duty, solo / layers)
         solo *= part / layers
         ask(S, lane, solo, min(1.0, compute), min(1.0, hbm))
         if W.sigma > 0.0:
@@ -385,7 +399,9 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
         steps = min(steps, NOISE_TICKS - B.tick % NOISE_TICKS)
     solo = base + decode
     solo = solo + host if k.serial else max(solo, host)
-    compute = k.dec_share if k.dec_share > 0.0 else (k.fl_tok * run) / (k.flops * solo)
+    duty = k.dec_duty if k.dec_duty > 0.0 else min(1.0, (base + decode) / solo)
+    set_turn(S, lane, c, 0, duty, solo / model_at(S, inst_at(S, i).model).layers)
+    compute = (k.fl_tok * run) / (k.flops * solo)
     ask(S, lane, solo, min(1.0, compute), min(1.0, (read_bytes(S, c, run) + k.kbytes * near_context) / (k.hbm * solo)))
     steps = min(steps, (2 * q - B.context + run - 1) // run)
     if n.turn != NO_TURN:
