@@ -343,12 +343,12 @@ def turns(steps: Sequence[Step], quantum_s: float, switching: float) -> tuple[li
         }
         swept = dict[tuple[Inst, int], float]()
         for p in processes:
-            own, waits = max(needs[p]), 0.0
+            need, waits = max(needs[p]), 0.0
             for gpu in first[p].place:
                 waits = max(
                     waits, sum(rounds[x] for x in processes if x != p and any(gpu in s.place for s in groups[x]))
                 )
-            swept[p] = own / (max(quantum_s, own) * (1 + switching) + waits) if waits else 1.0
+            swept[p] = need / (max(quantum_s, need) * (1 + switching) + waits) if waits else 1.0
         parts = swept
     rates, left = list[float](), dict[int, float]()
     for s in steps:

@@ -337,8 +337,8 @@ def test_two_layers_of_a_decode_step_pass_for_each_of_a_prompt() -> None:
 def test_mixtures_read_the_experts_that_their_tokens_touch() -> None:
     """A decode step of one token reads half of the experts, one of two tokens three quarters."""
     t = tables(xbytes=0.25, xmiss=0.5)
-    one, two = (price(t, 0, (n, 1.0), {}, 0, 0, 0.0, n, None, 0.0, None) for n in (1, 2))
-    assert (one.demand[1], two.demand[1]) == (0.125 / (17 / 64), 0.1875 / (18 / 64))
+    single, double = (price(t, 0, (n, 1.0), {}, 0, 0, 0.0, n, None, 0.0, None) for n in (1, 2))
+    assert (single.demand[1], double.demand[1]) == (0.125 / (17 / 64), 0.1875 / (18 / 64))
 
 
 @cases(("quantum", "turns"), [(0, (4, 8)), (6, (6, 8)), (10, (10, 10))])

@@ -119,6 +119,16 @@ def is_base(text: str) -> bool:
     return text.partition("@")[0] in BASES
 
 
+def asked(text: str | None, scale: float | None, models: ModelSet) -> str:
+    """Return the rule in full that is asked for; None: the authors' base if a set has it for every model, else P95.
+
+    light8 alone has it (`[[model]] released` of its file: Prism's `trace.py`, on H100s). Kernels of models that share a
+    GPU take turns, and few rates then meet 5 x P95 of a GPU of their own; Prism's runs had 5 x the released bases.
+    """
+    usual = "released" if all(member.released_s is not None for member in models.members) else "P95"
+    return in_full(text or usual, scale)
+
+
 def in_full(text: str, scale: float | None = None) -> str:
     """Return the rule of a base and a scale. Without one, a base stands at 5 and any other rule at 1.
 

@@ -89,7 +89,7 @@ def compare(
     systems: str,
     settings: dict[str, Any],
     rates: tuple[float, ...] | None,
-    slo: str,
+    slo: str | None,
     slo_scale: float | None,
     definition: str | None,
     seeds: int | None,
@@ -122,7 +122,8 @@ def compare(
     words = click.get_current_context().meta.get(WORDS, ())
     if len(given := list(dict.fromkeys(word for word in words if word in FORMS))) > 1:
         raise UserError(f"{' and '.join(given)}: one form at a time")
-    asked = compared(systems, {**setting, **settings}, rates, seeds, slo_rule(slo, slo_scale), definition, controls)
+    rule = slo_rule(slo, slo_scale, setting["models"])
+    asked = compared(systems, {**setting, **settings}, rates, seeds, rule, definition, controls)
     asked = asked.only(precision=precision, budget=budget)
     folder = real(out or RESULTS)
     if dry_run:

@@ -415,9 +415,10 @@ ENOUGH = grouped(
 )  # fmt: skip
 DEFINITION = click.Choice(list(DEFINITIONS))
 SLO = grouped(
-    click.option("--slo", metavar="RULE", default="P95", show_default=True,
+    click.option("--slo", metavar="RULE",
                  help="Base of the SLO: P95 (measured on dedicated; P95@h100: on that kind), solo, released, "
-                 "absolute:ttft=S,tpot=S, classes:FILE.toml."),
+                 "absolute:ttft=S,tpot=S, classes:FILE.toml.  [default: released where the set has it (light8), "
+                 "else P95]"),
     click.option("--slo-scale", type=Number(), metavar="X",
                  help="Multiple of the base.  [default: 5; 1 for seconds]"),
 )  # fmt: skip
@@ -474,8 +475,9 @@ SETTING = grouped(
 )  # fmt: skip
 
 
-def slo_rule(slo: str, scale: float | None) -> str:
-    """Return the SLO rule in full, as in `5xP95`."""
-    from workloads.slo import in_full
+def slo_rule(slo: str | None, scale: float | None, models: str) -> str:
+    """Return the SLO rule in full, as in `5xP95`; None: the usual one of a set of models."""
+    from harness.run.setup import load_models
+    from workloads.slo import asked
 
-    return in_full(slo, scale)
+    return asked(slo, scale, load_models(models))

@@ -63,7 +63,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     asked = asked if engine is None else replace(asked, engine=engine)
     try:
         ready = resolve(asked)
-        rule = asked.slo or slo_rule("P95", None)
+        rule = asked.slo or slo_rule(None, None, asked.models)
         check_rule(rule, asked.models)
         if dry_run:
             click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
@@ -361,9 +361,9 @@ def explain(
         raise UserError("say what to explain: --request ID, or --misses")
     spec, table = stored(about["spec"]), record.read(run)
     row = None if request is None else words.row_of(table, request)
-    asked = None if slo is None else slo_rule(slo, slo_scale)
+    asked = None if slo is None else slo_rule(slo, slo_scale, spec.models)
     with Terminal() as teller:
-        under, lines = judged.target(run, spec, asked, slo_rule("P95", None), teller)
+        under, lines = judged.target(run, spec, asked, slo_rule(None, None, spec.models), teller)
     limits = slos.limits(run, under)
     if request is not None and row is not None:
         parts, made_ns = list[Part](), None

@@ -69,7 +69,7 @@ def sensitivity(
     systems: str,
     settings: dict[str, Any],
     rates: tuple[float, ...] | None,
-    slo: str,
+    slo: str | None,
     slo_scale: float | None,
     definition: str | None,
     seeds: int | None,
@@ -96,7 +96,7 @@ def sensitivity(
     from harness.study.sensitivity import lines
     from harness.study.varying import sensitivity as vary
 
-    rule = slo_rule(slo, slo_scale)
+    rule = slo_rule(slo, slo_scale, setting["models"])
     asked = compared(systems, {**setting, **settings}, rates, seeds, rule, definition, controls)
     only = listed("--constants", constants)
     if len(asked.systems) < 2:

@@ -96,7 +96,7 @@ def size(
     spare: int,
     node: int,
     grow: str,
-    slo: str,
+    slo: str | None,
     slo_scale: float | None,
     definition: str | None,
     windows: int,
@@ -121,7 +121,7 @@ def size(
     from harness.study.compare import judged_by
     from harness.study.size_kept import keep
 
-    rule = slo_rule(slo, slo_scale)
+    rule = slo_rule(slo, slo_scale, setting["models"])
     least, most = _span(span)
     tried = _kinds(kinds)
     asked = sizes.Asked(

@@ -18,6 +18,7 @@ from harness.study.size import Asked, Sized
 from traces import deal
 from traces.kept import meant
 from workloads import slo as rules
+from workloads.models import model_set
 from workloads.usual import SIZED, TRACE
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def compare(
     *,
     trace: str | None = None,
     spread: str | None = None,
-    slo: str = "P95",
+    slo: str | None = None,
     slo_scale: float | None = None,
     rate_scale: Sequence[float] | None = None,
     seeds: int = 5,
@@ -86,8 +87,10 @@ def compare(
     names = systems.split(",") if isinstance(systems, str) else list(systems)
     if trace is not None or spread is not None:
         setting["trace"] = _trace(trace or TRACE, spread, folder)
-    asked = comparison([name.strip() for name in names], filled(setting), rates=rate_scale, seeds=seeds,
-                       rule=rules.in_full(slo, slo_scale), definition=definition, controls=controls)  # fmt: skip
+    setting = filled(setting)
+    rule = rules.asked(slo, slo_scale, model_set(setting["models"]))
+    asked = comparison([name.strip() for name in names], setting, rates=rate_scale, seeds=seeds,
+                       rule=rule, definition=definition, controls=controls)  # fmt: skip
     return Comparison(measure(asked, folder, stem=stem_of(asked), workers=workers))
 
 
@@ -125,7 +128,7 @@ def size(
     trace: str,
     models: str,
     spread: str | None = None,
-    slo: str = "P95",
+    slo: str | None = None,
     slo_scale: float | None = None,
     gpu: str | Sequence[str] = "h100",
     gpus: tuple[int, int] = (1, 64),
@@ -145,7 +148,8 @@ def size(
 
     A log is converted, and stderr says how. Stored runs are used again. UserError for what `bench` refuses.
     """
-    folder, rule = Path(out).resolve(), rules.in_full(slo, slo_scale)
+    folder = Path(out).resolve()
+    rule = rules.asked(slo, slo_scale, model_set(models))
     rules.parse(rule)
     kinds, names = (tuple(x.split(",") if isinstance(x, str) else x) for x in (gpu, systems))
     usd = prices({kind: str(dollars) for kind, dollars in (price or {}).items()})

@@ -243,11 +243,11 @@ def _type(value: Any) -> str:
 
 def _turns(q: Toml) -> Toml:
     """Return the turns of kernels on a kind of GPU: what is not known of it is as on the card that was measured."""
-    base, own = _committed(TURNS_OF)["co_run"], q.get("co_run", {})
+    base, stated = _committed(TURNS_OF)["co_run"], q.get("co_run", {})
     if q["kind"] == TURNS_OF:
         return cast("Toml", base)
-    stated = f"{own['source']}; else " if own else ""
-    return {**base, **own, "source": f"{stated}from an H200: {base['source']}"}
+    source = f"{stated['source']}; else " if stated else ""
+    return {**base, **stated, "source": f"{source}from an H200: {base['source']}"}
 
 
 def over(base: Toml, file: Toml) -> dict[str, Any]:

@@ -463,13 +463,13 @@ def slice_out(S: int, p: int) -> None:
         n = lane_at(S, lane)
         turn = slice_s(S, p, lane)
         if turn > 0.0:
-            own = max(turn, W.quantum_s) * (1.0 + W.switching)
+            slice_ = max(turn, W.quantum_s) * (1.0 + W.switching)
             longest = turn
             d = n.demand
             while d >= 0:
                 others = gpu_at(S, demand_at(S, d).gpu).round_s - n.round_s
                 if others > 0.0:
-                    longest = max(longest, own + others)
+                    longest = max(longest, slice_ + others)
                 d = demand_at(S, d).next
             x = gpu_at(S, p).head
             while x >= 0:
