@@ -308,7 +308,7 @@ def test_without_room_for_second_copies_nothing_moves_before_a_request_has_waite
     config, jobs = crowd()
     for moves in ("copy", "deactivate", "exchange"):
         assert moved(run(config, jobs, moves=moves, window_s=20.0)[0]) == []
-    jobs.output_tokens[:] = 1200  # more KV memory than there is
+    jobs.output_tokens[:] = 1000  # more KV memory than there is
     assert moved(run(config, jobs, moves="copy", window_s=20.0)[0]) == []
     log, engine = run(config, jobs, moves="exchange", window_s=20.0)
     first, second, third, last = moved(log)[:4]
