@@ -27,27 +27,34 @@ def rows(page: str) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines[2:]]
 
 
-def test_the_page_holds_every_pair_that_was_measured_and_names_the_farthest() -> None:
-    factors = list(corun.factors(FOLDER, "h200", TABLE))
-    assert len(factors) == len(corun.MODES) * len(corun.ACTS) ** 2
+def test_the_page_holds_both_lanes_of_every_pair_that_was_measured_and_names_the_farthest() -> None:
+    pairs = list(corun.pairs(FOLDER, "h200", TABLE))
+    assert len(pairs) == len(corun.MODES) * len(corun.ACTS) ** 2
     page = (FOLDER / "corun.md").read_text("utf-8")
     lines = rows(page)
-    for mode, victim, other, seen, ours in factors:
-        assert seen > 1  # nothing is faster beside something
-        assert ours > 0.98
-        line = [corun.MODES[mode], corun.ACTS_TEXT[victim], corun.ACTS_TEXT[other], f"{seen:.2f}", f"{ours:.2f}"]
-        assert line in lines
-    mode, victim, other, seen, _ = max(factors, key=lambda row: row[3] / row[4])
-    worst = f"{corun.ACTS_TEXT[victim]} beside {corun.ACTS_TEXT[other]}, {corun.MODES[mode]}: it takes {seen:.1f}"
-    assert worst in " ".join(page.split())
+    for pair in pairs:
+        assert min(pair.measured) > 1  # nothing is faster beside something
+        assert min(pair.simulated) > 0.98
+        numbers = [f"{x:.2f}" for both in zip(pair.measured, pair.simulated, strict=True) for x in both]
+        assert [corun.MODES[pair.mode], *(corun.ACTS_TEXT[act] for act in pair.acts), *numbers] in lines
+    worst = max(pairs, key=lambda pair: pair.worst)
+    assert f"{max(worst.measured):.1f} times as long as alone" in " ".join(page.split())
     assert max(map(len, page.splitlines())) <= WIDTH
 
 
+def test_the_lanes_of_a_pair_are_the_same_in_either_order() -> None:
+    seen = corun.measured(FOLDER)
+    for mode, victim, other in seen:
+        if mode == "plain":
+            assert seen[mode, victim, other] == pytest.approx(seen[mode, other, victim][::-1], rel=0.08)
+
+
 def test_two_equal_decodes_share_the_bytes_of_a_card() -> None:
-    alone_s, beside_s = (
-        corun.unit_s("decode64", other, split=False, gpu="h200", table=TABLE) for other in ("", "decode64")
+    (alone_s, _), (beside_s, other_s) = (
+        corun.units_s("decode64", other, split=False, gpu="h200", table=TABLE) for other in ("", "decode64")
     )
     assert 1.2 < beside_s / alone_s <= 2.0  # both are bound by memory, beside host time that overlaps
+    assert beside_s == pytest.approx(other_s)
 
 
 def test_a_folder_without_that_probe_is_refused(tmp_path: Path) -> None:

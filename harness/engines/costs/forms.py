@@ -136,6 +136,20 @@ class Share(Quantity):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """Constants of the law of lanes on one GPU (`probe/law.py`)."""
+
+    turn_decode: Number  # layers of decode in a turn, where a layer of prompts is one
+    fill_decode: Number  # of the GPU's time, that decode kernels keep from others
+    fill_prompt: Number
+    apart: Number  # times as long beside a busy partition
+    apart_bandwidth: Number  # times the sum of bandwidth shares, where that exceeds it
+    source: Text
+    date: Text
+    error: Number  # of pairs left out of the fit in turn, relative, rms
+
+
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """A user's table: quantities that replace those of a GPU kind."""
 
@@ -145,6 +159,7 @@ class Table:
     prefill: Prefill | None = None
     decode: Decode | None = None
     share: Share | None = None
+    rounds: Rounds | None = None
     all_reduce: Collective | None = None
     all_gather: Collective | None = None
     reduce_scatter: Collective | None = None
