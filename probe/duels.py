@@ -45,7 +45,7 @@ class Work(NamedTuple):
 
     @property
     def text(self) -> str:
-        """In words, as the key of a sample."""
+        """The lane in words, as the key of a sample."""
         size = {"decode": f" B {self.size}", "prefill": f" {self.size}", "mixed": f" {self.size}+32"}
         words = f"{self.of} {self.act}{size.get(self.act, '')}".strip()
         words += f" on {self.part}" if self.part else ""
@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
     @property
     def alone(self) -> Work:
-        """The same on its SMs with nothing between units."""
+        """The lane on its SMs with nothing between units."""
         return self._replace(gap_ms=0.0, priority=0)
 
 
@@ -62,14 +62,14 @@ Cell = tuple[Work, ...]
 
 
 class Ran(NamedTuple):
-    """What came of a lane in a duel."""
+    """The units of a lane in a duel."""
 
     seconds: list[float]  # from the end of a unit to the end of the next
     sms: int
 
 
 class Device(Protocol):
-    """What runs lanes: `probe.card`, `probe.dry`."""
+    """A machine that runs lanes: `probe.card`, `probe.dry`."""
 
     def build(self, work: Work, twin: int) -> float:
         """Prepare a lane, the `twin`-th of its model and kind in a cell; return the seconds that it took."""
@@ -88,12 +88,12 @@ class Device(Protocol):
         ...
 
     def clocks(self) -> dict[str, float]:
-        """Return what the card ran at when the last duel ended: sm_mhz, mem_mhz, watts."""
+        """Return clocks and power at the end of the last duel: sm_mhz, mem_mhz, watts."""
         ...
 
 
 def device() -> Device:
-    """Return what runs lanes here."""
+    """Return the machine that runs lanes here."""
     name = "probe.dry" if os.environ.get("DEVICE") == "cpu" else "probe.card"
     return cast("Device", importlib.import_module(name).device())
 

@@ -256,7 +256,7 @@ class Duel(NamedTuple):
 
     @property
     def slow(self) -> list[float]:
-        """How many times as long as alone a unit of each lane takes; of one with gaps, these are part of both."""
+        """The slow-down of each lane: its unit's seconds over those alone; gaps are part of both."""
         every = zip(self.seconds, self.alone_s, self.works, strict=True)
         return [s / (alone_s + 1e-3 * work.gap_ms) for s, alone_s, work in every]
 
@@ -288,7 +288,7 @@ def duelled(book: Book) -> list[Duel]:
 
 
 class Act(NamedTuple):
-    """What `interfere` called an act of one 8B, with its layers, and bytes of a unit by the model's dimensions."""
+    """An act of `interfere`, of one 8B: today's work, its layers, and bytes of a unit by the model's dimensions."""
 
     work: Work
     layers: int

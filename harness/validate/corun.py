@@ -110,20 +110,20 @@ class Pair(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """How many times longer than simulated the one that the simulator is kindest to takes."""
+        """The largest ratio of measured to simulated slow-downs."""
         return max(seen / ours for seen, ours in zip(self.measured, self.simulated, strict=True))
 
 
 def measured(folder: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
     """Return the slow-downs of both lanes by mode and acts: the median of the duels of a pair."""
-    found: dict[tuple[str, str, str], list[list[float]]] = {}
+    slow: dict[tuple[str, str, str], list[list[float]]] = {}
     acts = {of.work: act for act, of in report.ACTS.items()}
     for duel in report.duelled(report.read(folder)):
         names = [acts.get(work._replace(part=""), "") for work in duel.works]
         parts = [work.part for work in duel.works]
         if len(names) == 2 and all(names) and not duel.way and parts in (["", ""], ["64", "64-"]):
-            found.setdefault(("split" if parts[0] else "plain", names[0], names[1]), []).append(duel.slow)
-    return {key: (float(x[0]), float(x[1])) for key, slow in found.items() for x in [np.median(slow, 0)]}
+            slow.setdefault(("split" if parts[0] else "plain", names[0], names[1]), []).append(duel.slow)
+    return {key: (float(x[0]), float(x[1])) for key, each in slow.items() for x in [np.median(each, 0)]}
 
 
 def pairs(folder: Path, gpu: str, table: str | None) -> Iterator[Pair]:

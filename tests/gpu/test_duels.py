@@ -50,13 +50,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_every_row_runs_to_its_end_and_every_cell_has_all_its_lanes(results: Path) -> None:
     lines = list(conduct.lines(results / conduct.RAW))
     assert {line["probe"]: line["state"] for line in lines if "state" in line} == {row.name: "done" for row in ROWS}
-    found = {(duel.row, duel.text) for duel in report.duelled(report.read(results))}
+    cells = {(duel.row, duel.text) for duel in report.duelled(report.read(results))}
     rows = {
         "turns": duels.TURNS, "decodes": duels.DECODES, "several": duels.SEVERAL, "mixed": duels.MIXED,
         "gaps": duels.GAPS, "partitions": duels.PARTS, "shared": duels.SHARED, "priorities": duels.PRIORITIES,
         "processes": duels.PROCESSES,
     }  # fmt: skip
-    assert found == {(row, duels.text(cell)) for row, cells in rows.items() for cell in cells}
+    assert cells == {(row, duels.text(cell)) for row, each in rows.items() for cell in each}
     assert {name: len(rows[name]) for name in ("turns", "decodes", "partitions")} == {
         "turns": 16, "decodes": 21, "partitions": 40
     }  # fmt: skip
@@ -110,8 +110,8 @@ def test_a_row_does_nothing_twice(row: str) -> None:
 def test_no_mps_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duels, "PROCESSES", [])
     monkeypatch.setattr(duels, "MPS", "no-such-program")
-    (said,) = duels.processes(Box(math.inf))
-    assert (said.what, said.values) == ("mps", [0.0])
+    (only,) = duels.processes(Box(math.inf))
+    assert (only.what, only.values) == ("mps", [0.0])
 
 
 def test_rows_of_duels_fit_a_first_call() -> None:

@@ -113,8 +113,8 @@ def _apart(duels: Sequence[Duel], rounds: law.Rounds, hbm: float) -> law.Rounds:
         return rounds
     asked = np.array([sum(lane.bandwidth for lane in lanes(duel, hbm)) for duel in duels for _ in duel.works])
     slow = np.log(np.array([times for duel in duels for times in duel.slow]))
-    said = np.log(np.maximum(GRID[:, None, None], GRID[None, :, None] * asked))
-    off = np.square(said - slow).sum(-1)
+    ours = np.log(np.maximum(GRID[:, None, None], GRID[None, :, None] * asked))
+    off = np.square(ours - slow).sum(-1)
     off += 1e-9 * (abs(GRID[:, None] - rounds.apart) + abs(GRID[None, :] - rounds.apart_bandwidth))  # of equals the old
     best = np.unravel_index(int(off.argmin()), off.shape)
     return rounds._replace(apart=float(GRID[best[0]]), apart_bandwidth=float(GRID[best[1]]))
