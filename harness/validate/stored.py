@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +72,13 @@ def offered(run: Path, spec: Spec) -> Rows:
     return requests.take(rows, requests.in_window(rows, spec.window_s or math.inf))
 
 
+def predicted(every: Sequence[Pair]) -> list[str]:
+    """Return what was predicted of these runs, in lines."""
+    from harness.validate import prediction  # which simulates by this module
+
+    return prediction.beside(every)
+
+
 def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], None]) -> Iterator[Pair]:
     """Yield each stored run of a folder with its prediction; `tell` hears how many are done, of how many."""
     runs, timed = sorted(path.parent for path in folder.glob(f"*/{record.ROWS}")), quantities.machine(table)
@@ -131,4 +138,4 @@ def beside(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]
         load = (f"{p.spec.rate_scale:g}", f"{p.spec.window_s:g}") * loads
         rows.append((p.spec.label, *load, str(p.offered), met, ttft, ttft_95, tpot, tpot_95))
     title = f"Runs of engine {spec.engine} beside the simulator's"
-    return Beside(title, answer, how, rows, "Each cell: measured / simulated.")
+    return Beside(title, answer, how, rows, "Each cell: measured / simulated.", predicted(every))
