@@ -132,10 +132,10 @@ def page() -> str:
     """Return ORDER.md."""
     lines = [
         "# What a card measures, in order", "",
-        "Time on a card is short, so each step has a limit, keeps what it measured and goes on when it is called again.",
+        "Time on a card is short, so each step has a limit and keeps what it measured; the same call again resumes it.",
         "A call takes 560 s at most (`--seconds`), and its steps stand in the order in which they are worth it.",
-        "`python -m probe.order` prints the next step, `python -m probe.order --call 1` runs a call; its last line says",
-        "what ended how. Rows are those of `python -m probe --list`. Written by `python -m probe.order --page`.",
+        "`python -m probe.order` prints the next step, `python -m probe.order --call 1` runs a call and says of each",
+        "step how it ended. Rows are those of `python -m probe --list`. `--page` writes this page.",
     ]  # fmt: skip
     for call in sorted({step.call for step in STEPS}):
         mine = [step for step in STEPS if step.call == call]
@@ -146,10 +146,10 @@ def page() -> str:
             for step in mine
         ]
     lines += [
-        "", "Servers need `.venv-vllm` and `.venv-sglang` (docs/servers.md); the interpreter that runs the order runs its",
-        "steps. Runs of servers go to `results/campaign`, and `bench validate results/campaign --table FILE` prints what",
-        "was predicted before (`results/predictions/`) beside them. With `DEVICE=cpu` all of it but what measures servers",
-        "runs without a card, in another folder: `DEVICE=cpu python -m probe.order --call 1 --out /tmp/dry`.",
+        "", "Servers need `.venv-vllm` and `.venv-sglang` (docs/servers.md); this interpreter runs the steps.",
+        "Runs of servers are in `results/campaign`, and `bench validate results/campaign --table FILE` prints beside",
+        "them what was predicted before (`results/predictions/`). With `DEVICE=cpu` all but what measures servers runs",
+        "without a card, in another folder: `DEVICE=cpu python -m probe.order --call 1 --out /tmp/dry`.",
     ]  # fmt: skip
     return "\n".join([*lines, ""])
 

@@ -14,7 +14,7 @@ from harness.policy.types import UserError
 from harness.report.text_table import WIDTH, laid
 from harness.rows import record
 from harness.run import spec as specs
-from harness.validate import corun, stored
+from harness.validate import corun, prediction, stored
 from tests.cases import cases
 
 FOLDER = Path(__file__).parent.parent / "results" / "h200"
@@ -36,7 +36,7 @@ def test_the_page_holds_both_lanes_of_every_pair_that_was_measured_and_names_the
         assert min(pair.measured) > 1  # nothing is faster beside something
         assert min(pair.simulated) > 0.98
         numbers = [f"{x:.2f}" for both in zip(pair.measured, pair.simulated, strict=True) for x in both]
-        assert [corun.MODES[pair.mode], *(corun.ACTS_TEXT[act] for act in pair.acts), *numbers] in lines
+        assert [corun.MODES[pair.mode], *(corun.ROW_TEXT[act] for act in pair.acts), *numbers] in lines
     worst = max(pairs, key=lambda pair: pair.worst)
     assert f"{max(worst.measured):.1f} times as long as alone" in " ".join(page.split())
     assert max(map(len, page.splitlines())) <= WIDTH
@@ -79,7 +79,7 @@ def test_the_command_compares_the_stored_runs_of_a_folder(tmp_path: Path) -> Non
 def test_the_requests_of_a_warm_up_are_not_judged() -> None:
     run = next((FOLDER / "whole/runs").glob("static-*"))
     spec, every = specs.stored(record.meta(run)["spec"]), record.read(run).column("arrival_ns").to_numpy() / 1e9
-    judged = stored.offered(run, spec)
+    judged = prediction.offered(run, spec)
     assert sorted(judged.arrival_s) == sorted(every[(every >= 0.0) & (every < 16.0)])
     assert 0 < len(judged) < len(every)
 

@@ -20,7 +20,7 @@ from tests.cases import cases
 def test_the_page_is_what_the_steps_are() -> None:
     assert (order.ROOT / "probe/ORDER.md").read_text("utf-8") == order.page()
     assert len({step.name for step in STEPS}) == len(STEPS)
-    assert order.FIRST + order.LAST == [row.name for row in ROWS]
+    assert [row.name for row in ROWS] == order.FIRST + order.LAST
     for call in (1, 2, 3):
         assert sum(step.limit_s for step in STEPS if step.call == call and step.needed) <= 560
 

@@ -52,7 +52,7 @@ def test_orders_that_held_are_counted() -> None:
 def test_runs_of_the_campaign_are_held_against_it() -> None:
     def pair(label: str, attainment: float, models: str = "llama-3.1-8b*4") -> Any:
         spec = SimpleNamespace(label=label, rate_scale=4.0, models=models, trace="elsewhere/ramps4.parquet")
-        return SimpleNamespace(spec=spec, measured=SimpleNamespace(attainment=attainment))
+        return spec, attainment
 
     lines = prediction.beside([pair("static:equal", 0.5), pair("elastic", 0.8)])
     assert lines[0].startswith("max-min.toml (2026-11-28): 1 of 1 predicted orders held")

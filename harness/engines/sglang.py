@@ -42,9 +42,9 @@ class Sglang(Started):
 
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
         """See Started."""
-        on, own = self.part(inst, kv_bytes, sms), self.fields
+        on, given = self.part(inst, kv_bytes, sms), self.fields
         return commands.sglang(
-            self.python, serve, on, saver=True, pdmux=self.split, attention=own.attention, sampling=own.sampling
+            self.python, serve, on, saver=True, pdmux=self.split, attention=given.attention, sampling=given.sampling
         )
 
 

@@ -33,6 +33,7 @@ ACTS_TEXT = {
     "decode1": "a decode step of 1 sequence", "decode64": "a decode step of 64 sequences",
     "prefill": "a prefill of 2,048 tokens",
 }  # fmt: skip
+ROW_TEXT = {"decode1": "decode, 1 sequence", "decode64": "decode, 64 sequences", "prefill": "prefill, 2,048 tokens"}
 MODES = {"plain": "both on all SMs", "split": "on 64 and 68 SMs"}
 PARTS = (64, 68)  # SMs of the probe's split: the victim's, and the other's
 PROMPTS, OUTPUT = 60, 3000
@@ -169,6 +170,6 @@ def beside(folder: Path, table: str | None) -> Beside:
         f" `make gpu`; simulated with {with_ or 'the committed table'}."
     )
     rows: list[tuple[str, ...]] = [("SMs", "unit", "beside", "measured", "simulated", "the other", "simulated")]
-    rows += [(MODES[p.mode], *(ACTS_TEXT[act] for act in p.acts), f"{p.measured[0]:.2f}", f"{p.simulated[0]:.2f}",
+    rows += [(MODES[p.mode], *(ROW_TEXT[act] for act in p.acts), f"{p.measured[0]:.2f}", f"{p.simulated[0]:.2f}",
               f"{p.measured[1]:.2f}", f"{p.simulated[1]:.2f}") for p in every]  # fmt: skip
     return Beside(f"Two models at once on one {gpu.upper()}", answer, how, rows)

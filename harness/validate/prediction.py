@@ -9,6 +9,7 @@ law of sharing gets a file of its own. `bench validate FOLDER` prints prediction
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -22,11 +23,13 @@ import numpy as np
 
 from harness.engines.costs import fit
 from harness.policy.types import UserError
+from harness.rows import record, requests
+from harness.rows.attainment import quantile, tpot_s
 from harness.rows.record import write_bytes
+from harness.rows.requests import Rows
 from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
-from harness.validate import stored
 from traces import schema
 from traces.ramps import ramps
 from workloads.slo import Absolute, parse
@@ -43,6 +46,14 @@ CAMPAIGN: dict[str, Any] = {
     "models": "llama-3.1-8b*4", "trace": str(REQUESTS.relative_to(ROOT)), "gpu": "h100", "gpus": 1, "scaling": "time",
     "plan": "trace", "warmup_s": 0.0, "served": 1024,
 }  # fmt: skip
+
+
+class Seen(NamedTuple):
+    """The figures of a run that are compared."""
+
+    attainment: float  # requests that finished within the SLO for TTFT and for TPOT, of those offered
+    ttft_ms: tuple[float, float]  # P50 and P95
+    tpot_ms: tuple[float, float]
 
 
 class Cell(NamedTuple):
@@ -63,6 +74,23 @@ def draw(path: Path = REQUESTS) -> Path:
     return schema.drawn(path, drawn.arrival_s, [names[k] for k in drawn.model], lengths, span_s=span_s, note=note)
 
 
+def seen(rows: Rows, slo: Absolute) -> Seen:
+    """Reduce the rows of a run."""
+    tpot = tpot_s(rows)
+    met = rows.done & (rows.ttft_s <= slo.ttft_s) & ~(tpot > slo.tpot_s)  # undefined for one token: met
+    ttft_ms, tpot_ms = (
+        (1e3 * quantile(values, 0.5), 1e3 * quantile(values, 0.95))
+        for values in (rows.ttft_s[rows.done], tpot[rows.done & ~np.isnan(tpot)])
+    )
+    return Seen(float(met.mean()), ttft_ms, tpot_ms)
+
+
+def offered(run: Path, spec: Spec) -> Rows:
+    """Return the requests of a run's window: those of the warm-up meet what is not there yet."""
+    rows = requests.rows(record.read(run))
+    return requests.take(rows, requests.in_window(rows, spec.window_s or math.inf))
+
+
 def simulate() -> Iterator[Cell]:
     """Simulate the campaign: every system at every rate, seed 0."""
     slo = parse(SLO)
@@ -72,7 +100,7 @@ def simulate() -> Iterator[Cell]:
             name, _, preset = text.partition(":")
             spec = Spec(name, preset or None, rate_scale=rate, slo=SLO, **CAMPAIGN)
             run = execute(resolve(spec), Path(scratch), "")
-            yield Cell(text, rate, stored.seen(stored.offered(run, spec), slo).attainment)
+            yield Cell(text, rate, seen(offered(run, spec), slo).attainment)
 
 
 def write(name: str, folder: Path = FOLDER) -> Path:
@@ -127,25 +155,24 @@ def held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]
     return right, of
 
 
-def beside(pairs: Sequence[stored.Pair], folder: Path = FOLDER) -> list[str]:
-    """Return lines that hold each prediction of these runs' conditions against them; none where there is none."""
+def beside(ran: Sequence[tuple[Spec, float]], folder: Path = FOLDER) -> list[str]:
+    """Return lines that hold each prediction of these specs, with their measured attainment, against them."""
     lines = []
     for path in sorted(folder.glob("*.toml")):
         about = tomllib.loads(path.read_text("utf-8"))
-        mine = [
-            p
-            for p in pairs
-            if p.spec.models == about["models"] and Path(p.spec.trace).name == Path(about["trace"]).name
+        measured = [
+            Cell(spec.label, spec.rate_scale, attainment)
+            for spec, attainment in ran
+            if spec.models == about["models"] and Path(spec.trace).name == Path(about["trace"]).name
         ]
-        measured = [Cell(p.spec.label, p.spec.rate_scale, p.measured.attainment) for p in mine]
-        seen = {(cell.system, cell.rate): cell.attainment for cell in measured}
-        told = [cell for cell in cells(path) if (cell.system, cell.rate) in seen]
+        by_cell = {(cell.system, cell.rate): cell.attainment for cell in measured}
+        told = [cell for cell in cells(path) if (cell.system, cell.rate) in by_cell]
         if told:
             right, of = held(told, measured)
             lines.append(f"{path.name} ({about['date']}): {right} of {of} predicted orders held")
             lines += [
                 f"  {c.system} at {c.rate:g}: {100 * c.attainment:.1f} % predicted,"
-                f" {100 * seen[c.system, c.rate]:.1f} measured"
+                f" {100 * by_cell[c.system, c.rate]:.1f} measured"
                 for c in told
             ]
     return lines
