@@ -172,8 +172,9 @@ $(CLUSTERED): requirements-cluster.lock | $(READY)
 	.venv-cluster/bin/python -c '$(NODES)' && touch $@)
 
 gpu: ## what this machine's GPU does (MINUTES=8), then engine torch on it (STAGES=20): needs CUDA torch, no .venv; again goes on
-	@[ '$(DEVICE)' = cpu ] || $(PYTHON) -m probe --minutes $(MINUTES)
+	@DEVICE=$(DEVICE) $(PYTHON) -m probe --minutes $(MINUTES)
 	@DEVICE=$(DEVICE) $(PYTHON) -m harness.validate.torch_stages --minutes $(STAGES)
+	@$(PYTHON) -m probe.order
 
 # On a card: vLLM in .venv-vllm in place of that for processors. Every step keeps what stands, so a second call goes on.
 CARD = $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr 'A-Z ' 'a-z-')
@@ -183,12 +184,14 @@ GPU_MODEL = llama-3.2-1b
 GPU_SYSTEMS = static:equal,static:rate,elastic,swap:sleep
 CARDED = .venv-vllm/.card-$(shell cat $(SERVERS)/vllm-gpu.txt $(SERVERS)/kvcached.txt | cksum | cut -d' ' -f1)
 AT = results/$(CARD)
+# OFFLINE=1 PYTHON=...: no network, and an interpreter that has the packages of the bench, of vLLM and of kvcached
+gpu-servers: BENCH := $(if $(OFFLINE),$(PYTHON),$(PY)) -m harness
 TABLE = $(AT)/vllm-$(KIND).toml
 
 gpu-servers: ## vLLM on this machine's GPU, into results/<gpu>/: calibrate, validate, figure 7; again goes on
 	@[ -n '$(CARD)' ] || { echo 'error: make gpu-servers needs a GPU, and nvidia-smi finds none here' >&2; exit 2; }
 	@[ -n '$(KIND)' ] || { echo 'error: no cost table has a word of $(CARD) as its name: make gpu-servers KIND=h100' >&2; exit 2; }
-	@$(MAKE) $(READY) $(CARDED)
+	@$(if $(OFFLINE),,$(MAKE) $(READY) $(CARDED))
 	@echo 'calibrate    $(GPU_MODEL): prefill, decode, start, sleep and wake, of one server and of several'
 	@$(BENCH) calibrate --engine vllm --gpu $(KIND) --models $(GPU_MODEL) --rounds 1 -o $(AT)
 	@echo 'validate     the same runs on vLLM and on the simulator with that table'

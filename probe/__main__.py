@@ -1,13 +1,17 @@
-"""`python3 -m probe`: probe this machine's GPU within some minutes; call it again to go on."""
+"""`python3 -m probe`: probe this machine's GPU within some minutes; call it again to go on.
+
+DEVICE=cpu: the rows of duels without a card, as the law of rounds tells them, to try their logic.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from probe import conduct, report, worker
-from probe.plan import PLAN
+from probe import conduct, duels, report, worker
+from probe.plan import DRY, PLAN
 
 
 def main(argv: list[str]) -> int:
@@ -15,7 +19,11 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["worker"]:
         worker.main(argv[1], int(argv[2]))
         return 0
-    names = [probe.name for probe in PLAN.probes]
+    if argv[:1] == ["lane"]:
+        duels.lane(argv[1])
+        return 0
+    plan = DRY if os.environ.get("DEVICE") == "cpu" else PLAN
+    names = [probe.name for probe in plan.probes]
     parser = argparse.ArgumentParser("probe", description=__doc__)
     parser.add_argument("--minutes", type=float, default=8.0, help="for all probes of this call (default 8)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default results)")
@@ -25,18 +33,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="only write the table and figures of a folder")
     args = parser.parse_args(argv)
     if args.list:
-        for p in PLAN.probes:
+        for p in plan.probes:
             print(f"{p.name:10} {p.box_s:4.0f} s  {'alone  ' if p.alone else '       '}{p.expect}")
         return 0
     try:
-        folder = args.report or conduct.conduct(PLAN, args.out, args.minutes, again=args.again, only=args.only)
+        folder = args.report or conduct.conduct(plan, args.out, args.minutes, again=args.again, only=args.only)
     except conduct.NoGpuError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: measurements are kept; the same command resumes there", file=sys.stderr)
         return 130
-    print(report.write(folder, PLAN))
+    print(report.write(folder, plan))
     return 0
 
 

@@ -333,12 +333,12 @@ class Prefill(Layers):
         self.slot = self.position.long() * m.token
         self.logits = torch.empty(1, m.vocab, dtype=torch.bfloat16, device=rig.DEVICE)
 
-    def attend(self) -> Tensor:
-        """Compute causal attention of the prompt over itself."""
-        q, k, v = (x.unsqueeze(0).transpose(1, 2) for x in (self.q, self.k, self.v))
+    def attend(self, tokens: int | None = None) -> Tensor:
+        """Compute causal attention of the prompt, or of its first tokens, over itself."""
+        q, k, v = (x[:tokens].unsqueeze(0).transpose(1, 2) for x in (self.q, self.k, self.v))
         with sdpa_kernel(self.backend):
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).reshape(self.rows, -1)
+        return out.transpose(1, 2).reshape(q.shape[2], -1)
 
     def attention(self, layer: int) -> Tensor:
         """Run rope, the page write and attention."""
@@ -358,3 +358,19 @@ class Prefill(Layers):
         """Prefill the prompt and compute the logits after it."""
         self.body()
         torch.mm(self.y[-1:], self.model.w["head"].t(), out=self.logits)
+
+
+class Mixed(Prefill):
+    """A prompt and one token of each of some sequences in one step; these write K and V to scratch, as the prompt."""
+
+    def __init__(self, model: Model, tokens: int, a: Attend) -> None:
+        super().__init__(model, tokens + a.q.shape[0], "flash")
+        self.tokens, self.a = tokens, a
+
+    def attention(self, layer: int) -> Tensor:
+        """Attend to the prompt, then to the pages of the sequences."""
+        self.rope(self.position, self.slot, self.k, self.v, 0, 0)
+        prompt = self.attend(self.tokens)
+        self.a.q.copy_(self.q[self.tokens :])
+        self.a.run(layer)
+        return torch.cat((prompt, self.a.out.view(len(self.a.q), -1)))

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from probe.conduct import HOST, RAW, ended, lines
-from probe.plan import Plan
+from probe.duels import Work
+from probe.plan import ROWS, Plan
 
 Line = dict[str, Any]
 MIB = 1 << 20
 WIDTH = 100  # of a line of the report
 PAGES = (2, 16, 64, 256)  # MiB
 CALLS = ("create", "map", "allow", "unmap", "release")
-MODES = ("plain", "split", "priority")
-TITLES = {
-    "plain": "two streams on all SMs",
-    "split": "on 64 and 68 SMs (green contexts)",
-    "priority": "the first stream has priority",
-}
-ACTS = {
-    "decode1": "decode, 1 sequence",
-    "decode64": "decode, 64 sequences",
-    "prefill": "prefill, 2,048 tokens",
-    "h2d": "copy to the device",
-    "d2h": "copy to the host",
-    "churn": "unmapping and mapping pages",
-}
-DECODES = ("decode1", "decode64")
-DARK = 2.2  # times: cells that want white ink
 FEW = 60e6  # bytes; of smaller kernels the launch is most
 
 
@@ -171,10 +157,18 @@ def _step(book: Book) -> Found:
         )
 
 
-def _interfere(book: Book) -> Found:
-    for mode in MODES:
-        for victim, beside in matrix(book, mode).items():
-            yield f"{mode}, {victim} beside", ", ".join(f"{other} {factor:.2f}" for other, factor in beside.items())
+def _duels(row: str, book: Book) -> Found:
+    """List cells of a row with the slow-down of each lane, or of the only one."""
+    for line in book.all("build") if row == "graphs" else ():
+        yield line["params"]["work"], f"{line['p50']:.1f} s"
+    for line in book.all("timeline", row=row):
+        of = [f"{count} kernels of lane {name[4:]}" for name, count in line["facts"].items() if name.startswith("lane")]
+        yield line["params"]["cell"], ", ".join(of)
+    for duel in duelled(book):
+        if duel.row == row:
+            clocks = f" ({duel.sm_mhz:.0f} MHz)" if duel.sm_mhz else ""
+            way = f", {duel.way}" if duel.way else ""
+            yield duel.text + way, " and ".join(f"{times:.2f} x" for times in duel.slow) + clocks
 
 
 def _copies(book: Book) -> Found:
@@ -230,9 +224,11 @@ def _hole(book: Book) -> Found:
 
 SECTIONS: dict[str, Callable[[Book], Found]] = {
     "device": _device, "splits": _splits, "vmm": _vmm, "gemm": _gemm, "attention": _attention, "prefill": _prefill,
-    "step": _step, "interfere": _interfere, "copies": _copies, "evict": _evict, "swap": _swap, "host": _host,
+    "step": _step, "interfere": partial(_duels, "interfere"), "copies": _copies, "evict": _evict, "swap": _swap,
+    "host": _host,
     "events": lambda book: _hand_over(book, ("graph", "host")), "memops": lambda book: _hand_over(book, ("memops",)),
     "polling": lambda book: _hand_over(book, ("polling",)), "unmap": _unmap, "hole": _hole,
+    **{row.name: partial(_duels, row.name) for row in ROWS},
 }  # fmt: skip
 
 
@@ -241,25 +237,97 @@ def rows(book: Book) -> list[Row]:
     return [Row(probe, what, text) for probe, section in SECTIONS.items() for what, text in section(book) if text]
 
 
-def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
-    """Return how many times longer a unit of work takes beside another: victim -> other -> factor."""
-    out: dict[str, dict[str, float]] = {}
-    for line in book.all("unit", mode=mode):
+class Duel(NamedTuple):
+    """A cell of lanes that ran at once: medians over its rounds, and of each of its lanes alone."""
+
+    row: str
+    works: tuple[Work, ...]
+    seconds: tuple[float, ...]  # of a unit of each lane, beside the others
+    alone_s: tuple[float, ...]  # of the same on the same SMs, alone and without gaps
+    layers: tuple[int, ...]
+    bytes: tuple[float, ...]  # read and written by a unit
+    way: str = ""  # of processes: turns, mps
+    sm_mhz: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The lanes in words."""
+        return " + ".join(work.text for work in self.works)
+
+    @property
+    def slow(self) -> list[float]:
+        """The slow-down of each lane: its unit's seconds over those alone; gaps are part of both."""
+        every = zip(self.seconds, self.alone_s, self.works, strict=True)
+        return [s / (alone_s + 1e-3 * work.gap_ms) for s, alone_s, work in every]
+
+
+def duelled(book: Book) -> list[Duel]:
+    """Return all cells of several lanes, those of `interfere` among them, which earlier probes measured."""
+    cells: dict[tuple[str, ...], dict[int, list[Line]]] = {}
+    for line in book.all("lane"):
         p = line["params"]
-        alone = book.line("unit", mode=mode, victim=p["victim"], other="")
-        alone = alone or book.line("unit", mode="plain", victim=p["victim"], other="")  # copies know no partition
-        if alone and p["other"]:
-            out.setdefault(p["victim"], {})[p["other"]] = line["p50"] / alone["p50"]
-    return out
+        cells.setdefault((p["row"], p["cell"], p.get("way", "")), {}).setdefault(p["lane"], []).append(line)
+    medians = {key: [median(line["p50"] for line in lanes[k]) for k in sorted(lanes)] for key, lanes in cells.items()}
+    singles: dict[str, float] = {}
+    for (_, cell, _), seconds in medians.items():
+        if " + " not in cell:
+            singles.setdefault(cell, seconds[0])
+    out = []
+    for (row, cell, way), lanes in cells.items():
+        first = [lanes[k][0] for k in sorted(lanes)]
+        works = tuple(Work(*(line["params"][name] for name in Work._fields)) for line in first)
+        names = [work.alone.text for work in works]
+        if len(works) < 2 or " + ".join(work.text for work in works) != cell or not set(names) <= set(singles):
+            continue  # cut off, or a lane was not measured alone
+        alone_s = tuple(medians.get((row, name, ""), [singles[name]])[0] for name in names)
+        facts = [line["facts"] for line in first]
+        layers, moved = tuple(int(f["layers"]) for f in facts), tuple(float(f["bytes"]) for f in facts)
+        mhz = float(facts[0].get("sm_mhz", 0.0))
+        out.append(Duel(row, works, tuple(medians[row, cell, way]), alone_s, layers, moved, way, mhz))
+    return [*out, *_interfered(book)]
+
+
+class Act(NamedTuple):
+    """An act of `interfere`, of one 8B: today's work, its layers, and bytes of a unit by the model's dimensions."""
+
+    work: Work
+    layers: int
+    bytes: float
+
+
+ACTS = {
+    "decode1": Act(Work("decode", "8B", 1), 32, 15.14e9),
+    "decode64": Act(Work("decode", "8B", 64), 32, 23.6e9),
+    "prefill": Act(Work("prefill", "8B", 2048), 8, 4.5e9),
+}
+
+
+def _interfered(book: Book) -> Iterator[Duel]:
+    """Yield pairs of `interfere`; the other lane's seconds are a mean, and alone they are those on the first's SMs."""
+    for line in book.all("unit", of="8B"):
+        p = line["params"]
+        pair, split = (p["victim"], p["other"]), p["mode"] == "split"
+        alone = [book.line("unit", victim=act, other="", mode=p["mode"], of="8B") for act in pair]
+        if p["mode"] == "priority" or not set(pair) <= set(ACTS) or "other_s" not in line.get("facts", {}):
+            continue
+        if alone[0] and alone[1]:
+            parts = ("64", "64-") if split else ("", "")
+            acts = [ACTS[act] for act in pair]
+            works = tuple(act.work._replace(part=part) for act, part in zip(acts, parts, strict=True))
+            seconds = (line["p50"], float(line["facts"]["other_s"]))
+            layers, moved = tuple(act.layers for act in acts), tuple(act.bytes for act in acts)
+            yield Duel("interfere", works, seconds, (alone[0]["p50"], alone[1]["p50"]), layers, moved)
 
 
 def finding(book: Book) -> list[str]:
     """Return in a sentence how long a decode step takes beside a prefill, where that was measured."""
-    beside = {mode: [row["prefill"] for act, row in matrix(book, mode).items() if act in DECODES and "prefill" in row]
-              for mode in ("plain", "split")}  # fmt: skip
-    if not all(beside.values()):
+    beside: dict[str, list[float]] = {}
+    for duel in duelled(book):
+        if tuple(work.act for work in duel.works) == ("decode", "prefill") and not any(w.priority for w in duel.works):
+            beside.setdefault("split" if duel.works[0].part else "plain", []).append(duel.slow[0])
+    if set(beside) != {"plain", "split"}:
         return []
-    plain, split = (spread(factors, "{:.1f}".format) for factors in beside.values())
+    plain, split = (spread(beside[mode], "{:.1f}".format) for mode in ("plain", "split"))
     text = (
         f"Beside another model's prefill a decode step takes {plain} times as long as alone where both use all SMs."
         f" Where the SMs are split between them, it takes {split} times as long as alone on that part."
@@ -310,7 +378,7 @@ def write(folder: Path, plan: Plan) -> str:
 
 
 def figures(folder: Path) -> list[Path]:
-    """Draw decode and prefill over SMs, the interference matrix, costs of driver pages; none without matplotlib."""
+    """Draw decode and prefill over SMs, and costs of driver pages; none without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return []
     from matplotlib.figure import Figure
@@ -331,24 +399,6 @@ def figures(folder: Path) -> list[Path]:
         ax.set(xlabel="SMs", ylabel="time, of that on all SMs", ylim=(0, None))
         ax.legend(frameon=False, fontsize="small")
         keep(figure, "shares")
-    modes = [mode for mode in MODES if matrix(book, mode)]
-    if modes:
-        figure = Figure(figsize=(5 * len(modes), 4.5))
-        for ax, mode in zip(figure.subplots(1, len(modes), squeeze=False)[0], modes, strict=True):
-            factors = matrix(book, mode)
-            acts = list(dict.fromkeys([*factors, *(other for beside in factors.values() for other in beside)]))
-            grid = [[factors.get(v, {}).get(o, float("nan")) for o in acts] for v in acts]
-            ax.imshow(grid, vmin=1, vmax=3, cmap="Reds")
-            for y, row in enumerate(grid):
-                for x, value in enumerate(row):
-                    if not math.isnan(value):
-                        ink = "white" if value > DARK else "black"
-                        ax.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8, color=ink)
-            ax.set_xticks(range(len(acts)), [ACTS[act] for act in acts], rotation=45, ha="right")
-            ax.set_yticks(range(len(acts)), [ACTS[act] for act in acts] if mode == modes[0] else [])
-            ax.set(title=TITLES[mode], xlabel="beside")
-        figure.axes[0].set_ylabel("seconds of one unit, as a multiple of those alone")
-        keep(figure, "interference")
     costs = {what: [(mib, line["p50"]) for mib in PAGES if (line := book.line(what, size=mib * MIB))] for what in CALLS}
     if any(costs.values()):
         figure = Figure(figsize=(6, 4))

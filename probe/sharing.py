@@ -1,157 +1,17 @@
-"""Probes of several at once: the interference matrix, a host that drives many models, hand-over between partitions."""
+"""Probes of several at once: a host that drives many models, hand-over between streams and partitions."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from probe import driver, kernels, llama, memory, rig
-from probe.rig import GIB
+from probe import driver, kernels, llama, rig
 from probe.worker import Box, Sample, sample
 
-ACTS = ("decode1", "decode64", "prefill", "h2d", "d2h", "churn")
-MODES = ("plain", "split", "priority")
-CTX, PROMPT = 1024, 2048
-AHEAD = 3  # units that wait in a stream, so that the host is never late
 HAND = 1000  # hand-overs of a measurement
-
-
-# ------------------------------------------------------------------------------------------------- interference
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """Units of one kind of work: `launch` puts one into `stream`, or does it at once where there is none."""
-
-    launch: Callable[[], None]
-    stream: Any = None
-    sms: int | None = None
-
-
-def duel(lanes: list[Lane], seconds: float) -> list[list[float]]:
-    """Return the seconds between the ends of a lane's units while all lanes run, for each lane."""
-    marks: list[list[Any]] = [[] for _ in lanes]
-    pending: list[deque[Any]] = [deque() for _ in lanes]
-    host: list[list[float]] = [[] for _ in lanes]
-    torch.cuda.synchronize()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for i, lane in enumerate(lanes):
-            if lane.stream is None:
-                host[i].append(memory.clocked(lane.launch))
-                continue
-            while pending[i] and pending[i][0].query():
-                pending[i].popleft()
-            if len(pending[i]) < AHEAD:
-                lane.launch()
-                mark = torch.cuda.Event(enable_timing=True)
-                mark.record(lane.stream)
-                marks[i].append(mark)
-                pending[i].append(mark)
-    torch.cuda.synchronize()
-    return [
-        host[i] if lane.stream is None
-        else [1e-3 * a.elapsed_time(b) for a, b in zip(marks[i][1:-AHEAD], marks[i][2:-AHEAD], strict=False)]
-        for i, lane in enumerate(lanes)
-    ]  # fmt: skip
-
-
-class Side:
-    """One of the two contestants: its own weights, KV, buffers and pages."""
-
-    def __init__(self, m: llama.Dims, seed: int) -> None:
-        self.m = m
-        self.model = llama.Model(m, rig.random(m.weight_bytes() // rig.BF16, seed=seed))
-        self.kv = llama.pool(m, (64, CTX))
-        self.short = llama.Model(m, self.model.blob, layers=min(8, m.layers))
-        self.host = torch.empty(memory.CHUNK, dtype=torch.uint8, pin_memory=True)
-        self.device = torch.empty(memory.CHUNK, dtype=torch.uint8, device=rig.DEVICE)
-        self.pages = rig.Pages(64).fill()
-        self._lanes: dict[tuple[str, int], Lane] = {}
-
-    def lane(self, act: str, part: rig.Part) -> Lane:
-        """Return the lane of an act on a partition; its graph is captured once."""
-        if act in {"h2d", "d2h", "churn"}:
-            part = rig.whole(0, id(self))  # copy engines and the driver know no partition
-        at = (act, int(part.stream.cuda_stream))
-        if at not in self._lanes:
-            self._lanes[at] = self._lane(act, part)
-        return self._lanes[at]
-
-    def _lane(self, act: str, part: rig.Part) -> Lane:
-        if act == "churn":
-            return Lane(self._churn)
-        if act in {"h2d", "d2h"}:
-            to, of = (self.device, self.host) if act == "h2d" else (self.host, self.device)
-
-            def copy() -> None:
-                with torch.cuda.stream(part.stream):
-                    to.copy_(of, non_blocking=True)
-
-            return Lane(copy, part.stream)
-        if act == "prefill":
-            work = self.short.prefill(PROMPT).step
-        else:
-            work = self.model.decode(self.kv, int(act.removeprefix("decode")), CTX, part.sms).step
-        graph = rig.graph_of(part, work)
-
-        def replay() -> None:
-            with torch.cuda.stream(part.stream):
-                graph.replay()
-
-        return Lane(replay, part.stream, part.sms)
-
-    def _churn(self) -> None:
-        """Unmap four pages and map them again, as a balloon does."""
-        for i in range(1, 5):
-            self.pages.put(i, self.pages.take(i))
-        self.pages.open(1, 4)
-
-
-def interfere(box: Box) -> Iterator[Sample]:
-    """Measure a unit of each act alone and beside another, for all ordered pairs, in three modes."""
-    room = rig.free_bytes()
-    m = next(
-        (
-            d
-            for d in (llama.DIMS[name] for name in ("8B", "3B", "1B"))
-            if 2 * (d.weight_bytes() + 64 * (CTX + 128) * d.kv_bytes + 6 * GIB) < room
-        ),
-        None,
-    )
-    if m is None:
-        raise RuntimeError(f"two models do not fit into {room / GIB:.0f} GiB")
-    a, b = Side(m, 1), Side(m, 2)
-    halves = rig.pair(64 if rig.sms() > 72 else rig.sms() // 16 * 8)
-    streams: Any = torch.cuda.Stream
-    least, most = streams.priority_range()
-    places = {
-        "plain": (rig.whole(0, 1), rig.whole(0, 2)),
-        "split": halves,
-        "priority": (rig.whole(most, 1), rig.whole(least, 2)),
-    }
-    bound = ("decode1", "decode64", "prefill")  # those that SMs bind
-    for mode in MODES:
-        left, right = places[mode]
-        for victim in ACTS:
-            for other in ("", *ACTS):
-                if mode != "plain" and not (victim in bound or other in bound):
-                    continue  # the same as plain
-                params = {"victim": victim, "other": other, "mode": mode, "of": m.name}
-                if not box.todo("unit", **params):
-                    continue
-                lanes = [a.lane(victim, left)] + ([b.lane(other, right)] if other else [])
-                taken = duel(lanes, 0.25)
-                facts: dict[str, float] = {"units": len(taken[0])}
-                if other and taken[1]:
-                    facts["other_s"] = sum(taken[1]) / len(taken[1])
-                if taken[0]:
-                    yield sample("unit", taken[0], "s", lanes[0].sms, facts, **params)
 
 
 # --------------------------------------------------------------------------------------------------------- host

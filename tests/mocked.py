@@ -40,6 +40,7 @@ class Mocked:
     keep: Keep | None = None
     lacks: str = ""
     slots: int = 4
+    apart: bool = False
     elastic: bool = False
     style: Style = field(default_factory=Style)
     facts: Mapping[str, str] = field(default_factory=lambda: {"servers": "bench mock"})
@@ -64,9 +65,8 @@ class Mocked:
     def close(self) -> None:
         """See Kind."""
 
-    def resize(self, inst: Inst, kv_bytes: int) -> tuple[str, ...]:
+    def resize(self, inst: Inst, kv_bytes: int) -> None:
         """See Kind."""
-        return ()
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
         """See Kind."""

@@ -217,6 +217,7 @@ class Small:
     lacks = ""
     facts: Mapping[str, str] = {"small": "1.0"}
     slots = 2
+    apart = False
     elastic = False
 
     def __init__(self, config: Config, mem_bytes: int) -> None:
@@ -233,9 +234,8 @@ class Small:
     def close(self) -> None:
         """See Kind."""
 
-    def resize(self, inst: Inst, kv_bytes: int) -> tuple[str, ...]:
+    def resize(self, inst: Inst, kv_bytes: int) -> None:
         """See Kind."""
-        return ()
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
         """See Kind."""

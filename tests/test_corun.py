@@ -6,7 +6,6 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -15,7 +14,7 @@ from harness.policy.types import UserError
 from harness.report.text_table import WIDTH, laid
 from harness.rows import record
 from harness.run import spec as specs
-from harness.validate import corun, stored
+from harness.validate import corun, prediction, stored
 from tests.cases import cases
 
 FOLDER = Path(__file__).parent.parent / "results" / "h200"
@@ -28,31 +27,37 @@ def rows(page: str) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines[2:]]
 
 
-def test_the_page_holds_every_pair_that_was_measured_and_names_the_farthest() -> None:
-    factors = list(corun.factors(FOLDER, "h200", TABLE))
-    assert len(factors) == len(corun.MODES) * len(corun.ACTS) ** 2
+def test_the_page_holds_both_lanes_of_every_pair_that_was_measured_and_names_the_farthest() -> None:
+    pairs = list(corun.pairs(FOLDER, "h200", TABLE))
+    assert len(pairs) == len(corun.MODES) * len(corun.ACTS) ** 2
     page = (FOLDER / "corun.md").read_text("utf-8")
     lines = rows(page)
-    for mode, victim, other, seen, ours in factors:
-        assert seen > 1  # nothing is faster beside something
-        assert ours > 0.98
-        assert abs(np.log(ours / seen)) < 0.19
-        line = [corun.MODES[mode], corun.ACTS_TEXT[victim], corun.ACTS_TEXT[other], f"{seen:.2f}", f"{ours:.2f}"]
-        assert line in lines
-    mode, victim, other, seen, _ = max(factors, key=lambda row: row[3] / row[4])
-    for mode_, limit in (("plain", 0.13), ("split", 0.10)):
-        off = [np.log(ours / seen) for of, _, _, seen, ours in factors if of == mode_]
-        assert np.sqrt(np.mean(np.square(off))) <= limit
-    worst = f"{corun.ACTS_TEXT[victim]} beside {corun.ACTS_TEXT[other]}, {corun.MODES[mode]}: it takes {seen:.2f}"
-    assert worst in " ".join(page.split())
+    for pair in pairs:
+        assert min(pair.measured) > 1  # nothing is faster beside something
+        assert min(pair.simulated) > 0.98
+        numbers = [f"{x:.2f}" for both in zip(pair.measured, pair.simulated, strict=True) for x in both]
+        assert [corun.MODES[pair.mode], *(corun.ROW_TEXT[act] for act in pair.acts), *numbers] in lines
+    assert corun.rms(pairs, "plain") <= 0.13
+    assert corun.rms(pairs, "split") <= 0.10
+    worst = max(pairs, key=lambda pair: pair.worst)
+    seen, ours = max(zip(worst.measured, worst.simulated, strict=True), key=lambda lane: lane[0] / lane[1])
+    assert f"{seen:.1f} times as long as alone, and {ours:.1f} times in" in " ".join(page.split())
     assert max(map(len, page.splitlines())) <= WIDTH
 
 
+def test_the_lanes_of_a_pair_are_the_same_in_either_order() -> None:
+    seen = corun.measured(FOLDER)
+    for mode, victim, other in seen:
+        if mode == "plain":
+            assert seen[mode, victim, other] == pytest.approx(seen[mode, other, victim][::-1], rel=0.08)
+
+
 def test_two_equal_decodes_share_the_bytes_of_a_card() -> None:
-    alone_s, beside_s = (
-        corun.unit_s("decode64", other, split=False, gpu="h200", table=TABLE) for other in ("", "decode64")
+    (alone_s, _), (beside_s, other_s) = (
+        corun.units_s("decode64", other, split=False, gpu="h200", table=TABLE) for other in ("", "decode64")
     )
     assert 1.4 < beside_s / alone_s <= 1.60  # twice f, .80, less what host time overlaps
+    assert beside_s == pytest.approx(other_s)
 
 
 def test_a_folder_without_that_probe_is_refused(tmp_path: Path) -> None:
@@ -77,7 +82,7 @@ def test_the_command_compares_the_stored_runs_of_a_folder(tmp_path: Path) -> Non
 def test_the_requests_of_a_warm_up_are_not_judged() -> None:
     run = next((FOLDER / "whole/runs").glob("static-*"))
     spec, every = specs.stored(record.meta(run)["spec"]), record.read(run).column("arrival_ns").to_numpy() / 1e9
-    judged = stored.offered(run, spec)
+    judged = prediction.offered(run, spec)
     assert sorted(judged.arrival_s) == sorted(every[(every >= 0.0) & (every < 16.0)])
     assert 0 < len(judged) < len(every)
 

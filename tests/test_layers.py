@@ -80,7 +80,7 @@ MOST_ARROWS = 93
 # These call what was found by name; nobody else in the harness says the name of a system.
 NAMING = {"run", "study", "validate", "check", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.
-DEVICE = {f"probe.{name}" for name in ("driver", "kernels", "rig", "llama", "compute", "memory", "sharing")}
+DEVICE = {f"probe.{name}" for name in ("driver", "kernels", "rig", "llama", "card", "compute", "memory", "sharing")}
 DEVICE |= {f"harness.engines.torch.{name}" for name in ("cpu", "cuda", "device", "fused", "model", "worker")}
 
 

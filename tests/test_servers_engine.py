@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.client.client import Told
+from harness.engines.machine import Config, Served
+from harness.engines.servers import fleet
 from harness.engines.servers.engine import CLIENT
 from harness.loop.engine import Observed
 from harness.loop.replay import replay
@@ -17,8 +20,10 @@ from harness.policy.events import Arrived, Done, Event, Finished, Freed, Prefill
 from harness.policy.types import UserError
 from harness.policy.view import View
 from harness.rows import record
+from tests import staged
 from tests.cases import cases
-from tests.staged import MS, WEIGHTS, Script, Sender, Small, Stage, batch, jobs, routed, waits
+from tests.staged import MS, WEIGHTS, Process, Script, Sender, Small, Stage, batch, jobs, routed, waits
+from workloads.models import shape
 
 # ------------------------------------------------------------------ books
 
@@ -349,11 +354,9 @@ def test_a_part_of_the_sms_is_taken_at_the_start_and_kept(monkeypatch: pytest.Mo
 
 
 def test_elastic_memory_is_limited_while_a_server_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    told = list[tuple[str, int]]()
     monkeypatch.setattr(Small, "elastic", True)
-    monkeypatch.setattr(
-        Small, "resize", lambda self, inst, kv_bytes: ("/bin/sh", "-c", f"echo {inst.model} {kv_bytes} >>{told}")
-    )
+    monkeypatch.setattr(Small, "resize", lambda self, inst, kv_bytes: told.append((inst.model, kv_bytes)))
 
     def answers(event: Event, view: View) -> Iterable[Action]:
         match event:
@@ -368,6 +371,52 @@ def test_elastic_memory_is_limited_while_a_server_runs(monkeypatch: pytest.Monke
     stage = Stage(monkeypatch, mem_bytes=2 * WEIGHTS + 25_000)
     outcome, _ = stage.run(Script(answers, {Woke, Arrived, Finished}), jobs((2.0, "a", 2)))
     assert outcome.refused == 0
-    lines = told.read_text().splitlines()
-    assert [line for line in lines if line[0] == "a"][-1] == "a 7000"  # whole pages
-    assert {line for line in lines if line[0] == "b"} == {"b 20000"}
+    assert [kv_bytes for model, kv_bytes in told if model == "a"][-1] == 7000  # whole pages
+    assert {kv_bytes for model, kv_bytes in told if model == "b"} == {20_000}
+
+
+@cases(("apart", "order"), [
+    (True, ["start 0", "ready 0", "start 1", "ready 1"]), (False, ["start 0", "start 1", "ready 0", "ready 1"]),
+])  # fmt: skip
+def test_servers_that_measure_their_gpu_start_one_after_the_other(
+    apart: bool, order: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log, both = list[str](), threading.Event()
+
+    class Noted(Process):
+        """A server's process that notes its start, and when it is asked to be ready."""
+
+        def start(self) -> None:
+            self.number = sum(line.startswith("start") for line in log)
+            log.append(f"start {self.number}")
+            if self.number == 1:
+                both.set()
+
+        def wait_ready(self, timeout_s: float) -> None:
+            assert apart or both.wait(timeout_s)
+            log.append(f"ready {self.number}")
+
+    monkeypatch.setattr(staged, "Process", Noted)
+    kind = Small(Config(tuple(Served(m, shape("llama-3.2-1b")) for m in "ab")), 100_000)
+    kind.apart = apart
+    servers = fleet.Fleet(kind)
+    servers.open(tmp_path)
+    ups = [servers.load(Load(batch(model).inst), 10_000) for model in "ab"]
+    for up in ups:
+        servers.start(up)
+    for thread in servers._threads:
+        thread.join()
+    assert (log if apart else [*log[:2], *sorted(log[2:])]) == order
+    servers.close()
+
+
+def test_a_server_that_waits_for_its_turn_does_not_start_once_the_fleet_closes(tmp_path: Path) -> None:
+    kind = Small(Config(tuple(Served(m, shape("llama-3.2-1b")) for m in "a")), 100_000)
+    kind.apart = True
+    servers = fleet.Fleet(kind)
+    servers.open(tmp_path)
+    servers._closing = True
+    servers.start(servers.load(Load(batch("a").inst), 10_000))
+    servers._threads[0].join()
+    assert not hasattr(kind.seats[0][2], "wait_ready")  # it would have been called
+    servers.close()

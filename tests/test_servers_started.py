@@ -14,7 +14,7 @@ import pytest
 from harness.engines import llamacpp, sglang, sglang_pdmux, vllm
 from harness.engines.costs import shapes
 from harness.engines.machine import Config, Served, machine
-from harness.engines.servers import environments, folder, host
+from harness.engines.servers import environments, folder, host, kvcached
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.host import Card
 from harness.loop import engine as engines
@@ -116,13 +116,18 @@ def test_sglangs_own_multiplexing_is_an_engine_that_says_so(tmp_path: Path) -> N
 # ------------------------------------------------------------------ what this host can do
 
 
+def fields(module: Any) -> list[Any]:
+    """Return an engine's own fields as nobody sets them, if it has any."""
+    return [module.Fields()] if hasattr(module, "Fields") else []
+
+
 @cases("module", [vllm, sglang, sglang_pdmux])
 def test_without_a_card_nothing_of_a_card_is_offered(
     module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(host, "DEVICES", tmp_path)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    engine = module.make(CONFIG, {"kv": "elastic", "sharing": "fluid"}, PRICED)
+    engine = module.make(CONFIG, {"kv": "elastic", "sharing": "fluid"}, PRICED, *fields(module))
     assert engine.offers == {"kv": ("paged",), "process": ("gpu", "model")}
     assert not {use for use in engine.can if use.startswith(("Load.way:sleep", "Run."))}
     assert not engine.kind.elastic
@@ -137,7 +142,7 @@ def test_on_a_card_there_is_what_the_host_has_programs_for(
     monkeypatch.setattr(host, "DEVICES", tmp_path)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if mps else None)
     monkeypatch.setattr(host, "version", lambda environment, package: "0.1.6" if kvcached else None)
-    engine = module.make(CONFIG, {}, PRICED)
+    engine = module.make(CONFIG, {}, PRICED, *fields(module))
     assert engine.kind.card == Card(2, "/usr/bin/nvidia-cuda-mps-control" if mps else None, kvcached)
     assert engine.offers["kv"] == (("paged", "elastic") if kvcached else ("paged",))
     assert engine.offers["sharing"] == (("turns", "fluid") if mps else ("turns",))
@@ -174,7 +179,7 @@ def test_level_2_is_there_only_with_weights_that_can_be_read_again(
 
 
 @cases("of", [vllm.Vllm, sglang.Sglang])
-def test_elastic_memory_is_taken_on_demand_below_a_limit_of_its_own(of: Any) -> None:
+def test_elastic_memory_is_taken_on_demand_below_a_limit_of_its_own(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = of(CONFIG, PRICED, Card(kvcached=True), {"kv": "elastic"})
     options, env = launched(kind, 10**10)
     share = options.get("--gpu-memory-utilization") or options["--mem-fraction-static"]
@@ -184,9 +189,30 @@ def test_elastic_memory_is_taken_on_demand_below_a_limit_of_its_own(of: Any) -> 
     assert kind.cluster.models["a"].page_bytes == layers * 2 * 2 * MIB  # a page id in every layer, for K and for V
     other = Inst("b", (0,))
     assert kind.account(AT) != kind.account(other)
-    limit = kind.resize(AT, 3 << 30)
-    assert limit[-3:] == ("limit", env["KVCACHED_IPC_NAME"], str(3 << 30))
-    assert of(CONFIG, PRICED, Card(kvcached=True), {"kv": "paged"}).resize(AT, 3 << 30) == ()
+    limits = list[tuple[str, int]]()
+    monkeypatch.setattr(kvcached, "limit", lambda account, kv_bytes: limits.append((account, kv_bytes)))
+    kind.resize(AT, 3 << 30)
+    of(CONFIG, PRICED, Card(kvcached=True), {"kv": "paged"}).resize(AT, 3 << 30)
+    assert limits == [(env["KVCACHED_IPC_NAME"], 3 << 30)]
+
+
+def test_servers_that_are_compared_have_one_runner_where_kvcached_is() -> None:
+    envs = [
+        launched(vllm.Vllm(CONFIG, PRICED, Card(kvcached=True), {"kv": kv}), 10**9)[1] for kv in ("paged", "elastic")
+    ]
+    assert [env["VLLM_USE_V2_MODEL_RUNNER"] for env in envs] == ["0", "0"]
+    assert "model runner" in vllm.Vllm(CONFIG, PRICED, Card(kvcached=True)).facts
+    plain = vllm.Vllm(CONFIG, PRICED, Card())
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in launched(plain, 10**9)[1]
+    assert "model runner" not in plain.facts
+
+
+def test_the_pool_of_a_server_is_what_was_planned_beside_its_process() -> None:
+    card = vllm.Vllm(CONFIG, PRICED, Card())
+    assert launched(card, 10**10)[0]["--kv-cache-memory-bytes"] == str(10**10)
+    assert card.cluster.models["a"].weight_bytes > shapes.weight_bytes(shape("llama-3.2-1b")) + 10**9  # activations
+    elastic = vllm.Vllm(CONFIG, PRICED, Card(kvcached=True), {"kv": "elastic"})
+    assert "--kv-cache-memory-bytes" not in launched(elastic, 10**10)[0]
 
 
 def test_a_run_for_more_cards_than_there_are_is_skipped() -> None:

@@ -144,7 +144,7 @@ def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: P
             seen = stored.beside(folder, str(table), slo or stored.SLO, told)
         else:
             seen = corun.beside(folder, table)
-    screen([seen.answer, *aligned(seen.rows), seen.note, seen.how, *notes], every=every)
+    screen([seen.answer, *aligned(seen.rows), seen.note, *seen.predictions, seen.how, *notes], every=every)
     if page is not None:
         options = [f"--table {table}"] * (table is not None) + [f"--slo {slo}"] * (slo is not None)
         command = " ".join(["bench validate", short_path(named), *options, f"--page {short_path(real(page))}"])

@@ -52,6 +52,7 @@ class Attached:
     can = frozenset({"Load", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host"})
     sleeps: Mapping[str, Sleep] = {}
+    apart = False
     elastic = False
     keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
@@ -87,9 +88,8 @@ class Attached:
         """See Kind."""
         return Seat(self.matched[inst.model][0], None)
 
-    def resize(self, inst: Inst, kv_bytes: int) -> tuple[str, ...]:  # noqa: ARG002
+    def resize(self, inst: Inst, kv_bytes: int) -> None:
         """See Kind: their memory is their own matter."""
-        return ()
 
     def roots(self) -> list[int]:
         """See Kind: who listens at the URLs of this machine."""

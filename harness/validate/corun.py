@@ -2,14 +2,16 @@
 
 `bench validate results/h200` is an example, of seconds. Both ask how many times as long a unit of work of one 8B model
 takes while another 8B works beside it: decode steps of 1 or 64 sequences with 1,024 tokens of context each, and
-prefills of 2,048 tokens. The probe is `make gpu`'s `interfere`.
+prefills of 2,048 tokens. The probe is `make gpu`'s duels. Both lanes of a pair are shown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,12 +27,13 @@ from probe import conduct, report
 from workloads.models import shape
 
 MODEL, HOST = "llama-3.1-8b", "vllm-0.15"
-CONTEXT, PROMPT = 1024, 2048  # tokens, as in probe/sharing.py
+CONTEXT, PROMPT = 1024, 2048  # tokens, as in probe/duels.py
 ACTS = {"decode1": 1, "decode64": 64, "prefill": 0}  # sequences
 ACTS_TEXT = {
     "decode1": "a decode step of 1 sequence", "decode64": "a decode step of 64 sequences",
     "prefill": "a prefill of 2,048 tokens",
 }  # fmt: skip
+ROW_TEXT = {"decode1": "decode, 1 sequence", "decode64": "decode, 64 sequences", "prefill": "prefill, 2,048 tokens"}
 MODES = {"plain": "both on all SMs", "split": "on 64 and 68 SMs"}
 PARTS = (64, 68)  # SMs of the probe's split: the victim's, and the other's
 PROMPTS, OUTPUT = 60, 3000
@@ -60,8 +63,8 @@ class Duel:
                 yield Admit(request.id, VICTIM if request.model == "victim" else OTHER)
 
 
-def unit_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None) -> float:
-    """Return the simulated seconds of the victim's unit beside the other's; `other` "": alone."""
+def units_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None) -> tuple[float, float]:
+    """Return the simulated seconds of a unit of each, side by side; an act "" is not there, and its unit NaN."""
     served = tuple(Served(name, shape(MODEL)) for name in ("victim", "other"))
     config = Config(served, gpu=gpu, table=table, host=HOST, pool_bytes=100 * GIB, watermark=0.0, token_times=True,
                     prefill_tokens=PROMPT)  # fmt: skip
@@ -73,14 +76,21 @@ def unit_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None)
     policy, priced = Duel(split), machine(config)
     engine = sim.make(config, policy.options, priced)
     replay(policy, engine, jobs, end_s=END_S)  # type: ignore[arg-type]
-    done = [row for part in engine.rows() for row in part.to_pylist() if row["model"] == "victim"]
-    if victim == "prefill":
-        ends = sorted(row["first_ns"] for row in done if row["first_ns"] is not None)
+    every = [row for part in engine.rows() for row in part.to_pylist()]
+    first, second = (_unit_s(act, [row for row in every if row["model"] == name])
+                     for name, act in (("victim", victim), ("other", other)))  # fmt: skip
+    return first, second
+
+
+def _unit_s(act: str, done: list[dict[str, Any]]) -> float:
+    """Return the median seconds from the end of a model's unit to the next, within the window."""
+    if not act:
+        return math.nan
+    if act == "prefill":
+        ends_s = np.array(sorted(row["first_ns"] for row in done if row["first_ns"] is not None), float) / 1e9
     else:
-        ends = done[0]["token_ns"]
-    ends_s = np.array(ends, float) / 1e9 + (0.0 if victim == "prefill" else done[0]["arrival_ns"] / 1e9)
-    inside = ends_s[(ends_s > WINDOW_S[0]) & (ends_s < WINDOW_S[1])]
-    return float(np.median(np.diff(inside)))
+        ends_s = np.array(done[0]["token_ns"], float) / 1e9 + done[0]["arrival_ns"] / 1e9
+    return float(np.median(np.diff(ends_s[(ends_s > WINDOW_S[0]) & (ends_s < WINDOW_S[1])])))
 
 
 def _requests(model: int, act: str) -> Iterator[tuple[float, int, int, int]]:
@@ -91,22 +101,51 @@ def _requests(model: int, act: str) -> Iterator[tuple[float, int, int, int]]:
         yield from [(0.0, model, CONTEXT, OUTPUT)] * ACTS[act]
 
 
-def factors(folder: Path, gpu: str, table: str | None) -> Iterator[tuple[str, str, str, float, float]]:
-    """Yield (mode, victim, other, measured, simulated): seconds of the victim's unit, of those alone."""
-    book = report.read(folder)
+class Pair(NamedTuple):
+    """Two lanes at once: seconds of a unit of each, of those alone."""
+
+    mode: str
+    acts: tuple[str, str]
+    measured: tuple[float, float]
+    simulated: tuple[float, float]
+
+    @property
+    def worst(self) -> float:
+        """The largest ratio of measured to simulated slow-downs."""
+        return max(seen / ours for seen, ours in zip(self.measured, self.simulated, strict=True))
+
+
+def measured(folder: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """Return the slow-downs of both lanes by mode and acts: the median of the duels of a pair."""
+    slow: dict[tuple[str, str, str], list[list[float]]] = {}
+    acts = {of.work: act for act, of in report.ACTS.items()}
+    for duel in report.duelled(report.read(folder)):
+        names = [acts.get(work._replace(part=""), "") for work in duel.works]
+        parts = [work.part for work in duel.works]
+        if len(names) == 2 and all(names) and not duel.way and parts in (["", ""], ["64", "64-"]):
+            slow.setdefault(("split" if parts[0] else "plain", names[0], names[1]), []).append(duel.slow)
+    return {key: (float(x[0]), float(x[1])) for key, each in slow.items() for x in [np.median(each, 0)]}
+
+
+def pairs(folder: Path, gpu: str, table: str | None) -> Iterator[Pair]:
+    """Yield each pair as measured and as simulated."""
+    seen = measured(folder)
     for mode in MODES:
-        measured = report.matrix(book, mode)
-        for victim in ACTS:
-            alone_s = unit_s(victim, "", split=mode == "split", gpu=gpu, table=table)
-            for other in ACTS:
-                if (seen := measured.get(victim, {}).get(other)) is not None:
-                    beside_s = unit_s(victim, other, split=mode == "split", gpu=gpu, table=table)
-                    yield mode, victim, other, seen, beside_s / alone_s
+
+        def simulated(*acts: str, split: bool = mode == "split") -> tuple[float, float]:
+            return units_s(*acts, split=split, gpu=gpu, table=table)
+
+        alone = {act: (simulated(act, "")[0], simulated("", act)[1]) for act in ACTS if any(act in key for key in seen)}
+        for victim, other in product(ACTS, ACTS):
+            if (both := seen.get((mode, victim, other))) is not None:
+                a, b = simulated(victim, other)
+                yield Pair(mode, (victim, other), both, (a / alone[victim][0], b / alone[other][1]))
 
 
-def _rms(rows: Iterable[tuple[str, str, str, float, float]], mode: str) -> float:
-    """Return the root of the mean squared ln error of a mode's rows."""
-    return math.sqrt(np.mean([math.log(ours / seen) ** 2 for of, _, _, seen, ours in rows if of == mode]))
+def rms(every: Sequence[Pair], mode: str) -> float:
+    """Return the root of the mean squared ln error of both lanes of a mode's pairs."""
+    both = [lane for pair in every if pair.mode == mode for lane in zip(pair.measured, pair.simulated, strict=True)]
+    return math.sqrt(np.mean([math.log(ours / seen) ** 2 for seen, ours in both]))
 
 
 def holds(folder: Path) -> bool:
@@ -121,21 +160,23 @@ def beside(folder: Path, table: str | None) -> Beside:
     """
     gpu, tables = folder.resolve().name, sorted(folder.glob("*-measured.toml"))
     with_ = table or (str(tables[0]) if tables else None)
-    book = report.read(folder)
-    if not any(report.matrix(book, mode) for mode in MODES):
-        raise UserError(f"{folder}: nothing was measured of two models at once; make gpu measures it (interfere)")
-    factored = list(factors(folder, gpu, with_))
-    mode, victim, other, seen, ours = max(factored, key=lambda row: row[3] / row[4])
+    if not measured(folder):
+        raise UserError(f"{folder}: nothing was measured of two models at once; make gpu measures it (turns, decodes)")
+    every = list(pairs(folder, gpu, with_))
+    pair = max(every, key=lambda pair: pair.worst)
+    kindest = max((0, 1), key=lambda k: pair.measured[k] / pair.simulated[k])
+    texts = [ACTS_TEXT[pair.acts[k]] for k in (kindest, 1 - kindest)]
     answer = (
-        f"The simulator is off by {_rms(factored, 'plain'):.0%} (rms) on all SMs and {_rms(factored, 'split'):.0%} on"
-        f" partitions. It is kindest to {ACTS_TEXT[victim]} beside {ACTS_TEXT[other]}, {MODES[mode]}: it takes"
-        f" {seen:.2f} times as long as alone, and {ours:.2f} times in the simulator."
+        f"The simulator is off by {rms(every, 'plain'):.0%} (rms) on all SMs and {rms(every, 'split'):.0%} on"
+        f" partitions. It is kindest to {texts[0]} beside {texts[1]}, {MODES[pair.mode]}: it takes"
+        f" {pair.measured[kindest]:.1f} times as long as alone, and {pair.simulated[kindest]:.1f} times in the"
+        " simulator."
     )
     how = (
-        f"Seconds of a unit as a multiple of those alone on the same SMs; two models of {MODEL}. Measured by `make"
-        f" gpu`; simulated with {with_ or 'the committed table'}."
+        f"Seconds of a unit of either, as a multiple of those alone on the same SMs; two models of {MODEL}. Measured by"
+        f" `make gpu`; simulated with {with_ or 'the committed table'}."
     )
-    rows = [("SMs", "unit", "beside", "measured", "simulated")]
-    rows += [(MODES[mode], ACTS_TEXT[victim], ACTS_TEXT[other], f"{seen:.2f}", f"{ours:.2f}")
-             for mode, victim, other, seen, ours in factored]  # fmt: skip
+    rows: list[tuple[str, ...]] = [("SMs", "unit", "beside", "measured", "simulated", "the other", "simulated")]
+    rows += [(MODES[p.mode], *(ROW_TEXT[act] for act in p.acts), f"{p.measured[0]:.2f}", f"{p.simulated[0]:.2f}",
+              f"{p.measured[1]:.2f}", f"{p.simulated[1]:.2f}") for p in every]  # fmt: skip
     return Beside(f"Two models at once on one {gpu.upper()}", answer, how, rows)

@@ -106,12 +106,14 @@ class Beside(NamedTuple):
     how: str  # it was measured and simulated
     rows: Sequence[tuple[str, ...]]  # the first is the head
     note: str = ""
+    predictions: Sequence[str] = ()  # that were kept before, held against it: a line each
 
     def page(self, command: str, table: Table) -> str:
         """Return it as Markdown, with the command that wrote it."""
         parts = (f"# {self.title}", self.answer, f"{self.how} Written by `{command}`.")
         lines = [line for part in parts for line in (*textwrap.wrap(part, WIDE, break_on_hyphens=False), "")]
-        return "\n".join([*lines[:-1], *table(self.rows), *[self.note] * bool(self.note)]).rstrip() + "\n"
+        after = [x for line in self.predictions for x in ("", f"- {line.strip()}" if line[0] == " " else line)]
+        return "\n".join([*lines[:-1], *table(self.rows), *[self.note] * bool(self.note), *after]).rstrip() + "\n"
 
 
 def page(

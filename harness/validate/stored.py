@@ -6,35 +6,24 @@ was measured in the runs is in the table, unless the caller's table was made of 
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from harness.engines.costs import quantities
 from harness.policy import mix
 from harness.policy.types import UserError
-from harness.rows import record, requests
-from harness.rows.attainment import quantile, tpot_s
-from harness.rows.requests import Rows
+from harness.rows import record
 from harness.run import spec as specs
 from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
+from harness.validate import prediction
 from harness.validate.page import Beside
+from harness.validate.prediction import Seen, offered, seen
 from workloads.slo import Absolute, parse
-
-
-class Seen(NamedTuple):
-    """The figures of a run that are compared."""
-
-    attainment: float  # requests that finished within the SLO for TTFT and for TPOT, of those offered
-    ttft_ms: tuple[float, float]  # P50 and P95
-    tpot_ms: tuple[float, float]
 
 
 class Pair(NamedTuple):
@@ -53,23 +42,6 @@ SLO = "absolute:ttft=0.5,tpot=0.05"
 def holds(folder: Path) -> bool:
     """Tell whether a folder holds stored runs."""
     return any(folder.glob(f"*/{record.ROWS}"))
-
-
-def seen(rows: Rows, slo: Absolute) -> Seen:
-    """Reduce the rows of a run."""
-    tpot = tpot_s(rows)
-    met = rows.done & (rows.ttft_s <= slo.ttft_s) & ~(tpot > slo.tpot_s)  # undefined for one token: met
-    ttft_ms, tpot_ms = (
-        (1e3 * quantile(values, 0.5), 1e3 * quantile(values, 0.95))
-        for values in (rows.ttft_s[rows.done], tpot[rows.done & ~np.isnan(tpot)])
-    )
-    return Seen(float(met.mean()), ttft_ms, tpot_ms)
-
-
-def offered(run: Path, spec: Spec) -> Rows:
-    """Return the requests of a run's window: those of the warm-up meet what is not there yet."""
-    rows = requests.rows(record.read(run))
-    return requests.take(rows, requests.in_window(rows, spec.window_s or math.inf))
 
 
 def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], None]) -> Iterator[Pair]:
@@ -131,4 +103,5 @@ def beside(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]
         load = (f"{p.spec.rate_scale:g}", f"{p.spec.window_s:g}") * loads
         rows.append((p.spec.label, *load, str(p.offered), met, ttft, ttft_95, tpot, tpot_95))
     title = f"Runs of engine {spec.engine} beside the simulator's"
-    return Beside(title, answer, how, rows, "Each cell: measured / simulated.")
+    predictions = prediction.beside([(p.spec, p.measured.attainment) for p in every])
+    return Beside(title, answer, how, rows, "Each cell: measured / simulated.", predictions)

@@ -90,6 +90,7 @@ def lines(q: Mapping[str, Any], spec: quantities.GpuSpec, noise: float = 0.0) ->
             132,
             {"victim": victim, "other": other, "mode": mode, "of": "8B"},
             units=50,
+            **({"other_s": 0.006} if other else {}),
         )
     for mib, (what, s) in product(
         (2, 16, 64, 256), (("create", 2e-4), ("map", 2e-6), ("allow", 4e-5), ("unmap", 3e-5), ("release", 1e-5))

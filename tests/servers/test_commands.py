@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from harness.engines.servers import commands
+from harness.engines.servers import commands, kvcached
 from harness.engines.servers.commands import Command, Cpu, Gpu, PdMux, Serve
 from harness.engines.servers.folder import TINY, dummy
 from harness.policy.types import Experts, UserError
@@ -51,8 +52,51 @@ def test_a_gpu_is_shared_by_memory_then_sms_then_pages() -> None:
         "KVCACHED_AUTOPATCH": "1",
         "KVCACHED_IPC_NAME": "bench-a",
     }
-    limit = commands.kvcached_limit(PYTHON, "bench-a", 3 << 30)
-    assert limit == (str(PYTHON), "-m", "kvcached.cli.kvctl", "limit", "bench-a", "3221225472")
+
+
+def account(limit: int, used: int) -> bytes:
+    """Return an account as kvcached 0.1.6 lays it out: limit, bytes in use, bytes kept ready."""
+    return np.array([limit, used, 5], np.int64).tobytes()
+
+
+def test_a_limit_is_written_into_a_servers_account_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kvcached, "FOLDER", tmp_path)
+    (tmp_path / "bench-a").write_bytes(account(9 << 30, 7))
+    kvcached.limit("bench-a", 3 << 30)
+    assert (tmp_path / "bench-a").read_bytes() == account(3 << 30, 7)
+    with pytest.raises(UserError, match=r"no account .*bench-b: the server runs without kvcached, or has ended"):
+        kvcached.limit("bench-b", 1)
+    assert not (tmp_path / "bench-b").exists()
+    (tmp_path / "bench-c").write_bytes(bytes(16))
+    with pytest.raises(UserError, match=r"bench-c has 16 bytes, an account of kvcached 0.1.6 has 24"):
+        kvcached.limit("bench-c", 1)
+
+
+def test_what_a_vllm_on_a_card_is_told() -> None:
+    """Golden: every option and variable of a static and of an elastic server beside each other."""
+    common = (
+        "/venv/bin/python -m vllm.entrypoints.openai.api_server --model /models/a --served-model-name a --load-format"
+        " dummy --host 127.0.0.1 --port 12345 --disable-uvicorn-access-log --max-model-len 2048 --max-num-seqs 64"
+        " --max-num-batched-tokens 512 --no-enable-prefix-caching --generation-config vllm --gpu-memory-utilization "
+    )
+    static = commands.vllm(PYTHON, SERVE, Gpu(0, 0.25, kv_bytes=2 << 30, v1_runner=True), sleep=True)
+    assert " ".join(static.argv) == common + "0.25 --kv-cache-memory-bytes 2147483648 --enable-sleep-mode"
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    v1 = {**quiet, "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    assert static.env == {**v1, "VLLM_SERVER_DEV_MODE": "1"}
+    elastic = commands.vllm(PYTHON, SERVE, Gpu(0, 0.9, elastic="bench-a", v1_runner=True))
+    assert " ".join(elastic.argv) == common + "0.9"
+    kvcached_own = {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1", "KVCACHED_IPC_NAME": "bench-a"}
+    assert elastic.env == {**v1, **kvcached_own}
+    assert commands.vllm(PYTHON, SERVE, Gpu()).env == quiet  # without kvcached the runner is vLLM's choice
+
+
+def test_sglangs_backends_are_its_own_choice_unless_named() -> None:
+    assert not {"--attention-backend", "--sampling-backend"} & set(commands.sglang(PYTHON, SERVE, Gpu()).argv)
+    argv = commands.sglang(PYTHON, SERVE, Gpu(), attention="triton", sampling="pytorch").argv
+    assert argv[-6:-2] == ("--attention-backend", "triton", "--sampling-backend", "pytorch")
 
 
 def test_sleep_waits_for_running_requests() -> None:

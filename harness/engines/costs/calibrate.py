@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.costs import fit, kernels, quantities
+from harness.engines.costs import fit, kernels, quantities, rounds
 from harness.engines.costs.fit import Rows
 from harness.policy.types import Shape, UserError
 from harness.rows.record import write_bytes
@@ -99,6 +99,9 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
         out["gemm"]["best_flops_frac"] = quantities.sig(rate / spec.flops)
     partial, speeds = share_rows(book, {**base, **out}, spec)
     add("share", partial, ("arith_power", "saturation", "power"), lambda q, r: speeds(q)[r.x["i"]], ())
+    if (lanes := rounds.table(book, spec.hbm, origin, base["co_run"])) is not None:
+        out["co_run"], note = lanes
+        notes.append(note)
     if len(out) == 1:
         raise UserError(f"{folder}: too few measurements for any quantity; call make gpu again, it resumes")
     return Calibrated(f"{spec.kind}-measured", out, notes + _copies(book, spec))

@@ -5,7 +5,7 @@ in its release 0.24.0, whose vLLM `make gpu-servers` runs (also `vllm/entrypoint
 `vllm/entrypoints/openai/cli_args.py`); of sglang 0.5.23
 (`sglang/srt/server_args.py`, `arg_groups/`), xllamacpp 2026.10.11549 (`llamacpp.py` here), and ovg-project/kvcached
 (`kvcached/utils.py` at 04e342f: KVCACHED_IPC_NAME; `kvcached/autopatch.py` at 2d5f52b: ENABLE_KVCACHED,
-KVCACHED_AUTOPATCH; `kvcached/cli/kvctl.py` at 0a4c783: `limit`). All servers listen on loopback and are ready when they
+KVCACHED_AUTOPATCH). All servers listen on loopback and are ready when they
 answer `/health`.
 """
 
@@ -61,6 +61,8 @@ class Gpu:
     fraction: float = 0.90  # of its memory, for weights, KV and the rest of the process: a static partition
     sm_percent: int | None = None  # most of its SMs, by MPS, whose daemon must run; None: all, without MPS
     elastic: str | None = None  # kvcached: KV memory is taken on demand, under this name of the server's account
+    kv_bytes: int | None = None  # of a static partition; None: what `fraction` leaves beside all else of the process
+    v1_runner: bool = False  # vLLM: kvcached 0.1.6 has no adapter to V2 before vLLM 0.28
 
     def __post_init__(self) -> None:
         if self.elastic is not None and not ACCOUNT.fullmatch(self.elastic):
@@ -129,8 +131,11 @@ def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eage
         argv += ["--dtype", "float32", "--kv-cache-memory-bytes", str(on.kv_bytes)]
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(on.threads)}
     else:
+        # Before it loads, vLLM asks for so much free memory; the pool is then the bytes alone (`gpu_worker.py`).
         argv += ["--gpu-memory-utilization", f"{on.fraction:g}"]
-        env |= _gpu(on)
+        if on.kv_bytes is not None:
+            argv += ["--kv-cache-memory-bytes", str(on.kv_bytes)]
+        env |= _gpu(on) | ({"VLLM_USE_V2_MODEL_RUNNER": "0"} if on.v1_runner else {})
     if sleep:
         argv.append("--enable-sleep-mode")
         env["VLLM_SERVER_DEV_MODE"] = "1"  # without it the routes below do not exist
@@ -158,11 +163,15 @@ def vllm_wake(level: Literal[1, 2]) -> tuple[Ask, ...]:
     return Ask("/wake_up?tags=weights"), reload, Ask("/wake_up?tags=kv_cache")
 
 
-def sglang(python: Path, serve: Serve, on: Gpu, *, saver: bool = False, pdmux: PdMux | None = None) -> Command:
+def sglang(
+    python: Path, serve: Serve, on: Gpu, *, saver: bool = False, pdmux: PdMux | None = None, attention: str = "",
+    sampling: str = "",
+) -> Command:  # fmt: skip
     """Return the command of an SGLang server. With `saver` it obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
 
     PD-multiplexing excludes chunks of prefill and overlapped scheduling (`arg_groups/validation_hook.py`), so the chunk
-    is left out. The option for its groups, which is about attention's buffers, has to agree with its file.
+    is left out. The option for its groups, which is about attention's buffers, has to agree with its file. Backends of
+    attention and sampling are its own choice unless they are named.
     """
     argv = [
         *(str(python), "-m", "sglang.launch_server"),
@@ -171,6 +180,8 @@ def sglang(python: Path, serve: Serve, on: Gpu, *, saver: bool = False, pdmux: P
         *("--context-length", str(serve.max_tokens), "--max-running-requests", str(serve.batch_cap)),
         *("--mem-fraction-static", f"{on.fraction:g}", "--disable-radix-cache"),
     ]
+    argv += ["--attention-backend", attention] if attention else []
+    argv += ["--sampling-backend", sampling] if sampling else []
     if saver:
         argv.append("--enable-memory-saver")
     if pdmux is None:
@@ -203,11 +214,6 @@ def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int |
     if idle_s is not None:
         argv += ["--sleep-idle-s", str(idle_s)]
     return Command(tuple(argv), {}, f"http://{HOST}:{serve.port}/health")
-
-
-def kvcached_limit(python: Path, account: str, limit_bytes: int) -> tuple[str, ...]:
-    """Return the command that limits a running elastic server's KV; no variable does so at the start."""
-    return (str(python), "-m", "kvcached.cli.kvctl", "limit", account, str(limit_bytes))
 
 
 def _drawn(serve: Serve) -> tuple[str, ...]:

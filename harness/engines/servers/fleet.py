@@ -10,10 +10,9 @@ import math
 import os
 import re
 import select
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,7 +22,6 @@ from urllib.parse import urlsplit
 
 from harness.client.body import Server, Style
 from harness.engines.machine import Refusal
-from harness.engines.servers import environments
 from harness.engines.servers.commands import Ask
 from harness.engines.servers.process import PortTaken, Process
 from harness.engines.servers.states import SERVER, WEIGHTS, State
@@ -67,6 +65,7 @@ class Kind(Protocol):
     keep: Keep | None  # None: it never does
     offers: Mapping[str, tuple[Option, ...]]
     cluster: Cluster
+    apart: bool  # a start, a sleep and a wake measure the memory of their GPU: no other may go on there meanwhile
     elastic: bool  # servers take KV memory on demand, up to what `resize` says; else all of it when they start
     slots: int  # longest requests for which a server without a limit takes KV memory, if there is room for so many
     style: Style
@@ -88,8 +87,8 @@ class Kind(Protocol):
         """Prepare a server for an instance, on a part of the SMs if `sms` names one. Raises UserError."""
         ...
 
-    def resize(self, inst: Inst, kv_bytes: int) -> Sequence[str]:
-        """Return the command that limits a running server's KV memory; empty where that is fixed from the start."""
+    def resize(self, inst: Inst, kv_bytes: int) -> None:
+        """Limit a running server's KV memory, unless that is fixed from the start. Raises UserError."""
         ...
 
     def roots(self) -> list[int]:
@@ -169,14 +168,17 @@ class Fleet:
         self._bell: tuple[int, int] | None = None  # a pipe by which threads wake who waits
         self._word: SimpleQueue[Change | tuple[Up, UserError]] = SimpleQueue()
         self._threads: list[Thread] = []
+        self._turns = [Lock() for _ in self.gpus]  # of starts, sleeps and wakes, by GPU, where a kind needs them apart
+        self._closing = False
 
     def open(self, folder: Path) -> None:
         """Prepare to start servers, whose logs go to a folder."""
-        self._folder, self._bell = folder, os.pipe()
+        self._folder, self._bell, self._closing = folder, os.pipe(), False
         self.kind.ready(folder)
 
     def close(self) -> None:
-        """Stop all servers at once, whatever they do."""
+        """Stop all servers at once, whatever they do; those that wait for their turn do not start."""
+        self._closing = True
         every = (*self.up.values(), *self.asleep.values())
         stops = [Thread(target=up.process.stop) for up in every if up.process is not None]
         for stop in stops:
@@ -276,12 +278,21 @@ class Fleet:
         up.since_s, up.sms = time.monotonic(), self.sms.get(up.inst)
         try:
             up.seat = self.kind.seat(up.inst, up.kv_bytes, log, up.sms)
-            if up.seat.process is not None:
+            if up.seat.process is not None and not self.kind.apart:
                 up.seat.process.start()
         except UserError as error:
             self._ring(Change(up, "dead", str(error)))
             return
-        self._attend(up, lambda process: process.wait_ready(READY_S), "ready")
+
+        def ready(process: Process) -> None:
+            if self.kind.apart:
+                process.start()
+                if self._closing:  # `close` may have come before it was there to stop
+                    process.stop()
+                    return
+            process.wait_ready(READY_S)
+
+        self._attend(up, ready, "ready")
 
     def stop(self, up: Up) -> None:
         """Stop a server, or put it to sleep; `changes` says when it has ended."""
@@ -300,9 +311,18 @@ class Fleet:
             self._ring(Change(up, what))
             return
 
+        turns = [self._turns[g] for g in sorted(_gpus(up.inst))] if self.kind.apart and what != "stopped" else []
+
         def attend() -> None:
             try:
-                work(process)
+                with ExitStack() as stack:
+                    for turn in turns:
+                        stack.enter_context(turn)
+                    if turns:
+                        if self._closing:
+                            return
+                        up.since_s = time.monotonic()
+                    work(process)
                 if what == "ready":
                     self._limit(up)
             except UserError as error:
@@ -328,14 +348,11 @@ class Fleet:
     def _limit(self, up: Up) -> None:
         """Tell an elastic server its limit of now, if it does not know; in a thread. Raises UserError."""
         with up.telling:  # one after the other, so that the last one holds
-            kv_bytes = up.kv_bytes
-            command = self.kind.resize(up.inst, kv_bytes) if kv_bytes != up.told_bytes else ()
-            if command:
-                run = subprocess.run(
-                    command, env=environments.variables(os.environ, {}), capture_output=True, text=True, check=False
-                )
-                if run.returncode:
-                    raise UserError(f"no limit for the server of {up.inst.model}: {(run.stderr or run.stdout).strip()}")
+            if (kv_bytes := up.kv_bytes) != up.told_bytes:
+                try:
+                    self.kind.resize(up.inst, kv_bytes)
+                except UserError as error:
+                    raise UserError(f"no limit for the server of {up.inst.model}: {error}") from None
             up.told_bytes = kv_bytes
 
     def _beside(self, work: Callable[[], None]) -> None:

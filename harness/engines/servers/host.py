@@ -15,6 +15,7 @@ from harness.engines.servers import environments
 
 DEVICES = Path("/dev")  # where the driver has a file a card
 MPS = "nvidia-cuda-mps-control"  # https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html
+MOUNTED = Path("/usr/local/nvidia/bin")  # where containers have the driver's programs, often beside PATH
 
 
 class Card(NamedTuple):
@@ -28,7 +29,9 @@ class Card(NamedTuple):
 def card(environment: str) -> Card | None:
     """Look for the cards of this host; None where it has none."""
     gpus = sum(path.name.removeprefix("nvidia").isdecimal() for path in DEVICES.glob("nvidia*"))
-    return Card(gpus, shutil.which(MPS), version(environment, "kvcached") is not None) if gpus else None
+    mounted = MOUNTED / MPS
+    mps = shutil.which(MPS) or (str(mounted) if mounted.is_file() else None)
+    return Card(gpus, mps, version(environment, "kvcached") is not None) if gpus else None
 
 
 def version(environment: str, package: str, root: Path | None = None) -> str | None:

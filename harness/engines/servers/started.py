@@ -27,7 +27,7 @@ from harness.client.body import Server, Style
 from harness.engines import machine as machines
 from harness.engines.costs import shapes
 from harness.engines.machine import Config, Machine
-from harness.engines.servers import commands, environments, folder, host
+from harness.engines.servers import commands, environments, folder, host, kvcached
 from harness.engines.servers.fleet import Keep, Seat, Sleep
 from harness.engines.servers.host import Card
 from harness.engines.servers.mps import Mps
@@ -66,6 +66,7 @@ class Started:
         self.weights: dict[str, Path] = {}  # by model
         self.files = real(config) if card is not None else {}
         self.elastic = self.at_once = False
+        self.apart = card is not None
         self.mps: Mps | None = None
         if card is None:
             self.cluster = self._host()
@@ -178,7 +179,8 @@ class Started:
         fraction = self.config.mem_fraction if self.elastic else taken / self.priced.spec.mem_bytes
         # The driver rounds a percentage down to whole SMs, or to whole groups of them.
         percent = None if sms is None else -(-100 * sms // self.cluster.gpus[index].sms)
-        return commands.Gpu(index, fraction, percent, self.account(inst) if self.elastic else None)
+        account, pool = (self.account(inst), None) if self.elastic else (None, kv_bytes)
+        return commands.Gpu(index, fraction, percent, account, pool, self.card is not None and self.card.kvcached)
 
     def account(self, inst: Inst) -> str:
         """Return the name by which kvcached knows a server: no other server of this host has it."""
@@ -186,9 +188,10 @@ class Started:
         k = next(k for k, m in enumerate(self.config.models) if m.name == inst.model)
         return f"bench-{os.getpid()}-{k}-{'-'.join(map(str, inst.place))}"
 
-    def resize(self, inst: Inst, kv_bytes: int) -> tuple[str, ...]:
+    def resize(self, inst: Inst, kv_bytes: int) -> None:
         """See Kind."""
-        return commands.kvcached_limit(self.python, self.account(inst), kv_bytes) if self.elastic else ()
+        if self.elastic:
+            kvcached.limit(self.account(inst), kv_bytes)
 
     def roots(self) -> list[int]:
         """See Kind: all servers are ours."""

@@ -1,0 +1,185 @@
+"""Predictions of the simulator, kept before a machine is asked: `results/predictions/NAME.toml`, and a page beside it.
+
+    python -m harness.validate.prediction requests      # draws the requests of REQUESTS anew: the same bytes of rows
+    python -m harness.validate.prediction NAME          # simulates CAMPAIGN; an existing prediction stays as it is
+
+CAMPAIGN is what `probe/ORDER.md` has real servers do. A prediction is never edited: tests hold its digest, and another
+law of sharing gets a file of its own. `bench validate FOLDER` prints predictions beside the folder's runs.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.engines.costs import fit
+from harness.policy.types import UserError
+from harness.rows import record, requests
+from harness.rows.attainment import quantile, tpot_s
+from harness.rows.record import write_bytes
+from harness.rows.requests import Rows
+from harness.run.execute import execute
+from harness.run.resolve import resolve
+from harness.run.spec import Spec
+from traces import schema
+from traces.ramps import ramps
+from workloads.slo import Absolute, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "results/predictions"
+REQUESTS = ROOT / "traces/sample/ramps4.parquet"
+PEAK, MODELS, PROMPT, CAP, MEAN = 12, 4, 512, 256, 128.0  # requests a second, models, tokens
+SYSTEMS = ("static:equal", "elastic", "swap:sleep")
+RATES = (2.0, 4.0, 6.0)
+SLO = "absolute:ttft=1,tpot=0.05"
+SAME = 0.01  # of attainment, within which two systems are not in order
+CAMPAIGN: dict[str, Any] = {
+    "models": "llama-3.1-8b*4", "trace": str(REQUESTS.relative_to(ROOT)), "gpu": "h100", "gpus": 1, "scaling": "time",
+    "plan": "trace", "warmup_s": 0.0, "served": 1024,
+}  # fmt: skip
+
+
+class Seen(NamedTuple):
+    """The figures of a run that are compared."""
+
+    attainment: float  # requests that finished within the SLO for TTFT and for TPOT, of those offered
+    ttft_ms: tuple[float, float]  # P50 and P95
+    tpot_ms: tuple[float, float]
+
+
+class Cell(NamedTuple):
+    """The attainment of a system at a rate, of requests offered."""
+
+    system: str
+    rate: float
+    attainment: float
+
+
+def draw(path: Path = REQUESTS) -> Path:
+    """Write the campaign's requests: staggered ramps of equal models."""
+    drawn = ramps(PEAK, MODELS, PROMPT, CAP, MEAN)
+    names = [f"m{k}" for k in range(MODELS)]
+    lengths = np.stack([drawn.prompt_tokens, drawn.output_tokens], 1)
+    note = f"staggered ramps to {PEAK} requests/s of {MODELS} models, {PROMPT} + at most {CAP} tokens, mean {MEAN:g}"
+    span_s = float(np.ceil(drawn.arrival_s[-1]))
+    return schema.drawn(path, drawn.arrival_s, [names[k] for k in drawn.model], lengths, span_s=span_s, note=note)
+
+
+def seen(rows: Rows, slo: Absolute) -> Seen:
+    """Reduce the rows of a run."""
+    tpot = tpot_s(rows)
+    met = rows.done & (rows.ttft_s <= slo.ttft_s) & ~(tpot > slo.tpot_s)  # undefined for one token: met
+    ttft_ms, tpot_ms = (
+        (1e3 * quantile(values, 0.5), 1e3 * quantile(values, 0.95))
+        for values in (rows.ttft_s[rows.done], tpot[rows.done & ~np.isnan(tpot)])
+    )
+    return Seen(float(met.mean()), ttft_ms, tpot_ms)
+
+
+def offered(run: Path, spec: Spec) -> Rows:
+    """Return the requests of a run's window: those of the warm-up meet what is not there yet."""
+    rows = requests.rows(record.read(run))
+    return requests.take(rows, requests.in_window(rows, spec.window_s or math.inf))
+
+
+def simulate() -> Iterator[Cell]:
+    """Simulate the campaign: every system at every rate, seed 0."""
+    slo = parse(SLO)
+    assert isinstance(slo, Absolute)
+    with tempfile.TemporaryDirectory() as scratch:
+        for rate, text in product(RATES, SYSTEMS):
+            name, _, preset = text.partition(":")
+            spec = Spec(name, preset or None, rate_scale=rate, slo=SLO, **CAMPAIGN)
+            run = execute(resolve(spec), Path(scratch), "")
+            yield Cell(text, rate, seen(offered(run, spec), slo).attainment)
+
+
+def write(name: str, folder: Path = FOLDER) -> Path:
+    """Keep a prediction of today. Raises UserError where one of that name is kept."""
+    path = folder / f"{name}.toml"
+    if path.exists():
+        raise UserError(f"{path} is kept as it is; another law gets another name")
+    cells = [{"system": c.system, "rate": c.rate, "attainment": round(c.attainment, 4)} for c in simulate()]
+    about = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "law": name, "slo": SLO, **CAMPAIGN}
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [fit.dumps(about), *(f"\n[[cell]]\n{fit.dumps(cell)}" for cell in cells)]
+    write_bytes(path, "".join(lines).encode())
+    write_bytes(path.with_suffix(".md"), page(path).encode())
+    return path
+
+
+def cells(path: Path) -> list[Cell]:
+    """Read the cells of a prediction."""
+    return [Cell(**cell) for cell in tomllib.loads(path.read_text("utf-8"))["cell"]]
+
+
+def page(path: Path) -> str:
+    """Return a prediction as a page."""
+    about, told = tomllib.loads(path.read_text("utf-8")), cells(path)
+    by = {(cell.system, cell.rate): cell.attainment for cell in told}
+    rates, systems = sorted({c.rate for c in told}), list(dict.fromkeys(c.system for c in told))
+    head = ["system", *(f"{rate:g} times the rate" for rate in rates)]
+    table = [head, ["---"] * len(head)]
+    table += [[system, *(f"{100 * by[system, rate]:.1f}" for rate in rates)] for system in systems]
+    return "\n".join([
+        f"# What the simulator says by {about['law']}, {about['date']}", "",
+        f"SLO attainment in per cent, {about['slo']}: {about['models']} on {about['gpus']} x {about['gpu']},",
+        f"{about['trace']}. No card had run it. Written by `python -m harness.validate.prediction {path.stem}`; never",
+        "edited.", "", *(f"| {' | '.join(row)} |" for row in table), "",
+    ])  # fmt: skip
+
+
+def held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]:
+    """Count pairs of systems at a rate whose order was predicted, and those of them whose measured order is the same.
+
+    Systems within SAME of each other have no order; where the measured ones have none, the predicted did not hold.
+    """
+    seen = {(cell.system, cell.rate): cell.attainment for cell in measured}
+    right = of = 0
+    for a, b in combinations(predicted, 2):
+        keys = (a.system, a.rate), (b.system, b.rate)
+        if a.rate != b.rate or not set(keys) <= set(seen) or abs(a.attainment - b.attainment) <= SAME:
+            continue
+        of += 1
+        off = seen[keys[0]] - seen[keys[1]]
+        right += abs(off) > SAME and (off > 0) == (a.attainment > b.attainment)
+    return right, of
+
+
+def beside(ran: Sequence[tuple[Spec, float]], folder: Path = FOLDER) -> list[str]:
+    """Return lines that hold each prediction of these specs, with their measured attainment, against them."""
+    lines = []
+    for path in sorted(folder.glob("*.toml")):
+        about = tomllib.loads(path.read_text("utf-8"))
+        measured = [
+            Cell(spec.label, spec.rate_scale, attainment)
+            for spec, attainment in ran
+            if spec.models == about["models"] and Path(spec.trace).name == Path(about["trace"]).name
+        ]
+        by_cell = {(cell.system, cell.rate): cell.attainment for cell in measured}
+        told = [cell for cell in cells(path) if (cell.system, cell.rate) in by_cell]
+        if told:
+            right, of = held(told, measured)
+            lines.append(f"{path.name} ({about['date']}): {right} of {of} predicted orders held")
+            lines += [
+                f"  {c.system} at {c.rate:g}: {100 * c.attainment:.1f} % predicted,"
+                f" {100 * by_cell[c.system, c.rate]:.1f} measured"
+                for c in told
+            ]
+    return lines
+
+
+if __name__ == "__main__":
+    try:
+        print(draw() if sys.argv[1:] == ["requests"] else write(sys.argv[1]))
+    except UserError as error:
+        sys.exit(f"error: {error}")

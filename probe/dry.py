@@ -1,0 +1,100 @@
+"""A card that is not there: duels as the law of rounds tells them, so that rows run to their end with DEVICE=cpu.
+
+Seconds of a layer are those of an H200's first measurements, rounded; nothing is measured, and `hello` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from probe import law
+from probe.duels import Ran, Work
+
+SMS = 132
+HBM = 4.8e12  # bytes a second
+LAYERS = {"1B": 16, "3B": 28, "8B": 32}
+DECODE_S = {"1B": 6.61e-5, "3B": 1.0e-4, "8B": 1.498e-4}  # of a layer, one sequence
+PREFILL_S = {"1B": 3.0e-4, "3B": 8.0e-4, "8B": 1.701e-3}  # of a layer, 2,048 tokens
+MIXED = 128  # tokens of prompts in a step, from which it is one of prompts
+ROUNDS = law.Rounds()
+
+
+def hello() -> dict[str, Any]:
+    """Return the facts of a machine; see rig.hello."""
+    return {"name": "no card (DEVICE=cpu)", "short": "dry", "sms": SMS, "packages": {}}
+
+
+def tidy() -> None:
+    """Do nothing: there is nothing to clean up."""
+
+
+def sms(work: Work) -> int:
+    """Return the SMs of a lane's part."""
+    n = int(work.part.rstrip("-") or SMS)
+    return SMS - n if work.part.endswith("-") else n
+
+
+def layer_s(work: Work) -> float:
+    """Return the seconds of a layer alone on its part: prompts scale with its SMs, decodes less."""
+    share = sms(work) / SMS
+    if work.act in {"spin", "copy"}:
+        return 1e-3
+    if work.act == "decode":
+        return float(DECODE_S[work.of] * (1 + 0.008 * (work.size - 1)) * max(1.0, 0.5 / share))
+    return float(PREFILL_S[work.of] * max(0.1, (work.size + 32 * (work.act == "mixed")) / 2048) / share)
+
+
+def prompts(work: Work) -> bool:
+    """Tell whether its steps are of prompts, for the law."""
+    return work.act == "prefill" or (work.act == "mixed" and work.size > MIXED)
+
+
+class Dry:
+    """Lanes that take what the law says."""
+
+    def build(self, work: Work, twin: int) -> float:
+        """See Device: every lane is there."""
+        assert twin >= 0
+        assert work.act in {"decode", "prefill", "mixed", "spin", "copy"}
+        return 1e-6
+
+    def duel(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
+        """See Device."""
+        alone = [self._alone(work) for work, _ in cell]
+        slow = law.slowdown([lane for lane, _ in alone], ROUNDS)
+        out = []
+        for (work, _), (_, unit_s), times in zip(cell, alone, slow, strict=True):
+            out.append(Ran([unit_s * times] * max(2, min(100, int(seconds / (unit_s * times)))), sms(work)))
+        return out
+
+    def _alone(self, work: Work) -> tuple[law.Lane, float]:
+        busy_s = layer_s(work) * self.facts(work)["layers"]
+        unit_s = busy_s + 1e-3 * work.gap_ms
+        bandwidth = self.facts(work)["bytes"] / busy_s / HBM
+        return law.Lane(layer_s(work), prompts(work), busy_s / unit_s, bandwidth, work.part), unit_s
+
+    def timeline(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:
+        """See Device: a layer of prompts, then two of decode, as one kernel each."""
+        events, now = list[tuple[int, str, float, float]](), 0.0
+        while now < seconds:
+            for k, (work, _) in enumerate(cell):
+                for _ in range(1 if prompts(work) else 2):
+                    events.append((k, f"{work.act} layer", now, layer_s(work)))
+                    now += layer_s(work)
+        return events
+
+    def facts(self, work: Work) -> dict[str, float]:
+        """See Device."""
+        layers = LAYERS.get(work.of, 1)
+        per_layer = {"decode": 0.7 * DECODE_S.get(work.of, 0.0), "copy": 0.9e-3}.get(work.act, 1e-5)
+        return {"layers": layers, "bytes": HBM * layers * per_layer}
+
+    def clocks(self) -> dict[str, float]:
+        """See Device: no card, no clocks."""
+        return {}
+
+
+def device() -> Dry:
+    """Return the lanes of no card."""
+    return Dry()

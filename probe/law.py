@@ -1,0 +1,58 @@
+"""The law of rounds: how much longer steps of several lanes take on one GPU. Plain Python, without torch.
+
+A lane is one model's steps. Kernels of lanes on the same SMs take turns, a layer a turn, and of decode some layers a
+turn; lanes on disjoint partitions share clocks, cache and memory bandwidth. `Rounds` has the constants of a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SWEEPS = 3  # of the fixed point of who is present
+
+
+class Lane(NamedTuple):
+    """A lane alone on its SMs; all shares are parts of 1."""
+
+    layer_s: float  # GPU seconds of a layer
+    prompts: bool  # its steps hold prompts: large GEMMs that fill the SMs
+    duty: float = 1.0  # of its step's time, in which its kernels are on the GPU
+    bandwidth: float = 0.0  # of the memory's, that it takes
+    part: str = ""  # the partition of SMs that it runs on; "": all
+
+
+class Rounds(NamedTuple):
+    """Constants of a card; the values are those of an H200."""
+
+    passes: float = 2.0  # layers of decode in a turn, where a layer of prompts is one
+    decode_fill: float = 0.80  # of the GPU's time, that decode kernels keep from others
+    prompt_fill: float = 0.96
+    apart: float = 1.37  # times as long beside a busy partition
+    crowd: float = 1.17  # times the sum of bandwidth shares, where that exceeds it
+
+
+def slowdown(lanes: Sequence[Lane], rounds: Rounds = Rounds()) -> list[float]:  # noqa: B008 - immutable
+    """Return how many times as long as alone a step of each lane takes beside the others."""
+    turn = [1.0 if lane.prompts else rounds.passes for lane in lanes]
+    fill = [rounds.prompt_fill if lane.prompts else rounds.decode_fill for lane in lanes]
+    slow = [1.0] * len(lanes)
+
+    def present(k: int) -> float:
+        u = lanes[k].duty
+        return u * slow[k] / (1 - u + u * slow[k])
+
+    for _ in range(SWEEPS):
+        new = []
+        for i, lane in enumerate(lanes):
+            others = [k for k in range(len(lanes)) if k != i]
+            apart = [k for k in others if lane.part and lanes[k].part and lane.part != lanes[k].part]
+            met = [k for k in others if k not in apart]
+            theirs = sum(present(k) * fill[k] * turn[k] * lanes[k].layer_s for k in met)
+            s = max(1.0, fill[i] + theirs / (turn[i] * lane.layer_s))
+            if apart:
+                asked = lane.bandwidth + sum(lanes[k].bandwidth for k in apart)
+                s = max(s, rounds.apart, rounds.crowd * asked)
+            new.append(s)
+        slow = new
+    return [1 - lane.duty + lane.duty * s for lane, s in zip(lanes, slow, strict=True)]

@@ -1,0 +1,181 @@
+"""The order in which a card's time is used: `probe/ORDER.md`, whose next step `make gpu` prints.
+
+    python -m probe.order                 # what is next; `--page` writes ORDER.md
+    python -m probe.order --call 1        # run the steps of a call that are not done, each under its limit
+
+Every step is a command of its own and leaves one synced line in results/order.jsonl; a second call goes on. With
+DEVICE=cpu the same commands run without a card: duels as the law tells them, servers as the simulator has them; what
+measures servers is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe import conduct
+from probe.plan import ROWS
+
+ROOT = Path(__file__).resolve().parents[1]
+JOURNAL = "order.jsonl"
+LEAST_S = 20.0  # a step is not started with less
+GRACE_S = 10  # from SIGTERM to SIGKILL, for what a step has left to write
+FIRST, LAST = ([row.name for row in ROWS[:8]], [row.name for row in ROWS[8:]])  # rows 0 to 7, 8 to 10
+RAMP = "--trace traces/sample/ramps4.parquet --scaling time --plan trace --set warmup_s=0 --served 1024 --gpus 1"
+JUDGED = "--slo absolute:ttft=1,tpot=0.05 --seeds 1 --no-plot -o {out}/campaign"
+EIGHT, ONE = "llama-3.1-8b*4", "llama-3.2-1b*4"
+
+
+class Step(NamedTuple):
+    """A command; {python}, {engine}, {gpu} and {out} are this machine's."""
+
+    name: str
+    call: int
+    limit_s: int
+    command: str
+    result: str  # in a sentence, what it gives
+    needed: bool = True  # False: dropped first where time runs out
+    dry: bool = True  # whether it runs without a card, too
+
+
+def _ramp(systems: str, models: str, rate: int, engine: str = "{engine}", more: str = "") -> str:
+    compare = f"{{python}} -m harness compare --engine {engine} --gpu {{gpu}} --models {models} {RAMP}"
+    return f"{compare} --systems {systems} --rate-scale {rate} {JUDGED}{more}"
+
+
+STAGES = "{python} -m harness.validate.torch_stages --minutes {minutes} --out {out}"
+STEPS = (
+    Step("rows 0 to 7", 1, 200, f"{{python}} -m probe --minutes 3.2 --out {{out}} --only {' '.join(FIRST)}",
+         "how lanes share SMs; `bench calibrate --from` then fits [co_run]"),
+    Step("vLLM starts", 1, 150, _ramp("static:equal", ONE, 6), "four 1B servers, started one after the other, answer"),
+    Step("row 11", 1, 210, STAGES.replace("{minutes}", "3.3"), "systems of engine torch: the law as a whole"),
+    Step("static", 2, 170, _ramp("static:equal", EIGHT, 2), "four 8B, each a quarter of what is left beside weights"),
+    Step("elastic", 2, 110, _ramp("elastic", EIGHT, 2), "the same ramp with KV memory on demand"),
+    Step("calibrate 1B", 2, 180,
+         "{python} -m harness calibrate --engine {engine} --gpu {gpu} --models llama-3.2-1b --rounds 1 -o {out}/vllm",
+         "alone, two and four side by side, sleeps and wakes: the servers' cost table", dry=False),
+    Step("sleep and wake", 2, 100, _ramp("swap:sleep", EIGHT, 2), "the ramp, in turn by sleep and wake", needed=False),
+    Step("by turns", 2, 60, _ramp("static:equal", ONE, 6, more=" --set sharing=turns"),
+         "without MPS, beside `vLLM starts`, where its daemon runs", needed=False),
+    Step("rows 8 to 10", 3, 150, f"{{python}} -m probe --minutes 2.4 --out {{out}} --only {' '.join(LAST)}",
+         "partitions with two lanes, priorities, processes with and without MPS"),
+    Step("SGLang starts", 3, 150, _ramp("static:equal", ONE, 6, "{sglang}"), "four 1B servers of SGLang answer"),
+    Step("seven systems", 3, 260, STAGES.replace("{minutes}", "4.2"), "the rest of engine torch's stages"),
+)  # fmt: skip
+
+
+def card() -> str:
+    """Return the kind of the first card by the last word of its name (h200 of "NVIDIA H200"); "" without one."""
+    if (tool := shutil.which("nvidia-smi")) is None:
+        return ""
+    ask = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    name = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.splitlines()
+    words = name[0].lower().replace("-", " ").split() if name else []
+    return next((word for word in words if word not in {"nvidia", "tesla", "geforce", "rtx"}), "")
+
+
+def command(step: Step, out: Path, device: str) -> list[str]:
+    """Return the words of a step's command on this machine."""
+    here = {"python": sys.executable, "out": str(out), "gpu": "h100" if device == "cpu" else card()}
+    here |= {"engine": "sim", "sglang": "sim"} if device == "cpu" else {
+        "engine": "vllm", "sglang": "sglang+attention=triton+sampling=pytorch"
+    }  # fmt: skip
+    return [word.format(**here) for word in step.command.split()]
+
+
+def done(out: Path) -> set[str]:
+    """Return the steps that ended well."""
+    return {line["step"] for line in conduct.lines(out / JOURNAL) if line.get("state") == "done"}
+
+
+def following(out: Path) -> Step | None:
+    """Return the next step; None once all are done."""
+    ended = done(out)
+    return next((step for step in STEPS if step.name not in ended), None)
+
+
+def run(
+    steps: Sequence[Step], out: Path, seconds: float, device: str, env: Mapping[str, str] = os.environ
+) -> Iterator[dict[str, Any]]:
+    """Run steps that are not done, within so many seconds; yield and keep a line of each."""
+    out.mkdir(parents=True, exist_ok=True)
+    end_s, ended = time.monotonic() + seconds, done(out)
+    (out / "order").mkdir(exist_ok=True)
+    for step in steps:
+        limit_s = min(float(step.limit_s), end_s - time.monotonic())
+        if step.name in ended or limit_s < LEAST_S or (device == "cpu" and not step.dry):
+            continue
+        begun_s = time.monotonic()
+        log = out / "order" / f"{step.name.replace(' ', '-')}.log"
+        words = ["timeout", "-k", str(GRACE_S), f"{limit_s:.0f}", *command(step, out, device)]
+        with log.open("ab") as file:
+            code = subprocess.run(
+                words, cwd=ROOT, env={**env, "DEVICE": device}, stdout=file, stderr=file, check=False
+            ).returncode
+        state = "done" if code == 0 else "late" if code in {124, 137} else "failed"
+        line = {"step": step.name, "state": state, "code": code, "s": round(time.monotonic() - begun_s, 1)}
+        line |= {"command": " ".join(words), "t": round(time.time(), 3)}
+        with conduct.opened(out / JOURNAL) as journal:
+            conduct.write(journal, json.dumps(line))
+        yield line
+
+
+def page() -> str:
+    """Return ORDER.md."""
+    lines = [
+        "# What a card measures, in order", "",
+        "Time on a card is short, so each step has a limit and keeps what it measured; the same call again resumes it.",
+        "A call takes 560 s at most (`--seconds`), and its steps stand in the order in which they are worth it.",
+        "`python -m probe.order` prints the next step, `python -m probe.order --call 1` runs a call and says of each",
+        "step how it ended. Rows are those of `python -m probe --list`. `--page` writes this page.",
+    ]  # fmt: skip
+    for call in sorted({step.call for step in STEPS}):
+        mine = [step for step in STEPS if step.call == call]
+        lines += ["", f"## Call {call}: {sum(step.limit_s for step in mine if step.needed)} s of steps that stay", ""]
+        lines += ["| step | s | gives |", "| --- | --- | --- |"]
+        lines += [
+            f"| {step.name} | {step.limit_s} | {step.result}{'' if step.needed else '; dropped first'} |"
+            for step in mine
+        ]
+    lines += [
+        "", "Servers need `.venv-vllm` and `.venv-sglang` (docs/servers.md); this interpreter runs the steps.",
+        "Runs of servers are in `results/campaign`, and `bench validate results/campaign --table FILE` prints beside",
+        "them what was predicted before (`results/predictions/`). With `DEVICE=cpu` all but what measures servers runs",
+        "without a card, in another folder: `DEVICE=cpu python -m probe.order --call 1 --out /tmp/dry`.",
+    ]  # fmt: skip
+    return "\n".join([*lines, ""])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print what is next, write the page, or run a call: 0, or 1 where a step failed or was late."""
+    parser = argparse.ArgumentParser("probe.order", description=__doc__.split("\n")[0])
+    parser.add_argument("--call", type=int, choices=sorted({step.call for step in STEPS}))
+    parser.add_argument("--seconds", type=float, default=560.0, help="for all steps of the call (default 560)")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default results)")
+    parser.add_argument("--page", action="store_true", help="write probe/ORDER.md")
+    args = parser.parse_args(argv)
+    if args.page:
+        (ROOT / "probe/ORDER.md").write_text(page(), encoding="utf-8")
+    elif args.call is None:
+        step = following(args.out)
+        print("all steps are done" if step is None else f"next: {step.name} ({step.limit_s} s): {step.result}; "
+              f"python -m probe.order --call {step.call}")  # fmt: skip
+    else:
+        device, well = os.environ.get("DEVICE", "cuda"), True
+        for line in run([s for s in STEPS if s.call == args.call], args.out.resolve(), args.seconds, device):
+            well &= line["state"] == "done"
+            print(f"{line['step']:14} {line['state']} in {line['s']:.0f} s", flush=True)
+        return 0 if well else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
