@@ -187,7 +187,7 @@ class Swap:
         """
         cluster, models = self.cluster, self.cluster.models
         if self.pools == "one":
-            yield {m: [cluster.homes[m]] if cluster.homes else groups(cluster, models[m].tp) for m in models}
+            yield {m: [cluster.homes[m]] if cluster.homes else list(groups(cluster, models[m].tp)) for m in models}
             return
         weight = {m: self.rate(m) if self.spread == "rate" else float(models[m].weight_bytes) for m in models}
         places = instances(cluster, weight, homes=True)

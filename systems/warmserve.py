@@ -186,7 +186,7 @@ class WarmServe:
             | ({"Limit"} if self.kv and self.prewarm == "forecast" else set())
         )
         self.nodes = [[g for g, gpu in enumerate(gpus) if gpu.node == n] for n in sorted({gpu.node for gpu in gpus})]
-        self.groups = {tp: groups(self.cluster, tp) for tp in {model.tp for model in models.values()}}
+        self.groups = {tp: list(groups(self.cluster, tp)) for tp in {model.tp for model in models.values()}}
         for m, model in models.items():
             if not self.groups[model.tp]:
                 raise Infeasible(f"no node has {model.tp} GPUs")

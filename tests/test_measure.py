@@ -126,7 +126,7 @@ def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
     assert set(tidy.CAPS) <= set(shown.table["definition"].to_pylist())  # for the caption
     scores = tidy.curves(crossings.of_panel(shown.table, panels["rates"]), "static", "ttft", "x")[0]
     assert len(scores) >= 6
-    assert scores[min(scores)] == 1.0
+    assert scores[min(scores)] > 0.99
     assert scores[max(scores)] < 0.9
     rows = crossings.of_panel(shown.table, panels["counts"]).to_pylist()
     hollow = {(x["x"], x["infeasible"] is not None) for x in rows if x["label"] == "static"}

@@ -39,8 +39,9 @@ def measured_ramps(folder: Path) -> Measured:
 
 def inputs(run: Measured) -> str:
     """Hash what the fits are told: the load, rows of elastic memory, and the table of the card's kernels."""
+    table = {op: q for op, q in quantities.quantities(GPU).items() if op != "co_run"}  # of a model beside others
     rows = run.rows[run.rows["system"] == "elastic"]
-    digest = hashlib.sha256(json.dumps(quantities.quantities(GPU), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
     load = run.load
     told = (load.shape.name, load.models, load.prompt, load.cap, load.output)
     digest.update(repr((told, rows.to_dict("list"))).encode())

@@ -25,6 +25,7 @@ Beside others kernels take turns (docs/semantics.md, Sharing a GPU). A turn of a
     w = 0 to 1 as p goes from few to many,   fill = dec_fill + w (pre_fill - dec_fill)
     turn = (passes + w (1 - passes)) duty step / layers;   1 for all where `equal` is set
     duty = min(1, gpu / step); pre_duty or dec_duty, by whether the step has prefill tokens, where that is above 0
+Beside one on a disjoint partition it takes at least max(apart, crowd (the sum of their hbm)) times as long as alone.
 A step that would so take t times as long as alone takes 1 + slow (t - 1) times; slow is pre_slow or dec_slow.
 """
 
