@@ -15,9 +15,9 @@ TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 BESIDE = transformers==5.23.0 safetensors==0.8.0
 SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,ideal
-TRACE = hyperbolic-like+span_s=1800
+TRACE = hyperbolic-like+span_s=900
 COPIES = prism,alpaserve
-SHORT = hyperbolic-like+span_s=300
+SHORT = hyperbolic-like+span_s=150
 FULL =
 ENGINE =
 
@@ -91,7 +91,7 @@ claims: $(READY) ## every paper's claims beside what comes out here, as .make/cl
 
 compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
-	@$(BENCH) compare --answer --systems $(COPIES) --trace $(SHORT) --gpus 2 --rate-scale 14,16,20,22 --seeds 5
+	@$(BENCH) compare --answer --systems $(COPIES) --trace $(SHORT) --gpus 2 --seeds 3
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9%-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' Makefile
