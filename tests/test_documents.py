@@ -30,7 +30,7 @@ SERVERS, GPU, MINUTES, NETWORK = "needs servers", "needs a GPU", "takes minutes"
 LISTED = {
     "bench calibrate": SERVERS, "bench validate": MINUTES, "bench claims": MINUTES, "bench tune": MINUTES,
     "bench mock": "serves until it is stopped", "bench check": MINUTES, "bench sensitivity": MINUTES,
-    "python3 -m probe": GPU, "make gpu": GPU, "make gpu-servers": GPU, "DEVICE=cuda": GPU,
+    "python3 -m probe": GPU, ".venv-vllm/bin/python": GPU, "make gpu": GPU, "make gpu-servers": GPU, "DEVICE=cuda": GPU,
     "git clone": NETWORK, "pip install": NETWORK, "make servers-": NETWORK, "pre-commit": NETWORK,
     ". .venv/bin/activate": "a shell's own",
     "for part in": MINUTES, "bench plot split": "draws a run of minutes", "bench plot turns": "draws a run of minutes",
