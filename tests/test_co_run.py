@@ -62,8 +62,9 @@ def in_kernel(
     take_turns(S.at, 0)
     return [1 / S.lanes["given"].item(2 * k) for k in range(len(lanes))]
 
+
+class Running(NamedTuple):
     """The fields of a step that the oracle reads."""
-    """What the oracle reads of a step."""
 
     place: tuple[int, ...]
     top: float
