@@ -44,14 +44,22 @@ def digest(seed: int) -> str:
     return hashlib.sha256(columns).hexdigest()
 
 
+def noticed(seed: int) -> bool:
+    """Tell whether the changed kernel differs from the oracle, or fails where it should not."""
+    from tests.test_kernel import differences
+
+    try:
+        return bool(differences(seed))
+    except (ArithmeticError, IndexError, ValueError):
+        return True
+
+
 if __name__ == "__main__":
     first, last, *texts = sys.argv[1:]
     seeds = range(int(first), int(last))
     for known, old, new in zip(texts[::3], texts[1::3], texts[2::3], strict=True):
         mutate(old, new)
-        from tests.test_kernel import differences
-
-        print(next((seed for seed in (int(known), *seeds) if differences(seed)), "none"))
+        print(next((seed for seed in (int(known), *seeds) if noticed(seed)), "none"))
     if not texts:
         for seed in seeds:
             print(digest(seed))
