@@ -392,6 +392,7 @@ def test_oracle_notices_wrong_shares() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_wrong_turns_of_processes() -> None:
     changes = [
         (4, "here * max(turn, W.quantum_s)", "here * turn"),  # knows no quantum
