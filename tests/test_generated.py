@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from click.testing import CliRunner
 
 from harness.cli import generated
+from harness.cli.app import main
 from harness.cli.reference import COMMAND
 from harness.loop import system
 from tests.cases import cases
@@ -35,6 +37,11 @@ def test_documents_are_those_that_the_code_writes(made: dict[str, str], subtests
             assert (ROOT / name).read_bytes() == content.encode(), f"rewrite it: {COMMAND}"
     pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / generated.PAGES).iterdir()}
     assert pages == {name for name in made if name.startswith(generated.PAGES)}
+
+
+def test_a_document_is_the_same_after_commands_that_ran(made: dict[str, str]) -> None:
+    assert CliRunner().invoke(main, ["compare", "--help"]).exit_code == 0
+    assert generated.documents() == made
 
 
 def test_a_document_depends_on_no_folder_terminal_or_trace(made: dict[str, str], tmp_path: Path) -> None:

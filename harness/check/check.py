@@ -141,7 +141,8 @@ def print_all(names: Sequence[str], quick: bool, case: str | None) -> None:
         os.dup2(nowhere.fileno(), 1)
         with redirect_stderr(nowhere):
             every = {
-                name: {key: prints(run(tried)) for key, tried in subjects(name, quick, case).items()} for name in names
+                name: {key: prints(run(tried, watched=False)) for key, tried in subjects(name, quick, case).items()}
+                for name in names
             }
         json.dump(every, out)
 

@@ -105,6 +105,7 @@ def declared(trial: Trial) -> Iterator[Breach]:
     other = run(
         trial.subject._replace(case=case._replace(config=replace(case.config, models=served))),
         replace(trial.jobs, ttft_slo_s=strict, tpot_slo_s=strict),
+        watched=False,
     )
     k = _differ([(d.reads, d.actions) for d in trial.decisions], [(d.reads, d.actions) for d in other.decisions])
     if k is not None and _steady(trial):
@@ -141,7 +142,9 @@ def patient(trial: Trial) -> Iterator[Breach]:
     """
     if not trial.repeats:
         return
-    spared = run(trial.subject._replace(case=trial.subject.case._replace(refuse=0)), trial.jobs).decisions
+    spared = run(
+        trial.subject._replace(case=trial.subject.case._replace(refuse=0)), trial.jobs, watched=False
+    ).decisions
     always = {a for d in spared if isinstance(d.event, Woke) and d.event.key != "start" for a in d.actions}
     for k, action in trial.repeats:
         if action not in always:
@@ -252,8 +255,8 @@ def blind(trial: Trial) -> Iterator[Breach]:
     if trial.error or trial.notes:
         return
     for t_s in sorted({float(jobs.arrival_s[len(jobs) * k // 4]) for k in range(4)} if len(jobs) else ()):
-        until = run(trial.subject, jobs, t_s)
-        other = run(trial.subject, otherwise(until), t_s)
+        until = run(trial.subject, jobs, t_s, watched=False)
+        other = run(trial.subject, otherwise(until), t_s, watched=False)
         before = ([_to_the_nanosecond(d) for d in x.decisions if d.now_s < t_s] for x in (trial, other))
         if (k := _differ(*before)) is not None and _steady(trial):
             yield Breach(f"what comes after {t_s:.6f} s changes this decision", k)
@@ -291,7 +294,7 @@ def _to_the_nanosecond(decision: Decision) -> str:
 
 def _steady(trial: Trial) -> bool:
     """Tell whether the very same world brings the same decisions: if not, no change of the world is to blame."""
-    return _differ(trial.decisions, run(trial.subject, trial.jobs).decisions) is None
+    return _differ(trial.decisions, run(trial.subject, trial.jobs, watched=False).decisions) is None
 
 
 def _noted(trial: Trial, law: str) -> Iterator[Breach]:

@@ -259,19 +259,19 @@ def held_bytes(engine: Engine) -> list[tuple[int, int]]:
     return by_gpu
 
 
-def held(engine: Engine) -> Held:
-    """Return which GPUs hold neither weights nor KV now, and which models are loaded."""
+def held(engine: Engine, by_gpu: Sequence[tuple[int, int]]) -> Held:
+    """Return which GPUs hold neither weights nor KV (`held_bytes`) now, and which models are loaded."""
     view = engine.view()
-    insts = [view.insts(g) for g in range(len(engine.cluster.gpus))]
-    kv = [any(view.kv(m, g).used_bytes for m in engine.cluster.models) for g in range(len(insts))]
-    empty = frozenset(g for g, (here, used) in enumerate(zip(insts, kv, strict=True)) if not here and not used)
+    insts = [view.insts(g) for g in range(len(by_gpu))]
+    empty = frozenset(g for g, (here, (_, kv)) in enumerate(zip(insts, by_gpu, strict=True)) if not here and not kv)
     return Held(view.now_s, empty, frozenset(inst.model for here in insts for inst in here))
 
 
 class Stand:
-    """An engine that lacks something for LACK_S now and then; its memory is looked at after every event."""
+    """An engine that lacks something for LACK_S now and then; where `watched`, its memory is read after every event."""
 
-    def __init__(self, engine: Engine, refuse: int, note: Note, config: Config = IDLE, limitless: bool = False) -> None:
+    def __init__(self, engine: Engine, refuse: int, note: Note, config: Config = IDLE, limitless: bool = False,
+                 watched: bool = True) -> None:  # fmt: skip
         self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
         self.fidelity, self.cluster = engine.fidelity, engine.cluster
         self.wall_clock, self.exclusive, self.measured_on = engine.wall_clock, engine.exclusive, engine.measured_on
@@ -279,7 +279,7 @@ class Stand:
         self.refused: list[Action] = []
         self.held: list[Held] = []
         self._engine, self._refuse, self._note = engine, refuse, note
-        self._start_s, self._seed, self._limitless = config.start_s, config.seed, limitless
+        self._start_s, self._seed, self._limitless, self._watched = config.start_s, config.seed, limitless, watched
         self._count, self._free_s = 0, math.inf  # when what is lacking comes free
         self._start_loads: list[Action] | None = []  # None: past the start
         self._stands: list[Action] = []  # refused for now, oldest first; none of Run
@@ -366,11 +366,14 @@ class Stand:
         return self._engine.stats()
 
     def _look(self) -> None:
-        for g, (weights, kv) in enumerate(held_bytes(self._engine)):
+        if not self._watched:
+            return
+        by_gpu = held_bytes(self._engine)
+        for g, (weights, kv) in enumerate(by_gpu):
             have = self.cluster.gpus[g].mem_bytes
             if kv < 0 or (weights + kv > have and not self._limitless):
                 self._note("memory", f"GPU {g} holds {weights} bytes of weights and {kv} of KV, of {have}")
-        now = held(self._engine)
+        now = held(self._engine, by_gpu)
         if not self.held or self.held[-1][1:] != now[1:]:
             self.held.append(now)
 
@@ -394,8 +397,11 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) -> Trial:
-    """Try a subject, on its case's workload or another one, to its end or to an earlier time."""
+def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None, *, watched: bool = True) -> Trial:
+    """Try a subject, on its case's workload or another one, to its end or to an earlier time.
+
+    Where only decisions and rows matter, memory need not be `watched`: half of a trial's time.
+    """
     case = subject.case
     jobs = case.jobs if jobs is None else jobs
     try:
@@ -406,7 +412,7 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
         return Trial(subject, jobs, frozenset(), (), (), error=fault.__cause__ or fault)
     probe = Probe(policy, engine.cluster, len(jobs))
     limitless = policy.options.get("memory") == "unlimited"
-    stand = Stand(engine, case.refuse, probe.note, case.config, limitless)
+    stand = Stand(engine, case.refuse, probe.note, case.config, limitless, watched)
     if end_s is None:
         end_s = patience_s(probe.uses, case.size) + (float(jobs.arrival_s[-1]) if len(jobs) else 0.0)
     trial = Trial(subject, jobs, probe.uses, probe.decisions, probe.notes)
@@ -416,13 +422,14 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
         return trial._replace(impossible=str(why))
     except Fault as fault:
         return trial._replace(error=fault.__cause__ or fault)
+    by_gpu = held_bytes(engine)
     return trial._replace(
         rows=[row for batch in stand.rows() for row in batch.to_pylist()],
         refused=stand.refused,
         repeats=probe.repeats,
         seen=_seen(engine, len(jobs)),
-        kv_bytes=sum(kv for _, kv in held_bytes(engine)),
-        held=[*stand.held, held(engine)],
+        kv_bytes=sum(kv for _, kv in by_gpu),
+        held=[*stand.held, held(engine, by_gpu)],
     )
 
 

@@ -110,32 +110,33 @@ def _commands() -> Iterator[str]:
 
     yield "# Commands\n"
     yield "Each command has `--help`, which shows the same. Options of `bench` itself:\n"
-    yield from _options(main)
+    bench = click.Context(main, **main.context_settings)
+    yield from _options(bench)
     for name in COMMANDS:
-        yield from _command(load(name), f"bench {name}", "##")
+        yield from _command(load(name), bench, f"bench {name}", "##")
 
 
-def _command(command: click.Command, words: str, level: str) -> Iterator[str]:
+def _command(command: click.Command, parent: click.Context, words: str, level: str) -> Iterator[str]:
     """Describe a command with its options and examples, and then its subcommands."""
-    arguments = " ".join(param.make_metavar(click.Context(command)) for param in command.params if _argument(param))
+    context = click.Context(command, parent)
+    arguments = " ".join(param.make_metavar(context) for param in command.params if _argument(param))
     yield f"{level} {words}\n"
     yield f"{inspect.cleandoc(command.help or '')}\n"
     yield f"```text\n{words}{f' {arguments}' if arguments else ''} [OPTIONS]\n```\n"
-    yield from _options(command)
+    yield from _options(context)
     if command.epilog:
         yield f"```sh\n{inspect.cleandoc(command.epilog.partition('Examples:')[2])}\n```\n"
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
-            yield from _command(inner, f"{words} {name}", f"{level}#")
+            yield from _command(inner, context, f"{words} {name}", f"{level}#")
 
 
 def _argument(param: click.Parameter) -> bool:
     return isinstance(param, click.Argument)
 
 
-def _options(command: click.Command) -> Iterator[str]:
-    context = click.Context(command)
-    told = (param.get_help_record(context) for param in command.get_params(context) if isinstance(param, click.Option))
+def _options(context: click.Context) -> Iterator[str]:
+    told = (p.get_help_record(context) for p in context.command.get_params(context) if isinstance(p, click.Option))
     yield from table("option,what it does", ((f"`{record[0]}`", _plain(record[1])) for record in told if record))
 
 

@@ -106,10 +106,9 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
             BF16 * L * d * (heads + 2 * kv) / shape.dp,
             BF16 * L * d * heads / shape.dp,
         )
-        for x, tokens in enumerate(GRID.tolist()):
-            before, after = layer_kernels_s(q, spec, shape, tp, tokens)
-            parts = np.array([*before, *after])
-            kernels[i, x, : len(parts)] = parts / parts.sum()
+        before, after = layer_kernels_s(q, spec, shape, tp, GRID)
+        parts = np.stack([*before, *after], axis=1)
+        kernels[i, :, : parts.shape[1]] = parts / parts.sum(axis=1, keepdims=True)
     return Tables(cost, GRID, gemm, head, SHARES, SEQS, dec_rate, pre_rate, kernels)
 
 

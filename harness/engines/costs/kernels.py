@@ -358,16 +358,17 @@ def experts_of(q: Toml, stored: Format) -> Toml:
     }  # fmt: skip
 
 
-def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: int) -> tuple[list[float], list[float]]:
+def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike) -> tuple[list[F8], list[F8]]:
     """Return seconds of a layer's kernels for `m` tokens, in order of running: before attention, and after it.
 
     Norm, QKV, rope, cache write; output, norm, gate and up, activation, down. The output and the down projection are
     each followed by collectives where the layer is cut over GPUs. The five small ones count as equally long: in steps
     of few tokens each costs little more than its launch.
     """
-    qkv, out, up, down = (float(x) for x in kernel_products_s(q, spec, shape, tp, np.array(m)))
-    small = float(small_s(q["small"], spec, shape, tp, np.array(m))) / 5
-    after, last = ([float(seconds)] * (tp > 1) for seconds in exchanges_s(q, shape, tp, m))
+    m = np.asarray(m, dtype=np.float64)
+    qkv, out, up, down = kernel_products_s(q, spec, shape, tp, m)
+    small = small_s(q["small"], spec, shape, tp, m) / 5
+    after, last = ([seconds] * (tp > 1) for seconds in exchanges_s(q, shape, tp, m))
     return [small, qkv, small, small], [out, *after, small, up, small, down, *last]
 
 

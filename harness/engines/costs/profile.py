@@ -76,6 +76,8 @@ class TableProfile:
     layers: dict[tuple[str, int, int], tuple[list[float], list[float]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    # Speeds of decode steps at the shares of SMs by (model, degree, sequences), likewise.
+    rates: dict[tuple[str, int, int], list[float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
         """Return the seconds of a prefill of one prompt alone on its GPUs."""
@@ -91,8 +93,10 @@ class TableProfile:
         solo = step_s(r, B=seqs, C=ctx_tokens)
         if sms is None:
             return solo
-        at = [float(np.interp(seqs, r.seqs, rates)) for rates in r.dec_rate]
-        return solo / float(np.interp(sms / self.spec.sms, r.share, at))
+        key = inst.model, _tp(inst), seqs
+        if key not in self.rates:
+            self.rates[key] = [float(np.interp(seqs, r.seqs, rates)) for rates in r.dec_rate]
+        return solo / float(np.interp(sms / self.spec.sms, r.share, self.rates[key]))
 
     def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
         """Return the seconds of one layer's attention in such a step, alone on its GPUs."""
@@ -119,7 +123,8 @@ class TableProfile:
         if self.quantities:
             key = inst.model, _tp(inst), seqs
             if key not in self.layers:
-                self.layers[key] = layer_kernels_s(self.quantities, self.spec, shape, key[1], seqs)
+                parts = layer_kernels_s(self.quantities, self.spec, shape, key[1], seqs)
+                self.layers[key] = [*map(float, parts[0])], [*map(float, parts[1])]
             before, after = self.layers[key]
         else:
             before, after = shapes.parts_by_weights(shape)

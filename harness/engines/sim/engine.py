@@ -942,7 +942,7 @@ def more(rows: NDArray[Any], n: int) -> NDArray[Any]:
     have, whole = len(rows) + n, rows.base
     if not isinstance(whole, np.ndarray) or len(whole) < have:
         whole = np.zeros(2 * have, rows.dtype)
-        whole[: len(rows)] = rows
+        whole.view(np.uint8)[: rows.nbytes] = rows.view(np.uint8)  # numpy copies records field by field
     return whole[:have]
 
 
