@@ -97,13 +97,15 @@ def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
     return list(split) or [table]
 
 
-def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()) -> Figure:
+def draw(
+    table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = (), every: Sequence[pd.DataFrame] = ()
+) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
     A system of which a run had no room is not drawn; the caption says so. `halves` are the seeds that replay each half
-    of a real trace: a thin line each.
+    of a real trace: a thin line each. `every` are the `points` of its parts, where they are in hand.
     """
-    frames, unfit = [points(part) for part in parts(table, halves)], tidy.infeasible(table)
+    frames, unfit = every or [points(part) for part in parts(table, halves)], tidy.infeasible(table)
     frames = [part[~part["label"].isin(unfit)] for part in frames]
     frame = pd.concat(frames)
     if not len(frame):
@@ -376,9 +378,9 @@ def _machine(about: pd.DataFrame) -> str:
     return f"Machine: {' and '.join(sorted(machines))}." if len(machines) else ""
 
 
-def told(table: pa.Table, note: str = "") -> str:
-    """Write the full caption, which the CSV holds."""
-    frame, unfit = points(table), tidy.infeasible(table)
+def told(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
+    """Write the full caption, which the CSV holds; `frame` are the table's `points`."""
+    unfit = tidy.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     told = (_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
     notes = " ".join(part for part in told if part)
@@ -396,7 +398,8 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     table = form.chosen(tidy.stored(path))
     halves: list[list[int]] = next((panel.get("halves", []) for panel in record.footer(path).get("panels", [])), [])
     names = HALVES if halves else ("",)
-    drawn = pd.concat([points(part)[COLUMNS].assign(half=half)
-                       for half, part in zip(names, parts(table, halves), strict=True)])  # fmt: skip
+    every = [points(part) for part in parts(table, halves)]
+    drawn = pd.concat([part[COLUMNS].assign(half=half) for half, part in zip(names, every, strict=True)])
+    caption = told(table, note, points(table) if halves else every[0])
     with style.theme():
-        return style.save(draw(table, note, halves), stem, drawn, command, told(table, note))
+        return style.save(draw(table, note, halves, every), stem, drawn, command, caption)

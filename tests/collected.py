@@ -54,7 +54,7 @@ def main(runs: int = 128) -> None:
 
     timed("written into parts", write)
     timed("checked by a second call", lambda: [current(task.spec, out, task.code) for task in tasks])
-    timed("counted, for a search", lambda: [score.counted(out / name, under, ["ttft"]) for name in names])
+    timed("counted, for a search", lambda: [score.attained(out / name, under, ["ttft"]) for name in names])
     places = [Place("cost", 1.0, "static", under, name) for name in names]
     timed("scored, for the table", lambda: table_of(places, out, ["ttft", "tpot"], by_model=True, workers=1))
     size = sum(path.stat().st_size for path in (out / parts.DATASET).rglob("*.parquet")) / runs

@@ -30,31 +30,9 @@ def scorable(label: str, run: Path, under: SloTarget) -> tidy.Run:
 
 def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, float]:
     """Return the pooled attainment of a run by definition; 0 where it could not run, or nothing was offered."""
-    counts = counted(run, under, definitions)
-    return {name: counts[name].met if name in counts else 0.0 for name in definitions}
-
-
-def counted(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, tidy.Block]:
-    """Count a run's misses and offered requests, by definition and block of its window; none where it could not run.
-
-    Rows are read once a process, unless the file changes.
-    """
-    with suppress(OSError):
-        at = record.file(run).stat()
-        key = (run, at.st_size, at.st_mtime_ns, under.identity, record.dumps(under.seconds))
-        known = _COUNTED.setdefault(key, {})
-        if lacks := [name for name in definitions if name not in known]:
-            known |= _counted(run, under, lacks)
-        return {name: known[name] for name in definitions if name in known}
-    return _counted(run, under, definitions)
-
-
-_COUNTED: dict[tuple[Path, int, int, str, str], dict[str, tidy.Block]] = {}
-
-
-def _counted(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, tidy.Block]:
     each = by_model(run, under, definitions)
-    return {name: tidy.Block(*(x.sum(axis=0) for x in block)) for name, (_, *block) in each.items()}
+    counts = {name: tidy.Block(*(x.sum(axis=0) for x in block)) for name, (_, *block) in each.items()}
+    return {name: counts[name].met if name in counts else 0.0 for name in definitions}
 
 
 def by_model(

@@ -197,7 +197,7 @@ def digest(text: str) -> str:
 
 def as_dict(spec: Spec) -> dict[str, Any]:
     """Return a spec's fields as JSON values; `from_dict` reads them back."""
-    plain = dataclasses.asdict(spec)
+    plain = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     plain["engine"] = _identity(spec.engine)
     if not spec.measured_on:
         del plain["measured_on"]  # a simulated run is the same wherever it is made

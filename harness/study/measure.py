@@ -383,19 +383,22 @@ class Work:
     def _heard(self, runs: Sequence[_Round], folders: Sequence[Path], curves: Curves) -> dict[_Group, bool]:
         """Add attainment to the curves on which later runs depend; return whether each group had room in some run."""
         room: dict[_Group, bool] = {}
-        ran, attained = dict[int, bool](), dict[int, dict[str, float]]()
-        for k in sweep.in_part_order(folders):
-            point = runs[k].point
-            ran[k] = score.ran(folders[k])
-            decides = point.system == self.study.first and point.panel.axis == "rate_scale" and self.study.controls
-            if decides or not runs[k].ask.last:
-                attained[k] = score.attained(folders[k], point.under, self.study.definitions)
+        ran = {k: score.ran(folders[k]) for k in sweep.in_part_order(folders)}
+        decide = [k for k, run in enumerate(runs) if not run.ask.last or self._decides(run.point)]
+        places = {k: self._place(runs[k].point, folders[k].name) for k in decide}
+        self._score([*places.values()], Silent())
         for k, run in enumerate(runs):
             room[run.group] = room.get(run.group, False) or ran[k]
-            if shares := attained.get(k):
-                point = run.point
-                curves.setdefault((point.panel.key, point.system), {}).setdefault(run.seed, {})[run.x] = shares
+            if k in places:
+                scores = self._scored[places[k].key]
+                found = {name: table.blocks(scores, name) for name in self.study.definitions}
+                shares = {name: blocks.met if blocks else 0.0 for name, blocks in found.items()}
+                curves.setdefault((run.point.panel.key, run.point.system), {}).setdefault(run.seed, {})[run.x] = shares
         return room
+
+    def _decides(self, point: Point) -> bool:
+        """Tell whether controls run at the highest rate at which this point's system holds."""
+        return bool(point.system == self.study.first and point.panel.axis == "rate_scale" and self.study.controls)
 
     # -------------------------------------------------------------- as many seeds as it takes
 
@@ -467,15 +470,16 @@ class Work:
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
         """Add the misses of runs, by block, to the curves by panel and system, for the first definition."""
         definition = self.study.definitions[0]
-        folders = [self.out / task.spec.folder for task in sweep.tasks(point.spec for point in points)]
-        counted = {k: score.counted(folders[k], points[k].under, [definition]) for k in sweep.in_part_order(folders)}
-        for k, point in enumerate(points):
-            blocks = counted[k]
-            if definition in blocks and blocks[definition].offered.any():
+        ready = sweep.tasks(point.spec for point in points)
+        places = [self._place(point, task.spec.folder) for point, task in zip(points, ready, strict=True)]
+        self._score(places, Silent())
+        for point, place in zip(points, places, strict=True):
+            blocks = table.blocks(self._scored[place.key], definition)
+            if blocks is not None and blocks.offered.any():
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed
                 x = turned(point.x) if point.panel.axis in EASES else point.x
-                of.setdefault(seed, {})[x] = blocks[definition]
+                of.setdefault(seed, {})[x] = blocks
 
     def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
         """Find, by panel along rates, the highest x at which the first system holds every definition, if any."""
@@ -522,9 +526,15 @@ class Work:
         about = record.footer(folder / record.SWEEP)
         return Measured(self.study, folder, made, about, _target(grid, points), ready[0].spec)
 
+    def _place(self, point: Point, folder: str) -> table.Place:
+        return table.Place(point.panel.key, point.x, point.system, point.under, folder)
+
+    def _score(self, places: Sequence[table.Place], teller: Teller) -> None:
+        table.score_all(places, self.out, self.study.definitions, by_model=self.study.by_model, workers=self.workers,
+                        scored=self._scored, teller=teller)  # fmt: skip
+
     def _table(self, points: Sequence[Point], ready: Sequence[Task], teller: Teller) -> pa.Table:
-        places = [table.Place(p.panel.key, p.x, p.system, p.under, t.spec.folder)
-                  for p, t in zip(points, ready, strict=True)]  # fmt: skip
+        places = [self._place(p, t.spec.folder) for p, t in zip(points, ready, strict=True)]
         return table.table_of(places, self.out, self.study.definitions, by_model=self.study.by_model,
                               workers=self.workers, scored=self._scored, teller=teller)  # fmt: skip
 

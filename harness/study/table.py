@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -53,29 +54,9 @@ def table_of(
 
     With `by_model` all definitions have rows by model; else there is only what text and figures show.
     """
-    names = [*definitions, "both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS]
-    shown = pa.array(names, pa.string())
-    plain = record.plain(schema())
-
-    def rows(place: Place) -> pa.Table:
-        wanted = DEFINITIONS if by_model else dict.fromkeys((*definitions, "both"))
-        run = score.scorable(place.system, out / place.folder, place.under)
-        scored = tidy.score(run, by_model=by_model, definitions=tuple(wanted))
-        if not by_model:
-            scored = scored.filter(pc.is_in(scored["definition"].cast(pa.string()), shown))
-        return scored.cast(pa.schema([f for f in plain if f.name not in {"condition", "x"}]))
-
-    scored, teller = {} if scored is None else scored, teller or Silent()
-    once = {place.key: place for place in places}
-    with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # files and arrays leave the interpreter to the others
-        lacks = [key for key in once if key not in scored]
-        nearest = [lacks[k] for k in sweep.in_part_order([once[key].folder for key in lacks])]
-        todo = {key: pool.submit(rows, once[key]) for key in nearest}
-        for done, (key, table) in enumerate(todo.items()):
-            teller.progress("scores", done, len(todo))
-            scored[key] = table.result()
-        teller.progress("scores", len(todo), len(todo))
-    tables = []
+    scored = {} if scored is None else scored
+    score_all(places, out, definitions, by_model=by_model, workers=workers, scored=scored, teller=teller)
+    plain, tables = record.plain(schema()), []
     for place in places:
         scores = scored[place.key]
         beside = [
@@ -85,6 +66,44 @@ def table_of(
         tables.append(pa.Table.from_arrays([*beside, *scores.columns], schema=plain))
     order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
     return pa.concat_tables(tables).sort_by(order).cast(schema()).combine_chunks()
+
+
+def score_all(
+    places: Sequence[Place], out: Path, definitions: Collection[str], *, by_model: bool, scored: dict[Key, pa.Table],
+    workers: int | None = None, teller: Teller | None = None,
+) -> None:  # fmt: skip
+    """Put the scores of all places into `scored`, those that it lacks."""
+    names = [*definitions, "both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS]
+    shown = pa.array(names, pa.string())
+    columns = pa.schema([f for f in record.plain(schema()) if f.name not in {"condition", "x"}])
+
+    def rows(place: Place) -> pa.Table:
+        wanted = DEFINITIONS if by_model else dict.fromkeys((*definitions, "both"))
+        run = score.scorable(place.system, out / place.folder, place.under)
+        scores = tidy.score(run, by_model=by_model, definitions=tuple(wanted))
+        if not by_model:
+            scores = scores.filter(pc.is_in(scores["definition"].cast(pa.string()), shown))
+        return scores.cast(columns)
+
+    teller = teller or Silent()
+    once = {place.key: place for place in places}
+    with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # files and arrays leave the interpreter to the others
+        lacks = [key for key in once if key not in scored]
+        nearest = [lacks[k] for k in sweep.in_part_order([once[key].folder for key in lacks])]
+        todo = {key: pool.submit(rows, once[key]) for key in nearest}
+        for done, (key, table) in enumerate(todo.items()):
+            teller.progress("scores", done, len(todo))
+            scored[key] = table.result()
+        teller.progress("scores", len(todo), len(todo))
+
+
+def blocks(scores: pa.Table, definition: str) -> tidy.Block | None:
+    """Return a scored run's misses and offered requests by block of its window; None where it could not run."""
+    which = pc.and_(*(pc.equal(scores[name].cast(pa.string()), word)
+                      for name, word in (("definition", definition), ("over", "model"))))  # fmt: skip
+    rows = scores.filter(which)
+    each = [np.array(rows[name].to_pylist(), np.float64) for name in ("missed", "offered")]
+    return tidy.Block(*(of.sum(axis=0) for of in each)) if len(rows) else None
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
