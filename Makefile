@@ -250,7 +250,7 @@ $(DOCUMENTED): | $(READY)
 	$(call quiet,sphinx,$(call into,.venv) --no-deps --require-hashes -r requirements-docs.lock && rm -f .venv/.docs-* && touch $@)
 
 ci: ## what .ci/run runs
-	@$(MAKES) setup:600 lint:480 docs:900 bare:2400 test-fast:2400 test-slow:3000 torch:900 servers-llamacpp:900 \
+	@BENCH_BARE=1 $(MAKES) setup:600 lint:480 docs:900 bare:2400 test-fast:2400 test-slow:3000 torch:900 servers-llamacpp:900 \
 	cluster:900 types:1800+test-torch:1800 test-llamacpp:1800+test-cluster:1800
 
 ci-full: ## all of it and more: conformance at length, whole fuzz, servers of other projects; hours. By hand, and each night

@@ -101,7 +101,7 @@ def systems(*, every: bool) -> None:
 
     engines, broken = cells.usable_engines()
 
-    def lacking(name: str) -> dict[str, dict[str | None, list[str]]]:
+    def lacking(name: str) -> dict[str, dict[str | None, tuple[str, ...]]]:
         presets = cells.presets_of(name)
         return {where: {preset: gaps_of(name, preset, where) for preset in presets} for where in engines}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 from harness.loop import engine, system
@@ -59,8 +60,9 @@ class Row(NamedTuple):
     lacks: Mapping[str, Lack]  # by engine
 
 
+@cache
 def cell(name: str, preset: str | None, where: str) -> Lack:
-    """Return what an engine lacks for a system with a preset."""
+    """Return what an engine lacks for a system with a preset, tried once a process."""
     spec = Spec(name, preset=preset, **ROOMY)
     with blamed(spec):
         policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy  # the simulator has room for any

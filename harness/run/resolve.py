@@ -260,8 +260,12 @@ def _hold(setup: Setup) -> None:
         )
 
 
-def gaps(name: str, preset: str | None, engine: str) -> list[str]:
-    """Return the names that an engine lacks for a system, tried on the committed sample with room for every model."""
+@cache
+def gaps(name: str, preset: str | None, engine: str) -> tuple[str, ...]:
+    """Return the names that an engine lacks for a system, tried on the committed sample with room for every model.
+
+    Files are tried once a process.
+    """
     spec = Spec(name, preset=preset, engine=engine, **ROOMY)
     with blamed(spec):
         setup = Setup(spec)
@@ -269,8 +273,8 @@ def gaps(name: str, preset: str | None, engine: str) -> list[str]:
             setup = Setup(replace(spec, gpus=have))
         try:
             setup = _sized(setup)
-            return missing(setup.policy, setup.engine)
+            return tuple(missing(setup.policy, setup.engine))
         except Unsupported as why:
-            return [str(why)]
+            return (str(why),)
         except Infeasible as why:
-            return [f"room: {why}"]
+            return (f"room: {why}",)
