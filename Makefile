@@ -251,7 +251,7 @@ $(DOCUMENTED): | $(READY)
 
 ci: ## what .ci/run runs
 	@BENCH_BARE=1 $(MAKES) setup:600 lint:480 docs:900 bare:2400 test-fast:2400 test-slow:3000 torch:900 servers-llamacpp:900 \
-	cluster:900 types:1800+test-torch:1800 test-llamacpp:1800+test-cluster:1800
+	types:1800+test-torch:1800 test-llamacpp:1800
 
 ci-full: ## all of it and more: conformance at length, whole fuzz, servers of other projects; hours. By hand, and each night
 	@BENCH_FULL=1 $(MAKES) setup:600 lint:480 types:900 docs:900 bare:2400 test-fast:4800 test-slow:7200 smoke:480 \

@@ -485,6 +485,7 @@ def test_whole_steps_meet_the_target(profiles_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
     from harness.engines.costs import fit
 

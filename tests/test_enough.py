@@ -120,6 +120,7 @@ def test_stopping_once_systems_are_told_apart_keeps_intervals_honest() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_stopping_keeps_intervals_honest_closely() -> None:
     """Of 2 x 200 equal pairs, which are A/A, at most 8 % are told apart."""
     stopped(200, least=0.92, wrong=0.08)

@@ -143,6 +143,7 @@ def test_the_table_carries_the_hash_of_what_it_was_fitted_with(measured_dir: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_refit_of_one_constant_gives_what_its_table_has(measured_dir: Path) -> None:
     """The simulator is none of the hash: whether it still gives the same constant is seen by fitting it."""
     host = quantities.host("vllm-0.15", "h100")

@@ -173,6 +173,7 @@ def test_formats_without_a_quantity_keep_their_bytes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), [("h200", "fp8_block"), ("b200", "nvfp4"), ("a100-80g", "bf16")])
 def test_errors_of_experts_are_those_of_the_committed_numbers(kind: str, name: str, profiles_dir: Path) -> None:
     assert profiles_dir.is_dir()
@@ -187,6 +188,7 @@ def test_errors_of_experts_are_those_of_the_committed_numbers(kind: str, name: s
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), [("h100", "fp8"), ("a100-80g", "int4"), ("rtx-pro-6000", "nvfp4")])
 def test_errors_of_products_are_those_of_the_committed_numbers(kind: str, name: str, profiles_dir: Path) -> None:
     assert profiles_dir.is_dir()

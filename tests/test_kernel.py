@@ -209,6 +209,7 @@ def test_kernel_agrees_with_the_oracle(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", WORLDS)
 def test_kernel_agrees_with_the_oracle_on_many_worlds(kind: str) -> None:
     first, few, many = WORLDS[kind]
@@ -262,6 +263,7 @@ def test_oracle_notices_a_wrong_kernel() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_a_wrong_turn_or_link() -> None:
     changes = [
         (
@@ -300,6 +302,7 @@ def test_oracle_notices_a_wrong_turn_or_link() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_a_wrong_prefix_cache() -> None:
     changes = [
         (10, "        if entry_at(S, x).refs == 0:\n            dequeue(S, x)\n", ""),  # in line although it is held
@@ -320,6 +323,7 @@ def test_oracle_notices_a_wrong_prefix_cache() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_a_wrong_wait_or_cap() -> None:
     changes = [
         (1, "    M.since = W.now\n", ""),  # counts the time with weights as well
@@ -336,6 +340,7 @@ def test_oracle_notices_a_wrong_wait_or_cap() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_a_wrong_cut_or_a_move_that_hides() -> None:
     changes = [
         (
@@ -350,6 +355,7 @@ def test_oracle_notices_a_wrong_cut_or_a_move_that_hides() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_wrong_turns_of_kernels() -> None:
     changes = [
         (0, "2 * n.sms + (lane & 1)", "2 * n.sms"),  # a prefill's partition is a decode's
@@ -371,6 +377,7 @@ def test_oracle_notices_wrong_turns_of_kernels() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_wrong_experts() -> None:
     changes = [
         (0, "read_bytes(S, c, run + tokens)", "read_bytes(S, c, run)"),  # prompts touch none
@@ -379,6 +386,7 @@ def test_oracle_notices_wrong_experts() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_wrong_shares() -> None:
     changes = [
         (0, "(k.pre_slow if pieces > 0 else k.dec_slow)", "k.dec_slow"),
@@ -393,6 +401,7 @@ def test_oracle_notices_wrong_shares() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_wrong_turns_of_processes() -> None:
     changes = [
         (4, "here * max(turn, W.quantum_s)", "here * turn"),  # knows no quantum
@@ -410,6 +419,7 @@ def test_oracle_notices_wrong_turns_of_processes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_wrong_waits_between_two_tokens() -> None:
     changes = [
         (0, "        s.clock_load = B.clock_load\n", ""),
@@ -440,6 +450,7 @@ def test_oracle_notices_wrong_waits_between_two_tokens() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_oracle_notices_wrong_slices() -> None:
     changes = [
         (31, "        if q.piece > 0:\n            leave_step(S, r)\n", ""),  # computed for nobody

@@ -451,6 +451,7 @@ def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.usefixtures("lengths")
 def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:
     """Attainment from the rows of runs, an activation from bytes and links, and TP2's loss from two steps."""

@@ -181,6 +181,7 @@ def test_a_second_call_does_nothing(shown: Measured) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_full_is_another_table_of_more_seeds(shown: Measured) -> None:
     full = measure(shown.study, shown.folder.parent, full=True)
     assert full.folder != shown.folder
@@ -434,6 +435,7 @@ measure(study(folder, SEARCHED), folder / "two", workers=1, teller=Killed())
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_workers_and_kills_in_a_search_under_a_precision_change_no_byte(tmp_path: Path) -> None:
     """Killed in the second round of the search, then in the second of more seeds, then ended by two workers."""
     straight = measure(study(tmp_path, SEARCHED), tmp_path / "one", workers=1)

@@ -128,6 +128,7 @@ def test_floors_fit(profiles_dir: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_short_runs(profiles_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a low rate all serve what comes, and all but the floors within SLOs."""
     assert profiles_dir.is_dir()

@@ -280,6 +280,7 @@ def test_intervals_cover() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_intervals_cover_closely() -> None:
     calibrated(1000, least=0.92, off=0.03, off_flat=0.05, wrong=0.05)
 

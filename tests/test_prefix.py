@@ -344,6 +344,7 @@ def test_mooncakes_synthetic_trace(traces_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_cache_of_50_gib_under_mooncakes_conversations(conversation: Trace) -> None:
     """Llama-3.1-8B, each request ended before the next comes: what the simulator must find, to the token."""
     prefix, prompt = conversation.prefix, conversation.prompt_tokens

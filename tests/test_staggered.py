@@ -268,6 +268,7 @@ def test_the_committed_card_explains_the_rows_that_it_was_fitted_on(measured_dir
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_fit_of_the_card_gives_what_its_table_has(measured_dir: Path) -> None:
     run = fit_card.measured_ramps(measured_dir)
     host, table = fit_card.fit(run), quantities.host(staggered.HOST, staggered.GPU)
