@@ -122,6 +122,9 @@ FAST = not (slow or torch or servers or cluster)
 test-fast: $(READY) ## tests that take seconds
 	@$(PYTEST) -n $(CORES) --dist loadfile -m "$(FAST)" --ignore=tests/servers --ignore=tests/cluster
 
+compile: $(READY) ## the simulator, as tests use it: one process compiles, and others would wait for it
+	@$(PY) -c 'from tests import compiled; compiled.once()'
+
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
 	@$(PYTEST) -n $(CORES) --dist loadfile -m "slow and not torch$(if $(BENCH_FULL),, and not full)" $(call files,slow)
 
@@ -250,8 +253,8 @@ $(DOCUMENTED): | $(READY)
 	$(call quiet,sphinx,$(call into,.venv) --no-deps --require-hashes -r requirements-docs.lock && rm -f .venv/.docs-* && touch $@)
 
 ci: ## what .ci/run runs
-	@BENCH_BARE=1 $(MAKES) setup:600 lint:480 docs:900 bare:2400 test-fast:2400 test-slow:3000 torch:900 servers-llamacpp:900 \
-	types:1800+test-torch:1800 test-llamacpp:1800
+	@BENCH_BARE=1 $(MAKES) setup:600 lint:480 bare:3000+compile:1200+types:1800+docs:1800 test-fast:2400 test-slow:3000 \
+	torch:900 servers-llamacpp:900 test-torch:1800+test-llamacpp:1800
 
 ci-full: ## all of it and more: conformance at length, whole fuzz, servers of other projects; hours. By hand, and each night
 	@BENCH_FULL=1 $(MAKES) setup:600 lint:480 types:900 docs:900 bare:2400 test-fast:4800 test-slow:7200 smoke:480 \
@@ -271,4 +274,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 
 FORCE:
 
-.PHONY: FORCE bare first-screen ci-full test-llamacpp compare claims cluster test-cluster help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang gpu gpu-servers lint types smoke bench fuzz fit-hosts validate docs ci lock clean
+.PHONY: FORCE bare compile first-screen ci-full test-llamacpp compare claims cluster test-cluster help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang gpu gpu-servers lint types smoke bench fuzz fit-hosts validate docs ci lock clean

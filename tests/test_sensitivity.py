@@ -458,6 +458,9 @@ def test_alead_of_that_chance_explains_has_no_order() -> None:
     assert told.swing("step") == pytest.approx(0.22)
     text = sensitivity_text.sentence(told)
     assert "is reversed by step x 0.5 (-2.0 [-3.0, -1.0]); it is not significant with swap x 2 (+0.5 " in text
+    assert "Undecided" not in text
+    unknown = sensitivity_text.sentence(outcome(lead(0.1), passes=(lead(0.1), lead(0.005))))
+    assert unknown.endswith("Undecided (?): the order turns with passes, known on one GPU alone.")
     none = outcome(lead(0.001), swap=(lead(0.001), lead(0.001)))
     assert "is never significant" in sensitivity_text.sentence(none)
     alone = outcome(Estimate(0.1, None, None, 1), swap=(Estimate(-0.1, None, None, 1), Estimate(0.1, None, None, 1)))

@@ -17,7 +17,7 @@ from harness.report.text_table import aligned
 from harness.rows import forms, record
 from harness.rows.sealed import Damaged
 from harness.rows.statistics import Estimate
-from harness.study.constants import Constant
+from harness.study.constants import TURNS, Constant
 from harness.study.search import LEVEL
 
 if TYPE_CHECKING:
@@ -173,7 +173,11 @@ def sentence(leads: Leads) -> str:
         clause = f"is not significant, but is with {_list(told)}" if told else "is never significant"
     most = leads.ranked[0].name
     why = "".join(f" ({row.setting}: {row.note})" for row, _ in tried if row.constant.name == most and row.note)
-    return f"Sensitivity ({names}, one at a time): {lead} {clause}. Largest swing: {most}, {_swing(leads, most)}{why}."
+    swing = f"Largest swing: {most}, {_swing(leads, most)}{why}."
+    unknown = dict.fromkeys(row.constant.name for row, value in tried if row.constant.name in TURNS
+                            and leads.order(value) != before)  # fmt: skip
+    verdict = f" Undecided (?): the order turns with {_list([*unknown])}, known on one GPU alone." if unknown else ""
+    return f"Sensitivity ({names}, one at a time): {lead} {clause}. {swing}{verdict}"
 
 
 def _list(clauses: Sequence[str]) -> str:
