@@ -400,6 +400,7 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     names = HALVES if halves else ("",)
     every = [points(part) for part in parts(table, halves)]
     drawn = pd.concat([part[COLUMNS].assign(half=half) for half, part in zip(names, every, strict=True)])
-    caption = told(table, note, points(table) if halves else every[0])
     with style.theme():
-        return style.save(draw(table, note, halves, every), stem, drawn, command, caption)
+        figure = draw(table, note, halves, every)
+        caption = told(table, note, points(table) if halves else every[0])
+        return style.save(figure, stem, drawn, command, caption)

@@ -391,8 +391,8 @@ class Work:
             room[run.group] = room.get(run.group, False) or ran[k]
             if k in places:
                 scores = self._scored[places[k].key]
-                found = {name: table.blocks(scores, name) for name in self.study.definitions}
-                shares = {name: blocks.met if blocks else 0.0 for name, blocks in found.items()}
+                counts = {name: table.blocks(scores, name) for name in self.study.definitions}
+                shares = {name: blocks.met if blocks else 0.0 for name, blocks in counts.items()}
                 curves.setdefault((run.point.panel.key, run.point.system), {}).setdefault(run.seed, {})[run.x] = shares
         return room
 
