@@ -118,6 +118,7 @@ test: ## all tests that need no server and no torch
 PYTEST = $(PY) -m pytest -q
 files = $(shell grep -lr 'mark\.$(1)' tests --include='test_*.py')
 FAST = not (slow or torch or servers or cluster)
+SHORT_OF_FULL = $(if $(BENCH_FULL),, and not full)
 
 test-fast: $(READY) ## tests that take seconds
 	@$(PYTEST) -n $(CORES) --dist loadfile -m "$(FAST)" --ignore=tests/servers --ignore=tests/cluster
@@ -126,10 +127,10 @@ compile: $(READY) ## the simulator, as tests use it: one process compiles, and o
 	@$(PY) -c 'from tests import compiled; compiled.once()'
 
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
-	@$(PYTEST) -n $(CORES) --dist loadfile -m "slow and not torch$(if $(BENCH_FULL),, and not full)" $(call files,slow)
+	@$(PYTEST) -n $(CORES) --dist loadfile -m "slow and not torch$(SHORT_OF_FULL)" $(call files,slow)
 
 test-torch: torch ## tests that need torch, on a CPU: the engine on it; a GPU's kernels compiled and interpreted
-	@$(PYTEST) -n 1 -m torch $(call files,torch)
+	@$(PYTEST) -n $(CORES) --dist loadfile -m "torch$(SHORT_OF_FULL)" $(call files,torch)
 
 torch: $(TORCHED) ## torch, triton, cuda-bindings and transformers into .venv, beside the lock, for test-torch
 

@@ -248,6 +248,8 @@ def limited(size: int, *args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
+@pytest.mark.slow
+@pytest.mark.full
 @cases("workers", [1, 2])
 def test_a_full_disk_is_one_line_and_nothing_half_written(workers: int, tmp_path: Path) -> None:
     out = tmp_path / "out"

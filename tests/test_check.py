@@ -137,6 +137,7 @@ def test_a_sound_system_passes(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("path", SOUND, ids=lambda path: path.stem)
 def test_a_sound_system_passes_in_two_processes(path: Path) -> None:
     assert check(str(path)) == []

@@ -12,7 +12,7 @@ import pytest
 from harness.loop.system import ROOT
 
 pytestmark = pytest.mark.slow
-SAMPLE = 300
+SAMPLE = 100
 
 # In a process of its own: the judge forks it. Each fault stands in place of `bench new`, and is judged by itself.
 PLANTED = """

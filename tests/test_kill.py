@@ -128,6 +128,7 @@ def whole_solo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return files
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SOLO_POINTS)
 def test_killed_while_limits_are_stored(
     name: str, tmp_path_factory: pytest.TempPathFactory, whole_solo: dict[str, bytes], subtests: pytest.Subtests
@@ -147,6 +148,7 @@ def undisturbed_s(tmp_path: Path, workers: int) -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_random_times(workers: int, tmp_path: Path, whole: dict[str, bytes]) -> None:
     span_s = undisturbed_s(tmp_path, workers)

@@ -448,6 +448,8 @@ def test_workers_and_kills_in_a_search_under_a_precision_change_no_byte(tmp_path
     assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
 
 
+@pytest.mark.slow
+@pytest.mark.full
 def test_what_is_left_of_a_budget_goes_to_the_systems_that_do_not_need_full(tmp_path: Path) -> None:
     """It suffices for more runs of the two that are compared without --full, not of all five."""
     more = 'more = ["elastic", "prism", "pdmux"]\nfull = { seeds = 2, points = 4, window_s = 40.0, replayed_s = 40.0, '

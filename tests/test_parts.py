@@ -253,6 +253,7 @@ def compare(out, workers):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @cases(("name", "n"), [("write", 2), ("write", 7), ("replace", 1), ("replace", 4), ("replace", 7), ("replace", 9),
                        ("fsync", 3), ("fsync", 20), ("mkdir", 3), ("rmdir", 3), ("rmdir", 8)])  # fmt: skip
 def test_killed_at_any_write_it_ends_with_the_same_bytes(name: str, n: int, packed: Path, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def stored(folder: Path, text: str) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @cases(("text", "of_all"), [(SEARCHED, 3), (FIXED, 0)])
 def test_shards_make_the_bytes_of_one_machine(text: str, of_all: int, tmp_path: Path) -> None:
     study = load.study(str(stored(tmp_path, text)))
@@ -230,6 +231,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_files_of_batch_systems_make_the_study(tmp_path: Path) -> None:
     path = stored(tmp_path, FIXED)
     whole = measure(load.study(str(path)), tmp_path / "whole", workers=1)

@@ -54,6 +54,7 @@ def ran(out: Path, env: dict[str, str]) -> tuple[str, str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(900)  # another target is compiled
 def test_rows_are_equal_or_their_code_is_another(tmp_path: Path) -> None:
     got = {name: ran(tmp_path / name, env) for name, env in MACHINES.items()}
@@ -69,6 +70,7 @@ def test_rows_are_equal_or_their_code_is_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(900)  # another target is compiled
 def test_runs_of_another_target_are_readable_and_run_again(tmp_path: Path) -> None:
     first = ran(tmp_path, {"NUMBA_CPU_NAME": "generic"})

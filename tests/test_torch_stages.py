@@ -242,6 +242,7 @@ def test_the_section_is_written_from_its_files(tmp_path: Path) -> None:
     assert torch_section.MARKS[0] in torch_section.README.read_text()
 
 
+@pytest.mark.full
 @pytest.mark.torch
 def test_what_is_served_becomes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")

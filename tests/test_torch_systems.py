@@ -21,7 +21,12 @@ MODELS = "llama-3.2-1b*4"
 TRACE = "aegaeon-like+rate_rps=12+max_tokens=64+span_s=60"
 SLOS = tuple((f"llama-3.2-1b/{k}", 1.0, 0.1) for k in range(1, 5))
 SIMULATED = {"ideal", "contiguous"}  # whose memory has no bound, and whose KV lies in chunks
-SYSTEMS = [name for name in system_names() if name not in SIMULATED]
+IN_CI = {"prism", "muxserve", "qlm", "pdmux", "weaver", "static"}  # loads, limits, swaps, partitions, remote attention
+SYSTEMS = [
+    pytest.param(name, marks=() if name in IN_CI else pytest.mark.full)
+    for name in system_names()
+    if name not in SIMULATED
+]
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -224,6 +224,7 @@ def test_a_run_that_was_disturbed_is_invalid(
     assert judged["text"].startswith("invalid: " if reasons else "valid: own process ")
 
 
+@pytest.mark.full
 @pytest.mark.torch
 def test_the_way_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")

@@ -81,6 +81,7 @@ def test_prompts_and_the_decodes_beside_them_are_one_graph(
     assert interpreted == [[9, 70], [1, 1, 12]]
 
 
+@pytest.mark.full
 def test_later_pieces_of_prompts_are_launched_kernel_by_kernel(
     interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
@@ -90,6 +91,7 @@ def test_later_pieces_of_prompts_are_launched_kernel_by_kernel(
     assert interpreted == [[9, 11]]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("interpreted")
 def test_kernels_in_bfloat16_give_nearly_those(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     serve((9, 70), (4, 5), monkeypatch)
