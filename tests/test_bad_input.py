@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli.app import main
