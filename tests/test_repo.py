@@ -137,8 +137,8 @@ def test_the_locks_are_hashed_and_hold_all_that_is_asked_for() -> None:
 
 # What `make help` offers; a study or a kind of server more needs no target.
 TARGETS = (
-    "compare compile help setup lint types test test-fast test-slow test-torch test-servers test-llamacpp test-cluster bare "
-    "first-screen smoke fuzz torch ci ci-full bench docs cluster "
+    "compare compile help setup lint types test test-fast test-slow test-torch test-servers test-llamacpp test-cluster "
+    "bare first-screen smoke fuzz torch ci ci-full bench docs cluster "
     "validate fit-hosts claims gpu gpu-servers lock clean reproduce-% reproduce-all servers-%"
 )
 
