@@ -347,6 +347,8 @@ def costs_its_row(path: Path, says: str, out: Path) -> None:
     assert {name.partition("-")[0] for name in files(out)} == {"static", "sample"}  # nothing of `mine`
 
 
+@pytest.mark.slow
+@pytest.mark.full
 @cases(("does", "says"), WRONG)
 def test_a_policy_that_goes_wrong_costs_its_row(does: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"

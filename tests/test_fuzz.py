@@ -12,7 +12,7 @@ import pytest
 from harness.loop.system import ROOT
 
 pytestmark = pytest.mark.slow
-SAMPLE = 100
+SAMPLE = 300
 
 # In a process of its own: the judge forks it. Each fault stands in place of `bench new`, and is judged by itself.
 PLANTED = """
@@ -68,6 +68,7 @@ def test_the_judge_sees_a_fault_that_is_planted(tmp_path: Path) -> None:
         assert bool(faults[fault]) is bool(says), (fault, faults)
 
 
+@pytest.mark.full
 def test_a_sample_of_bad_input_ends_well() -> None:
     command = [sys.executable, "-m", "tests.fuzz", "--sample", str(SAMPLE), "--workers", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)

@@ -111,7 +111,9 @@ def killed(folder: Path, whole: dict[str, bytes], name: str, n: int, *rule: str)
     assert not list(leftovers(out))
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "replace" else pytest.mark.full) for name in POINTS]
+)
 def test_killed_at_a_write_or_rename(
     name: str, tmp_path_factory: pytest.TempPathFactory, whole: dict[str, bytes], subtests: pytest.Subtests
 ) -> None:

@@ -58,6 +58,8 @@ def test_the_search_is_as_good_as_any_placement_of_few_models(
         assert largest(parts, [room] * gpus, placement) == pytest.approx(best)
 
 
+@pytest.mark.slow
+@pytest.mark.full
 @settings(max_examples=25)  # 0.08 s each
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.floats(0.0, 9.0)), min_size=14, max_size=16), st.sampled_from([4, 8]),
