@@ -254,8 +254,8 @@ $(DOCUMENTED): | $(READY)
 	$(call quiet,sphinx,$(call into,.venv) --no-deps --require-hashes -r requirements-docs.lock && rm -f .venv/.docs-* && touch $@)
 
 ci: ## what .ci/run runs
-	@BENCH_BARE=1 $(MAKES) setup:600 lint:480 bare:3000+compile:1200+types:1800+docs:1800 test-fast:2400 test-slow:3000 \
-	torch:900 servers-llamacpp:900 test-torch:1800+test-llamacpp:1800
+	@BENCH_BARE=1 $(MAKES) setup:600 lint:480 bare:3000+compile:1200+types:1800+docs:1800 test-fast:2400 \
+	torch:900 servers-llamacpp:900 test-slow:3000+test-torch:2400+test-llamacpp:1800
 
 ci-full: ## all of it and more: conformance at length, whole fuzz, servers of other projects; hours. By hand, and each night
 	@BENCH_FULL=1 $(MAKES) setup:600 lint:480 types:900 docs:900 bare:2400 test-fast:4800 test-slow:7200 smoke:480 \
