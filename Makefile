@@ -111,7 +111,7 @@ $(LOCKED):
 $(READY): $(LOCKED)
 	$(call quiet,package,$(call into,.venv) --no-deps --no-build-isolation -e . && rm -f .venv/.package-* && touch $@)
 
-test: ## all tests that need no server and no torch
+test: ## the tests that need no server and no torch; make ci-full has more
 	@$(MAKES) setup:600 test-fast:2400 test-slow:3000
 
 # Each target collects the files that have tests of its kind, and of those its tests.
@@ -126,7 +126,7 @@ test-fast: $(READY) ## tests that take seconds
 compile: $(READY) ## the simulator, as tests use it: one process compiles, and others would wait for it
 	@$(PY) -c 'from tests import compiled; compiled.once()'
 
-test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
+test-slow: $(READY) ## tests that take minutes: kills, two processes, the commands of the documents; BENCH_FULL=1: mutations, refits
 	@$(PYTEST) -n $(CORES) --dist loadfile -m "slow and not torch$(SHORT_OF_FULL)" $(call files,slow)
 
 test-torch: torch ## tests that need torch, on a CPU: the engine on it; a GPU's kernels compiled and interpreted
