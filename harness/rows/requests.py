@@ -130,6 +130,8 @@ def of_models(rows: Rows, models: tuple[str, ...]) -> Rows:
 
 def take(rows: Rows, which: Bools) -> Rows:
     """Keep the requests that `which` selects; `models` stays whole."""
+    if which.all():
+        return rows
     arrays = {f.name: getattr(rows, f.name) for f in fields(rows) if f.name not in {"models", "tokens"}}
     tokens = rows.tokens.take(which) if rows.tokens is not None else None
     return Rows(models=rows.models, tokens=tokens, **{name: array[which] for name, array in arrays.items()})

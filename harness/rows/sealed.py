@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -191,11 +192,12 @@ def _words(form: Any) -> str:
 
 def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str] = frozenset()) -> None:
     """Check a table's columns against a schema, words spelt out or not; `absent` may be missing. Raises Damaged."""
+    there = Counter(table.column_names)
     for field in form:
-        times = table.column_names.count(field.name)
+        times = there[field.name]
         if times == 1:
             column = table.column(field.name)
-            if spelt(column.type) != spelt(field.type):
+            if column.type != field.type and spelt(column.type) != spelt(field.type):
                 raise Damaged(f"{path}: column {field.name} is of {column.type}, not {field.type}; {WAY_OUT}")
             if column.null_count and not field.nullable:
                 row = column.is_null().index(True).as_py()
@@ -210,8 +212,9 @@ def filled(path: Path, table: pa.Table, form: pa.Schema) -> pa.Table:
     Only nullable columns may be missing. Raises Damaged.
     """
     columns(path, table, form, frozenset(field.name for field in form if field.nullable))
+    there = set(table.column_names)
     for field in form:
-        if field.name not in table.column_names:
+        if field.name not in there:
             table = table.append_column(field, pa.nulls(len(table), field.type))
     return table.select(form.names)
 

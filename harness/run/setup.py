@@ -286,7 +286,7 @@ class Setup:
                 raise why from None
         if spec.homes and "Cluster.homes" not in policy.uses:
             raise Unsupported("Cluster.homes: it places models by itself")
-        engine = self.make_engine(policy.options)
+        engine = self.make_engine(policy.options) if policy.options else self.bare_engine
         if (engine.cluster.gpus, engine.cluster.models) != (cluster.gpus, cluster.models):
             # its options decide the pages and processes that it may know of
             policy = system.build(self.make_policy, engine.cluster, keywords)
