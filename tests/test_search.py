@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness.rows import statistics
 from harness.rows.statistics import Estimate
-from harness.study.search import FLOOR, LEVEL, QUARTER, TOP, Ask, Range, between, following, grid, highest, rounded
+from harness.study.search import LEVEL, QUARTER, TOP, Ask, Range, between, following, grid, highest, rounded
 from harness.study.study import Sample
 from tests.cases import cases
 
@@ -133,7 +133,7 @@ COMMONLY: list[tuple[dict[str, float], list[float]]] = [
     ({"a": 2.0, "b": 2.0}, [1, 2, 4]),
     ({"a": 1000.0}, [1, 2, 4, 8, 16, 32, TOP]),
     ({"a": 0.3}, [1, 0.5, 0.25]),
-    ({"a": 0.0}, [1, 0.5, 0.25, FLOOR]),
+    ({"a": 0.0}, [1, 0.5, 0.25, 0.125, 0.0625, 0.03125]),  # the first below a twentieth
 ]
 
 
@@ -143,6 +143,13 @@ def test_a_common_knee_is_found_by_doubling(knees: dict[str, float], searched: l
     assert asked == searched
     for rates in run.values():
         assert len(rates) == len(set(rates))
+
+
+def test_a_system_that_never_meets_the_level_is_run_down_to_its_lowest_octave_and_alone_there() -> None:
+    _, run = common({"a": 3.0, "b": 0.0, "ideal": 1000.0})
+    assert min(run["b"]) == 1 / 32
+    assert min(run["a"]) == 1.0  # an octave below its knee
+    assert min(run["ideal"]) == 1.0  # beside the first contestant that meets it
 
 
 def test_each_contestant_is_run_close_to_where_it_crosses() -> None:

@@ -16,7 +16,7 @@ from harness.rows import statistics
 from harness.study.study import AA, CONTROLS, Sample
 
 LEVEL, LOW = 0.99, 0.90  # the target; where a system is past its knee
-TOP, FLOOR = 64.0, 1 / 8  # rate scales between which the common knee of several systems is searched
+TOP, FLOOR = 64.0, 1 / 20  # rate scales beyond which no octave follows in the search for a common knee
 FAR = 256.0  # multiples of the lowest rate, at which the search for the knee of one system gives up
 OCTAVE = 2.0
 QUARTER = 2.0**0.25 * (1 + 1e-9)  # of an octave: rates so near to a crossing give its place
@@ -77,7 +77,7 @@ def deciding(curve: Curve) -> dict[float, float]:
 def common_knee(bounds: Range, curves: Curves) -> Ask:
     """Search rates around the knees of several systems: octaves by the first seed, a grid by all, then each one's own.
 
-    Octaves go up while some system attains `LOW`, and down until every contestant meets `LEVEL`. The rates between
+    Octaves go up while some system attains `LOW`, and of each contestant down until it meets `LEVEL`. The rates between
     which a contestant crosses `LEVEL` are halved until they are a quarter of an octave apart.
     """
     first = {name: deciding(seeds[min(seeds)]) if seeds else {} for name, seeds in curves.items()}
@@ -85,12 +85,13 @@ def common_knee(bounds: Range, curves: Curves) -> Ask:
     contend = {name: curve for name, curve in octaves.items() if contends(name)} or octaves
     if not all(octaves.values()):
         return Ask(dict.fromkeys(curves, (1.0,)), first_seed=True)
-    low, high = min(map(min, octaves.values())), max(map(max, octaves.values()))
+    high = max(map(max, octaves.values()))
     holds = [name for name, curve in octaves.items() if curve.get(high, 0.0) >= LOW]
     if holds and high < TOP:
         return Ask(dict.fromkeys(holds, (2 * high,)), first_seed=True)
-    if min(curve[low] for curve in contend.values()) < LEVEL and low > FLOOR:
-        return Ask(dict.fromkeys(curves, (low / 2,)), first_seed=True)
+    lowest = {name: min(curve) for name, curve in contend.items() if curve[min(curve)] < LEVEL}
+    if deeper := {name: (x / 2,) for name, x in lowest.items() if x > FLOOR}:
+        return Ask(deeper, first_seed=True)
     grid, every = around(octaves), {name: mean(seeds) for name, seeds in curves.items()}
     if any(len(curves[name]) < bounds.seeds or not set(rates) <= set(every[name]) for name, rates in grid.items()):
         return Ask(grid)
@@ -118,35 +119,31 @@ def _between(curve: Mapping[float, float], least: float) -> float | None:
 def around(seen: Mapping[str, Mapping[float, float]]) -> dict[str, tuple[float, ...]]:
     """Return rates around the knees seen at octaves, for each system from an octave below its own knee to one above.
 
-    Where a contestant still meets the level, all systems stand beside it.
+    Where a contestant still meets the level, all systems stand beside it; those that do not contend begin with the
+    first contestant that meets it at all.
     """
     met = [
         x for x in sorted(set().union(*seen.values())) if all(min(_to(curve, x)) >= LEVEL for curve in seen.values())
     ]
-    contend = [curve for name, curve in seen.items() if contends(name)] or seen.values()
+    contend = {name: curve for name, curve in seen.items() if contends(name)} or seen
     low, high = max(met, default=min(map(min, seen.values()))), max(map(max, seen.values()))
-    tell = max((OCTAVE * x for curve in contend for x, share in curve.items() if share >= LEVEL), default=low)
+    tell = max((OCTAVE * x for curve in contend.values() for x, y in curve.items() if y >= LEVEL), default=low)
     octaves = round(math.log2(high / low))
     steps = octaves * max(2, math.ceil(5 / octaves)) if octaves else 0
-    rates = [float(f"{low * 2 ** (k * octaves / max(1, steps)):.3g}") for k in range(steps + 1)]
+    exact = [low * 2 ** (k * octaves / max(1, steps)) for k in range(steps + 1)]
+    rates = [x if math.log2(x).is_integer() else float(f"{x:.3g}") for x in exact]
+    holds = {name: max((x for x in curve if min(_to(curve, x)) >= LEVEL), default=None) for name, curve in seen.items()}
+    begins = {name: x / OCTAVE if (x := holds[name]) else low for name in contend}
+    beside = min((begins[name] for name in contend if holds[name]), default=low)
     return {
-        name: tuple(x for x in rates if _begin(name, curve, low) <= x <= max(min(tell, high), *curve))
+        name: tuple(x for x in rates if begins.get(name, beside) <= x <= max(min(tell, high), *curve))
         for name, curve in seen.items()
     }
 
 
-def _begin(name: str, curve: Mapping[float, float], low: float) -> float:
-    """Return the lowest rate of a system's grid.
-
-    That of a contestant lies an octave below the highest rate up to which it meets the level. Other systems begin at
-    `low`, to stand beside all contestants.
-    """
-    return max((x for x in curve if min(_to(curve, x)) >= LEVEL), default=low) / OCTAVE if contends(name) else low
-
-
 def _to(curve: Mapping[float, float], x: float) -> list[float]:
-    """List a system's attainment up to x; a single 0 beyond the rates that it was run at."""
-    return [share for at, share in curve.items() if at <= x] if x <= max(curve) else [0.0]
+    """List a system's attainment up to x, or at its lowest rate if that is above; a single 0 beyond its highest."""
+    return [share for at, share in curve.items() if at <= max(x, min(curve))] if x <= max(curve) else [0.0]
 
 
 def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
