@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.policy import mix
-from harness.rows.setting import left_out, plans
+from harness.rows.setting import fidelities, left_out, plans
 from plots import style
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Facts = Mapping[str, Any]  # of a study, as the footer of its table has them
 Panel = Mapping[str, Any]
-WORDS = 60  # of the caption of a picture
+WORDS = 64  # of the caption of a picture
 CORRECTED = "Verdicts are corrected together (Holm)."
 
 
@@ -57,7 +57,7 @@ def brief(table: pa.Table, facts: Facts, *told: str, slo: bool = True) -> str:
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     shown = runs[~runs["label"].isin(facts["controls"])]
-    kinds = _each(shown["fidelity"].unique()).capitalize()
+    kinds = fidelities(shown["fidelity"].unique()).capitalize()
     setting = [
         ", ".join(filter(None, [kinds, style.unchecked(shown)])),
         mix.all_told(shown["gpus"].unique(), shown["gpu"].unique()),
@@ -105,7 +105,7 @@ def _setting(runs: pd.DataFrame, facts: Facts, spread: str) -> Iterator[str]:
     yield "models: " + _each(panel["models"] for panel in panels)
     yield mix.all_told(runs["gpus"].unique(), runs["gpu"].unique())
     yield _machine(runs, panels)
-    yield _each(runs["fidelity"].unique())
+    yield fidelities(runs["fidelity"].unique())
     yield style.unchecked(runs)
     yield f"SLO {slos(runs['slo'].unique())}"
     yield f"{spread} of {seeds} seeds" if seeds > 1 else "one run, no interval"

@@ -23,7 +23,7 @@ from harness.policy import mix
 from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from harness.rows.record import SWEEP
-from harness.rows.setting import plans
+from harness.rows.setting import fidelities, plans
 from plots import caption, form, style
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
         " and ".join(sorted(about["trace"].unique())) + f" ({' and '.join(sorted(about['tier'].dropna().unique()))})",
         " and ".join(sorted(map(str, about["models"].unique()))),
         mix.all_told(about["gpus"].mode()[:1], sorted(about["gpu"].unique()), " and "),
-        " and ".join(sorted(about["fidelity"].unique())),
+        fidelities(sorted(about["fidelity"].unique())),
         style.unchecked(about),
         f"SLO {caption.slos(about['slo'].unique())}",
         "two thin lines: halves, case studies" if halves else "one run, no interval" if most == 1 else

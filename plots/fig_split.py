@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from harness.policy import mix
 from harness.policy.types import UserError
-from harness.rows import checked, record
+from harness.rows import checked, record, setting
 from harness.rows.record import TURNS as FILE
 from plots import form, style
 
@@ -81,7 +81,8 @@ def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
     figure.text(
         0.01, 0.02,
         f"{system} · {spec['trace']} · {spec['models']} · {mix.told(spec['gpu'], spec['gpus'])}\n"
-        f"simulated · {mark}seed {spec['seed']}. Ordered; in force from both phases' next boundary.{more}",
+        f"simulated ({setting.LAW}) · {mark}seed {spec['seed']}. "
+        f"Ordered; in force from both phases' next boundary.{more}",
         fontsize=4.6, color="#404040", va="bottom", linespacing=1.25,
     )  # fmt: skip
     return figure

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from harness.policy import mix
 from harness.policy.types import UserError
-from harness.rows import checked, record
+from harness.rows import checked, record, setting
 from harness.rows.forms import TURN_COLUMNS
 from harness.rows.record import TURNS as FILE
 from plots import form, style
@@ -102,7 +102,8 @@ def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> st
     decodes, between = turns[turns["phase"] == "decode"], gaps(turns)
     span_s = decodes["end_s"] - decodes["start_s"]
     return (
-        f"{label(spec)} · {spec['trace']} · {spec['models']} · {mix.told(spec['gpu'], spec['gpus'])} · simulated · "
+        f"{label(spec)} · {spec['trace']} · {spec['models']} · {mix.told(spec['gpu'], spec['gpus'])} · "
+        f"simulated ({setting.LAW}) · "
         f"{mark}seed {spec['seed']}.\nDecode turns: {len(decodes)}, median {span_s.median():.2g} s; "
         f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
         "Numbers tell models of a kind apart; white: no model runs, weights or KV are on their way."

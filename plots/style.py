@@ -268,7 +268,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
         f"models: {each('models')}",
         mix.all_told(runs["gpus"].mode()[:1], sorted(runs["gpu"].dropna().unique()), " and "),
         each("machine") if "machine" in runs else "",
-        each("fidelity"),
+        setting.fidelities(sorted(runs["fidelity"].dropna().unique())),
         unchecked(runs),
         f"SLO {each('slo')}",
         spread,

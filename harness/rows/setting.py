@@ -17,6 +17,14 @@ PLANS = {  # the requests that offline planners saw, as captions name them
 }
 
 
+LAW = "kernels take turns"  # by which models share one in the simulator (docs/semantics.md)
+
+
+def fidelities(kinds: Iterable[str]) -> str:
+    """Name how runs were made, each kind once, with the law by which models share a GPU where that is simulated."""
+    return ", ".join(f"{kind} ({LAW})" if kind == "simulated" else kind for kind in dict.fromkeys(kinds))
+
+
 def plans(origins: Iterable[str]) -> str:
     """Name the requests that planners saw.
 
