@@ -70,10 +70,12 @@ def test_figure_7_is_as_large_as_promised() -> None:
     assert len([system for system in fig7.systems if "quotas" in system]) == 1  # MuxServe++ with quotas and without
     quick = [condition for condition in fig7.condition if fig7.axis(condition) == "rate_scale" and not condition.extra]
     have = [(c.spec["models"], c.vary.get("gpus", c.spec.get("gpus")), c.spec.get("assign", "released"),
-             c.spec.get("pool_bytes")) for c in quick]  # fmt: skip
+             c.spec.get("slo_scale"), c.spec.get("pool_bytes")) for c in quick]  # fmt: skip
     assert have == [
-        ("light8", 1, "released", POOL),
-        ("heavy8", 2, "released", POOL),
+        ("light8", 1, "released", 5.0, POOL),
+        ("heavy8", 2, "released", 5.0, POOL),
+        ("light8", 1, "released", 10.0, POOL),
+        ("heavy8", 2, "released", 10.0, POOL),
     ]
     extra = [(fig7.axis(c), c.spec["models"], c.spec.get("assign"), c.spec.get("pool_bytes"))
              for c in fig7.condition if c.extra]  # fmt: skip
@@ -114,7 +116,7 @@ def test_figure_7_is_as_large_as_promised() -> None:
     assert all(not claim.comparable and "no request rate" in claim.why for claim in unrated)
 
 
-@cases(("full", "most"), [(False, 4_500), (True, 24_000)])
+@cases(("full", "most"), [(False, 5_000), (True, 24_000)])
 def test_figure_7_keeps_its_budget_of_runs(full: bool, most: int) -> None:
     fig7 = study("fig7").of(full)
     scope, runs = fig7.scope(full), 0
@@ -301,8 +303,12 @@ def test_a_trace_that_stands_in_for_another_has_one_panel(tmp_path: Path, monkey
     load_trace.cache_clear()
     panels = list(grid.panels(study("fig7").of(full=False), full=False))
     load_trace.cache_clear()
-    assert [panel.traces for panel in panels] == [("hyperbolic-like", "hyperbolic"), ("arena-like", "arena-chat")] * 3
-    assert [panel.condition.name for panel in panels[::2]] == ["light8 on 1 GPU", "heavy8", "SLO scale"]
+    two = [("hyperbolic-like", "hyperbolic"), ("arena-like", "arena-chat")]
+    assert [panel.traces for panel in panels] == [*two * 2, *[("hyperbolic-like",)] * 2, *two]
+    twice = ["light8 on 1 GPU at 10 x P95", "heavy8 at 10 x P95"]
+    assert [panel.condition.name for panel in panels] == [
+        *["light8 on 1 GPU"] * 2, *["heavy8"] * 2, *twice, *["SLO scale"] * 2,
+    ]  # fmt: skip
     assert not any("half" in panel.key for panel in panels)
 
 
@@ -326,7 +332,8 @@ def test_a_part_of_a_study_keeps_the_claims_that_are_about_it() -> None:
     part = study("fig7").only(systems=("static",), traces=("sample",), models=("heavy8",), seeds=1)
     quick = part.of(full=False)
     assert [(condition.name, quick.axis(condition), quick.sets(condition)) for condition in quick.condition] == [
-        ("heavy8", "rate_scale", ("heavy8",)), ("SLO scale", "slo_scale", ("heavy8",)),
+        ("heavy8", "rate_scale", ("heavy8",)), ("heavy8 at 10 x P95", "rate_scale", ("heavy8",)),
+        ("SLO scale", "slo_scale", ("heavy8",)),
     ]  # fmt: skip
     assert {quick.varied(condition)["trace"] for condition in quick.condition} == {("sample",)}
     assert {claim.on.get("condition") for claim in part.claim} == {"heavy8", "SLO scale", None}  # the third row went
