@@ -14,7 +14,10 @@ from harness.validate import prediction
 from harness.validate.prediction import Cell
 from traces import schema
 
-KEPT = {"max-min": "98044edd10bca4dfae9db5f4328cf970532e8fe710ff0352b00458546964c95a"}  # sha256 of the TOML
+KEPT = {  # sha256 of the TOML
+    "max-min": "98044edd10bca4dfae9db5f4328cf970532e8fe710ff0352b00458546964c95a",
+    "turns": "00144f349df94a4da4c8652e2b959b91dedf353747b4812d9682f65cb569d15b",
+}
 
 
 def test_no_prediction_is_edited() -> None:
@@ -28,9 +31,10 @@ def test_no_prediction_is_edited() -> None:
 
 
 def test_it_names_every_system_of_the_campaign_at_every_rate() -> None:
-    cells = prediction.cells(prediction.FOLDER / "max-min.toml")
-    assert [(c.system, c.rate) for c in cells] == [(s, r) for r in prediction.RATES for s in prediction.SYSTEMS]
-    assert all(0 <= c.attainment <= 1 for c in cells)
+    for name in KEPT:
+        cells = prediction.cells(prediction.FOLDER / f"{name}.toml")
+        assert [(c.system, c.rate) for c in cells] == [(s, r) for r in prediction.RATES for s in prediction.SYSTEMS]
+        assert all(0 <= c.attainment <= 1 for c in cells)
 
 
 def test_the_requests_of_the_campaign_are_what_the_command_draws(tmp_path: Path) -> None:
@@ -57,4 +61,6 @@ def test_runs_of_the_campaign_are_held_against_it() -> None:
     lines = prediction.beside([pair("static:equal", 0.5), pair("elastic", 0.8)])
     assert lines[0].startswith("max-min.toml (2026-11-28): 1 of 1 predicted orders held")
     assert lines[2] == "  elastic at 4: 91.1 % predicted, 80.0 measured"
+    assert lines[3].startswith("turns.toml (2026-11-28): 1 of 1 predicted orders held")
+    assert lines[5] == "  elastic at 4: 67.4 % predicted, 80.0 measured"
     assert prediction.beside([pair("elastic", 0.8, "llama-3.2-1b*4")]) == []
