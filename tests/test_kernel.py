@@ -384,6 +384,11 @@ def test_oracle_notices_wrong_experts() -> None:
         (0, "read_bytes(S, c, run + tokens)", "read_bytes(S, c, run)"),  # prompts touch none
     ]
     assert escaped(0, 60, changes) == []
+    crowding = [  # which lanes on partitions of their own show
+        (62, "k.xbytes * (1.0 - k.xmiss ** float(m))", "k.xbytes"),  # a step reads all of them
+        (290, "read_bytes(S, c, run) + k.kbytes * near", "read_bytes(S, c, 1) + k.kbytes * near"),  # one sequence's
+    ]
+    assert escaped(BESIDE, BESIDE + 300, crowding) == []
 
 
 @pytest.mark.slow
