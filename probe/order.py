@@ -46,7 +46,8 @@ class Step(NamedTuple):
     dry: bool = True  # whether it runs without a card, too
 
 
-def _ramp(systems: str, models: str, rate: int, engine: str = "{engine}", more: str = "") -> str:
+def ramp(systems: str, models: str, rate: int, engine: str = "{engine}", more: str = "") -> str:
+    """Return the command that has systems serve the campaign's requests at a multiple of their rate."""
     compare = f"{{python}} -m harness compare --engine {engine} --gpu {{gpu}} --models {models} {RAMP}"
     return f"{compare} --systems {systems} --rate-scale {rate} {JUDGED}{more}"
 
@@ -55,19 +56,19 @@ STAGES = "{python} -m harness.validate.torch_stages --minutes {minutes} --out {o
 STEPS = (
     Step("rows 0 to 7", 1, 200, f"{{python}} -m probe --minutes 3.2 --out {{out}} --only {' '.join(FIRST)}",
          "how lanes share SMs; `bench calibrate --from` then fits [co_run]"),
-    Step("vLLM starts", 1, 150, _ramp("static:equal", ONE, 6), "four 1B servers, started one after the other, answer"),
+    Step("vLLM starts", 1, 150, ramp("static:equal", ONE, 6), "four 1B servers, started one after the other, answer"),
     Step("row 11", 1, 210, STAGES.replace("{minutes}", "3.3"), "systems of engine torch: the law as a whole"),
-    Step("static", 2, 170, _ramp("static:equal", EIGHT, 2), "four 8B, each a quarter of what is left beside weights"),
-    Step("elastic", 2, 110, _ramp("elastic", EIGHT, 2), "the same ramp with KV memory on demand"),
+    Step("static", 2, 170, ramp("static:equal", EIGHT, 2), "four 8B, each a quarter of what is left beside weights"),
+    Step("elastic", 2, 110, ramp("elastic", EIGHT, 2), "the same ramp with KV memory on demand"),
     Step("calibrate 1B", 2, 180,
          "{python} -m harness calibrate --engine {engine} --gpu {gpu} --models llama-3.2-1b --rounds 1 -o {out}/vllm",
          "alone, two and four side by side, sleeps and wakes: the servers' cost table", dry=False),
-    Step("sleep and wake", 2, 100, _ramp("swap:sleep", EIGHT, 2), "the ramp, in turn by sleep and wake", needed=False),
-    Step("by turns", 2, 60, _ramp("static:equal", ONE, 6, more=" --set sharing=turns"),
+    Step("sleep and wake", 2, 100, ramp("swap:sleep", EIGHT, 2), "the ramp, in turn by sleep and wake", needed=False),
+    Step("by turns", 2, 60, ramp("static:equal", ONE, 6, more=" --set sharing=turns"),
          "without MPS, beside `vLLM starts`, where its daemon runs", needed=False),
     Step("rows 8 to 10", 3, 150, f"{{python}} -m probe --minutes 2.4 --out {{out}} --only {' '.join(LAST)}",
          "partitions with two lanes, priorities, processes with and without MPS"),
-    Step("SGLang starts", 3, 150, _ramp("static:equal", ONE, 6, "{sglang}"), "four 1B servers of SGLang answer"),
+    Step("SGLang starts", 3, 150, ramp("static:equal", ONE, 6, "{sglang}"), "four 1B servers of SGLang answer"),
     Step("seven systems", 3, 260, STAGES.replace("{minutes}", "4.2"), "the rest of engine torch's stages"),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.rows import record, sealed, tidy
+from harness.rows import record, sealed, tidy, whole
 from harness.run import sources
 from harness.study import receipt
 from harness.study.measure import Measured, measure
@@ -95,6 +95,13 @@ def test_a_second_call_opens_no_run(case: Case, monkeypatch: pytest.MonkeyPatch)
     assert told(again, every=True) == told(case.first, every=True)
     assert again.tasks == case.first.tasks  # read where they are asked for
     assert opened.paths
+
+
+def test_what_a_writer_left_that_was_killed_once_its_file_was_in_place_goes_with_the_next_call(case: Case) -> None:
+    left = case.first.folder / f".{receipt.FILE}.{whole.machine()}-{2**22 + 1}-ab.part"  # no process has this number
+    left.mkdir()
+    case.again(Heard())
+    assert not left.exists()
 
 
 def _system(case: Case, _: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_the_files_of_batch_systems_make_the_study(tmp_path: Path) -> None:
     path = stored(tmp_path, FIXED)
     whole = measure(load.study(str(path)), tmp_path / "whole", workers=1)

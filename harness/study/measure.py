@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
-from harness.rows import parts, record, tidy
+from harness.rows import parts, record, tidy, whole
 from harness.rows.crossings import EASES, RATED, turned
 from harness.run import crew, executor, score, streams, sweep
 from harness.run.resolve import resolve
@@ -137,7 +137,8 @@ def without_failing(study: Study, failed: dict[str, str], make: Callable[[Study]
 
 
 def _kept(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measured | None:
-    """Read the study that a receipt vouches for; None where its table is not whole."""
+    """Read the study that a receipt vouches for, and sweep its folder; None where its table is not whole."""
+    whole.clean(kept.folder)  # a writer may have been killed once its file was in place
     path = kept.folder / record.SWEEP
     try:
         table, about = tidy.stored(path), record.footer(path)

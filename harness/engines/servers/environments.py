@@ -16,12 +16,12 @@ SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 ALWAYS = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def python(name: str, root: Path = ROOT) -> Path:
+def python(name: str, root: Path | None = None) -> Path:
     """Return the interpreter of a server's environment."""
-    return root / f".venv-{name}" / "bin" / "python"
+    return (root or ROOT) / f".venv-{name}" / "bin" / "python"
 
 
-def lacking(name: str, root: Path = ROOT) -> str:
+def lacking(name: str, root: Path | None = None) -> str:
     """Say how to make the environment of a server; "" where it stands."""
     return "" if python(name, root).exists() else f"an environment of its own, .venv-{name}: make servers-{name}"
 
