@@ -31,7 +31,7 @@ GRACE_S = 10  # from SIGTERM to SIGKILL, for what a step has left to write
 FIRST, LAST = ([row.name for row in ROWS[:8]], [row.name for row in ROWS[8:]])  # rows 0 to 7, 8 to 10
 RAMP = "--trace traces/sample/ramps4.parquet --scaling time --plan trace --set warmup_s=0 --served 1024 --gpus 1"
 JUDGED = "--slo absolute:ttft=1,tpot=0.05 --seeds 1 --no-plot -o {out}/campaign"
-EIGHT, ONE = "llama-3.1-8b*4", "llama-3.2-1b*4"
+EIGHT, SMALL = "llama-3.1-8b*4", "llama-3.2-1b*2"
 
 
 class Step(NamedTuple):
@@ -56,7 +56,8 @@ STAGES = "{python} -m harness.validate.torch_stages --minutes {minutes} --out {o
 STEPS = (
     Step("rows 0 to 7", 1, 200, f"{{python}} -m probe --minutes 3.2 --out {{out}} --only {' '.join(FIRST)}",
          "how lanes share SMs; `bench calibrate --from` then fits [co_run]"),
-    Step("vLLM starts", 1, 150, ramp("static:equal", ONE, 6), "four 1B servers, started one after the other, answer"),
+    Step("vLLM starts", 1, 150, ramp("static:equal,elastic", SMALL, 6),
+         "two 1B servers, started one after the other, answer; then two with kvcached"),
     Step("row 11", 1, 210, STAGES.replace("{minutes}", "3.3"), "systems of engine torch: the law as a whole"),
     Step("static", 2, 170, ramp("static:equal", EIGHT, 2), "four 8B, each a quarter of what is left beside weights"),
     Step("elastic", 2, 110, ramp("elastic", EIGHT, 2), "the same ramp with KV memory on demand"),
@@ -64,11 +65,11 @@ STEPS = (
          "{python} -m harness calibrate --engine {engine} --gpu {gpu} --models llama-3.2-1b --rounds 1 -o {out}/vllm",
          "alone, two and four side by side, sleeps and wakes: the servers' cost table", dry=False),
     Step("sleep and wake", 2, 100, ramp("swap:sleep", EIGHT, 2), "the ramp, in turn by sleep and wake", needed=False),
-    Step("by turns", 2, 60, ramp("static:equal", ONE, 6, more=" --set sharing=turns"),
+    Step("by turns", 2, 60, ramp("static:equal", SMALL, 6, more=" --set sharing=turns"),
          "without MPS, beside `vLLM starts`, where its daemon runs", needed=False),
     Step("rows 8 to 10", 3, 150, f"{{python}} -m probe --minutes 2.4 --out {{out}} --only {' '.join(LAST)}",
          "partitions with two lanes, priorities, processes with and without MPS"),
-    Step("SGLang starts", 3, 150, ramp("static:equal", ONE, 6, "{sglang}"), "four 1B servers of SGLang answer"),
+    Step("SGLang starts", 3, 150, ramp("static:equal", SMALL, 6, "{sglang}"), "two 1B servers of SGLang answer"),
     Step("seven systems", 3, 260, STAGES.replace("{minutes}", "4.2"), "the rest of engine torch's stages"),
 )  # fmt: skip
 

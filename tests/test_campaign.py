@@ -47,7 +47,8 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_three_systems_serve_the_campaigns_requests_on_stand_ins(card: Path, tmp_path: Path) -> None:
-    words = order.ramp(",".join(SYSTEMS), order.ONE, 12, "vllm").format(python="", gpu="h100", out=tmp_path).split()
+    step = order.ramp(",".join(SYSTEMS), "llama-3.2-1b*4", 12, "vllm")
+    words = step.format(python="", gpu="h100", out=tmp_path).split()
     result = bench(*words[words.index("compare") :])
     assert result.exit_code == 0, result.output + result.stderr
     folders = [path.parent for path in tmp_path.glob(f"campaign/*/{record.ROWS}")]
