@@ -54,20 +54,25 @@ def test_the_plan_has_the_stages_in_order_for_both_kinds_of_devices() -> None:
     for device in ("cpu", "cuda"):
         plan = workloads(PLAN, device)
         order = list(dict.fromkeys(run.stage for run in runs(plan, device)))
-        assert order == ["correctness", "calibrate", "systems", "validate"]
+        assert order == ["correctness", "calibrate", "systems", "validate", "chats"]
         (minute, *others) = plan
         assert minute.end_s - torch_runs.DRAIN_S == 60.0
         assert {run.name.partition(", ")[0] for run in runs(plan, device) if run.stage == "systems"} == {
             *torch_stages.SEVEN
         }
-        assert len(others) == 2
+        assert [workload.stage for workload in others] == ["validate"] * 2 + ["chats"] * 2
         for workload in plan:
+            chats = workload.stage == "chats"
+            systems, longest = (list(torch_runs.ONE_CARD), 4096) if chats else (list(torch_stages.SEVEN), 512)
+            if chats:
+                assert workload.config["gpus"] == 1
+                assert (workload.requests().prompt_tokens > 2000).any()
             jobs, config = workload.requests(), workload.configured("h200")
             assert jobs.models == tuple(model.name for model in config.models)
             assert (jobs.arrival_s >= config.start_s).all()
-            assert (jobs.prompt_tokens + jobs.output_tokens <= 512).all()
+            assert (jobs.prompt_tokens + jobs.output_tokens <= longest).all()
             assert set(config.plan) == set(jobs.models)
-            assert set(workload.specs) == set(torch_stages.SEVEN)
+            assert list(workload.specs) == systems
     assert len(list(runs(workloads(PLAN, "cuda"), "cuda"))) > len(list(runs(workloads(PLAN, "cpu"), "cpu")))  # bfloat16
     with pytest.raises(UserError, match="has nothing for DEVICE=tpu"):
         workloads(PLAN, "tpu")
@@ -84,7 +89,7 @@ def test_a_plan_of_one_device_has_room_for_every_model(tmp_path: Path) -> None:
     torch_runs.write(tmp_path / "plan.jsonl", devices=1, minute_s=4.0, window_s=4.0)
     for alone, halves in zip(workloads(tmp_path / "plan.jsonl", "cuda"), workloads(PLAN, "cuda"), strict=True):
         config = alone.configured("h200")
-        assert (config.gpus, halves.configured("h200").gpus) == (1, 2)
+        assert (config.gpus, halves.configured("h200").gpus) == (1, 1 if halves.stage == "chats" else 2)
         assert config.pool_bytes is not None
         assert config.pool_bytes > sum(shapes.weight_bytes(model.shape) for model in config.models)
 
@@ -114,7 +119,7 @@ def test_a_second_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     last = conduct(tmp_path, PLAN, "cpu", 600.0, (), output.append)
     assert made == every[every.index(made[0]) :]
     assert made[0].startswith("systems: qlm")  # it was cut off, not late
-    assert last == {"done": len(every) - 5, "failed": 3, "late": 2}
+    assert last == {"done": len(every) - 7, "failed": 3, "late": 4}
     made.clear()
     conduct(tmp_path, PLAN, "cpu", 600.0, ["validate: weaver, 1 req/s a model"], output.append)
     assert made == ["validate: weaver, 1 req/s a model"]

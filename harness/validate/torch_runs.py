@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +39,12 @@ DEVICES = 2  # two halves of one card
 EACH = 16  # requests of each model, whose KV the devices hold beside the weights
 WARMUP_S = 5.0  # graphs of shares of the SMs are captured at their first use
 DRAIN_S = 60.0  # 512 tokens at the slowest that Aegaeon lets them come: about the TPOT limit
-WHOLE = ("model", "prompt_tokens", "output_tokens")
+COUNTS = ("model", "prompt_tokens", "output_tokens")
+# Of a whole card: the systems that need no second one, and prompts of chats, a tenth of them of 1,555 tokens and more.
+ONE_CARD = ("static", "prism", "pdmux", "muxserve:plusplus", "qlm")
+LONG = 4096  # longest prompt + output
+CHATS = f"aegaeon-like+rate_rps=1+lengths=sharegpt+max_tokens={LONG}"
+CHATS_S = 16.0
 
 
 class Serving(NamedTuple):
@@ -48,32 +53,37 @@ class Serving(NamedTuple):
     device: str
     slo_s: tuple[float, float]  # TTFT and TPOT
     rates: tuple[float, float]  # requests a second and model: of the seven for a minute, and beside it of validate
+    chats: tuple[float, float]  # the same, of a whole device
 
 
-SERVINGS = (Serving("cpu", (3.0, 0.1), (0.5, 1.0)), Serving("cuda", (0.5, 0.05), (4.0, 6.0)))
+SERVINGS = (Serving("cpu", (3.0, 0.1), (0.5, 1.0), (0.1, 0.2)), Serving("cuda", (0.5, 0.05), (4.0, 6.0), (3.0, 6.0)))
 
 
-def spec(serving: Serving, rate: float, seed: int, window_s: float, devices: int = DEVICES) -> Spec:
+def spec(
+    serving: Serving, rate: float, seed: int, window_s: float, devices: int = DEVICES, trace: str = TRACE,
+    served: int = SERVED,
+) -> Spec:  # fmt: skip
     """Return the spec of a workload, of no system yet, as the simulator of a card would run it."""
-    base = Spec("prism", models=MODELS, gpus=devices, trace=TRACE, served=SERVED, rate_scale=rate, seed=seed,
+    base = Spec("prism", models=MODELS, gpus=devices, trace=trace, served=served, rate_scale=rate, seed=seed,
                 window_s=window_s, warmup_s=WARMUP_S, drain_s=DRAIN_S)  # fmt: skip
     ttft_s, tpot_s = serving.slo_s
     slo_s = tuple((name, ttft_s, tpot_s) for name in Setup(base).models.names)
     return replace(base, slo=f"absolute:ttft={ttft_s:g},tpot={tpot_s:g}", slo_s=slo_s)
 
 
-def workload(stage: str, name: str, serving: Serving, base: Spec) -> Workload:
+def workload(stage: str, name: str, serving: Serving, base: Spec, systems: Sequence[str] = SEVEN) -> Workload:
     """Return a line of the plan: a spec with its requests."""
-    by_system = {text: resolve(another(base, text)) for text in SEVEN}
+    by_system = {text: resolve(another(base, text)) for text in systems}
     setup = Setup(by_system[base.system])
     config, jobs = setup.config, setup.jobs()
     served = [_served(m.shape, serving.device) for m in config.models]
-    longest = sum(EACH // config.gpus * SERVED * kv_bytes for _, kv_bytes in served)
+    assert base.served is not None
+    longest = sum(EACH // config.gpus * base.served * kv_bytes for _, kv_bytes in served)
     heaviest = sorted(w for w, _ in served)[-(len(served) // config.gpus) :]  # a device's share of the models
     pool_bytes = math.ceil((sum(heaviest) + longest) / PAGE) * PAGE
     settings = ("gpus", "node_gpus", "block_tokens", "batch_cap", "chunk_tokens", "prefill_tokens", "watermark", "seed",
                 "start_s")  # fmt: skip
-    columns = {name: getattr(jobs, name) for name in (*WHOLE, "arrival_s", "ttft_slo_s", "tpot_slo_s")}
+    columns = {name: getattr(jobs, name) for name in (*COUNTS, "arrival_s", "ttft_slo_s", "tpot_slo_s")}
     return Workload(
         stage, name, serving.device, setup.end_s,
         {"pool_bytes": pool_bytes} | {name: getattr(config, name) for name in settings},
@@ -104,12 +114,18 @@ def _plain(column: Any) -> list[Any]:
 
 
 def plan(minute_s: float = 60.0, window_s: float = 20.0, devices: int = DEVICES) -> Iterator[Workload]:
-    """Yield the lines of the plan: for each kind of device the seven systems' minute, then two rates to validate."""
+    """Yield the lines of the plan, for each kind of device.
+
+    They are the seven systems' minute, two rates to validate, and two of chats on one device.
+    """
     for serving in SERVINGS:
         base = spec(serving, serving.rates[0], 0, minute_s, devices)
         yield workload("systems", f"{serving.rates[0]:g} req/s a model", serving, base)
         for rate in serving.rates:
             yield workload("validate", f"{rate:g} req/s a model", serving, spec(serving, rate, 1, window_s, devices))
+        for rate in serving.chats:
+            chats = spec(serving, rate, 1, CHATS_S, 1, CHATS, LONG)
+            yield workload("chats", f"{rate:g} req/s a model", serving, chats, ONE_CARD)
 
 
 def write(path: Path = PLAN, devices: int = DEVICES, **seconds: float) -> None:
@@ -128,7 +144,7 @@ def runs(folder: Path) -> tuple[Path, list[str]]:
     UserError where it holds no run.
     """
     last = {(line["stage"], line["run"]): line for line in journal(folder / JOURNAL)}
-    served = {key: line for key, line in last.items() if key[0] in {"systems", "validate"}}
+    served = {key: line for key, line in last.items() if key[0] in {"systems", "validate", "chats"}}
     if not served:
         raise UserError(f"{folder / JOURNAL} holds no runs of systems; make gpu writes them")
     notes = [f"{name}: {line['state']}: {line['why']}" for (_, name), line in served.items() if line["state"] != "done"]

@@ -1,4 +1,4 @@
-"""The torch engine's own stages, with which `make gpu` ends: correctness, calibrate, the seven systems, validate.
+"""The torch engine's own stages, with which `make gpu` ends: correctness, calibrate, systems, validate, chats.
 
     DEVICE=cuda python -m harness.validate.torch_stages --minutes 20    # on this machine's card; DEVICE=cpu: on cores
 
@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,7 +121,7 @@ def runs(plan: Iterable[Workload], device: str) -> Iterator[Run]:
             yield Run("correctness", f"{name}, {dtype}", 2 * START_S)
     yield Run("calibrate", "calibrate")
     for workload in plan:
-        for text in SEVEN:
+        for text in workload.specs:
             start_s = float(workload.config["start_s"])
             yield Run(workload.stage, f"{text}, {workload.name}", 2 * START_S + workload.end_s - start_s)
 
@@ -159,10 +160,17 @@ def states(lines: Iterable[Line]) -> dict[tuple[str, str], str]:
 
 
 def conduct(
-    folder: Path, plan: Path, device: str, minutes: float, again: Collection[str], say: Callable[[str], None]
-) -> dict[str, int]:
-    """Do the runs that are left, within `minutes`; return the number of runs by how they stand now."""
+    folder: Path, plan: Path, device: str, minutes: float, again: Collection[str], say: Callable[[str], None],
+    only: Collection[str] = (),
+) -> dict[str, int]:  # fmt: skip
+    """Do the runs that are left, of the stages in `only` if there are any, within `minutes`.
+
+    Return the number of runs by how they stand now. UserError for a stage or run that is none.
+    """
     every = list(runs(workloads(plan, device), device))
+    if strange := sorted(set(only) - {run.stage for run in every}):
+        raise UserError(f'--only "{strange[0]}" is no stage; --list lists them')
+    every = [run for run in every if not only or run.stage in only]
     if unknown := [text for text in again if text not in {part for run in every for part in (run.stage, run.text)}]:
         raise UserError(f'--again "{unknown[0]}" is no stage or run; --list lists them')
     folder.mkdir(parents=True, exist_ok=True)
@@ -336,6 +344,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default results)")
     parser.add_argument("--plan", type=Path, default=PLAN, help="file of requests (default: the checkout's)")
     parser.add_argument("--again", nargs="+", default=(), metavar="RUN", help="stages or runs to repeat")
+    parser.add_argument("--only", nargs="+", default=(), metavar="STAGE", help="do these stages alone")
     parser.add_argument("--list", action="store_true", help="the runs, and how each stands")
     parser.add_argument("--do", nargs=2, metavar=("STAGE", "NAME"), help=argparse.SUPPRESS)
     parser.add_argument("--at", type=Path, help=argparse.SUPPRESS)
@@ -354,7 +363,8 @@ def main(argv: Sequence[str]) -> int:
             for run in runs(workloads(args.plan, device), device):
                 print(f"{now.get((run.stage, run.name), 'left'):8} {run.text}")
             return 0
-        counts = conduct(folder, args.plan, device, args.minutes, args.again, lambda text: print(text, flush=True))
+        say = partial(print, flush=True)
+        counts = conduct(folder, args.plan, device, args.minutes, args.again, say, args.only)
     except (UserError, Fault, AssertionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
