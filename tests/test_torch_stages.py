@@ -54,17 +54,17 @@ def test_the_plan_has_the_stages_in_order_for_both_kinds_of_devices() -> None:
     for device in ("cpu", "cuda"):
         plan = workloads(PLAN, device)
         order = list(dict.fromkeys(run.stage for run in runs(plan, device)))
-        assert order == ["correctness", "calibrate", "systems", "validate", "chats"]
+        assert order == ["correctness", "calibrate", "systems", "validate", "chats", "more chats"]
         (minute, *others) = plan
         assert minute.end_s - torch_runs.DRAIN_S == 60.0
         assert {run.name.partition(", ")[0] for run in runs(plan, device) if run.stage == "systems"} == {
             *torch_stages.SEVEN
         }
-        assert [workload.stage for workload in others] == ["validate"] * 2 + ["chats"] * 2
+        assert [workload.stage for workload in others] == ["validate"] * 2 + ["chats"] * 2 + ["more chats"] * 2
         for workload in plan:
-            chats = workload.stage == "chats"
-            systems, longest = (list(torch_runs.ONE_CARD), 4096) if chats else (list(torch_stages.SEVEN), 512)
-            if chats:
+            systems = torch_runs.ONE_CARD.get(workload.stage)
+            longest = 4096 if systems else 512
+            if systems:
                 assert workload.config["gpus"] == 1
                 assert (workload.requests().prompt_tokens > 2000).any()
             jobs, config = workload.requests(), workload.configured("h200")
@@ -72,7 +72,7 @@ def test_the_plan_has_the_stages_in_order_for_both_kinds_of_devices() -> None:
             assert (jobs.arrival_s >= config.start_s).all()
             assert (jobs.prompt_tokens + jobs.output_tokens <= longest).all()
             assert set(config.plan) == set(jobs.models)
-            assert list(workload.specs) == systems
+            assert tuple(workload.specs) == (systems or torch_stages.SEVEN)
     assert len(list(runs(workloads(PLAN, "cuda"), "cuda"))) > len(list(runs(workloads(PLAN, "cpu"), "cpu")))  # bfloat16
     with pytest.raises(UserError, match="has nothing for DEVICE=tpu"):
         workloads(PLAN, "tpu")
@@ -89,7 +89,7 @@ def test_a_plan_of_one_device_has_room_for_every_model(tmp_path: Path) -> None:
     torch_runs.write(tmp_path / "plan.jsonl", devices=1, minute_s=4.0, window_s=4.0)
     for alone, halves in zip(workloads(tmp_path / "plan.jsonl", "cuda"), workloads(PLAN, "cuda"), strict=True):
         config = alone.configured("h200")
-        assert (config.gpus, halves.configured("h200").gpus) == (1, 1 if halves.stage == "chats" else 2)
+        assert (config.gpus, halves.configured("h200").gpus) == (1, 1 if halves.stage in torch_runs.ONE_CARD else 2)
         assert config.pool_bytes is not None
         assert config.pool_bytes > sum(shapes.weight_bytes(model.shape) for model in config.models)
 

@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ WARMUP_S = 5.0  # graphs of shares of the SMs are captured at their first use
 DRAIN_S = 60.0  # 512 tokens at the slowest that Aegaeon lets them come: about the TPOT limit
 COUNTS = ("model", "prompt_tokens", "output_tokens")
 # Of a whole card: the systems that need no second one, and prompts of chats, a tenth of them of 1,555 tokens and more.
-ONE_CARD = ("static", "prism", "pdmux", "muxserve:plusplus", "qlm")
+ONE_CARD = {"chats": ("static", "prism", "pdmux"), "more chats": ("muxserve:plusplus", "qlm")}
 LONG = 4096  # longest prompt + output
 CHATS = f"aegaeon-like+rate_rps=1+lengths=sharegpt+max_tokens={LONG}"
 CHATS_S = 16.0
@@ -123,9 +124,9 @@ def plan(minute_s: float = 60.0, window_s: float = 20.0, devices: int = DEVICES)
         yield workload("systems", f"{serving.rates[0]:g} req/s a model", serving, base)
         for rate in serving.rates:
             yield workload("validate", f"{rate:g} req/s a model", serving, spec(serving, rate, 1, window_s, devices))
-        for rate in serving.chats:
+        for (stage, systems), rate in product(ONE_CARD.items(), serving.chats):
             chats = spec(serving, rate, 1, CHATS_S, 1, CHATS, LONG)
-            yield workload("chats", f"{rate:g} req/s a model", serving, chats, ONE_CARD)
+            yield workload(stage, f"{rate:g} req/s a model", serving, chats, systems)
 
 
 def write(path: Path = PLAN, devices: int = DEVICES, **seconds: float) -> None:
@@ -144,7 +145,7 @@ def runs(folder: Path) -> tuple[Path, list[str]]:
     UserError where it holds no run.
     """
     last = {(line["stage"], line["run"]): line for line in journal(folder / JOURNAL)}
-    served = {key: line for key, line in last.items() if key[0] in {"systems", "validate", "chats"}}
+    served = {key: line for key, line in last.items() if key[0] in {"systems", "validate", *ONE_CARD}}
     if not served:
         raise UserError(f"{folder / JOURNAL} holds no runs of systems; make gpu writes them")
     notes = [f"{name}: {line['state']}: {line['why']}" for (_, name), line in served.items() if line["state"] != "done"]
