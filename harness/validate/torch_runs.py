@@ -75,7 +75,7 @@ def spec(
 def workload(stage: str, name: str, serving: Serving, base: Spec, systems: Sequence[str] = SEVEN) -> Workload:
     """Return a line of the plan: a spec with its requests."""
     by_system = {text: resolve(another(base, text)) for text in systems}
-    setup = Setup(by_system[base.system])
+    setup = Setup(resolve(base))
     config, jobs = setup.config, setup.jobs()
     served = [_served(m.shape, serving.device) for m in config.models]
     assert base.served is not None
