@@ -116,7 +116,7 @@ test: ## the tests that need no server and no torch; make ci-full has more
 
 # Each target collects the files that have tests of its kind, and of those its tests.
 PYTEST = $(PY) -m pytest -q
-files = $(shell grep -lr 'mark\.$(1)' tests --include='test_*.py')
+files = $(shell grep -lrE 'mark\.($(1))' tests --include='test_*.py')
 FAST = not (slow or torch or servers or cluster)
 SHORT_OF_FULL = $(if $(BENCH_FULL),, and not full)
 
@@ -127,7 +127,7 @@ compile: $(READY) ## the simulator, as tests use it: one process compiles, and o
 	@$(PY) -c 'from tests import compiled; compiled.once()'
 
 test-slow: $(READY) ## tests that take minutes: kills, two processes, the commands of the documents; BENCH_FULL=1: mutations, refits
-	@$(PYTEST) -n $(CORES) --dist loadfile -m "slow and not torch$(SHORT_OF_FULL)" $(call files,slow)
+	@$(PYTEST) -n $(CORES) --dist loadfile -m "slow and not torch$(SHORT_OF_FULL)" $(call files,slow|full)
 
 test-torch: torch ## tests that need torch, on a CPU: the engine on it; a GPU's kernels compiled and interpreted
 	@$(PYTEST) -n $(CORES) --dist loadfile -m "torch$(SHORT_OF_FULL)" $(call files,torch)

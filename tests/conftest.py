@@ -93,8 +93,10 @@ def pytest_handlecrashitem(report: pytest.TestReport, sched: Any) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that read data which is not in the repository: `-m data` picks them."""
+    """Mark tests that read data which is not in the repository (`-m data` picks them); those of full runs are slow."""
     for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker("slow")
         if DATA.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker("data")
 

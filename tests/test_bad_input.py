@@ -249,7 +249,6 @@ def limited(size: int, *args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @cases("workers", [1, 2])
 def test_a_full_disk_is_one_line_and_nothing_half_written(workers: int, tmp_path: Path) -> None:
@@ -347,7 +346,6 @@ def costs_its_row(path: Path, says: str, out: Path) -> None:
     assert {name.partition("-")[0] for name in files(out)} == {"static", "sample"}  # nothing of `mine`
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @cases(("does", "says"), WRONG)
 def test_a_policy_that_goes_wrong_costs_its_row(does: str, says: str, tmp_path: Path) -> None:

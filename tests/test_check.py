@@ -118,7 +118,6 @@ def test_the_broken_law_is_named(name: str, tmp_path: Path) -> None:
     assert laws == set(BROKEN[name][0].split())
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_command_names_the_broken_law_and_no_other(name: str, tmp_path: Path) -> None:
@@ -136,7 +135,6 @@ def test_a_sound_system_passes(name: str) -> None:
     assert check(str(HERE / "sound" / f"{name}.py"), twice=False) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("path", SOUND, ids=lambda path: path.stem)
 def test_a_sound_system_passes_in_two_processes(path: Path) -> None:

@@ -377,7 +377,6 @@ def test_a_figure_is_drawn_after_the_table(tmp_path: Path) -> None:
     assert (tmp_path / "again.png").read_bytes() == stem.with_suffix(".png").read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_plot_marks_what_older_sources_made(tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"

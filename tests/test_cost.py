@@ -484,7 +484,6 @@ def test_whole_steps_meet_the_target(profiles_dir: Path) -> None:
         assert rows.error.quantile(0.95) <= 0.25
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
     from harness.engines.costs import fit

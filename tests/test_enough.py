@@ -119,7 +119,6 @@ def test_stopping_once_systems_are_told_apart_keeps_intervals_honest() -> None:
     stopped(20, least=0.85, wrong=0.15)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_stopping_keeps_intervals_honest_closely() -> None:
     """Of 2 x 200 equal pairs, which are A/A, at most 8 % are told apart."""

@@ -73,7 +73,6 @@ def traced(out: Path) -> Traced:
 # ------------------------------------------------------------------ one request in order of time
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @cases("system", NAMES)
 def test_the_parts_of_every_request_sum_to_its_latency(system: str, traced: Traced) -> None:

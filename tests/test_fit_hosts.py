@@ -142,7 +142,6 @@ def test_the_table_carries_the_hash_of_what_it_was_fitted_with(measured_dir: Pat
     assert fitted_with["card"] == fit_card.inputs(fit_card.measured_ramps(measured_dir))
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_refit_of_one_constant_gives_what_its_table_has(measured_dir: Path) -> None:
     """The simulator is none of the hash: whether it still gives the same constant is seen by fitting it."""

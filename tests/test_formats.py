@@ -172,7 +172,6 @@ def test_formats_without_a_quantity_keep_their_bytes() -> None:
 # ------------------------------------------------------------------ errors as committed
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), [("h200", "fp8_block"), ("b200", "nvfp4"), ("a100-80g", "bf16")])
 def test_errors_of_experts_are_those_of_the_committed_numbers(kind: str, name: str, profiles_dir: Path) -> None:
@@ -187,7 +186,6 @@ def test_errors_of_experts_are_those_of_the_committed_numbers(kind: str, name: s
     assert fit_formats.parallel_errors(q, kind, form) == q["parallel_parts"]
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), [("h100", "fp8"), ("a100-80g", "int4"), ("rtx-pro-6000", "nvfp4")])
 def test_errors_of_products_are_those_of_the_committed_numbers(kind: str, name: str, profiles_dir: Path) -> None:

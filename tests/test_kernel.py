@@ -209,7 +209,6 @@ def test_kernel_agrees_with_the_oracle(kind: str) -> None:
     assert [d for seed in range(first, first + few // 2) for d in differences(seed)] == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("kind", WORLDS)
 def test_kernel_agrees_with_the_oracle_on_many_worlds(kind: str) -> None:
@@ -263,7 +262,6 @@ def test_oracle_notices_a_wrong_kernel() -> None:
     assert escaped(0, 30, changes) == changes[-1:]
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_oracle_notices_a_wrong_turn_or_link() -> None:
     changes = [
@@ -302,7 +300,6 @@ def test_oracle_notices_a_wrong_turn_or_link() -> None:
     assert escaped(TURNED, TURNED + 60, changes) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_oracle_notices_a_wrong_prefix_cache() -> None:
     changes = [
@@ -323,7 +320,6 @@ def test_oracle_notices_a_wrong_prefix_cache() -> None:
     assert escaped(SHARED, SHARED + 120, changes) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_oracle_notices_a_wrong_wait_or_cap() -> None:
     changes = [
@@ -340,7 +336,6 @@ def test_oracle_notices_a_wrong_wait_or_cap() -> None:
     assert escaped(WILD, WILD + 30, changes) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_oracle_notices_a_wrong_cut_or_a_move_that_hides() -> None:
     changes = [
@@ -355,7 +350,6 @@ def test_oracle_notices_a_wrong_cut_or_a_move_that_hides() -> None:
     assert escaped(CUT, CUT + 60, changes) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_oracle_notices_wrong_turns_of_kernels() -> None:
     changes = [
@@ -377,7 +371,6 @@ def test_oracle_notices_wrong_turns_of_kernels() -> None:
     assert escaped(BESIDE, BESIDE + 60, changes) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_oracle_notices_wrong_experts() -> None:
     changes = [
@@ -391,7 +384,6 @@ def test_oracle_notices_wrong_experts() -> None:
     assert escaped(BESIDE, BESIDE + 300, crowding) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_oracle_notices_wrong_shares() -> None:
     changes = [
@@ -406,7 +398,6 @@ def test_oracle_notices_wrong_shares() -> None:
     assert escaped(MEASURED, MEASURED + 90, changes) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_oracle_notices_wrong_turns_of_processes() -> None:
     changes = [
@@ -424,7 +415,6 @@ def test_oracle_notices_wrong_turns_of_processes() -> None:
     assert escaped(SLICED, SLICED + 60, changes) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_oracle_notices_wrong_waits_between_two_tokens() -> None:
     changes = [
@@ -455,7 +445,6 @@ def test_oracle_notices_wrong_waits_between_two_tokens() -> None:
     assert escaped(SLICED, SLICED + 60, changes) == []
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_oracle_notices_wrong_slices() -> None:
     changes = [

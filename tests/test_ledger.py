@@ -450,7 +450,6 @@ def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:
 # ------------------------------------------------------------------ the same verdicts, counted otherwise
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.usefixtures("lengths")
 def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:

@@ -70,7 +70,6 @@ class Real(Sim):
         self.offers = {"kv": ("paged",), "process": ("gpu", "model")}
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_new_engine_appears_and_what_it_has_is_simulated_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     names, find = tuple(name for name in engine.names() if name != "torch"), engine.find  # which has nearly all

@@ -180,7 +180,6 @@ def test_a_second_call_does_nothing(shown: Measured) -> None:
     assert told(again) == told(shown)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_full_is_another_table_of_more_seeds(shown: Measured) -> None:
     full = measure(shown.study, shown.folder.parent, full=True)
@@ -434,7 +433,6 @@ measure(study(folder, SEARCHED), folder / "two", workers=1, teller=Killed())
 """
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_workers_and_kills_in_a_search_under_a_precision_change_no_byte(tmp_path: Path) -> None:
     """Killed in the second round of the search, then in the second of more seeds, then ended by two workers."""
@@ -448,7 +446,6 @@ def test_workers_and_kills_in_a_search_under_a_precision_change_no_byte(tmp_path
     assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_what_is_left_of_a_budget_goes_to_the_systems_that_do_not_need_full(tmp_path: Path) -> None:
     """It suffices for more runs of the two that are compared without --full, not of all five."""

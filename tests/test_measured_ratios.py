@@ -111,7 +111,6 @@ def test_a_system_against_itself_is_1(tmp_path: Path, capped: Path) -> None:
     assert (twins.here.mean, twins.here.n, twins.says) == (1.0, 5, "equal within 25 %")
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_known_factor_is_found_and_stored_runs_are_not_made_again(
     tmp_path: Path, capped: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,7 +137,6 @@ def test_a_known_factor_is_found_and_stored_runs_are_not_made_again(
     assert again.table.equals(measured.table)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_search_goes_a_quarter_below_the_lowest_rate_and_no_further(tmp_path: Path, capped: Path) -> None:
     measured = measure(pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.6"), tmp_path / "out")
@@ -176,7 +174,6 @@ def test_what_has_no_room_is_said(tmp_path: Path) -> None:
     assert beside(measured("static", "static:equal"))[3:5] == ("ours does not fit, theirs does not fit", "no room")
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_conditions_side_by_side(tmp_path: Path, capped: Path) -> None:
     """Beyond the paper's 2 in an open field; under another condition ours has no room."""
@@ -202,7 +199,6 @@ source = "nothing says so"
 """
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_walk_from_the_fair_default(tmp_path: Path, capped: Path) -> None:
     text = RATIO.replace('\n[[condition]]\nname = "alone"\n', STEPS).replace('"matrix"', '"steps"\ncumulative = true')

@@ -127,7 +127,6 @@ def test_floors_fit(profiles_dir: Path, tmp_path: Path) -> None:
     assert len(placed["first"]["llama-65b/1"]) == 4  # the least degree at which it was measured
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_short_runs(profiles_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a low rate all serve what comes, and all but the floors within SLOs."""

@@ -252,7 +252,6 @@ def compare(out, workers):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @cases(("name", "n"), [("write", 2), ("write", 7), ("replace", 1), ("replace", 4), ("replace", 7), ("replace", 9),
                        ("fsync", 3), ("fsync", 20), ("mkdir", 3), ("rmdir", 3), ("rmdir", 8)])  # fmt: skip

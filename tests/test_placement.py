@@ -58,7 +58,6 @@ def test_the_search_is_as_good_as_any_placement_of_few_models(
         assert largest(parts, [room] * gpus, placement) == pytest.approx(best)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @settings(max_examples=25)  # 0.08 s each
 @given(

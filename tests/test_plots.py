@@ -189,7 +189,6 @@ def test_the_example_of_a_figure_is_drawn(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "met.pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_reader_that_leaves_costs_no_figure(tmp_path: Path) -> None:
     """As `bench plot | head -0`: the first line has no reader, and the figure is drawn after it."""

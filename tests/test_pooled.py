@@ -279,7 +279,6 @@ def test_intervals_cover() -> None:
     calibrated(60, least=0.85, off=0.05, off_flat=0.12, wrong=0.08)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_intervals_cover_closely() -> None:
     calibrated(1000, least=0.92, off=0.03, off_flat=0.05, wrong=0.05)

@@ -343,7 +343,6 @@ def test_mooncakes_synthetic_trace(traces_dir: Path) -> None:
     assert s["hit_share"] == pytest.approx(0.6504, abs=5e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_cache_of_50_gib_under_mooncakes_conversations(conversation: Trace) -> None:
     """Llama-3.1-8B, each request ended before the next comes: what the simulator must find, to the token."""

@@ -284,7 +284,6 @@ def mock() -> Iterator[str]:
         running.send_signal(signal.SIGTERM)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # a real client

@@ -246,7 +246,6 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder / "out", words
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list[str]]) -> None:
     """A swap of 0.7 s and a copy of 46 ms meets 1 s for every request, and twice that for none. The system that drops

@@ -38,7 +38,6 @@ def lookups(source: str) -> Iterator[str]:
             yield from (f"{node.lineno}: {ast.unparse(node)}" for name in names if name == "spec")
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_spec_is_looked_up_in_one_place() -> None:
     files = [path for folder in ("harness", "plots", "tests") for path in (ROOT / folder).rglob("*.py")]

@@ -82,7 +82,6 @@ def stored(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @cases(("text", "of_all"), [(SEARCHED, 3), (FIXED, 0)])
 def test_shards_make_the_bytes_of_one_machine(text: str, of_all: int, tmp_path: Path) -> None:
@@ -230,7 +229,6 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_the_files_of_batch_systems_make_the_study(tmp_path: Path) -> None:

@@ -267,7 +267,6 @@ def test_the_committed_card_explains_the_rows_that_it_was_fitted_on(measured_dir
         assert low <= getattr(host, name) <= high
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_a_fit_of_the_card_gives_what_its_table_has(measured_dir: Path) -> None:
     run = fit_card.measured_ramps(measured_dir)

@@ -26,7 +26,6 @@ LATER = {"agents8", "quant3", "today12"}  # sets that came after names were matc
 GOLDEN = json.loads(Path(__file__).with_name("streams.json").read_text("utf-8"))
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @cases("pair", sorted(GOLDEN))
 def test_shipped_sets_have_the_streams_that_they_had(pair: str) -> None:

@@ -53,7 +53,6 @@ def ran(out: Path, env: dict[str, str]) -> tuple[str, str, str]:
     return rows, code, arithmetic
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.timeout(900)  # another target is compiled
 def test_rows_are_equal_or_their_code_is_another(tmp_path: Path) -> None:
@@ -69,7 +68,6 @@ def test_rows_are_equal_or_their_code_is_another(tmp_path: Path) -> None:
     assert got["numba for any processor"][1] != usual[1]
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.timeout(900)  # another target is compiled
 def test_runs_of_another_target_are_readable_and_run_again(tmp_path: Path) -> None:

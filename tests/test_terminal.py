@@ -211,7 +211,6 @@ def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: P
     assert set(table) <= set(left)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_a_plain_terminal_gets_progress_alone(tmp_path: Path, variable: tuple[str, str]) -> None:

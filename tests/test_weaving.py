@@ -142,7 +142,6 @@ def test_muxserve_prefills_where_weaver_does(azure: Path) -> None:
 # ------------------------------------------------------------------ the figure
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_the_figure_has_a_panel_for_each_of_what_is_measured(
     azure: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
