@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
 
-MOST = 6  # panels of a picture
+MOST = 8  # panels of a picture
 ACROSS = 2  # panels in a line
 WHOLE = 0.9995  # of attainment: what prints as 100.0 %
 ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.32, 0.34  # heights of a system's row, and above and below a panel
