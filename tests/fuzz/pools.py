@@ -51,7 +51,7 @@ NO_NAMES = (
     "\x1b[31m",
     "0",
 )
-NO_RUNS = ("nope", "", "/", "/dev/null", "a" * 300, "a\nb", "\udcff")
+NO_RUNS = ("nope", "", "/dev", "/dev/null", "a" * 300, "a\nb", "\udcff")
 NO_PATHS = ("", "/proc/x/y", "/dev/null/x", "/sys/x", "a" * 300, "x/" * 2100, "\udcff", "nodir/deep/x")
 
 # TOML values of every kind, as a file writes them
