@@ -44,7 +44,7 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return card
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_three_systems_serve_the_campaigns_requests_on_stand_ins(card: Path, tmp_path: Path) -> None:
     step = order.ramp(",".join(SYSTEMS), "llama-3.2-1b*4", 12, "vllm")
