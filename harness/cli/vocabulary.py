@@ -40,10 +40,12 @@ HEAD = '''\
 # The vocabulary of a policy
 
 A strategy is one file. The bench calls its method `on` with an *event* and a *view* of the engine's state; it answers
-with *actions*. `bench new mine.py` writes the smallest such file, and `bench check ./mine.py` tests that it keeps the
-rules of the bench; `bench explain` shows on a run what it does. This page lists everything that such a file may say.
-[Semantics](semantics.md) has the rules in full; seconds and bytes are used
-throughout, and bytes are those of one GPU.
+with *actions*. `bench new mine.py` writes the smallest such file, and `bench check ./mine.py` tests on small workloads
+that it keeps the rules of the bench. In none of them a model has to leave for want of room, and a branch that no
+workload reaches stays untried: compare such a strategy on more models than fit too
+(`bench compare --systems ./mine.py,static --models llama-3.1-8b*8`), where `bench explain` shows what it did.
+This page lists everything that such a file may say. [Semantics](semantics.md) has the rules in full; seconds and bytes
+are used throughout, and bytes are those of one GPU.
 
 ## A file
 
@@ -120,20 +122,24 @@ class OnDemand:
 - Nothing is served without three actions: `Load` brings the weights in, `Run` opens the lane, `Admit` says where
   requests go. `Admit(model, batch)` is for all later requests of a model, `Admit(request.id, batch)` for one.
 - A request joins the batch of its model's standing `Admit` before `Arrived` is heard. A later `Admit(model, other)`
-  sends later requests elsewhere, and `Run(batch, steps=0)` closes a lane.
+  sends later requests elsewhere, and `Run(batch, steps=0)` closes a lane. A standing one is replaced, never withdrawn;
+  requests of a model without one are heard all the same, and wait for an `Admit(request.id, batch)` of their own.
+- What is loaded in answer to `Woke("start")` is in before the first request comes, and no `Done` tells of it. A timer
+  with the key "start" would be heard as the start.
 - The actions of an answer apply in order, at the instant of the event. `view` does not change during `on`.
 - Loads and moves wait for memory in order of issue; there is nothing to retry. A refused action changes nothing, and
   `Done` says why. One that is refused *not now* stands, and is issued again once memory, a link or a lane comes free.
 - `Evict` frees weights and never KV. By default it drains: the weights leave once the last member has finished. A
-  `Load` of an instance that is leaving keeps it.
+  `Load` of an instance that is leaving keeps it, and has its `Done(Load)`.
 - A batch outlives its weights: its members wait while the weights are out.
 - An instance has the tensor-parallel degree of its place, the number of its GPUs.
 - Output lengths are unknown. Forecasts are in `cluster.plan`, seconds of steps and loads in `cluster.profile`.
 
 A file has no clock, randomness, threads or files: time is `view.now_s`, and reproducible draws come from `chance.draw`.
 
-Raise `Infeasible("why")` where the models do not fit: the run counts as attainment 0. Raise `Unsupported("why")` where
-the strategy has no answer: the run is skipped with that reason. Both are in `harness.policy.types`.
+Raise `Infeasible("why")` where the models do not fit, at any time: the run counts as attainment 0. Raise
+`Unsupported("why")` where the strategy has no answer: the run is skipped with that reason. Both are in
+`harness.policy.types`.
 '''
 
 
@@ -200,7 +206,8 @@ def _lines() -> Iterator[str]:
     yield "## Names in `uses`\n"
     yield "Each action by its name, each field off its default as the tables of actions have it, and what is read:\n"
     yield from table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items()))
-    yield "An engine that lacks a name skips the system with that reason; `bench check` finds a name that is missing.\n"
+    yield "An engine that lacks a name skips the system with that reason; `bench check` finds one that is missing where"
+    yield "one of its workloads comes to it.\n"
     yield "## Algorithms that systems share\n"
     for module in SHARED:
         yield f"From `{module.__name__}`:\n"
