@@ -395,7 +395,7 @@ def test_nothing_is_left_for_the_collector() -> None:
                     connection.close()
             raw(server, b"nonsense")
             server.stats(lambda counts: counts["in_flight"] == 0)
-        assert left() == before
+        assert not left() - before  # what an earlier test has left may go meanwhile
     finally:
         gc.enable()
 
