@@ -122,8 +122,8 @@ class OnDemand:
 - Nothing is served without three actions: `Load` brings the weights in, `Run` opens the lane, `Admit` says where
   requests go. `Admit(model, batch)` is for all later requests of a model, `Admit(request.id, batch)` for one.
 - A request joins the batch of its model's standing `Admit` before `Arrived` is heard. A later `Admit(model, other)`
-  sends later requests elsewhere, and `Run(batch, steps=0)` closes a lane. A standing one is replaced, never withdrawn;
-  requests of a model without one are heard all the same, and wait for an `Admit(request.id, batch)` of their own.
+  sends later requests elsewhere, and `Run(batch, steps=0)` closes a lane. A standing `Admit` is replaced, never
+  withdrawn; a model without one still sends `Arrived`, and its requests wait for an `Admit(request.id, batch)` each.
 - What is loaded in answer to `Woke("start")` is in before the first request comes, and no `Done` tells of it. A timer
   with the key "start" would be heard as the start.
 - The actions of an answer apply in order, at the instant of the event. `view` does not change during `on`.
@@ -206,8 +206,8 @@ def _lines() -> Iterator[str]:
     yield "## Names in `uses`\n"
     yield "Each action by its name, each field off its default as the tables of actions have it, and what is read:\n"
     yield from table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items()))
-    yield "An engine that lacks a name skips the system with that reason; `bench check` finds one that is missing where"
-    yield "one of its workloads comes to it.\n"
+    yield "An engine that lacks a name skips the system with that reason; `bench check` finds a missing name"
+    yield "where one of its workloads comes to it.\n"
     yield "## Algorithms that systems share\n"
     for module in SHARED:
         yield f"From `{module.__name__}`:\n"

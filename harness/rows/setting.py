@@ -15,9 +15,7 @@ PLANS = {  # the requests that offline planners saw, as captions name them
     "trace": "plans know the trace",
     "prefix": "plans from the first tenth of the trace",
 }
-
-
-LAW = "kernels take turns"  # by which models share one in the simulator (docs/semantics.md)
+LAW = "kernels take turns"  # the law by which models share a GPU in the simulator (docs/semantics.md)
 
 
 def fidelities(kinds: Iterable[str]) -> str:
