@@ -53,7 +53,7 @@ from harness.policy.actions import Action, Admit, Limit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import footprint, searched, shares, spread
-from harness.policy.types import FRAGMENTED, Batch, Cluster, Gpus, Infeasible, Inst, Option
+from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Option
 from harness.policy.view import View
 
 DECISION_S = 105e-6  # mean of 6,247, 8 models on 2 GPUs; 2 shared x86-64 cores, CPython 3.11, 2026-11-21
@@ -446,11 +446,10 @@ class MuxServe:
         model, plan, gpu = self.cluster.models[name], self.cluster.plan.get(name), self.cluster.gpus[0]
         size = model.weight_bytes * model.tp
         model = model.at(tp or model.tp)
-        held = 1 + FRAGMENTED / 1024 if self.kv == "elastic" else 1.0
         W, l_p, l_o = (plan.rate_rps, plan.prompt_tokens, plan.output_tokens) if plan else (0.0, L_P, L_O)
         s, page = model.kv_token_bytes, model.page_bytes
-        weight, floor = footprint(model, self.kv == "elastic"), page * (1 + ceil(held * model.max_tokens * s / page))
-        m = Llm(name, model.tp, W, l_p, l_o, weight, floor, min(floor, held * s * (l_p + l_o)), W * s)
+        weight, floor = footprint(model, self.kv == "elastic"), page * (1 + ceil(model.max_tokens * s / page))
+        m = Llm(name, model.tp, W, l_p, l_o, weight, floor, min(floor, s * (l_p + l_o)), W * s)
 
         m = m._replace(pre_sms=self.partition(next((share for top, share in PREFILL_SHARES if size < top), 100)))
         estimator = Estimator(self.cluster, by_degree=self.degrees == "own")

@@ -32,14 +32,13 @@ Lane = tuple[Batch, int]  # slot 0: mixed or prefill, 1: decode
 
 
 class ModelSetup(NamedTuple):
-    """A model's numbers; bytes are per GPU of its group, `frag` counts 1/1024 of the blocks held."""
+    """A model's numbers; bytes are per GPU of its group."""
 
     row: int  # of the cost tables
     footprint_bytes: int
     block_bytes: int
     granule_bytes: int
     granule_blocks: int = 1
-    frag: int = 0
     reserve_bytes: int = 0  # part of the footprint that its KV uses first
     cut: Mapping[int, ModelSetup] = {}  # the same on other numbers of GPUs
     layers: int = 1
@@ -96,6 +95,7 @@ class Req:
         self.home: Inst | None = None  # the account of its blocks
         self.to: Inst | None = None  # in transit: the other end, charged as well
         self.at = self.to_at = 0  # the first block of its chunk there
+        self.pages, self.to_pages = list[int](), list[int]()  # of each block, where these are known
         self.step: Step | None = None
         self.halted: Step | None = None  # between two slices
         self.later: dict[str, tuple[Callable[[], None], Refuse]] = {}  # effect, refusal: when at rest
@@ -112,6 +112,44 @@ class Req:
     @property
     def length(self) -> int:
         return self.prompt + self.made
+
+
+class Pages:
+    """The pages of an account, whose blocks requests take one by one."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks  # of a page
+        self.taken = dict[int, int]()  # by page
+        self.open = list[int]()  # pages with a free block; the last one is next
+        self.made = 0
+
+    def take(self, n: int) -> list[int]:
+        """Take n blocks; return the page of each."""
+        pages = list[int]()
+        while len(pages) < n:
+            if not self.open:
+                self.open, self.made = [self.made], self.made + 1
+            page = self.open[-1]
+            pages.append(page)
+            self.taken[page] = self.taken.get(page, 0) + 1
+            if self.taken[page] == self.blocks:
+                self.open.pop()
+        return pages
+
+    def give(self, pages: list[int]) -> None:
+        """Free blocks of one request, the last first: a page is behind the others when the first of its own is free."""
+        for page in dict.fromkeys(reversed(pages)):
+            self.open = [x for x in self.open if x != page]
+            self.taken[page] -= pages.count(page)
+            if self.taken[page]:
+                self.open.append(page)
+            else:
+                del self.taken[page]
+
+    def count(self, more: int) -> int:
+        """Return the pages that there are with so many blocks more."""
+        free = sum(self.blocks - self.taken[page] for page in self.open)
+        return len(self.taken) + max(0, math.ceil((more - free) / self.blocks))
 
 
 @dataclass(eq=False)
@@ -412,6 +450,7 @@ class Oracle:
         reqs = [Req(i, jobs.models[m], p, o) for i, (m, p, o) in enumerate(columns)]
         self.per = 0  # blocks of an id; 0: no prefix cache
         self.there: dict[Kept, int] = {}  # blocks that can be found, or that a request left and nobody can
+        self.pages: dict[Inst, Pages] = {}  # of accounts whose blocks lie in larger granules
         self.line: list[Kept] = []  # those of them that nobody holds, the first released first
         if jobs.prefix is not None and self.setup.kv == "paged":
             self.per = jobs.prefix.block_tokens // self.setup.block_tokens
@@ -646,10 +685,34 @@ class Oracle:
         m = self.setup.models[inst.model]
         return m.cut.get(len(on(inst)), m)
 
-    def held(self, account: Inst, blocks: int) -> int:
+    def held(self, account: Inst, blocks: int, *, gone: int = 0) -> int:
+        """Return bytes that an account takes with so many blocks, once the pages of `gone` full ones are free."""
         m = self.sizes(account)
-        reserve = m.reserve_bytes if self.weights.get(account, "waiting") != "waiting" else 0
-        return max(0, m.granule_bytes * -(-blocks * (1024 + m.frag) // (1024 * m.granule_blocks)) - reserve)
+        pages = self.packed(account, blocks)
+        if kept := self.pages_of(account):
+            pages = kept.count(blocks - self.blocks(account))
+        return max(0, m.granule_bytes * (pages - gone // m.granule_blocks) - self.reserve(account))
+
+    def packed(self, account: Inst, blocks: int) -> int:
+        return math.ceil(blocks / self.sizes(account).granule_blocks)
+
+    def reserve(self, account: Inst) -> int:
+        return self.sizes(account).reserve_bytes if self.weights.get(account, "waiting") != "waiting" else 0
+
+    def pages_of(self, account: Inst) -> Pages | None:
+        """Return an account's pages; None where each block is its own, or pages are counted as if packed."""
+        blocks = self.sizes(account).granule_blocks
+        if blocks == 1 or self.per or self.setup.memory == "unlimited" or not on(account):
+            return None
+        return self.pages.setdefault(account, Pages(blocks))
+
+    def take(self, account: Inst, n: int) -> list[int]:
+        pages = self.pages_of(account)
+        return pages.take(n) if pages else []
+
+    def give(self, account: Inst, pages: list[int]) -> None:
+        if kept := self.pages_of(account):
+            kept.give(pages)
 
     def blocks(self, account: Inst) -> int:
         held = sum((r.blocks - r.shared) * (r.home == account) + r.blocks * (r.to == account) for r in self.live)
@@ -661,10 +724,10 @@ class Oracle:
         weights = sum(self.sizes(i).footprint_bytes for i in there)
         return self.setup.gpu_bytes[gpu] - weights - sum(self.held(a, self.blocks(a)) for a in accounts)
 
-    def more(self, account: Inst, n: int) -> int:
+    def more(self, account: Inst, n: int, *, gone: int = 0) -> int:
         """Return bytes that n more blocks take."""
         have = self.blocks(account)
-        return self.held(account, have + n) - self.held(account, have)
+        return self.held(account, have + n, gone=gone) - self.held(account, have)
 
     def asked(self, g: Grant) -> int:
         return self.more(g.inst, g.req.blocks) if g.req else self.sizes(g.inst).footprint_bytes
@@ -676,11 +739,14 @@ class Oracle:
         limits = [self.limits.get((account.model, g)) for g in on(account)]
         return min((x for x in limits if x is not None), default=math.inf)
 
-    def fits(self, account: Inst, n: int, *, growth: bool = False) -> bool:
+    def fits(self, account: Inst, n: int, *, growth: bool = False, gone: int = 0) -> bool:
         """Return whether n more blocks fit; memory that is waited for is closed to prompts, not to growth."""
         return self.setup.memory == "unlimited" or (
-            self.held(account, self.blocks(account) + n) <= self.limit(account)
-            and all(self.more(account, n) + (0 if growth else self.promised(g)) <= self.free(g) for g in on(account))
+            self.held(account, self.blocks(account) + n, gone=gone) <= self.limit(account)
+            and all(
+                self.more(account, n, gone=gone) + (0 if growth else self.promised(g)) <= self.free(g)
+                for g in on(account)
+            )
         )
 
     # contiguous KV
@@ -768,6 +834,7 @@ class Oracle:
     def part(self, r: Req) -> None:
         """Let go of a request's blocks; as long as the weights are in they stay until their room is needed."""
         if r.home and on(r.home):
+            self.give(r.home, r.pages)
             self.shed(r.home)
             stays = self.per and self.weights.get(r.home) in ("in", "draining", "leaving")
             if stays:
@@ -785,7 +852,8 @@ class Oracle:
     def never(self, account: Inst, n: int) -> bool:
         """Return whether the account could not hold n blocks even alone."""
         room = min(self.setup.gpu_bytes[g] for g in on(account)) - self.sizes(account).footprint_bytes
-        return self.setup.memory == "real" and self.held(account, n) > min(room, self.limit(account))
+        need = max(0, self.sizes(account).granule_bytes * self.packed(account, n) - self.reserve(account))
+        return self.setup.memory == "real" and need > min(room, self.limit(account))
 
     def watermark(self, account: Inst) -> int:
         m, total = self.sizes(account), self.limit(account)
@@ -870,12 +938,12 @@ class Oracle:
         """Bring a request's KV over the links; both ends are charged until it is there."""
         assert r.home is not None
         kind = "d2h" if not on(to) else "p2p" if on(r.home) else "h2d"
-        r.to_at = self.place(to, r.blocks) or 0
+        r.to_at, r.to_pages = self.place(to, r.blocks) or 0, self.take(to, r.blocks)
         r.to, r.where, self.fresh = to, "moving", True
 
         def effect() -> None:
             self.part(r)
-            r.home, r.to, r.attend, r.at = r.to, None, attend, r.to_at
+            r.home, r.to, r.attend, r.at, r.pages = r.to, None, attend, r.to_at, r.to_pages
             self.rest(r)
             done(None)
 
@@ -936,7 +1004,7 @@ class Oracle:
         """Free its blocks: back to the queue, to be computed again."""
         self.part(r)
         self.leave_step(r)
-        r.blocks, r.home, r.to, r.swapped, r.whole, r.attend = 0, None, None, False, False, False
+        r.blocks, r.pages, r.home, r.to, r.swapped, r.whole, r.attend = 0, [], None, None, False, False, False
         r.prefilled, r.where = 0, "waiting"
 
     def finish(self, r: Req, state: Literal["done", "dropped", "failed"]) -> None:
@@ -1089,6 +1157,7 @@ class Oracle:
                 break
             if r.blocks == 0:
                 r.at = self.place(batch.inst, need) or 0
+                r.pages = self.take(batch.inst, need)
                 r.blocks, r.home, r.prefilled, r.shared = need, batch.inst, known, hits
                 r.found = known if r.found < 0 and self.per else r.found
                 self.line = [key for key in self.line if key not in self.holds(r)]
@@ -1109,11 +1178,14 @@ class Oracle:
                 break
             grown += short
             for r in short:
+                r.pages += self.take(account, 1)
                 r.blocks += 1
         (self.stalls.add if stuck else self.stalls.discard)(batch)
         if stuck:  # the step takes nothing
-            for r in grown:
+            for r in reversed(grown):
                 r.blocks -= 1
+                if r.pages and r.home:
+                    self.give(r.home, [r.pages.pop()])
             return None
         if not self.gone(batch.inst):  # growth goes before those swapped out, or they would take each other's for ever
             self.bring_back(batch)
@@ -1132,7 +1204,7 @@ class Oracle:
             gone = self.gone(account)
             if not short or (gone and batch in self.stalls):  # victims are on their way: no more until they are out
                 break
-            if self.fits(account, len(short) - gone, growth=True):
+            if self.fits(account, len(short), growth=True, gone=gone):
                 break
             partly = [r for r in self.at(batch, "waiting") if r.blocks and not r.step and not r.swapped]
             lost = True

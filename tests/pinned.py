@@ -2,24 +2,21 @@
 
 kvcached takes a block of KV from the page that last had a free one, and gives a page back once all its blocks are free
 (kvcached/kv_cache_manager.py at 020c6ea, `_alloc` and `free`). Blocks of requests that end at different times share
-pages, so some stay for few blocks. The simulator counts packed pages and a part in addition (policy/types.py,
-FRAGMENTED). RUN is a folder with a run's rows; without it, `elastic` is simulated on light8 and one H100.
+pages, so some stay for few blocks. RUN is a folder with a run's rows; without it, `elastic` is simulated on light8 and
+one H100. The run's own count, of a simulated one, stands beside it.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from harness.engines.costs import shapes
-from harness.policy.types import FRAGMENTED, MIB
+from harness.policy.types import KEPT_PAGES, MIB
 from harness.rows import record, requests
 from harness.run import spec as specs
 from harness.run.execute import execute
@@ -29,7 +26,6 @@ from harness.run.spec import Spec
 
 BUFFER = 2 * MIB  # of a page, in each layer, for K and for V
 TOKENS = {"sim": 16, "torch": 64}  # of a block, by engine
-EACH_S = 0.5  # between two looks
 
 
 class Pages:
@@ -51,8 +47,8 @@ class Pages:
         return page
 
     def give(self, pages: Iterable[int]) -> None:
-        """Give back a block of each of these pages."""
-        for page, count in Counter(pages).items():
+        """Give back a block of each of these pages, those of the last blocks first."""
+        for page, count in Counter(reversed([*pages])).items():
             self._open.pop(page, None)
             self.used[page] -= count
             if self.used[page]:
@@ -84,9 +80,18 @@ def changes(each: list[Request], tokens: int) -> Iterator[tuple[float, int, int]
     yield from sorted(events)
 
 
-def replayed(folder: Path) -> str:
-    """Replay a run's requests; return what their pages take beside what the simulator counts."""
-    spec = specs.stored(record.meta(folder)["spec"])
+class Count(NamedTuple):
+    """KV of a run over its time, in bytes * s beyond the pages that each model keeps mapped anyway."""
+
+    replayed: float
+    packed: float  # the fewest pages that hold as many blocks
+    counted: float  # by the run; 0: by none
+
+
+def replayed(folder: Path) -> Count:
+    """Replay a run's requests."""
+    meta = record.meta(folder)
+    spec = specs.stored(meta["spec"])
     tokens, models = TOKENS[spec.engine], {m.name: m.shape for m in Setup(spec).config.models}
     table = record.read(folder)
     rows = requests.rows(table)
@@ -96,39 +101,37 @@ def replayed(folder: Path) -> str:
 
     page_bytes = {m: 2 * s.layers * BUFFER for m, s in models.items()}
     pages = {m: Pages(page_bytes[m] // (tokens * shapes.kv_token_bytes(s))) for m, s in models.items()}
-    held, blocks = defaultdict[int, list[int]](list), Counter[str]()
-    room = spec.gpus * (spec.pool_bytes or 0) - sum(map(shapes.weight_bytes, models.values()))
-    looks, next_s = list[tuple[float, float]](), 0.0
+    held, blocks, since_s = dict[int, list[int]](), Counter[str](), dict.fromkeys(models, 0.0)
+    byte_s = [0.0, 0.0]
     for at_s, takes, i in changes(each, tokens):
-        if at_s >= next_s:
-            packed = {m: blocks[m] * (1 + FRAGMENTED / 1024) / pages[m].blocks for m in models}
-            counted = sum(math.ceil(packed[m]) * page_bytes[m] for m in models)
-            looks.append((counted, sum(len(pages[m].used) * page_bytes[m] for m in models)))
-            next_s = at_s + EACH_S
         name = each[i].model
+        for k, count in enumerate((len(pages[name].used), -(-blocks[name] // pages[name].blocks))):
+            byte_s[k] += (at_s - since_s[name]) * max(0, count - KEPT_PAGES) * page_bytes[name]
+        since_s[name] = at_s
         if takes:
-            held[i].append(pages[name].take())
+            held.setdefault(i, []).append(pages[name].take())
         else:
             pages[name].give(held[i])
         blocks[name] += 1 if takes else -len(held.pop(i))
-    counted, kept = np.array(looks).T
-    full = counted > 0.5 * room
-    times = [f"{kept[of].sum() / counted[of].sum():.2f}" for of in (counted > 0, full)]
-    return (
-        f"{spec.label}, {spec.models}: {len(each):,} requests, room for {room / MIB:,.0f} MiB of KV. Pages take"
-        f" {times[0]} times what the simulator counts, and {times[1]} times where that is over half of the room"
-        f" ({100 * full.mean():.0f} % of the time)"
-    )
+    return Count(byte_s[0], byte_s[1], meta.get("stats", {}).get("kv_byte_s", 0.0))
 
 
-def simulated(rate_scale: float) -> str:
-    """Replay a simulated run."""
+def simulated(rate_scale: float, folder: Path) -> Path:
+    """Simulate `elastic` on light8 and one H100; return the folder of its rows."""
     spec = Spec("elastic", models="light8", gpus=1, trace="hyperbolic-like", rate_scale=rate_scale,
                 pool_bytes=72_241_349_919)  # fmt: skip
+    return execute(resolve(spec), folder, "")
+
+
+def main(runs: list[Path]) -> None:
+    """Print a line for each run, or for simulated ones."""
     with tempfile.TemporaryDirectory() as scratch:
-        return f"{rate_scale:g} times its rate, {replayed(execute(resolve(spec), Path(scratch), ''))}"
+        for folder in runs or [simulated(rate, Path(scratch)) for rate in (1.0, 2.5, 4.0)]:
+            spec, n = specs.stored(record.meta(folder)["spec"]), replayed(folder)
+            counted = f", {n.counted / n.packed:.3f} by the run's own count" if n.counted else ""
+            print(f"{spec.label}, {spec.models} at {spec.rate_scale:g} times the rate of {spec.trace}: pages take"
+                  f" {n.replayed / n.packed:.3f} times what packed ones take{counted}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
-    for line in map(replayed, map(Path, sys.argv[1:])) if len(sys.argv) > 1 else map(simulated, (2.5, 3.5, 4.0)):
-        print(line)
+    main([*map(Path, sys.argv[1:])])

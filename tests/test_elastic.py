@@ -72,8 +72,8 @@ def test_systems_without_their_own_parts_are_elastic_memory(gpus: int, rate_rps:
 
 
 def test_quotas_are_what_the_pool_is_shared_by() -> None:
-    config = machine(2, 6.0)
-    load = poisson(config, 5, 12.0, 60.0)
+    config, rng = machine(2, 6.0), np.random.default_rng(5)
+    load = jobs(config, np.sort(rng.uniform(0.0, 60.0, 720)), rng.random(720) < 0.2, rng)  # most are of one model
     rows = {quotas: ran("muxserve", config, load, quotas=quotas)[0] for quotas in ("none", "sequences", "bytes")}
     assert not any(
         rows[a].equals(rows[b]) for a, b in (("none", "sequences"), ("none", "bytes"), ("sequences", "bytes"))

@@ -254,7 +254,7 @@ def test_oracle_notices_a_wrong_kernel() -> None:
         (2, "        n.anchor_work = done\n", ""),  # skips a settle
         (2, "    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))\n", "    j = 1\n"),  # joins a step early
         (5, "        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
-        (5, "        put(S, i, -q.blocks)\n", "        put(S, i, 1 - q.blocks)\n"),  # leaks a page of each request
+        (5, "            give(S, i, q.blocks, q.", "            give(S, i, q.blocks - 1, q."),  # leaks one of each request
         (0, "    B.context -= q.length\n", ""),  # forgets a context
         (5, "K.end = W.now + K.stop / K.bytes_per_s", "K.end = W.now"),  # a link without a queue
         (0, "W.now", "W.now"),  # none, after all of these: nothing is left of them
@@ -1290,7 +1290,7 @@ def test_what_a_move_waits_for_is_counted_in_pages() -> None:
         *SERVE, (NEVER, Load(FAR.inst)), (NEVER, Load(near.inst)), (NEVER, Run(beside)), (NEVER, Run(near)),
         (NEVER, Admit("m1", near)), (NEVER, Limit("m0", 1, 0)), (0.0, Admit(0, beside)), (1.1, Move(1, (1,))),
     ]  # fmt: skip
-    rows = [(0.0, 0, 20, 9), (1.0, 0, 15, 90), (2.0, 1, 1, 1)]
+    rows = [(0.0, 0, 24, 9), (1.0, 0, 15, 90), (2.0, 1, 1, 1)]
     R, done = agreed(small(rows, script, blocks=3, gpus=2, models=2, options=ELASTIC))
     assert done == [(3.125, Move(1, (1,)), True)]
     assert (R["kv"][2], R["done"][2]) == (0.0, 2.125)

@@ -106,11 +106,11 @@ def test_quotas_in_bytes_are_limits_and_hold_one_longest_request() -> None:
     assert [x for x in actions if isinstance(x, Run)] == [Run(batch(policy, m)) for m in "ab"]
 
 
-def test_elastic_memory_counts_kept_pages_and_fragments() -> None:
+def test_elastic_memory_counts_kept_pages() -> None:
     world = cluster({"a": 1.0}, mem=10_000 * KB, weight=1_000 * KB)
     policy, _ = started(world, kv="elastic")
     assert policy.llms["a"].weight == 1_000 * KB + 5 * 10 * KB
-    assert policy.llms["a"].floor == 10 * KB * (1 + 22)  # 200 tokens x 17 / 16 in pages of 10
+    assert policy.llms["a"].floor == 10 * KB * (1 + 20)  # 200 tokens in pages of 10
     assert policy.Q == {0: {"a": 10_000 * KB - 1_050 * KB}}
 
 

@@ -264,12 +264,23 @@ def test_a_chunk_is_cut_from_the_smallest_that_has_room() -> None:
 
 
 def test_granules() -> None:
-    # a granule of 100 bytes has 4 blocks, of which a fifth is lost to fragmentation: ceil(1.25 n / 4) granules
-    coarse = {"a": ModelSetup(0, 8, block_bytes=25, granule_bytes=100, granule_blocks=4, frag=256)}
-    two = jobs((0.0, "a", 11, 1), (0.0, "a", 3, 1))  # 3 blocks and 1
-    for room, ends in ((200, [14 / 64] * 2), (199, [11 / 64, 14 / 64])):
+    # a granule of 100 bytes has 4 blocks
+    coarse = {"a": ModelSetup(0, 8, block_bytes=25, granule_bytes=100, granule_blocks=4)}
+    two = jobs((0.0, "a", 11, 1), (0.0, "a", 7, 1))  # 3 blocks and 2
+    for room, ends in ((200, [18 / 64] * 2), (199, [11 / 64, 18 / 64])):
         out = Oracle(setup(blocks=room, models=coarse)).run(two, resident(A))
         assert [r.done_s for r in out.requests] == ends
+
+
+def test_a_page_stays_for_one_block() -> None:
+    # pages of 4 blocks, two in all: three blocks of the first request and one of the second, one of the second
+    coarse = {m: ModelSetup(0, 8, block_bytes=25, granule_bytes=100, granule_blocks=4) for m in "ab"}
+    work = jobs((0.0, "a", 11, 1), (0.0, "a", 7, 3), (0.0, "b", 3, 1))
+    out = Oracle(setup(gpu_bytes=(216,), models=coarse)).run(work, resident(A, B))
+    ends = [r.done_s for r in out.requests]
+    # the second's blocks, and its third from 35/64 on, lie in both pages until it ends: b has none before
+    assert ends == [18 / 64, 52 / 64, 55 / 64]
+    check(out, work)
 
 
 def test_swap() -> None:

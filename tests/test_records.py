@@ -22,7 +22,7 @@ FIELDS = [(name, field) for name, page in PAGES.items() for field in fields(page
 ACCESSORS = {f"{name}_at": page for page, name in {
     "GPU": "gpu", "LINK": "link", "INST": "inst", "MODEL": "model", "BATCH": "batch", "LANE": "lane",
     "DEMAND": "demand", "REQUEST": "req", "EVENT": "event", "TRANSFER": "xfer", "ACTION": "action", "LOG": "log",
-    "CHAIN": "chain", "ENTRY": "entry", "REMOTE": "remote", "NODE": "node",
+    "CHAIN": "chain", "ENTRY": "entry", "REMOTE": "remote", "NODE": "node", "PAGE": "page", "EXTENT": "extent",
     }.items()} | {"world": "WORLD"}  # fmt: skip
 
 

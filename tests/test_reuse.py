@@ -226,6 +226,8 @@ def test_a_prefill_instance_keeps_the_prompts_whose_kv_moves_on() -> None:
 def test_prompts_without_ids_run_as_without_a_cache(first: int) -> None:
     for seed in range(first, first + 20):
         w = replace(world(seed), end_s=END_S)
+        if w.options["kv"] == "elastic":  # with a cache, pages count as packed
+            continue
         none = Prefix(w.config.block_tokens, np.zeros(len(w.jobs) + 1, np.int64), np.zeros(0, np.int64))
         bare, cache = (drive(x)[0] for x in (w, replace(w, jobs=replace(w.jobs, prefix=none))))
         for name in ("state", "admit", "first", "done", "made", "preemptions", *CAUSES):

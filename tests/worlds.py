@@ -20,7 +20,7 @@ from harness.engines.machine import Config, Machine, Served, priced_models
 from harness.engines.sim.engine import PIECE_BYTES, Sim, granule_bytes, memory
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.policy.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Plan, Prefix, Shape
+from harness.policy.types import KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Plan, Prefix, Shape
 from tests.oracle import ModelSetup, Setup
 
 NEVER = -math.inf
@@ -77,7 +77,7 @@ class World:
             if self.options.get("kv") == "elastic":
                 page = granule_bytes(c, m, True)
                 reserve = KEPT_PAGES * page
-                pages = size, page, max(1, page // size), FRAGMENTED, reserve
+                pages = size, page, max(1, page // size), reserve
                 sizes = ModelSetup(k, foot + reserve, *pages, layers=m.shape.layers)
             usual = models.get(m.name, sizes)
             models[m.name] = usual._replace(cut={**usual.cut, m.tp: sizes})
@@ -230,8 +230,9 @@ def world(seed: int) -> World:
     block = 4 * kv_token_bytes(SHAPE, 1)
     foot = weight_bytes(SHAPE) + 1000
     tight = rng.random() < 0.6
-    elastic = np.random.default_rng([seed, 1]).random() < 0.25  # pages of two blocks
-    buffer_bytes = block // SHAPE.layers
+    paging = np.random.default_rng([seed, 1])
+    elastic = paging.random() < 0.25
+    buffer_bytes = block * int(paging.choice([1, 2, 4])) // SHAPE.layers  # pages of 2, 4 or 8 blocks
     extra = KEPT_PAGES * SHAPE.layers * 2 * buffer_bytes if elastic else 0
     mem = len(served) * (foot + extra) + block * int(rng.integers(20, 60) if tight else 4000)
     spec = GpuSpec(
@@ -629,8 +630,8 @@ def wild(seed: int, *, cut: bool) -> World:
         for k in range(pick(1, 2, 2, 3, 4))
     )
     block, foot = 4 * kv_token_bytes(shape, 1), weight_bytes(shape) + 1000
-    elastic = chance(0.25)
-    foot_all = foot + (KEPT_PAGES * 2 * block if elastic else 0)
+    elastic, paging = chance(0.25), int(np.random.default_rng([seed, 1]).choice([1, 2, 4]))  # pages of 2, 4 or 8 blocks
+    foot_all = foot + (KEPT_PAGES * 2 * paging * block if elastic else 0)
     mem = foot_all * pick(1, 1, 2, 2, 3, len(served)) + block * int(rng.integers(6, 50) if chance(0.8) else 4000)
     h2d, d2h, nvlink = (float(pick(1 << 18, 1 << 20, 1 << 22) if exact else foot * pick(1, 4, 20)) for _ in range(3))
     spec = GpuSpec("test", "test", mem, 100, 2, 1.0, 1.0, h2d, d2h, nvlink, 1.0, 1.0, 1 << 50)
@@ -642,7 +643,7 @@ def wild(seed: int, *, cut: bool) -> World:
     config = Config(
         served, gpus=gpus, block_tokens=4, batch_cap=pick(2, 4, 16), chunk_tokens=pick(0, 8, 32), prefill_tokens=64,
         piece_bytes=pick(1 << 14, foot // 7, PIECE_BYTES), watermark=pick(0.0, 0.05), mem_fraction=1.0,
-        process_bytes=1000, buffer_bytes=block // shape.layers, noise=0.0 if exact else pick(0.0, 0.05),
+        process_bytes=1000, buffer_bytes=paging * block // shape.layers, noise=0.0 if exact else pick(0.0, 0.05),
         seed=int(rng.integers(0, 1000)), token_times=True,
     )  # fmt: skip
     options: dict[str, Option] = {

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 MIB = 1 << 20
-# kvcached 0.1.6. Pages that an engine keeps mapped (KVCACHED_MIN_RESERVED_PAGES), and 1024ths that its KV takes beyond
-# packed pages: 17 for 16, if five of the 22 in its idle-footprint benchmark (Qwen3-4B, 16,000 tokens) are those kept.
-# That benchmark seems to count kept ones apart: then it is 384, of an idle cache (validate/idle.py).
-KEPT_PAGES = 5
-FRAGMENTED = 64
+KEPT_PAGES = 5  # that an engine keeps mapped (kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES)
 
 Gpus = tuple[int, ...]  # one GPU, or a tensor-parallel group in rank order
 Phase = Literal["mixed", "prefill", "decode"]  # what a lane steps: prompts and decodes, or one of them

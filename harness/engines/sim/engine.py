@@ -42,7 +42,6 @@ from harness.engines.sim.state import State
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Failed, Finished, Freed, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import (
-    FRAGMENTED,
     GIB,
     Batch,
     Fidelity,
@@ -95,7 +94,7 @@ PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
 PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
 NOWHERE = (  # rows that a request does not know of yet
     "batch", "node", "home", "prev", "next", "next_piece", "heap_child", "heap_next", "heap_prev", "pending_batch",
-    "first_inst", "last_inst",
+    "first_inst", "last_inst", "extents",
 )  # fmt: skip
 NOT_THERE = "KV is attended on as many other GPUs as its batch has, and not on its own"
 WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
@@ -240,6 +239,7 @@ class Sim:
         M = np.zeros(len(c.models), records.MODEL)
         M["since"], M["layers"] = c.start_s, [m.shape.layers for m in c.models]
         S.put(gpus=G, links=K, models=M, events=np.zeros(4 * c.batch_cap + 1024, records.EVENT))
+        w["page_free"] = w["extent_free"] = -1
         if c.token_times:
             S.put(log=np.zeros(65536, records.LOG))
         more_free(S, "transfer", 9 * c.batch_cap + 256)
@@ -279,12 +279,12 @@ class Sim:
         i["model"], i["gpu_count"], i["host"], i["is_host"] = k, len(places), home, host
         i["cost"] = self._rows[model.name, model.tp] + (0 if host else self._first_rows[places[0]])
         i["block_bytes"] = size * model.tp if host else size
-        i["granule"], i["granule_blocks"], i["fragmentation"] = i["block_bytes"], 1, 0
+        i["granule"], i["granule_blocks"], i["open"] = i["block_bytes"], 1, -1
         i["weight_bytes"] = shapes.weight_bytes(model.shape, model.tp)
         i["footprint"] = 0 if host else self._footprint(model)
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
-            i["granule"], i["granule_blocks"], i["fragmentation"] = page, max(1, page // size), FRAGMENTED
+            i["granule"], i["granule_blocks"] = page, max(1, page // size)
             i["reserve"] = int(kept_pages(c) * page)
             i["footprint"] += i["reserve"]
         i["state"] = state.IN if host else state.OUT
@@ -353,7 +353,7 @@ class Sim:
         B, N = more(S.batches, 1), more(S.lanes, 2)
         b = B[row]
         b["inst"], b["tag"], b["root"], b["clock_at"] = i, batch.tag, -1, S.s["now"]
-        b["ends"] = b["remote"] = -1
+        b["ends"] = b["due"] = b["remote"] = -1
         N["lent"][-2:] = N["op_s"][-2:] = -1
         N["pieces"][-2:] = N["next"][-2:] = N["seqs"][-2:] = N["chunk"][-2:] = N["sms"][-2:] = -1
         N["slice_layers"][-2:] = -1
@@ -429,6 +429,8 @@ class Sim:
         w["end"] = end_s
         w["heard"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
         self.S.put(requests=R)
+        if self._elastic and not w["unlimited"] and jobs.prefix is None:
+            self._page(jobs)
         if n > spilled.MOST_HELD and jobs.after is None and jobs.prefix is None:
             self._fill(0, spilled.PIECE)
             return
@@ -437,6 +439,15 @@ class Sim:
             w["opened"] = self._closed(R, jobs.after, jobs.think_s)
         if jobs.prefix is not None and not self._contiguous:  # contiguous KV has no blocks to share
             self._reuse(R, jobs.model, jobs.prefix)
+
+    def _page(self, jobs: Jobs) -> None:
+        """Make as many pages and extents as GPUs, or the requests at both ends of a move, may have blocks."""
+        c, S = self.config, self.S
+        fit = int((S.gpus["cap"][: c.gpus] // min(block_bytes(c, m) for m in priced_models(c))).sum())
+        tokens = int(jobs.prompt_tokens.sum(dtype=np.int64) + jobs.output_tokens.sum(dtype=np.int64))
+        most = min(fit, 2 * (tokens // c.block_tokens + 2 * len(jobs)))
+        S.s["paged"] = 1
+        S.put(pages=np.zeros(most, records.PAGE), extents=np.zeros(most, records.EXTENT))
 
     def _fill(self, begin: int, end: int) -> None:
         """Make the records of the requests [begin, end), of which the first is the next that arrives by itself."""

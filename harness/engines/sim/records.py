@@ -39,6 +39,8 @@ WORLD = record(
     entries          i8   address   ENTRY
     remotes          i8   address   REMOTE
     nodes            i8   address   NODE
+    pages            i8   address   PAGE
+    extents          i8   address   EXTENT
     n_gpus           i8   count     rows of GPU
     n_links          i8   count     rows of LINK
     n_insts          i8   count     rows of INST
@@ -62,6 +64,7 @@ WORLD = record(
     sliced           i8   flag      processes of a GPU run one at a time, a slice each in a round; else all at once
     swap             i8   flag      a preempted request's KV goes to host memory, if there is room
     elastic          i8   flag      KV memory is mapped in pages that the models of a GPU share
+    paged            i8   flag      it is known of each block in which page it is
     reserves         i8   flag      a request's KV is one chunk, reserved when it is let in; nothing grows
     block_tokens     i8   tokens    of a KV block
     reuse            i8   flag      prompts find what earlier ones left in the prefix cache
@@ -93,6 +96,11 @@ WORLD = record(
     n_shares         i8   count     points of `share`
     n_batch_sizes    i8   count     points of `seqs`
     n_kernels        i8   count     kernels of a layer beside attention
+    page_free        i8   row       of PAGE: the first that is free of those that were in use
+    page_used        i8   count     rows of PAGE that are, or were, in use
+    extent_free      i8   row       of EXTENT: the first that is free of those that were in use
+    extent_used      i8   count     rows of EXTENT that are, or were, in use
+    emptied          i8   count     times so far that a request's blocks were freed
     transfer_free    i8   row       of TRANSFER: the first that is free
     transfer_spare   i8   count     free rows of TRANSFER
     action_free      i8   row       of ACTION: the first that is free
@@ -189,7 +197,8 @@ INST = record(
     block_bytes    i8   bytes    of a block on each GPU
     granule        i8   bytes    in which an account takes memory: a block, or a page of several
     granule_blocks i8   blocks   of a granule
-    fragmentation  i8   count    1024ths of the blocks held that partly filled pages take in addition
+    pages          i8   count    pages in which some blocks are; of other blocks it is not known yet
+    open           i8   row      of PAGE: that which last got a free block; -1: all are full
     reserve        i8   bytes    on each GPU that an elastic account keeps while its weights are in
     kept           i8   bytes    of that reserve that it has now
     holders        i8   count    requests with KV in the account
@@ -251,6 +260,8 @@ BATCH = record(
     remote         i8   row      of REMOTE: the first account elsewhere whose KV it may attend; -1: none
     far            i8   count    running members whose KV is elsewhere
     residues       256i8 count    those with KV here by (length - tick) mod `block_tokens`; at a tick, 1 - tick need one
+    due            256i8 row     of REQUEST: the first of the running members by (length - tick) mod `block_tokens`
+    filled         i8   ticks    whose steps' blocks are in pages
     ends           8i8  row      of REQUEST: head and tail of each list (WAITING ... ELSEWHERE)
     count          4i8  count    members in each list
     """
@@ -367,6 +378,7 @@ TRANSFER = record(
     source         i8  row       of INST: where KV comes from
     blocks         i8  blocks    of KV
     node           i8  number    of the account's node that the KV takes where it goes; -1: none
+    extents        i8  row       of EXTENT: the last of the KV's blocks where it goes; -1: none
     attend         i8  flag      the KV stays where it goes and is attended there
     first_part     i8  row       of TRANSFER: the first part that is not on a link yet
     next           i8  row       of TRANSFER: the next in whichever list it is in
@@ -427,6 +439,25 @@ NODE = record(
 
     free           i8  bits      sizes in blocks, powers of two, of free nodes at it or below, each in no larger one
     taken          i8  flag      a request's chunk is this very node
+    """
+)
+
+PAGE = record(
+    """A page of elastic KV: `granule_blocks` blocks of one account.
+
+    blocks         i8  blocks    of it that are taken
+    emptied        i8  count     `emptied` of the world when blocks of it were last freed
+    prev           i8  row       of PAGE: of the account's with a free block, the one that got its own before
+    next           i8  row       of PAGE: the one that got its own after; of a free row, the next that is free
+    """
+)
+
+EXTENT = record(
+    """Blocks that a request took one after the other and that are in one page.
+
+    page           i8  row       of PAGE
+    blocks         i8  blocks    of it
+    next           i8  row       of EXTENT: the request's blocks before; of a free row, the next that is free
     """
 )
 
@@ -521,6 +552,9 @@ REQUEST = record(
     heap_next      i8  row       of REQUEST: its next sibling in the heap
     heap_prev      i8  row       of REQUEST: its sibling before, or its parent if it is the first child
     home           i8  row       of INST: the account that has its KV
+    extents        i8  row       of EXTENT: of its last blocks at home; -1: none
+    due_prev       i8  row       of REQUEST: the one before it, in a ring, of those that need a block at the same ticks
+    due_next       i8  row       of REQUEST: the one behind it
     chunk          i8  blocks    that it reserves when it is let in; 0: it takes them as it grows
     node           i8  number    of the account's node that is its chunk; -1: none
     attend         i8  flag      it is attended there if that is not its batch's

@@ -69,10 +69,12 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "entries": records.ENTRY,
     "remotes": records.REMOTE,
     "nodes": records.NODE,
+    "pages": records.PAGE,
+    "extents": records.EXTENT,
 }
 (
     gpu_at, link_at, inst_at, model_at, batch_at, lane_at, demand_at, req_at, event_at, xfer_at, action_at, log_at,
-    chain_at, entry_at, remote_at, node_at,
+    chain_at, entry_at, remote_at, node_at, page_at, extent_at,
 ) = (rows_at(dtype, _offset(name)) for name, dtype in TABLES.items())  # fmt: skip
 world = rows_at(records.WORLD)
 

@@ -17,16 +17,17 @@ Short names mean the same in every function; of a pair, the capital is the recor
     n lane    a lane, n its record
     q r       a request, q its record
     X x, Q p  a transfer; a part of one on a link
-    E x       an entry of the prefix cache
+    E x       an entry of the prefix cache, or an extent of a request's blocks
     F f       KV of a batch that is attended elsewhere
+    P p       a page of an account's KV, where there is no pool or part
     N x       a node of the tree of an account's contiguous memory
     A a       an action
     k c       coefficients, c their row
     nxt prev  neighbours in a list
     t         a time; elsewhere i, j, n, x and y only count
 
-    waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < links < members < growth < steps, turns <
-    loop; peek
+    waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far; pages < links < members < growth < steps,
+    turns < loop; peek
 
 Numba's cache does not see edits in files that a function calls into: `jit.py` keys it by the hash of all of them.
 """

@@ -15,6 +15,7 @@ from harness.engines.sim.kernel.members import (
     unlist,
 )
 from harness.engines.sim.kernel.memory import fits, put, watermark
+from harness.engines.sim.kernel.pages import fill_step, take
 from harness.engines.sim.kernel.waits import charge
 from harness.engines.sim.state import (
     E_PREEMPTED,
@@ -32,6 +33,7 @@ from harness.engines.sim.state import (
     remote_at,
     req_at,
     world,
+    xfer_at,
 )
 
 
@@ -109,7 +111,7 @@ def grow_in(S: int, b: int, f: int) -> int:
         n = due_blocks(S, b, f)
         if n == 0 or (B.stalled and inst_at(S, i).gone > 0):  # victims are on their way: no more until they are out
             break
-        if room(S, i, n - inst_at(S, i).gone, 1):
+        if room(S, i, n, 2):
             break
         r = latest(S, b, i)
         lost = 1
@@ -148,6 +150,8 @@ def grow(S: int, b: int) -> int:
                 return 2 | got | state
             state |= got
         f = F.next
+    if state < 2:
+        fill_step(S, b)
     if state < 2 and B.swapped > 0 and inst_at(S, B.inst).gone == 0:
         bring_back(S, b)
     return state
@@ -172,8 +176,9 @@ def bring_back(S: int, b: int) -> None:
             B.swapped -= 1
             q.state = MOVE
             push(S, b, ELSEWHERE, r, 1)
-            put(S, i, q.blocks)
+            extents = take(S, i, q.blocks)
             inst_at(S, i).holders += 1
-            transfer(S, SWAP_IN, r, q.home, i, q.blocks)
+            x = transfer(S, SWAP_IN, r, q.home, i, q.blocks)
+            xfer_at(S, x).extents = extents
             wake(S, 2 * b)
         r = nxt

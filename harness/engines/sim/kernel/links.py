@@ -8,7 +8,8 @@ from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.buddy import has_chunk, take_chunk
 from harness.engines.sim.kernel.events import done
 from harness.engines.sim.kernel.lanes import cut, freed, give_back, wake
-from harness.engines.sim.kernel.memory import asked_bytes, held_bytes, keep, put
+from harness.engines.sim.kernel.memory import asked_bytes, held_bytes, keep
+from harness.engines.sim.kernel.pages import take
 from harness.engines.sim.kernel.reuse import forget_cached, shed
 from harness.engines.sim.kernel.waits import clocks, loaded, out_s, usable
 from harness.engines.sim.state import (
@@ -152,6 +153,7 @@ def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: 
     X.source = -1
     X.blocks = 0
     X.node = -1
+    X.extents = -1
     X.attend = 0
     X.prev = W.transfer_tail
     X.issued = W.issued
@@ -441,7 +443,7 @@ def serve_grants(S: int) -> None:
                 else:
                     batch_at(S, req_at(S, X.request).batch).asking -= 1
                     X.node = take_chunk(S, i, X.blocks)
-                    put(S, i, X.blocks)
+                    X.extents = take(S, i, X.blocks)
                     inst_at(S, i).holders += 1
                 launch(S, x)
             else:

@@ -11,7 +11,8 @@ from harness.engines.sim.kernel.events import done, over, tell
 from harness.engines.sim.kernel.lanes import cut, cut_at, dirty, freed, step_of, unbound, wake
 from harness.engines.sim.kernel.links import leave, new_transfer, release, route_kv, set_weights
 from harness.engines.sim.kernel.lists import heap_delete, heap_insert, push, unlink
-from harness.engines.sim.kernel.memory import never, put
+from harness.engines.sim.kernel.memory import never
+from harness.engines.sim.kernel.pages import enlist, give, strike, take
 from harness.engines.sim.kernel.reuse import give_up
 from harness.engines.sim.kernel.waits import charge, log_stay, mark
 from harness.engines.sim.state import (
@@ -73,10 +74,11 @@ def drop_blocks(S: int, r: int) -> None:
             give_up(S, r)
         else:
             free_chunk(S, i, q.node, q.blocks)
-            put(S, i, -q.blocks)
+            give(S, i, q.blocks, q.extents)
         freed(S, i)
     q.home = -1
     q.node = -1
+    q.extents = -1
     q.attend = 0
     q.blocks = 0
 
@@ -105,7 +107,7 @@ def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
     q.blocks = n
     q.node = take_chunk(S, i, n)
     inst_at(S, i).holders += 1
-    put(S, i, n - held)
+    q.extents = take(S, i, n - held)
 
 
 @jit
@@ -193,6 +195,7 @@ def join(S: int, b: int, r: int) -> None:
         F.brought += brings
     push(S, b, RUNNING, r, 0)
     heap_insert(S, b, r)
+    enlist(S, b, r)
 
 
 @jit
@@ -204,6 +207,7 @@ def leave_run(S: int, b: int, r: int) -> None:
     charge(S, r, W.now)
     unlink(S, b, RUNNING, r)
     heap_delete(S, b, r)
+    strike(S, b, r)
     steps = B.tick - q.joined_tick
     brought = int(steps == 0 and q.length % W.block_tokens == 1 and q.blocks * W.block_tokens >= q.length)
     f = remote_of(S, b, r)
@@ -663,7 +667,7 @@ def arrive(S: int, x: int) -> None:
     W = world(S)
     X = xfer_at(S, x)
     kind, i, r, src, blocks, act_ = X.kind, X.inst, X.request, X.source, X.blocks, X.action
-    attend, node = X.attend, X.node
+    attend, node, extents = X.attend, X.node, X.extents
     release(S, x)
     if kind == LOAD:
         W.loads += 1
@@ -680,8 +684,9 @@ def arrive(S: int, x: int) -> None:
             give_up(S, r)
         else:
             free_chunk(S, src, q.node, q.blocks)
-            put(S, src, -q.blocks)
+            give(S, src, q.blocks, q.extents)
         q.node = node
+        q.extents = extents
         q.blocks = blocks
         q.home = i
         q.attend = attend

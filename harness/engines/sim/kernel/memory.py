@@ -11,10 +11,16 @@ from harness.engines.sim.state import GRANT, RUNNING, SHIFT, batch_at, gpu_at, i
 
 @jit
 def kv_bytes(S: int, i: int, blocks: int) -> int:
-    """Return the bytes that so many blocks of an account take: whole granules, with fragmentation."""
+    """Return the bytes that an account takes once it has so many blocks: new granules where none has one free."""
     I = inst_at(S, i)
-    d = 1024 * I.granule_blocks
-    return I.granule * ((blocks * (1024 + I.fragmentation) + d - 1) // d)
+    return I.granule * max(I.pages, packed(S, i, blocks))
+
+
+@jit
+def packed(S: int, i: int, blocks: int) -> int:
+    """Return the fewest granules that have so many blocks."""
+    I = inst_at(S, i)
+    return (blocks + I.granule_blocks - 1) // I.granule_blocks
 
 
 @jit
@@ -82,7 +88,8 @@ def promised(S: int, g: int) -> int:
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
     """Tell whether n more blocks fit now, in an account of contiguous KV as one chunk.
 
-    Memory that a load or move waits for is closed to prompts, not to growth.
+    They are a prompt's (`grow_` 0), growth (1), or growth once the KV on its way to the host is out (2), if that frees
+    as many granules as it has blocks for. Memory that a load or move waits for is closed to prompts, not to growth.
     """
     W = world(S)
     if W.unlimited:
@@ -91,6 +98,8 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
         return False
     I = inst_at(S, i)
     h = held_bytes(S, i, I.blocks + n)
+    if grow_ == 2:
+        h = max(0, kv_bytes(S, i, I.blocks + n) - I.granule * (I.gone // I.granule_blocks) - I.kept)
     if I.limit >= 0 and h > I.limit:
         return False
     for j in range(I.gpu_count):
@@ -156,7 +165,7 @@ def never(S: int, i: int, n: int) -> bool:
     if W.unlimited:
         return False
     I = inst_at(S, i)
-    h = held_bytes(S, i, n)
+    h = max(0, I.granule * packed(S, i, n) - I.kept)
     if I.limit >= 0 and h > I.limit:
         return True
     for j in range(I.gpu_count):

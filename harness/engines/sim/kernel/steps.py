@@ -36,6 +36,7 @@ from harness.engines.sim.kernel.members import (
     unlist,
 )
 from harness.engines.sim.kernel.memory import fits, needs, needs_far, never, put, shares_gpu, watermark
+from harness.engines.sim.kernel.pages import alternates, fill_steps
 from harness.engines.sim.kernel.reuse import held_hits, hits, hold, publish
 from harness.engines.sim.kernel.waits import charge, flag, log_stay, made_first, mark, ran_for, usable
 from harness.engines.sim.state import (
@@ -411,6 +412,8 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
         if young > 0:  # the latest prompt joins then
             steps = min(steps, young)
     steps = 1 if once else max(steps, 1)  # once: a member that lost its pages is let in again at the next boundary
+    if W.paged and alternates(S, lane):
+        steps = 1
     f = B.remote if B.far > 0 else -1
     while f >= 0:
         steps = hold_far(S, b, f, steps)
@@ -477,6 +480,7 @@ def end_step(S: int, lane: int) -> None:
             remote_at(S, f).context += remote_at(S, f).count * n.steps
             f = remote_at(S, f).next
         B.seq_steps += n.decodes * n.steps
+        fill_steps(S, b, B.tick)
         while B.root >= 0 and req_at(S, B.root).last_tick == B.tick:
             r = B.root
             leave_run(S, b, r)
