@@ -254,7 +254,11 @@ def test_oracle_notices_a_wrong_kernel() -> None:
         (2, "        n.anchor_work = done\n", ""),  # skips a settle
         (2, "    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))\n", "    j = 1\n"),  # joins a step early
         (5, "        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
-        (5, "            give(S, i, q.blocks, q.", "            give(S, i, q.blocks - 1, q."),  # leaks one of each request
+        (
+            5,
+            "            give(S, i, q.blocks, q.",
+            "            give(S, i, q.blocks - 1, q.",
+        ),  # leaks one of each request
         (0, "    B.context -= q.length\n", ""),  # forgets a context
         (5, "K.end = W.now + K.stop / K.bytes_per_s", "K.end = W.now"),  # a link without a queue
         (0, "W.now", "W.now"),  # none, after all of these: nothing is left of them
