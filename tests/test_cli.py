@@ -385,7 +385,7 @@ def test_a_plot_marks_what_older_sources_made(tmp_path: Path) -> None:
     ok(*args, "-o", tmp_path / "out")
     sweep = next((tmp_path / "out").glob("sample-*"))
     assert bench("plot", sweep, "-o", tmp_path / "a").stderr == ""
-    mine.write_text((SYSTEM % "") + "# edited\n")
+    mine.write_text((SYSTEM % "") + "EDITED = True\n")
     os.utime(mine, ns=(1, 1))
     assert "Stale, made by older sources: mine." in bench("plot", sweep, "-o", tmp_path / "b").stderr
 

@@ -105,7 +105,7 @@ def test_what_a_writer_left_that_was_killed_once_its_file_was_in_place_goes_with
 
 
 def _system(case: Case, _: pytest.MonkeyPatch) -> None:
-    case.system.write_text(SYSTEM % "" + "\n# edited\n")
+    case.system.write_text(SYSTEM % "" + "\nEDITED = True\n")
 
 
 def _source(_: Case, monkeypatch: pytest.MonkeyPatch) -> None:

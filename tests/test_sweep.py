@@ -256,7 +256,7 @@ def test_editing_one_system_makes_only_its_rows_stale(mine: Path, tmp_path: Path
     before = code(changed), code(other)
     for spec, source in zip((changed, other), before, strict=True):
         execute(spec, tmp_path, source)
-    mine.write_text((SYSTEM % "") + "# edited\n")
+    mine.write_text((SYSTEM % "") + "EDITED = True\n")
     os.utime(mine, ns=(1, 1))  # also where the clock is coarse
     after = code(changed), code(other)
     assert after[0] != before[0]
@@ -275,7 +275,10 @@ def test_a_files_name_and_place_do_not_enter_the_code(tmp_path: Path) -> None:
     assert len(hashes) == 1
 
 
-def test_files_enter_a_runs_hash_by_content(tmp_path: Path) -> None:
+ADDED = {"system": "EDITED = True\n", "models": '[[model]]\nshape = "llama-3.2-1b"\n'}
+
+
+def test_files_enter_a_runs_hash_by_meaning(tmp_path: Path) -> None:
     """Wherever they lie; names of what is shipped stay names."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -288,7 +291,7 @@ def test_files_enter_a_runs_hash_by_content(tmp_path: Path) -> None:
     for key, name in given.items():
         here, there = (replace(TINY, **{key: str(tmp_path / folder / name)}) for folder in ("a", "b"))  # type: ignore[arg-type]
         assert here.hash8 == there.hash8 != TINY.hash8
-        (tmp_path / "b" / name).write_text(texts[key] + "# another version\n")
+        (tmp_path / "b" / name).write_text(texts[key] + ADDED[key])
         assert here.hash8 != there.hash8
     assert "heavy8" in canonical(replace(TINY, models="heavy8"))
     rule, other = (slo.SloTarget(f"classes:{tmp_path / folder / 'set.toml'}", None) for folder in ("a", "b"))
@@ -312,7 +315,7 @@ def test_a_folder_that_is_moved_is_current_and_two_versions_stand_side_by_side(t
     assert again.name == folder.name
     assert record.meta(again)["spec"]["system"] == str(there / "mine.py")  # and can be made again from there
     assert record.read(again).equals(before)
-    (there / "mine.py").write_text((SYSTEM % "") + "# edited\n")
+    (there / "mine.py").write_text((SYSTEM % "") + "EDITED = True\n")
     (new,) = sweep.sweep([moved], tmp_path / "moved", workers=1)
     assert new != again
     assert record.exists(again)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from functools import cache
 from hashlib import sha256
-from pathlib import Path
 
+from harness import meaning
 from harness.loop.system import ROOT
 
 FILES = (
@@ -21,24 +20,11 @@ FILES = (
     "harness/engines/costs/tables/*.toml",
     "workloads/shapes.toml",
 )
-DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
 def under() -> str:
-    """Return the SHA-256 over the files, by what they mean: a comment or a docstring changes nothing."""
+    """Return the SHA-256 over the files, by what they mean."""
     files = sorted({file for pattern in FILES for file in ROOT.glob(pattern)})
-    lines = (f"{file.relative_to(ROOT)}\0{meaning(file)}\n" for file in files)
+    lines = (f"{file.relative_to(ROOT)}\0{meaning.digest(file)}\n" for file in files)
     return sha256("".join(lines).encode()).hexdigest()
-
-
-def meaning(file: Path) -> str:
-    """Return a file's text, and of Python what is left without comments and docstrings."""
-    text = file.read_text("utf-8")
-    if file.suffix != ".py":
-        return text
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            del node.body[0]
-    return ast.unparse(tree)

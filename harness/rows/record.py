@@ -51,7 +51,7 @@ WAITS = waits.WAITS
 OF_SCHEMA_1 = {"held": "admission", "move": "transfer", "turn": "queue", "solo": "compute", "slow": "contention"}
 META = (
     "schema", "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped",
-    "infeasible", "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served",
+    "infeasible", "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served", "arithmetic",
 )  # fmt: skip
 
 ROW_GROUP = 65_536  # rows; fixed, so that bytes do not depend on how an engine cuts its batches

@@ -1,8 +1,8 @@
 """The arithmetic of this machine as a hash: transcendental functions, draws and least squares, and numba's target.
 
 Sums, products and roots are the same on every processor, and the simulator's kernel has no others. The last digit of
-`exp`, of a gamma variate or of a fit depends on processor, libm and BLAS. So a run's code has this hash in it: runs of
-different arithmetic are never mixed.
+`exp`, of a gamma variate or of a fit depends on processor, libm and BLAS. So a simulated run has this hash among its
+facts, and a command that finds runs of another arithmetic says so.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from harness import target
 
 SIZE = 2000  # values of each function
+SHOWN = 12  # characters of the digest in a run's facts
 
 
 @cache

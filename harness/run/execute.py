@@ -16,6 +16,7 @@ from harness.loop.recorder import Log
 from harness.loop.replay import Outcome, replay
 from harness.policy.types import Infeasible, Option, Unsupported, UserError
 from harness.rows import record
+from harness.run import arithmetic
 from harness.run.setup import Setup, blamed
 from harness.run.spec import FILES, Spec, as_dict, by_content
 
@@ -37,21 +38,24 @@ def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
     return f"its paper has sharing={needed}, this run sharing={spec.sharing}"
 
 
-def current(spec: Spec, out: Path, code_hash: str, tell: Callable[[str], None] = lambda _: None) -> bool:
-    """Tell whether `out` holds the whole run of a resolved spec, made by these sources; `tell` of a damaged one."""
+def current(
+    spec: Spec, out: Path, code_hash: str, tell: Callable[[str], None] = lambda _: None
+) -> Mapping[str, Any] | None:
+    """Return the facts of the whole run of a resolved spec that `out` has, made by these sources; `tell` of damage."""
     folder = out / spec.folder
     if not record.exists(folder):
-        return False
+        return None
     try:
         about = record.whole(folder)
     except UserError:  # not ours, or no longer as it was written
         tell(f"{folder.name} is damaged: it is run again")
-        return False
+        return None
     if (about.get("code_hash"), about.get("spec_hash")) != (code_hash, spec.hash8):
-        return False
+        return None
     # Hashes are short: compare the specs too, but for files' paths.
     made, asked = about.get("spec") or {}, as_dict(spec)
-    return all(made.get(key) == asked.get(key) for key in (made.keys() | asked.keys()) - FILES.keys())
+    same = all(made.get(key) == asked.get(key) for key in (made.keys() | asked.keys()) - FILES.keys())
+    return about if same else None
 
 
 def relocate(spec: Spec, out: Path) -> None:
@@ -109,6 +113,8 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
         "first_refused": "",
         "end_s": None,
     }
+    if bare.fidelity == "simulated":
+        about["arithmetic"] = arithmetic.digest()[: arithmetic.SHOWN]
     if bare.measured_on:
         about["measured_on"] = dict(bare.measured_on)
 

@@ -33,7 +33,7 @@ def facts() -> dict[str, str]:
         except PackageNotFoundError:
             about[name] = "not there"
     about["sources of the bench"] = sources.tree(*sources.PACKAGES)[:12]
-    return about | {"arithmetic": arithmetic.digest()[:12]}
+    return about | {"arithmetic": arithmetic.digest()[: arithmetic.SHOWN]}
 
 
 def work(batch: Batch) -> list[Answer] | Refused:

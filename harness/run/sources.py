@@ -1,11 +1,11 @@
 """Hashes of the sources that decide a result: files and all of ours that they import, by their import statements.
 
-So editing one system makes only its own runs stale, and editing a definition of attainment only the scores.
+So editing one system makes only its own runs stale, and editing a definition of attainment only the scores. Files count
+by what they mean (`harness/meaning.py`): a comment or the name of a local changes nothing.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from functools import cache
@@ -13,12 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from harness import meaning
 from harness.loop import engine
 from harness.loop.system import ROOT
 from harness.policy import fields
-from harness.policy.types import UserError
-from harness.run import arithmetic
-from harness.run.spec import Spec, content_hash
+from harness.run.spec import Spec
 
 PACKAGES = ("harness", "probe", "systems", "workloads", "traces")
 DATA = ("harness/engines/costs/tables/*.toml", "workloads/**/*.toml", "traces/*.toml")
@@ -35,17 +34,14 @@ class Task(NamedTuple):
 def code(spec: Spec) -> str:
     """Return the SHA-256 over the sources of a resolved spec's rows: `run`, the engine, the system, and their imports.
 
-    Cost tables, model sets and the trace manifest are among them. So are the files that the spec itself names, by their
-    content, wherever they lie. Where time is simulated, this machine's arithmetic is part of it too.
+    Cost tables, model sets and the trace manifest are among them. So are the files that the spec itself names, wherever
+    they lie.
     """
     policy = Path(spec.system) if spec.system.endswith(".py") else ROOT / "systems" / f"{spec.system}.py"
     source = engine.path(spec.engine)
     named = [Path(name) for name in (spec.models, spec.table or "", spec.slo[8:]) if name.endswith(".toml")]
     named += [policy] * spec.system.endswith(".py") + [source] * fields.asked(spec.engine).name.endswith(".py")
-    hashed = _hash(closure(RUN, source, policy) | _data(), {path for path in named if path.is_file()})
-    if fields.asked(spec.engine).name != "sim":
-        return hashed
-    return sha256(f"{hashed} {arithmetic.digest()}".encode()).hexdigest()
+    return _hash(closure(RUN, source, policy) | _data(), {path for path in named if path.is_file()})
 
 
 def scoring(module: str) -> str:
@@ -59,11 +55,12 @@ def tree(*packages: str) -> str:
 
 
 def _hash(files: AbstractSet[Path], asked: AbstractSet[Path] = frozenset()) -> str:
-    """Hash files by name and content, and those that a user named by content alone."""
+    """Hash files by name and meaning, and those that a user named by meaning alone."""
     pairs = [(str(path.relative_to(ROOT)), path) for path in files - asked] + [("", path) for path in asked]
     total = sha256()
-    for name, content in sorted((name, content_hash(path, path.stat().st_mtime_ns)) for name, path in pairs):
-        total.update(f"{name}\0{content}\n".encode())
+    for name, digest in sorted((name, meaning.digest(path)) for name, path in pairs):
+        total.update(f"{name}\0{digest}\n".encode())
+    meaning.keep()
     return total.hexdigest()
 
 
@@ -86,26 +83,12 @@ def closure(*roots: Path) -> set[Path]:
 
 def imported(path: Path) -> tuple[Path, ...]:
     """Return the files of ours that a file imports anywhere; UserError where it is not Python."""
-    return _imported(path, path.stat().st_mtime_ns)
+    return _imported(meaning.source(path).imports)
 
 
 @cache
-def _imported(path: Path, stamp: int) -> tuple[Path, ...]:  # noqa: ARG001
-    try:
-        tree = ast.parse(path.read_bytes())
-    except SyntaxError as error:
-        raise UserError(f"{path}:{error.lineno or 1}: {error.msg}") from None
-    except (ValueError, RecursionError, MemoryError) as error:  # null bytes, or nested too deep
-        raise UserError(f"{path}: not Python: {error}") from None
-    return tuple({file for name in _names(tree) for file in _files(name)})
-
-
-def _names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def _imported(names: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple({file for name in names for file in _files(name)})
 
 
 def _files(name: str) -> Iterator[Path]:

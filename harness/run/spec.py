@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 
-from harness import toml
+from harness import meaning, toml
 from harness.engines.costs.constants import CONSTANTS, GONE
 from harness.policy import fields
 from harness.policy.fields import meant
@@ -174,14 +174,14 @@ def _checkpoint(path: str) -> str:
 
 
 def _content(path: str) -> str:
-    """Name a file by the hash of its content, a trace by its ending alone, and a lost file by its path.
+    """Name a file by the digest of its meaning, a trace by its ending alone, and a lost file by its path.
 
     A trace needs no hash here, as its rows have their own.
     """
     file = Path(path)
     if file.suffix == ".parquet":
         return file.suffix
-    return f"{content_hash(file, file.stat().st_mtime_ns)}{file.suffix}" if file.is_file() else path
+    return f"{meaning.digest(file)}{file.suffix}" if file.is_file() else path
 
 
 @cache

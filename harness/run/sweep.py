@@ -23,7 +23,7 @@ from harness.policy.fields import asked
 from harness.policy.types import UserError
 from harness.rows import parts, record, whole
 from harness.rows.parts import Partition
-from harness.run import crew, executor, realtime
+from harness.run import arithmetic, crew, executor, realtime
 from harness.run.estimates import Ahead, Costs, requests_in
 from harness.run.execute import current, execute, relocate
 from harness.run.executor import Ended, Why
@@ -101,13 +101,20 @@ def sweep(
     batches = None if into is None else Batches(into, out)
     if batches is not None:  # those of a part one after the other
         once.sort(key=batches.key)
-    todo, stored = list[Task](), list[Task]()
+    todo, stored, elsewhere = list[Task](), list[Task](), 0
+    here = arithmetic.digest()[: arithmetic.SHOWN]
     for task in once:
-        if current(task.spec, out, task.code, teller.say):
+        if about := current(task.spec, out, task.code, teller.say):
             relocate(task.spec, out)
             stored.append(task)
+            elsewhere += about.get("arithmetic", here) != here
         else:
             todo.append(task)
+    if elsewhere:
+        teller.say(
+            f"{elsewhere:,} of {len(stored):,} stored runs were made where arithmetic differs: their last digits may"
+            " differ from those of runs made here (-o DIR names another folder)"
+        )
     total = len(once)
     if todo and _STORED.get():
         raise Missing(what, todo, total)

@@ -1,0 +1,265 @@
+"""The meaning of a source file as a digest: equal for files that differ in words alone.
+
+Words of Python are comments, docstrings, annotations (but those of a class, which make fields), lines that only a type
+checker reads, and names of locals that are no parameters. Words of TOML are comments and layout. Other files mean their
+bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from harness.policy.types import UserError
+
+SILENT = frozenset({"ctx", "kind", "type_comment", "type_params", "type_ignores"})
+NAMED = ((ast.alias, "asname"), (ast.ExceptHandler, "name"), (ast.MatchAs, "name"), (ast.MatchStar, "name"),
+         (ast.MatchMapping, "rest"))  # fmt: skip
+MOST_KEPT = 4000  # sources of which the meaning is kept on this machine
+
+
+class Source(NamedTuple):
+    """A file of Python: the digest of its meaning, and the dotted names that it imports, anywhere."""
+
+    digest: str
+    imports: tuple[str, ...]
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file's meaning. UserError where it is not what its ending says."""
+    if path.suffix == ".py":
+        return source(path).digest
+    content = path.read_bytes()
+    if path.suffix == ".toml":
+        with suppress(tomllib.TOMLDecodeError, UnicodeDecodeError):  # told where it is read
+            content = json.dumps(tomllib.loads(content.decode()), default=str).encode()
+    return sha256(content).hexdigest()
+
+
+def source(path: Path) -> Source:
+    """Return the meaning and the imports of a Python file. UserError where it is not Python."""
+    return _source(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _source(path: Path, stamp: int) -> Source:  # noqa: ARG001
+    content = path.read_bytes()
+    name = sha256(content).hexdigest()
+    if (made := _kept().get(name)) is not None:
+        return made
+    try:
+        tree = ast.parse(content)
+        imports = tuple(_imports(tree))
+        text = told(Wordless().visit(tree))
+    except SyntaxError as error:
+        raise UserError(f"{path}:{error.lineno or 1}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes, or nested too deep
+        raise UserError(f"{path}: not Python: {error}") from None
+    made = Source(sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), imports)
+    _kept()[name] = made
+    _NEW.add(name)
+    return made
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+# ------------------------------------------------------------------ kept on this machine: to parse takes long
+
+
+_NEW = set[str]()  # contents of sources whose meaning is not kept yet
+
+
+def _file() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    here = sha256(Path(__file__).read_bytes() + sys.version.encode()).hexdigest()[:12]
+    return Path(base) / "llm-sharing-bench" / f"meaning-{here}.json"
+
+
+@cache
+def _kept() -> dict[str, Source]:
+    with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or cut
+        kept: Mapping[str, Any] = json.loads(_file().read_bytes())
+        return {name: Source(str(of[0]), tuple(map(str, of[1]))) for name, of in kept.items()}
+    return {}
+
+
+def keep() -> None:
+    """Keep the meanings of new sources on this machine; where nothing can be written they are made again."""
+    kept, file = _kept(), _file()
+    if not _NEW:
+        return
+    _NEW.clear()
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(json.dumps(dict([*kept.items()][-MOST_KEPT:])), "utf-8")
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------ a syntax tree without words
+
+
+def told(node: object) -> str:
+    """Return a tree as text, equal for all versions of Python that have its nodes: what is empty is left out."""
+    if isinstance(node, ast.Constant):
+        return f"{type(node.value).__name__} {node.value!r}"
+    if isinstance(node, ast.AST):
+        fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
+        return f"{type(node).__name__}({', '.join(f'{n}={told(v)}' for n, v in fields if n not in SILENT)})"
+    return f"[{', '.join(map(told, node))}]" if isinstance(node, list) else repr(node)
+
+
+class Wordless(ast.NodeTransformer):
+    """Takes the words out of a tree in place. A local gets the number of its place among those of the file."""
+
+    def __init__(self) -> None:
+        self.scopes = list[tuple[dict[str, str], bool]]()  # names with what they become, and whether they are a class's
+        self.made = 0
+
+    def name(self, name: str) -> str:
+        """Return what a name becomes here. Functions do not see the names of a class around them."""
+        for k, (names, of_class) in enumerate(reversed(self.scopes)):
+            if name in names and (k == 0 or not of_class):
+                return names[name]
+        return name
+
+    def scope(self, bound: Iterable[str], same: Iterable[str] = ()) -> dict[str, str]:
+        """Return what names of a new scope become; the `same` stay as they are."""
+        names = {name: name for name in same}
+        for name in bound:
+            if name not in names:
+                self.made += 1
+                names[name] = f"#{self.made}"
+        return names
+
+    def lists(self, *parts: list[Any]) -> None:
+        """Visit lists of a node in place."""
+        for part in parts:
+            part[:] = [x for node in part for x in _listed(self.visit(node))]
+
+    def visit_FunctionDef(self, node: Any) -> ast.AST:
+        """Visit a function: decorators and defaults are of the scope around it, parameters keep their names."""
+        arguments, body = node.args, node.body if isinstance(node.body, list) else [node.body]
+        self.lists(getattr(node, "decorator_list", []), arguments.defaults)
+        arguments.kw_defaults = [default and self.visit(default) for default in arguments.kw_defaults]
+        every = [x for x in ast.walk(arguments) if isinstance(x, ast.arg)]
+        for arg in every:
+            arg.annotation = None
+        if not isinstance(node, ast.Lambda):
+            node.returns, node.name = None, self.name(node.name)
+        outer = {name for x in _own(body) if isinstance(x, ast.Global | ast.Nonlocal) for name in x.names}
+        names = self.scope((name for name in _bound(body) if name not in outer), (arg.arg for arg in every))
+        self.scopes.append((names, False))
+        self.lists(body)
+        self.scopes.pop()
+        node.body = body
+        return cast("ast.AST", node)
+
+    visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef  # noqa: N815
+
+    def visit_ListComp(self, node: Any) -> ast.AST:
+        """Visit a comprehension, whose first iterable is of the scope around it."""
+        first = node.generators[0]
+        first.iter = self.visit(first.iter)
+        names = self.scope(_bound(generator.target for generator in node.generators))
+        self.scopes.append((names, False))
+        for k, generator in enumerate(node.generators):
+            generator.target, generator.ifs = self.visit(generator.target), [self.visit(x) for x in generator.ifs]
+            generator.iter = self.visit(generator.iter) if k else generator.iter
+        for field in ("elt", "key", "value"):
+            if hasattr(node, field):
+                setattr(node, field, self.visit(getattr(node, field)))
+        self.scopes.pop()
+        return cast("ast.AST", node)
+
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp  # noqa: N815
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Visit a class, whose names stay."""
+        self.lists(node.decorator_list, node.bases, node.keywords)
+        node.name = self.name(node.name)
+        self.scopes.append(({name: name for name in _bound(node.body)}, True))
+        self.lists(node.body)
+        self.scopes.pop()
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        """Leave out a string that stands alone."""
+        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if alone else self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        """Leave out what a type checker alone reads."""
+        self.generic_visit(node)
+        checked = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return node.orelse if checked else node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        """Leave out an annotation that makes no field."""
+        if self.scopes and self.scopes[-1][1]:
+            return self.generic_visit(node)
+        return node.value and self.visit(ast.Assign(targets=[node.target], value=node.value))
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Rename a local."""
+        node.id = self.name(node.id)
+        return node
+
+    def generic_visit(self, node: Any) -> ast.AST:
+        """Visit a node; rename what else has a local's name."""
+        super().generic_visit(node)
+        for kind, field in NAMED:
+            if isinstance(node, kind) and getattr(node, field):
+                setattr(node, field, self.name(getattr(node, field)))
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            node.names = [self.name(name) for name in node.names]
+        return cast("ast.AST", node)
+
+
+def _listed(node: Any) -> list[Any]:
+    return [] if node is None else node if isinstance(node, list) else [node]
+
+
+def _own(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield nodes and all below them that are of the same scope: of functions, classes and comprehensions the head."""
+    for node in nodes:
+        yield node
+        inner: Iterable[ast.AST] = ast.iter_child_nodes(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = node.decorator_list
+        elif isinstance(node, ast.Lambda):
+            inner = ()
+        elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            inner = (x for x in ast.walk(node) if isinstance(x, ast.NamedExpr))
+        yield from _own(inner)
+
+
+def _bound(body: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names that nodes bind in their own scope, in order."""
+    for node in _own(body):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0]
+        else:
+            yield from filter(None, (getattr(node, field) for kind, field in NAMED if isinstance(node, kind)))
