@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import meaning
 from harness.check import under
+from harness.loop import meaning
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
 from harness.run import sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from hashlib import sha256
 
-from harness import meaning
+from harness.loop import meaning
 from harness.loop.system import ROOT
 
 FILES = (

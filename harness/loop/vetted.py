@@ -15,14 +15,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from harness import meaning
+from harness.loop import meaning
 from harness.loop.system import ROOT, path
 from harness.policy.types import UserError
 
 SHIPPED = ROOT / "systems" / "checked.toml"
 LAWS = ROOT / "harness" / "check"
 HEAD = """\
-# SHA-256 of what each system's file meant when it last passed `bench check` (harness/meaning.py).
+# SHA-256 of what each system's file meant when it last passed `bench check` (harness/loop/meaning.py).
 # Written by: bench check --all --store, with --full also the table `full`
 """
 

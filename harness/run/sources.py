@@ -1,7 +1,7 @@
 """Hashes of the sources that decide a result: files and all of ours that they import, by their import statements.
 
 So editing one system makes only its own runs stale, and editing a definition of attainment only the scores. Files count
-by what they mean (`harness/meaning.py`): a comment or the name of a local changes nothing.
+by what they mean (`harness/loop/meaning.py`): a comment or the name of a local changes nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from harness import meaning
-from harness.loop import engine
+from harness.loop import engine, meaning
 from harness.loop.system import ROOT
 from harness.policy import fields
 from harness.run.spec import Spec

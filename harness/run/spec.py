@@ -20,8 +20,9 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 
-from harness import meaning, toml
+from harness import toml
 from harness.engines.costs.constants import CONSTANTS, GONE
+from harness.loop import meaning
 from harness.policy import fields
 from harness.policy.fields import meant
 from harness.policy.types import Option, UserError
