@@ -31,7 +31,7 @@ from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.sources import closure, code, scoring
 from harness.run.spec import Spec, as_dict, canonical
-from harness.run.teller import Left
+from harness.run.teller import Left, Silent
 from harness.study import receipt
 from harness.study.bases import TUNING_SEEDS, base_specs, bases, slo_target
 from harness.study.compare import comparison
@@ -263,6 +263,18 @@ def test_editing_one_system_makes_only_its_rows_stale(mine: Path, tmp_path: Path
     assert after[1] == before[1]
     assert not current(changed, tmp_path, after[0])
     assert current(other, tmp_path, after[1])
+
+
+def test_runs_of_another_arithmetic_are_taken_and_told(tmp_path: Path) -> None:
+    lines = list[str]()
+    told = type("Told", (Silent,), {"say": lambda _, line: lines.append(line)})()
+    (folder,) = sweep.sweep([TINY], tmp_path, workers=1, teller=told)
+    assert lines == []
+    record.restate(folder, {"arithmetic": "of another machine"})
+    before = (folder / record.ROWS).read_bytes()
+    sweep.sweep([TINY], tmp_path, workers=1, teller=told)
+    assert [line.partition(" were made where arithmetic differs")[0] for line in lines] == ["1 of 1 stored runs"]
+    assert (folder / record.ROWS).read_bytes() == before
 
 
 def test_a_files_name_and_place_do_not_enter_the_code(tmp_path: Path) -> None:
