@@ -41,7 +41,10 @@ def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
 def current(
     spec: Spec, out: Path, code_hash: str, tell: Callable[[str], None] = lambda _: None
 ) -> Mapping[str, Any] | None:
-    """Return the facts of the whole run of a resolved spec that `out` has, made by these sources; `tell` of damage."""
+    """Return the facts of the whole run of a resolved spec that `out` has, made by these sources, or None.
+
+    `tell` hears of a damaged one.
+    """
     folder = out / spec.folder
     if not record.exists(folder):
         return None

@@ -182,7 +182,12 @@ def _content(path: str) -> str:
     file = Path(path)
     if file.suffix == ".parquet":
         return file.suffix
-    return f"{meaning.digest(file)}{file.suffix}" if file.is_file() else path
+    if not file.is_file():
+        return path
+    try:
+        return f"{meaning.digest(file)}{file.suffix}"
+    except UserError:  # no Python, which is told where it is loaded: stored runs are found by it as well
+        return f"{content_hash(file, file.stat().st_mtime_ns)}{file.suffix}"
 
 
 @cache
