@@ -40,8 +40,6 @@ def test_a_file_has_passed_as_long_as_nothing_in_it_changes(mine: Path) -> None:
     moved.write_bytes(mine.read_bytes())
     assert vetted.vetted(str(moved))
     mine.write_text(mine.read_text("utf-8") + "\n# another\n", "utf-8")
-    assert vetted.vetted(str(mine))
-    mine.write_text(mine.read_text("utf-8") + "\nANOTHER = 1\n", "utf-8")
     assert not vetted.vetted(str(mine))
     assert not vetted.vetted(str(mine.with_name("gone.py")))
 

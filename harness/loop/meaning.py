@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from harness.loop.system import user_cache
 from harness.policy.types import UserError
 
 SILENT = frozenset({"ctx", "kind", "type_comment", "type_params", "type_ignores"})
@@ -36,8 +37,11 @@ class Source(NamedTuple):
 
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file's meaning. UserError where it is not what its ending says."""
-    if path.suffix == ".py":
-        return source(path).digest
+    return source(path).digest if path.suffix == ".py" else _values(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _values(path: Path, stamp: int) -> str:  # noqa: ARG001 - the stamp is part of the key
     content = path.read_bytes()
     if path.suffix == ".toml":
         with suppress(tomllib.TOMLDecodeError, UnicodeDecodeError):  # told where it is read
@@ -85,14 +89,13 @@ _NEW = set[str]()  # contents of sources whose meaning is not kept yet
 
 
 def _file() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     here = sha256(Path(__file__).read_bytes() + sys.version.encode()).hexdigest()[:12]
-    return Path(base) / "llm-sharing-bench" / f"meaning-{here}.json"
+    return user_cache() / f"meaning-{here}.json"
 
 
 @cache
 def _kept() -> dict[str, Source]:
-    with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or cut
+    with suppress(OSError, RuntimeError, ValueError, TypeError, AttributeError):  # none yet, no home, or cut
         kept: Mapping[str, Any] = json.loads(_file().read_bytes())
         return {name: Source(str(of[0]), tuple(map(str, of[1]))) for name, of in kept.items()}
     return {}
@@ -100,15 +103,15 @@ def _kept() -> dict[str, Source]:
 
 def keep() -> None:
     """Keep the meanings of new sources on this machine; where nothing can be written they are made again."""
-    kept, file = _kept(), _file()
     if not _NEW:
         return
     _NEW.clear()
-    part = file.with_name(f"{file.name}.{os.getpid()}")
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):
+        file = _file()
+        part = file.with_name(f"{file.name}.{os.getpid()}")
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            part.write_text(json.dumps(dict([*kept.items()][-MOST_KEPT:])), "utf-8")
+            part.write_text(json.dumps(dict([*_kept().items()][-MOST_KEPT:])), "utf-8")
             part.replace(file)
         finally:
             part.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,11 @@ from harness.policy.types import Cluster, Option, UserError
 from harness.policy.view import View
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def user_cache() -> Path:
+    """Return the folder of what the bench keeps for this user. Raises RuntimeError for a user without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-sharing-bench"
 
 
 class System(Protocol):

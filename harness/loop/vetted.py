@@ -1,4 +1,4 @@
-"""Systems that passed `bench check`, by the meaning of their files. Others given by path are `unchecked`.
+"""Systems that passed `bench check`, by the content of their files. Others given by path are `unchecked`.
 
 Shipped systems stand in systems/checked.toml, which `bench check --all --store` writes and a test compares with the
 files. Its table `full` has those that passed `--full`, and the digest of the laws, cases and engine that they passed
@@ -7,7 +7,6 @@ under. Others that passed on this machine, under the present laws, stand in the 
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Iterable
 from functools import cache
@@ -15,21 +14,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from harness.loop import meaning
-from harness.loop.system import ROOT, path
+from harness.loop.system import ROOT, path, user_cache
 from harness.policy.types import UserError
 
 SHIPPED = ROOT / "systems" / "checked.toml"
 LAWS = ROOT / "harness" / "check"
 HEAD = """\
-# SHA-256 of what each system's file meant when it last passed `bench check` (harness/loop/meaning.py).
+# SHA-256 of each system's file as it was when it last passed `bench check`.
 # Written by: bench check --all --store, with --full also the table `full`
 """
 
 
 def content(name: str) -> str:
-    """Return the digest of what a system's file means, by name or path. UserError if there is none."""
-    return meaning.digest(path(name))
+    """Return the hash of a system's file, by name or path: a law reads its words too. UserError if there is none."""
+    return sha256(path(name).read_bytes()).hexdigest()
 
 
 def vetted(name: str) -> bool:
@@ -86,11 +84,10 @@ def _lines(digests: dict[str, str], names: Iterable[str]) -> str:
 
 
 def _kept(digest: str) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "llm-sharing-bench" / "checked" / sha256(f"{digest} {_laws()}".encode()).hexdigest()
+    return user_cache() / "checked" / sha256(f"{digest} {_laws()}".encode()).hexdigest()
 
 
 @cache
 def _laws() -> str:
     """Return the hash of the laws that a check tests: other laws test a system anew."""
-    return sha256("".join(meaning.digest(file) for file in sorted(LAWS.glob("*.py"))).encode()).hexdigest()
+    return sha256(b"\0".join(file.read_bytes() for file in sorted(LAWS.glob("*.py")))).hexdigest()
