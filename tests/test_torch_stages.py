@@ -173,7 +173,17 @@ def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
     gbps = {"h2d": known.h2d / 2e9, "d2h": known.d2h / 2e9, "peer": known.nvlink / 1e9, "disk": known.disk / 2e9}
     half = {"device": "cuda", "gpu": "h200", "on": "1 part of 2, 64 SMs, of NVIDIA H200", "sms": 64, "gbps": gbps}
     stored(tmp_path / "card", ["llama-3.2-1b"], half)
+    with (tmp_path / "card" / torch_timed.RAW).open("a") as file:
+        for seqs, p50 in ((0, 0.015), (8, 0.012)):
+            params = {"shape": "llama-3.2-1b", "servers": 2, "seqs": seqs}
+            about = {"run": "parts", "wide": 1, "what": "apart", "other_cores": 0.0, "facts": {"alone_s": 0.01}}
+            file.write(json.dumps({**about, "params": params, "p50": p50, "all": [p50]}) + "\n")
     path, notes = torch_table.staged(tmp_path / "card")
+    company = "of llama-3.2-1b takes {} x while another part of the card does the same"
+    assert notes[1:3] == [
+        f"a prefill {company.format('1.50')}",
+        f"a decode step of 8 {company.format('1.20')}",
+    ]
     assert path.name == "torch-h200.toml"
     made = quantities.machine(str(path))
     assert made is not None

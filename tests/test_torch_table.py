@@ -19,10 +19,10 @@ from harness.engines.torch.engine import Torch
 from harness.engines.torch.kind import CPU, kind
 from harness.engines.torch.links import CHUNK_S
 from harness.engines.torch.residents import WAYS
-from harness.engines.torch.setting import rates
+from harness.engines.torch.setting import Fields, rates
 from harness.engines.torch.verdict import Share, verdict
 from harness.loop import engine as engines
-from harness.policy.types import MIB, Inst, UserError
+from harness.policy.types import GIB, MIB, Inst, UserError
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
@@ -247,6 +247,11 @@ def test_the_way_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for line in map(json.loads, raw.splitlines()):  # no copy is faster than its link
         if (line["what"] == "load" and line["params"]["way"] == "host") or line["params"].get("link") in {"d2h", "h2d"}:
             assert min(line["all"]) >= line["facts"]["bytes"] / (1e9 * line["params"]["gbps"]) * (1 - 1e-6)
+    models = {"llama-3.2-1b": shape("llama-3.2-1b")}
+    bench = torch_timed.Bench(tmp_path / "apart", models, print, Fields(), {"pool_bytes": GIB})
+    timed, _ = torch_timed.beside(bench, "llama-3.2-1b", apart=True)  # on two devices
+    assert [(t.what, t.params["servers"], t.params["seqs"]) for t in timed] == [("apart", 2, 0), ("apart", 2, 1)]
+    assert all(min(t.seconds) > 0 < t.facts["alone_s"] for t in timed)
     file = tmp_path / "torch-cpu.toml"
     first = file.read_bytes()
     ok(*command)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -243,6 +243,14 @@ def notes(lines: Sequence[Mapping[str, Any]], path: Path, names: Sequence[str]) 
     return texts
 
 
+def parts(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Say how much longer steps take while another part of the card does the same; the table knows devices alone."""
+    for line in of(lines, "apart"):
+        seqs, times = line["params"]["seqs"], line["p50"] / line["facts"]["alone_s"]
+        what = f"a decode step of {seqs}" if seqs else "a prefill"
+        yield f"{what} of {line['params']['shape']} takes {times:.2f} x while another part of the card does the same"
+
+
 def write(
     folder: Path, names: Sequence[str], say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]
 ) -> tuple[Path, fit_whole.Fitted, list[dict[str, Any]], dict[str, Any]]:
@@ -276,5 +284,5 @@ def staged(folder: Path, out: Path | None = None) -> tuple[Path, list[str]]:
     write_bytes(path, fit.dumps(file).encode())
     quantities.forget()
     quantities.machine(str(path))  # it reads as any user's table
-    told = notes(lines, path, names) if card is None else [f"loads by {', '.join(file['ladder'])}"]
+    told = notes(lines, path, names) if card is None else [f"loads by {', '.join(file['ladder'])}", *parts(lines)]
     return path, told + ([f"not measured yet: {', '.join(map(' of '.join, left))}"] if left else [])

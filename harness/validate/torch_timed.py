@@ -4,6 +4,7 @@
     decode     seconds from one decode step to the next, so that the engine's own time counts
     chunk      seconds of the later pieces of a prompt, behind the tokens whose KV is there
     beside     prefills or decode steps of models that share a device, a process each, and alone
+    apart      the same of models on two devices that are parts of one card
     load       seconds of a `Load` by each way, of a process that starts with it among them
     move       seconds of a `Move` of KV to the host, back, and to another device; a swap is the first two
     turn       seconds from the end of one lane's turn of a step to the end of the next lane's
@@ -185,6 +186,8 @@ def measure(
     gbps = rates(bench.config([], ""), on)["h2d"]
     for name in shapes:
         bench.measure(f"side by side {name}", partial(beside, bench, name))
+        if on.parts > 1:
+            bench.measure(f"parts of a card, {name}", partial(beside, bench, name, apart=True))
         bench.measure(f"loads of {name} at {gbps:g} GB/s", partial(loads, bench, name))
         bench.measure(f"moves of {name} at {gbps:g} GB/s", partial(moves, bench, name))
         bench.measure(f"turns of {name}", partial(turns, bench, name))
@@ -280,14 +283,19 @@ def steps(bench: Bench, name: str) -> tuple[list[Timed], float]:
     return timed, others
 
 
-def beside(bench: Bench, name: str) -> tuple[list[Timed], float]:
-    """Time steps of models of one shape that share a device, a process each: alone, then as many as fit."""
+def beside(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Timed], float]:
+    """Time steps of models of one shape that share a device, a process each: alone, then as many as fit.
+
+    `apart`: of two models on a device each.
+    """
     config = bench.config([name], name)
     on = kind.kind(config)
     size = nets.net(bench.shapes[name], on.as_it_is, on.float_bytes, bench.fields.wide).weight_bytes
     counts = [1, *(count for count in BESIDE if count * size * ROOM <= (config.pool_bytes or on.mem_bytes))]
+    counts = [1, 2] if apart else counts
     models = tuple(f"{name}/{k + 1}" for k in range(counts[-1]))
-    batches, each = [Batch(Inst(m, (0,))) for m in models], list[tuple[int, int, int]]()
+    batches = [Batch(Inst(m, (k if apart else 0,))) for k, m in enumerate(models)]
+    each = list[tuple[int, int, int]]()
     plan = dict[tuple[int, int], list[list[int]]]()  # by count and sequences: requests, a list a model
     for count, seqs in product(counts, (0, *BESIDE_SEQS)):  # prefills: one after the other; decodes: all at once
         n, (prompt, output) = seqs or 3 * REPEATS, (CONTEXTS[1], 2 * OUTPUT) if seqs else (BESIDE_PROMPT, 1)
@@ -316,7 +324,7 @@ def beside(bench: Bench, name: str) -> tuple[list[Timed], float]:
                 queue = queues[batches.index(event.batch)]
                 answer = [Admit(queue.pop(0), event.batch)] if queue else []
 
-    config, work = bench.config(models, name), jobs(models, each)
+    config, work = bench.config(models, name, gpus=counts[-1] if apart else 1), jobs(models, each)
     _, watched, others = ran(bench, config, {"kv": "paged"}, ("Load", "Run", "Admit"), work, script)
     timed, alone, ends = list[Timed](), dict[int, float](), [*list(begun.values())[1:], len(watched)]
     for (count, first), end in zip(begun.items(), ends, strict=True):
@@ -326,7 +334,7 @@ def beside(bench: Bench, name: str) -> tuple[list[Timed], float]:
                 alone[seqs] = float(np.median(took))
             else:
                 params = {"shape": name, "servers": count, "seqs": seqs}
-                timed.append(Timed("beside", params, took, {"alone_s": alone[seqs]}))
+                timed.append(Timed("apart" if apart else "beside", params, took, {"alone_s": alone[seqs]}))
     return timed, others
 
 

@@ -103,18 +103,21 @@ def on(stream: Any) -> Iterator[None]:
     CURRENT.stream = before
 
 
-def graph(self: fused.Graphs, size: int, sms: int) -> Any:
+def graph(self: fused.Graphs, size: int, first: int, end: int) -> Any:
     """Return a graph that computes at its replay what it computed at its capture."""
-    key = size, int(CURRENT.stream.cuda_stream)
+    key = size, first, end, int(CURRENT.stream.cuda_stream)
     if key not in self._graphs:
-        logits, made, *_ = self.body(size, sms)
+        kept = self._x.clone(), self._out.clone()
+        result, _ = self.body(size, first, end)
+        self._x.copy_(kept[0])
+        self._out.copy_(kept[1])
 
         def replay() -> None:
-            again, tokens, *_ = self.body(size, sms)
-            logits.copy_(again)
-            made.copy_(tokens)
+            again, _ = self.body(size, first, end)
+            for to, made in zip(result or (), again or (), strict=True):
+                to.copy_(made)
 
-        self._graphs[key] = SimpleNamespace(replay=replay), logits, made
+        self._graphs[key] = SimpleNamespace(replay=replay), result
     return self._graphs[key]
 
 

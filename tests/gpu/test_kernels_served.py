@@ -48,9 +48,9 @@ class OneByOne:
 
 @pytest.fixture
 def interpreted(cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:  # noqa: F811 - a fixture
-    """Serve on an emulated card; return the tokens of each part of every step that was a graph of prompts."""
+    """Serve on an emulated card; return the tokens of each part of every step that was graphs of prompts."""
     emulated.card(monkeypatch, "bfloat16")
-    scratch, step, graphs = fused.scratch, fused.Prefills.step, list[list[int]]()
+    scratch, begin, graphs = fused.scratch, fused.Prefills.begin, list[list[int]]()
     monkeypatch.setattr(fused, "scratch", lambda kv, rows, sms: scratch(kv, rows, 1))  # a context is one part
     monkeypatch.setattr(cuda, "FIRST", dict.fromkeys(cuda.FIRST, 0))
     for name, value in (("TOKENS", (16, 80)), ("PROMPTS", 2), ("BESIDE", 2)):
@@ -58,11 +58,11 @@ def interpreted(cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]: 
     for name in ("decode", "merge", "add_norm", "rope_write", "silu_mul"):
         monkeypatch.setattr(kernels, name, OneByOne(getattr(kernels, name)))
 
-    def noted(self: fused.Prefills, order: Any, ids: Any, sms: int) -> Any:
+    def noted(self: fused.Prefills, order: Any, ids: Any) -> Any:
         graphs.append([p.tokens for p in order.parts])
-        return step(self, order, ids, sms)
+        return begin(self, order, ids)
 
-    monkeypatch.setattr(fused.Prefills, "step", noted)
+    monkeypatch.setattr(fused.Prefills, "begin", noted)
     return graphs
 
 
@@ -79,6 +79,25 @@ def test_prompts_and_the_decodes_beside_them_are_one_graph(
     budget = Scenario(opened(Run(HOME, chunk_tokens=79)))  # of a step: the third prompt comes with two decodes
     compare(served(checkpoints, "Llama", budget, monkeypatch), checkpoints / "Llama")
     assert interpreted == [[9, 70], [1, 1, 12]]
+
+
+def test_slices_of_prompts_on_a_share_of_the_sms_are_a_graph_a_layer(
+    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    serve((9, 20, 12), (3, 2, 2), monkeypatch)
+    monkeypatch.setattr(fused, "PROMPTS", 1)
+    replayed, graph = list[tuple[int, int]](), fused.Graphs.graph
+
+    def noted(self: fused.Graphs, size: int, first: int, end: int) -> Any:
+        if isinstance(self, fused.Prefills):
+            replayed.append((first, end))
+        return graph(self, size, first, end)
+
+    monkeypatch.setattr(fused.Graphs, "graph", noted)
+    lanes = Run(HOME, "prefill", slice_layers=2, seqs=1, sms=64), Run(HOME, "decode", sms=68)
+    compare(served(checkpoints, "Llama", Scenario(opened(*lanes)), monkeypatch), checkpoints / "Llama")
+    assert interpreted == [[9], [20], [12]]
+    assert replayed == [(0, 1), (1, 2), (2, 3)] * 3
 
 
 @pytest.mark.full

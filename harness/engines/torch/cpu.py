@@ -115,8 +115,8 @@ class Core:
     def turned(self, step: Pass, layer: int, qkv: Tensor) -> None:
         """See Device: a kernel for it would save nothing here."""
 
-    def computed(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
-        """See Device: kernels are launched for nothing here."""
+    def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
+        """See Device: a launch costs nothing here."""
 
     def give(self, *tensors: Tensor) -> Any:
         """See Device: arrays, which a pipe takes."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.engines.torch import fused, model, nets
-from harness.engines.torch.device import Computed
+from harness.engines.torch.device import UnderWay
 from harness.engines.torch.ending import bound
 from harness.engines.torch.links import CHUNK_S, Job
 from harness.engines.torch.model import Pass, Piece, Weights
@@ -217,11 +217,11 @@ class Card:
                 under_way.run(each.net.shape.layers, lambda: None, _nobody)
                 under_way.logits()
                 if fused.serves(kv[name]) and weights[name].net.shape.q_heads <= 16 * kv[name].shape[4]:
-                    shared = fused.tables(weights[name], kv[name], self.wait)
+                    shared = fused.tables(weights[name], kv[name], lambda: self.sms)
                     both = self._graphs[kv[name].data_ptr()] = fused.Decodes(shared), fused.Prefills(shared)
                     for graphs in both:
                         for size in (n for n in graphs.sizes if n <= FIRST[type(graphs)]):
-                            graphs.graph(size, self.sms)
+                            graphs.graph(size, 0, each.net.shape.layers)
             mine.unmap(0, mine.size)
             there.unmap(0, block)
 
@@ -293,12 +293,10 @@ class Card:
         q = fused.turned(qkv, step.cos, step.sin, step.row, step.slots.number, kv, layer, net.shape)
         return q, q[:0], q[:0]
 
-    def computed(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Computed | None:
-        """See Device: replay the graph of its size, or of the next larger size."""
-        if order.until < weights.net.shape.layers:
-            return None
+    def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:  # noqa: ARG002
+        """See Device: those of its size, or of the next larger size."""
         graphs = next((graphs for graphs in self._graphs.get(kv.data_ptr(), ()) if graphs.takes(order)), None)
-        return None if graphs is None else graphs.step(order, ids, self.sms)
+        return None if graphs is None else graphs.begin(order, ids)
 
     def give(self, *tensors: Tensor) -> Any:
         """See Device: by number, behind an event."""

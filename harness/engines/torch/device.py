@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from harness.engines.torch.model import Attention, Slots, Weights
+from harness.engines.torch.model import Attention, Computed, Far, Slots, Weights
 from harness.engines.torch.wire import Given, Order
 
 
@@ -33,11 +33,14 @@ class Space(Protocol):
         """Return the range as one flat tensor, whatever of it is mapped."""
 
 
-class Computed(NamedTuple):
-    """The result of a step that was computed at once."""
+class UnderWay(Protocol):
+    """A step under way, which may stop after any layer: model.Pass, or the graphs of a device."""
 
-    tokens: list[int]
-    logits: Tensor | None
+    def run(self, until: int, breathe: Callable[[], None], far: Far) -> None:
+        """Compute layers up to `until`; see model.Pass."""
+
+    def computed(self, wait: Callable[[], None]) -> Computed:
+        """Return the result after the last layer; `wait` returns once all that was launched is computed."""
 
 
 class Device(Attention, Protocol):
@@ -58,8 +61,8 @@ class Device(Attention, Protocol):
     def wait(self) -> None:
         """Wait until what was launched is computed, and do `meanwhile`."""
 
-    def computed(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> Computed | None:
-        """Do a whole step at once; None where a device has nothing for it."""
+    def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:
+        """Begin a step as graphs; None where its kernels are launched one by one."""
 
     def give(self, *tensors: Tensor) -> Any:
         """Return tensors in a form in which another worker of the engine can take them."""

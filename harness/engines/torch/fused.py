@@ -1,15 +1,17 @@
 """The kernels by which cards serve a model, and its steps as CUDA graphs.
 
 A step of decodes is one graph, and so is one of whole prompts and the decodes beside them: a graph for each size and
-stream, whose addresses stay, whatever is mapped behind them. Models of a card are threads of one interpreter, and a
-step that is launched kernel by kernel waits for its lock at each kernel. Later pieces of prompts and slices of layers
-are launched so. The kernels, which the probe measures, want bfloat16 and sizes that are powers of two; other networks
-are served by torch's own.
+stream, whose addresses stay, whatever is mapped behind them. A step in slices is a graph a layer, for slices change
+from one to the next. A stream is that of a share of the SMs, and its graphs are captured when it first has a step of
+their size. Models of a card are threads of one interpreter, and a step that is launched kernel by kernel waits for its
+lock at each kernel. Later pieces of prompts are launched so. The kernels, which the probe measures, want bfloat16 and
+sizes that are powers of two; other networks are served by torch's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.engines.torch import model
-from harness.engines.torch.device import Computed
-from harness.engines.torch.model import Weights
+from harness.engines.torch.model import Computed, Far, Weights
 from harness.engines.torch.nets import Net
 from harness.engines.torch.wire import Order, Part
 from harness.policy.types import Shape
@@ -108,40 +109,51 @@ class Tables(NamedTuple):
 
     weights: Weights
     kv: Tensor
-    wait: Callable[[], None]  # until what was launched is computed
+    sms: Callable[[], int]  # of the lane that computes now
     width: int  # blocks of a context at most; a stride that Triton sees as a multiple of 16
     cos: Tensor
     sin: Tensor
     pool: Any  # of their memory: they run one after another
 
 
-def tables(weights: Weights, kv: Tensor, wait: Callable[[], None]) -> Tables:
+def tables(weights: Weights, kv: Tensor, sms: Callable[[], int]) -> Tables:
     """Return the tables of a model's graphs, with the rotary angles of its positions."""
     most = min(weights.net.shape.max_tokens, MOST_POSITIONS, len(kv) * kv.shape[3])
     width = -(-most // kv.shape[3] // 16) * 16
     at = torch.arange(width * kv.shape[3], device=kv.device)
     cos, sin = (turn[:, 0].contiguous() for turn in model.turns(weights.net, at))
-    return Tables(weights, kv, wait, width, cos, sin, torch.cuda.graph_pool_handle())
+    return Tables(weights, kv, sms, width, cos, sin, torch.cuda.graph_pool_handle())
 
 
 class Graphs:
-    """Steps of a model on a device as graphs over buffers of their own, a graph for each size and stream."""
+    """Steps of a model on a device as graphs over buffers of their own, a graph for each size, layers and stream.
 
-    def __init__(self, shared: Tables, sizes: Mapping[str, int], most: int) -> None:
-        self.shared, self.block = shared, shared.kv.shape[3]
+    `sizes` are numbers in the staging buffer by name, `rows` and `parts` the most tokens and parts of a step.
+    """
+
+    def __init__(self, shared: Tables, sizes: Mapping[str, int], rows: int, parts: int) -> None:
+        self.shared, self.block, self.layers = shared, shared.kv.shape[3], shared.weights.net.shape.layers
+        self.under_way: Replay | None = None  # what is staged and not computed: nothing else is staged meanwhile
         self._sizes, words, here = sizes, sum(sizes.values()), shared.kv.device
         self.staged = torch.zeros(words, dtype=torch.int32, pin_memory=True)
         self.buffer = torch.zeros(words, dtype=torch.int32, device=here)
         self.on = self._views(self.buffer)
         self.on["slot"].fill_(-1)  # until a step comes nothing is written, and nothing attended
         self.arrays = {name: tensor.numpy() for name, tensor in self._views(self.staged).items()}
-        self.made = torch.zeros(most, dtype=torch.int64, pin_memory=True)
-        self._graphs: dict[tuple[int, int], tuple[Any, Tensor, Tensor]] = {}
+        self.made = torch.zeros(parts, dtype=torch.int64, pin_memory=True)
+        s, like = shared.weights.net.shape, shared.weights.embedding
+        self._x, self._out, self._y = (like.new_empty(rows, s.hidden) for _ in range(3))
+        self._mixed = like.new_empty(rows, s.q_heads, s.head_dim)
+        self._graphs: dict[tuple[int, int, int, int], tuple[Any, tuple[Tensor, Tensor] | None]] = {}
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         views = dict(zip(self._sizes, flat.split(list(self._sizes.values())), strict=True))
         wide = {name: views[name].view(torch.int64) for name in WIDE if name in views}
         return views | wide | {"table": views["table"].view(-1, self.shared.width)}
+
+    def takes(self, order: Order) -> bool:
+        """Tell whether a step can be one of these, and none of them is under way."""
+        return self.under_way is None and bool(order.parts) and all(map(self._within, order.parts))
 
     def _within(self, p: Part) -> bool:
         return p.far < 0 and p.start + p.tokens <= len(self.shared.cos)
@@ -164,48 +176,61 @@ class Graphs:
         for name, value in (("ids", 0), ("position", 0), ("slot", -1)):
             self.arrays[name][first:end] = value
 
-    def _replayed(self, size: int, sms: int, words: int, count: int) -> Computed:
-        """Compute what is staged on the current stream, to its end; return the first tokens."""
+    def _begun(self, size: int, words: int, count: int) -> Replay:
+        """Send what is staged to the device, on the current stream."""
         self.buffer[:words].copy_(self.staged[:words], non_blocking=True)
-        graph, logits, made = self.graph(size, sms)
-        graph.replay()
-        self.made[: len(made)].copy_(made, non_blocking=True)
-        self.shared.wait()
-        return Computed(self.made[:count].tolist(), logits[:count])
+        self.under_way = Replay(self, size, count)
+        return self.under_way
 
-    def graph(self, size: int, sms: int) -> tuple[Any, Tensor, Tensor]:
-        """Return the graph of a size on the current stream, its logits and its tokens; captured once."""
+    def graph(self, size: int, first: int, end: int) -> tuple[Any, tuple[Tensor, Tensor] | None]:
+        """Return the graph of layers first to end of a size on the current stream; captured once.
+
+        Beside it are the logits and tokens of the last layer's.
+        """
         stream = torch.cuda.current_stream()
-        key = size, int(stream.cuda_stream)
+        key = size, first, end, int(stream.cuda_stream)
         if key not in self._graphs:
-            self.body(size, sms)  # compiles, and computes what is staged, as the replay does again
+            kept = self._x.clone(), self._out.clone()
+            self.body(size, first, end)  # compiles, and computes what is staged, as the replay does again
+            self._x.copy_(kept[0])
+            self._out.copy_(kept[1])
             stream.synchronize()
             graph: Any = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=self.shared.pool, capture_error_mode="thread_local")
             try:
-                logits, made, *kept = self.body(size, sms)
+                result, graph.kept = self.body(size, first, end)  # a graph holds addresses, not tensors
             finally:
                 graph.capture_end()
-            graph.kept = kept  # a graph holds addresses, not tensors
-            self._graphs[key] = graph, logits, made
+            self._graphs[key] = graph, result
         return self._graphs[key]
 
-    def body(self, size: int, sms: int) -> tuple[Any, ...]:
-        """Launch a step of a size on so many SMs: its logits, its tokens, and what else must stay."""
+    def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
+        """Launch layers first to end of a step of a size: after the last, its logits and tokens; and what must stay."""
         raise NotImplementedError
 
-    def _layers(self, ids: Tensor, at: tuple[Tensor, Tensor], attend: Callable[[int, Tensor, Tensor], None]) -> Any:
-        """Launch all layers over tokens, their positions and slots; return what is behind the last norm, and more."""
-        W, s, kv = self.shared.weights, self.shared.weights.net.shape, self.shared.kv
-        x, n = torch.index_select(W.embedding, 0, ids), len(ids)
-        out, y = torch.zeros_like(x), torch.empty_like(x)
-        mixed = x.new_empty(n, s.q_heads, s.head_dim)
-        for k, layer in enumerate(W.layers):
+    def _layers(
+        self,
+        ids: Tensor,
+        at: tuple[Tensor, Tensor],
+        attend: Callable[[int, Tensor, Tensor], None],
+        first: int,
+        end: int,
+    ) -> Tensor:
+        """Launch layers over tokens, their positions and slots; return what is behind the last norm after the last.
+
+        The residual and what the layer before adds to it lie in `_x` and `_out`, also between two graphs.
+        """
+        W, s, kv, n = self.shared.weights, self.shared.weights.net.shape, self.shared.kv, len(ids)
+        x, out, y, mixed = self._x[:n], self._out[:n], self._y[:n], self._mixed[:n]
+        if not first:
+            torch.index_select(W.embedding, 0, ids, out=x)
+            out.zero_()
+        for k, layer in enumerate(W.layers[first:end], first):
             self._normed(x, out, layer.norm_1, y)
             qkv = functional.linear(y, layer.qkv, layer.bias).view(n, -1, s.head_dim)
             normed(qkv, layer.norms, W.net)
             attend(k, turned(qkv, self.shared.cos, self.shared.sin, *at, kv, k, s), mixed)
-            out = functional.linear(mixed.view(n, -1), layer.out)
+            torch.mm(mixed.view(n, -1), layer.out.t(), out=out)
             self._normed(x, out, layer.norm_2, y)
             ((wide, narrow),) = layer.blocks
             up = functional.linear(y, wide)
@@ -214,14 +239,42 @@ class Graphs:
                 kernels.silu_mul[(n, -(-s.ffn // 1024))](up, act, F=s.ffn, BLOCK=1024, num_warps=4)
             else:
                 act = functional.gelu(up)
-            out = functional.linear(act, narrow)
-        self._normed(x, out, W.norm, y)
-        return y, x, mixed
+            torch.mm(act, narrow.t(), out=out)
+        if end == self.layers:
+            self._normed(x, out, W.norm, y)
+        return y
 
     def _normed(self, x: Tensor, add: Tensor, weight: Tensor, out: Tensor) -> None:
         hidden, eps = x.shape[1], self.shared.weights.net.eps
         block = triton.next_power_of_2(hidden)
         kernels.add_norm[(len(x),)](x, add, weight, out, H=hidden, BLOCK=block, EPS=eps, num_warps=8)
+
+
+class Replay:
+    """A step that is staged, and how far it is; see device.UnderWay."""
+
+    def __init__(self, graphs: Graphs, size: int, count: int) -> None:
+        self._graphs, self._size, self._count, self._layer = graphs, size, count, 0
+        self._result: tuple[Tensor, Tensor] | None = None
+
+    def run(self, until: int, breathe: Callable[[], None], far: Far) -> None:  # noqa: ARG002 - nothing lies elsewhere
+        """Replay the graph of all layers, or those of the layers up to `until`."""
+        whole = until - self._layer == self._graphs.layers
+        cuts = [self._layer, until] if whole else range(self._layer, until + 1)
+        for first, end in pairwise(cuts):
+            graph, self._result = self._graphs.graph(self._size, first, end)
+            graph.replay()
+        self._layer = until
+
+    def computed(self, wait: Callable[[], None]) -> Computed:
+        """Return the tokens and logits of the step's parts."""
+        assert self._result is not None
+        logits, made = self._result
+        here = self._graphs.made
+        here[: len(made)].copy_(made, non_blocking=True)
+        wait()
+        self._graphs.under_way = None
+        return Computed(here[: self._count].tolist(), logits[: self._count])
 
 
 class Decodes(Graphs):
@@ -232,15 +285,14 @@ class Decodes(Graphs):
     def __init__(self, shared: Tables) -> None:
         n = ROWS[-1]
         sizes = {"slot": 2 * n, "ids": n, "position": n, "tokens": n, "table": n * shared.width}
-        super().__init__(shared, sizes, n)
+        super().__init__(shared, sizes, n, n)
 
     def takes(self, order: Order) -> bool:
         """Tell whether a step is of decodes alone, and not too large."""
-        parts = order.parts
-        return 0 < len(parts) <= ROWS[-1] and all(p.tokens == 1 and self._within(p) for p in parts)
+        return super().takes(order) and len(order.parts) <= ROWS[-1] and all(p.tokens == 1 for p in order.parts)
 
-    def step(self, order: Order, ids: Sequence[int], sms: int) -> Computed:
-        """Compute the step on the current stream, to its end."""
+    def begin(self, order: Order, ids: Sequence[int]) -> Replay:
+        """Stage the step on the current stream."""
         count = len(order.parts)
         rows = next(n for n in ROWS if n >= count)
         self.arrays["ids"][:count] = ids
@@ -248,19 +300,21 @@ class Decodes(Graphs):
         self._none(count, rows)
         for k, p in enumerate(order.parts):
             self._single(k, p)
-        return self._replayed(rows, sms, self.buffer.numel() - (ROWS[-1] - rows) * self.shared.width, count)
+        return self._begun(rows, self.buffer.numel() - (ROWS[-1] - rows) * self.shared.width, count)
 
-    def body(self, size: int, sms: int) -> tuple[Any, ...]:
+    def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
         """See Graphs."""
         kv, on = self.shared.kv, {name: tensor[:size] for name, tensor in self.on.items()}
-        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, size, sms))
+        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, size, self.shared.sms()))
 
         def attend(layer: int, q: Tensor, mixed: Tensor) -> None:
             attended(kv, layer, contexts, q, mixed)
 
-        y, *more = self._layers(on["ids"], (on["position"], on["slot"]), attend)
+        y = self._layers(on["ids"], (on["position"], on["slot"]), attend, first, end)
+        if end < self.layers:
+            return None, contexts
         logits = functional.linear(y, self.shared.weights.head)
-        return logits, logits.argmax(-1), contexts, y, *more
+        return (logits, logits.argmax(-1)), contexts
 
 
 class Prefills(Graphs):
@@ -272,21 +326,21 @@ class Prefills(Graphs):
         n = BESIDE + TOKENS[-1]
         sizes = {"slot": 2 * n, "block": 2 * TOKENS[-1], "within": 2 * TOKENS[-1], "last": 2 * (BESIDE + PROMPTS)}
         sizes |= {"ids": n, "position": n, "tokens": BESIDE, "ends": PROMPTS + 1, "table": BESIDE * shared.width}
-        super().__init__(shared, sizes, BESIDE + PROMPTS)
+        super().__init__(shared, sizes, n, BESIDE + PROMPTS)
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step has prompts, all whole, and not too many of anything, on the device's own stream."""
-        parts, prompts = order.parts, [p for p in order.parts if p.tokens > 1]
+        """Tell whether a step has prompts, all whole, and not too many of anything."""
+        prompts = [p for p in order.parts if p.tokens > 1]
         return (
-            order.share is None
+            super().takes(order)
             and 0 < len(prompts) <= PROMPTS
-            and len(parts) - len(prompts) <= BESIDE
+            and len(order.parts) - len(prompts) <= BESIDE
             and sum(p.tokens for p in prompts) <= TOKENS[-1]
-            and all(self._within(p) and (p.tokens == 1 or not p.start) for p in parts)
+            and not any(p.start for p in prompts)
         )
 
-    def step(self, order: Order, ids: Sequence[int], sms: int) -> Computed:
-        """Compute the step on the current stream, to its end."""
+    def begin(self, order: Order, ids: Sequence[int]) -> Replay:
+        """Stage the step on the current stream."""
         a, alone, row, at, ends = self.arrays, 0, BESIDE, 0, [0]
         for k, p in enumerate(order.parts):
             theirs, at = ids[at : at + p.tokens], at + p.tokens
@@ -311,12 +365,12 @@ class Prefills(Graphs):
         a["ends"][:] = ends + ends[-1:] * (PROMPTS + 1 - len(ends))
         for name in ("block", "within"):
             a[name][ends[-1] : size] = a[name][0]  # which is mapped, as what nobody has may not be
-        return self._replayed(size, sms, self.buffer.numel(), len(order.parts))
+        return self._begun(size, self.buffer.numel(), len(order.parts))
 
-    def body(self, size: int, sms: int) -> tuple[Any, ...]:
+    def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
         """See Graphs."""
         kv, on, n = self.shared.kv, self.on, BESIDE + size
-        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, BESIDE, sms))
+        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, BESIDE, self.shared.sms()))
         ends = on["ends"], on["ends"]
 
         def attend(layer: int, q: Tensor, mixed: Tensor) -> None:
@@ -324,6 +378,8 @@ class Prefills(Graphs):
             key, value = (kv[on["block"][:size], layer, part, on["within"][:size]] for part in (0, 1))
             mixed[BESIDE:] = varlen(q[BESIDE:], key, value, ends)
 
-        y, *more = self._layers(on["ids"][:n], (on["position"][:n], on["slot"][:n]), attend)
+        y = self._layers(on["ids"][:n], (on["position"][:n], on["slot"][:n]), attend, first, end)
+        if end < self.layers:
+            return None, contexts
         logits = functional.linear(y.index_select(0, on["last"]), self.shared.weights.head)
-        return logits, logits.argmax(-1), contexts, y, *more
+        return (logits, logits.argmax(-1)), contexts

@@ -41,6 +41,7 @@ class Kind(NamedTuple):
     links: Mapping[str, float]  # GB/s in one direction
     starts: bool  # a worker may be a process of its own
     on: str  # the device in words, and what stands for what
+    parts: int = 1  # devices of a card
 
 
 # As many SMs as an H100 has, and its least part of them. Links are the same part of an H100's, 55, 55, 450 and 5.5
@@ -75,7 +76,7 @@ def kind(config: Config) -> Kind:
         sms, tuple(range(spec.sm_step, sms, spec.sm_step)), {link: rate / 1e9 for link, rate in links.items()},
         False,
         ("" if each == 1 else f"1 part of {each}, {sms} SMs, of ") + f"{models[0]}; disk at its rate from host memory; "
-        "a process is a thread with a stream",
+        "a process is a thread with a stream", each,
     )  # fmt: skip
 
 

@@ -54,6 +54,13 @@ class Attention(Protocol):
         """
 
 
+class Computed(NamedTuple):
+    """The result of a step: of each part, its token and its logits."""
+
+    tokens: list[int]
+    logits: Tensor
+
+
 Far = Callable[[int, int, list[Piece], Tensor, Tensor, Tensor], Tensor]  # device, layer, pieces, q, k, v -> attention
 
 
@@ -200,6 +207,13 @@ class Pass:
             part = self._fed(x[token], *experts[expert], breathe)
             out.index_add_(0, token, part * weight[token, place, None].to(x.dtype))
         return out
+
+    def computed(self, wait: Callable[[], None]) -> Computed:
+        """Return the tokens and logits after the last layer; `wait` returns once all that was launched is computed."""
+        logits = self.logits()
+        tokens = logits.argmax(-1)
+        wait()
+        return Computed(tokens.tolist(), logits)
 
     def logits(self) -> Tensor:
         """Return those after each piece's last token."""

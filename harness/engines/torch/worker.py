@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from harness.engines.torch import model
-from harness.engines.torch.device import Computed, Device, Space
-from harness.engines.torch.model import Pass, Piece, Weights
+from harness.engines.torch.device import Device, Space, UnderWay
+from harness.engines.torch.model import Computed, Pass, Piece, Weights
 from harness.engines.torch.nets import prompt_ids
 from harness.engines.torch.wire import Given, Order, Stepped, take_files
 
@@ -37,7 +37,7 @@ class Worker:
         self.given: dict[str, Given] = {}
         self.weights: dict[str, tuple[Space, Weights]] = {}
         self.kv: dict[str, tuple[Space, Tensor]] = {}
-        self.begun: dict[int, Pass] = {}  # steps between two slices
+        self.begun: dict[int, UnderWay] = {}  # steps between two slices
         self.peers: dict[int, Connection] = {}  # to whom this one asks, by device
         self.askers: list[Connection] = []
         self.told: dict[int, list[Piece]] = {}  # what each of them was asked last: of one step for all its layers
@@ -127,7 +127,7 @@ class Worker:
         """Compute a step, or its next slice."""
         begun_s, cpu_s = time.monotonic(), time.thread_time()
         _, weights = self._weights(order.model)
-        vocab = weights.net.shape.vocab
+        done: Computed | None = None
 
         def breathe() -> None:
             if order.op_s is not None:
@@ -136,32 +136,27 @@ class Worker:
                 spent_s = time.thread_time() - cpu_s
                 time.sleep(max(0.0, spent_s / order.share - (time.monotonic() - begun_s)))
 
-        done = Computed([], None)
         with torch.inference_mode(), self.device.lane(order.share, order.phase):
-            under_way = self.begun.pop(order.step, None)
-            if under_way is None:
-                ids = list[int]()
-                for p in order.parts:
-                    ids += prompt_ids(p.rid, p.start, min(p.start + p.tokens, p.prompt_tokens), vocab).tolist()
-                    ids += p.made
-                kv = self._kv(order.model)[1]
-                done = self.device.computed(order, ids, weights, kv) or done
-                if not done.tokens:
-                    pieces = [Piece(p.tokens, p.start, p.blocks, p.far) for p in order.parts]
-                    under_way = Pass(self.device, weights, kv, pieces, ids)
-            if under_way is not None:
-                under_way.run(order.until, breathe, lambda *asked: self.ask(order.model, *asked))
-                if order.until < weights.net.shape.layers:
-                    self.begun[order.step] = under_way
-                else:
-                    logits = under_way.logits()
-                    tokens = logits.argmax(-1)
-                    self.device.wait()
-                    done = Computed(tokens.tolist(), logits)
-                    breathe()
+            under_way = self.begun.pop(order.step, None) or self._begin(order, weights)
+            under_way.run(order.until, breathe, lambda *asked: self.ask(order.model, *asked))
+            if order.until < weights.net.shape.layers:
+                self.begun[order.step] = under_way
+            else:
+                done = under_way.computed(self.device.wait)
+                breathe()
         ended_s = time.monotonic()
-        shown = done.logits.float().cpu().numpy() if self.logits and done.logits is not None else None
-        return Stepped(order.step, begun_s, ended_s, time.thread_time() - cpu_s, tuple(done.tokens), shown)
+        tokens = () if done is None else tuple(done.tokens)
+        shown = done.logits.float().cpu().numpy() if self.logits and done is not None else None
+        return Stepped(order.step, begun_s, ended_s, time.thread_time() - cpu_s, tokens, shown)
+
+    def _begin(self, order: Order, weights: Weights) -> UnderWay:
+        """Begin a step: as graphs where the device has them for it, else kernel by kernel."""
+        ids, kv, vocab = list[int](), self._kv(order.model)[1], weights.net.shape.vocab
+        for p in order.parts:
+            ids += prompt_ids(p.rid, p.start, min(p.start + p.tokens, p.prompt_tokens), vocab).tolist()
+            ids += p.made
+        pieces = [Piece(p.tokens, p.start, p.blocks, p.far) for p in order.parts]
+        return self.device.graphs(order, ids, weights, kv) or Pass(self.device, weights, kv, pieces, ids)
 
     # ------------------------------------------------------------ attention elsewhere
 
