@@ -174,10 +174,15 @@ def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
     half = {"device": "cuda", "gpu": "h200", "on": "1 part of 2, 64 SMs, of NVIDIA H200", "sms": 64, "gbps": gbps}
     stored(tmp_path / "card", ["llama-3.2-1b"], half)
     with (tmp_path / "card" / torch_timed.RAW).open("a") as file:
-        for seqs, p50 in ((0, 0.015), (8, 0.012)):
-            params = {"shape": "llama-3.2-1b", "servers": 2, "seqs": seqs}
-            about = {"run": "parts", "wide": 1, "what": "apart", "other_cores": 0.0, "facts": {"alone_s": 0.01}}
-            file.write(json.dumps({**about, "params": params, "p50": p50, "all": [p50]}) + "\n")
+        for what, at, facts, p50 in (
+            ("apart", {"servers": 2, "seqs": 0}, {"alone_s": 0.01}, 0.015),
+            ("apart", {"servers": 2, "seqs": 8}, {"alone_s": 0.01}, 0.012),
+            ("kernels", {"phase": "decode", "seqs": 1, "ctx": 128}, {"step_s": 0.01}, 0.005),
+            ("kernels", {"phase": "decode", "seqs": 8, "ctx": 128}, {"step_s": 0.01}, 0.007),
+        ):
+            about = {"run": "", "wide": 1, "what": what, "other_cores": 0.0, "facts": facts}
+            line = {**about, "params": {"shape": "llama-3.2-1b", **at}, "p50": p50, "all": [p50]}
+            file.write(json.dumps(line) + "\n")
     path, notes = torch_table.staged(tmp_path / "card")
     company = "of llama-3.2-1b takes {} x while another part of the card does the same"
     assert notes[1:3] == [
@@ -190,6 +195,10 @@ def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
     numbers = made.spec.h2d.value, made.spec.sms.value, made.spec.nvlink.value
     assert numbers == pytest.approx((known.h2d / 2, 64, known.nvlink))
     assert "cold" not in made.ladder
+    assert made.co_run.decode.duty == {"llama-3.2-1b": pytest.approx(0.6)}
+    assert made.co_run.prefill.duty == {}
+    assert made.co_run.turns is not None
+    assert made.co_run.turns.passes == quantities.quantities("h200")["co_run"]["passes"]
     assert made.served(shape("llama-3.2-1b")) == shape("llama-3.2-1b")  # as it is, not a twin
     assert "NVIDIA H200" in made.name
     assert notes[-1] == "not measured yet: move of llama-3.2-1b, turn of llama-3.2-1b"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,7 +106,28 @@ def table(
     file["pages"] = {"buffer_bytes": CPU.buffer if card is None else GRANULE, "kept": 0}
     timed = [line for line in of(mine, "load") if math.isclose(1e9 * line["params"]["gbps"], bytes_s["h2d"])]
     file["ladder"] = ladder(timed, bytes_s, source)
+    if card is not None:
+        file["co_run"] = taking_turns(file["co_run"], lines, card.gpu)
     return file, fitted
+
+
+def taking_turns(
+    co_run: Mapping[str, Mapping[str, Any]], lines: Sequence[Mapping[str, Any]], gpu: str
+) -> dict[str, Mapping[str, Any]]:
+    """Add to [co_run] how kernels of the card take turns, and each model's duty as far as its kernels were timed.
+
+    The duty of a phase is the mean over its steps of the seconds of their kernels back to back over the step's.
+    """
+    out = {**co_run, "turns": quantities.quantities(gpu)["co_run"]}
+    for phase in ("prefill", "decode"):
+        parts = defaultdict[str, list[float]](list)
+        for line in of(lines, "kernels", phase=phase):
+            parts[line["params"]["shape"]].append(min(1.0, line["p50"] / line["facts"]["step_s"]))
+        if parts:
+            duty = {name: quantities.sig(float(np.mean(part)), 3) for name, part in parts.items()}
+            source = f"{co_run[phase]['source']}; duty: seconds of a step's kernels back to back over those of the step"
+            out[phase] = {**co_run[phase], "duty": duty, "source": source}
+    return out
 
 
 def _cores(lines: Sequence[Mapping[str, Any]], names: Sequence[str], wide: int) -> dict[str, tuple[float, str]]:

@@ -2,6 +2,7 @@
 
     prefill    seconds of a step of one prompt
     decode     seconds from one decode step to the next, so that the engine's own time counts
+    kernels    seconds of the kernels of such steps back to back, on a card: the rest of a step is the engine's
     chunk      seconds of the later pieces of a prompt, behind the tokens whose KV is there
     beside     prefills or decode steps of models that share a device, a process each, and alone
     apart      the same of models on two devices that are parts of one card
@@ -52,6 +53,7 @@ SEQS = (1, 2, 4, 8, 16, 32)
 HELD_SEQS = frozenset({4})
 CONTEXTS = (16, 128, 512, 1000)
 CHUNK, CHUNKED = 96, 1000  # tokens of a piece, and of the prompt that is cut so
+KERNELS, AGAIN = ((1, 256, 1), (1, 128, 4), (8, 128, 4), (32, 128, 4)), 5  # sequences, context, output; times
 BESIDE = (2, 4)  # models side by side
 ROOM = 1.15  # bytes of a device over those of the weights that it holds then, so that there is room for KV
 BESIDE_PROMPT, BESIDE_SEQS = 256, (1, 8)
@@ -158,10 +160,11 @@ class Bench:
 
 def ran(
     bench: Bench, config: Config, options: Mapping[str, Option], uses: Iterable[str], work: Jobs,
-    script: Callable[[Torch], Script],
+    script: Callable[[Torch], Script], repeat: int = 0,
 ) -> tuple[Torch, list[Watched], float]:  # fmt: skip
     """Run a script; return the engine, its steps, and the cores that others kept busy."""
     engine = Torch(config, options, bench.fields)
+    engine.repeat = repeat
     watched = engine.watched = list[Watched]()
     try:
         replay(Scripted(script(engine), uses, options), engine, work)
@@ -182,6 +185,8 @@ def measure(
     on = kind.kind(bench.config([], ""))
     for name in shapes:
         bench.measure(f"steps of {name}", partial(steps, bench, name))
+        if on.name == "cuda":
+            bench.measure(f"kernels of {name}", partial(kernels, bench, name))
     bench.given |= link_gbps(bench.lines, shapes, fields.wide) if on.name == "cpu" else {}
     gbps = rates(bench.config([], ""), on)["h2d"]
     for name in shapes:
@@ -234,22 +239,8 @@ def steps(bench: Bench, name: str) -> tuple[list[Timed], float]:
     groups = [(1, prompt, 1, 0) for prompt in PROMPTS for _ in range(REPEATS + 1)]
     groups += [(seqs, ctx, OUTPUT, 0) for seqs in SEQS for ctx in CONTEXTS]
     groups += [(1, CHUNKED, 1, CHUNK)] * 2
-    batch = Batch(Inst(name, (0,)))
+    watched, others = grouped(bench, name, groups)
 
-    def script(_engine: Torch) -> Script:
-        yield from wait(Woke)
-        yield from wait(Arrived, [Load(batch.inst), Run(batch)], sum(seqs for seqs, *_ in groups))
-        rid, now = 0, 0
-        for seqs, *_, chunk in groups:
-            order = [Run(batch, chunk_tokens=chunk)] * (chunk != now) if chunk else []
-            now = chunk
-            yield from wait(Finished, [*order, *(Admit(rid + k, batch) for k in range(seqs))], seqs)
-            rid += seqs
-
-    each = [(0, prompt, output) for seqs, prompt, output, _ in groups for _ in range(seqs)]
-    uses = ("Load", "Run", "Admit", "Run.chunk_tokens")
-    config = bench.config([name], name)
-    _, watched, others = ran(bench, config, {"kv": "paged", "process": "gpu"}, uses, jobs((name,), each), script)
     prefills, decodes = (
         defaultdict[int, list[float]](list),
         defaultdict[tuple[int, int], list[tuple[float, float]]](list),
@@ -280,6 +271,45 @@ def steps(bench: Bench, name: str) -> tuple[list[Timed], float]:
         Timed("chunk", {"shape": name, "tokens": CHUNK, "behind": start}, took, {})
         for start, took in behind.items() if start
     ]  # fmt: skip
+    return timed, others
+
+
+def grouped(
+    bench: Bench, name: str, groups: Sequence[tuple[int, int, int, int]], repeat: int = 0
+) -> tuple[list[Watched], float]:
+    """Serve groups of requests of a model alone, one group behind the other; return its steps, and `ran`'s cores.
+
+    A group is requests, prompt and output tokens of each, and the tokens of a piece of a prompt, or 0.
+    """
+    batch = Batch(Inst(name, (0,)))
+
+    def script(_engine: Torch) -> Script:
+        yield from wait(Woke)
+        yield from wait(Arrived, [Load(batch.inst), Run(batch)], sum(seqs for seqs, *_ in groups))
+        rid, now = 0, 0
+        for seqs, *_, chunk in groups:
+            order = [Run(batch, chunk_tokens=chunk)] * (chunk != now) if chunk else []
+            now = chunk
+            yield from wait(Finished, [*order, *(Admit(rid + k, batch) for k in range(seqs))], seqs)
+            rid += seqs
+
+    each = [(0, prompt, output) for seqs, prompt, output, _ in groups for _ in range(seqs)]
+    uses, options = ("Load", "Run", "Admit", "Run.chunk_tokens"), {"kv": "paged", "process": "gpu"}
+    _, watched, others = ran(bench, bench.config([name], name), options, uses, jobs((name,), each), script, repeat)
+    return watched, others
+
+
+def kernels(bench: Bench, name: str) -> tuple[list[Timed], float]:
+    """Time the kernels of a prompt's step and of decode steps back to back, each beside the step that `steps` timed."""
+    groups = [(seqs, ctx, output, 0) for seqs, ctx, output in KERNELS]
+    watched, others = grouped(bench, name, groups, AGAIN)
+    timed = []
+    for seqs, ctx, output in KERNELS:
+        what, at = ("prefill", {"tokens": ctx}) if output == 1 else ("decode", {"seqs": seqs, "ctx": ctx})
+        rows = seqs, ctx if output == 1 else 1  # of a step, and tokens of each
+        took = [w.kernels_s for w in watched if w.kernels_s and (len(w.rows), w.rows[0][1]) == rows]
+        (step,) = of(bench.lines, what, shape=name, **at)
+        timed.append(Timed("kernels", {"shape": name, "phase": what, **at}, took, {"step_s": step["p50"]}))
     return timed, others
 
 

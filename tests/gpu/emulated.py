@@ -81,6 +81,15 @@ class Event:
 
     looks = 0
 
+    def __init__(self, *, enable_timing: bool = False) -> None:
+        self.timed = enable_timing
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the 12 ms between two events that keep the time."""
+        assert self.timed
+        assert end.timed
+        return 12.0
+
     def record(self, _: Any = None) -> None: ...
 
     def wait(self) -> None: ...

@@ -17,6 +17,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
 from harness.engines.torch import cuda, fused  # noqa: E402
+from harness.engines.torch.engine import Torch  # noqa: E402
+from harness.engines.torch.lanes import Watched  # noqa: E402
 from harness.policy.actions import Run  # noqa: E402
 from harness.validate import torch_scenarios  # noqa: E402
 from harness.validate.torch_scenarios import HOME, SCENARIOS, Scenario, opened  # noqa: E402
@@ -84,7 +86,7 @@ def test_prompts_and_the_decodes_beside_them_are_one_graph(
 def test_slices_of_prompts_on_a_share_of_the_sms_are_a_graph_a_layer(
     interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    serve((9, 20, 12), (3, 2, 2), monkeypatch)
+    serve((9, 20), (2, 2), monkeypatch)
     monkeypatch.setattr(fused, "PROMPTS", 1)
     replayed, graph = list[tuple[int, int]](), fused.Graphs.graph
 
@@ -96,8 +98,27 @@ def test_slices_of_prompts_on_a_share_of_the_sms_are_a_graph_a_layer(
     monkeypatch.setattr(fused.Graphs, "graph", noted)
     lanes = Run(HOME, "prefill", slice_layers=2, seqs=1, sms=64), Run(HOME, "decode", sms=68)
     compare(served(checkpoints, "Llama", Scenario(opened(*lanes)), monkeypatch), checkpoints / "Llama")
-    assert interpreted == [[9], [20], [12]]
-    assert replayed == [(0, 1), (1, 2), (2, 3)] * 3
+    assert interpreted == [[9], [20]]
+    assert replayed == [(0, 1), (1, 2), (2, 3)] * 2
+
+
+def test_kernels_of_steps_are_timed_back_to_back(
+    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    class Repeating(Torch):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.watched, self.repeat = list[Watched](), 3
+
+    serve((9,), (2,), monkeypatch)
+    monkeypatch.setattr(torch_scenarios, "Torch", Repeating)
+    engine = served(checkpoints, "Llama", Scenario(opened(Run(HOME, chunk_tokens=79))), monkeypatch)
+    compare(engine, checkpoints / "Llama")  # what is computed again changes nothing
+    assert engine.watched is not None
+    assert [(step.rows, step.kernels_s) for step in engine.watched] == [
+        (((0, 9),), 0.004), (((9, 1),), 0.004),
+    ]  # fmt: skip
+    assert interpreted == [[9]]
 
 
 @pytest.mark.full

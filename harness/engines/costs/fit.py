@@ -608,11 +608,13 @@ def dumps(file: Mapping[str, Any]) -> str:
         if plain or not table:
             if name:
                 yield f"\n[{name}]\n"
-            yield from (f"{k} = {_toml(v)}\n" for k, v in plain.items())
+            yield from (f"{key(k)} = {_toml(v)}\n" for k, v in plain.items())
         for k, v in table.items():
             if k not in plain:
-                key = k if k.replace("_", "").replace("-", "").isalnum() else json.dumps(k)
-                yield from section(f"{name}.{key}" if name else key, v)
+                yield from section(f"{name}.{key(k)}" if name else key(k), v)
+
+    def key(name: str) -> str:
+        return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
 
     return "".join(section("", file)).lstrip("\n")
 

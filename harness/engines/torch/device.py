@@ -42,6 +42,9 @@ class UnderWay(Protocol):
     def computed(self, wait: Callable[[], None]) -> Computed:
         """Return the result after the last layer; `wait` returns once all that was launched is computed."""
 
+    def kernels_s(self, times: int) -> float | None:
+        """Return the seconds of its kernels, run so often back to back; None for what is no graph."""
+
 
 class Device(Attention, Protocol):
     """A device as one worker has it: all that differs between the two kinds."""

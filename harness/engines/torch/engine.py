@@ -75,13 +75,13 @@ class Torch(Core):
         self.nets = {m.name: nets.net(m.shape, k.as_it_is, k.float_bytes, self.fields.wide) for m in config.models}
         self.logits: dict[int, list[Any]] | None = None  # of each request's tokens, where a test asks for them
         self.watched: list[Watched] | None = None  # every step, where a measurement asks for them
+        self.repeat = 0  # times that its kernels run again, likewise
         layout: Any = options.get("process", "model")
         self.layout = laid_out(config, layout)
         self.turns = "turns" in {options.get("sharing") if config.sharing == "own" else config.sharing}
         self.swap = options.get("preempt") == "swap"
         self.mem_bytes = config.pool_bytes or k.mem_bytes
         self.links = rates(config, k)
-        served = {m.shape.name: self.nets[m.name].text for m in config.models}
         places: list[int | Host] = [*range(config.gpus), Host(0)]
         self.arenas = {
             place: Arena(k.host_bytes if isinstance(place, Host) else self.mem_bytes, k.granule) for place in places
@@ -99,7 +99,7 @@ class Torch(Core):
             **machine_facts("torch"),
             "a GPU": f"{k.on}; {self.mem_bytes // MIB} MiB",
             "GB/s": " ".join(f"{link} {rate:g}" for link, rate in self.links.items()),
-            **{f"{name} by": text for name, text in served.items()},
+            **{f"{m.shape.name} by": self.nets[m.name].text for m in config.models},
         }
         self.residents, self.moves = Residents(self), Moves(self)
         self.lanes: dict[tuple[Batch, bool], Lane] = {}  # by batch, and whether it is that for decodes alone
@@ -443,7 +443,7 @@ class Torch(Core):
         share = None if order.sms is None else order.sms / self.kind.sms
         self._begun(step)
         seat.step, seat.since_s = step, time.monotonic()
-        seat.send("step", Order(step.number, model, tuple(parts), until, share, order.op_s, order.phase))
+        seat.send("step", Order(step.number, model, tuple(parts), until, share, order.op_s, order.phase, self.repeat))
         step.layers = until
 
     def _begun(self, step: Step) -> None:
@@ -469,7 +469,7 @@ class Torch(Core):
             if done.tokens:
                 if self.watched is not None:
                     rows = tuple((row.start, row.tokens) for row in step.rows)
-                    self.watched.append(Watched(inst.model, rows, step.begun_s, at_s))
+                    self.watched.append(Watched(inst.model, rows, step.begun_s, at_s, done.kernels_s))
                 counts.steps += 1
                 self._tokens(step, done)
                 if lane.step is step:

@@ -276,6 +276,18 @@ class Replay:
         self._graphs.under_way = None
         return Computed(here[: self._count].tolist(), logits[: self._count])
 
+    def kernels_s(self, times: int) -> float:
+        """See device.UnderWay: the graph of all layers, behind a replay that is not timed."""
+        graph, _ = self._graphs.graph(self._size, 0, self._graphs.layers)
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        begun.record()
+        for _ in range(times):
+            graph.replay()
+        ended.record()
+        ended.synchronize()
+        return float(begun.elapsed_time(ended)) / 1e3 / times
+
 
 class Decodes(Graphs):
     """Steps of decodes alone; a size is their number."""

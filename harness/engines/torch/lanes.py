@@ -58,6 +58,7 @@ class Watched(NamedTuple):
     rows: tuple[tuple[int, int], ...]  # of each member: tokens whose KV was there, and tokens computed
     ordered_s: float
     ended_s: float
+    kernels_s: float | None = None  # back to back, where the engine repeats them
 
 
 @dataclass(slots=True, eq=False)

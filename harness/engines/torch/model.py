@@ -215,6 +215,9 @@ class Pass:
         wait()
         return Computed(tokens.tolist(), logits)
 
+    def kernels_s(self, times: int) -> None:
+        """See device.UnderWay: its kernels are launched one by one."""
+
     def logits(self) -> Tensor:
         """Return those after each piece's last token."""
         return functional.linear(self._norm(self.x[self.last], self.weights.norm), self.weights.head)

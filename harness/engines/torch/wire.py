@@ -49,6 +49,7 @@ class Order(NamedTuple):
     share: float | None = None  # of the device
     op_s: float | None = None  # others' attention gets in after each kernel, not after the step
     phase: str = "mixed"  # of its lane: the partitions of prefills and of decodes are disjoint
+    repeat: int = 0  # times that its kernels run again when it is done, back to back, to be timed
 
 
 class Stepped(NamedTuple):
@@ -60,6 +61,7 @@ class Stepped(NamedTuple):
     cpu_s: float
     tokens: tuple[int, ...]  # one a part, after the last layer
     logits: Any = None  # where they are asked for
+    kernels_s: float | None = None  # of its kernels back to back, where they were repeated as a graph
 
 
 Bytes = tuple[int, int, int, int, int]  # source, offset, target, offset, bytes

@@ -128,6 +128,7 @@ class Worker:
         begun_s, cpu_s = time.monotonic(), time.thread_time()
         _, weights = self._weights(order.model)
         done: Computed | None = None
+        kernels_s: float | None = None
 
         def breathe() -> None:
             if order.op_s is not None:
@@ -144,10 +145,12 @@ class Worker:
             else:
                 done = under_way.computed(self.device.wait)
                 breathe()
-        ended_s = time.monotonic()
+            ended_s = time.monotonic()
+            if done is not None and order.repeat:
+                kernels_s = under_way.kernels_s(order.repeat)
         tokens = () if done is None else tuple(done.tokens)
         shown = done.logits.float().cpu().numpy() if self.logits and done is not None else None
-        return Stepped(order.step, begun_s, ended_s, time.thread_time() - cpu_s, tokens, shown)
+        return Stepped(order.step, begun_s, ended_s, time.thread_time() - cpu_s, tokens, shown, kernels_s)
 
     def _begin(self, order: Order, weights: Weights) -> UnderWay:
         """Begin a step: as graphs where the device has them for it, else kernel by kernel."""
