@@ -28,6 +28,7 @@ CONSTANTS = ("scale_decode", "scale_prefill", "api_in_s")
 START = np.array([1.4, 1.5, 0.008])
 METRICS = ["mean_ttft_s", "mean_tpot_s", "mean_e2e_s"]
 FILE = "kvcached_amd/staggered_7b_1024.csv"
+SWITCHING = 0.035  # of the GPU's time, which processes lose by taking turns; its source is in `tables`
 RUNS = "kvcached 88b6753 (Apache-2.0), staggered ramps of six Qwen2.5-7B without MPS on an unnamed 192 GB AMD card"
 
 
@@ -110,9 +111,11 @@ def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any
     }
     turns = {
         "quantum_s": quantum_s,
+        "switching": SWITCHING,
         "source": "plain processes on one GPU run a step each in turn, and a turn lasts at least this long while others"
         f" are busy: {RUNS}. Fitted on one set, on the mean TPOT of the six instances. CUDA without MPS is assumed to"
-        " behave alike until measured",
+        " behave alike until measured. switching: two and three processes bound by the GPU do .96 and .97 of the work"
+        " of one without MPS on a GB10 (prismaquant issue 283)",
         "fitted_on": fitted_on,
         "rows": [its | {"peak": [BESIDE]}],
         "fit": _errors(beside),
