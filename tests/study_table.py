@@ -87,28 +87,37 @@ def cells() -> Iterator[dict[str, Any]]:
                 yield {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 1.0}
 
 
-def blocks(name: str, value: float | None, base: Mapping[str, Any], count: int = 4) -> dict[str, Any]:
-    """Return missed and offered requests of a run in so many equal blocks; nothing of what is no attainment."""
+def counted(name: str, value: float | None, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return missed and offered requests of a run, in two stretches; nothing of what is no attainment."""
     if name not in DEFINITIONS or value is None or base.get("infeasible") or base["over"] not in {"pooled", "model"}:
         return {}
-    each = base["n"] / count
-    return {"missed": [each * (1.0 - value)] * count, "offered": [each] * count}
+    each = base["n"] / 2
+    return {"missed": [each * (1.0 - value)] * 2, "offered": [each] * 2}
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def table(rows: Sequence[Mapping[str, Any]], windows: int = 4) -> pa.Table:
     """Return rows of a study's table, as `table.table_of` makes them; `ttft` is a point's attainment.
 
-    Windows have 900 requests in four blocks, which miss alike.
+    Each row stands for windows of 900 requests in all, which miss alike: seed 1 for windows 4 to 7, if there are four.
+    A row may have `windows` of its own.
     """
     columns = schema()
     plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in columns])
-    out = []
+    out = list[dict[str, Any]]()
     for row in rows:
-        base = {"run": "r", "system": row["label"], "trace": TRACE, "models": "heavy8", "gpu": "h100", "gpus": 2,
-                "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "synthetic", "n": 900,
-                "fidelity": "simulated", "plan_origin": "trace", "over": "pooled"}  # fmt: skip
-        base |= {key: value for key, value in row.items() if key != "ttft"}
-        values = {"ttft": row["ttft"], "tpot": 1.0, "both": row["ttft"], "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
-        out += [base | {"definition": name, "value": value} | blocks(name, value, base)
-                for name, value in values.items()]  # fmt: skip
+        count = row.get("windows", windows)
+        for k in range(count):
+            out += _window(row, count, k)
     return pa.Table.from_pylist(out, schema=plain).cast(columns)
+
+
+def _window(row: Mapping[str, Any], count: int, k: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of window k of as many as a row stands for."""
+    base = {"run": "r", "system": row["label"], "trace": TRACE, "models": "heavy8", "gpu": "h100", "gpus": 2,
+            "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "synthetic", "n": 900 // count,
+            "fidelity": "simulated", "plan_origin": "trace", "over": "pooled"}  # fmt: skip
+    base |= {key: value for key, value in row.items() if key not in {"ttft", "windows"}}
+    base["seed"] = count * row["seed"] + k
+    values = {"ttft": row["ttft"], "tpot": 1.0, "both": row["ttft"], "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
+    for name, value in values.items():
+        yield base | {"definition": name, "value": value} | counted(name, value, base)

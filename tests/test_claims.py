@@ -275,7 +275,7 @@ def rated() -> list[dict[str, Any]]:
 def verdicts(claim: Claim, rows: Sequence[Mapping[str, Any]], **facts: Any) -> list[Verdict]:
     known = about([panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES), panel("limit", 1, "slo_scale")], [claim],
                   systems=list(KNEES), texts=NAMES, seeds=SEEDS, **facts)  # fmt: skip
-    return claims.verdicts(table(rows), known)
+    return claims.verdicts(table(rows, 1), known)
 
 
 def test_a_ratio_is_judged_over_the_best_static() -> None:
@@ -312,7 +312,7 @@ def test_what_takes_no_part_is_told() -> None:
     claim = Claim("ratio", "prism and prism_released", "best static", on=AT["rates"], paper=2.0)
     known = about([panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES)], [claim], systems=list(KNEES), texts=NAMES)
     assert claims.lacking(claim, known) == ["prism_released"]
-    assert [v.claim.system for v in claims.verdicts(table(rated()), known)] == ["prism"]
+    assert [v.claim.system for v in claims.verdicts(table(rated(), 1), known)] == ["prism"]
     assert claims.lacking(Claim("ratio", "prism", "best muxserve"), known) == ["best muxserve"]
 
 

@@ -17,7 +17,7 @@ from harness.rows.crossings import cases as of_cases
 from harness.rows.requests import Rows
 from harness.rows.statistics import Estimate
 from tests.cases import cases
-from tests.study_table import blocks, met, panel, table
+from tests.study_table import counted, met, panel, table
 
 RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
 PANEL = panel("p", 0, "rate_scale", unit_rps=2.0)
@@ -60,61 +60,53 @@ def test_windows_stand_side_by_side_at_the_x_that_all_have() -> None:
     made = rows({"a": knee(10.0)}, seeds=2).to_pylist()
     gone = [row for row in made if not (row["seed"] == 1 and row["x"] == 4.0)]
     (curves,) = tidy.windows(pa.Table.from_pylist(gone, schema=rows({}).schema), "a", "ttft").values()
-    assert {seed: sorted(curve) for seed, curve in curves.items()} == {0: [*RATES], 1: [1.0, 2.0, 8.0, 16.0]}
-    both, first = tidy.together(curves, {0, 1}), tidy.together(curves, {0})
+    without = {seed: sorted(curve) for seed, curve in curves.items()}
+    assert without == {seed: [1.0, 2.0, 8.0, 16.0] if seed == 1 else [*RATES] for seed in range(8)}
+    both, first = tidy.together(curves, range(8)), tidy.together(curves, {0})
     assert both is not None
     assert first is not None
     assert both.rates_rps.tolist() == [1.0, 2.0, 8.0, 16.0]
-    assert both.offered.tolist() == [[225.0] * 8] * 4  # two windows of four blocks
+    assert both.offered.tolist() == [[225.0] * 8] * 4
     assert both.missed.sum(axis=1) == pytest.approx([1800 * (1.0 - met(x, 10.0)) for x in both.rates_rps])
     assert first.rates_rps.tolist() == [*RATES]
-    assert tidy.together(curves, {7}) is None
+    assert tidy.together(curves, {8}) is None
 
 
-def test_a_window_that_is_shorter_at_higher_rates_is_one_block() -> None:
-    """Two windows of four blocks at 1, of two at 2 and one at 4, as where stamps are divided: two blocks, same sums."""
-    curve = {x: tidy.Block(np.full(n, 1.0), np.full(n, 10.0 * x)) for x, n in ((1.0, 4), (2.0, 2), (4.0, 1))}
-    c = tidy.together({0: curve, 1: curve}, {0, 1})
+def test_a_window_is_a_unit_however_many_stretches_it_has() -> None:
+    """Stretches of 75 requests that miss 3, 0 and 0 are one window that misses 3 of 225."""
+    made = rows({"a": knee(10.0)}, (4.0,)).to_pylist()
+    stretches = {"missed": [3.0, 0.0, 0.0], "offered": [75.0] * 3}
+    cut = [row | stretches if row["definition"] == "ttft" else row for row in made]
+    (curves,) = tidy.windows(pa.Table.from_pylist(cut, schema=rows({}).schema), "a", "ttft").values()
+    c = tidy.together(curves, curves.keys())
     assert c is not None
-    assert c.missed.tolist() == [[4.0, 4.0], [2.0, 2.0], [1.0, 1.0]]
-    assert c.offered.tolist() == [[40.0, 40.0]] * 3
-    apart = tidy.together({0: {1.0: curve[1.0]}, 1: curve}, {0, 1})
-    assert apart is not None
-    assert apart.blocks == 8  # at one x alone nothing differs
+    assert (c.units, c.missed.tolist(), c.offered.tolist()) == (12, [[3.0] * 12], [[225.0] * 12])
 
 
-def test_a_run_of_a_table_without_blocks_is_a_block() -> None:
+def test_of_a_table_without_counts_they_follow_from_the_value() -> None:
     old = rows({"a": knee(10.0)}, seeds=2).drop_columns(["missed", "offered"])
     (curves,) = tidy.windows(old, "a", "ttft").values()
-    assert curves[0][16.0].offered.tolist() == [900.0]
-    assert curves[0][16.0].missed.tolist() == pytest.approx([900 * 0.01 * 1.6**4])
-    c = crossings.crossing(old, PANEL, "a", "ttft", LEVEL)
-    assert c is not None
-    assert (c.at.mean, c.at.low, c.at.n) == pytest.approx((20.0, None, 2))  # too few for an interval
+    assert curves[0][16.0] == pytest.approx((225 * 0.01 * 1.6**4, 225.0))
 
 
 # ------------------------------------------------------------------ by hand
 
 
-def test_half_of_a_real_trace_is_one_case_however_many_blocks_it_has() -> None:
-    """The same rows decide where windows are drawn, and give the same ratio without an interval where they are not."""
-    many = table([
-        {"condition": "p", "x": x, "label": label, "seed": 0, "ttft": met(x, at), "n": 9000}
-        for label, at in (("ours", 8.0), ("theirs", 2.0)) for x in RATES
-    ])  # fmt: skip
-    twelve = [row | blocks(row["definition"], row["value"], row, 12) for row in many.to_pylist()]
-    drawn = pa.Table.from_pylist(twelve, schema=many.schema)
-    standings = {}
-    for half in ("", "second"):
-        shown = PANEL | {"half": half}
-        standings[half] = side_by_side(of_panel(drawn, shown), shown, ("ours", "theirs"), "ttft", LEVEL)
-    whole, case = standings[""].ratio, standings["second"].ratio
-    assert whole is not None
-    assert case is not None
-    assert (standings[""].says, standings["second"].says) == ("ahead", CASE)
-    assert whole.mean == pytest.approx(case.mean)
-    assert whole.low is not None
-    assert (case.low, case.high) == (None, None)
+def test_below_eight_windows_no_side_is_named_and_one_is_a_case() -> None:
+    """The same rows give the same ratio, and it has an interval from eight windows on."""
+    curves = [(label, x, met(x, at)) for label, at in (("ours", 8.0), ("theirs", 2.0)) for x in RATES]
+    runs = [
+        {"condition": "p", "x": x, "label": label, "seed": 0, "ttft": share, "n": 9000} for label, x, share in curves
+    ]
+    said = {}
+    for windows in (1, 2, 7, 8, 36):
+        standing = side_by_side(of_panel(table(runs, windows), PANEL), PANEL, ("ours", "theirs"), "ttft", LEVEL)
+        assert standing.ratio is not None
+        assert standing.ratio.mean == pytest.approx(4.0)
+        assert (standing.ratio.low is not None) == (windows >= 8)
+        said[windows] = standing.says, standing.note
+    few = {n: (UNDECIDED, f"{n} windows, and 8 name a side") for n in (2, 7)}
+    assert said == {1: (CASE, ""), **few, 8: ("ahead", ""), 36: ("ahead", "")}
 
 
 def test_cases_are_told_by_their_ends_and_sides() -> None:
@@ -135,7 +127,7 @@ def test_counts_add_the_windows_of_a_rate() -> None:
     c = crossings.counts(rows({"a": knee(10.0)}), "rate_scale", "a", "ttft")
     assert c is not None
     assert c.rates_rps.tolist() == [*RATES]
-    assert (c.blocks, c.offered.sum(axis=1).tolist()) == (12, [2700.0] * 5)
+    assert (c.units, c.offered.sum(axis=1).tolist()) == (12, [2700.0] * 5)
     assert crossings.counts(rows({"a": knee(10.0)}), "rate_scale", "b", "ttft") is None
 
 
@@ -317,4 +309,4 @@ def test_a_model_without_requests_at_some_rate_is_left_out_of_the_mean() -> None
     c = crossings.crossing(made, PANEL, "a", "ttft", LEVEL, "worst")
     assert c is not None
     assert c.at.mean == pytest.approx(20.0)
-    assert blocks("loads", 3.0, {"n": 9, "over": "pooled"}) == {}
+    assert counted("loads", 3.0, {"n": 9, "over": "pooled"}) == {}

@@ -15,15 +15,15 @@ import pytest
 from harness.rows import crossings, pooled
 from harness.rows.crossings import UNDECIDED, Standing
 from harness.rows.statistics import Estimate
-from harness.rows.tidy import Block, Windows, together
+from harness.rows.tidy import Counted, Windows, together
 from harness.study import enough
 from harness.study.search import Range, following
 from harness.study.study import AA_SEED, Sample
 from tests.bursts import BLOCK_S, BURST, LEVEL
 from tests.cases import cases
 
-WINDOW_S = 1800.0
-SEEDS = 5
+WINDOW_S = 1000.0
+SEEDS = 9
 GIVEN = (0.8, 3.2, 12.8)
 SAMPLE = Sample("bisect", points=6)
 
@@ -47,7 +47,7 @@ class World:
             )  # fmt: skip
         return self.drawn[seed, whose]
 
-    def run(self, system: str, seed: int, x: float) -> Block:
+    def run(self, system: str, seed: int, x: float) -> Counted:
         """Run a window at a rate."""
         self.runs += 1
         most = 0.5 * 2 * GIVEN[-1] * BLOCK_S / BURST
@@ -56,14 +56,14 @@ class World:
         for block, mark, size in (self.bursts(seed, "", most), self.bursts(seed, system, most)):
             missed += np.bincount(block[mark < want], size[mark < want], self.blocks)
         offered = np.full(self.blocks, round(x * BLOCK_S), np.float64)
-        return Block(np.minimum(missed, offered), offered)
+        return Counted(float(np.minimum(missed, offered).sum()), float(offered.sum()))
 
 
 def searched(world: World, system: str) -> Windows:
     """Search rates by bisection, as `measure` asks for them."""
     windows: Windows = {}
     for _ in count():
-        seen = {seed: {x: {"ttft": block.met} for x, block in curve.items()} for seed, curve in windows.items()}
+        seen = {seed: {x: {"ttft": counted.met} for x, counted in curve.items()} for seed, curve in windows.items()}
         ask = following(SAMPLE, Range(LEVEL, GIVEN, GIVEN[0] / 8, seeds=SEEDS), {system: seen})
         if not ask.xs:
             return windows
@@ -167,34 +167,33 @@ def test_more_seeds_keep_pairs_paired() -> None:
     """A system that lacks seeds of an earlier round gets these too; the same rates, near its crossing and the given."""
     world = World({"a": 3.0, "b": 4.0}, 4.0, np.random.default_rng(1))
     curves = {name: searched(world, name) for name in world.at}
-    curves["a"] |= dict.fromkeys(range(5, 10), curves["a"][0])
+    curves["a"] |= dict.fromkeys(range(9, 18), curves["a"][0])
     left = {"a": True, "b": False}
-    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(run.seed < 10 for run in more):
+    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(run.seed < 18 for run in more):
         for name, seed, x, _ in more:  # what an interval lacks comes first
-            curves[name][seed][x] = world.run(name, seed % 5, x)
+            curves[name][seed][x] = world.run(name, seed % 9, x)
     runs = asked(more)
-    assert {name: seeds for name, (seeds, _) in runs.items()} == {"a": {*range(10, 15)}, "b": {*range(5, 15)}}
+    assert {name: seeds for name, (seeds, _) in runs.items()} == {"a": {*range(18, 23)}, "b": {*range(9, 23)}}
     xs = {name: xs for name, (_, xs) in runs.items()}
     assert set(GIVEN) <= xs["a"] <= set(curves["a"][0])
     assert {x for x in curves["b"][0] if 2.5 < x < 6.0} <= xs["b"] <= set(curves["b"][0])
-    offered = {name: sum(curves[name][0][x].offered.sum() for x in xs[name]) for name in xs}
-    assert sum(run.requests for run in more) == pytest.approx(5 * offered["a"] + 10 * offered["b"])
+    offered = {name: sum(curves[name][0][x].offered for x in xs[name]) for name in xs}
+    assert sum(run.requests for run in more) == pytest.approx(5 * offered["a"] + 14 * offered["b"])
 
 
 def test_more_seeds_never_lose_the_ends_of_an_interval() -> None:
     """Of a coarse curve the next x beyond either end is run too, however far it is."""
-    offered = np.full(12, 2000.0)
-    of = {x: Block(np.round(np.minimum(0.9, 0.01 * (x / 4.0) ** 6.0) * offered), offered) for x in (0.5, 4.0, 30.0)}
-    curves: dict[str, Windows] = {"a": dict.fromkeys(range(3), of)}
+    of = {x: Counted(round(8000 * min(0.9, 0.01 * (x / 4.0) ** 6.0)), 8000.0) for x in (0.5, 4.0, 30.0)}
+    curves: dict[str, Windows] = {"a": dict.fromkeys(range(9), of)}
     more = enough.more(curves, {"axis": "rate_rps", "xs": (), "unit_rps": 1.0}, {"a": False}, 3, LEVEL, 0.1)
-    assert asked(more) == {"a": ({3, 4, 5}, {0.5, 4.0, 30.0})}
+    assert asked(more) == {"a": ({9, 10, 11}, {0.5, 4.0, 30.0})}
 
 
 def test_every_seed_gets_the_same_x() -> None:
     """A rate that some seeds lack is run by them too, once it counts: only rates that all have are pooled."""
     world = World({"a": 3.0}, 4.0, np.random.default_rng(1))
     curves, left = {"a": searched(world, "a")}, {"a": True}
-    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(run.seed < 5 for run in more):
+    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(run.seed < 9 for run in more):
         for name, seed, x, _ in more:
             curves[name][seed][x] = world.run(name, seed, x)
     lacking = max(run.x for run in more if run.x not in GIVEN)
@@ -216,10 +215,11 @@ def test_every_seed_gets_the_same_x() -> None:
 def test_an_interval_that_lacks_an_x_asks_for_it_by_all_seeds(
     at: float, xs: tuple[float, ...], axis: str, x: float | None
 ) -> None:
-    offered = np.full(12, 2000.0)
-    spread = np.where(np.arange(12) % 6, 0.0, 6.0)  # a steep curve, whose misses come in few blocks
-    of = {k: Block(np.round(np.minimum(0.9, 0.01 * (k / at) ** 6.0) * offered * spread), offered) for k in xs}
-    curves: dict[str, Windows] = {"a": dict.fromkeys(range(3), of)}
+    few = {seed: 0.0 if seed % 6 else 6.0 for seed in range(36)}  # a steep curve, whose misses come in few windows
+    curves: dict[str, Windows] = {"a": {
+        seed: {k: Counted(round(2000 * times * min(0.9, 0.01 * (k / at) ** 6.0)), 2000.0) for k in xs}
+        for seed, times in few.items()
+    }}  # fmt: skip
     given = tuple(crossings.turned(k) for k in xs) if axis == "slo_scale" else xs
     more = enough.more(curves, {"axis": axis, "xs": given, "unit_rps": 1.0}, {"a": False}, 3, LEVEL, 0.1)
     seeds, asked_xs = asked(more)["a"]
@@ -227,18 +227,17 @@ def test_an_interval_that_lacks_an_x_asks_for_it_by_all_seeds(
         assert asked_xs <= set(xs)
     else:
         assert sorted(asked_xs) == [pytest.approx(x, rel=0.25)]
-        assert seeds == {0, 1, 2}
+        assert seeds == {*few}
 
 
 @cases("knee", [18.3, 19.0, 19.6])
 def test_a_knee_without_misses_below_it_is_narrowed_and_no_lower_rate_is_asked_for(knee: float) -> None:
-    def block(x: float) -> Block:
-        """30 blocks, of which every other one misses what exceeds the knee: nothing below it, a third soon after."""
-        offered = np.full(30, round(x * 200.0), np.float64)
-        beyond = np.minimum(0.6, 20.0 * max(0.0, x / knee - 1.0)) * (np.arange(30) % 2)
-        return Block(np.round(offered * beyond), offered)
+    def window(seed: int, x: float) -> Counted:
+        """Every other window misses what exceeds the knee: nothing below it, a third soon after."""
+        offered = round(x * 200.0)
+        return Counted(round(offered * min(0.6, 20.0 * max(0.0, x / knee - 1.0)) * (seed % 2)), offered)
 
-    curves: dict[str, Windows] = {"a": {seed: {x: block(x) for x in (4.5, 18.0, 21.5)} for seed in range(2)}}
+    curves: dict[str, Windows] = {"a": {seed: {x: window(seed, x) for x in (4.5, 18.0, 21.5)} for seed in range(60)}}
     panel = {"axis": "rate_rps", "xs": GIVEN, "unit_rps": 1.0}
 
     def interval() -> Estimate:
@@ -252,7 +251,7 @@ def test_a_knee_without_misses_below_it_is_narrowed_and_no_lower_rate_is_asked_f
         assert {run.x for run in more} == {x}
         assert 18.0 < x < 21.5
         for run in more:
-            curves["a"][run.seed][x] = block(x)
+            curves["a"][run.seed][x] = window(run.seed, x)
     assert len(curves["a"][0]) <= 8
     low, high = interval().low, interval().high
     assert low is not None

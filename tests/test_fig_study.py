@@ -25,7 +25,7 @@ def measured(*runs: dict[str, Any]) -> pa.Table:
     first = [("condition", pa.string()), ("x", pa.float64())]
     word = tidy.TABLE_SCHEMA.field("run").type
     base = {"trace": "hyperbolic-like", "tier": "synthetic"}
-    table = pa.Table.from_pylist(rows(*(base | run for run in runs)), schema=pa.schema([*first, *PLAIN]))
+    table = pa.Table.from_pylist(rows(*(base | run for run in runs), windows=4), schema=pa.schema([*first, *PLAIN]))
     return table.cast(pa.schema([("condition", word), first[1], *tidy.TABLE_SCHEMA]))
 
 
@@ -377,7 +377,7 @@ def test_parts_lose_points_and_name_the_model_that_loses_most() -> None:
     points = parts.points(table, facts).set_index("part")
     lost = points.loc["eviction"]
     assert (lost["lost"], lost["most"], lost["model"]) == (pytest.approx(30.0), pytest.approx(50.0), "large")
-    assert (lost["whole"], lost["offered_rps"], lost["n"]) == (pytest.approx(94.9), 6.0, 3)
+    assert (lost["whole"], lost["offered_rps"], lost["n"]) == (pytest.approx(94.9), 6.0, 12)
     assert points.loc["prism+way=cold", "lost"] == 0.0  # without words of its own it is called by its system
     with style.theme():
         figure = parts.draw(table, facts)

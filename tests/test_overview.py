@@ -18,16 +18,16 @@ from tests.test_fig_study import about, claim, panel, stored
 from tests.test_plots import PLAIN, rows
 
 XS = (1.0, 2.0, 4.0, 8.0, 16.0)
-BLOCKS, OFFERED = 20, 500.0
+OFFERED = 2500.0
 
 
 def measured(*runs: dict[str, Any]) -> pa.Table:
-    """Return rows of runs whose misses are stored in blocks, which miss alike."""
+    """Return rows of runs, each of which stands for four windows that miss alike."""
     first = [("condition", pa.string()), ("x", pa.float64())]
-    made = rows(*({"trace": "hyperbolic-like", "tier": "synthetic", **run} for run in runs))
+    made = rows(*({"trace": "hyperbolic-like", "tier": "synthetic", **run} for run in runs), windows=4)
     for row in made:
         value = row["value"] or 0.0
-        row |= {"missed": [OFFERED * (1.0 - value)] * BLOCKS, "offered": [OFFERED] * BLOCKS}
+        row |= {"missed": [OFFERED * (1.0 - value)], "offered": [OFFERED]}
     table = pa.Table.from_pylist(made, schema=pa.schema([*first, *PLAIN]))
     word = tidy.TABLE_SCHEMA.field("run").type
     return table.cast(pa.schema([("condition", word), first[1], *tidy.TABLE_SCHEMA]))
@@ -55,8 +55,8 @@ HALVES = [pair(f"open / {half} half", column=1, trace="hyperbolic") | {"half": h
           for half in ("first", "second")]  # fmt: skip
 TABLE = measured(
     *curve("open", {"prism": 8.0, "static": 2.0}),
-    *curve("open / first half", {"prism": 6.0, "static": 5.0}, seeds=1),
-    *curve("open / second half", {"prism": 12.0, "static": 3.0}, seeds=1),
+    *curve("open / first half", {"prism": 6.0, "static": 5.0}, seeds=1, windows=1),
+    *curve("open / second half", {"prism": 12.0, "static": 3.0}, seeds=1, windows=1),
 )
 FACTS = about("lines", FITTED, *HALVES, definitions=["ttft", "tpot"],
               claims=[claim("ratio", "prism", "static", definition="ttft", paper=2.0)])  # fmt: skip
@@ -175,7 +175,7 @@ def test_captions_have_few_words_and_what_must_be_said(note: str) -> None:
         text = " ".join(text.get_text() for text in figure.texts).split()
         assert len(text) <= caption.WORDS
         words = " ".join(text)
-        for fact in ("Simulated", "unchecked end to end", "2 x h100", "SLO 5 x P95", "3 windows of 1,800 s",
+        for fact in ("Simulated", "unchecked end to end", "2 x h100", "SLO 5 x P95", "12 windows of 1,800 s",
                      caption.CORRECTED):  # fmt: skip
             assert fact in words, fact
         assert ("stale" in words) == ("stale" in note)

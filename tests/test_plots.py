@@ -29,7 +29,7 @@ from harness.policy.types import UserError
 from harness.rows import record, tidy
 from plots import fig_compare, form, style
 from tests.cases import cases
-from tests.study_table import blocks
+from tests.study_table import counted
 from tests.test_repo import ROOT
 
 PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
@@ -40,15 +40,20 @@ def sweep(*runs: dict[str, Any]) -> pa.Table:
     return pa.Table.from_pylist(rows(*runs), schema=PLAIN).cast(tidy.TABLE_SCHEMA)
 
 
-def rows(*runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return rows of runs of 900 requests in four blocks, which miss alike."""
+def rows(*runs: dict[str, Any], windows: int = 1) -> list[dict[str, Any]]:
+    """Return rows of runs, each of which stands for windows of 900 requests in all, which miss alike.
+
+    A run may have `windows` of its own.
+    """
     lines: list[dict[str, Any]] = []
-    for run in runs:
+    for run, k in [(each, k) for each in runs for k in range(each.get("windows", windows))]:
+        count = run.get("windows", windows)
         about = {"run": "r", "label": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "seed": 0,
                  "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "replayed", "fidelity": "simulated",
-                 "plan_origin": "trace"} | {k: v for k, v in run.items() if k != "values"}  # fmt: skip
-        about |= {"system": about["label"], "over": run.get("over", "pooled"), "n": 900}
-        lines += [about | {"definition": name, "value": value} | blocks(name, value, about)
+                 "plan_origin": "trace"} | {k: v for k, v in run.items() if k not in {"values", "windows"}}  # fmt: skip
+        about |= {"system": about["label"], "over": run.get("over", "pooled"), "n": 900 // count}
+        about["seed"] = count * about["seed"] + k
+        lines += [about | {"definition": name, "value": value} | counted(name, value, about)
                   for name, value in run["values"].items()]  # fmt: skip
     return lines
 

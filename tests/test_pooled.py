@@ -35,10 +35,10 @@ SLOPES = (1.5, 3.0, 6.0)
 BLOCKS = int(5 * 1800 / BLOCK_S)  # five windows of half an hour
 
 
-def even(rates: list[float], missed: list[float], blocks: int = 40, offered: float = 1000.0) -> Counts:
-    """Return misses spread evenly over blocks."""
-    each = np.repeat(np.array(missed)[:, None] / blocks, blocks, axis=1)
-    return Counts(np.array(rates), each, np.full_like(each, offered / blocks))
+def even(rates: list[float], missed: list[float], units: int = 40, offered: float = 1000.0) -> Counts:
+    """Return misses spread evenly over units."""
+    each = np.repeat(np.array(missed)[:, None] / units, units, axis=1)
+    return Counts(np.array(rates), each, np.full_like(each, offered / units))
 
 
 def test_the_crossing_is_where_the_pooled_share_of_misses_passes_the_level() -> None:
@@ -102,8 +102,8 @@ def test_a_slope_is_that_of_logarithms() -> None:
     assert slope(even([1.0, 2.0], [1.0, 2.0]), LEVEL) is None
 
 
-def test_a_difference_is_paired_by_block() -> None:
-    """Pairs that miss in the same blocks differ as certainly as 40 misses do; those that take turns, less."""
+def test_a_difference_is_paired_by_unit() -> None:
+    """Pairs that miss in the same units differ as certainly as 40 misses do; those that take turns, less."""
     n = 40
     hits = np.tile([4.0, 0.0], n // 2)
     offered = np.full((1, n), 100.0)
@@ -208,12 +208,12 @@ def test_the_share_of_the_mean_is_the_mean_of_shares(seed: int, sizes: list[floa
     assert shares(worst(models)).share == pytest.approx(each.max(axis=0))
 
 
-@cases("blocks", [1, 4, 5])
-def test_few_blocks_give_no_interval(blocks: int) -> None:
-    c = even([1.0, 2.0, 4.0, 8.0], [1.0, 8.0, 64.0, 512.0], blocks=blocks)
+@cases("units", [1, 7, 8])
+def test_few_units_give_no_interval(units: int) -> None:
+    c = even([1.0, 2.0, 4.0, 8.0], [1.0, 8.0, 64.0, 512.0], units)
     estimates = [crossing(c, LEVEL), ratio(c, c, LEVEL), difference(c, c, 2.0), slope(c, LEVEL)]
-    assert {estimate is not None and estimate.low is not None for estimate in estimates} == {blocks == 5}
-    assert {estimate is not None and estimate.high is not None for estimate in estimates} == {blocks == 5}
+    assert {estimate is not None and estimate.low is not None for estimate in estimates} == {units == 8}
+    assert {estimate is not None and estimate.high is not None for estimate in estimates} == {units == 8}
 
 
 @given(st.integers(0, 999), st.sampled_from(SIZES), st.sampled_from(SLOPES))

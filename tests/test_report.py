@@ -26,7 +26,7 @@ from harness.rows.statistics import Estimate
 from harness.study.measure import Measured
 from harness.study.sentences import next_command
 from tests.cases import cases
-from tests.study_table import blocks, met
+from tests.study_table import counted, met
 
 # ------------------------------------------------------------------ an estimate as text
 
@@ -87,18 +87,18 @@ def test_a_number_is_printed_to_its_last_digit(x: float, decimals: int) -> None:
 def scored(values: dict[str, dict[float, list[float]]], **named: dict[str, dict[float, list[float]]]) -> pa.Table:
     """Return a tidy table of pooled attainment by label, rate and seed, and of other definitions by name.
 
-    Windows have 900 requests in six blocks, which miss alike.
+    Each seed stands for six windows of 150 requests, which miss alike.
     """
     common = {name: name for name in ("trace", "models", "gpu", "engine", "scaling", "slo", "tier", "fidelity")}
     rows = []
     for definition, of in {"both": values, **named}.items():
         for label, rates in of.items():
             for rate, seeds in rates.items():
-                for seed, value in enumerate(seeds):
+                for seed, value in enumerate(value for value in seeds for _ in range(6)):
                     run = {"run": f"{label}-{rate}-{seed}", "label": label, "rate_scale": rate, "seed": seed}
-                    about = common | run | {"system": label, "gpus": 2, "over": "pooled", "n": 900}
+                    about = common | run | {"system": label, "gpus": 2, "over": "pooled", "n": 150}
                     told = {"definition": definition, "value": value}
-                    rows.append(about | told | blocks(definition, value, about, 6))
+                    rows.append(about | told | counted(definition, value, about))
                     if definition == "both":
                         rows.append(about | {"definition": "offered_rps", "value": 2 * rate})
     schema = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
@@ -127,7 +127,8 @@ def test_the_shown_rate_is_the_highest_that_a_contestant_still_meets() -> None:
 
 
 def test_the_best_of_a_column_is_bold_on_a_terminal_only_and_controls_never_win() -> None:
-    view = shown(scored({"a": {1.0: [0.9]}, "b": {1.0: [0.8]}, "c": {1.0: [1.0]}}), "a", "b", "c", controls=("c",))
+    met = {"a": 0.9, "b": 0.8, "c": 1.0}
+    view = shown(scored({name: {1.0: [share] * 2} for name, share in met.items()}), *met, controls=("c",))
     bold = "\n".join(formats.terminal(view, bold=True))
     assert bold.count(formats.BOLD) == 1
     assert f"{formats.BOLD}90.0" in bold
@@ -208,10 +209,10 @@ def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[flo
 
 
 def test_few_windows_have_no_interval() -> None:
-    of = pa.Table.from_pylist([row | {"missed": None, "offered": None} for row in scored(APART).to_pylist()],
-                              schema=tidy.TABLE_SCHEMA)  # fmt: skip
-    text = sentences.verdict(of, shown(of, "a", "b"), "both", 0.99)  # three windows of one block each
-    assert text == "a serves 4.00x the rate of b at 99 %: too few windows for an interval"
+    of = scored(APART)
+    of = of.filter(pc.less(of["seed"], 7))
+    text = sentences.verdict(of, shown(of, "a", "b"), "both", 0.99)
+    assert text == "a serves 4.00x the rate of b at 99 %: not decided, 7 windows, and 8 name a side"
 
 
 def test_what_fails_and_dips_stands_beside_the_crossing() -> None:

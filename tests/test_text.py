@@ -49,8 +49,8 @@ EVERY = """
 static 3.75 [3.29, 4.18] 4.00 [4.00, 4.00] >24.0 + 4.00x [3.38, 4.74]
 static >5.00x ≤1.00x + <0.40x [0, 0.47]
 prism / static, rate at 99 % TTFT rates 4x 4.00x [3.38, 4.74] size within a factor 1.25, its interval within 1.5
-prism, SLO scale for 99 % TTFT SLOs reached reached by 3 of 3 seeds direction every seed reaches it
-static, SLO scale for 99 % TTFT SLOs never reached by 0 of 3 seeds direction no seed reaches it
+prism, SLO scale for 99 % TTFT SLOs reached reached by 12 of 12 seeds direction every seed reaches it
+static, SLO scale for 99 % TTFT SLOs never reached by 0 of 12 seeds direction no seed reaches it
 prism, GPUs for 99 % TTFT counts 7 4 [4, 4] not comparable -
 not comparable: no rate is stated
 """
@@ -142,13 +142,13 @@ def test_a_system_that_does_not_fit_is_shown_as_such() -> None:
     # nobody is compared with it: both claims of its rates
     assert "the paper's claims, a panel each: 1 size; 3 direction; 1 not comparable; 2 does not fit" in told
     some = without(1)
-    assert "static does not fit (hyperbolic-like with 1 of 3 seeds): no room" in some
+    assert "static does not fit (hyperbolic-like with 4 of 12 seeds): no room" in some
     assert any(line.startswith("static 3.75 [3.18, 4.28] 4.00 + 4.00x [") for line in some)  # of the other two
 
 
 @cases(
     ("gone", "says"),
-    [({}, "misses SLOs"), ({3.0: (0, 1, 2)}, "does not fit"), ({3.0: (1,)}, "does not fit (1 of 3 seeds)")],
+    [({}, "misses SLOs"), ({3.0: (0, 1, 2)}, "does not fit"), ({3.0: (1,)}, "does not fit (4 of 12 seeds)")],
 )
 def test_what_ends_the_fewest_gpus_is_room_or_load(gone: dict[float, tuple[int, ...]], says: str) -> None:
     """Prism holds from 4 GPUs on; on 3 it misses, or some seeds have no room."""
@@ -258,7 +258,8 @@ def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_trace
     facts = about([made, *halves, *other], [Claim("ratio", "prism", "static")], layout="matrix", definitions=["ttft"])
     knees = {"fitted": 2.0, "a log / first half": 2.0, "a log / second half": 16.0, "elsewhere": 2.0}
     rows = table([
-        {"condition": entry["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most)}
+        {"condition": entry["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most),
+         "windows": 1 if entry["half"] else 4}
         for entry in facts["panels"] for name, most in (("prism", 8.0), ("static", knees[entry["condition"]]))
         for seed in range(1 if entry["half"] else 3) for x in (1.0, 2.0, 4.0, 8.0, 16.0)
     ])  # fmt: skip

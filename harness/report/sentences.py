@@ -64,9 +64,9 @@ def paired(ours: str, theirs: str, standing: Standing, level: float) -> str:
         gaps = f"attainment of {ours} minus that of {theirs}, in points by req/s: {', '.join(points)}"
         return f"{why}; {gaps} ({FLAT[standing.says]})" if points else why
     text = f"{ours} serves {estimate.text(standing.ratio, RATIO)} the rate of {theirs} at {goal}"
-    return (
-        text if standing.says in {"ahead", "behind"} else f"{text}: {FEW if standing.says == CASE else standing.says}"
-    )
+    if standing.says in {"ahead", "behind"}:
+        return text
+    return f"{text}: {FEW if standing.says == CASE else ', '.join(filter(None, [standing.says, standing.note]))}"
 
 
 FEW = "too few windows for an interval"

@@ -42,18 +42,13 @@ EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
 
 
 def of_panel(table: pa.Table, panel: Panel) -> pa.Table:
-    """Return a panel's rows: the same table at each call, so that results derived from it are kept (`tidy.once`).
-
-    Rows of half a real trace have no blocks: it is a single case, which has no interval.
-    """
-    return _of_condition(table, panel["condition"], bool(panel.get("half")))
+    """Return a panel's rows: the same table at each call, so that results derived from it are kept (`tidy.once`)."""
+    return _of_condition(table, panel["condition"])
 
 
 @tidy.once
-def _of_condition(table: pa.Table, condition: str, half: bool) -> pa.Table:
-    rows = table.filter(pc.equal(table["condition"].cast(pa.string()), condition))
-    blocks = [name for name in ("missed", "offered") if half and name in rows.column_names]
-    return rows.drop_columns(blocks) if blocks else rows
+def _of_condition(table: pa.Table, condition: str) -> pa.Table:
+    return table.filter(pc.equal(table["condition"].cast(pa.string()), condition))
 
 
 def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:
@@ -85,7 +80,7 @@ def _matches(panel: Panel, key: str, value: Any) -> bool:
 
 
 def counts(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> Counts | None:
-    """Count a system's misses on a panel by x and block, over all seeds; None where they share no x.
+    """Count a system's misses on a panel by x and window, over all seeds; None where they share no x.
 
     `over` is pooled, mean (models weigh alike) or worst (the model that misses most at each x). Along an axis of EASES
     x is inverted, so that load always rises with it.
@@ -98,33 +93,32 @@ def _windows(rows: pa.Table, axis: str, system: str, definition: str, over: str)
     sides = tidy.windows(rows, system, definition, "pooled" if over == "pooled" else "model")
     if axis not in EASES:
         return list(sides.values())
-    return [{seed: {turned(x): block for x, block in curve.items()} for seed, curve in side.items()} for side in
+    return [{seed: {turned(x): counted for x, counted in curve.items()} for seed, curve in side.items()} for side in
             sides.values()]  # fmt: skip
 
 
 def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | None:
     """Combine counts over `seeds`: pooled, or the mean or the worst of the models; None where there are none.
 
-    A model without a request in some run counts there with an empty block. One without any at some x is left out.
+    A model without a request in some run counts there with no misses of none. One without any at some x is left out.
     """
     if over == "pooled":
         return tidy.together(sides[0], seeds) if sides else None
     every = [{seed: curve for seed, curve in side.items() if seed in seeds} for side in _filled(sides)]
-    asked = [side for side in every if all(sum(float(curve[x].offered.sum()) for curve in side.values())
+    asked = [side for side in every if all(sum(curve[x].offered for curve in side.values())
                                            for x in _shared(side))]  # fmt: skip
     each = [c for side in asked if (c := tidy.together(side, seeds)) is not None]
     return (pooled.mean if over == "mean" else pooled.worst)(each) if each else None
 
 
 def _filled(sides: Sequence[Windows]) -> list[Windows]:
-    """Return the windows of models, with an empty block for each run in which a model had no request."""
-    blocks = [((seed, x), block) for side in sides for seed, curve in side.items() for x, block in curve.items()]
-    empty = {place: tidy.Block(*(np.zeros_like(counted) for counted in block)) for place, block in blocks}
+    """Return the windows of models, with none missed of none offered where a model had no request in a run."""
+    places = dict.fromkeys((seed, x) for side in sides for seed, curve in side.items() for x in curve)
     filled: list[Windows] = []
     for side in sides:
         windows: Windows = {}
-        for (seed, x), none in empty.items():
-            windows.setdefault(seed, {})[x] = side.get(seed, {}).get(x, none)
+        for seed, x in places:
+            windows.setdefault(seed, {})[x] = side.get(seed, {}).get(x, tidy.Counted(0.0, 0.0))
         filled.append(windows)
     return filled
 
@@ -174,7 +168,7 @@ def crossing(
     fails = min((point.x for point in points if point.attained < level), default=None)
     dip = max(point.fitted - point.attained for point in points)
     if axis == "gpus":
-        return statistics.fewest({turned(x): y for x, y in attained.items()}, level, c.blocks)
+        return statistics.fewest({turned(x): y for x, y in attained.items()}, level, c.units)
     at = pooled.crossing(c, level)
     if axis == "models" and (unfit := _unfit(rows, system)):
         fails = min(unfit if fails is None else [fails, *unfit])
@@ -204,15 +198,15 @@ def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str 
     by_x = {x: Estimate(0.0, None, None, 1) for x in _unfit(rows, system)}
     if (c := counts(rows, axis, system, definition, over)) is None:
         return by_x
-    known = c.blocks >= pooled.FEWEST
+    known = c.units >= pooled.FEWEST
     for x, share, low, high in zip(c.rates_rps.tolist(), *pooled.shares(c), strict=True):
         least, most = (1.0 - float(high), 1.0 - float(low)) if known else (None, None)
-        by_x[turned(x) if axis in EASES else x] = Estimate(1.0 - float(share), least, most, c.blocks)
+        by_x[turned(x) if axis in EASES else x] = Estimate(1.0 - float(share), least, most, c.units)
     return by_x
 
 
 def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, x: float) -> Estimate | None:
-    """Subtract the second system's attainment at x from the first's, paired by block; None where they share no seed."""
+    """Subtract the second system's attainment at x from the first's, by window; None where they share no seed."""
     pair = _pair(rows, axis, systems, definition)
     at = turned(x) if axis in EASES else x
     if pair is None or not all(np.isclose(c.rates_rps, at).any() for c in pair):
@@ -238,7 +232,7 @@ def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: f
 def ratio(
     rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, level: float, over: str = "pooled"
 ) -> Estimate | None:
-    """Estimate the ratio of two systems' crossings, paired by block; None where they share no seed.
+    """Estimate the ratio of two systems' crossings, paired by window; None where they share no seed.
 
     Along an axis of EASES the ratio is that of the x themselves: 0.5 is half the SLO scale.
     """
@@ -263,7 +257,7 @@ class Standing(NamedTuple):
     flat: bool = False
     beside: tuple[Estimate | None, ...] = ()  # ratios at the levels of BESIDE
     differences: tuple[tuple[float, Estimate], ...] = ()  # by x as shown, ours less theirs in shares of 1
-    shared: float = 0.0  # correlation of the two systems' misses by block: the variance that common random numbers save
+    shared: float = 0.0  # correlation of their misses by window: the variance that common random numbers save
 
 
 def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float) -> Standing:
@@ -290,23 +284,25 @@ def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standin
     told, p = _by_differences([gap for _, gap in differences])
     if axis in EASES:
         differences = tuple((turned(x), gap) for x, gap in reversed(differences))
-    few = pair[0].blocks < pooled.FEWEST
+    windows = pair[0].units
+    few = CASE if windows == 1 else UNDECIDED if windows < pooled.FEWEST else ""
+    note = f"{windows} windows, and {pooled.FEWEST} name a side" if few == UNDECIDED else ""
     shared = pooled.correlation(*pair, level)
     signs = {pooled.crossing(c, level).sign for c in pair}
     if signs in ({"<"}, {">"}):
         words = "neither holds" if signs == {"<"} else "both hold"
         edge = (min if signs == {"<"} else max)(float(x) for c in pair for x in c.rates_rps)
         at = f" at {edge * unit:.3g} req/s" if axis in RATED else ""
-        told = CASE if few else told
-        return Standing(None, told, f"{words} {100 * level:g} %{at}", p, True, (), differences, shared)
+        note = ", ".join(filter(None, [f"{words} {100 * level:g} %{at}", note]))
+        return Standing(None, few or told, note, p, True, (), differences, shared)
     here = pooled.ratio(*pair, level)
     beside = tuple(pooled.ratio(*pair, 1.0 - share * (1.0 - level)) for share in BESIDE)
     flat = pooled.flat(*pair, level)
     words, p = (told, p) if flat else pooled.verdict(here)
-    words = CASE if few else words
+    words = few or words
     if axis in EASES:
         here, beside = inverse(here), tuple(map(inverse, beside))
-    return Standing(here, words, "", p, flat, beside, differences, shared)
+    return Standing(here, words, note, p, flat, beside, differences, shared)
 
 
 def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:

@@ -1,15 +1,15 @@
 """Estimates from the pooled misses of many windows: the rate that holds a level, ratios of such rates, differences.
 
 The estimand is the crossing of the *pooled* curve: requests that missed their SLO over requests offered, all windows of
-a rate together. Misses come in episodes, so windows are cut into blocks several times longer than an episode, and a
-block is the sampling unit. Blocks are the same stretches of the same windows for every rate and system: comparisons
-are paired.
+a rate together. The sampling unit is the window: which model meets which stream is drawn for each, and a placement that
+is planned for it decides all of it, so that stretches of one window are no independent draws. Windows are the same for
+every rate and system: comparisons are paired.
 
 Intervals are 95 %. That of a share of misses treats the number of independent episodes as a Poisson count and uses its
-exact limits (Garwood 1936); the number is the inverse of the squared relative standard error, clustered by block. That
+exact limits (Garwood 1936); the number is the inverse of the squared relative standard error, clustered by unit. That
 of a crossing is by inversion: the rates at which the upper and the lower limit of the share, each made monotone, cross
-the level. That of a ratio joins two of those (MOVER, Zou and Donner 2008) with the correlation of their blocks.
-`tests/test_pooled.py` measures their coverage.
+the level. That of a ratio joins two of those (MOVER, Zou and Donner 2008) with the correlation of their units.
+`tests/test_pooled.py` measures their coverage, also on misses of the bench's own runs (`tests/misses.parquet`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ONE_SIDED = 1.6448536269514722 / Z  # half widths of a one-sided 95 % limit and 
 NEAR = 1.25  # ratios within it, either way, are called equal
 STEEP = 2.0  # the slope of ln(share missed) over ln(rate) below which a curve is flat at the level
 HALF_OCTAVE = math.log(2.0) / 2
-FEWEST = 5  # blocks; fewer give no interval
+FEWEST = 8  # units; fewer give no interval, and no side is named
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Requests of a system that missed, of those that were offered, by rate and block.
+    """Requests of a system that missed, of those that were offered, by rate and unit: a window, or a block of one log.
 
-    `rates_rps` rises; `missed` and `offered` are (rates, blocks). Where a definition counts tokens, they are tokens.
+    `rates_rps` rises; `missed` and `offered` are (rates, units). Where a definition counts tokens, they are tokens.
     """
 
     rates_rps: Floats
@@ -49,21 +49,21 @@ class Counts:
     def __post_init__(self) -> None:
         shape = (len(self.rates_rps), self.missed.shape[-1])
         if self.missed.shape != shape or self.offered.shape != shape or not all(shape):
-            raise ValueError(f"counts are (rates, blocks), not {self.missed.shape} and {self.offered.shape}")
+            raise ValueError(f"counts are (rates, units), not {self.missed.shape} and {self.offered.shape}")
         if (np.diff(self.rates_rps) <= 0).any() or (self.offered.sum(axis=1) <= 0).any():
             raise ValueError("rates rise, and something is offered at each")
 
     @property
-    def blocks(self) -> int:
-        """The number of blocks of windows."""
+    def units(self) -> int:
+        """The number of units."""
         return int(self.missed.shape[1])
 
 
 def mean(models: Sequence[Counts]) -> Counts:
     """Average models with equal weight: return counts whose pooled share of misses is the mean of the models' shares.
 
-    A block's misses are the mean share plus each model's deviation from its own share, so that intervals are those of
-    the mean. All have the same rates and blocks. Raises ValueError for no models.
+    A unit's misses are the mean share plus each model's deviation from its own share, so that intervals are those of
+    the mean. All have the same rates and units. Raises ValueError for no models.
     """
     if not models:
         raise ValueError("a mean over models needs one")
@@ -97,15 +97,15 @@ class Shares(NamedTuple):
 
 
 def shares(c: Counts) -> Shares:
-    """Pool the misses of each rate. Fewer than `FEWEST` blocks leave the interval open: 0 to 1."""
+    """Pool the misses of each rate. Fewer than `FEWEST` units leave the interval open: 0 to 1."""
     from scipy.special import gammaincinv
 
     missed, offered = c.missed.sum(axis=1), c.offered.sum(axis=1)
     share = missed / offered
-    if c.blocks < FEWEST:
+    if c.units < FEWEST:
         return Shares(share, np.zeros_like(share), np.ones_like(share))
     some = missed > 0
-    few = (_t(c.blocks) / Z) ** 2  # a variance from few blocks is itself uncertain
+    few = (_t(c.units) / Z) ** 2  # a variance from few units is itself uncertain
     variance = np.maximum((_residuals(c) ** 2).sum(axis=1) * few, missed)  # an episode has a miss at least
     events = np.divide(missed**2, variance, out=np.zeros_like(missed), where=some)
     size = np.divide(missed, events, out=np.ones_like(missed), where=some)
@@ -128,7 +128,7 @@ def crossing(c: Counts, level: float) -> Estimate:
     """
     at, early, late = _crossings(c, 1.0 - level)
     low, high = (None if math.isinf(x) else math.exp(x) for x in (early, late))
-    n, sign = c.blocks, _sign(at)
+    n, sign = c.units, _sign(at)
     return Estimate(math.exp(_edge(at, c)), low, high, n, sign)
 
 
@@ -146,10 +146,10 @@ def slope(c: Counts, level: float) -> Estimate | None:
     run = math.log(c.rates_rps[j] / c.rates_rps[i])
     if missed[i] <= 0:  # half a miss at most: a bound
         rise = math.log(missed[j] / c.offered[j].sum()) - math.log(0.5 / c.offered[i].sum())
-        return Estimate(rise / run, None, None, c.blocks, ">")
+        return Estimate(rise / run, None, None, c.units, ">")
     relative = _residuals(c) / missed[:, None].clip(1e-300)
     rise = math.log(missed[j] / c.offered[j].sum()) - math.log(missed[i] / c.offered[i].sum())
-    n = c.blocks
+    n = c.units
     if n < FEWEST:
         return Estimate(rise / run, None, None, n)
     half = _t(n) * float(np.sqrt(((relative[j] - relative[i]) ** 2).sum()))
@@ -157,9 +157,9 @@ def slope(c: Counts, level: float) -> Estimate | None:
 
 
 def ratio(ours: Counts, theirs: Counts, level: float) -> Estimate:
-    """Divide our crossing by theirs, paired by block."""
+    """Divide our crossing by theirs, paired by unit."""
     (a, a_low, a_high), (b, b_low, b_high) = _crossings(ours, 1.0 - level), _crossings(theirs, 1.0 - level)
-    n = ours.blocks
+    n = ours.units
     signs = [_sign(a), MIRROR[_sign(b)]]
     a, b = (_edge(x, c) for x, c in ((a, ours), (b, theirs)))
     r = correlation(ours, theirs, level)
@@ -175,7 +175,7 @@ def ratio(ours: Counts, theirs: Counts, level: float) -> Estimate:
 
 
 def correlation(ours: Counts, theirs: Counts, level: float) -> float:
-    """Correlate the blocks' misses of two systems, each at the rate nearest to its crossing."""
+    """Correlate the units' misses of two systems, each at the rate nearest to its crossing."""
     mine, other = (_residuals(c)[nearest(c, 1.0 - level)] for c in (ours, theirs))
     norm = float(np.sqrt((mine**2).sum() * (other**2).sum()))
     most = max(float(c.missed.sum(axis=1).max()) for c in (ours, theirs))  # rounding correlates with itself
@@ -188,14 +188,14 @@ def nearest(c: Counts, share: float) -> int:
 
 
 def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
-    """Subtract their attainment from ours at a rate that both ran, paired by block, in shares of 1.
+    """Subtract their attainment from ours at a rate that both ran, paired by unit, in shares of 1.
 
     Raises ValueError where one of them did not run at it.
     """
     i, j = (_at(c, rate_rps) for c in (ours, theirs))
     total = ours.offered[i].sum(), theirs.offered[j].sum()
     gap = float(theirs.missed[j].sum() / total[1] - ours.missed[i].sum() / total[0])
-    if (n := ours.blocks) < FEWEST:
+    if (n := ours.units) < FEWEST:
         return Estimate(gap, None, None, n)
     least = max(abs(gap), 1.0 / min(total)) / min(total)  # a miss is an event by itself, and one more may come
     variance = max(float(((_residuals(theirs)[j] / total[1] - _residuals(ours)[i] / total[0]) ** 2).sum()), least)
@@ -274,9 +274,9 @@ def _p(gap: float, low: float, high: float) -> float:
 
 
 def _residuals(c: Counts) -> Floats:
-    """Return each block's misses beyond the pooled share, scaled so that their squares sum to the variance."""
+    """Return each unit's misses beyond the pooled share, scaled so that their squares sum to the variance."""
     share = c.missed.sum(axis=1) / c.offered.sum(axis=1)
-    return np.asarray((c.missed - share[:, None] * c.offered) * math.sqrt(c.blocks / max(1, c.blocks - 1)))
+    return np.asarray((c.missed - share[:, None] * c.offered) * math.sqrt(c.units / max(1, c.units - 1)))
 
 
 def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
@@ -335,7 +335,7 @@ def _at(c: Counts, rate_rps: float) -> int:
 
 
 def _t(n: int) -> float:
-    """Return the half width of a 95 % t interval of n blocks, in standard errors."""
+    """Return the half width of a 95 % t interval of n units, in standard errors."""
     from scipy.special import stdtrit
 
     return float(stdtrit(n - 1, 0.975))

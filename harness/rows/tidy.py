@@ -28,7 +28,6 @@ from harness.rows.tally import Tally
 if TYPE_CHECKING:
     import pandas as pd
 
-    from harness.rows.requests import Floats
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,7 +90,7 @@ TABLE_SCHEMA = pa.schema(
         ("model", _WORD),  # null unless over = model
         ("n", pa.int64()),  # offered requests under the value
         ("value", pa.float64()),  # null: not defined for this run, shown as "-"; infinite: did not come
-        # by block of the window, of attainment pooled and by model; tokens where a definition counts them; else null
+        # by stretch of the window, of attainment pooled and by model; tokens where a definition counts them; else null
         ("missed", pa.list_(pa.float64())),
         ("offered", pa.list_(pa.float64())),
     ]
@@ -444,51 +443,50 @@ def curves(
     return {seed: by_seed[seed] for seed in sorted(by_seed)}
 
 
-class Block(NamedTuple):
-    """Misses and offered requests in each block of a window."""
+class Counted(NamedTuple):
+    """Misses and offered requests of a window."""
 
-    missed: Floats
-    offered: Floats
+    missed: float
+    offered: float
 
     @property
     def met(self) -> float:
         """Attainment; 0 where nothing was offered."""
-        offered = float(self.offered.sum())
-        return 1.0 - float(self.missed.sum()) / offered if offered else 0.0
+        return 1.0 - self.missed / self.offered if self.offered else 0.0
 
 
-Windows = dict[int, dict[float, Block]]  # by seed and x
+Windows = dict[int, dict[float, Counted]]  # by seed and x
 
 
 def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") -> dict[str, Windows]:
-    """Return the blocks of each run of a label, by model ("" where pooled), seed and column x, or else the rate scale.
+    """Return the counts of each run of a label, by model ("" where pooled), seed and column x, or else the rate scale.
 
-    `over` is pooled or model. Runs that did not run have none. In a table without blocks each run is a block.
+    `over` is pooled or model. Runs that did not run have none. In a table without counts they follow from the value.
     """
     names = ("infeasible", "skipped", "model", "seed", along(table), "n", "value")
     columns = [column(table, name) for name in names]
-    stored = _blocks(table)
+    stored = _counted(table)
     by_model: dict[str, Windows] = {}
     for i in _places(table).get((label, definition, over), ()):
         infeasible, skipped, model, seed, x, n, value = (values[i] for values in columns)
         if infeasible is not None or skipped is not None:
             continue
-        block = stored.get(i) or Block(np.array([n * (1.0 - (value or 0.0))]), np.array([float(n)]))
-        if block.offered.sum() > 0:
-            by_model.setdefault(model or "", {}).setdefault(seed, {})[x] = block
+        counted = stored.get(i) or Counted(n * (1.0 - (value or 0.0)), float(n))
+        if counted.offered > 0:
+            by_model.setdefault(model or "", {}).setdefault(seed, {})[x] = counted
     return by_model
 
 
 @once
-def _blocks(table: pa.Table) -> dict[int, Block]:
-    """Return the blocks of each row that has some."""
+def _counted(table: pa.Table) -> dict[int, Counted]:
+    """Return the counts of each row that has some."""
     if "offered" not in table.column_names:
         return {}
     missed, offered = (table[name].combine_chunks() for name in ("missed", "offered"))
     ends = zip(*(each.offsets.to_numpy() for each in (missed, offered)), strict=True)
     values = [each.values.to_numpy() for each in (missed, offered)]
     return {
-        i: Block(*(all_[low:high] for all_, low, high in zip(values, lows, highs, strict=True)))
+        i: Counted(*(float(all_[low:high].sum()) for all_, low, high in zip(values, lows, highs, strict=True)))
         for i, (there, (lows, highs)) in enumerate(zip(offered.is_valid().to_pylist(), pairwise(ends), strict=True))
         if there
     }
@@ -500,23 +498,13 @@ def along(table: pa.Table) -> str:
 
 
 def together(of: Windows, seeds: Collection[int]) -> Counts | None:
-    """Concatenate the blocks of these seeds, at the x that all of them have; None where there is no such x.
-
-    A window whose length varies with x (its stamps are divided by the rate) is one block: its blocks at different x
-    would be different stretches.
-    """
+    """Line up the windows of these seeds, at the x that all of them have; None where there is no such x."""
     mine = {seed: of[seed] for seed in sorted(seeds) if seed in of}
     xs = sorted(set.intersection(*(set(curve) for curve in mine.values()))) if mine else []
     if not xs:
         return None
-    alike = {seed: len({len(curve[x].offered) for x in xs}) == 1 for seed, curve in mine.items()}
-
-    def at(x: float, name: str) -> Floats:
-        each = ((getattr(curve[x], name), alike[seed]) for seed, curve in mine.items())
-        return np.concatenate([blocks if same else blocks.sum(keepdims=True) for blocks, same in each])
-
-    missed, offered = (np.array([at(x, name) for x in xs]) for name in ("missed", "offered"))
-    return Counts(np.array(xs), missed, offered)
+    counted = np.array([[curve[x] for curve in mine.values()] for x in xs], np.float64)
+    return Counts(np.array(xs), counted[:, :, 0], counted[:, :, 1])
 
 
 class Unfit(NamedTuple):

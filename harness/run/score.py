@@ -31,7 +31,7 @@ def scorable(label: str, run: Path, under: SloTarget) -> tidy.Run:
 def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, float]:
     """Return the pooled attainment of a run by definition; 0 where it could not run, or nothing was offered."""
     each = by_model(run, under, definitions)
-    counts = {name: tidy.Block(*(x.sum(axis=0) for x in block)) for name, (_, *block) in each.items()}
+    counts = {name: tidy.Counted(*(float(x.sum()) for x in of)) for name, (_, *of) in each.items()}
     return {name: counts[name].met if name in counts else 0.0 for name in definitions}
 
 

@@ -43,7 +43,7 @@ def settled(standing: Standing, precision: float, verdicts: int) -> bool:
 def unsettled(
     curves: Mapping[str, Windows], panel: Panel, pairs: Iterable[tuple[str, str]], level: float, precision: float
 ) -> dict[str, bool]:
-    """Return the systems of pairs that are not yet told apart, by blocks of their runs by seed and x.
+    """Return the systems of pairs that are not yet told apart, by their runs by seed and x.
 
     The value is True for systems that only differences at the given rates can tell apart, where ratios cannot.
     """
@@ -116,7 +116,7 @@ def _harder(panel: Panel) -> tuple[float, ...]:
 def _priced(of: Windows, name: str, seed: int, x: float) -> More:
     first = of[min(of)]
     near = min(first, key=lambda seen: abs(math.log(seen / x)))
-    return More(name, seed, x, float(first[near].offered.sum()))
+    return More(name, seed, x, first[near].offered)
 
 
 def _around(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:

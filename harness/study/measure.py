@@ -392,8 +392,8 @@ class Work:
             room[run.group] = room.get(run.group, False) or ran[k]
             if k in places:
                 scores = self._scored[places[k].key]
-                counts = {name: table.blocks(scores, name) for name in self.study.definitions}
-                shares = {name: blocks.met if blocks else 0.0 for name, blocks in counts.items()}
+                counts = {name: table.counted(scores, name) for name in self.study.definitions}
+                shares = {name: of.met if of else 0.0 for name, of in counts.items()}
                 curves.setdefault((run.point.panel.key, run.point.system), {}).setdefault(run.seed, {})[run.x] = shares
         return room
 
@@ -469,18 +469,18 @@ class Work:
         return frozenset(named(self.study.more))
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
-        """Add the misses of runs, by block, to the curves by panel and system, for the first definition."""
+        """Add the misses of runs to the curves by panel and system, for the first definition."""
         definition = self.study.definitions[0]
         ready = sweep.tasks(point.spec for point in points)
         places = [self._place(point, task.spec.folder) for point, task in zip(points, ready, strict=True)]
         self._score(places, Silent())
         for point, place in zip(points, places, strict=True):
-            blocks = table.blocks(self._scored[place.key], definition)
-            if blocks is not None and blocks.offered.any():
+            counted = table.counted(self._scored[place.key], definition)
+            if counted is not None and counted.offered:
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed
                 x = turned(point.x) if point.panel.axis in EASES else point.x
-                of.setdefault(seed, {})[x] = blocks
+                of.setdefault(seed, {})[x] = counted
 
     def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
         """Find, by panel along rates, the highest x at which the first system holds every definition, if any."""

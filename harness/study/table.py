@@ -97,13 +97,13 @@ def score_all(
         teller.progress("scores", len(todo), len(todo))
 
 
-def blocks(scores: pa.Table, definition: str) -> tidy.Block | None:
-    """Return a scored run's misses and offered requests by block of its window; None where it could not run."""
+def counted(scores: pa.Table, definition: str) -> tidy.Counted | None:
+    """Return a scored run's misses and offered requests; None where it could not run."""
     which = pc.and_(*(pc.equal(scores[name].cast(pa.string()), word)
                       for name, word in (("definition", definition), ("over", "model"))))  # fmt: skip
     rows = scores.filter(which)
     each = [np.array(rows[name].to_pylist(), np.float64) for name in ("missed", "offered")]
-    return tidy.Block(*(of.sum(axis=0) for of in each)) if len(rows) else None
+    return tidy.Counted(*(float(of.sum()) for of in each)) if len(rows) else None
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
