@@ -51,7 +51,7 @@ def test_what_is_printed_is_kept_until_seeds_or_inputs_change(tmp_path: Path) ->
             calls.append(seeds)
             return [f"{seeds} seeds", "and a line"]
 
-        return list(answer.kept(tmp_path, seeds, [lengths], told))
+        return answer.lines(tmp_path, seeds, [lengths], told)
 
     lengths.write_text("1,2")
     for seeds in (2, 2, 3, 2):

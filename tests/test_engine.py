@@ -23,7 +23,8 @@ from harness.policy.types import UserError
 from harness.rows import record
 from harness.run import resolve as resolve_module
 from harness.run import sweep
-from harness.run.execute import current, execute
+from harness.run.current import current
+from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup
 from harness.run.spec import Spec, canonical

@@ -162,7 +162,7 @@ def plot(
     if out is not None and len(figures) > 1:
         raise UserError(f"{short_path(folder)}: -o is of a single figure; name it by --figure {' or '.join(figures)}")
     stale = _stale(folder)
-    note = " ".join(part for part in (stale, sensitivity.kept(folder)) if part)
+    note = " ".join(part for part in (stale, sensitivity.sentence_of(folder)) if part)
     if judged:
         click.echo(f"{short_path(folder)} · SLO {', '.join(judged)}")
     failures = []
@@ -388,7 +388,7 @@ def _size_why(folder: Path, system: str | None) -> None:
     from harness.study import size_kept, size_why, size_words
 
     with Terminal() as teller:
-        reasons = size_why.why(size_kept.kept(folder), folder.parent, system=system, teller=teller)
+        reasons = size_why.why(size_kept.read(folder), folder.parent, system=system, teller=teller)
     first, second, *rest = size_why.lines(reasons)
     prose(first)
     prose(second)

@@ -185,9 +185,7 @@ def _drive(
         click.echo(f"{driver.count(seeds)} runs; stored runs that are current cost nothing")
         return
     with teller(machine=machine) as told:
-        text = list(answer.kept(
-            out, seeds, driver.inputs(), lambda: driver.text(seeds, out, workers=workers, teller=told)
-        ))  # fmt: skip
+        text = answer.lines(out, seeds, driver.inputs(), lambda: driver.text(seeds, out, workers=workers, teller=told))
     for line in text:
         click.echo(line)
 

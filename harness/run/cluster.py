@@ -29,8 +29,8 @@ from harness.loop.system import ROOT
 from harness.policy import fields
 from harness.policy.types import UserError
 from harness.run import driver, node, sources
+from harness.run.current import relocate
 from harness.run.estimates import Costs
-from harness.run.execute import relocate
 from harness.run.executor import Ended, Why
 from harness.run.messages import Answer, Batch, Refused
 from harness.run.setup import load_trace

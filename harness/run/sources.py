@@ -21,6 +21,13 @@ from harness.run.spec import Spec
 PACKAGES = ("harness", "probe", "systems", "workloads", "traces")
 DATA = ("harness/engines/costs/tables/*.toml", "workloads/**/*.toml", "traces/*.toml")
 RUN = Path(__file__).with_name("execute.py")  # the module that makes the rows of a resolved spec
+# Files that were rewritten and make the same rows: by their digest now that by which stored runs know them. A file that
+# changes again counts as itself, and leaves this table.
+AS_BEFORE = {
+    # execute.py without `current` and `relocate`, which decide whether a run is made, and not what
+    "34b418133e0e95388f75cdb5ce49dbe918be5bc4887aeb6001aae0c2e54f062d":
+        "69ceffe6f5ec2885f5e5097b71073278850a3818624477e719ef6a354bb81203",
+}  # fmt: skip
 
 
 class Task(NamedTuple):
@@ -58,6 +65,7 @@ def _hash(files: AbstractSet[Path], asked: AbstractSet[Path] = frozenset()) -> s
     pairs = [(str(path.relative_to(ROOT)), path) for path in files - asked] + [("", path) for path in asked]
     total = sha256()
     for name, digest in sorted((name, meaning.digest(path)) for name, path in pairs):
+        digest = AS_BEFORE.get(digest, digest)
         total.update(f"{name}\0{digest}\n".encode())
     meaning.keep()
     return total.hexdigest()

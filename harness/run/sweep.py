@@ -24,8 +24,9 @@ from harness.policy.types import UserError
 from harness.rows import parts, record, whole
 from harness.rows.parts import Partition
 from harness.run import arithmetic, crew, executor, realtime
+from harness.run.current import current, relocate
 from harness.run.estimates import Ahead, Costs, requests_in
-from harness.run.execute import current, execute, relocate
+from harness.run.execute import execute
 from harness.run.executor import Ended, Why
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup
@@ -175,7 +176,7 @@ def _executed(
         yield from cluster.as_completed(failed)
         return
     clock = _Clock(todo, teller)
-    if any(asked(task.spec.engine).name == "sim" for task in todo) and not sim.compiled():
+    if any(uncompiled(engine) for engine in {task.spec.engine for task in todo}):
         teller.say("compiling the simulator, once (about 20 s)")
         first, *todo = todo
         yield Ended(first, clock.told(first, out))
@@ -314,6 +315,11 @@ class _Clock:
             outcome = "; ".join(filter(None, [f"{time.monotonic() - begun:.0f} s", verdict, left]))
             self._teller.say(f"{nth}: {spec.label} at {spec.rate_scale:g} x, seed {spec.seed}: {outcome}")
         return why
+
+
+def uncompiled(engine: str) -> bool:
+    """Tell whether the first run of an engine has the simulator's machine code to compile here, once."""
+    return asked(engine).name == "sim" and not sim.compiled()
 
 
 def compile_once() -> None:

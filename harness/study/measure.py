@@ -17,7 +17,6 @@ from pathlib import Path
 from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import parts, record, tidy, whole
 from harness.rows.crossings import EASES, RATED, turned
@@ -210,7 +209,7 @@ class Work:
     def begun(self) -> Grid:
         """Return the panels with their SLOs, once the simulator is compiled."""
         elsewhere = sweep.only_stored() or executor.chosen()
-        if self.study.spec.get("engine", "sim") == "sim" and not (elsewhere or sim.compiled()):
+        if not elsewhere and sweep.uncompiled(self.study.spec.get("engine", "sim")):
             with self.teller.step("compile", lambda: "the simulator, once"):
                 self.teller.progress("compile", 0, 1)
                 sweep.compile_once()
@@ -523,7 +522,7 @@ class Work:
             with self.teller.step("scores"):
                 return self._table(points, ready, self.teller)
 
-        made = score.kept(folder / record.SWEEP, about, ready, table.__file__, make)
+        made = score.table(folder / record.SWEEP, about, ready, table.__file__, make)
         about = record.footer(folder / record.SWEEP)
         return Measured(self.study, folder, made, about, _target(grid, points), ready[0].spec)
 

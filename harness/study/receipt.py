@@ -9,7 +9,6 @@ runs on real servers depend on more than files. Figures have a receipt of their 
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from harness.policy import fields
 from harness.policy.types import UserError
 from harness.rows import record
+from harness.rows.stored import NOTES, Stamp, stamp, unchanged
 from harness.run import arithmetic, sources
 from harness.run.slo import SloTarget
 from harness.run.spec import FILES, Spec, as_dict, content_hash, stored
@@ -27,7 +27,6 @@ from traces import load
 
 FILE, FIGURES = "receipt.json", "figures.json"
 DRAWING = ("harness", "plots", "systems")  # sources of figures
-Stamp = list[int] | None  # bytes, and ns of the last change; None: no file
 
 
 class Call(NamedTuple):
@@ -54,22 +53,13 @@ class Receipt(NamedTuple):
     notes: list[str]  # about its inputs
 
 
-def stamp(path: Path) -> Stamp:
-    """Return a file's bytes and the ns of its last change; None where there is no file."""
-    with suppress(OSError):
-        about = path.stat()
-        return [about.st_size, about.st_mtime_ns]
-    return None
-
-
 def lookup(call: Call, out: Path) -> Receipt | None:
     """Read the receipt of an equal call below `out`, if all of its files are unchanged."""
     paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
     asked = call.digest if paths else ""
     for path in paths:
-        with suppress(OSError, ValueError, KeyError, TypeError, UserError):  # of another release, or cut
-            kept = json.loads(path.read_bytes())
-            if kept["call"] == asked and _holds(kept, out):
+        with suppress(KeyError, TypeError, AttributeError, UserError):  # of another release
+            if (kept := NOTES.current(path, {"call": asked})) and _holds(kept, out):
                 rule, seconds, drain_s = kept["target"]
                 pairs = seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()}
                 target = SloTarget(rule, pairs, drain_s)
@@ -80,8 +70,8 @@ def lookup(call: Call, out: Path) -> Receipt | None:
 def _holds(kept: Mapping[str, Any], out: Path) -> bool:
     return (
         all(_trace_file(name) == path for name, path in kept["traces"].items())
-        and all(stamp(Path(path)) == at for path, at in kept["inputs"].items())
-        and all(stamp(out / path) == at for path, at in kept["results"].items())
+        and unchanged(kept["inputs"])
+        and unchanged(kept["results"], out)
     )
 
 
@@ -101,8 +91,7 @@ def write(
     if late or any(spec.measured_on for spec in specs) or call.digest != asked:
         return
     table = receipt.folder / record.SWEEP
-    kept = {
-        "call": asked,
+    note = {
         "reference": as_dict(receipt.reference),
         "target": list(receipt.target),
         "notes": receipt.notes,
@@ -110,7 +99,7 @@ def write(
         "inputs": inputs,
         "results": {**runs, f"{table.parent.name}/{table.name}": stamp(table)},
     }
-    record.write_bytes(receipt.folder / FILE, record.dumps(kept).encode())
+    NOTES.write(receipt.folder / FILE, note, {"call": asked})
 
 
 def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) -> list[Path]:
@@ -121,14 +110,11 @@ def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) ->
     table = folder / record.SWEEP
     facts = [*asked, content_hash(table, table.stat().st_mtime_ns), sources.tree(*DRAWING)]
     key = sha256(record.dumps(facts).encode()).hexdigest()
-    with suppress(OSError, ValueError, KeyError, TypeError):  # of another release, or cut
-        kept = json.loads((folder / FIGURES).read_bytes())
-        if kept["key"] == key and all(stamp(Path(path)) == at for path, at in kept["files"]):
-            return [Path(path) for path, _ in kept["files"]]
-    paths = draw()
-    files = [[str(path), stamp(path)] for path in paths]
-    record.write_bytes(folder / FIGURES, record.dumps({"key": key, "files": files}).encode())
-    return paths
+
+    def make() -> Mapping[str, Any]:
+        return {"files": [[str(path), stamp(path)] for path in draw()]}
+
+    return [Path(path) for path, _ in NOTES.kept(folder / FIGURES, {"key": key}, make)["files"]]
 
 
 def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:

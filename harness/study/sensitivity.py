@@ -17,6 +17,7 @@ from harness.report.text_table import aligned
 from harness.rows import forms, record
 from harness.rows.sealed import Damaged
 from harness.rows.statistics import Estimate
+from harness.rows.stored import LEADS
 from harness.study.constants import TURNS, Constant
 from harness.study.search import LEVEL
 
@@ -89,9 +90,8 @@ def read(folder: Path) -> Leads | None:
     """Read the sensitivity kept beside a comparison's table; None where there is none of that table's runs."""
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
-        stored = record.footer(path)
-        if stored["sweep"] == key_of(folder / record.SWEEP):
-            return leads_in(stored, record.table(path, schema()))
+        if about := LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)}):
+            return leads_in(about, LEADS.read(path))
     return None
 
 
@@ -146,7 +146,7 @@ def lines(leads: Leads) -> Iterator[str]:
     yield sentence(leads)
 
 
-def kept(folder: Path) -> str:
+def sentence_of(folder: Path) -> str:
     """Return the sentence of the sensitivity that is kept beside a comparison's table; empty where there is none."""
     leads = read(folder)
     return "" if leads is None else sentence(leads)

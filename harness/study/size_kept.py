@@ -7,7 +7,6 @@ a page and `bench explain` are made from it.
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from harness.policy.types import UserError
 from harness.rows import forms, record
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.sealed import WAY_OUT, Damaged
+from harness.rows.stored import SIZES
 from harness.run.spec import digest
 from harness.study import size_words
 from harness.study.size import Asked, Sized
@@ -67,14 +67,9 @@ def keep(sized: Sized, out: Path) -> Path:
     }  # fmt: skip
     stem = Path(str(sized.asked.setting["trace"])).stem.partition("+")[0]
     folder = out / f"{stem}-size-{digest(record.dumps(asked))[:8]}"
-    folder.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist(list(_rows(sized)), schema=forms.SIZE_COLUMNS)
-    path = folder / record.SIZE
-    with suppress(FileNotFoundError, Damaged):  # an equal answer stays as it is
-        stated = json.loads(record.dumps({**about, "schema": record.VERSION}))
-        if stated == record.footer(path) and table.equals(record.table(path, table.schema)):
-            return folder
-    record.write_table(path, table, about)
+    inputs = json.loads(record.dumps({**about, "schema": record.VERSION}))
+    SIZES.kept(folder / record.SIZE, {**inputs, "rows": table.to_pylist()}, lambda: table)  # an equal answer stays
     return folder
 
 
@@ -96,7 +91,7 @@ def _rows(sized: Sized) -> list[dict[str, Any]]:
     return rows
 
 
-def kept(folder: Path) -> Kept:
+def read(folder: Path) -> Kept:
     """Read an answer. Raises UserError where there is none, Damaged where it is not whole."""
     path = folder / record.SIZE
     try:

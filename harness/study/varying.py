@@ -100,7 +100,7 @@ def sensitivity(
     about = {"first": pair[0], "second": pair[1], "definition": base.about["definitions"][0], "rates": rates,
              "sweep": key_of(base.folder / record.SWEEP), "asked": sorted(only or ())}  # fmt: skip
     path = base.folder / record.SENSITIVITY
-    return leads_in(about, score.kept(path, about, measured.tasks, __file__, make))
+    return leads_in(about, score.table(path, about, measured.tasks, __file__, make))
 
 
 def varying(
