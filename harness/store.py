@@ -7,17 +7,16 @@ bench keeps beside its rows.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 Facts = Mapping[str, Any]
-NONE: Facts = MappingProxyType({})
 
 
 def digest(*inputs: object) -> str:
@@ -28,14 +27,14 @@ def digest(*inputs: object) -> str:
 def named(path: Path) -> Facts:
     """Return no facts: the inputs of the thing are in its name. Raises OSError where there is none."""
     path.stat()
-    return NONE
+    return {}
 
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
     """Things of one form on disk.
 
-    `write(path, thing, facts)` puts a thing in place whole, with its inputs among the facts. `read` and `facts` raise
+    `write(path, thing, inputs)` puts a thing in place whole, and its inputs among its facts. `read` and `facts` raise
     an error of `lost` for what is absent, cut or damaged.
     """
 
@@ -44,23 +43,27 @@ class Kind(Generic[T]):
     facts: Callable[[Path], Facts] = named
     lost: tuple[type[Exception], ...] = (OSError,)
 
-    def current(self, path: Path, inputs: Facts = NONE, lost: Callable[[], object] = lambda: None) -> Facts | None:
-        """Return the facts of the thing at `path` if it was made of these inputs; None if not, or if it is lost.
+    def current(self, path: Path, inputs: Facts, lost: Callable[[], object] = lambda: None) -> Facts | None:
+        """Return the facts of the thing at `path` if it was made of these inputs, which JSON can hold; else None.
 
         `lost` is called for what cannot be read.
         """
         try:
             facts = self.facts(path)
-            return facts if all(facts.get(key) == value for key, value in inputs.items()) else None
+            return facts if _text({key: facts[key] for key in inputs if key in facts}) == _text(inputs) else None
         except self.lost:
             lost()
             return None
 
-    def kept(self, path: Path, inputs: Facts, make: Callable[[], T], more: Facts = NONE) -> T:
-        """Return the thing at `path` if it was made of these inputs; else make it, and write it with `more` facts."""
+    def kept(self, path: Path, inputs: Facts, make: Callable[[], T]) -> T:
+        """Return the thing at `path` if it was made of these inputs; else make it, and write it there."""
         if self.current(path, inputs) is not None:
             with suppress(*self.lost):
                 return self.read(path)
         thing = make()
-        self.write(path, thing, {**more, **inputs})
+        self.write(path, thing, inputs)
         return thing
+
+
+def _text(facts: Facts) -> str:
+    return json.dumps(dict(facts), sort_keys=True)

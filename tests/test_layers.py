@@ -45,7 +45,7 @@ ARCHITECTURE = {
     "toml": Box("policy", "annotated_types pydantic pydantic_core"),
     # what happens: one loop, and engines in which time passes
     "loop": Box("policy", "pyarrow"),
-    "rows": Box("policy spilled store", "numpy pandas pyarrow scipy"),
+    "rows": Box("policy spilled store loop", "numpy pandas pyarrow scipy"),
     "client": Box("policy", "httptools numpy psutil uvloop"),  # what talks to real servers
     "probe": Box(others=f"matplotlib numpy {GPU}"),
     "engines.costs": Box("policy toml rows probe", "annotated_types numpy pandas scipy"),
@@ -72,7 +72,7 @@ ARCHITECTURE = {
         "numpy pandas pyarrow scipy",
     ),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
-    "plots": Box("policy loop rows", "PIL matplotlib numpy pandas pyarrow seaborn"),
+    "plots": Box("policy rows", "PIL matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(
         "policy loop rows engines.costs traces workloads mock report run study validate check plots",
         "click numpy pandas pyarrow tqdm",

@@ -259,7 +259,7 @@ def _stale(made: Path) -> str:
     """Say which runs of a sweep, or whether this run, were made by other sources than these or are damaged."""
     from harness.rows import record
     from harness.rows.sealed import Damaged
-    from harness.run.sources import code
+    from harness.run.sources import codes
     from harness.run.spec import stored
 
     path, runs = made / record.SWEEP, {}
@@ -267,18 +267,14 @@ def _stale(made: Path) -> str:
         runs = record.footer(path).get("runs", {})
     elif record.exists(made):
         runs = {made.name: stored(record.meta(made)["spec"]).label}
-    stale, damaged = set(), set()
-    hashes: dict[tuple[str, ...], str] = {}
+    stale, damaged, code = set(), set(), codes()
     for name, label in runs.items():
         folder = made.parent / name
         if not record.exists(folder):
             continue
         try:
             facts = record.meta(folder)
-            key = tuple(str(facts["spec"][x]) for x in ("engine", "system", "models", "table", "slo"))
-            if key not in hashes:
-                hashes[key] = code(stored(facts["spec"]))
-            if hashes[key] != facts["code_hash"]:
+            if code(stored(facts["spec"])) != facts["code_hash"]:
                 stale.add(label)
         except Damaged:
             damaged.add(label)

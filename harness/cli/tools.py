@@ -52,8 +52,8 @@ def check(
     from harness.check.engine import check as conform_engine
     from harness.check.under import under
     from harness.loop import system as systems
-    from harness.loop import vetted
     from harness.policy.types import UserError
+    from harness.rows import vetted
 
     if (system is not None) + (engine is not None) + every != 1:
         raise UserError("name a system, or an engine by --engine NAME, or ask for --all")
@@ -96,11 +96,12 @@ def _idle_by_rule(make: Any) -> Iterator[str]:
 
 def _keep(content: str) -> None:
     """Note that a file has passed; a folder that cannot be written only means that it stays unchecked."""
-    from harness.loop import vetted
+    from harness.policy.types import UserError
+    from harness.rows import vetted
 
     try:
         vetted.keep(content)
-    except OSError as error:
+    except (OSError, UserError) as error:
         click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
 
 

@@ -67,4 +67,4 @@ def table(
     runs = sorted((task.spec.folder, task.code) for task in tasks)
     key = digest(record.dumps([runs, sources.scoring(scorer), about]))
     kind = stored.SCORES if path.name == record.SWEEP else stored.LEADS
-    return kind.kept(path, {"key": key}, make, about)
+    return kind.kept(path, {**about, "key": key}, make)

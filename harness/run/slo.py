@@ -82,7 +82,7 @@ def stored_solo(run: Path, gpu: str = "") -> attainment.Limits:
     """
     import pyarrow as pa
 
-    about, path = record.meta(run), run / record.SOLO
+    about = record.meta(run)
     of = {key: about[key] for key in ("spec_hash", "code_hash")} | ({"gpu": gpu} if gpu else {})
 
     def make() -> pa.Table:
@@ -93,11 +93,9 @@ def stored_solo(run: Path, gpu: str = "") -> attainment.Limits:
         return pa.table(dict(zip(("ttft_s", "tpot_s"), seconds, strict=True)))
 
     with _SOLO:
-        if not run.is_dir():  # in a part, which has no place for it
-            solo = make()
-        else:
-            whole.clean(run, record.SOLO)
-            solo = SOLO.kept(path, {"of": of, "rows": sum(about["counts"].values())}, make)
+        whole.clean(run, record.SOLO)
+        inputs = {"of": of, "rows": sum(about["counts"].values())}
+        solo = SOLO.kept(run / record.SOLO, inputs, make) if run.is_dir() else make()  # a part has no place for it
     return attainment.Limits(solo["ttft_s"].to_numpy(), solo["tpot_s"].to_numpy())
 
 

@@ -3,7 +3,8 @@
 A receipt holds the call, the hash of the sources, and the size and time of change of each file that was read: the rows
 of all runs, the table, and the files that the study names by path. If all of that holds, the table is the answer. Else,
 also without a receipt, the study is checked run by run. A receipt is written last, and only where time is simulated:
-runs on real servers depend on more than files. Figures have a receipt of their own.
+runs on real servers depend on more than files. Figures have a receipt of their own, and the printed answer of a
+driver's study is kept by the digest of what it rests on.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any, NamedTuple
 from harness.policy import fields
 from harness.policy.types import UserError
 from harness.rows import record
-from harness.rows.stored import NOTES, Stamp, stamp, unchanged
+from harness.rows.stored import NOTES, TEXTS, Stamp, stamp, unchanged
 from harness.run import arithmetic, sources
 from harness.run.slo import SloTarget
-from harness.run.spec import FILES, Spec, as_dict, content_hash, stored
+from harness.run.spec import FILES, Spec, as_dict, content_hash, digest, stored
 from harness.study.study import Study
 from traces import load
 
@@ -58,21 +59,17 @@ def lookup(call: Call, out: Path) -> Receipt | None:
     paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
     asked = call.digest if paths else ""
     for path in paths:
-        with suppress(KeyError, TypeError, AttributeError, UserError):  # of another release
+        with suppress(KeyError, ValueError, TypeError, AttributeError, UserError):  # of another release
             if (kept := NOTES.current(path, {"call": asked})) and _holds(kept, out):
                 rule, seconds, drain_s = kept["target"]
-                pairs = seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()}
-                target = SloTarget(rule, pairs, drain_s)
+                target = SloTarget(rule, seconds and {model: (a, b) for model, (a, b) in seconds.items()}, drain_s)
                 return Receipt(path.parent, stored(kept["reference"]), target, kept["notes"])
     return None
 
 
 def _holds(kept: Mapping[str, Any], out: Path) -> bool:
-    return (
-        all(_trace_file(name) == path for name, path in kept["traces"].items())
-        and unchanged(kept["inputs"])
-        and unchanged(kept["results"], out)
-    )
+    same = all(_trace_file(name) == path for name, path in kept["traces"].items())
+    return same and unchanged(kept["inputs"]) and unchanged(kept["results"], out)
 
 
 def write(
@@ -91,14 +88,9 @@ def write(
     if late or any(spec.measured_on for spec in specs) or call.digest != asked:
         return
     table = receipt.folder / record.SWEEP
-    note = {
-        "reference": as_dict(receipt.reference),
-        "target": list(receipt.target),
-        "notes": receipt.notes,
-        "traces": named,
-        "inputs": inputs,
-        "results": {**runs, f"{table.parent.name}/{table.name}": stamp(table)},
-    }
+    results = {**runs, f"{table.parent.name}/{table.name}": stamp(table)}
+    note = {"reference": as_dict(receipt.reference), "target": list(receipt.target), "notes": receipt.notes,
+            "traces": named, "inputs": inputs, "results": results}  # fmt: skip
     NOTES.write(receipt.folder / FILE, note, {"call": asked})
 
 
@@ -110,11 +102,19 @@ def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) ->
     table = folder / record.SWEEP
     facts = [*asked, content_hash(table, table.stat().st_mtime_ns), sources.tree(*DRAWING)]
     key = sha256(record.dumps(facts).encode()).hexdigest()
+    note = NOTES.kept(folder / FIGURES, {"key": key}, lambda: {"files": [[str(path), stamp(path)] for path in draw()]})
+    return [Path(path) for path, _ in note["files"]]
 
-    def make() -> Mapping[str, Any]:
-        return {"files": [[str(path), stamp(path)] for path in draw()]}
 
-    return [Path(path) for path, _ in NOTES.kept(folder / FIGURES, {"key": key}, make)["files"]]
+def answered(out: Path, seeds: int, files: Iterable[Path], told: Callable[[], Iterable[str]]) -> list[str]:
+    """Return the printed answer of a study that a driver of its own runs, made by `told` unless it is kept in `out`.
+
+    It is kept for as long as the sources, the seeds and the input `files` stay so.
+    """
+    hashes = (content_hash(path, path.stat().st_mtime_ns) for path in files)
+    rests_on = [sources.tree("harness", "systems", "workloads", "traces"), *hashes, str(seeds)]
+    path = out / f"answer-{digest(' '.join(rests_on))}.txt"
+    return TEXTS.kept(path, {}, lambda: "".join(f"{line}\n" for line in told())).splitlines()
 
 
 def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:

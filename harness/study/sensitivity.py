@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.report.text_table import aligned
-from harness.rows import forms, record
+from harness.rows import record
 from harness.rows.sealed import Damaged
 from harness.rows.statistics import Estimate
 from harness.rows.stored import LEADS
@@ -81,17 +81,12 @@ class Leads:
 # ------------------------------------------------------------------ the stored table
 
 
-def schema() -> pa.Schema:
-    """Return the columns of the stored table; a lead is null where nothing was run, for the reason in `note`."""
-    return forms.LEAD_COLUMNS
-
-
 def read(folder: Path) -> Leads | None:
     """Read the sensitivity kept beside a comparison's table; None where there is none of that table's runs."""
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
-        if about := LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)}):
-            return leads_in(about, LEADS.read(path))
+        if LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)}):
+            return leads_in(record.footer(path), LEADS.read(path))
     return None
 
 

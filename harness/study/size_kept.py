@@ -6,7 +6,6 @@ a page and `bench explain` are made from it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,8 +67,8 @@ def keep(sized: Sized, out: Path) -> Path:
     stem = Path(str(sized.asked.setting["trace"])).stem.partition("+")[0]
     folder = out / f"{stem}-size-{digest(record.dumps(asked))[:8]}"
     table = pa.Table.from_pylist(list(_rows(sized)), schema=forms.SIZE_COLUMNS)
-    inputs = json.loads(record.dumps({**about, "schema": record.VERSION}))
-    SIZES.kept(folder / record.SIZE, {**inputs, "rows": table.to_pylist()}, lambda: table)  # an equal answer stays
+    # An equal answer stays as it is.
+    SIZES.kept(folder / record.SIZE, {**about, "schema": record.VERSION, "rows": table.to_pylist()}, lambda: table)
     return folder
 
 
@@ -104,8 +103,7 @@ def read(folder: Path) -> Kept:
         lists = {key: tuple(given[key]) for key in ("kinds", "systems", "growth")}
         asked = Asked(**{**given, **lists, "setting": dict(given["setting"]), "prices": prices})
         best = None if about["best"] is None else tuple(about["best"][key] for key in ("gpu", "system", "gpus"))
-        views = {str(trace): str(name) for trace, name in about["views"]}
-        facts = [[str(key), str(value)] for key, value in about["facts"]]
+        views, facts = dict(about["views"]), about["facts"]
         _ = DEFINITIONS[asked.definition]
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{path}: its facts are not those of an answer ({error}); {WAY_OUT}") from None
