@@ -1,4 +1,4 @@
-"""What is kept stands for as long as its inputs are the same, whatever kind it is of; what is lost is made anew."""
+"""Kinds of kept things: each is made once for its inputs, and anew where it is lost or they differ."""
 
 from __future__ import annotations
 
