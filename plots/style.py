@@ -22,9 +22,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from PIL import Image
 
-from harness.loop import vetted
 from harness.policy import mix
-from harness.rows import setting, tidy
+from harness.rows import setting, tidy, vetted
 from harness.rows.checked import note
 from harness.rows.record import write_bytes
 from plots import form, hover

@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.rows import parts, record
 from harness.rows.parts import Partition
 from harness.run import score, sweep
-from harness.run.execute import current
+from harness.run.sources import current
 from harness.run.spec import Spec
 from harness.study.bases import slo_target
 from harness.study.table import Place, table_of

@@ -17,7 +17,8 @@ from harness.check.check import check, other_process, subjects
 from harness.check.laws import FILE_LAWS, TRIAL_LAWS, deterministic, prints
 from harness.check.trial import Subject, run
 from harness.check.under import under
-from harness.loop import system, vetted
+from harness.loop import system
+from harness.rows import vetted
 
 DENSE = "crowd"  # the case with most models a GPU, and most decisions
 

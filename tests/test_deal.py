@@ -23,7 +23,7 @@ from traces import readers, schema
 from traces.arrivals import zipf
 from traces.convert import convert
 from traces.deal import IDLE, TOGETHER, Asked, asked, deal, owners, spread, unit_kind, units
-from traces.kept import kept
+from traces.kept import canonical
 from traces.load import Trace, of_table, present, sized, trace
 from traces.stats import stats
 from traces.synthetic import HYPERBOLIC, popularity
@@ -316,16 +316,16 @@ def test_a_log_is_converted_once_and_kept(tmp_path: Path) -> None:
     path, folder = tmp_path / "log.csv", tmp_path / "kept"
     lines = [f"{k}.5,a,{k + 1},5,s{k // 4}" for k in range(40)]
     path.write_text("\n".join(["time,model,prompt_tokens,output_tokens,session", *lines]))
-    first, report = kept(path, folder)
+    first, report = canonical(path, folder)
     stamp = first.stat().st_mtime_ns
     assert report.startswith("log.csv read as a table, times guessed to be seconds")
-    assert kept(path, folder) == (first, report)
+    assert canonical(path, folder) == (first, report)
     assert first.stat().st_mtime_ns == stamp
-    other, report = kept(path, folder, spread("4:zipf=1"))
+    other, report = canonical(path, folder, spread("4:zipf=1"))
     assert other != first
     assert "split among 4 models by bursts" in report
     assert trace(str(other)).tier == "composed"
-    assert kept(first, folder) == (first, "")
+    assert canonical(first, folder) == (first, "")
 
 
 @cases(("text", "why"), [("x", "models is"), ("0", "models is"), ("2:zipf=x", "zipf is"), ("2:idle=lots", "idle is"),

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli.app import main
-from harness.study import answer
+from harness.study import receipt
 from harness.study.ledger import DRIVERS
 from tests.cases import cases
 
@@ -51,7 +51,7 @@ def test_what_is_printed_is_kept_until_seeds_or_inputs_change(tmp_path: Path) ->
             calls.append(seeds)
             return [f"{seeds} seeds", "and a line"]
 
-        return list(answer.kept(tmp_path, seeds, [lengths], told))
+        return receipt.answered(tmp_path, seeds, [lengths], told)
 
     lengths.write_text("1,2")
     for seeds in (2, 2, 3, 2):

@@ -23,9 +23,10 @@ from harness.policy.types import UserError
 from harness.rows import record
 from harness.run import resolve as resolve_module
 from harness.run import sweep
-from harness.run.execute import current, execute
+from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup
+from harness.run.sources import current
 from harness.run.spec import Spec, canonical
 from tests.cases import cases
 from workloads.models import shape

@@ -39,11 +39,13 @@ ARCHITECTURE = {
     "spilled": Box("policy", "numpy"),
     # what is set before all else
     "target": Box(),
+    # how things are kept
+    "store": Box(),
     # what is read from files
     "toml": Box("policy", "annotated_types pydantic pydantic_core"),
     # what happens: one loop, and engines in which time passes
     "loop": Box("policy", "pyarrow"),
-    "rows": Box("policy spilled", "numpy pandas pyarrow scipy"),
+    "rows": Box("policy spilled store loop", "numpy pandas pyarrow scipy"),
     "client": Box("policy", "httptools numpy psutil uvloop"),  # what talks to real servers
     "probe": Box(others=f"matplotlib numpy {GPU}"),
     "engines.costs": Box("policy toml rows probe", "annotated_types numpy pandas scipy"),
@@ -53,7 +55,7 @@ ARCHITECTURE = {
     # servers that stand in for real ones
     "mock": Box("policy engines", "httptools uvloop"),
     # what is asked of it
-    "traces": Box("policy spilled", "numpy pandas pyarrow scipy"),
+    "traces": Box("policy spilled store", "numpy pandas pyarrow scipy"),
     "workloads": Box("policy spilled toml traces", "annotated_types numpy"),
     # many runs, and what they say
     "report": Box("policy rows", "numpy pandas pyarrow"),
@@ -62,15 +64,15 @@ ARCHITECTURE = {
         "annotated_types numpy pandas pyarrow scipy",  # Ray and Dask by name, in an environment of their own
     ),
     "study": Box(
-        "policy toml loop rows engines engines.costs engines.sim traces workloads report run",
+        "policy toml loop rows engines engines.costs traces workloads report run",
         "numpy pandas pyarrow scipy tomli_w",
     ),
     "validate": Box(
-        "policy loop rows engines engines.costs engines.sim engines.servers probe traces workloads run study",
+        "policy loop rows engines engines.costs engines.servers probe traces workloads run study",
         "numpy pandas pyarrow scipy",
     ),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
-    "plots": Box("policy loop rows", "PIL matplotlib numpy pandas pyarrow seaborn"),
+    "plots": Box("policy rows", "PIL matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(
         "policy loop rows engines.costs traces workloads mock report run study validate check plots",
         "click numpy pandas pyarrow tqdm",

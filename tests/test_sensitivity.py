@@ -309,13 +309,13 @@ def test_what_is_kept_of_other_runs_is_not_said(planted: tuple[Path, list[str]],
     out, words = planted
     ok("sensitivity", *words, "--constants", "pcie", "--no-plot")
     folder = next(out.glob("closed-*"))
-    assert sensitivity_text.kept(folder)
+    assert sensitivity_text.sentence_of(folder)
     table = pq.read_table(folder / record.SWEEP)
     for name in (record.SWEEP, record.SENSITIVITY):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     record.write_table(tmp_path / record.SWEEP, table, {"key": "another"})
-    assert sensitivity_text.kept(tmp_path) == ""
-    assert sensitivity_text.kept(tmp_path / "nowhere") == ""
+    assert sensitivity_text.sentence_of(tmp_path) == ""
+    assert sensitivity_text.sentence_of(tmp_path / "nowhere") == ""
 
 
 def test_what_does_not_fit_is_said_and_not_run(tmp_path: Path) -> None:

@@ -8,16 +8,16 @@ that system's, so that nothing becomes short by moving there.
 from __future__ import annotations
 
 import ast
-import io
-import token
-import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from harness.loop import system
 from tests.cases import cases
+from tests.tools.lines import code, main, spanned
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICY = "harness.policy"
@@ -26,7 +26,6 @@ MOST_OF = {
     "prism": 371,  # two levels, an algorithm each, elastic or fixed memory; changes by the GPUs concerned
     "muxserve": 317,  # as published, its port to SGLang, and as Weaver's artifact runs it: degrees chosen or given
 }
-PROSE = {tokenize.COMMENT, tokenize.NL, token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER}
 
 
 class Named(NamedTuple):
@@ -38,23 +37,16 @@ class Named(NamedTuple):
 
 def rules(source: str) -> set[int]:
     """Return the numbers of the lines that count."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    code = {line for token in tokens if token.type not in PROSE for line in range(token.start[0], token.end[0] + 1)}
-    return code - {line for node in _left_out(ast.parse(source)) for line in _lines(node)}
+    return code(source) - {line for node in _left_out(ast.parse(source)) for line in spanned(node)}
 
 
 def _left_out(tree: ast.Module) -> Iterator[ast.stmt]:
     for node in ast.walk(tree):
         match node:
-            case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant(str())):
+            case ast.Import() | ast.ImportFrom():
                 yield node
             case ast.ClassDef():
                 yield from (statement for statement in node.body if isinstance(statement, ast.Assign | ast.AnnAssign))
-
-
-def _lines(node: ast.stmt) -> range:
-    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
-    return range(first, (node.end_lineno or first) + 1)
 
 
 # ------------------------------------------------------------------ who reaches what of harness/policy
@@ -123,7 +115,7 @@ def size(name: str) -> Mapping[str, int]:
     sizes = {f"systems.{name}": len(rules(path.read_text("utf-8")))}
     for symbol in sorted(alone(path, others)):
         lines = rules((ROOT / f"{symbol.module.replace('.', '/')}.py").read_text("utf-8"))
-        sizes[symbol.module] = sizes.get(symbol.module, 0) + len(lines & set(_lines(policy()[symbol][0])))
+        sizes[symbol.module] = sizes.get(symbol.module, 0) + len(lines & set(spanned(policy()[symbol][0])))
     return sizes
 
 
@@ -168,6 +160,13 @@ def test_what_counts() -> None:
         "K = 3  # counts: a number of the paper", "class Mine:", "@property", "def on(self, event):",
         'said = """two', 'lines"""', "return (  # counts", "said", ")",
     ]  # fmt: skip
+
+
+def test_lines_of_code_are_those_without_prose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(COUNTED)
+    main([str(tmp_path), str(tmp_path / "mine.py")])
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["16", "16", "32"]
 
 
 def test_what_only_one_system_reaches_is_its_own(tmp_path: Path) -> None:

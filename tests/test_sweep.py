@@ -26,10 +26,10 @@ from harness.loop.system import ROOT
 from harness.policy.types import UserError
 from harness.rows import attainment, record, tidy
 from harness.run import estimates, slo, sweep
-from harness.run.execute import current, execute
+from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
-from harness.run.sources import closure, code, scoring
+from harness.run.sources import closure, code, current, scoring
 from harness.run.spec import Spec, as_dict, canonical
 from harness.run.teller import Left, Silent
 from harness.study import receipt

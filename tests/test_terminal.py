@@ -176,19 +176,19 @@ def test_a_bar_says_what_is_left_of_the_work() -> None:
     assert "2/4 [00:00, about 30 s left, at most 10 min with more seeds]" in counts
 
 
-COMPILE = """
+SCORES = """
 import time
 from harness.cli import terminal
 terminal.TICK_S, terminal.FIRST_S = 0.05, 0.2
 with terminal.Terminal() as teller:
-    teller.progress("compile", 0, 1)
+    teller.progress("scores", 0, 1)
     time.sleep(3)
 """
 
 
 def test_a_step_that_takes_long_is_told_in_a_pipe() -> None:
-    done = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr == "compile ...\n"
+    done = subprocess.run([sys.executable, "-c", SCORES], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == "scores ...\n"
 
 
 def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: Path) -> None:

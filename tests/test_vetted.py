@@ -11,8 +11,9 @@ from click.testing import CliRunner
 
 from harness.check.new import write
 from harness.cli.app import main
-from harness.loop import system, vetted
+from harness.loop import system
 from harness.report.commands import check_command
+from harness.rows import vetted
 from plots import fig_turns, style
 from plots.caption import caption
 from tests.cheats import cheat

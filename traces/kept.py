@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.policy.types import UserError
+from harness.store import Kind, digest
 from traces import deal, readers, schema
 from traces.load import log
 from traces.records import readable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def meant(text: str, folder: Path, how: deal.Asked | None = None) -> tuple[str, str]:
@@ -17,7 +21,7 @@ def meant(text: str, folder: Path, how: deal.Asked | None = None) -> tuple[str, 
     A log is converted below `folder`. UserError for what cannot be dealt; a file that is not there is told of later.
     """
     if (path := Path(text)).is_file():
-        trace, report = kept(path, folder, how)
+        trace, report = canonical(path, folder, how)
         return str(trace), report
     if how is None or path.suffix:
         return text, ""
@@ -26,29 +30,29 @@ def meant(text: str, folder: Path, how: deal.Asked | None = None) -> tuple[str, 
     return text + str(how), ""
 
 
-def kept(path: Path, folder: Path, how: deal.Asked | None = None) -> tuple[Path, str]:
+def canonical(path: Path, folder: Path, how: deal.Asked | None = None) -> tuple[Path, str]:
     """Return the canonical Parquet of a log below `folder`, and a line that says how it was made.
 
     Its name has the hash of the log's bytes and of how it is dealt, so that the same log is converted once. A canonical
     Parquet that is not dealt is its own.
     """
-    canonical = path.suffix == ".parquet" and not schema.foreign(path)
-    if canonical and how is None:
+    already = path.suffix == ".parquet" and not schema.foreign(path)
+    if already and how is None:
         return path, ""
-    told = "" if how is None else str(how)
     with readable(path):
-        digest = sha256(f"{schema.file_sha256(path)} {told} {VERSION}".encode()).hexdigest()[:8]
-    out = folder / f"{path.name.partition('.')[0]}-{digest}.parquet"
-    if not out.is_file():
-        rows, report = (schema.read(path), path.name) if canonical else readers.converted(path)
-        note = ""
-        if how is not None:
-            rows, note = deal.dealt(rows, how)
-            report = f"{report}; {note}"
-        rows = schema.noted(rows, note, said=report)
-        folder.mkdir(parents=True, exist_ok=True)
-        schema.write(rows, out)
-    return out, str(schema.metadata(schema.read(out)).get("said", ""))
+        name = digest(schema.file_sha256(path), "" if how is None else how, VERSION)[:8]
+
+    def make() -> pa.Table:
+        rows, report = (schema.read(path), path.name) if already else readers.converted(path)
+        if how is None:
+            return schema.noted(rows, "", said=report)
+        rows, note = deal.dealt(rows, how)
+        return schema.noted(rows, note, said=f"{report}; {note}")
+
+    out = folder / f"{path.name.partition('.')[0]}-{name}.parquet"
+    folder.mkdir(parents=True, exist_ok=True)
+    return out, str(schema.metadata(LOGS.kept(out, {}, make)).get("said", ""))
 
 
 VERSION = 1  # of what conversions give: another one converts anew
+LOGS = Kind(schema.read, lambda path, rows, _: schema.write(rows, path), lost=(OSError, UserError))

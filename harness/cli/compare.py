@@ -156,7 +156,7 @@ def compare(
     sys.stdout.flush()
     if plots:  # the table first: drawing takes longer than all else
         command = f"bench plot {short_path(measured.folder)}"
-        figures(measured, "compare", stem, command, sensitivity.kept(measured.folder))
+        figures(measured, "compare", stem, command, sensitivity.sentence_of(measured.folder))
     if form is not None:
         click.echo("".join(f"{line}\n" for line in sentences.failures(measured.failed)), err=True, nl=False)
     if measured.failed:
@@ -218,7 +218,7 @@ def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, eve
         click.echo("\n".join(formats.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
     for note in sentences.notes(measured, shown, rule):
         prose(note)
-    if sentence := sensitivity.kept(measured.folder):
+    if sentence := sensitivity.sentence_of(measured.folder):
         prose(sentence)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""
     click.echo(short_path(measured.folder) + pdf)

@@ -162,7 +162,7 @@ def plot(
     if out is not None and len(figures) > 1:
         raise UserError(f"{short_path(folder)}: -o is of a single figure; name it by --figure {' or '.join(figures)}")
     stale = _stale(folder)
-    note = " ".join(part for part in (stale, sensitivity.kept(folder)) if part)
+    note = " ".join(part for part in (stale, sensitivity.sentence_of(folder)) if part)
     if judged:
         click.echo(f"{short_path(folder)} · SLO {', '.join(judged)}")
     failures = []
@@ -259,7 +259,7 @@ def _stale(made: Path) -> str:
     """Say which runs of a sweep, or whether this run, were made by other sources than these or are damaged."""
     from harness.rows import record
     from harness.rows.sealed import Damaged
-    from harness.run.sources import code
+    from harness.run.sources import codes
     from harness.run.spec import stored
 
     path, runs = made / record.SWEEP, {}
@@ -267,18 +267,14 @@ def _stale(made: Path) -> str:
         runs = record.footer(path).get("runs", {})
     elif record.exists(made):
         runs = {made.name: stored(record.meta(made)["spec"]).label}
-    stale, damaged = set(), set()
-    hashes: dict[tuple[str, ...], str] = {}
+    stale, damaged, code = set(), set(), codes()
     for name, label in runs.items():
         folder = made.parent / name
         if not record.exists(folder):
             continue
         try:
             facts = record.meta(folder)
-            key = tuple(str(facts["spec"][x]) for x in ("engine", "system", "models", "table", "slo"))
-            if key not in hashes:
-                hashes[key] = code(stored(facts["spec"]))
-            if hashes[key] != facts["code_hash"]:
+            if code(stored(facts["spec"])) != facts["code_hash"]:
                 stale.add(label)
         except Damaged:
             damaged.add(label)
@@ -388,7 +384,7 @@ def _size_why(folder: Path, system: str | None) -> None:
     from harness.study import size_kept, size_why, size_words
 
     with Terminal() as teller:
-        reasons = size_why.why(size_kept.kept(folder), folder.parent, system=system, teller=teller)
+        reasons = size_why.why(size_kept.read(folder), folder.parent, system=system, teller=teller)
     first, second, *rest = size_why.lines(reasons)
     prose(first)
     prose(second)

@@ -170,7 +170,7 @@ def _drive(
 ) -> None:
     """Print the answer of a study that a driver of its own runs."""
     from harness.policy.types import UserError
-    from harness.study import answer, ledger
+    from harness.study import ledger, receipt
 
     ctx = click.get_current_context()
     for param in ctx.command.params:
@@ -185,9 +185,9 @@ def _drive(
         click.echo(f"{driver.count(seeds)} runs; stored runs that are current cost nothing")
         return
     with teller(machine=machine) as told:
-        text = list(answer.kept(
+        text = receipt.answered(
             out, seeds, driver.inputs(), lambda: driver.text(seeds, out, workers=workers, teller=told)
-        ))  # fmt: skip
+        )
     for line in text:
         click.echo(line)
 

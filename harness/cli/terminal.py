@@ -25,7 +25,7 @@ COUNTS = 52  # characters of a bar that are not its name
 LINE_S, OFTEN_S = 30.0, 1.0  # between two lines of a stage where no bar is; with --verbose
 FIRST_S = 5.0  # after which a stage has a line where no bar is: an error before it is the only line
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
-STAGES = frozenset({"planning", "compile", "scores"})  # phases of which nothing is kept when the user interrupts
+STAGES = frozenset({"planning", "scores"})  # phases of which nothing is kept when the user interrupts
 BUSY = 0.7  # of a core: runs that get less are on a busy machine
 LEFT_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 UP = "\x1b[{}A\x1b[J"  # so many lines up, and nothing below

@@ -52,8 +52,8 @@ def check(
     from harness.check.engine import check as conform_engine
     from harness.check.under import under
     from harness.loop import system as systems
-    from harness.loop import vetted
     from harness.policy.types import UserError
+    from harness.rows import vetted
 
     if (system is not None) + (engine is not None) + every != 1:
         raise UserError("name a system, or an engine by --engine NAME, or ask for --all")
@@ -71,7 +71,10 @@ def check(
             broken = True
         elif not (law or case):
             passed[name] = content
-            _keep(content)
+            try:
+                vetted.keep(content)
+            except (OSError, UserError) as error:  # a folder that cannot be written
+                click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
         _told(name, failures, last=not every)
         for line in () if failures else _idle_by_rule(systems.find(name)):
             click.echo(line)
@@ -92,16 +95,6 @@ def _idle_by_rule(make: Any) -> Iterator[str]:
         yield f"  {says}: {quoted}"
         return
     yield from (f"  preset {name} {says}: {quoted}" for name in make.presets if (quoted := rule(make, name)))
-
-
-def _keep(content: str) -> None:
-    """Note that a file has passed; a folder that cannot be written only means that it stays unchecked."""
-    from harness.loop import vetted
-
-    try:
-        vetted.keep(content)
-    except OSError as error:
-        click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
 
 
 def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:

@@ -90,9 +90,8 @@ def _lines(tuned: Tuned, every: bool) -> Sequence[str]:
 
     With `every` the table holds all draws, else the defaults and the choice.
     """
-    from harness.loop import vetted
     from harness.report.text_table import aligned
-    from harness.rows import estimate
+    from harness.rows import estimate, vetted
     from harness.rows.estimate import POINTS
     from harness.study.tune import shown
 

@@ -30,11 +30,10 @@ from harness.policy import fields
 from harness.policy.types import UserError
 from harness.run import driver, node, sources
 from harness.run.estimates import Costs
-from harness.run.execute import relocate
 from harness.run.executor import Ended, Why
 from harness.run.messages import Answer, Batch, Refused
 from harness.run.setup import load_trace
-from harness.run.sources import Task
+from harness.run.sources import Task, relocate
 from harness.run.spec import FILES, Spec
 
 BATCH_S = 10.0  # of work in a batch

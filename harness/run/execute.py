@@ -14,11 +14,11 @@ from harness.loop import engine as engines
 from harness.loop.interrupted import terminable
 from harness.loop.recorder import Log
 from harness.loop.replay import Outcome, replay
-from harness.policy.types import Infeasible, Option, Unsupported, UserError
+from harness.policy.types import Infeasible, Option, Unsupported
 from harness.rows import record
 from harness.run import arithmetic
 from harness.run.setup import Setup, blamed
-from harness.run.spec import FILES, Spec, as_dict, by_content
+from harness.run.spec import Spec, as_dict
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,36 +36,6 @@ def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
     if needed == "none" or spec.sharing in ("own", needed):
         return None
     return f"its paper has sharing={needed}, this run sharing={spec.sharing}"
-
-
-def current(
-    spec: Spec, out: Path, code_hash: str, tell: Callable[[str], None] = lambda _: None
-) -> Mapping[str, Any] | None:
-    """Return the facts of the whole run of a resolved spec that `out` has, made by these sources, or None.
-
-    `tell` hears of a damaged one.
-    """
-    folder = out / spec.folder
-    if not record.exists(folder):
-        return None
-    try:
-        about = record.whole(folder)
-    except UserError:  # not ours, or no longer as it was written
-        tell(f"{folder.name} is damaged: it is run again")
-        return None
-    if (about.get("code_hash"), about.get("spec_hash")) != (code_hash, spec.hash8):
-        return None
-    # Hashes are short: compare the specs too, but for files' paths.
-    made, asked = about.get("spec") or {}, as_dict(spec)
-    same = all(made.get(key) == asked.get(key) for key in (made.keys() | asked.keys()) - FILES.keys())
-    return about if same else None
-
-
-def relocate(spec: Spec, out: Path) -> None:
-    """Store the present paths of the files in a current run's spec, if it was made from equal files elsewhere."""
-    asked = as_dict(spec)
-    if by_content(asked) != asked and record.meta(out / spec.folder)["spec"] != asked:
-        record.restate(out / spec.folder, {"spec": asked})
 
 
 def recorded(spec: Spec, out: Path, code_hash: str) -> Path:

@@ -15,10 +15,10 @@ from harness.loop.guard import LIMIT_S
 from harness.policy.types import UserError
 from harness.rows import whole
 from harness.run import arithmetic, sources
-from harness.run.execute import current, execute
+from harness.run.execute import execute
 from harness.run.messages import Answer, Batch, Refused
 from harness.run.setup import Failed
-from harness.run.sources import Task
+from harness.run.sources import Task, current
 
 # Packages that a result may depend on.
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "numba", "llvmlite", "pydantic")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
-from harness.rows import forms, record, tidy
+from harness.rows import record, stored, tidy
 from harness.run import sources
 from harness.run.slo import SloTarget, limits
 from harness.run.sources import Task
@@ -58,18 +57,14 @@ def ran(run: Path) -> bool:
     return not (about["skipped"] or about["infeasible"])
 
 
-def kept(
+def table(
     path: Path, about: Mapping[str, Any], tasks: Iterable[Task], scorer: str, make: Callable[[], pa.Table]
 ) -> pa.Table:
-    """Return the table at `path`, made anew unless its facts, its runs and the sources of its scorer still hold.
+    """Return the table at `path`, which is kept as long as its facts, its runs and the sources of its scorer hold.
 
-    A new table is written to `path`. `scorer` is the file of the module whose `make` this is.
+    `scorer` is the file of the module whose `make` this is.
     """
     runs = sorted((task.spec.folder, task.code) for task in tasks)
     key = digest(record.dumps([runs, sources.scoring(scorer), about]))
-    with suppress(OSError, UserError):  # an unreadable table is made anew
-        if record.footer(path).get("key") == key:
-            return tidy.stored(path) if path.name == record.SWEEP else record.table(path, forms.LEAD_COLUMNS)
-    table = make()
-    record.write_table(path, table, {**about, "key": key})
-    return table
+    kind = stored.SCORES if path.name == record.SWEEP else stored.LEADS
+    return kind.kept(path, {**about, "key": key}, make)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.policy.types import UserError
 from harness.rows import attainment, record, whole
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
+from harness.rows.stored import SOLO
 from harness.run.setup import Setup
 from harness.run.spec import Spec, by_content, stored
 
@@ -83,19 +82,20 @@ def stored_solo(run: Path, gpu: str = "") -> attainment.Limits:
     """
     import pyarrow as pa
 
-    about, path = record.meta(run), run / record.SOLO
+    about = record.meta(run)
     of = {key: about[key] for key in ("spec_hash", "code_hash")} | ({"gpu": gpu} if gpu else {})
+
+    def make() -> pa.Table:
+        rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
+        setup = Setup(stored(about["spec"]))
+        lengths = (rows[name].to_numpy() for name in ("prompt_tokens", "output_tokens"))
+        seconds = setup.solo_s(_members(run, rows, setup), *lengths, gpu=gpu)
+        return pa.table(dict(zip(("ttft_s", "tpot_s"), seconds, strict=True)))
+
     with _SOLO:
-        if run.is_dir():
-            whole.clean(run, record.SOLO)
-        if (solo := _read_solo(path, of)) is None or len(solo) != sum(about["counts"].values()):
-            rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
-            setup = Setup(stored(about["spec"]))
-            lengths = (rows[name].to_numpy() for name in ("prompt_tokens", "output_tokens"))
-            seconds = setup.solo_s(_members(run, rows, setup), *lengths, gpu=gpu)
-            solo = pa.table(dict(zip(("ttft_s", "tpot_s"), seconds, strict=True)))
-            if run.is_dir():  # not in a part, which has no place for it
-                record.write_table(path, solo, {"of": of})
+        whole.clean(run, record.SOLO)
+        inputs = {"of": of, "rows": sum(about["counts"].values())}
+        solo = SOLO.kept(run / record.SOLO, inputs, make) if run.is_dir() else make()  # a part has no place for it
     return attainment.Limits(solo["ttft_s"].to_numpy(), solo["tpot_s"].to_numpy())
 
 
@@ -112,14 +112,6 @@ def _members(run: Path, rows: pa.Table, setup: Setup) -> NDArray[np.int32]:
         raise Damaged(f"{run / record.ROWS}: row {row}: {lacks}; {WAY_OUT}")
     members: NDArray[np.int32] = index.to_numpy().astype(np.int32)
     return members
-
-
-def _read_solo(path: Path, of: Mapping[str, str]) -> pa.Table | None:
-    """Read the table at `path`; None unless it is whole and was made for the run of these hashes."""
-    with suppress(OSError, UserError):  # an unreadable file is made anew
-        if record.footer(path)["of"] == of:
-            return record.table(path, record.SOLO_COLUMNS)
-    return None
 
 
 # ------------------------------------------------------------------ targets of stored runs

@@ -25,11 +25,11 @@ from harness.rows import parts, record, whole
 from harness.rows.parts import Partition
 from harness.run import arithmetic, crew, executor, realtime
 from harness.run.estimates import Ahead, Costs, requests_in
-from harness.run.execute import current, execute, relocate
+from harness.run.execute import execute
 from harness.run.executor import Ended, Why
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup
-from harness.run.sources import Task, code
+from harness.run.sources import Task, codes, current, relocate
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
 
@@ -61,25 +61,13 @@ def stored_only() -> Iterator[None]:
         _STORED.reset(token)
 
 
-def only_stored() -> bool:
-    """Tell whether nothing is to be run here."""
-    return _STORED.get()
-
-
 # ------------------------------------------------------------------ runs
 
 
 def tasks(specs: Iterable[Spec]) -> list[Task]:
     """Resolve specs and hash their sources; UserError for what does not exist."""
-    hashes: dict[tuple[str | None, ...], str] = {}
-
-    def task(spec: Spec) -> Task:
-        key = (spec.engine, spec.system, spec.models, spec.table, spec.slo)
-        if key not in hashes:
-            hashes[key] = code(spec)
-        return Task(spec, hashes[key])
-
-    return [task(resolve(spec)) for spec in specs]
+    code = codes()
+    return [Task(spec, code(spec)) for spec in map(resolve, specs)]
 
 
 def sweep(
@@ -160,8 +148,8 @@ def _executed(
 ) -> Iterator[Ended]:
     """Yield each task that was run with its failures; tasks of systems in `failed`, which grows, are left out.
 
-    Where the simulator is not compiled, the first is run here: it compiles what the others then find. Those of
-    exclusive engines are run here too, one by one, when no worker is left.
+    Where the simulator is not compiled, it is compiled here first, for all of them to find. Those of exclusive engines
+    are run here, one by one, when no worker is left.
     """
     if not todo:
         return
@@ -177,8 +165,7 @@ def _executed(
     clock = _Clock(todo, teller)
     if any(asked(task.spec.engine).name == "sim" for task in todo) and not sim.compiled():
         teller.say("compiling the simulator, once (about 20 s)")
-        first, *todo = todo
-        yield Ended(first, clock.told(first, out))
+        compile_once()
     engines = {task.spec.engine: Setup(task.spec).bare_engine for task in {t.spec.engine: t for t in todo}.values()}
     exclusive = {name for name, engine in engines.items() if engine.exclusive}
     shared = [task for task in todo if task.spec.engine not in exclusive]
@@ -239,10 +226,8 @@ class Batches:
         apart = [task for task in todo if self._apart(task)]
         if apart:
             yield from execute(apart, self._out)
-        names = {task.spec.folder for task in apart}
-        rest = [task for task in todo if task.spec.folder not in names]
-        wave = list[Task]()
-        for _, batch in groupby(rest, lambda task: self.key(task)[0]):
+        wave, gone = list[Task](), set(apart)
+        for _, batch in groupby((task for task in todo if task not in gone), lambda task: self.key(task)[0]):
             wave += batch
             if len(wave) >= parts.MANY:
                 yield from self._wave(wave, execute)
@@ -260,10 +245,9 @@ class Batches:
         """Execute the tasks of whole parts; yield those of a part when it is written."""
         lacking = Counter(self.key(task)[0] for task in tasks)
         ended: dict[str, list[Ended]] = {}
-        new = [task for task in tasks if not current(task.spec, self._staged, task.code)]
-        names = {task.spec.folder for task in new}
-        made = (Ended(task, {}) for task in tasks if task.spec.folder not in names)
-        for each in chain(made, execute(new, self._staged) if new else ()):
+        new = dict.fromkeys(task for task in tasks if not current(task.spec, self._staged, task.code))
+        made = (Ended(task, {}) for task in tasks if task not in new)
+        for each in chain(made, execute([*new], self._staged) if new else ()):
             batch = self.key(each.task)[0]
             ended.setdefault(batch, []).append(each)
             if len(ended[batch]) == lacking[batch]:

@@ -17,11 +17,11 @@ from pathlib import Path
 from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import parts, record, tidy, whole
 from harness.rows.crossings import EASES, RATED, turned
-from harness.run import crew, executor, score, streams, sweep
+from harness.rows.stored import Stamp, stamp
+from harness.run import crew, score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.slo import SloTarget, judgements
@@ -96,7 +96,7 @@ def measure(
     asked = study.of(full)
     counted = Counted(teller or Silent(), quiet=study.layout == "table")
     call = receipt.Call(asked, full, stem or study.name, target)
-    if (kept := receipt.lookup(call, out)) and (done := _kept(call, kept, counted)):
+    if (kept := receipt.lookup(call, out)) and (done := _vouched(call, kept, counted)):
         return done
     begun_ns, digested = time_ns(), call.digest
 
@@ -136,7 +136,7 @@ def without_failing(study: Study, failed: dict[str, str], make: Callable[[Study]
     raise Failed(failed)
 
 
-def _kept(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measured | None:
+def _vouched(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measured | None:
     """Read the study that a receipt vouches for, and sweep its folder; None where its table is not whole."""
     whole.clean(kept.folder)  # a writer may have been killed once its file was in place
     path = kept.folder / record.SWEEP
@@ -208,13 +208,7 @@ class Work:
         return measured
 
     def begun(self) -> Grid:
-        """Return the panels with their SLOs, once the simulator is compiled."""
-        elsewhere = sweep.only_stored() or executor.chosen()
-        if self.study.spec.get("engine", "sim") == "sim" and not (elsewhere or sim.compiled()):
-            with self.teller.step("compile", lambda: "the simulator, once"):
-                self.teller.progress("compile", 0, 1)
-                sweep.compile_once()
-                self.teller.progress("compile", 1, 1)
+        """Return the panels with their SLOs."""
         return Grid(self.study, self.full, self.judged())
 
     @cached_property
@@ -260,7 +254,7 @@ class Work:
         receipt.write(call, digested, begun_ns, kept, specs, rules, stamps, traces)
 
     @cached_property
-    def _made(self) -> tuple[dict[Spec, None], dict[str, receipt.Stamp]]:
+    def _made(self) -> tuple[dict[Spec, None], dict[str, Stamp]]:
         """The specs that were run or stood there, and the stamps of their rows by path."""
         return {}, {}
 
@@ -503,7 +497,7 @@ class Work:
         made, stamps = self._made
         made |= dict.fromkeys(specs)
         files = {record.file(folder) for folder in set(folders)}
-        stamps |= {path.relative_to(self.out).as_posix(): receipt.stamp(path) for path in files}
+        stamps |= {path.relative_to(self.out).as_posix(): stamp(path) for path in files}
         return folders
 
     # -------------------------------------------------------------- the table
@@ -523,7 +517,7 @@ class Work:
             with self.teller.step("scores"):
                 return self._table(points, ready, self.teller)
 
-        made = score.kept(folder / record.SWEEP, about, ready, table.__file__, make)
+        made = score.table(folder / record.SWEEP, about, ready, table.__file__, make)
         about = record.footer(folder / record.SWEEP)
         return Measured(self.study, folder, made, about, _target(grid, points), ready[0].spec)
 

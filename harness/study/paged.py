@@ -260,7 +260,7 @@ def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: st
 
 
 def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
-    kept = size_kept.kept(folder)
+    kept = size_kept.read(folder)
     asked = kept.asked
     best = next((row for row in kept.tried if row.answer and (row.gpu, row.label, row.gpus) == kept.best), None)
     sure = ""

@@ -3,13 +3,13 @@
 A receipt holds the call, the hash of the sources, and the size and time of change of each file that was read: the rows
 of all runs, the table, and the files that the study names by path. If all of that holds, the table is the answer. Else,
 also without a receipt, the study is checked run by run. A receipt is written last, and only where time is simulated:
-runs on real servers depend on more than files. Figures have a receipt of their own.
+runs on real servers depend on more than files. Figures have a receipt of their own, and the printed answer of a
+driver's study is kept by the digest of what it rests on.
 """
 
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 from harness.policy import fields
 from harness.policy.types import UserError
 from harness.rows import record
+from harness.rows.stored import NOTES, TEXTS, Stamp, stamp, unchanged
 from harness.run import arithmetic, sources
 from harness.run.slo import SloTarget
-from harness.run.spec import FILES, Spec, as_dict, content_hash, stored
+from harness.run.spec import FILES, Spec, as_dict, content_hash, digest, stored
 from harness.study.study import Study
 from traces import load
 
 FILE, FIGURES = "receipt.json", "figures.json"
 DRAWING = ("harness", "plots", "systems")  # sources of figures
-Stamp = list[int] | None  # bytes, and ns of the last change; None: no file
 
 
 class Call(NamedTuple):
@@ -54,35 +54,22 @@ class Receipt(NamedTuple):
     notes: list[str]  # about its inputs
 
 
-def stamp(path: Path) -> Stamp:
-    """Return a file's bytes and the ns of its last change; None where there is no file."""
-    with suppress(OSError):
-        about = path.stat()
-        return [about.st_size, about.st_mtime_ns]
-    return None
-
-
 def lookup(call: Call, out: Path) -> Receipt | None:
     """Read the receipt of an equal call below `out`, if all of its files are unchanged."""
     paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
     asked = call.digest if paths else ""
     for path in paths:
-        with suppress(OSError, ValueError, KeyError, TypeError, UserError):  # of another release, or cut
-            kept = json.loads(path.read_bytes())
-            if kept["call"] == asked and _holds(kept, out):
+        with suppress(KeyError, ValueError, TypeError, AttributeError, UserError):  # of another release
+            if (kept := NOTES.current(path, {"call": asked})) and _holds(kept, out):
                 rule, seconds, drain_s = kept["target"]
-                pairs = seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()}
-                target = SloTarget(rule, pairs, drain_s)
+                target = SloTarget(rule, seconds and {model: (a, b) for model, (a, b) in seconds.items()}, drain_s)
                 return Receipt(path.parent, stored(kept["reference"]), target, kept["notes"])
     return None
 
 
 def _holds(kept: Mapping[str, Any], out: Path) -> bool:
-    return (
-        all(_trace_file(name) == path for name, path in kept["traces"].items())
-        and all(stamp(Path(path)) == at for path, at in kept["inputs"].items())
-        and all(stamp(out / path) == at for path, at in kept["results"].items())
-    )
+    same = all(_trace_file(name) == path for name, path in kept["traces"].items())
+    return same and unchanged(kept["inputs"]) and unchanged(kept["results"], out)
 
 
 def write(
@@ -101,16 +88,10 @@ def write(
     if late or any(spec.measured_on for spec in specs) or call.digest != asked:
         return
     table = receipt.folder / record.SWEEP
-    kept = {
-        "call": asked,
-        "reference": as_dict(receipt.reference),
-        "target": list(receipt.target),
-        "notes": receipt.notes,
-        "traces": named,
-        "inputs": inputs,
-        "results": {**runs, f"{table.parent.name}/{table.name}": stamp(table)},
-    }
-    record.write_bytes(receipt.folder / FILE, record.dumps(kept).encode())
+    results = {**runs, f"{table.parent.name}/{table.name}": stamp(table)}
+    note = {"reference": as_dict(receipt.reference), "target": list(receipt.target), "notes": receipt.notes,
+            "traces": named, "inputs": inputs, "results": results}  # fmt: skip
+    NOTES.write(receipt.folder / FILE, note, {"call": asked})
 
 
 def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) -> list[Path]:
@@ -121,14 +102,19 @@ def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) ->
     table = folder / record.SWEEP
     facts = [*asked, content_hash(table, table.stat().st_mtime_ns), sources.tree(*DRAWING)]
     key = sha256(record.dumps(facts).encode()).hexdigest()
-    with suppress(OSError, ValueError, KeyError, TypeError):  # of another release, or cut
-        kept = json.loads((folder / FIGURES).read_bytes())
-        if kept["key"] == key and all(stamp(Path(path)) == at for path, at in kept["files"]):
-            return [Path(path) for path, _ in kept["files"]]
-    paths = draw()
-    files = [[str(path), stamp(path)] for path in paths]
-    record.write_bytes(folder / FIGURES, record.dumps({"key": key, "files": files}).encode())
-    return paths
+    note = NOTES.kept(folder / FIGURES, {"key": key}, lambda: {"files": [[str(path), stamp(path)] for path in draw()]})
+    return [Path(path) for path, _ in note["files"]]
+
+
+def answered(out: Path, seeds: int, files: Iterable[Path], told: Callable[[], Iterable[str]]) -> list[str]:
+    """Return the printed answer of a study that a driver of its own runs, made by `told` unless it is kept in `out`.
+
+    It is kept for as long as the sources, the seeds and the input `files` stay so.
+    """
+    hashes = (content_hash(path, path.stat().st_mtime_ns) for path in files)
+    rests_on = [sources.tree("harness", "systems", "workloads", "traces"), *hashes, str(seeds)]
+    path = out / f"answer-{digest(' '.join(rests_on))}.txt"
+    return TEXTS.kept(path, {}, lambda: "".join(f"{line}\n" for line in told())).splitlines()
 
 
 def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:

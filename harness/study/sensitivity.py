@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.report.text_table import aligned
-from harness.rows import forms, record
+from harness.rows import record
 from harness.rows.sealed import Damaged
 from harness.rows.statistics import Estimate
+from harness.rows.stored import LEADS
 from harness.study.constants import TURNS, Constant
 from harness.study.search import LEVEL
 
@@ -80,18 +81,12 @@ class Leads:
 # ------------------------------------------------------------------ the stored table
 
 
-def schema() -> pa.Schema:
-    """Return the columns of the stored table; a lead is null where nothing was run, for the reason in `note`."""
-    return forms.LEAD_COLUMNS
-
-
 def read(folder: Path) -> Leads | None:
     """Read the sensitivity kept beside a comparison's table; None where there is none of that table's runs."""
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
-        stored = record.footer(path)
-        if stored["sweep"] == key_of(folder / record.SWEEP):
-            return leads_in(stored, record.table(path, schema()))
+        if LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)}):
+            return leads_in(record.footer(path), LEADS.read(path))
     return None
 
 
@@ -146,7 +141,7 @@ def lines(leads: Leads) -> Iterator[str]:
     yield sentence(leads)
 
 
-def kept(folder: Path) -> str:
+def sentence_of(folder: Path) -> str:
     """Return the sentence of the sensitivity that is kept beside a comparison's table; empty where there is none."""
     leads = read(folder)
     return "" if leads is None else sentence(leads)

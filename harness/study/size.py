@@ -550,8 +550,7 @@ def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str
             lines.append(f"shift_s = {member.shift_s!r}")
     stem = Path(models).stem.replace("*", "x").replace(",", "_").replace(":", "_")[:60]
     path = out / "sets" / f"{stem}-{suffix.replace('*', 'x').replace('+', '-')}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", "utf-8")
+    record.write_bytes(path, ("\n".join(lines) + "\n").encode())
     return str(path)
 
 

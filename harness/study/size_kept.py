@@ -6,8 +6,6 @@ a page and `bench explain` are made from it.
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from harness.policy.types import UserError
 from harness.rows import forms, record
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.sealed import WAY_OUT, Damaged
+from harness.rows.stored import SIZES
 from harness.run.spec import digest
 from harness.study import size_words
 from harness.study.size import Asked, Sized
@@ -67,14 +66,9 @@ def keep(sized: Sized, out: Path) -> Path:
     }  # fmt: skip
     stem = Path(str(sized.asked.setting["trace"])).stem.partition("+")[0]
     folder = out / f"{stem}-size-{digest(record.dumps(asked))[:8]}"
-    folder.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist(list(_rows(sized)), schema=forms.SIZE_COLUMNS)
-    path = folder / record.SIZE
-    with suppress(FileNotFoundError, Damaged):  # an equal answer stays as it is
-        stated = json.loads(record.dumps({**about, "schema": record.VERSION}))
-        if stated == record.footer(path) and table.equals(record.table(path, table.schema)):
-            return folder
-    record.write_table(path, table, about)
+    # An equal answer stays as it is.
+    SIZES.kept(folder / record.SIZE, {**about, "schema": record.VERSION, "rows": table.to_pylist()}, lambda: table)
     return folder
 
 
@@ -96,7 +90,7 @@ def _rows(sized: Sized) -> list[dict[str, Any]]:
     return rows
 
 
-def kept(folder: Path) -> Kept:
+def read(folder: Path) -> Kept:
     """Read an answer. Raises UserError where there is none, Damaged where it is not whole."""
     path = folder / record.SIZE
     try:
@@ -109,8 +103,7 @@ def kept(folder: Path) -> Kept:
         lists = {key: tuple(given[key]) for key in ("kinds", "systems", "growth")}
         asked = Asked(**{**given, **lists, "setting": dict(given["setting"]), "prices": prices})
         best = None if about["best"] is None else tuple(about["best"][key] for key in ("gpu", "system", "gpus"))
-        views = {str(trace): str(name) for trace, name in about["views"]}
-        facts = [[str(key), str(value)] for key, value in about["facts"]]
+        views, facts = dict(about["views"]), about["facts"]
         _ = DEFINITIONS[asked.definition]
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{path}: its facts are not those of an answer ({error}); {WAY_OUT}") from None

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.loop import vetted
 from harness.policy import mix
 from harness.report.commands import check_command
 from harness.report.text_table import aligned
-from harness.rows import checked
+from harness.rows import checked, vetted
 from harness.run.spec import Spec
 from harness.run.spec import asked as asked_system
 from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict

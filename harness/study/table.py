@@ -117,4 +117,4 @@ def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
     def make() -> pa.Table:
         return tidy.scores([score.scorable(spec.label, out / spec.folder, under)])
 
-    return score.kept(folder / record.SWEEP, about, [task], __file__, make)
+    return score.table(folder / record.SWEEP, about, [task], __file__, make)

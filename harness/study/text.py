@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.loop import vetted
 from harness.report.commands import check_command
 from harness.report.text_table import brief, joined, laid
-from harness.rows import crossings, estimate, record, setting, statistics, tidy
+from harness.rows import crossings, estimate, record, setting, statistics, tidy, vetted
 from harness.rows.crossings import CASE, STANDINGS, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
 from harness.study import claims, tradeoff, without

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
 from harness.report.summary import scores, summarize
-from harness.rows import crossings, record, statistics, tidy
+from harness.rows import crossings, forms, record, statistics, tidy
 from harness.rows.crossings import Panel
 from harness.rows.statistics import Estimate
 from harness.run import score
@@ -21,7 +21,7 @@ from harness.run.teller import Teller
 from harness.study.constants import Constant, Setting, constants, settings
 from harness.study.measure import Measured, measure
 from harness.study.search import LEVEL
-from harness.study.sensitivity import Leads, key_of, leads_in, schema
+from harness.study.sensitivity import Leads, key_of, leads_in
 from harness.study.study import Condition, Sample, Study
 
 if TYPE_CHECKING:
@@ -95,12 +95,11 @@ def sensitivity(
             else line
             for line in lines
         )
-        return pa.Table.from_pylist(list(told), schema=schema())
+        return pa.Table.from_pylist(list(told), schema=forms.LEAD_COLUMNS)
 
     about = {"first": pair[0], "second": pair[1], "definition": base.about["definitions"][0], "rates": rates,
              "sweep": key_of(base.folder / record.SWEEP), "asked": sorted(only or ())}  # fmt: skip
-    path = base.folder / record.SENSITIVITY
-    return leads_in(about, score.kept(path, about, measured.tasks, __file__, make))
+    return leads_in(about, score.table(base.folder / record.SENSITIVITY, about, measured.tasks, __file__, make))
 
 
 def varying(

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.engines import sim
 from harness.engines.machine import Config, Served, machine
+from harness.loop.engine import find
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Arrived, Event, Woke
@@ -74,7 +74,7 @@ def units_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None
     none = np.full(len(rows), math.inf)
     jobs = Jobs(("victim", "other"), np.array([row[0] for row in rows]), model, prompt, output, none, none)
     policy, priced = Duel(split), machine(config)
-    engine = sim.make(config, policy.options, priced)
+    engine = find("sim")(config, policy.options, priced)
     replay(policy, engine, jobs, end_s=END_S)  # type: ignore[arg-type]
     every = [row for part in engine.rows() for row in part.to_pylist()]
     first, second = (_unit_s(act, [row for row in every if row["model"] == name])

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.engines import sim
 from harness.engines.costs.shapes import kv_token_bytes
 from harness.engines.machine import Config, Served, cluster, granule_bytes, machine
 from harness.loop import system
+from harness.loop.engine import find
 from harness.loop.replay import replay
 from harness.policy.types import GIB, KEPT_PAGES, Jobs, Prefix
 from workloads.models import shape
@@ -80,7 +80,7 @@ def kept() -> Kept:
     make: Any = system.find("elastic")
     jobs, priced = traffic(), machine(config)
     options = make(cluster(config, elastic=True, priced=priced)).options
-    engine = sim.make(config, options, priced)
+    engine: Any = find("sim")(config, options, priced)  # its state has the blocks that are cached
     replay(make(engine.cluster), engine, jobs)
     page = granule_bytes(config, model, elastic=True)
     cached = engine.S.insts["cached"].sum()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.engines import sim
 from harness.engines.costs import quantities
 from harness.engines.machine import Config, Machine, Served, cluster, machine
 from harness.loop import system
+from harness.loop.engine import find
 from harness.loop.replay import replay
 from harness.policy.types import Jobs
 from harness.rows import requests
@@ -36,7 +36,7 @@ def replayed(
     priced = _priced(config, host, quantum_s)
     make: Any = system.find(name)
     options = make(cluster(config, priced=priced), **(fields or {})).options
-    engine = sim.make(config, options, priced)
+    engine = find("sim")(config, options, priced)
     replay(make(engine.cluster, **(fields or {})), engine, jobs)
     return requests.rows(pa.Table.from_batches(engine.rows()))
 

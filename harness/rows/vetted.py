@@ -16,6 +16,9 @@ from typing import Any
 
 from harness.loop.system import ROOT, path, user_cache
 from harness.policy.types import UserError
+from harness.rows import record
+from harness.rows.stored import TEXTS
+from harness.store import digest
 
 SHIPPED = ROOT / "systems" / "checked.toml"
 LAWS = ROOT / "harness" / "check"
@@ -33,10 +36,10 @@ def content(name: str) -> str:
 def vetted(name: str) -> bool:
     """Tell whether a system's file, as it is now, has passed."""
     try:
-        digest = content(name)
+        passed = content(name)
     except UserError:  # it ran, and is gone
         return False
-    return digest in shipped().values() or _kept(digest).is_file()
+    return passed in shipped().values() or TEXTS.current(_note(passed), {}) is not None
 
 
 def unchecked(names: Iterable[str]) -> list[str]:
@@ -46,13 +49,13 @@ def unchecked(names: Iterable[str]) -> list[str]:
 
 def shipped() -> dict[str, str]:
     """Read the stored hash of each system on hand that passed, by name."""
-    return {name: digest for name, digest in _read().items() if isinstance(digest, str)}
+    return {name: passed for name, passed in _read().items() if isinstance(passed, str)}
 
 
 def at_length(under: str) -> dict[str, str]:
     """Read the stored hash of each system that passed at full length under laws, cases and an engine of a digest."""
     full: dict[str, str] = _read().get("full", {})
-    return {name: digest for name, digest in full.items() if name != "under"} if full.get("under") == under else {}
+    return {name: passed for name, passed in full.items() if name != "under"} if full.get("under") == under else {}
 
 
 def _read() -> dict[str, Any]:
@@ -60,9 +63,8 @@ def _read() -> dict[str, Any]:
 
 
 def keep(passed: str) -> None:
-    """Note on this machine that a file of this hash has passed. Raises OSError where nothing can be written."""
-    _kept(passed).parent.mkdir(parents=True, exist_ok=True)
-    _kept(passed).touch()
+    """Note on this machine that a file of this hash has passed. Raises UserError where nothing can be written."""
+    TEXTS.write(_note(passed), "", {})
 
 
 def store(passed: dict[str, str], names: Iterable[str], under: str | None = None) -> None:
@@ -76,15 +78,15 @@ def store(passed: dict[str, str], names: Iterable[str], under: str | None = None
     text = HEAD + _lines(shipped() | passed, names)
     if full:
         text += f'\n[full]\nunder = "{full["under"]}"\n{_lines(full, names)}'
-    SHIPPED.write_text(text, "utf-8")
+    record.write_bytes(SHIPPED, text.encode())
 
 
 def _lines(digests: dict[str, str], names: Iterable[str]) -> str:
     return "".join(f'{name} = "{digests[name]}"\n' for name in sorted(names) if name in digests)
 
 
-def _kept(digest: str) -> Path:
-    return user_cache() / "checked" / sha256(f"{digest} {_laws()}".encode()).hexdigest()
+def _note(passed: str) -> Path:
+    return user_cache() / "checked" / digest(passed, _laws())
 
 
 @cache

@@ -1,0 +1,63 @@
+"""The kinds of files that are kept beside runs (`harness/store.py`), and stamps of files that an answer rests on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.policy.types import UserError
+from harness.rows import forms, record, tidy
+from harness.store import Facts, Kind
+
+LOST = (OSError, UserError)  # the second: damaged, or of a later release
+Stamp = list[int] | None  # bytes, and ns of the last change; None: no file
+
+
+def stamp(path: Path) -> Stamp:
+    """Return a file's bytes and the ns of its last change; None where there is no file."""
+    with suppress(OSError):
+        about = path.stat()
+        return [about.st_size, about.st_mtime_ns]
+    return None
+
+
+def unchanged(stamps: Mapping[str, Stamp], root: Path = Path()) -> bool:
+    """Tell whether files, by their paths below `root`, have these stamps."""
+    return all(stamp(root / path) == at for path, at in stamps.items())
+
+
+def _tables(form: pa.Schema, rows: Callable[[Path], object] = lambda _: None) -> Kind[pa.Table]:
+    """Return the kind of tables of a form. What `rows` tells of their rows is an input that the footer leaves out."""
+
+    def write(path: Path, table: pa.Table, inputs: Facts) -> None:
+        record.write_table(path, table, {key: value for key, value in inputs.items() if key != "rows"})
+
+    return Kind(partial(record.table, form=form), write, lambda at: {**record.footer(at), "rows": rows(at)}, LOST)
+
+
+def _note(path: Path) -> dict[str, Any]:
+    """Read a note. Raises ValueError where it is none, or a file that it vouches for has changed."""
+    note = json.loads(path.read_bytes())
+    if not isinstance(note, dict) or not unchanged(dict(note.get("files", ()))):
+        raise ValueError(path)
+    return note
+
+
+def _jot(path: Path, note: Facts, inputs: Facts) -> None:
+    record.write_bytes(path, record.dumps({**note, **inputs}).encode())
+
+
+RUNS: Kind[Any] = Kind(record.read, record.write, record.whole, LOST)  # read as a table, written as batches
+SCORES = Kind(tidy.stored, record.write_table, record.footer, LOST)
+LEADS = _tables(forms.LEAD_COLUMNS)
+SOLO = _tables(record.SOLO_COLUMNS, lambda path: pq.read_metadata(path).num_rows)
+SIZES = _tables(forms.SIZE_COLUMNS, lambda path: record.table(path, forms.SIZE_COLUMNS).to_pylist())
+NOTES: Kind[Facts] = Kind(_note, _jot, _note, (OSError, ValueError, TypeError))
+TEXTS = Kind(lambda path: path.read_text("utf-8"), lambda path, text, _: record.write_bytes(path, text.encode()))
