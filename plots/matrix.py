@@ -11,11 +11,11 @@ from matplotlib.patches import Patch, Rectangle
 
 from harness.policy.types import UserError
 from harness.rows import crossings, estimate
+from harness.rows.about import About
 from harness.rows.crossings import STANDINGS, Standing
 from harness.rows.estimate import NONE, POINTS, RATIO
 from harness.rows.statistics import Estimate
 from plots import form, style, verdicts
-from plots.caption import Facts
 from plots.steps import caption_of_ratios, points, ratios, systems, told
 from plots.verdicts import FILLS, Fill
 
@@ -36,7 +36,7 @@ NAMED = 14  # letters of a line of a pair's name
 LETTERS = 120.0  # of 1 point, to an inch
 
 
-def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
+def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     """Draw the table, two columns wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
     shown = ratios(table, facts)
     if not shown:

@@ -99,7 +99,7 @@ def beside(measured: Measured) -> claims.Verdict:
 
 
 def rate(measured: Measured, name: str) -> Estimate:
-    (panel,) = measured.about["panels"]
+    (panel,) = measured.about.panels
     crossing = crossings.crossing(crossings.of_panel(measured.table, panel), panel, name, "both", 0.99)
     assert crossing is not None
     return crossing.at

@@ -515,7 +515,7 @@ def test_an_entry_that_fails_leaves_the_comparison_as_if_it_had_not_been_asked_f
     left = compared(tmp_path / "both", "static", str(path), rates=rates, rule=rule)
     alone = compared(tmp_path / "one", "static", rates=rates, rule=rule)
     assert list(left.failed) == ["late"]
-    assert left.about["systems"] == ["static"]
+    assert left.about.systems == ("static",)
     assert (left.folder.name, left.table) == (alone.folder.name, alone.table)
     assert files(tmp_path / "both") == files(tmp_path / "one")
     with pytest.raises(Failed, match=r"^late: "):

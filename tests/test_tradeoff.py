@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_the_cheapest_that_attains_the_level_stands_first() -> None:
     assert calm.endswith(": 1 h, 36 of 48 GPU-hours a day, worst model 50 %")
     assert bursts.endswith(": 1 s, 12 of 24 GPU-hours a day, worst model 48 %")
     assert head.split()[:2] == ["idle", "time"]
-    answer, *_, calm, _ = tradeoff.lines({**FACTS, "level": 0.999}, TABLE, markdown=False, every=False)
+    answer, *_, calm, _ = tradeoff.lines(replace(FACTS, level=0.999), TABLE, markdown=False, every=False)
     assert answer.endswith("met: none with calm (a) and bursts (b)")
     assert calm.endswith("none, at best 99.0 % with 1 h, 36 of 48 GPU-hours a day, worst model 50 %")
 
@@ -69,7 +70,7 @@ def test_settings_are_drawn_in_the_order_of_the_study() -> None:
     with style.theme():
         drawn = figure.draw(TABLE, FACTS)
         with pytest.raises(UserError, match="nothing to draw"):
-            figure.draw(TABLE, {**FACTS, "systems": ["2 h"]})
+            figure.draw(TABLE, replace(FACTS, systems=("2 h",)))
     met, spent, _ = drawn.axes
     assert [label.get_text() for label in met.get_xticklabels()] == ["1 s", "1 h"]
     assert met.get_xlabel() == "idle time"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +17,7 @@ from harness.report.commands import check_command
 from plots import fig_turns, style
 from plots.caption import caption
 from tests.cheats import cheat
+from tests.study_table import about
 from tests.test_plots import PLAIN, rows
 
 
@@ -83,7 +85,7 @@ def test_captions_say_it_once_until_the_check_has_passed(mine: Path) -> None:
     lines = [line | {"system": pairs[line["label"]], "host": "vllm-0.15"} for line in lines]
     table = pa.Table.from_pylist(lines, PLAIN).append_column("condition", pa.array(["c"] * len(lines)))
     panel = {"trace": "t", "tier": "replayed", "models": "m", "condition": "c", "own": {}}
-    facts = {"paper": "", "controls": [], "notes": [], "panels": [panel], "seeds": 1}
+    facts = replace(about([panel], []), paper="", controls=(), notes=(), seeds=1)
 
     def captions() -> list[str]:
         spec = lines[0] | {"preset": None}

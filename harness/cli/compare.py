@@ -200,7 +200,7 @@ def _so_far(measured: Measured, rule: str) -> list[str]:
     of = measured.study.scope(full=False).seeds
     seeds = f"{measured.seeds} of {of} seeds" if measured.seeds < of else f"{of} seeds"
     table = formats.terminal(shown, bold=False, room=get_terminal_size().columns - 1)
-    return [f"so far, {seeds}, {len(measured.about['runs'])} runs:", *table]
+    return [f"so far, {seeds}, {len(measured.about.runs)} runs:", *table]
 
 
 def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:

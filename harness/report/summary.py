@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from harness.report.columns import Column, columns
 from harness.rows import crossings, pooled, tidy
-from harness.rows.crossings import Panel, of_counts
+from harness.rows.about import Panel
+from harness.rows.crossings import of_counts
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.statistics import Crossing, Estimate
 

@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.rows import pooled, statistics, tidy
+from harness.rows.about import About, Panel
 from harness.rows.pooled import Counts
 from harness.rows.statistics import Crossing, Estimate
 from harness.rows.tidy import Windows
-
-Panel = Mapping[str, Any]
 
 STANDINGS = {  # of two systems: the sign in tables, and its meaning
     "ahead": ("+", "ahead"),
@@ -392,21 +391,21 @@ class Claimed(NamedTuple):
     standing: Standing
 
 
-def claimed(table: pa.Table, facts: Mapping[str, Any]) -> list[Claimed]:
+def claimed(table: pa.Table, facts: About) -> list[Claimed]:
     """List every ratio that a study claims, on each panel that it is about; corrected together."""
     each = []
-    for claim in facts["claims"]:
+    for claim in facts.claims:
         pair = (claim["system"], claim["over"])
-        if claim["what"] != "ratio" or not {*pair} <= {*facts["systems"]}:
+        if claim["what"] != "ratio" or not {*pair} <= {*facts.systems}:
             continue
-        definition = claim["definition"] or facts["definitions"][0]
-        for panel in concerned(facts["panels"], claim["on"]):
+        definition = claim["definition"] or facts.definitions[0]
+        for panel in concerned(facts.panels, claim["on"]):
             rows = of_panel(table, panel)
             if not {*pair} <= {*rows["label"].unique().to_pylist()}:
                 continue
             wrong = [name for name in pair if name in tidy.invalid(rows)]
             each.append(Claimed(claim, panel, Standing(None, UNDECIDED, f"{' and '.join(wrong)} invalid") if wrong else
-                                 side_by_side(rows, panel, pair, definition, facts["level"])))  # fmt: skip
+                                 side_by_side(rows, panel, pair, definition, facts.level)))  # fmt: skip
     standings = corrected([c.standing for c in each])
     return [c._replace(standing=standing) for c, standing in zip(each, standings, strict=True)]
 

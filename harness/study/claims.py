@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from harness.policy.fields import asked
 from harness.report.text_table import WIDTH, folded
 from harness.rows import crossings, estimate, pooled, tidy
+from harness.rows.about import About, Panel
 from harness.rows.crossings import (
     EASES,
     Loss,
-    Panel,
     Standing,
     crossing,
     fewest,
@@ -43,12 +43,10 @@ from harness.study.rule import (
     rule,
     untried,
 )
-from harness.study.study import BEST, OR, Claim, beside, systems_of
+from harness.study.study import BEST, OR, Claim, Study, beside, systems_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-About = Mapping[str, Any]  # facts of a study, as its table's metadata has them
 
 CASE = "a case study, which decides nothing"
 LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: the least evidence of a class
@@ -195,7 +193,7 @@ def reason(verdict: Verdict) -> str:
 
 def claims_of(about: About) -> list[Claim]:
     """Read the claims of a stored study."""
-    return [Claim(**{key: _stored(value) for key, value in stored.items()}) for stored in about["claims"]]
+    return [Claim(**{key: _stored(value) for key, value in stored.items()}) for stored in about.claims]
 
 
 def _stored(value: Any) -> Any:
@@ -204,7 +202,7 @@ def _stored(value: Any) -> Any:
 
 def concerned(claim: Claim, about: About) -> list[Panel]:
     """List the panels that a claim is about."""
-    return crossings.concerned(about["panels"], claim.on)
+    return crossings.concerned(about.panels, claim.on)
 
 
 def variants(claim: Claim) -> Iterator[Claim]:
@@ -232,12 +230,12 @@ def of_file(name: str, about: About) -> list[str]:
     if not name.startswith(BEST):
         return [name]
     file = name.removeprefix(BEST)
-    return [label for label, text in about["texts"].items() if asked(text).name == file]
+    return [label for label, text in about.texts.items() if asked(text).name == file]
 
 
 def lacking(claim: Claim, about: About) -> list[str]:
     """List the systems of a claim that take no part in a study."""
-    part = {*about["systems"], *about["controls"]}
+    part = {*about.systems, *about.controls}
     names = [name for name in chain(*systems_of(claim.system), *systems_of(claim.over)) if name]
     return [name for name in dict.fromkeys(names) if not {*of_file(name, about)} & part]
 
@@ -247,7 +245,7 @@ def lacking(claim: Claim, about: About) -> list[str]:
 
 def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
     """Compute the attainment a system loses without a part at every x of every panel of a claim, paired by seed."""
-    definition = claim.definition or about["definitions"][0]
+    definition = claim.definition or about.definitions[0]
     return crossings.losses(table, concerned(claim, about), claim.system, claim.over, definition)
 
 
@@ -320,7 +318,7 @@ def met(rows: pa.Table, system: str, definition: str, level: float, at: float) -
 
 def verdicts(table: pa.Table, about: About) -> list[Verdict]:
     """Judge every claim whose systems take part, on every panel that it is about."""
-    return [verdict for i in range(len(about["claims"])) for verdict in of_claim(table, about, i)]
+    return [verdict for i in range(len(about.claims)) for verdict in of_claim(table, about, i)]
 
 
 def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
@@ -328,7 +326,7 @@ def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
     seen = set[tuple[str, ...]]()
     for variant in variants(claims_of(about)[i]):
         for claim, reading in comparisons(variant, about):
-            for verdict in _of_one(table, about, claim, about["values"][i]):
+            for verdict in _of_one(table, about, claim, about.values[i]):
                 key = (claim.system, claim.over, claim.definition, verdict.panel["condition"] if verdict.panel else "")
                 if key not in seen:
                     seen.add(key)
@@ -357,7 +355,7 @@ def _of_case(verdict: Verdict, panel: Panel) -> Verdict:
 
 
 def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:
-    if claim.paper is None or not {claim.system, claim.over} <= set(about["systems"]):
+    if claim.paper is None or not {claim.system, claim.over} <= set(about.systems):
         return
     worst = max(losses(table, about, claim), key=lambda loss: loss.most.mean, default=None)
     here = worst.most if worst else None
@@ -381,7 +379,7 @@ def by_number(
 
 def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
     """Judge a claim about crossings on one panel."""
-    definition, level = claim.definition or about["definitions"][0], about["level"]
+    definition, level = claim.definition or about.definitions[0], about.level
     others = of_file(claim.over, about) if claim.over else []
     if wrong := {name: why for name, why in tidy.invalid(rows).items() if name in {claim.system, *others}}:
         note = "; ".join(f"{name} is invalid: {why}" for name, why in wrong.items())
@@ -453,9 +451,9 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
 
     There is no ratio where a system has no room, or where both are beyond the rates that were run for every seed.
     """
-    definition = claim.definition or about["definitions"][0]
+    definition = claim.definition or about.definitions[0]
     pair = (claim.system, claim.over)
-    standing = side_by_side(rows, panel, pair, definition, about["level"])
+    standing = side_by_side(rows, panel, pair, definition, about.level)
     here, says, note = standing.ratio, standing.says, standing.note
     text = note if here is None else estimate.text(here, RATIO)
     if not _at_an_end(panel, about) or claim.paper is None:
@@ -464,22 +462,22 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
         return Verdict(claim, panel, None, text, "does not fit" if "does not fit" in note else "open", NONE, note)
     if standing.flat:
         return Verdict(claim, panel, here, standing_text(standing), judged_order(claim, standing), rule(claim), note)
-    verdict = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about["level"]))
+    verdict = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about.level))
     return verdict._replace(note="; ".join(filter(None, (note, verdict.note))))
 
 
 def _at_an_end(panel: Panel, about: About) -> bool:
     """Tell whether a panel is the start of a cumulative study, or has all of its assumptions."""
-    last = max((other["row"] for other in about["panels"] if other["kind"] == "cumulative"), default=None)
+    last = max((other["row"] for other in about.panels if other["kind"] == "cumulative"), default=None)
     return bool(panel["kind"] == "base" or panel["row"] == last)
 
 
 # ------------------------------------------------------------------ in words
 
 
-def claim_text(claim: Claim, about: About, axis: str = "") -> str:
-    """Describe the subject of a claim in words."""
-    level, word = f"{100 * about['level']:g} %", (claim.definition or about["definitions"][0]).upper()
+def claim_text(claim: Claim, of: About | Study, axis: str = "") -> str:
+    """Describe the subject of a claim in words; the study gives the level and the usual definition of attainment."""
+    level, word = f"{100 * of.level:g} %", (claim.definition or of.definitions[0]).upper()
     match claim.what:
         case "measure":
             return claim.subject
@@ -490,7 +488,7 @@ def claim_text(claim: Claim, about: About, axis: str = "") -> str:
         case "fewest":
             return f"{claim.label}, GPUs for {level} {word}"
         case "ratio" if axis == "slo_scale":
-            return f"{claim.label}, how many times shorter P{100 * about['level']:g} {word} is"
+            return f"{claim.label}, how many times shorter P{100 * of.level:g} {word} is"
         case _:
             if claim.at:
                 return f"{claim.label}, {level} {word} at {AXES[axis]} {claim.at:g}"

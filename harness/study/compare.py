@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from harness.report.summary import Summary
+    from harness.rows.about import About
 
 NAME = "comparison"
 
@@ -89,12 +90,12 @@ def silent(systems: Collection[str]) -> tuple[str, ...]:
     return (*CONTROLS, *(name for name in systems if name.endswith(AA)))
 
 
-def summary(table: pa.Table, about: Mapping[str, Any], rule: str, unchecked: Collection[str]) -> Summary:
+def summary(table: pa.Table, about: About, rule: str, unchecked: Collection[str]) -> Summary:
     """Summarize a comparison at its most telling rate, from its table and facts; `unchecked` labels are marked so."""
     from harness.report.summary import summarize
     from harness.study.search import LEVEL
 
-    names = list(about["systems"])
-    (panel,) = about["panels"]
+    names = list(about.systems)
+    (panel,) = about.panels
     return summarize(table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked,
                      halves=panel["halves"], upper=UPPER)  # fmt: skip

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.rows import crossings, pooled, tidy
-from harness.rows.crossings import FALSE, UNDECIDED, Panel, Standing
+from harness.rows.about import Panel
+from harness.rows.crossings import FALSE, UNDECIDED, Standing
 from harness.rows.tidy import Windows
 from harness.study.search import HALF_OCTAVE, OCTAVE, QUARTER, rounded
 from harness.study.study import AA_SEED

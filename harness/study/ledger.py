@@ -15,7 +15,7 @@ from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.report.text_table import aligned
 from harness.rows import setting
-from harness.rows.crossings import Panel
+from harness.rows.about import Panel
 from harness.rows.estimate import NONE
 from harness.run import sweep
 from harness.run.shard import Shard
@@ -189,7 +189,7 @@ def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Sourc
 
 def statement(asked: Study, claim: Claim, lines: Sequence[Line]) -> Statement:
     """Make the statement of a claim from its lines."""
-    says = claim.says or claims.claim_text(claim, {"level": asked.level, "definitions": asked.definitions}, "rate_rps")
+    says = claim.says or claims.claim_text(claim, asked, "rate_rps")
     number = claims.paper_text(claim) + (f" ({claim.metric})" if claim.metric else "")
     return Statement(asked.paper, claim.section, says, number, tuple(lines), _due(claim), claim.name)
 
@@ -271,8 +271,8 @@ def _everywhere(claim: Claim, measured: Measured) -> str:
     """Describe the conditions of a claim about all panels together."""
     if claim.what == "value":
         return "idle links of a whole node"
-    first = measured.about["panels"][0]
-    traces = " and ".join(dict.fromkeys(panel["trace"] for panel in measured.about["panels"]))
+    first = measured.about.panels[0]
+    traces = " and ".join(dict.fromkeys(panel["trace"] for panel in measured.about.panels))
     gpus = mix.told(first["gpu"], first["gpus"]) if first["gpus"] else first["gpu"]
     return f"{traces}, {first['models']}, {gpus}, SLO {first['slo']}, {_seeds(measured.seeds)}"
 
@@ -285,9 +285,8 @@ def _extra(asked: Study, claim: Claim) -> bool:
 def _not_run(asked: Study, claim: Claim) -> Line:
     condition = next(c for c in asked.condition if c.name == claim.on["condition"])
     traces = "; ".join(asked.varied(condition).get("trace", (asked.settings(condition).get("trace", ""),)))
-    about = {"level": asked.level, "definitions": asked.definitions}
     where = ", ".join(filter(None, (traces, "; ".join(asked.sets(condition)), condition.name)))
-    what = claims.claim_text(claim, about, asked.axis(condition))
+    what = claims.claim_text(claim, asked, asked.axis(condition))
     return Line(what, where, NONE, "not run", FULL, evidence=claim.evidence)
 
 

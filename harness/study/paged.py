@@ -5,11 +5,11 @@ It is made from the answer's folder alone: neither the trace nor a run is needed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.policy import mix
 from harness.policy.types import UserError
@@ -20,6 +20,7 @@ from harness.report.page import Grid, Page, Picture, empty, grids
 from harness.report.summary import Summary
 from harness.report.text_table import joined
 from harness.rows import crossings, estimate, record, setting, tidy
+from harness.rows.about import About
 from harness.rows.checked import note
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.estimate import NONE
@@ -85,17 +86,17 @@ def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
 
 
 def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
-    table, about = tidy.stored(folder / record.SWEEP), record.footer(folder / record.SWEEP)
-    if (count := len(about["panels"])) != 1:
+    table, about = tidy.stored(folder / record.SWEEP), About.read(folder / record.SWEEP)
+    if (count := len(about.panels)) != 1:
         raise Damaged(f"{folder / record.SWEEP}: a comparison has one panel, and this has {count}; {WAY_OUT}")
-    (panel,), rule = about["panels"], about["definitions"][0]
+    (panel,), rule = about.panels, about.definitions[0]
     shown = summary(table, about, rule, text.unchecked(table))
     names = [system.label for system in shown.systems if not system.control]
     if not names:
         raise Damaged(f"{folder / record.SWEEP}: no row is of a system; {WAY_OUT}")
     where = mix.told(panel["gpu"], shown.gpus) if shown.gpus else panel["gpu"]
     verdict = sentences.verdict(table, shown, rule, LEVEL)
-    notes = [*about["notes"], *text.departures(table), *text.own_degrees(table), *text.unchecked_lines(table)]
+    notes = [*about.notes, *text.departures(table), *text.own_degrees(table), *text.unchecked_lines(table)]
     notes += [f"invalid: {label}: {why}" for label, why in tidy.invalid(table).items()]
     notes += [f"{label} does not fit: {why}" for label, why in tidy.infeasible(table).items()]
     notes += [line for line in (sentences.why(table, shown, rule, LEVEL),) if line]
@@ -109,7 +110,7 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
         _fidelity(table),
         [*_definitions(rule), *MADE.items()],
         command,
-        f"{source} · {len(about['runs'])} runs",
+        f"{source} · {len(about.runs)} runs",
     )
 
 
@@ -168,8 +169,8 @@ def _causes(folder: Path, rule: str) -> Iterator[Grid]:
                              [[cell if cell != "0" else NONE for cell in row] for row in rows]))  # fmt: skip
 
 
-def _conditions(table: pa.Table, about: Mapping[str, Any]) -> list[tuple[str, str]]:
-    panels = about["panels"]
+def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
+    panels = about.panels
 
     def each(key: str) -> str:
         return ", ".join(dict.fromkeys(str(panel[key]) for panel in panels if panel.get(key) not in {None, ""}))
@@ -193,15 +194,15 @@ def _conditions(table: pa.Table, about: Mapping[str, Any]) -> list[tuple[str, st
         ("Machine", ", ".join(dict.fromkeys(filter(None, machines)))),
         ("SLO", ", ".join(sorted({*table["slo"].unique().to_pylist()}))),
         ("Seconds of the SLO", _seconds(about)),
-        ("Windows", f"{about['seeds']} of {', '.join(windows)}" if windows else str(about["seeds"])),
+        ("Windows", f"{about.seeds} of {', '.join(windows)}" if windows else str(about.seeds)),
         ("Rates", f"scaled by {', '.join(sorted(table['scaling'].cast('string').unique().drop_null().to_pylist()))}"),
         ("Planners see", plans),
     ]
 
 
-def _seconds(about: Mapping[str, Any]) -> str:
+def _seconds(about: About) -> str:
     """Return the limits of each model, once where all have the same."""
-    judges = about["judges"]
+    judges = about.judges
     seconds = slos.target_of(judges[0]).seconds if len(judges) == 1 else None
     told = {f"TTFT {ttft:.3g} s, TPOT {1e3 * tpot:.3g} ms": name for name, (ttft, tpot) in (seconds or {}).items()}
     if len(told) == 1:
@@ -235,24 +236,24 @@ def _definitions(rule: str) -> Iterator[tuple[str, str]]:
 
 
 def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
-    table, about = tidy.stored(folder / record.SWEEP), record.footer(folder / record.SWEEP)
+    table, about = tidy.stored(folder / record.SWEEP), About.read(folder / record.SWEEP)
     first, *others = [line for line in text.lines(Shown(table, about, folder, markdown=True, every=True)) if line] or [
         ""
     ]
     answered = not first.startswith("|")
     tables, notes = grids(others if answered else (first, *others))
-    after = f", after {about['paper']}" if about["paper"] else ""
+    after = f", after {about.paper}" if about.paper else ""
     return Page(
-        f"{about['study']}: how do {joined(list(about['systems']))} compare{after}?",
+        f"{about.study}: how do {joined(list(about.systems))} compare{after}?",
         first if answered else "See the tables.",
         pictures,
         [empty(table) for table in tables],
         notes,
         _conditions(table, about),
         _fidelity(table),
-        [*_definitions(about["definitions"][0]), *MADE.items()],
-        command or f"bench study {about['study']}",
-        f"{source} · {len(about['runs'])} runs",
+        [*_definitions(about.definitions[0]), *MADE.items()],
+        command or f"bench study {about.study}",
+        f"{source} · {len(about.runs)} runs",
     )
 
 

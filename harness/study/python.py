@@ -56,7 +56,7 @@ class Comparison:
         import pandas as pd
 
         frames = []
-        for run, label in self.measured.about["runs"].items():
+        for run, label in self.measured.about.runs.items():
             rows = record.load(self.folder.parent / run).requests
             rows = rows[[name for name in rows.columns if not name.startswith("p_")]]
             frames.append(rows.assign(label=label))

@@ -10,28 +10,29 @@ import pyarrow as pa
 from harness.report.text_table import joined, laid
 from harness.rows import estimate
 from harness.rows import held as helds
+from harness.rows.about import About
 from harness.rows.estimate import NONE, SHARE
 from harness.rows.held import DAY_H, Held
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def lines(about: Mapping[str, Any], table: pa.Table, *, markdown: bool, every: bool) -> Iterator[str]:
+def lines(about: About, table: pa.Table, *, markdown: bool, every: bool) -> Iterator[str]:
     """Yield the answer, a table with a row a setting, and what its columns are; with `every` the intervals too."""
     named = list(zip(LETTERS, helds.panels(table, about), strict=False))
-    level, first = about["level"], about["panels"][0]
+    level, first = about.level, about.panels[0]
     chosen = dict[str, list[str]]()
     for letter, (panel, settings) in named:
         best = helds.cheapest(settings, level)
         chosen.setdefault(best.name if best else "none", []).append(f"{panel['name']} ({letter})")
     told = "; ".join(f"{name} with {joined(panels)}" for name, panels in chosen.items())
     yield f"fewest GPU-hours with {100 * level:g} % of SLOs met: {told}"
-    met = "TTFT and TPOT" if about["definitions"][0] == "both" else str(about["definitions"][0]).upper()
+    met = "TTFT and TPOT" if about.definitions[0] == "both" else str(about.definitions[0]).upper()
     yield (
         f"share of requests that meet {met} (SLO {first['slo']}), and GPU-hours a day with weights on a GPU or on their"
-        f" way; {about['seeds']} seeds"
+        f" way; {about.seeds} seeds"
     )
-    head, by_name = [next(iter(about["titles"]), "setting")], {name: [name] for name in about["systems"]}
+    head, by_name = [next(iter(about.titles), "setting")], {name: [name] for name in about.systems}
     for letter, (_, settings) in named:
         head += [f"{letter} met %", "GPU-h", *["worst", "loads"] * every]
         of = {setting.name: setting for setting in settings}

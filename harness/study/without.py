@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from harness.report.text_table import laid
 from harness.rows import crossings, estimate
+from harness.rows.about import About
 from harness.rows.estimate import POINTS
 from harness.rows.statistics import Estimate
 
@@ -25,16 +26,16 @@ class Part(NamedTuple):
     most: str  # the model that loses most, and where a model does the points
 
 
-def lines(about: Mapping[str, Any], table: pa.Table, parts: Sequence[Part], *, markdown: bool) -> Iterator[str]:
+def lines(about: About, table: pa.Table, parts: Sequence[Part], *, markdown: bool) -> Iterator[str]:
     """Yield the table: a row a place and a column a part, whose change is doubtful where its interval covers 0."""
-    definition, first = about["definitions"][0], about["systems"][0]
+    definition, first = about.definitions[0], about.systems[0]
     yield (
-        f"{definition.upper()} attainment (SLO {about['slo']}, {about['panels'][0]['models']}) with all parts, and the "
-        f"change in points without each part ({about['seeds']} seeds, paired; ? its 95 % interval covers 0)"
+        f"{definition.upper()} attainment (SLO {about.slo}, {about.panels[0]['models']}) with all parts, and the "
+        f"change in points without each part ({about.seeds} seeds, paired; ? its 95 % interval covers 0)"
     )
     whole = {
         (panel["condition"], x): shares[""]
-        for panel in about["panels"]
+        for panel in about.panels
         for x, shares in sorted(crossings.by_model(crossings.of_panel(table, panel), first, definition).items())
     }
     rows = [[place, f"{100 * sum(share.values()) / len(share):.1f}"]
@@ -50,9 +51,9 @@ def lines(about: Mapping[str, Any], table: pa.Table, parts: Sequence[Part], *, m
     yield from (f"the paper on {part.subject}: {part.says}" for part in parts if part.says)
 
 
-def _places(about: Mapping[str, Any], table: pa.Table, whole: Mapping[Place, Any]) -> Iterator[str]:
+def _places(about: About, table: pa.Table, whole: Mapping[Place, Any]) -> Iterator[str]:
     """Name the trace of each panel, its half if it has one, and the rate that was offered there."""
-    panels = {panel["condition"]: panel for panel in about["panels"]}
+    panels = {panel["condition"]: panel for panel in about.panels}
     for condition, x in whole:
         panel = panels[condition]
         half = f", {panel['half']} half" if panel.get("half") else ""
