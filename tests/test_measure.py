@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from harness.report import explain
+from harness.answers import explain
+from harness.answers.text import Shown, lines
 from harness.rows import crossings, record, setting, tidy
 from harness.rows.statistics import Estimate
 from harness.run import slo
@@ -25,7 +26,6 @@ from harness.run.teller import Left
 from harness.study import claims, load, rule
 from harness.study.measure import Measured, measure
 from harness.study.study import AA, CONTROLS, HELD, Condition, Study
-from harness.study.text import Shown, lines
 from tests.cases import cases
 from tests.test_sweep import SYSTEM, files
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from harness.report.text_table import laid
+from harness.answers import table as tables
+from harness.answers.text import Shown, lines
+from harness.answers.without import offered_rps
 from harness.rows.about import About
 from harness.study.study import START, Claim
-from harness.study.text import Shown, lines
-from harness.study.without import offered_rps
 from tests.cases import cases
 from tests.study_table import CLAIMS, PANELS, about, met, panel, table
 from tests.study_table import cells as scores
@@ -315,7 +315,7 @@ LAID = [
 
 @cases(("markdown", "expected"), LAID)
 def test_tables_are_aligned_or_markdown(markdown: bool, expected: list[str]) -> None:
-    assert list(laid([["a", "b"], ["1", "x|y"]], markdown=markdown)) == expected
+    assert list(tables.printed([tables.Table(["a", "b"], [["1", "x|y"]])], markdown=markdown)) == expected
 
 
 def test_a_page_of_markdown_has_the_same_cells() -> None:

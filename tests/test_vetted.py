@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from harness.answers.commands import check_command
 from harness.check.new import write
 from harness.cli.app import main
 from harness.loop import system, vetted
-from harness.report.commands import check_command
 from plots import fig_turns, style
 from plots.caption import caption
 from tests.cheats import cheat

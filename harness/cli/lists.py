@@ -20,6 +20,7 @@ from harness.cli.terminal import room, screen
 
 if TYPE_CHECKING:
     from harness.loop.engine import Engine
+    from harness.run.matrix import Row
 
 SIM, PART = "sim", "in part"
 GIB = 2**30
@@ -49,20 +50,29 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
     if ctx.invoked_subcommand is not None:
         return
     if matrix:
+        from harness.answers.table import printed
         from harness.run import matrix as cells
 
         rows = list(cells.rows())
-        click.echo(cells.page(rows) if markdown else "\n".join(cells.lines(rows)), nl=not markdown)
+        click.echo(page(rows) if markdown else "\n".join(printed(cells.parts(rows))), nl=not markdown)
     elif every:
         ctx.invoke(systems, every=True)
     else:
         _names()
 
 
+def page(rows: Sequence[Row]) -> str:
+    """Return the matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
+    from harness.answers.table import printed
+    from harness.run import matrix
+
+    return matrix.PAGE + "".join(f"{line}\n" for line in printed(matrix.parts(rows), markdown=True))
+
+
 def _names() -> None:
     """Print what each system is, and the names of engines, sets of models and GPUs."""
+    from harness.answers.table import WIDTH, aligned, clause
     from harness.loop import engine, system
-    from harness.report.text_table import WIDTH, aligned, clause
 
     names, engines, sets, kinds = system_names(), engine.names(), stems("workloads/sets"), gpu_names()
     left = min(WIDTH, room()) - max(map(len, names)) - 2
@@ -94,8 +104,8 @@ def systems(*, every: bool) -> None:
 
     With --all: their presets, and what each engine lacks for them.
     """
+    from harness.answers.table import WIDTH, aligned, clause
     from harness.loop import system
-    from harness.report.text_table import WIDTH, aligned, clause
     from harness.run import matrix as cells
     from harness.run.resolve import gaps as gaps_of
 
@@ -152,8 +162,8 @@ def _needs(engines: Mapping[str, Engine]) -> list[str]:
 @list_.command(epilog=examples("bench list engines", "bench compare --systems static,dedicated --engine vllm"))
 def engines() -> None:
     """List engines, and what each needs to run here."""
+    from harness.answers.table import aligned
     from harness.loop import engine
-    from harness.report.text_table import aligned
     from harness.run import matrix as cells
 
     made, broken = cells.usable_engines()
@@ -173,7 +183,7 @@ def models() -> None:
     Each is a name for --models; a shape has two, its own and its id on huggingface.co. Weights of a set are those of
     all its models.
     """
-    from harness.report.text_table import aligned
+    from harness.answers.table import aligned
 
     sets, shapes = set_rows(), shape_rows()
     answer = f"{len(sets) - 1} sets and {len(shapes) - 1} shapes; a config.json or a .gguf file is a model too"
@@ -211,7 +221,7 @@ def shape_rows() -> Rows:
 @list_.command(epilog=examples("bench list gpus", "bench compare --systems static,prism --gpu l40s"))
 def gpus() -> None:
     """List kinds of GPU, with their memory and rates."""
-    from harness.report.text_table import aligned
+    from harness.answers.table import aligned
 
     rows = gpu_rows()
     answer = f"{len(rows) - 1} kinds of GPU; --gpu KIND. Checked: against measured end-to-end runs, by host"
@@ -234,7 +244,7 @@ def gpu_rows() -> Rows:
 @list_.command(epilog=examples("bench list hosts", "bench compare --systems static,prism --host sglang-0.5"))
 def hosts() -> None:
     """List host profiles: the CPU time of serving engines."""
-    from harness.report.text_table import aligned
+    from harness.answers.table import aligned
 
     rows = host_rows()
     answer = f"{len(rows) - 1} host profiles, on an H100; --host PROFILE"
@@ -257,7 +267,7 @@ def host_rows() -> Rows:
 @list_.command(epilog=examples("bench list studies", "bench study fig7 --dry-run"))
 def studies() -> None:
     """List studies: figures of papers, and others."""
-    from harness.report.text_table import WIDTH, aligned
+    from harness.answers.table import WIDTH, aligned
     from harness.rows.estimate import NONE
     from harness.study import load
     from harness.study.ledger import DRIVERS
@@ -278,7 +288,7 @@ def traces(*, every: bool) -> None:
 
     A public log that lies in the folder TRACES_DIR is shown with the command that converts it.
     """
-    from harness.report.text_table import aligned
+    from harness.answers.table import aligned
     from traces import readers
     from traces.load import drawn, manifest, present
 
@@ -326,7 +336,7 @@ def _converts(reader: str, path: Path, folder: Path) -> str:
 def figures() -> None:
     """List the figures that bench plot draws."""
     import plots
-    from harness.report.text_table import aligned
+    from harness.answers.table import aligned
 
     rows = plots.listing()
     answer = f"{len(rows)} figures; bench plot draws those that a folder of results has data for"
@@ -336,7 +346,7 @@ def figures() -> None:
 @list_.command(epilog=examples("bench list definitions", "bench compare --systems static,chunked --definition itl"))
 def definitions() -> None:
     """List the definitions of SLO attainment, with formulas."""
-    from harness.report.text_table import aligned
+    from harness.answers.table import aligned
     from harness.rows.definitions import DEFINITIONS
 
     answer = f"{len(DEFINITIONS)} definitions of SLO attainment; --definition NAME says which one judges"

@@ -27,6 +27,7 @@ def price(*, offers: tuple[str, ...], prompt: int, output: int, tpot: float, pri
     Without offers, those of the set quant3. The GPUs are never idle, so each cost is a bound from below; bench size
     has the GPUs that traffic needs.
     """
+    from harness.answers.table import printed
     from harness.engines.costs import quantities
     from harness.engines.costs.prices import prices
     from harness.study import offers as priced
@@ -34,4 +35,4 @@ def price(*, offers: tuple[str, ...], prompt: int, output: int, tpot: float, pri
     usd = prices({quantities.gpu(kind).kind: text for kind, text in price.items()})
     load = priced.Load(prompt, output, tpot / 1e3)
     costs = [priced.cost(priced.offer(text), usd, load) for text in offers or priced.QUANT3]
-    click.echo("\n".join(priced.lines(costs, usd, load)))
+    click.echo("\n".join(printed(priced.parts(costs, usd, load))))

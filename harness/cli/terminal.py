@@ -44,7 +44,7 @@ def room() -> int:
 
 def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> None:
     """Print lines on one screen, the tail last; with `every` all of them, as they are."""
-    from harness.report.text_table import WIDTH, brief
+    from harness.answers.table import WIDTH, brief
 
     for line in brief(lines, every=every, tail=tail, room=min(WIDTH, room())):
         click.echo(line)
@@ -52,7 +52,7 @@ def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> No
 
 def prose(line: str) -> None:
     """Print a line; on a terminal it is folded between words, in a pipe it stays whole."""
-    from harness.report.text_table import brief
+    from harness.answers.table import brief
 
     for part in brief([line], every=not sys.stdout.isatty(), room=room()):
         click.echo(part)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.answers.commands import real, short_path
 from harness.cli.options import (
     ALL,
     JSON_PROGRESS,
@@ -25,7 +26,6 @@ from harness.cli.options import (
     system_names,
 )
 from harness.cli.terminal import room, screen, teller
-from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.run.shard import Shard
@@ -90,8 +90,8 @@ def _lines(tuned: Tuned, every: bool) -> Sequence[str]:
 
     With `every` the table holds all draws, else the defaults and the choice.
     """
+    from harness.answers.table import aligned
     from harness.loop import vetted
-    from harness.report.text_table import aligned
     from harness.rows import estimate
     from harness.rows.estimate import POINTS
     from harness.study.tune import shown

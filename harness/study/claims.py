@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow.compute as pc
 
 from harness.policy.fields import asked
-from harness.report.text_table import WIDTH, folded
 from harness.rows import crossings, estimate, pooled, tidy
 from harness.rows.about import About, Panel
 from harness.rows.crossings import (
@@ -81,6 +80,9 @@ class Line(NamedTuple):
     section: str
     verdict: Verdict
     law: str = ""  # of lengths, where the paper gives their means alone
+
+
+Part: TypeAlias = str | Sequence[Sequence[str]] | Line  # of a driver's answer: a line, cells of a table, a claim
 
 
 # ------------------------------------------------------------------ evidence
@@ -172,18 +174,6 @@ def by_measures(
             continue
         for law, values in measured(entry["measure"]):
             yield Line(section, by_number(claim, None, interval(values)), law)
-
-
-def printed(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield the claims as text: class, the paper's number, the result here, the claim; below it why they differ."""
-    width = max((len(line.verdict.text) for line in lines), default=0)
-    for section, verdict, law in lines:
-        of = f", {law}" if law else ""
-        paper = paper_text(verdict.claim)
-        yield f"{verdict.says:12} {paper:>10}  here {verdict.text:{width}} {verdict.claim.subject}{of} ({section})"
-        if why := reason(verdict):
-            indent = " " * 13
-            yield from folded(indent + why, WIDTH, indent)
 
 
 def reason(verdict: Verdict) -> str:

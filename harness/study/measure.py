@@ -17,7 +17,6 @@ from pathlib import Path
 from time import time_ns
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import parts, record, tidy, whole
 from harness.rows.about import About
@@ -212,7 +211,7 @@ class Work:
     def begun(self) -> Grid:
         """Return the panels with their SLOs, once the simulator is compiled."""
         elsewhere = sweep.only_stored() or executor.chosen()
-        if self.study.spec.get("engine", "sim") == "sim" and not (elsewhere or sim.compiled()):
+        if self.study.spec.get("engine", "sim") == "sim" and not (elsewhere or sweep.compiled()):
             with self.teller.step("compile", lambda: "the simulator, once"):
                 self.teller.progress("compile", 0, 1)
                 sweep.compile_once()

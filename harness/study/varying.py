@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
-from harness.report.summary import scores, summarize
 from harness.rows import crossings, record, statistics, tidy
 from harness.rows.about import Panel
 from harness.rows.statistics import Estimate
@@ -23,6 +22,7 @@ from harness.study.measure import Measured, measure
 from harness.study.search import LEVEL
 from harness.study.sensitivity import Leads, key_of, leads_in, schema
 from harness.study.study import Condition, Sample, Study
+from harness.study.summary import scores, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""The page of a stored answer (report/page.py): of a comparison, of a study, or of `bench size`.
+"""The page of a stored answer (html.py): of a comparison, of a study, or of `bench size`.
 
 It is made from the answer's folder alone: neither the trace nor a run is needed, but for the table of causes.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.answers import comparison, sentences, text
+from harness.answers.causes import CAUSES
+from harness.answers.html import Page, Picture
+from harness.answers.table import Table, joined
+from harness.answers.text import Shown
 from harness.policy import mix
 from harness.policy.types import UserError
-from harness.report import formats, sentences
-from harness.report.causes import CAUSES
-from harness.report.columns import Column
-from harness.report.page import Grid, Page, Picture, empty, grids
-from harness.report.summary import Summary
-from harness.report.text_table import joined
 from harness.rows import crossings, estimate, record, setting, tidy
 from harness.rows.about import About
 from harness.rows.checked import note
@@ -27,10 +27,10 @@ from harness.rows.estimate import NONE
 from harness.rows.sealed import WAY_OUT, Damaged
 from harness.rows.statistics import Estimate
 from harness.run import slo as slos
-from harness.study import misses, size_kept, text
+from harness.study import misses, size_kept
 from harness.study.compare import NAME, summary
 from harness.study.search import LEVEL
-from harness.study.text import Shown
+from harness.study.summary import Column, Summary
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +90,7 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     if (count := len(about.panels)) != 1:
         raise Damaged(f"{folder / record.SWEEP}: a comparison has one panel, and this has {count}; {WAY_OUT}")
     (panel,), rule = about.panels, about.definitions[0]
-    shown = summary(table, about, rule, text.unchecked(table))
+    shown = summary(table, about, rule)
     names = [system.label for system in shown.systems if not system.control]
     if not names:
         raise Damaged(f"{folder / record.SWEEP}: no row is of a system; {WAY_OUT}")
@@ -114,11 +114,11 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     )
 
 
-def _summary(shown: Summary) -> Grid:
+def _summary(shown: Summary) -> Table:
     columns = [c for c in shown.columns if c.brief or c.key in {"mean", "ttft", "tpot", "ttft_p50_s", "tpot_p50_s"}]
-    rows = [[shown.name(system), *(formats.cell(system, c) for c in columns)] for system in shown.systems]
+    rows = [[shown.name(system), *(comparison.cell(system, c) for c in columns)] for system in shown.systems]
     at = f"{shown.offered_rps:.3g} requests per second (rate scale {shown.rate_scale:g})"
-    return empty(Grid(f"Systems at {at}", ["system", *map(_head, columns)], rows))
+    return Table(["system", *map(_head, columns)], rows, title=f"Systems at {at}").filled()
 
 
 def _head(column: Column) -> str:
@@ -126,7 +126,7 @@ def _head(column: Column) -> str:
     return f"{column.name} %" if column.group.endswith(" %") else f"{column.group} {column.name}"
 
 
-def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Grid]:
+def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
     """Yield attainment by rate, a row a rate, if there are several."""
     frame = tidy.summary(table, ["offered_rps"])
     offered = frame.groupby("rate_scale")["mean"].mean()
@@ -137,10 +137,10 @@ def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Grid]:
         for x, rps in offered.items():
             shares = (of.get(float(str(x))) for of in by.values())
             rows.append([f"{rps:.3g}", *(estimate.text(e and e.times(100), estimate.SHARE) for e in shares)])
-        yield Grid(f"SLO attainment ({rule}) by rate, %", ["req/s", *by], rows)
+        yield Table(["req/s", *by], rows, title=f"SLO attainment ({rule}) by rate, %")
 
 
-def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Grid]:
+def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
     wanted = {rule: 100.0, "ttft_p95_s": 1.0, "tpot_p95_s": 1e3}
     frame = tidy.summary(table, [*wanted], ("model",))
     frame = frame[frame["rate_scale"] == shown.rate_scale]
@@ -150,10 +150,11 @@ def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Grid]:
         cells = (factor * means.get(name, float("nan")) for name, factor in wanted.items())
         rows.append([str(label), str(model), *(NONE if isnan(x) else f"{x:.4g}" for x in cells)])
     if rows:
-        yield Grid("Models at that rate", ["system", "model", f"{rule} %", "TTFT P95 s", "TPOT P95 ms"], rows)
+        heads = ["system", "model", f"{rule} %", "TTFT P95 s", "TPOT P95 ms"]
+        yield Table(heads, rows, title="Models at that rate")
 
 
-def _causes(folder: Path, rule: str) -> Iterator[Grid]:
+def _causes(folder: Path, rule: str) -> Iterator[Table]:
     """Yield why requests missed, if the runs are still there."""
     with suppress(UserError):
         of_all = misses.of_sweep(folder, definition=rule)
@@ -165,8 +166,8 @@ def _causes(folder: Path, rule: str) -> Iterator[Grid]:
                 rows.append([row.label, f"{row.offered:,}", f"{row.missed:,}", *cells])
         if rows:
             heads = ["system", "requests", "missed", *(f"{CAUSES[wait].phrase} %" for wait in CAUSES)]
-            yield empty(Grid("Why requests missed, in percent of the misses", heads,
-                             [[cell if cell != "0" else NONE for cell in row] for row in rows]))  # fmt: skip
+            shown = [[cell if cell != "0" else NONE for cell in row] for row in rows]
+            yield Table(heads, shown, title="Why requests missed, in percent of the misses").filled()
 
 
 def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
@@ -237,17 +238,15 @@ def _definitions(rule: str) -> Iterator[tuple[str, str]]:
 
 def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
     table, about = tidy.stored(folder / record.SWEEP), About.read(folder / record.SWEEP)
-    first, *others = [line for line in text.lines(Shown(table, about, folder, markdown=True, every=True)) if line] or [
-        ""
-    ]
-    answered = not first.startswith("|")
-    tables, notes = grids(others if answered else (first, *others))
+    parts = list(chain(*text.parts(Shown(table, about, folder, every=True))))
+    notes = [part for part in parts if isinstance(part, str) and part]
+    answer = notes.pop(0) if parts[:1] == notes[:1] else "See the tables."
     after = f", after {about.paper}" if about.paper else ""
     return Page(
         f"{about.study}: how do {joined(list(about.systems))} compare{after}?",
-        first if answered else "See the tables.",
+        answer,
         pictures,
-        [empty(table) for table in tables],
+        [part.filled() for part in parts if isinstance(part, Table)],
         notes,
         _conditions(table, about),
         _fidelity(table),
@@ -284,7 +283,8 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
         f"{_name(str(asked.setting['models']))} on {trace}?",
         f"{kept.sentence}{sure}.",
         pictures,
-        [empty(Grid("Strategies, the cheapest first", head, rows)), empty(Grid("All that was tried", heads, tried))],
+        [Table(head, rows, title="Strategies, the cheapest first").filled(),
+         Table(heads, tried, title="All that was tried").filled()],
         [f"{name}: {words}" for name, words in kept.facts],
         [
             ("Traffic", trace), ("Views", ", ".join(kept.views.values())), ("Models", str(asked.setting["models"])),

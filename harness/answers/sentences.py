@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.report.causes import CAUSES
-from harness.report.summary import Summary, SystemSummary, panel_of, scores
-from harness.report.text_table import joined
+from harness.answers.causes import CAUSES
+from harness.answers.table import joined
 from harness.rows import estimate, statistics, tidy
 from harness.rows.crossings import CASE, NEAR, STANDINGS, Standing, corrected, difference, side_by_side
 from harness.rows.estimate import POINTS, RATIO
 from harness.rows.statistics import Estimate
+from harness.study.summary import Summary, SystemSummary, panel_of, scores
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from harness.report.text_table import laid
+from harness.answers.table import Table
 from harness.rows import crossings, estimate
 from harness.rows.about import About
 from harness.rows.estimate import POINTS
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     most: str  # the model that loses most, and where a model does the points
 
 
-def lines(about: About, table: pa.Table, parts: Sequence[Part], *, markdown: bool) -> Iterator[str]:
+def parts(about: About, table: pa.Table, switched: Sequence[Part]) -> Iterator[str | Table]:
     """Yield the table: a row a place and a column a part, whose change is doubtful where its interval covers 0."""
     definition, first = about.definitions[0], about.systems[0]
     yield (
@@ -41,14 +41,14 @@ def lines(about: About, table: pa.Table, parts: Sequence[Part], *, markdown: boo
     rows = [[place, f"{100 * sum(share.values()) / len(share):.1f}"]
             for place, share in zip(_places(about, table, whole), whole.values(), strict=True)]  # fmt: skip
     head, legend = ["", "all"], list[str]()
-    for name, part in zip(NAMES, parts, strict=False):
+    for name, part in zip(NAMES, switched, strict=False):
         head.append(name)
         legend.append(f"{name}  without {part.subject}{part.most}")
         for row, at in zip(rows, whole, strict=True):
             row.append(_change(part.lost[at]))
-    yield from laid([head, *rows], markdown=markdown)
+    yield Table(head, rows)
     yield from legend
-    yield from (f"the paper on {part.subject}: {part.says}" for part in parts if part.says)
+    yield from (f"the paper on {part.subject}: {part.says}" for part in switched if part.says)
 
 
 def _places(about: About, table: pa.Table, whole: Mapping[Place, Any]) -> Iterator[str]:

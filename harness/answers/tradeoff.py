@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.report.text_table import joined, laid
+from harness.answers.table import Table, joined
 from harness.rows import estimate
 from harness.rows import held as helds
 from harness.rows.about import About
@@ -17,7 +17,7 @@ from harness.rows.held import DAY_H, Held
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def lines(about: About, table: pa.Table, *, markdown: bool, every: bool) -> Iterator[str]:
+def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
     """Yield the answer, a table with a row a setting, and what its columns are; with `every` the intervals too."""
     named = list(zip(LETTERS, helds.panels(table, about), strict=False))
     level, first = about.level, about.panels[0]
@@ -38,7 +38,7 @@ def lines(about: About, table: pa.Table, *, markdown: bool, every: bool) -> Iter
         of = {setting.name: setting for setting in settings}
         for name, row in by_name.items():
             row += _cells(of[name], every) if name in of else [NONE] * (2 + 2 * every)
-    yield from laid([head, *by_name.values()], markdown=markdown)
+    yield Table(head, list(by_name.values()))
     yield from (f"{letter}  {_place(panel)}: {_answer(settings, level)}" for letter, (panel, settings) in named)
 
 

@@ -14,18 +14,19 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.loop import vetted
-from harness.report.commands import check_command
-from harness.report.text_table import brief, joined, laid
+from harness.answers import tradeoff, without
+from harness.answers.commands import check_command
+from harness.answers.table import Table, brief, joined, printed
+from harness.answers.without import Part
 from harness.rows import crossings, estimate, record, setting, statistics, tidy
 from harness.rows.about import About, Panel
 from harness.rows.crossings import CASE, STANDINGS, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
-from harness.study import claims, tradeoff, without
+from harness.study import claims
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
 from harness.study.study import AA, START
-from harness.study.without import Part
+from harness.study.table import unchecked
 
 Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
@@ -49,23 +50,30 @@ class Shown(NamedTuple):
 
 def lines(shown: Shown) -> Iterator[str]:
     """Yield the lines of a study: a screen that ends with the notes on all of it; with `every` all lines."""
+    body, ends = (printed(some, markdown=shown.markdown) for some in parts(shown))
+    yield from brief(body, every=shown.every or shown.markdown, tail=ends)
+
+
+def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
+    """Return the lines and tables of a study, the answer first, and those that stand at the end of a screen."""
     ends: Iterable[str] = ()
+    body: Iterable[str | Table]
     match shown.about.layout:
         case "steps" | "matrix":
             standings = _standings(shown)
             told = _told_of(shown, "the first of a pair", standings)
             body, ends = _matrix(shown, standings), (*told, f"{len(shown.about.runs)} runs")
         case "parts":
-            body = without.lines(shown.about, shown.table, _parts(shown), markdown=shown.markdown)
+            body = without.parts(shown.about, shown.table, _parts(shown))
         case "tradeoff":
-            body = tradeoff.lines(shown.about, shown.table, markdown=shown.markdown, every=shown.every)
+            body = tradeoff.parts(shown.about, shown.table, every=shown.every)
         case _:
             standings = _standings(shown)
             body = chain(_answer("panels", standings), _blocks(shown, standings))
             ends = _ends(shown, standings)
     left_out = filter(None, [setting.left_out(shown.about.panels)])
     below = (shown.about.notes, left_out, unchecked_lines(shown.table), _claims(shown), _copies(shown))
-    yield from brief(body, every=shown.every or shown.markdown, tail=[*ends, *chain.from_iterable(below)])
+    return body, chain(ends, *below)
 
 
 # ------------------------------------------------------------------ crossings, a block a condition
@@ -92,7 +100,7 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
     yield "; ".join(told)
 
 
-def _blocks(shown: Shown, standings: Standings) -> Iterator[str]:
+def _blocks(shown: Shown, standings: Standings) -> Iterator[str | Table]:
     for row in sorted({panel["row"] for panel in shown.about.panels}):
         yield from _block(shown, shown.panels(row), standings)
 
@@ -107,16 +115,18 @@ def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
     yield from (f"invalid: {label}: {why}" for label, why in tidy.invalid(shown.table).items())
 
 
-def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
+def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str | Table]:
     """Yield a condition: a table a panel, a row a system; with `every` the counts of weights' loads beside it."""
     about, axis = shown.about, panels[0]["axis"]
-    yield _title(about, panels)
-    place = _place(about, panels)
+    place, title = _place(about, panels), _title(about, panels)
+    if place:
+        yield title
+        title = ""
     unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
         labels, at = _labels(rows, panel), ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE)
-        table, beside = [["system", *_heads(shown, axis)]], [["system", *_heads_beside(about)]]
+        cells, beside, heads = list[list[str]](), list[list[str]](), _heads(shown, axis)
         for name in (*about.systems, *_bounds(about)):
             if name not in labels:
                 continue  # not of this condition
@@ -124,24 +134,17 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
                 some = "" if gone.every else f" with {gone.seeds} of {gone.of} seeds"
                 unfit.setdefault(name, (gone, []))[1].append(f"{at or panel['trace']}{some}")
             if gone and gone.every:
-                table.append([labels[name], gone.word, *[NONE] * (len(table[0]) - 2)])
+                cells.append([labels[name], gone.word, *[NONE] * (len(heads) - 1)])
                 continue
-            table.append([labels[name], *_cells(shown, rows, panel, name, standings)])
+            cells.append([labels[name], *_cells(shown, rows, panel, name, standings)])
             if shown.every:
                 beside.append([labels[name], *_beside(rows, panel, name, about)])
-        if at:
-            yield f"{at}:"
-        yield from laid(_told(table), markdown=shown.markdown)
-        if len(beside) > 1:
-            yield from laid(_told(beside), markdown=shown.markdown)
+        yield Table(["system", *heads], cells, title=f"{at}:" if at else title).filled()
+        title = ""
+        if beside:
+            yield Table(["system", *_heads_beside(about)], beside).filled()
     for name, (gone, places) in unfit.items():
         yield f"{name} {gone.word} ({'; '.join(places)}): {gone.why}"
-
-
-def _told(table: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """Return a table without its empty columns."""
-    columns = [x for x in zip(*table, strict=True) if set(x[1:]) != {NONE}]
-    return zip(*columns, strict=True)
 
 
 def _place(about: About, panels: Sequence[Panel]) -> dict[str, Callable[[Panel], str]]:
@@ -346,16 +349,9 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | N
     return c.at.mean if c else None
 
 
-def unchecked(rows: pa.Table) -> dict[str, str]:
-    """Return the labels of systems whose file, as it is now, has not passed `bench check`, with the command for it."""
-    pairs = dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True))
-    late = set(vetted.unchecked(pairs.values()))
-    return {label: check_command(name) for label, name in pairs.items() if name in late}
-
-
 def unchecked_lines(rows: pa.Table) -> list[str]:
     """List the labels that are marked `unchecked`, a line each with the command that checks the system."""
-    return [f"unchecked: {label}, {command}" for label, command in sorted(unchecked(rows).items())]
+    return [f"unchecked: {label}, {check_command(name)}" for label, name in sorted(unchecked(rows).items())]
 
 
 def departures(rows: pa.Table) -> list[str]:
@@ -375,7 +371,7 @@ def own_degrees(rows: pa.Table) -> list[str]:
 # ------------------------------------------------------------------ ratios, a row a condition
 
 
-def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
+def _matrix(shown: Shown, standings: Standings) -> Iterator[str | Table]:
     about = shown.about
     yield from _borne_out(about.panels, standings)
     if about.layout == "matrix" and all(panel["tier"] == "synthetic" for panel in about.panels):
@@ -390,7 +386,7 @@ def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
     spread = shown.every or about.layout == "steps"
     steps = shown.every and about.layout == "steps"
     head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *heads]
-    table = [head]
+    table = list[list[str]]()
     for panels in crossings.by_condition(about.panels):
         if len(panels) > 1 and not shown.every:
             table.append([panels[0]["name"], *(_range(_of_pair(standings, panels, pair)) for pair in pairs)])
@@ -401,7 +397,7 @@ def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
             name = panel["name"] if len(panels) == 1 else panel["condition"]
             table.append([f"{KINDS.get(panel['kind'], '')}{name}", *[panel["origin"]] * steps,
                           *(_rate(rows, panel, name, about) for name in rated), *cells])  # fmt: skip
-    yield from laid(table, markdown=shown.markdown)
+    yield Table(head, table)
     for panel, *_ in crossings.by_condition(about.panels) if shown.every else ():
         if not panel["source"] or panel["kind"] == "alone":
             continue
@@ -516,18 +512,18 @@ def _parts(shown: Shown) -> list[Part]:
 # ------------------------------------------------------------------ claims and controls
 
 
-def _claims(shown: Shown) -> Iterator[str]:
+def _claims(shown: Shown) -> Iterator[str | Table]:
     """Count the claims of each class; with `every` list each of them. `bench claims` has them by statement."""
     every = [v for v in claims.verdicts(shown.table, shown.about) if v.claim.paper is not None and v.says in SAYS]
     if not every:
         return
     if shown.every:
         yield ""
-        table = [[f"claim ({shown.about.paper})", "on", "paper", "here", "class", "holds if"]]
+        head, table = [f"claim ({shown.about.paper})", "on", "paper", "here", "class", "holds if"], list[list[str]]()
         for v in every:
             what = claims.claim_text(v.claim, shown.about, v.panel["axis"] if v.panel else "")
             table.append([what, on_text(v), claims.paper_text(v.claim), v.text, v.says, v.rule])
-        yield from laid(table, markdown=shown.markdown)
+        yield Table(head, table)
         yield from (f"{v.says}: {why}" for v in every if (why := v.claim.why))
     counts = {says: sum(v.says == says for v in every) for says in SAYS}
     yield "the paper's claims, a panel each: " + "; ".join(f"{n} {says}" for says, n in counts.items() if n)

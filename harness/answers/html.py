@@ -6,15 +6,12 @@ A page is text, tables and SVG figures; a few lines of script sort tables. A pol
 from __future__ import annotations
 
 import html
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.rows.estimate import NONE
-
-NUMBER = re.compile(r"^[<>≤≥~$ ]*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
+from harness.answers.table import Table
 
 
 class Picture(NamedTuple):
@@ -24,14 +21,6 @@ class Picture(NamedTuple):
     caption: str
 
 
-class Grid(NamedTuple):
-    """A table: its title, its head and its rows."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 @dataclass(frozen=True)
 class Page:
     """The parts of a page, in their order."""
@@ -39,7 +28,7 @@ class Page:
     question: str
     answer: str  # a sentence, with its interval
     pictures: Sequence[Picture]
-    grids: Sequence[Grid]
+    tables: Sequence[Table]
     notes: Sequence[str]  # what a reader must know of the tables
     conditions: Sequence[tuple[str, str]]
     fidelity: str  # simulated or real, and how far that was checked
@@ -54,7 +43,7 @@ def page(of: Page) -> str:
         f"<h1>{_text(of.question)}</h1>",
         f'<p class="answer">{_text(of.answer[:1].upper() + of.answer[1:])}</p>',
         *map(_picture, of.pictures),
-        *(_grid(grid) for grid in of.grids),
+        *(table.html() for table in of.tables),
         _list("Notes", of.notes),
         _pairs("Conditions", of.conditions),
         f"<section><h2>Fidelity</h2><p>{_text(of.fidelity)}</p></section>",
@@ -79,29 +68,6 @@ def _picture(picture: Picture) -> str:
     return f'<figure class="{least}"><div class="drawn" tabindex="0">{svg}</div>{caption}</figure>'
 
 
-def _grid(grid: Grid) -> str:
-    heads = "".join(f'<th scope="col"><button type="button">{_text(name)}</button></th>' for name in grid.head)
-    lines = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in grid.rows)
-    title = f"<h2>{_text(grid.title)}</h2>" if grid.title else ""
-    return (f'<section>{title}<div class="table" tabindex="0"><table><thead><tr>{heads}</tr></thead>'
-            f"<tbody>{lines}</tbody></table></div></section>")  # fmt: skip
-
-
-def _cells(row: Sequence[str]) -> Iterator[str]:
-    for at, cell in enumerate(row):
-        number = value(cell)
-        key = "" if number is None else f' data-v="{number!r}"'
-        key += ' class="long"' if len(cell) > LONG else ""
-        yield f"<td{key}>{_text(cell)}</td>" if at else f'<th scope="row"{key}>{_text(cell)}</th>'
-
-
-def value(cell: str) -> float | None:
-    """Return the number by which a cell is sorted: the first in it, after a sign; None where it begins with a word."""
-    match = NUMBER.match(cell)
-    number = float(match[1].replace(",", "")) if match else None
-    return number if number is not None and math.isfinite(number) else None
-
-
 def _list(title: str, lines: Iterable[str]) -> str:
     items = "".join(f"<li>{_text(line)}</li>" for line in lines)
     return f"<section><h2>{title}</h2><ul>{items}</ul></section>" if items else ""
@@ -117,35 +83,6 @@ def _command(command: str) -> str:
     return f"<section><h2>The command that repeats it</h2>{spoken}</section>"
 
 
-def grids(lines: Iterable[str]) -> tuple[list[Grid], list[str]]:
-    """Split lines with tables in Markdown into the tables, each titled by the line above it, and the other lines."""
-    tables, others, rows = list[Grid](), list[str](), list[list[str]]()
-
-    def close() -> None:
-        if len(rows) > 1:
-            title = others.pop() if others and others[-1].endswith((":", ")")) else ""
-            tables.append(Grid(title.rstrip(":"), rows[0], rows[1:]))
-        rows.clear()
-
-    for line in lines:
-        if line.startswith("|"):
-            cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            if set("".join(cells)) != {"-"}:
-                rows.append(cells)
-        elif line:
-            close()
-            others.append(line)
-    close()
-    return tables, others
-
-
-def empty(grid: Grid) -> Grid:
-    """Return a table without the columns in which no row has a value."""
-    kept = [k for k in range(len(grid.head)) if any(row[k] != NONE for row in grid.rows)]
-    return Grid(grid.title, [grid.head[k] for k in kept], [[row[k] for k in kept] for row in grid.rows])
-
-
-LONG = 24  # characters of a cell that is read as text
 WIDE_PT = 300.0  # of a figure: beyond, a phone scrolls it
 HEAD = """<!DOCTYPE html>
 <html lang="en">

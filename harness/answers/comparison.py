@@ -5,34 +5,35 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from harness.engines.costs import kernels, quantities
+from harness.answers import sentences
+from harness.answers.commands import again, explain_command, short_path
+from harness.answers.table import Table
+from harness.answers.text import departures, own_degrees, unchecked_lines
 from harness.policy import fields, mix
-from harness.policy.types import GIB, Inst, Unsupported
-from harness.report import sentences
-from harness.report.commands import again, explain_command, short_path
-from harness.report.formats import by_model
-from harness.report.summary import Summary, scores
-from harness.rows import record, setting, tidy
+from harness.policy.types import GIB
+from harness.rows import estimate, record, setting, tidy
 from harness.rows.checked import checked, note
+from harness.rows.statistics import Estimate
 from harness.run import room, streams
 from harness.run.room import Remedy
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
+from harness.study.compare import gap_in_swaps, load_of, rooflines, stream_rule
 from harness.study.measure import Measured
 from harness.study.search import LEVEL
 from harness.study.study import AA
-from harness.study.text import departures, own_degrees, unchecked_lines
-from workloads.build import closed, idle_to_swap, rate_rps
-from workloads.picking import assigned, window_fold
+from harness.study.summary import Column, Summary, SystemSummary, scores
 
 ROOFLINE = 0.01  # of a step: what is less is not told
+MOST_COLUMNS = 8  # of a table in a paper, the systems' names among them
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,11 +52,10 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
     spec = measured.reference
     setup = Setup(spec)
     trace, models = setup.trace, setup.models
-    load = f"{round(trace.span_s * rate_rps(trace, models))} requests in {trace.span_s:g} s"
-    if window_fold(trace, spec.seed, spec.plan) is not None:
-        load += ", a half of which each seed replays"
-    if (loop := closed(trace)) is not None:
-        load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
+    of = load_of(spec)
+    load = f"{of.requests} requests in {of.span_s:g} s" + ", a half of which each seed replays" * of.halved
+    if of.clients:
+        load = f"{of.clients} clients a model, {of.sent} requests, {of.think_s:g} s between them"
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(setup.realism)
     seeds = "1 seed, no interval" if measured.seeds == 1 else f"{measured.seeds} seeds"
     fidelity = " and ".join(sorted(measured.table.column("fidelity").unique().to_pylist()))
@@ -76,9 +76,9 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
     yield from streams.lines(setup)
     if math.isnan(shown.rate_scale):  # nothing ran; `notes` has the reasons
         return
-    of = f", one of {len(measured.xs)}" if len(measured.xs) > 1 else ""
+    every = f", one of {len(measured.xs)}" if len(measured.xs) > 1 else ""
     offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
-    yield f"the table is at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{of}{_gaps(measured, shown)}"
+    yield f"the table is at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{every}{_gaps(spec, shown)}"
 
 
 def _fit(fit: str | None) -> str:
@@ -86,16 +86,8 @@ def _fit(fit: str | None) -> str:
     return f", fit {fit}" if fit else ""
 
 
-def _gaps(measured: Measured, shown: Summary) -> str:
-    """Render the ratio of the median idle gap to a swap, which tells whether models idle long enough to be swapped."""
-    spec = replace(measured.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
-    setup = Setup(spec)
-    cluster = setup.cluster
-    try:
-        swaps = [cluster.profile.load_s(Inst(n, tuple(range(m.tp))), "host") for n, m in cluster.models.items()]
-    except Unsupported:  # an engine without a cost table
-        return ""
-    ratio = idle_to_swap(setup.jobs(), sum(swaps) / len(swaps))
+def _gaps(spec: Spec, shown: Summary) -> str:
+    ratio = gap_in_swaps(spec, shown.rate_scale)
     return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
 
 
@@ -116,7 +108,7 @@ def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
     yield from sentences.caps(measured.table, as_dict(measured.reference))
-    yield from rooflines(measured.reference)
+    yield from roofline(measured.reference)
     copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
     for line in (
         sentences.why(measured.table, shown, rule, LEVEL),
@@ -287,21 +279,112 @@ def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
     return f"a rate at which the client keeps up: {again(words, '--rate-scale', f'{min(measured.xs) / 2:g}', *options)}"
 
 
-def rooflines(spec: Spec) -> Iterator[str]:
+def roofline(spec: Spec) -> Iterator[str]:
     """Yield a line on kernels of quantised models and mixtures of which nothing was measured, if there are any."""
-    if quantities.machine(spec.table) is not None:
-        return
-    shares: dict[str, float] = {}
-    for kind in mix.names(spec.gpu):
-        q, card = quantities.quantities(kind, spec.table), quantities.gpu(kind, spec.table)
-        for member in Setup(spec).models.members:
-            shape = member.shape
-            if shape.formats is not None or shape.experts is not None or shape.latent is not None:
-                share = kernels.roofline_share(q, card, shape, member.tp)
-                shares[shape.name] = max(share, shares.get(shape.name, 0.0))
-    told = [f"{name} {100 * share:.0f} %" for name, share in shares.items() if share >= ROOFLINE]
+    told = [f"{name} {100 * share:.0f} %" for name, share in rooflines(spec).items() if share >= ROOFLINE]
     if told:
         yield f"roofline, error unknown, of a decode step of 32 x 1,024 tokens: {', '.join(told)}"
+
+
+# ------------------------------------------------------------------ tables
+
+
+def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
+    """Render a system's value in a column; with its interval where more or less of it is better."""
+    return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
+
+
+def terminal(
+    shown: Summary, *, bold: bool, room: int = 0, unfit: Mapping[str, str] = MappingProxyType({}), every: bool = False
+) -> list[str]:
+    """Return the lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
+
+    A system without room stands below the others, with its text in `unfit` in place of cells. Without `every` only the
+    brief columns are shown. Where a line would be longer than `room` characters, only headlines keep their intervals.
+    """
+    columns = [column for column in shown.columns if every or column.brief]
+    systems = [system for system in shown.systems if not system.infeasible]
+    left = [f"{system.label}  {unfit[system.label]}" for system in shown.systems if system.label in unfit]
+    if not systems:
+        return left
+    wide = _table(shown, systems, columns, shown.best)
+    if max(map(len, wide.text())) > room:
+        wide = _table(shown, systems, columns, shown.best, spread=False)
+    return [*wide.text(bold=bold), *left]
+
+
+def whole(shown: Summary) -> Table:
+    """Return all columns; the best of a column stands out where it is decided."""
+    return _table(shown, shown.systems, shown.columns, shown.decided)
+
+
+def narrow(shown: Summary) -> Table:
+    """Return at most MOST_COLUMNS columns, those that answer at a glance, as a paper has room for them."""
+    brief = [c for c in shown.columns if c.brief and any(system.values[c.key] is not None for system in shown.systems)]
+    first = sorted(brief, key=lambda c: not c.headline)[: MOST_COLUMNS - 1]  # headlines are kept first
+    table = _table(shown, shown.systems, [c for c in shown.columns if c in first], shown.decided)
+    return replace(table, notes=["bold: the best of a column, where its 95 % interval lies apart from all others"])
+
+
+def _table(
+    shown: Summary, systems: Sequence[SystemSummary], columns: Sequence[Column], best: Callable[[Column], set[str]],
+    *, spread: bool = True,
+) -> Table:  # fmt: skip
+    rows = [[shown.name(row), *(cell(row, c, spread=spread or c.headline) for c in columns)] for row in systems]
+    winners = [best(c) for c in columns]
+    strong = {(i, k) for i, row in enumerate(systems) for k, won in enumerate(winners, 1) if row.label in won}
+    return Table(["system", *(c.name for c in columns)], rows, groups=["", *(c.group for c in columns)], strong=strong)
+
+
+def records(shown: Summary) -> Table:
+    """Return a row a system for other programs: label, GPUs, then mean, low and high of each column in its own unit."""
+    rows = [_record(shown, system) for system in shown.systems]
+    return Table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+
+
+def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
+    flat: dict[str, Any] = {
+        "system": system.label,
+        "gpus": system.gpus,
+        "control": system.control,
+        "infeasible": system.infeasible,
+        "invalid": system.invalid,
+        "unchecked": system.unchecked,
+        "rate_scale": shown.rate_scale,
+        "offered_rps": shown.offered_rps,
+    }
+    for c in shown.columns:
+        e = system.values[c.key]
+        unit = {"%": "_pct", "ms": "_ms", "req/s": "_rps"}.get(c.unit, "")
+        key = f"{c.key.removesuffix('_s')}{unit}" if c.unit == "ms" else f"{c.key}{unit}"
+        flat[key] = None if e is None else e.mean
+        flat[f"{key}_low"] = None if e is None else e.low
+        flat[f"{key}_high"] = None if e is None else e.high
+        if c.key == "rate_99":
+            flat[f"{key}_sign"] = None if e is None else e.sign
+            flat["flat"] = system.flat
+        flat["n"] = max(flat.get("n", 0), 0 if e is None else e.n)
+    return flat
+
+
+def by_model(scored: pa.Table, rate_scale: float, definition: str) -> list[str]:
+    """Return a line for each model of each system at a rate, over all seeds: requests, attainment, latencies."""
+    wanted = {definition: 100.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "tpot_p50_s": 1e3, "tpot_p95_s": 1e3}
+    frame = tidy.summary(scored, [*wanted], ("model",))
+    frame = frame[frame["rate_scale"] == rate_scale]
+    offered = scored.select(["label", "model", "rate_scale", "definition", "n"]).to_pandas()
+    offered = offered[(offered["definition"] == definition) & (offered["rate_scale"] == rate_scale)]
+    counts = offered.groupby(["label", "model"], observed=True)["n"].sum()
+    heads = [f"{definition} %", "TTFT P50 s", "P95 s", "TPOT P50 ms", "P95 ms"]
+    rows = [["system", "model", "offered", *heads]]
+    for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
+        means = dict(zip(values["definition"], values["mean"], strict=True))
+        each = (Estimate(factor * means.get(name, math.nan), None, None, 1) for name, factor in wanted.items())
+        rows.append([str(label), str(model), str(counts[label, model]), *map(estimate.text, each)])
+    return list(Table.of(rows).text()) if len(rows) > 1 else []
+
+
+# ------------------------------------------------------------------ for another program
 
 
 def facts(measured: Measured, rule: str) -> dict[str, Any]:
@@ -319,7 +402,7 @@ def facts(measured: Measured, rule: str) -> dict[str, Any]:
         "host": measured.reference.host,
         "checked": checked(measured.reference.gpu, measured.reference.host),
         "scaling": measured.reference.scaling,
-        "streams": assigned(trace, setup.models, measured.reference.seed, measured.reference.assign).rule,
+        "streams": stream_rule(measured.reference),
         "plan_origin": measured.reference.plan,
         "slo": measured.target.rule,
         "slo_s": measured.target.seconds,
