@@ -71,7 +71,7 @@ def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
 def flat(standings: Iterable[Standing]) -> str:
     """Say what stands instead of a ratio where curves are flat, and at which rates if they are the same everywhere."""
     rates = {tuple(x for x, _ in standing.differences) for standing in standings
-             if standing.differences and (standing.flat or standing.ratio is None)}  # fmt: skip
+             if standing.differences and standing.decisive is None}  # fmt: skip
     at = f"at {', '.join(f'{x:.3g}' for x in next(iter(rates)))} req/s" if len(rates) == 1 else "at three rates"
     return f"Points: differences of attainment {at}, where curves are flat." * bool(rates)
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from harness.policy.types import UserError
 from harness.rows import crossings
 from harness.rows.about import About, Panel
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from plots import form, overview, style
 from plots.caption import brief, caption, definition, slos
 

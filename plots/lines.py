@@ -24,7 +24,7 @@ from matplotlib.transforms import offset_copy
 from harness.policy.types import UserError
 from harness.rows import crossings, setting, tidy
 from harness.rows.about import About, Panel
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from plots import form, overview, style
 from plots.caption import CORRECTED, asked, caption, seen
 from plots.caption import definition as met

@@ -18,7 +18,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from harness.rows import crossings, tidy
 from harness.rows.about import About, Panel
 from harness.rows.crossings import Standing
-from harness.rows.statistics import Crossing, Estimate
+from harness.rows.estimate import Estimate
+from harness.rows.statistics import Crossing
 from plots import form, style, verdicts
 from plots.caption import CORRECTED, brief, definition, flat
 

@@ -16,7 +16,7 @@ from harness.policy.types import UserError
 from harness.rows import crossings
 from harness.rows.about import About
 from harness.rows.crossings import Standing
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from plots import form, style, verdicts
 from plots.caption import CORRECTED, asked, brief, caption, definition, flat
 

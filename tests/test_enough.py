@@ -15,7 +15,7 @@ import pytest
 from harness.rows import crossings, pooled
 from harness.rows.about import Panel
 from harness.rows.crossings import UNDECIDED, Standing
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.rows.tidy import Block, Windows, together
 from harness.study import enough
 from harness.study.search import Range, following

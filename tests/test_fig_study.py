@@ -104,7 +104,7 @@ ABOUT = about(
 
 
 def stored(path: Path, table: pa.Table, facts: About) -> Path:
-    record.write_table(path / record.SWEEP, table, facts.stored)
+    record.write_table(path / record.SWEEP, table, vars(facts))
     return path
 
 

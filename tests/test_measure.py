@@ -16,7 +16,7 @@ import pytest
 from harness.answers import explain
 from harness.answers.text import Shown, lines
 from harness.rows import crossings, record, setting, tidy
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.run import slo
 from harness.run.execute import execute
 from harness.run.resolve import resolve

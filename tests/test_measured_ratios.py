@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.rows import crossings
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.run import sweep
 from harness.study import claims
 from harness.study.measure import Measured, measure

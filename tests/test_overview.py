@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from harness.rows import tidy
 from harness.rows.about import About
-from plots import caption, fig_compare, fig_study, lines, matrix, overview, steps, style, verdicts
+from harness.rows.crossings import verdict_text
+from plots import caption, fig_compare, fig_study, lines, matrix, overview, steps, style
 from tests.cases import cases
 from tests.test_fig_study import about, claim, panel, stored
 from tests.test_plots import PLAIN, rows
@@ -109,7 +110,7 @@ def test_a_papers_ratio_to_the_best_static_stands_at_the_one_that_crosses_highes
 def test_beside_a_row_stands_who_is_ahead_and_halves_have_neither_interval_nor_verdict() -> None:
     figure = drawn()
     assert [text for text in texts(figure) if text.startswith("+ ")] == [
-        f"+ {verdicts.told(row.standing)}" for row in overview.rows(TABLE, FACTS, overview.cells(FACTS))[0]
+        verdict_text(row.standing, between=", ") for row in overview.rows(TABLE, FACTS, overview.cells(FACTS))[0]
         if row.standing is not None
     ]  # fmt: skip
     alone = replace(FACTS, panels=tuple(HALVES))

@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from harness.answers.html import Page, Picture, page
-from harness.answers.page import question
+from harness.answers.page import Page, Picture, page, question
 from harness.answers.table import Table, value
 from harness.cli.app import main
 from harness.policy.types import UserError

@@ -16,13 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.answers import comparison, sentences, table
+from harness.answers import comparison, table
 from harness.answers.commands import again
 from harness.answers.comparison import next_command
 from harness.answers.table import MOST, WIDTH, aligned, brief, clause, laid
 from harness.rows import estimate, tidy
-from harness.rows.estimate import GPUS, POINTS, RATE, RATIO, SCALE, SHARE, Style
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import GPUS, POINTS, RATE, RATIO, SCALE, SHARE, Estimate, Style
 from harness.study.measure import Measured
 from harness.study.summary import Summary, summarize
 from tests.cases import cases
@@ -204,13 +203,13 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
 )
 def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[float, list[float]]], says: str) -> None:
     of = scored(values)
-    assert sentences.verdict(of, shown(of, *values), "both", 0.99) == says
+    assert comparison.verdict(of, shown(of, *values), "both", 0.99) == says
 
 
 def test_few_windows_have_no_interval() -> None:
     of = pa.Table.from_pylist([row | {"missed": None, "offered": None} for row in scored(APART).to_pylist()],
                               schema=tidy.TABLE_SCHEMA)  # fmt: skip
-    text = sentences.verdict(of, shown(of, "a", "b"), "both", 0.99)  # three windows of one block each
+    text = comparison.verdict(of, shown(of, "a", "b"), "both", 0.99)  # three windows of one block each
     assert text == "a serves 4.00x the rate of b at 99 %: too few windows for an interval"
 
 
@@ -235,14 +234,14 @@ def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
 
 def test_the_verdict_leaves_controls_out() -> None:
     of = scored(APART)
-    assert sentences.verdict(of, shown(of, "a", "b", controls=("b",)), "both", 0.99) is None
+    assert comparison.verdict(of, shown(of, "a", "b", controls=("b",)), "both", 0.99) is None
 
 
 def test_why_names_the_cause_of_most_misses() -> None:
     causes = {"missed_both_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_both_load": {"b": {1.0: [0.3, 0.5]}}}
     of = scored({"a": {1.0: [1.0, 1.0]}, "b": {1.0: [0.5, 0.5]}}, **causes)
-    assert sentences.why(of, shown(of, "a", "b"), "both", 0.99) == "Why requests miss: b 60 % KV wait"
-    assert sentences.why(of, shown(of, "a"), "both", 0.99) is None
+    assert comparison.why(of, shown(of, "a", "b"), "both", 0.99) == "Why requests miss: b 60 % KV wait"
+    assert comparison.why(of, shown(of, "a"), "both", 0.99) is None
 
 
 def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
@@ -251,14 +250,14 @@ def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
     chunk = {"a": {1.0: [0.0, 0.0], 2.0: [0.01, 0.01]}}
     values = {"batch_cap": 256, "chunk_tokens": 2048, "prefill_tokens": 16384}
     says = "batch_cap = 256 bound more than 1 % of steps: a from 2.00 req/s (3.0 %), b from 4.00 req/s (20.0 %)"
-    assert sentences.caps(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
-    assert sentences.caps(scored(rates), values) == []
+    assert comparison.caps(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
+    assert comparison.caps(scored(rates), values) == []
 
 
 def test_the_aa_line_says_whether_0_is_covered() -> None:
     of = scored({"a": {1.0: [0.9, 0.8, 0.85]}, "x": {1.0: [0.85, 0.86, 0.84]}, "y": {1.0: [0.7, 0.6, 0.65]}})
-    assert "covers 0, as it should" in str(sentences.same(of, "a", "x", 1.0, "both"))
-    assert "does not cover 0" in str(sentences.same(of, "a", "y", 1.0, "both"))
+    assert "covers 0, as it should" in str(comparison.same(of, "a", "x", 1.0, "both"))
+    assert "does not cover 0" in str(comparison.same(of, "a", "y", 1.0, "both"))
 
 
 def marked(of: pa.Table, column: str, label: str, reason: str, rates: tuple[float, ...] = (1.0, 2.0, 4.0)) -> pa.Table:
@@ -279,8 +278,8 @@ def test_nothing_is_said_of_a_system_that_did_not_run(rates: tuple[float, ...]) 
     """Of b no run, or not one of its rates, had room: no sentence, no value in any export, a reason in its row."""
     of = marked(scored(NO_ROOM), "infeasible", "b", "1.0 GiB short on GPU 8", rates)
     view = shown(of, "a", "b")
-    assert sentences.verdict(of, view, "both", 0.99) is None
-    assert "b " not in str(sentences.why(of, view, "both", 0.99))
+    assert comparison.verdict(of, view, "both", 0.99) is None
+    assert "b " not in str(comparison.why(of, view, "both", 0.99))
     a, b = comparison.records(view).records()
     assert (a["infeasible"], b["infeasible"]) == (False, True)
     assert {b[key] for key in ("both_pct", "mean_pct", "rate_99_rps", "rate_99_rps_low", "fails_99_rps")} == {None}
@@ -297,7 +296,7 @@ def test_nothing_is_said_of_a_system_that_did_not_run(rates: tuple[float, ...]) 
 def test_an_invalid_run_gives_no_sentence_and_wins_no_column() -> None:
     of = marked(scored(APART), "invalid", "a", "other processes took 0.5 cores, the limit 0.2")
     view = shown(of, "a", "b")
-    assert sentences.verdict(of, view, "both", 0.99) is None
+    assert comparison.verdict(of, view, "both", 0.99) is None
     assert "a (invalid)" in "\n".join(comparison.terminal(view, bold=True))
     assert table.BOLD not in "\n".join(comparison.terminal(view, bold=True))
 

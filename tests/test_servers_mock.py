@@ -440,7 +440,8 @@ def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None
 
 
 def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
-    from harness.answers.comparison import invalid, records
+    from harness.answers.comparison import records
+    from harness.answers.text import invalid
     from harness.rows import tidy
     from harness.study.summary import summarize
     from plots import style

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from harness.answers import sentences
 from harness.answers.commands import again, explain_command, short_path
-from harness.answers.table import Table
-from harness.answers.text import departures, own_degrees, unchecked_lines
+from harness.answers.explain import CAUSES
+from harness.answers.table import Table, joined
+from harness.answers.text import departures, invalid, own_degrees, stated, unchecked_lines
 from harness.policy import fields, mix
 from harness.policy.types import GIB
-from harness.rows import estimate, record, setting, tidy
+from harness.rows import estimate, record, setting, statistics, tidy
 from harness.rows.checked import checked, note
-from harness.rows.statistics import Estimate
+from harness.rows.crossings import CASE, NEAR, STANDINGS, Standing, corrected, difference, side_by_side
+from harness.rows.estimate import POINTS, RATIO, Estimate
 from harness.run import room, streams
 from harness.run.room import Remedy
 from harness.run.setup import Setup
@@ -30,9 +31,10 @@ from harness.study.compare import gap_in_swaps, load_of, rooflines, stream_rule
 from harness.study.measure import Measured
 from harness.study.search import LEVEL
 from harness.study.study import AA
-from harness.study.summary import Column, Summary, SystemSummary, scores
+from harness.study.summary import Column, Summary, SystemSummary, panel_of, scores
 
 ROOFLINE = 0.01  # of a step: what is less is not told
+FINE = POINTS._replace(decimals=2)  # near 100 % a tenth of a point is much
 MOST_COLUMNS = 8  # of a table in a paper, the systems' names among them
 
 if TYPE_CHECKING:
@@ -41,10 +43,10 @@ if TYPE_CHECKING:
 
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
     """Say who serves more, by how much, and on which models and machine."""
-    verdict = sentences.verdict(measured.table, shown, rule, LEVEL)
+    told = verdict(measured.table, shown, rule, LEVEL)
     spec = measured.reference
     where = spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)
-    return f"{verdict} ({_name(spec.models)}, {where})" if verdict else ""
+    return f"{told} ({stem(spec.models)}, {where})" if told else ""
 
 
 def headline(measured: Measured, shown: Summary) -> Iterator[str]:
@@ -52,10 +54,10 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
     spec = measured.reference
     setup = Setup(spec)
     trace, models = setup.trace, setup.models
-    of = load_of(spec)
-    load = f"{of.requests} requests in {of.span_s:g} s" + ", a half of which each seed replays" * of.halved
-    if of.clients:
-        load = f"{of.clients} clients a model, {of.sent} requests, {of.think_s:g} s between them"
+    requests, halved, loop = load_of(spec)
+    load = f"{requests} requests in {trace.span_s:g} s" + ", a half of which each seed replays" * halved
+    if loop is not None:
+        load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(setup.realism)
     seeds = "1 seed, no interval" if measured.seeds == 1 else f"{measured.seeds} seeds"
     fidelity = " and ".join(sorted(measured.table.column("fidelity").unique().to_pylist()))
@@ -69,7 +71,7 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
     if spec.prefix_cache is None and measured.study.spec.get("prefix_cache"):
         cache = " · no prefix cache: the trace has no ids of blocks"
     yield (
-        f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
+        f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({stem(spec.models)}), "
         f"{load} · {spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)}{machine} · {fidelity} · "
         f"SLO {measured.target.rule}{base} · {seeds}{plans}{cache}"
     )
@@ -91,13 +93,14 @@ def _gaps(spec: Spec, shown: Summary) -> str:
     return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
 
 
-def _name(text: str) -> str:
+def stem(text: str) -> str:
+    """Return the name of a file without folder and ending; other names as they are."""
     return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
 
 
 def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
     """Yield the lines under the table: the systems that are not in it, its limits, and its findings."""
-    yield from failures(measured.failed) + _gone(measured.table, "skipped")
+    yield from failures(measured.failed) + stated(measured.table, "skipped", "skipped")
     yield from departures(measured.table)
     yield from own_degrees(measured.table)
     yield from invalid(measured.table)
@@ -107,12 +110,12 @@ def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
     yield from _refused(measured, shown)
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
-    yield from sentences.caps(measured.table, as_dict(measured.reference))
+    yield from caps(measured.table, as_dict(measured.reference))
     yield from roofline(measured.reference)
     copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
     for line in (
-        sentences.why(measured.table, shown, rule, LEVEL),
-        copy and sentences.same(measured.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
+        why(measured.table, shown, rule, LEVEL),
+        copy and same(measured.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
     ):
         if line:
             yield line
@@ -123,11 +126,6 @@ def failures(failed: Mapping[str, str]) -> list[str]:
     return [f"{label}: {why}" for label, why in failed.items()]
 
 
-def invalid(rows: pa.Table) -> list[str]:
-    """List the labels whose runs on real servers are not valid, a line each with the reason."""
-    return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
-
-
 def served(measured: Measured, shown: Summary) -> list[str]:
     """List the server of each model, and results by model; empty where no servers were attached."""
     if fields.asked(measured.reference.engine).name != "attach":
@@ -136,12 +134,6 @@ def served(measured: Measured, shown: Summary) -> list[str]:
     by: Mapping[str, str] = next((about["served"] for about in runs if about.get("served")), {})
     definition = measured.target.definition
     return [*(f"{model}: {how}" for model, how in by.items()), *by_model(measured.table, shown.rate_scale, definition)]
-
-
-def _gone(rows: pa.Table, column: str) -> list[str]:
-    """List the labels that are infeasible or skipped, a line each with the reason."""
-    pairs = zip(rows.column("label").to_pylist(), rows.column(column).to_pylist(), strict=True)
-    return [f"{column}: {label}, {reason}" for label, reason in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 
 def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
@@ -286,6 +278,124 @@ def roofline(spec: Spec) -> Iterator[str]:
         yield f"roofline, error unknown, of a decode step of 32 x 1,024 tokens: {', '.join(told)}"
 
 
+# ------------------------------------------------------------------ findings
+
+
+def verdict(table: pa.Table, shown: Summary, definition: str, level: float) -> str | None:
+    """Say who serves the highest rate at the level, by how much over the next, and whether chance explains it.
+
+    Only systems that ran count, whose runs are valid. Where a curve is flat at the level, or the order changes beside
+    it, say who meets more at three rates instead.
+    """
+    rivals = [system for system in shown.systems if system.judged]
+    if len(rivals) < 2:
+        return None
+    if any(system.values["rate_99"] is None for system in rivals):  # a single rate crosses nothing
+        return _difference(table, rivals, shown.rate_scale, definition)
+    first, *others = sorted(rivals, key=lambda system: -system.mean("rate_99"))
+    if shown.halves:
+        return _by_halves(rivals, level)
+    panel = panel_of(table)
+    every = [side_by_side(table, panel, (first.label, rival.label), definition, level) for rival in others]
+    standings = dict(zip((rival.label for rival in others), corrected(every), strict=True))
+    alike = [name for name, standing in standings.items() if standing.says == "equal within 25 %" and not standing.flat]
+    goal, lines = f"{100 * level:g} %", []
+    if alike:
+        lines.append(f"{joined([first.label, *alike])} serve equal rates at {goal}, within 25 %")
+    if second := next((name for name in standings if name not in alike), ""):
+        lines.append(paired(first.label, second, standings[second], level))
+    return "; ".join(lines)
+
+
+def _by_halves(rivals: Sequence[SystemSummary], level: float) -> str:
+    """Say who serves the highest rate in either half of a real trace, each by itself."""
+    told = []
+    for key, name in (("half_0", "first"), ("half_1", "second")):
+        first, second = sorted(rivals, key=lambda system: -system.mean(key))[:2]
+        ours, theirs = (estimate.text(system.values[key], spread=False) for system in (first, second))
+        told.append(f"in the {name} half {first.label} {ours} req/s, {second.label} {theirs}")
+    return f"{100 * level:g} %: {'; '.join(told)} (two case studies, no interval)"
+
+
+def paired(ours: str, theirs: str, standing: Standing, level: float) -> str:
+    """Describe the standing of two systems in one clause."""
+    goal = f"{100 * level:g} %"
+    if (ratio := standing.decisive) is None:
+        why = standing.note if standing.ratio is None else f"a ratio of rates at {goal} does not decide"
+        points = [f"{gap.times(100).text(FINE)} at {estimate.number(x)}" for x, gap in standing.differences]
+        gaps = f"attainment of {ours} minus that of {theirs}, in points by req/s: {', '.join(points)}"
+        return f"{why}; {gaps} ({FLAT[standing.says]})" if points else why
+    text = f"{ours} serves {ratio.text(RATIO)} the rate of {theirs} at {goal}"
+    return (
+        text if standing.says in {"ahead", "behind"} else f"{text}: {FEW if standing.says == CASE else standing.says}"
+    )
+
+
+FEW = "too few windows for an interval"
+FLAT = {  # of differences at three rates
+    **{word: word for word in STANDINGS},
+    "equal within 25 %": f"equal within {100 * NEAR:g} points",
+    "turns": "ahead at one rate and behind at another",
+    CASE: FEW,
+}
+
+
+def _difference(table: pa.Table, rivals: Sequence[SystemSummary], rate: float, definition: str) -> str | None:
+    best, second = sorted(rivals, key=lambda system: -system.mean(definition))[:2]
+    gap = difference(table, "rate_scale", (best.label, second.label), definition, rate)
+    if gap is None:
+        return None
+    if not gap.mean:
+        return f"{best.label} and {second.label} meet the same share"
+    sure = " (no interval)" if gap.low is None else "" if statistics.wins(gap) else " (not decided)"
+    return f"{best.label} meets {gap.times(100).text(FINE)} points more than {second.label}{sure}"
+
+
+def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str | None:
+    """Render the A/A line: a system against its copy on other seeds; the interval should cover 0."""
+    ours, theirs = (list(scores(table, x, rate, definition).values()) for x in (label, copy))
+    n = min(len(ours), len(theirs))
+    if not n:
+        return None
+    gap = statistics.paired(dict(enumerate(ours[:n])), dict(enumerate(theirs[:n])))
+    text = f"A/A: {label} against its copy on other seeds {gap.times(100).text(FINE)} points"
+    if gap.low is None or gap.high is None:
+        return f"{text} ({'one seed' if gap.n == 1 else f'{gap.n} seeds'}, no interval)"
+    covers = gap.low <= 0 <= gap.high
+    return f"{text}: " + ("covers 0, as it should" if covers else "does not cover 0: differences so small mean nothing")
+
+
+def why(table: pa.Table, shown: Summary, definition: str, level: float) -> str | None:
+    """Say why most requests of each contestant that falls short missed (rows/causes.py)."""
+    reasons = []
+    for system in shown.systems:
+        if not system.judged or system.mean(definition) >= 100 * level:
+            continue
+        shares = {
+            cause: sum(seen.values()) / len(seen)
+            for cause in CAUSES
+            if (seen := scores(table, system.label, shown.rate_scale, f"missed_{definition}_{cause}"))
+        }
+        if shares:
+            cause = max(shares, key=lambda x: shares[x])
+            reasons.append(f"{system.label} {100 * shares[cause]:.0f} % {CAUSES[cause].phrase}")
+    return "Why requests miss: " + ", ".join(reasons) if reasons else None
+
+
+def caps(table: pa.Table, spec: Mapping[str, Any]) -> list[str]:
+    """List the caps of the engine that bound more than 1 % of steps, a line each: where, and how to lift it."""
+    bound = tidy.bound(table)
+    lines = []
+    for cap in dict.fromkeys(b.cap for b in bound):
+        mine = [b for b in bound if b.cap == cap]
+        where = ", ".join(
+            f"{b.label} from {estimate.number(b.offered_rps)} req/s ({100 * b.share:.1f} %)" for b in mine
+        )
+        over = f"more than {100 * tidy.BINDS:g} % of steps"
+        lines.append(f"{cap} = {spec[cap]} bound {over}: {where}; --set {cap}={2 * spec[cap]}")
+    return lines
+
+
 # ------------------------------------------------------------------ tables
 
 
@@ -367,21 +477,27 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
     return flat
 
 
+def of_models(scored: pa.Table, rate_scale: float, names: Sequence[str]) -> Iterator[tuple[str, str, list[float]]]:
+    """Yield each model of each system at a rate with the means of some measures over all seeds; NaN where one lacks."""
+    frame = tidy.summary(scored, names, ("model",))
+    frame = frame[frame["rate_scale"] == rate_scale]
+    for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
+        means = dict(zip(values["definition"], values["mean"], strict=True))
+        yield str(label), str(model), [means.get(name, math.nan) for name in names]
+
+
 def by_model(scored: pa.Table, rate_scale: float, definition: str) -> list[str]:
     """Return a line for each model of each system at a rate, over all seeds: requests, attainment, latencies."""
     wanted = {definition: 100.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "tpot_p50_s": 1e3, "tpot_p95_s": 1e3}
-    frame = tidy.summary(scored, [*wanted], ("model",))
-    frame = frame[frame["rate_scale"] == rate_scale]
     offered = scored.select(["label", "model", "rate_scale", "definition", "n"]).to_pandas()
     offered = offered[(offered["definition"] == definition) & (offered["rate_scale"] == rate_scale)]
     counts = offered.groupby(["label", "model"], observed=True)["n"].sum()
+    rows = []
+    for label, model, means in of_models(scored, rate_scale, [*wanted]):
+        each = (Estimate(factor * x, None, None, 1) for factor, x in zip(wanted.values(), means, strict=True))
+        rows.append([label, model, str(counts[label, model]), *(e.text() for e in each)])
     heads = [f"{definition} %", "TTFT P50 s", "P95 s", "TPOT P50 ms", "P95 ms"]
-    rows = [["system", "model", "offered", *heads]]
-    for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
-        means = dict(zip(values["definition"], values["mean"], strict=True))
-        each = (Estimate(factor * means.get(name, math.nan), None, None, 1) for name, factor in wanted.items())
-        rows.append([str(label), str(model), str(counts[label, model]), *map(estimate.text, each)])
-    return list(Table.of(rows).text()) if len(rows) > 1 else []
+    return list(Table(["system", "model", "offered", *heads], rows).text()) if rows else []
 
 
 # ------------------------------------------------------------------ for another program
@@ -415,7 +531,7 @@ def facts(measured: Measured, rule: str) -> dict[str, Any]:
         "invalid": invalid(measured.table),
         "unchecked": unchecked_lines(measured.table),
         "infeasible": [f"{label}, {why}" for label, why in unfit(measured)[0].items()],
-        "skipped": _gone(measured.table, "skipped"),
+        "skipped": stated(measured.table, "skipped", "skipped"),
         "failed": failures(measured.failed),
-        "caps": sentences.caps(measured.table, as_dict(measured.reference)),
+        "caps": caps(measured.table, as_dict(measured.reference)),
     }

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from harness.answers.causes import CAUSES
 from harness.answers.table import aligned
 from harness.policy.types import GIB, UserError
 from harness.rows import attainment, causes, definitions, requests
@@ -21,6 +20,35 @@ if TYPE_CHECKING:
 
     from harness.policy.types import Inst
 
+
+class Cause(NamedTuple):
+    """A cause of waiting (record.WAITS) in words."""
+
+    phrase: str
+    what: str
+    excess: str = ""  # of a miss, where that is something else
+
+    @property
+    def missed(self) -> str:
+        """The part of a miss that it explains: the time beyond what the request takes alone."""
+        return self.excess or self.what
+
+
+CAUSES: Mapping[str, Cause] = {
+    "admission": Cause("waiting for admission", "not admitted by the policy, in no batch, while its weights were in"),
+    "host": Cause("host", "in the engine's API, before the queue and after the last token"),
+    "load": Cause("waiting for weights", "its model's weights were out, or on their way in"),
+    "kv": Cause("KV wait", "no KV memory for its prompt"),
+    "transfer": Cause("KV transfer", "its KV was on the way"),
+    "queue": Cause("queueing for a step", "its lane was closed, full, or in another step"),
+    "compute": Cause(
+        "running",
+        "running, as long as its steps take on GPUs of their own",
+        "running longer than alone: batched with others, computed again, or too slow by itself",
+    ),
+    "time_slice": Cause("others' time slices", "in a step, while other processes had its GPU"),
+    "contention": Cause("contention", "running, slowed by work that runs on its GPU at the same time"),
+}
 SHOWN = 5  # of the latest misses
 SHOWN_NS = 50_000  # shorter parts round to 0.0000 s and are not shown
 CARRYING = {"absent_s": "not asked for", "grant_s": "waiting for memory", "link_s": "on its links", "tail_s": "then"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.answers.causes import CAUSES
+from harness.answers.explain import CAUSES
 from harness.answers.table import Table
 from harness.rows.estimate import NONE
 from harness.rows.record import WAITS

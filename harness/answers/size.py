@@ -209,10 +209,8 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
         yield f"on {gpus - mix.size(kind)}", f"short of {sized.lacks}"
     if sized.cold_s:
         low, high = min(sized.cold_s.values()), max(sized.cold_s.values())
-        yield (
-            "cold start from host memory",
-            f"{low:.2g} s" + (f" to {high:.2g} s a model" if high > low else " a model"),
-        )
+        longest = f" to {high:.2g} s" * (high > low)
+        yield "cold start from host memory", f"{low:.2g} s{longest} a model"
     if sized.grown:
         each = (f"x {times:g}: {'> ' + str(asked.most) if n is None else n}" for times, n in sized.grown.items())
         yield "more traffic", ", ".join(each) + " GPUs"
@@ -309,7 +307,7 @@ def why(reason: Why) -> Iterator[str]:
         meant = "; ".join(f"{name}: {MEANS[name]}" for name in reason.binds)
         yield f"misses by their main cause; {meant}; hours count from the start of a window"
         yield ""
-    yield from aligned(_tried_changes(reason), WIDTH)
+    yield from aligned(_outcomes(reason), WIDTH)
     spent = sum(change.seconds for change in reason.changes)
     count = len(reason.changes)
     told = f"{count} change{' was' if count == 1 else 's were'} run in {spent:.1f} s, at most {MOST} are"
@@ -377,7 +375,7 @@ def _binding(hours: Sequence[Hour]) -> str:
     return f"{first[0][0]} {100 * first[0][1] / total.total():.0f} %" if first else NONE
 
 
-def _tried_changes(reason: Why) -> Iterator[tuple[str, ...]]:
+def _outcomes(reason: Why) -> Iterator[tuple[str, ...]]:
     yield ("change", "GPUs", "$/day", "worst model %", "seconds", "verdict")
     usd = reason.kept.asked.usd_hour(reason.kind, reason.gpus)
     day = NONE if usd is None else f"{usd * DAY_H:,.0f}"
@@ -392,14 +390,7 @@ def _tried_changes(reason: Why) -> Iterator[tuple[str, ...]]:
         yield (change.what, str(reason.gpus), day, worst, f"{change.seconds:.1f}", outcome)
     for row in reason.kept.tried:  # known already
         if row.gpu == reason.kind and row.gpus == reason.gpus and row.label != reason.system:
-            outcome = (
-                f"no room: {row.unfit[:60]}" if row.unfit else "holds" if row.answer else f"fails: {row.worst_model}"
-            )
-            yield (
-                row.label,
-                str(row.gpus),
-                day,
-                NONE if row.worst is None else f"{100 * row.worst:.1f}",
-                "stored",
-                outcome,
-            )
+            held = "holds" if row.answer else f"fails: {row.worst_model}"
+            worst = NONE if row.worst is None else f"{100 * row.worst:.1f}"
+            outcome = f"no room: {row.unfit[:60]}" if row.unfit else held
+            yield (row.label, str(row.gpus), day, worst, "stored", outcome)

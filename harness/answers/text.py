@@ -20,8 +20,8 @@ from harness.answers.table import Table, brief, joined, printed
 from harness.answers.without import Part
 from harness.rows import crossings, estimate, record, setting, statistics, tidy
 from harness.rows.about import About, Panel
-from harness.rows.crossings import CASE, STANDINGS, Standing, side_by_side
-from harness.rows.estimate import NONE, POINTS, RATIO
+from harness.rows.crossings import CASE, STANDINGS, Standing, side_by_side, verdict_text
+from harness.rows.estimate import NONE, RATIO
 from harness.study import claims
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
@@ -69,7 +69,9 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
             body = tradeoff.parts(shown.about, shown.table, every=shown.every)
         case _:
             standings = _standings(shown)
-            body = chain(_answer("panels", standings), _blocks(shown, standings))
+            rows = sorted({panel["row"] for panel in shown.about.panels})
+            blocks = (_block(shown, shown.panels(row), standings) for row in rows)
+            body = chain(_answer("panels", standings), *blocks)
             ends = _ends(shown, standings)
     left_out = filter(None, [setting.left_out(shown.about.panels)])
     below = (shown.about.notes, left_out, unchecked_lines(shown.table), _claims(shown), _copies(shown))
@@ -100,11 +102,6 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
     yield "; ".join(told)
 
 
-def _blocks(shown: Shown, standings: Standings) -> Iterator[str | Table]:
-    for row in sorted({panel["row"] for panel in shown.about.panels}):
-        yield from _block(shown, shown.panels(row), standings)
-
-
 def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
     yield from _told_of(shown, shown.about.systems[0], standings)
     if shown.about.layout == "fleet":
@@ -112,7 +109,7 @@ def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
     yield from departures(shown.table)
     yield from own_degrees(shown.table)
-    yield from (f"invalid: {label}: {why}" for label, why in tidy.invalid(shown.table).items())
+    yield from invalid(shown.table)
 
 
 def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str | Table]:
@@ -177,7 +174,7 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
 
     def at(definition: str, over: str = "pooled", *, spread: bool = False) -> str:
         c = crossings.crossing(rows, panel, name, definition, level, over)
-        return NONE if c is None else estimate.text(c.at, style, spread=spread or shown.every)
+        return NONE if c is None else c.at.text(style, spread=spread or shown.every)
 
     rest = [at(definition) for definition in others] if shown.every or axis == "gpus" else []
     if axis == "gpus":
@@ -185,14 +182,14 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
         if c is None:
             return [NONE] * (4 + len(rest))
         if name not in about.systems:  # it brings its own number of GPUs: not the least of many
-            return [estimate.text(replace(c.at, sign="="), style), NONE, NONE, NONE, *rest]
+            return [replace(c.at, sign="=").text(style), NONE, NONE, NONE, *rest]
         fails = NONE if c.fails is None else estimate.number(c.fails, 0)
-        return [estimate.text(c.at, style), fails, _below(rows, name, about), _each_seed(rows, name, about), *rest]
+        return [c.at.text(style), fails, _below(rows, name, about), _each_seed(rows, name, about), *rest]
     steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
     slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
     standing = standings.get((panel["condition"], about.systems[0], name))
     return [at(first, spread=True), *slope, at(first, "mean"), at(first, "worst"), *rest,
-            NONE if standing is None else standing_text(standing)]  # fmt: skip
+            NONE if standing is None else verdict_text(standing)]  # fmt: skip
 
 
 def _standings(shown: Shown) -> Standings:
@@ -221,15 +218,6 @@ def _standings(shown: Shown) -> Standings:
     return dict(zip(keys, crossings.corrected(standings), strict=True))
 
 
-def standing_text(standing: Standing) -> str:
-    """Say who is ahead: a sign with a ratio, or with differences in points where ratios do not decide."""
-    sign = STANDINGS[standing.says][0]
-    if standing.flat or standing.ratio is None:
-        gaps = [estimate.text(gap.times(100), POINTS, spread=False) for _, gap in standing.differences]
-        return f"{sign} {' '.join(gaps)} points".strip() if gaps else f"{sign} {standing.note}".strip()
-    return f"{sign} {estimate.text(standing.ratio, RATIO)}".strip()
-
-
 def _told_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
     panels = {panel["condition"]: panel for panel in shown.about.panels}
     return _legend(first, [(panels[key[0]], standing) for key, standing in standings.items()])
@@ -244,7 +232,7 @@ def _legend(first: str, standings: Sequence[tuple[Panel, Standing]]) -> Iterator
         of = f"{decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
         yield f"verdicts on {first}: {_signs({s.says for s in judged})}; {of if len(judged) > 1 else 'one verdict'}"
         yield f"common random numbers save {100 * shared:.0f} % of a difference's variance (median)"
-    points = [(panel, s) for panel, s in standings if s.differences and (s.flat or s.ratio is None)]
+    points = [(panel, s) for panel, s in standings if s.differences and s.decisive is None]
     if points:
         at = dict.fromkeys(_at([x for x, _ in s.differences], panel["axis"]) for panel, s in points)
         yield f"points: difference of attainment at {', or '.join(at)}, where a ratio of rates does not decide"
@@ -315,7 +303,7 @@ def _each_seed(rows: pa.Table, name: str, about: About) -> str:
     curves = tidy.curves(rows, name, about.definitions[0], "x")
     each = [statistics.fewest(curve, about.level).at for curve in curves.values()]
     every = sorted(each, key=lambda e: (e.sign == ">", e.mean))
-    ends = dict.fromkeys(estimate.text(e, STYLES["gpus"]) for e in (every[0], every[-1])) if every else {}
+    ends = dict.fromkeys(e.text(STYLES["gpus"]) for e in (every[0], every[-1])) if every else {}
     return " to ".join(ends)
 
 
@@ -354,10 +342,20 @@ def unchecked_lines(rows: pa.Table) -> list[str]:
     return [f"unchecked: {label}, {check_command(name)}" for label, name in sorted(unchecked(rows).items())]
 
 
+def stated(rows: pa.Table, column: str, word: str) -> list[str]:
+    """List the labels of which a column states a reason, a line each with it."""
+    pairs = zip(tidy.column(rows, "label"), tidy.column(rows, column), strict=True)
+    return [f"{word}: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
+
+
 def departures(rows: pa.Table) -> list[str]:
     """List the labels whose engine is not their paper's, a line each."""
-    pairs = zip(tidy.column(rows, "label"), tidy.column(rows, "departs"), strict=True)
-    return [f"not as published: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
+    return stated(rows, "departs", "not as published")
+
+
+def invalid(rows: pa.Table) -> list[str]:
+    """List the labels whose runs on real servers are not valid, a line each with the reason."""
+    return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
 
 
 def own_degrees(rows: pa.Table) -> list[str]:
@@ -445,8 +443,8 @@ def _short(pair: Standing | None, *, spread: bool) -> str:
     if pair is None or pair.says == crossings.NO_ROOM:
         return NONE
     if spread or pair.ratio is None:
-        return standing_text(pair)
-    return f"{STANDINGS[pair.says][0]} {'flat' if pair.flat else estimate.text(pair.ratio, RATIO, spread=False)}"
+        return verdict_text(pair)
+    return f"{STANDINGS[pair.says][0]} {'flat' if pair.flat else pair.ratio.text(RATIO, spread=False)}"
 
 
 def _rate(rows: pa.Table, panel: Panel, name: str, about: About) -> str:
@@ -455,7 +453,7 @@ def _rate(rows: pa.Table, panel: Panel, name: str, about: About) -> str:
     if gone and gone.every:
         return gone.word
     c = crossings.crossing(rows, panel, name, about.definitions[0], about.level)
-    return NONE if c is None else estimate.text(c.at, spread=False)
+    return NONE if c is None else c.at.text(spread=False)
 
 
 def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
@@ -484,9 +482,9 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
             told += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
         yield f"{' / '.join(pair)}: {turns}{told}."
         if (paper := papers.get(pair)) is not None:
-            ratios = {key: s.ratio for key, s in ours.items() if s.ratio is not None and not s.flat}
-            there = sum(e.low is not None and e.low >= paper for e in ratios.values())
-            may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios.values())
+            ratios = [ratio for s in ours.values() if (ratio := s.decisive) is not None]
+            there = sum(e.low is not None and e.low >= paper for e in ratios)
+            may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios)
             yield (
                 f"{' / '.join(pair)}, {paper:g} in the paper: reached under {there} of {len(ours)} conditions, not "
                 f"excluded under {may}."
@@ -503,7 +501,7 @@ def _parts(shown: Shown) -> list[Part]:
             continue
         if losses := list(claims.losses(shown.table, about, claim)):
             worst = max(losses, key=lambda loss: loss.most.mean)
-            most = f"; {worst.model} loses most, {without.points(-worst.most.mean)}" if worst.model else ""
+            most = f"; {worst.model} loses most, {without.points(worst.most)}" if worst.model else ""
             lost = {(loss.panel["condition"], loss.x): loss.pooled for loss in losses}
             parts.append(Part(claim.subject, claim.says, lost, most))
     return parts

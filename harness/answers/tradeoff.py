@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 
 from harness.answers.table import Table, joined
-from harness.rows import estimate
 from harness.rows import held as helds
 from harness.rows.about import About
 from harness.rows.estimate import NONE, SHARE
@@ -59,7 +58,7 @@ def _spent(setting: Held) -> str:
 
 def _cells(setting: Held, every: bool) -> list[str]:
     numbers = (setting.met.times(100), setting.gpu_h, *[setting.worst.times(100)] * every)
-    return [*(estimate.text(e, SHARE, spread=every) for e in numbers), *[f"{setting.loads:.0f}"] * every]
+    return [*(e.text(SHARE, spread=every) for e in numbers), *[f"{setting.loads:.0f}"] * every]
 
 
 def _place(panel: Mapping[str, Any]) -> str:

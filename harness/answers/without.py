@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from harness.answers.table import Table
-from harness.rows import crossings, estimate
+from harness.rows import crossings
 from harness.rows.about import About
-from harness.rows.estimate import POINTS
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import POINTS, Estimate
 
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 Place = tuple[str, float]  # a panel's condition, and x
@@ -70,9 +69,9 @@ def offered_rps(rows: pa.Table, x: float) -> float:
 def _change(lost: Estimate) -> str:
     """Render how switching the part off changes attainment, in points."""
     doubtful = lost.low is not None and lost.high is not None and lost.low < 0.0 < lost.high
-    return f"{points(-lost.mean)}{' ?' if doubtful else ''}"
+    return f"{points(lost)}{' ?' if doubtful else ''}"
 
 
-def points(share: float) -> str:
-    """Render a change of attainment, a share, in points."""
-    return estimate.text(Estimate(100.0 * share, None, None, 1), POINTS)
+def points(lost: Estimate) -> str:
+    """Render the change of attainment by a loss of it, in points."""
+    return lost.times(-100).text(POINTS, spread=False)

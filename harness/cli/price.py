@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from harness.answers.table import printed
 from harness.cli.options import Number, examples, read_pairs
 
 
@@ -27,7 +28,6 @@ def price(*, offers: tuple[str, ...], prompt: int, output: int, tpot: float, pri
     Without offers, those of the set quant3. The GPUs are never idle, so each cost is a bound from below; bench size
     has the GPUs that traffic needs.
     """
-    from harness.answers.table import printed
     from harness.engines.costs import quantities
     from harness.engines.costs.prices import prices
     from harness.study import offers as priced

@@ -11,7 +11,7 @@ from harness.answers.commands import real, short_path
 from harness.cli.options import RESULTS, Target, examples
 
 if TYPE_CHECKING:
-    from harness.answers.html import Picture
+    from harness.answers.page import Picture
 
 FILE = "report.html"
 MOST_BYTES = 1_000_000
@@ -33,8 +33,7 @@ def report(*, folder: str | None, out: Path | None) -> None:
     from dataclasses import replace
     from importlib.metadata import version
 
-    from harness.answers.html import page
-    from harness.answers.page import paged, question
+    from harness.answers.page import page, paged, question
     from harness.policy.types import UserError
     from harness.rows import record
 
@@ -84,7 +83,7 @@ def _pictures(folder: Path) -> list[Picture]:
     from tempfile import TemporaryDirectory
 
     import plots
-    from harness.answers.html import Picture
+    from harness.answers.page import Picture
     from harness.policy.types import UserError
     from plots import form
 

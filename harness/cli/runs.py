@@ -10,6 +10,7 @@ import click
 
 import plots
 from harness.answers.commands import again, explain_command, real, short_path
+from harness.answers.table import WIDTH
 from harness.cli.options import (
     ALL,
     DEFINITION,
@@ -386,7 +387,6 @@ def explain(
 def _size_why(folder: Path, system: str | None) -> None:
     """Print what binds on fewer GPUs than an answer, and which change helps."""
     from harness.answers import size as words
-    from harness.answers.table import WIDTH
     from harness.study import size_kept, size_why
 
     with Terminal() as teller:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.answers.commands import real, short_path
+from harness.answers.table import aligned, printed
 from harness.cli.compare import compared
 from harness.cli.options import (
     DEFINITION,
@@ -89,7 +90,6 @@ def sensitivity(
     unchanged machine. The result is kept beside the comparison of the same systems, rates and seeds, and its figure
     repeats it.
     """
-    from harness.answers.table import printed
     from harness.policy.types import UserError
     from harness.study.compare import silent, stem_of
     from harness.study.constants import settings as changes_of
@@ -125,7 +125,6 @@ def sensitivity(
 
 def _dry(asked: Study, specs: Sequence[Spec], only: Collection[str] | None, out: Path) -> None:
     """Show what would be varied and how long the comparison may take."""
-    from harness.answers.table import aligned
     from harness.study.constants import constants, settings
 
     changes, left = settings(specs, only)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.answers.commands import real, short_path
+from harness.answers.table import WIDTH
 from harness.cli.options import (
     DEFINITION,
     FIGURES,
@@ -116,7 +117,6 @@ def size(
     takes.
     """
     from harness.answers import size as words
-    from harness.answers.table import WIDTH
     from harness.engines.costs.prices import prices
     from harness.study import size as sizes
     from harness.study.compare import judged_by

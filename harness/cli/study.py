@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from harness.answers.commands import real, short_path
+from harness.answers.table import aligned
 from harness.cli.codes import Code
 from harness.cli.options import (
     ENOUGH,
@@ -223,7 +224,6 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     """Show what would be run and how long it may take."""
     from dataclasses import replace
 
-    from harness.answers.table import aligned
     from harness.run import estimates, realtime, streams
     from harness.run.setup import Failed
     from harness.study import grid

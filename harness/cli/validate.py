@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from harness.answers.commands import real, short_path
+from harness.answers.table import aligned, laid
 from harness.cli.options import ALL, FIGURES, MOVED, PATH, POSITIVE, RESULTS, SOME_SEEDS, TARGET, examples
 from harness.cli.terminal import Terminal, screen
 
@@ -126,7 +127,6 @@ def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: P
     """Hold the simulator against the runs, or the measurements of two models at once, that a folder keeps."""
     from functools import partial
 
-    from harness.answers.table import aligned, laid
     from harness.policy.types import UserError
     from harness.rows.record import write_bytes
     from harness.validate import corun, stored
@@ -163,8 +163,6 @@ def _measured(
     every: bool,
 ) -> None:
     """Hold the simulator against files of measured runs."""
-
-    from harness.answers.table import aligned, laid
     from harness.rows.record import write_bytes
     from harness.validate import idle, measured, staggered
     from harness.validate import page as pages
@@ -216,8 +214,6 @@ def _measured(
 
 def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any) -> None:
     """Hold the simulator against servers, or devices, on the same specs."""
-
-    from harness.answers.table import aligned
     from harness.policy.types import UserError
     from harness.run import realtime
     from harness.validate import predicted, ranks
@@ -251,7 +247,6 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     if plot and cells:
         import pandas as pd
 
-        from harness.answers.table import laid
         from harness.rows.record import write_bytes
         from harness.validate.page import compared
         from plots import fig_predicted

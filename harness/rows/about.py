@@ -36,22 +36,15 @@ class About:
     runs: Mapping[str, str]  # by folder: the system's name
     texts: Mapping[str, str] = field(default_factory=dict)  # by name: the system as --systems takes it
     fuller: str = ""  # what --full has more of
-    key: str = ""  # digest of what the table rests on; "": it is not stored
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> About:
         """Take the facts of a footer. Raises Damaged where one is missing that has no default."""
         needed = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
         given: dict[str, Any] = {f.name: facts[f.name] for f in fields(cls) if f.name in {*needed, *facts}}
-        given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-        return cls(**given)
+        return cls(**given | {key: tuple(x) for key, x in given.items() if isinstance(x, list)})
 
     @classmethod
     def read(cls, table: Path) -> About:
         """Read the facts of a stored table. Raises Damaged, and FileNotFoundError."""
         return cls.of(record.footer(table))
-
-    @property
-    def stored(self) -> dict[str, Any]:
-        """The facts as a footer has them, without the key, which is computed of them."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "key"}

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 
 from harness.rows import pooled, statistics, tidy
 from harness.rows.about import About, Panel
+from harness.rows.estimate import POINTS, RATIO, Estimate
 from harness.rows.pooled import Counts
-from harness.rows.statistics import Crossing, Estimate
+from harness.rows.statistics import Crossing
 from harness.rows.tidy import Windows
 
 STANDINGS = {  # of two systems: the sign in tables, and its meaning
@@ -263,6 +264,22 @@ class Standing(NamedTuple):
     beside: tuple[Estimate | None, ...] = ()  # ratios at the levels of BESIDE
     differences: tuple[tuple[float, Estimate], ...] = ()  # by x as shown, ours less theirs in shares of 1
     shared: float = 0.0  # correlation of the two systems' misses by block: the variance that common random numbers save
+
+    @property
+    def decisive(self) -> Estimate | None:
+        """The ratio where it decides; None where it is missing or a curve is flat, and differences stand for it."""
+        return None if self.flat else self.ratio
+
+
+def verdict_text(standing: Standing, *, between: str = " ") -> str:
+    """Say who is ahead: the sign with the ratio, or with differences in points where the ratio does not decide."""
+    if (ratio := standing.decisive) is not None:
+        numbers = ratio.text(RATIO)
+    elif gaps := [gap.times(100).text(POINTS, spread=False) for _, gap in standing.differences]:
+        numbers = f"{between.join(gaps)} points"
+    else:
+        numbers = standing.note
+    return f"{STANDINGS[standing.says][0]} {numbers}".strip()
 
 
 def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float) -> Standing:

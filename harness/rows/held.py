@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.rows import crossings, tidy
-from harness.rows.statistics import Estimate, interval
+from harness.rows.estimate import Estimate
+from harness.rows.statistics import interval
 
 if TYPE_CHECKING:
     import pyarrow as pa

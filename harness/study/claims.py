@@ -26,8 +26,8 @@ from harness.rows.crossings import (
     reached,
     side_by_side,
 )
-from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Style
-from harness.rows.statistics import Estimate, interval
+from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Estimate, Style
+from harness.rows.statistics import interval
 from harness.study.rule import (
     CLASSES,
     DECIDED,
@@ -259,10 +259,10 @@ def compared(
     return {name: s._replace(ratio=s.ratio and inverse(s.ratio)) for name, s in each.items()}
 
 
-def standing_text(standing: Standing) -> str:
+def order_text(standing: Standing) -> str:
     """Render a ratio; where a curve is flat at the level, render who is ahead and the differences at fixed rates."""
-    if not standing.flat and standing.ratio is not None:
-        return estimate.text(standing.ratio, RATIO)
+    if (ratio := standing.decisive) is not None:
+        return ratio.text(RATIO)
     gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in standing.differences)
     why = "flat at the level" if standing.ratio is not None else ""
     return ": ".join(filter(None, (", ".join(filter(None, (why, standing.note, standing.says))), gaps)))
@@ -400,15 +400,15 @@ def _by_ratio(
     each = {name: standing for name, standing in each.items() if standing.ratio is not None or standing.differences}
     if not each:
         return by_number(claim, panel, None, NONE)
-    ratios = {name: s.ratio for name, s in each.items() if s.ratio is not None and not s.flat}
+    ratios = {name: ratio for name, s in each.items() if (ratio := s.decisive) is not None}
     best = min(each, key=lambda name: _order(each[name]))
     backing = support(rows, panel, replace(claim, over=best), definition, level)
     if len(ratios) == len(each):
         best, here = lowest(ratios)
         named = f" (the best is {best})" if claim.over.startswith(BEST) else ""
-        return by_number(claim, panel, here, estimate.text(here, RATIO) + named, backing)
+        return by_number(claim, panel, here, here.text(RATIO) + named, backing)
     says = all_of([judged_order(claim, standing) for standing in each.values()])  # behind any is behind the best
-    text = "; ".join((f"{name}: " if len(each) > 1 else "") + standing_text(s) for name, s in each.items())
+    text = "; ".join((f"{name}: " if len(each) > 1 else "") + order_text(s) for name, s in each.items())
     return Verdict(claim, panel, each[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing)
 
 
@@ -445,13 +445,13 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     pair = (claim.system, claim.over)
     standing = side_by_side(rows, panel, pair, definition, about.level)
     here, says, note = standing.ratio, standing.says, standing.note
-    text = note if here is None else estimate.text(here, RATIO)
+    text = note if here is None else here.text(RATIO)
     if not _at_an_end(panel, about) or claim.paper is None:
         return Verdict(claim, panel, here, text, says, NONE, note)
     if here is None:
         return Verdict(claim, panel, None, text, "does not fit" if "does not fit" in note else "open", NONE, note)
     if standing.flat:
-        return Verdict(claim, panel, here, standing_text(standing), judged_order(claim, standing), rule(claim), note)
+        return Verdict(claim, panel, here, order_text(standing), judged_order(claim, standing), rule(claim), note)
     verdict = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about.level))
     return verdict._replace(note="; ".join(filter(None, (note, verdict.note))))
 
@@ -500,4 +500,4 @@ def paper_text(claim: Claim) -> str:
 
 def points_text(share: Estimate) -> str:
     """Render a difference of attainment in points."""
-    return estimate.text(share.times(100.0), POINTS)
+    return share.times(100.0).text(POINTS)

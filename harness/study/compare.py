@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from harness.engines.costs import kernels, quantities
 from harness.policy import mix
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from harness.rows.about import About
     from harness.study.summary import Summary
+    from traces.synthetic import Preset
 
 NAME = "comparison"
 
@@ -109,24 +110,14 @@ def summary(table: pa.Table, about: About, rule: str) -> Summary:
                      halves=panel["halves"], upper=UPPER)  # fmt: skip
 
 
-class Load(NamedTuple):
-    """The requests of a comparison at the trace's rate."""
+def load_of(spec: Spec) -> tuple[int, bool, Preset | None]:
+    """Return the requests of a comparison at the trace's rate, and whether a seed replays a half of them.
 
-    requests: int  # of all models, within `span_s`
-    span_s: float
-    halved: bool  # each seed replays a half
-    clients: int  # of a closed loop, a model; 0: requests come by themselves
-    sent: int  # by them
-    think_s: float  # between two requests of a client
-
-
-def load_of(spec: Spec) -> Load:
-    """Return the load of a comparison's first run."""
+    Last comes the generator of a closed loop; None where requests come by themselves.
+    """
     setup = Setup(spec)
-    trace, loop = setup.trace, closed(setup.trace)
-    requests = round(trace.span_s * rate_rps(trace, setup.models))
-    halved = window_fold(trace, spec.seed, spec.plan) is not None
-    return Load(requests, trace.span_s, halved, *((loop.clients, loop.sent, loop.think_s) if loop else (0, 0, 0.0)))
+    requests = round(setup.trace.span_s * rate_rps(setup.trace, setup.models))
+    return requests, window_fold(setup.trace, spec.seed, spec.plan) is not None, closed(setup.trace)
 
 
 def stream_rule(spec: Spec) -> str:

@@ -524,7 +524,7 @@ class Work:
             with self.teller.step("scores"):
                 return self._table(points, ready, self.teller)
 
-        made = score.kept(folder / record.SWEEP, about.stored, ready, table.__file__, make)
+        made = score.kept(folder / record.SWEEP, vars(about), ready, table.__file__, make)
         about = About.read(folder / record.SWEEP)
         return Measured(self.study, folder, made, about, _target(grid, points), ready[0].spec)
 

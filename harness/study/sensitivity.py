@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.rows import forms, record
+from harness.rows.estimate import Estimate
 from harness.rows.sealed import Damaged
-from harness.rows.statistics import Estimate
 from harness.study.constants import TURNS, Constant
 from harness.study.search import LEVEL
 

@@ -14,8 +14,8 @@ from harness.rows import crossings, pooled, tidy
 from harness.rows.about import Panel
 from harness.rows.crossings import of_counts
 from harness.rows.definitions import DEFINITIONS
-from harness.rows.estimate import Style
-from harness.rows.statistics import Crossing, Estimate
+from harness.rows.estimate import Estimate, Style
+from harness.rows.statistics import Crossing
 
 CONTEST = 2  # systems on equally many GPUs, beside which others contend for nothing
 OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep

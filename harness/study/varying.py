@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.policy.types import UserError
 from harness.rows import crossings, record, statistics, tidy
 from harness.rows.about import Panel
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.run import score
 from harness.run.resolve import resolve
 from harness.run.setup import Failed
