@@ -74,7 +74,7 @@ RUN-fig7-torch = $(MAKE) torch && $(BENCH) calibrate --engine torch+wide=4 --mod
 	$(call beside,simulator,sim) && $(call beside,devices,torch)
 # Weaver's claims are about TPOT and batches, which a study does not measure.
 RUN-weaver = $(if $(FULL),echo 'weaver runs all that it has: FULL=1 adds nothing' >&2;) \
-	$(PY) -m harness.study.weaving -o plots/out && $(PY) -m plots.fig_weaver plots/out/weaver.csv
+	$(BENCH) study weaver && $(PY) -m harness.study.weaving -o plots/out && $(PY) -m plots.fig_weaver plots/out/weaver.csv
 reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; FULL=1: more; fig7 ENGINE=torch
 	@$(or $(RUN-$*$(ENGINE:%=-%)),$(if $(ENGINE),$(error ENGINE=$(ENGINE) runs no $*; fig7 runs with ENGINE=torch)),$(RUN-$*),$(RUN))
 

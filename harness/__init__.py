@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from harness.target import pin
 
 if TYPE_CHECKING:
+    from harness.cli.python import compare as compare
+    from harness.cli.python import size as size
     from harness.rows.record import load as load
-    from harness.study.python import compare as compare
-    from harness.study.python import size as size
 
     __version__: str
 __all__ = ["__version__", "compare", "load", "size"]
-FROM = {"load": "harness.rows.record", "compare": "harness.study.python", "size": "harness.study.python"}
+FROM = {"load": "harness.rows.record", "compare": "harness.cli.python", "size": "harness.cli.python"}
 pin()
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from harness.policy import mix
 from harness.rows.setting import fidelities, left_out, plans
@@ -14,24 +14,23 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from harness.rows.about import About, Panel
     from harness.rows.crossings import Standing
 
-Facts = Mapping[str, Any]  # of a study, as the footer of its table has them
-Panel = Mapping[str, Any]
 WORDS = 64  # of the caption of a picture
 CORRECTED = "Verdicts are corrected together (Holm)."
 
 
-def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = "") -> str:
+def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = "") -> str:
     """Write the caption: paper, traces, models, GPUs, SLOs and seeds; what a layout tells; what could mislead a reader.
 
     `spread` says what is drawn of several seeds.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
-    shown = runs[~runs["label"].isin(facts["controls"])]
+    shown = runs[~runs["label"].isin(facts.controls)]
     simulated = "simulated" in set(shown["fidelity"])
     parts = [
-        f"After {facts['paper']}." if facts["paper"] else "",
+        f"After {facts.paper}." if facts.paper else "",
         " · ".join(filter(None, _setting(shown, facts, spread))) + ".",
         *told,
         "Hollow, without a line: the models do not fit, with some seed or all."
@@ -40,39 +39,39 @@ def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = 
         style.departs(shown),
         style.degrees(shown),
         style.invalid(shown),
-        left_out(facts["panels"]),
+        left_out(facts.panels),
         style.unvetted(runs),
-        *facts["notes"],
+        *facts.notes,
         note,
         style.TAILS if simulated else "",
     ]
     return " ".join(part for part in parts if part)
 
 
-def brief(table: pa.Table, facts: Facts, *told: str, slo: bool = True) -> str:
+def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
     """Write the setting, and as many of the other sentences as fit in `WORDS` words, in order.
 
     The setting: simulated or real, checked or not, GPUs, SLO (with `slo`: not where a legend has it) and windows. The
     CSV beside the picture has all of `caption`.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
-    shown = runs[~runs["label"].isin(facts["controls"])]
+    shown = runs[~runs["label"].isin(facts.controls)]
     kinds = fidelities(shown["fidelity"].unique()).capitalize()
     setting = [
         ", ".join(filter(None, [kinds, style.unchecked(shown)])),
         mix.all_told(shown["gpus"].unique(), shown["gpu"].unique()),
         f"SLO {slos(shown['slo'].unique())}" * slo,
-        windows(shown, facts["panels"]),
-        "preliminary (--full has more)" if facts.get("fuller") else "",
+        windows(shown, facts.panels),
+        "preliminary (--full has more)" if facts.fuller else "",
     ]
-    first = (" · ".join(filter(None, setting)) + ".", style.invalid(shown), left_out(facts["panels"]))
+    first = (" · ".join(filter(None, setting)) + ".", style.invalid(shown), left_out(facts.panels))
     return within(WORDS, *first, *told)
 
 
 def flat(standings: Iterable[Standing]) -> str:
     """Say what stands instead of a ratio where curves are flat, and at which rates if they are the same everywhere."""
     rates = {tuple(x for x, _ in standing.differences) for standing in standings
-             if standing.differences and (standing.flat or standing.ratio is None)}  # fmt: skip
+             if standing.differences and standing.decisive is None}  # fmt: skip
     at = f"at {', '.join(f'{x:.3g}' for x in next(iter(rates)))} req/s" if len(rates) == 1 else "at three rates"
     return f"Points: differences of attainment {at}, where curves are flat." * bool(rates)
 
@@ -98,9 +97,9 @@ def windows(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
     return f"{span(counts)} window{'s' * (int(counts.max()) > 1)}{of}"
 
 
-def _setting(runs: pd.DataFrame, facts: Facts, spread: str) -> Iterator[str]:
+def _setting(runs: pd.DataFrame, facts: About, spread: str) -> Iterator[str]:
     """Yield the setting of the runs, in the order in which every caption has it."""
-    panels, seeds = facts["panels"], facts["seeds"]
+    panels, seeds = facts.panels, facts.seeds
     yield _each(_traces(runs, panels))
     yield "models: " + _each(panel["models"] for panel in panels)
     yield mix.all_told(runs["gpus"].unique(), runs["gpu"].unique())
@@ -109,7 +108,7 @@ def _setting(runs: pd.DataFrame, facts: Facts, spread: str) -> Iterator[str]:
     yield style.unchecked(runs)
     yield f"SLO {slos(runs['slo'].unique())}"
     yield f"{spread} of {seeds} seeds" if seeds > 1 else "one run, no interval"
-    yield f"preliminary (--full: {facts['fuller']})" if facts.get("fuller") else ""
+    yield f"preliminary (--full: {facts.fuller})" if facts.fuller else ""
     yield plans(runs["plan_origin"].unique())
 
 
@@ -174,16 +173,16 @@ def scale_base(rule: str) -> tuple[float, str]:
     return (float(scale), base) if x and scale.replace(".", "").isdigit() else (0.0, rule)
 
 
-def asked(table: pa.Table, facts: Facts) -> Iterator[str]:
+def asked(table: pa.Table, facts: About) -> Iterator[str]:
     """Say which rates were given and that others come from bisection, and how many requests a point has at least."""
-    sample, panels = facts["sample"], facts["panels"]
+    sample, panels = facts.sample, facts.panels
     given = next((rates for panel in panels if (rates := _rates_rps(panel))), None)
     if given and sample["rule"] == "bisect":
         fixed = ", ".join(f"{rps:g}" for rps in given)
         yield f"Rates: {fixed} req/s, then by bisection of each {sample['each']}'s crossing."
     by = ["condition", "label", "x", *["seed"] * (sample["each"] == "seed")]
     runs = table.select([*dict.fromkeys([*by, "over", "definition", "n", "infeasible"])]).to_pandas()
-    counted = runs[(runs["over"] == "pooled") & (runs["definition"] == facts["definitions"][0])]
+    counted = runs[(runs["over"] == "pooled") & (runs["definition"] == facts.definitions[0])]
     points = counted.groupby(by, observed=True)
     whole = points["n"].sum()[points["infeasible"].count() == 0]  # all seeds ran
     if len(whole):

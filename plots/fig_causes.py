@@ -43,7 +43,7 @@ LOOKS: Mapping[str, Look] = {  # from the left: what was waited for, then what w
 
 
 def frame(rows: Iterable[Any]) -> pd.DataFrame:
-    """Build the table that is drawn, a row for each bar and cause, from records of `harness.report.misses`.
+    """Build the table that is drawn, a row for each bar and cause, from records of `harness.study.misses`.
 
     `seconds` is the mean of the cause in a miss, `share` that of the misses that the cause explains.
     """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from harness.policy.types import UserError
 from harness.rows import record, tidy
+from harness.rows.about import About
 from harness.rows.record import SWEEP
 from plots import fleet, form, lines, matrix, parts, steps, style, tradeoff
 
@@ -26,14 +27,14 @@ CHOOSES = frozenset({"--only", "--rename"})
 CURVES = frozenset({"lines", "fleet"})  # layouts with a curve each system
 
 
-def about(folder: Path) -> dict[str, Any]:
+def about(folder: Path) -> About:
     """Facts of a stored study; UserError where there is none."""
     if not (folder / SWEEP).is_file():
         raise UserError(f"{folder}: no study here ({SWEEP} is missing); bench study makes one")
     facts = record.footer(folder / SWEEP)
     if "layout" not in facts:
         raise UserError(f"{folder}: this is no study; bench plot draws what it is")
-    return facts
+    return About.of(facts)
 
 
 def draws(folder: Path) -> bool:
@@ -47,15 +48,15 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     A study that is a table alone has no figure. Raises UserError where there is no study or the disk refuses.
     """
     facts = about(sweep)
-    if facts["layout"] not in DRAWERS:
+    if facts.layout not in DRAWERS:
         return []
-    if form.ASKED.get().only and facts["layout"] not in CURVES:
+    if form.ASKED.get().only and facts.layout not in CURVES:
         raise UserError(f"{sweep.name}: --only is of curves; this figure shows systems in pairs, or parts of one")
-    table, drawer = form.chosen(tidy.stored(sweep / SWEEP)), DRAWERS[facts["layout"]]
+    table, drawer = form.chosen(tidy.stored(sweep / SWEEP)), DRAWERS[facts.layout]
     if only := form.ASKED.get().only:
-        kept = {key: [name for name in facts[key] if name in only] for key in ("systems", "controls")}
-        claims = [claim for claim in facts["claims"] if {claim["system"], claim["over"]} <= {*only, ""}]
-        facts = {**facts, **kept, "claims": claims}
+        systems, controls = (tuple(name for name in names if name in only) for names in (facts.systems, facts.controls))
+        claims = tuple(claim for claim in facts.claims if {claim["system"], claim["over"]} <= {*only, ""})
+        facts = replace(facts, systems=systems, controls=controls, claims=claims)
     pages = drawer.pages if hasattr(drawer, "pages") else drawer.draw
     with style.theme():
         drawn = pages(table, facts, note)

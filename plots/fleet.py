@@ -14,9 +14,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harness.policy.types import UserError
 from harness.rows import crossings
-from harness.rows.statistics import Estimate
+from harness.rows.about import About, Panel
+from harness.rows.estimate import Estimate
 from plots import form, overview, style
-from plots.caption import Facts, Panel, brief, caption, definition, slos
+from plots.caption import brief, caption, definition, slos
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,20 +32,20 @@ MARKS = ("o", "s", "^", "D", "v", "P")  # by SLO
 TICKS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
-def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
+def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (condition, system, GPUs), the mean, least and most over seeds.
 
     `answer` marks the fewest GPUs that reach the level.
     """
-    definition = facts["definitions"][0]
+    definition = facts.definitions[0]
     rows: list[dict[str, Any]] = []
-    for panel in facts["panels"]:
+    for panel in facts.panels:
         here = crossings.of_panel(table, panel)
         frame = here.select(["definition", "over", "value", "label", "gpus", "infeasible"]).to_pandas()
         frame = frame[(frame["definition"] == definition) & (frame["over"] == "pooled") & frame["value"].notna()]
         place = {key: panel[key] for key in ("condition", "trace", "rate_rps", "slo")}
         for (label, gpus), group in frame.groupby(["label", "gpus"], observed=True, sort=True):
-            at = crossings.fewest(here, str(label), "", definition, facts["level"])
+            at = crossings.fewest(here, str(label), "", definition, facts.level)
             value = group["value"]
             rows.append({**place, "label": str(label), "gpus": int(gpus), "mean": value.mean(), "low": value.min(),
                          "high": value.max(), "n": len(group), "infeasible": bool(group["infeasible"].notna().any()),
@@ -52,24 +53,24 @@ def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def pages(table: pa.Table, facts: Facts, note: str = "") -> list[Figure]:
+def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
     """Draw the fewest GPUs, and the curves on a page behind; call within `style.theme()`."""
     curves = draw(table, facts, note)  # raises where there is nothing
     return [_fewest(table, facts, note), curves]
 
 
-def _fewest(table: pa.Table, facts: Facts, note: str) -> Figure:
+def _fewest(table: pa.Table, facts: About, note: str) -> Figure:
     """Draw the fewest GPUs that hold the level: a panel a workload, a row a system, a mark an SLO."""
     by_load = list(_by_load(facts).values())[:MOST]
-    rules = list(dict.fromkeys(map(_slo, facts["panels"])))
+    rules = list(dict.fromkeys(map(_slo, facts.panels)))
     present = set(table["label"].unique().to_pylist())
-    names = [label for label in facts["systems"] if label in present]
+    names = [label for label in facts.systems if label in present]
     page_in = form.width(style.PAGE_IN)
     figure = Figure(figsize=(page_in, 1))
     grey: dict[str, Any] = {"color": "#606060", "linestyle": "none", "markersize": 4}
     handles = [Line2D([], [], marker=mark, label=f"SLO {slos([rule])}", **grey)
                for rule, mark in zip(rules, MARKS, strict=False)]  # fmt: skip
-    if any(_papers(label, panel, table, facts) for panel in facts["panels"] for label in names):
+    if any(_papers(label, panel, table, facts) for panel in facts.panels for label in names):
         handles.append(Line2D([], [], **{**grey, **overview.PAPER_MARK}, label="where the paper's number puts it"))
     top = style.legend(figure, handles, 4, fontsize=6, columnspacing=1.4)
     text, below = style.foot(brief(table, facts, note, _answers(facts), *_apart(table), slo=False), 178)
@@ -99,7 +100,7 @@ def _fewest(table: pa.Table, facts: Facts, note: str) -> Figure:
 
 def _answered(
     axis: Axes, panels: Sequence[Panel | None], names: Sequence[str], looks: Mapping[str, style.Look],
-    table: pa.Table, facts: Facts,
+    table: pa.Table, facts: About,
 ) -> None:  # fmt: skip
     """Draw a workload's panels, one an SLO: marks of each system from the top of its row down, and their numbers."""
     xs = [x for panel in panels if panel for x in panel["xs"]]
@@ -121,7 +122,7 @@ def _answered(
         axis.text(1.05, k, " / ".join(counts), transform=axis.get_yaxis_transform(), fontsize=5.5, va="center")
 
 
-def _papers(label: str, panel: Panel, table: pa.Table, facts: Facts) -> list[float]:
+def _papers(label: str, panel: Panel, table: pa.Table, facts: About) -> list[float]:
     """Return where the paper's numbers put a system: on our count of another, divided by the paper's ratio of them."""
     marks = []
     for claim in overview.claims_of(panel, facts):
@@ -133,34 +134,34 @@ def _papers(label: str, panel: Panel, table: pa.Table, facts: Facts) -> list[flo
     return marks
 
 
-def _answer(table: pa.Table, panel: Panel, label: str, facts: Facts) -> Estimate | None:
+def _answer(table: pa.Table, panel: Panel, label: str, facts: About) -> Estimate | None:
     """Return the fewest GPUs on which a system holds the level, if it was run."""
-    return crossings.fewest(crossings.of_panel(table, panel), label, "", facts["definitions"][0], facts["level"])
+    return crossings.fewest(crossings.of_panel(table, panel), label, "", facts.definitions[0], facts.level)
 
 
-def _by_load(facts: Facts) -> dict[tuple[Any, ...], dict[str, Panel]]:
+def _by_load(facts: About) -> dict[tuple[Any, ...], dict[str, Panel]]:
     """Return the panels by workload, and then by SLO."""
     by_load: dict[tuple[Any, ...], dict[str, Panel]] = {}
-    for panel in facts["panels"]:
+    for panel in facts.panels:
         by_load.setdefault((panel["row"], panel["column"], panel["models"]), {})[_slo(panel)] = panel
     return by_load
 
 
-def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
+def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     """Draw the curves, a page wide; call within `style.theme()`. Raises UserError if nothing is there."""
     frame = points(table, facts)
     if not len(frame):
         raise UserError("nothing to draw: no run of this study has a value")
-    series = [label for label in facts["systems"] if label in set(frame["label"])]
+    series = [label for label in facts.systems if label in set(frame["label"])]
     looks = style.looks(series)
     lines = _by_load(facts)
-    rules = list(dict.fromkeys(map(_slo, facts["panels"])))
+    rules = list(dict.fromkeys(map(_slo, facts.panels)))
     figure = Figure(figsize=(form.width(style.PAGE_IN), 1))
     handles = [style.handle(label, looks[label]) for label in series]
     handles.append(Line2D([], [], color="#808080", linewidth=0.6, linestyle=LEVEL,
-                          label=f"{100 * facts['level']:g} %"))  # fmt: skip
+                          label=f"{100 * facts.level:g} %"))  # fmt: skip
     handles.append(Line2D([], [], color="#404040", linewidth=0.9, linestyle=DROP,
-                          label=f"fewest GPUs for {100 * facts['level']:g} %"))  # fmt: skip
+                          label=f"fewest GPUs for {100 * facts.level:g} %"))  # fmt: skip
     top = style.legend(figure, handles, 6, handlelength=2.2, columnspacing=1.2) + 0.25
     text, below = style.foot(brief(table, facts, note, _spread(facts), *_shown(facts)), 165)
     height = top + len(lines) * (PANEL_IN + GAP_IN) + below + 0.1
@@ -173,7 +174,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
             if slo not in panels:
                 axis.set_axis_off()
                 continue
-            _panel(axis, panels[slo], frame[frame["condition"] == panels[slo]["condition"]], looks, facts["level"])
+            _panel(axis, panels[slo], frame[frame["condition"] == panels[slo]["condition"]], looks, facts.level)
             if i == 0:
                 axis.set_title(f"SLO {slos([slo])}", pad=3, fontsize=6.5)
             if j:
@@ -190,9 +191,9 @@ def _slo(panel: Panel) -> str:
     return str(panel["slo"]) if panel["slo_scale"] is None else f"{panel['slo_scale']:g}x{panel['slo']}"
 
 
-def _ylabel(panel: Panel, facts: Facts) -> str:
+def _ylabel(panel: Panel, facts: About) -> str:
     name = panel["trace"].partition("+")[0]
-    return f"{name}\n{panel['rate_rps']:.3g} req/s\n{definition(facts['definitions'][0])} SLO met (%)"
+    return f"{name}\n{panel['rate_rps']:.3g} req/s\n{definition(facts.definitions[0])} SLO met (%)"
 
 
 def _panel(axis: Axes, panel: Panel, frame: pd.DataFrame, looks: Mapping[str, style.Look], level: float) -> None:
@@ -222,17 +223,17 @@ def _counts(axis: Axes, least: float, most: float) -> None:
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
 
 
-def told(table: pa.Table, facts: Facts, note: str = "") -> str:
+def told(table: pa.Table, facts: About, note: str = "") -> str:
     """Write the full caption, which the CSV holds."""
     return caption(table, facts, "mean, least and most", *_shown(facts), note=note)
 
 
-def _level(facts: Facts) -> str:
-    return f"{100 * facts['level']:g} % of {definition(facts['definitions'][0])} SLOs"
+def _level(facts: About) -> str:
+    return f"{100 * facts.level:g} % of {definition(facts.definitions[0])} SLOs"
 
 
-def _answers(facts: Facts) -> str:
-    over = f"the mean of {facts['seeds']} seeds" if facts["seeds"] > 1 else "one seed"
+def _answers(facts: About) -> str:
+    over = f"the mean of {facts.seeds} seeds" if facts.seeds > 1 else "one seed"
     return f"Fewest GPUs on which {over} meets {_level(facts)}, by bracketing; numbers in the order of SLOs."
 
 
@@ -243,10 +244,10 @@ def _apart(table: pa.Table) -> Iterator[str]:
         yield f"A GPU a model (dedicated) takes {pc.max(rows['gpus']).as_py()}."
 
 
-def _spread(facts: Facts) -> str:
-    return f"Markers and bars: mean, least and most of {facts['seeds']} seeds."
+def _spread(facts: About) -> str:
+    return f"Markers and bars: mean, least and most of {facts.seeds} seeds."
 
 
-def _shown(facts: Facts) -> Iterator[str]:
-    yield f"Dotted: the fewest GPUs that reach {100 * facts['level']:g} %, by bracketing."
+def _shown(facts: About) -> Iterator[str]:
+    yield f"Dotted: the fewest GPUs that reach {100 * facts.level:g} %, by bracketing."
     yield f"Only counts with a marker were run; points below {100 * NEAR[0]:g} % are not drawn."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,9 +23,10 @@ from matplotlib.transforms import offset_copy
 
 from harness.policy.types import UserError
 from harness.rows import crossings, setting, tidy
-from harness.rows.statistics import Estimate
+from harness.rows.about import About, Panel
+from harness.rows.estimate import Estimate
 from plots import form, overview, style
-from plots.caption import CORRECTED, Facts, Panel, asked, caption, seen
+from plots.caption import CORRECTED, asked, caption, seen
 from plots.caption import definition as met
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class Drawn(NamedTuple):
     """Data that all panels share."""
 
     table: pa.Table
-    facts: Facts
+    facts: About
     frame: pd.DataFrame  # see `points`
     looks: Mapping[str, style.Look]
 
@@ -80,17 +82,17 @@ class Drawn(NamedTuple):
 # ------------------------------------------------------------------ what is drawn
 
 
-def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
+def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (panel, system, x), with what the overview has of the panel's system."""
     frame, rows = curves(table, facts), overview.points(table, facts)
     return frame.merge(rows, how="left", on=["condition", "label"]) if len(rows) and len(frame) else frame
 
 
-def curves(table: pa.Table, facts: Facts) -> pd.DataFrame:
+def curves(table: pa.Table, facts: About) -> pd.DataFrame:
     """One row a (panel, system, x): each definition's mean, low and high, and weights moved."""
-    names = [*dict.fromkeys([*facts["definitions"], "both"])]
+    names = [*dict.fromkeys([*facts.definitions, "both"])]
     frame = tidy.summary(table, [*names, *tidy.WEIGHTS], by=["condition", "x", *tidy.POINT])
-    panels = {panel["condition"]: panel for panel in facts["panels"]}
+    panels = {panel["condition"]: panel for panel in facts.panels}
     parts = {key: crossings.of_panel(table, panel) for key, panel in panels.items()}
 
     @cache
@@ -146,7 +148,7 @@ def arranged(panels: Sequence[Panel]) -> list[Line]:
 # ------------------------------------------------------------------ the figure
 
 
-def pages(table: pa.Table, facts: Facts, note: str = "") -> list[Figure]:
+def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
     """Draw what was found, and then the curves, `MOST` panels or fewer a page; call within `style.theme()`.
 
     Curves that are 100 % for everyone are left out, and named below the first of them. Raises UserError if nothing is
@@ -154,12 +156,12 @@ def pages(table: pa.Table, facts: Facts, note: str = "") -> list[Figure]:
     """
     first = overview.draw(table, facts, note)
     kept, gone = list[tuple[str, list[Panel]]](), list[str]()
-    for definition in facts["definitions"]:
-        same = {panel["condition"] for panel in facts["panels"]
-                if overview.alike(table, panel, definition, facts["systems"])}  # fmt: skip
+    for definition in facts.definitions:
+        same = {panel["condition"] for panel in facts.panels
+                if overview.alike(table, panel, definition, facts.systems)}  # fmt: skip
         gone += [f"{met(definition)} of {condition}" for condition in same]
-        left = [panel for panel in facts["panels"]
-                if not {half["condition"] for half in together(panel, facts["panels"])} <= same]  # fmt: skip
+        left = [panel for panel in facts.panels
+                if not {half["condition"] for half in together(panel, facts.panels)} <= same]  # fmt: skip
         kept += [(definition, part) for part in _parted(left)]
     if not kept:
         return [draw(table, facts, note)]
@@ -168,7 +170,7 @@ def pages(table: pa.Table, facts: Facts, note: str = "") -> list[Figure]:
     figures = [first] if first else []
     for k, (definition, panels) in enumerate(kept):
         rows = table.filter(pc.is_in(table["condition"].cast(pa.string()), pa.array([p["condition"] for p in panels])))
-        part = {**facts, "panels": panels, "definitions": [definition]}
+        part = replace(facts, panels=tuple(panels), definitions=(definition,))
         text = " ".join(filter(None, [told(table, facts, note), least, whole])) if k == 0 else ""
         if len(rows.filter(pc.is_null(rows["skipped"]))):
             figures.append(_drawn(rows, part, text, page=True))
@@ -188,12 +190,12 @@ def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
         yield page
 
 
-def _floor(facts: Facts) -> float:
+def _floor(facts: About) -> float:
     """Return the start of axes of attainment, in percent: ten times the misses that the level leaves, 90 for 99 %."""
-    return max(0.0, round(100.0 - 1000.0 * (1.0 - float(facts["level"])), 6))
+    return max(0.0, round(100.0 - 1000.0 * (1.0 - float(facts.level)), 6))
 
 
-def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
+def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     """Draw all curves on one page, a column or a page wide, under all that is told of them; within `style.theme()`.
 
     Raises UserError if nothing is there.
@@ -205,13 +207,13 @@ def _nothing() -> Figure:
     raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
 
 
-def _drawn(table: pa.Table, facts: Facts, text: str, *, page: bool = False) -> Figure:
+def _drawn(table: pa.Table, facts: About, text: str, *, page: bool = False) -> Figure:
     frame = curves(table, facts)
     drawn = Drawn(table, facts, frame, _looks(frame, facts))
-    lines, definitions = arranged(facts["panels"]), facts["definitions"]
-    traces = sorted({panel["column"] for panel in facts["panels"]})
+    lines, definitions = arranged(facts.panels), facts.definitions
+    traces = sorted({panel["column"] for panel in facts.panels})
     columns = [(trace, definition) for trace in traces for definition in definitions]
-    titles = [facts["titles"][trace] if facts["titles"] else _title(trace, lines) for trace in traces]
+    titles = [facts.titles[trace] if facts.titles else _title(trace, lines) for trace in traces]
     made_for = style.COLUMN_IN if len(columns) <= NARROW and not page else style.PAGE_IN
     width = form.width(made_for)
     tall = PAGE_LINE_IN if page else LINE_IN
@@ -236,21 +238,21 @@ def _drawn(table: pa.Table, facts: Facts, text: str, *, page: bool = False) -> F
             if i == 0:
                 axes[j].set_title(met(definition), pad=3, fontsize=6)
             axes[j].tick_params(labelleft=not j)
-        _label(axes, line, LETTERS[i % len(LETTERS)], facts["panels"][0])
+        _label(axes, line, LETTERS[i % len(LETTERS)], facts.panels[0])
     for k, title in enumerate(titles):
         _write_title(figure, title, figure.axes[k * len(definitions) : (k + 1) * len(definitions)], len(titles))
     style.write_foot(figure, text, 4.6)
     return figure
 
 
-def _looks(frame: pd.DataFrame, facts: Facts) -> dict[str, style.Look]:
+def _looks(frame: pd.DataFrame, facts: About) -> dict[str, style.Look]:
     """Return the looks of systems and controls, in the order of the legend.
 
     Controls without a look of their own are as grey as the known ones.
     """
-    series = [label for label in (*facts["systems"], *facts["controls"]) if label in set(frame["label"])]
+    series = [label for label in (*facts.systems, *facts.controls) if label in set(frame["label"])]
     looks = style.looks(series)
-    others = {label for label in facts["controls"] if label not in style.SYSTEMS}
+    others = {label for label in facts.controls if label not in style.SYSTEMS}
     return {label: looks[label]._replace(color=QUIET) if label in others else looks[label] for label in series}
 
 
@@ -327,7 +329,7 @@ def _legend(figure: Figure, drawn: Drawn, columns: int) -> float:
     facts, frame = drawn.facts, drawn.frame
     took: dict[str, set[int]] = {}
     apart: set[str] = set()
-    for panel in facts["panels"]:
+    for panel in facts.panels:
         here = frame[frame["condition"] == panel["condition"]].groupby("label")["gpus"].unique()
         for label, counts in here.items():
             took.setdefault(str(label), set()).update(map(int, counts))
@@ -336,9 +338,9 @@ def _legend(figure: Figure, drawn: Drawn, columns: int) -> float:
     for label, look in drawn.looks.items():
         name = style.called(label)
         name = tidy.with_gpus(name, took[label]) if label in apart else name
-        handles.append(style.handle(name, look, line=label not in facts["controls"], **_marks(look)))
+        handles.append(style.handle(name, look, line=label not in facts.controls, **_marks(look)))
     handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=CROSSES,
-                          label=f"crosses {100 * facts['level']:g} %"))  # fmt: skip
+                          label=f"crosses {100 * facts.level:g} %"))  # fmt: skip
     return style.legend(figure, handles, columns, fontsize=6, handlelength=2.0, columnspacing=0.9, labelspacing=0.25,
                         handletextpad=0.4)  # fmt: skip
 
@@ -353,9 +355,9 @@ def _marks(look: style.Look, *, hollow: bool = False, thin: bool = False) -> dic
 
 def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
     """Curves with their intervals and crossings; controls are markers alone."""
-    facts, shown = drawn.facts, together(panel, drawn.facts["panels"])
+    facts, shown = drawn.facts, together(panel, drawn.facts.panels)
     frame = drawn.frame[drawn.frame["condition"].isin([part["condition"] for part in shown])]
-    axis.axhline(100 * facts["level"], color="#808080", linewidth=0.5, zorder=1.5)
+    axis.axhline(100 * facts.level, color="#808080", linewidth=0.5, zorder=1.5)
     places, floor = _places(frame, panel["axis"]), _floor(facts)
     for part in shown:
         _curves(axis, part, definition, drawn, places, thin=len(shown) > 1)
@@ -378,11 +380,11 @@ def _curves(
         x = np.array([places[at] for at in curve["shown_x"]], np.float64)
         y, low, high = (100 * curve[f"{definition}_{part}"].to_numpy(np.float64) for part in ("mean", "low", "high"))
         hollow = curve["infeasible"].to_numpy(bool)
-        if label not in facts["controls"]:
+        if label not in facts.controls:
             sure = np.isfinite(low) & ~hollow
             axis.fill_between(x, low, high, where=sure, color=look.color, alpha=0.15, linewidth=0)
             axis.plot(x, np.where(hollow, np.nan, y), color=look.color, linestyle=look.line, linewidth=wide, zorder=z)
-            at = crossed(rows, panel, label, definition, facts["level"])
+            at = crossed(rows, panel, label, definition, facts.level)
             if at is not None and not hollow.all():
                 axis.axvline(at, color=look.color, linewidth=0.8 * wide, linestyle=CROSSES, zorder=2)
                 axis.plot(at, 0, transform=axis.get_xaxis_transform(), clip_on=False, zorder=z, **_marks(look))
@@ -390,7 +392,7 @@ def _curves(
         for which in (False, True):
             some = (hollow == which) & (y >= _floor(facts))
             axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which, thin=thin),
-                      transform=_beside(axis, label, facts["controls"], frame))  # fmt: skip
+                      transform=_beside(axis, label, facts.controls, frame))  # fmt: skip
 
 
 def _beside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame) -> Transform:
@@ -451,10 +453,10 @@ def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
 # ------------------------------------------------------------------ the caption
 
 
-def told(table: pa.Table, facts: Facts, note: str = "") -> str:
+def told(table: pa.Table, facts: About, note: str = "") -> str:
     """Write the full caption, with the choice of rates, which the CSV holds."""
-    halves = any(panel.get("half") for panel in facts["panels"])
-    sentences = [*seen(facts["panels"]), *asked(table, facts), *_rates(facts["panels"]), *_bounds(facts)]
+    halves = any(panel.get("half") for panel in facts.panels)
+    sentences = [*seen(facts.panels), *asked(table, facts), *_rates(facts.panels), *_bounds(facts)]
     sentences += ["Two thin lines: the halves of a real trace, case studies without interval."] * halves
     return caption(table, facts, "mean and 95 % interval", *sentences, CORRECTED, note=note)
 
@@ -467,12 +469,12 @@ def _rates(panels: Sequence[Panel]) -> Iterator[str]:
         yield f"Over {XLABEL[axis]}: at {', '.join(rates)} req/s."
 
 
-def _bounds(facts: Facts) -> Iterator[str]:
+def _bounds(facts: About) -> Iterator[str]:
     """Say which bounds the markers without a line show."""
-    names = facts["controls"]
+    names = facts.controls
     if names:
-        varied = any(panel["rates_rps"] for panel in facts["panels"])
-        at = f"at the highest rate that {facts['systems'][0]} holds and at the end" if varied else "at the ends"
+        varied = any(panel["rates_rps"] for panel in facts.panels)
+        at = f"at the highest rate that {facts.systems[0]} holds and at the end" if varied else "at the ends"
         copy = " and the A/A copy" * any(name.endswith(" (A/A)") for name in names)
         knows = "; static:oracle is static:rate whose plan knows the window" * ("static:oracle" in names)
         yield f"Markers without a line: bounds{copy}, {at}{knows}."

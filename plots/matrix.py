@@ -11,11 +11,10 @@ from matplotlib.patches import Patch, Rectangle
 
 from harness.policy.types import UserError
 from harness.rows import crossings, estimate
+from harness.rows.about import About
 from harness.rows.crossings import STANDINGS, Standing
-from harness.rows.estimate import NONE, POINTS, RATIO
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import NONE, POINTS, RATIO, Estimate
 from plots import form, style, verdicts
-from plots.caption import Facts
 from plots.steps import caption_of_ratios, points, ratios, systems, told
 from plots.verdicts import FILLS, Fill
 
@@ -36,7 +35,7 @@ NAMED = 14  # letters of a line of a pair's name
 LETTERS = 120.0  # of 1 point, to an inch
 
 
-def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
+def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     """Draw the table, two columns wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
     shown = ratios(table, facts)
     if not shown:
@@ -118,13 +117,13 @@ def _cell(axis: Axes, x: int, y: int, rows: Sequence[Row], columns: int) -> None
     under = _filled(axis, x, y, FILLS[row["standing"]])
     text, bounds, size = textwrap.fill(row["note"], 20), "", 5.2
     if row["flat"] and row["gaps"]:  # a ratio says nothing
-        text = ", ".join(estimate.text(gap.times(100), POINTS, spread=False) for _, gap in row["gaps"])
+        text = ", ".join(gap.times(100).text(POINTS, spread=False) for _, gap in row["gaps"])
         bounds = f"points at {', '.join(f'{x:.3g}' for x, _ in row['gaps'])} req/s"
         size = _size(7, len(text) + 4, columns)
     elif row["mean"] is not None:
         e = Estimate(row["mean"], row["low"], row["high"], row["n"], row["sign"])
-        text, size = estimate.text(e, RATIO, spread=False), 7
-        bounds = estimate.interval(e, RATIO) if (e.low, e.high) != (None, None) else ""
+        text, size = e.text(RATIO, spread=False), 7
+        bounds = e.ends(RATIO) if (e.low, e.high) != (None, None) else ""
     axis.text(x + 0.5, y + (0.36 if bounds else 0.5), f"{STANDINGS[row['standing']][0]} {text}".strip(), ha="center",
               va="center", fontsize=size, bbox=under)  # fmt: skip
     if bounds:

@@ -16,10 +16,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from harness.rows import crossings, tidy
+from harness.rows.about import About, Panel
 from harness.rows.crossings import Standing
-from harness.rows.statistics import Crossing, Estimate
+from harness.rows.estimate import Estimate
+from harness.rows.statistics import Crossing
 from plots import form, style, verdicts
-from plots.caption import CORRECTED, Facts, Panel, brief, definition, flat
+from plots.caption import CORRECTED, brief, definition, flat
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,14 +71,14 @@ class Row:
 # ------------------------------------------------------------------ what is shown
 
 
-def cells(facts: Facts) -> list[Cell]:
+def cells(facts: About) -> list[Cell]:
     """Every cell of a study, by its first claim's definition (none: the study's first), in the study's order.
 
     Halves of a real trace stand beside the trace that was fitted to it: hyperbolic beside hyperbolic-like.
     """
-    whole = [panel for panel in facts["panels"] if not panel.get("half")]
+    whole = [panel for panel in facts.panels if not panel.get("half")]
     halves: dict[tuple[Any, ...], dict[str, Panel]] = {}
-    for panel in facts["panels"]:
+    for panel in facts.panels:
         if panel.get("half"):
             halves.setdefault((*_place(panel), panel["trace"]), {})[panel["half"]] = panel
     every = []
@@ -97,14 +99,14 @@ def _fitted(trace: str, real: str) -> bool:
     return bool(like) and re.split(r"[+-]", real)[0] == name
 
 
-def _definition(panel: Panel, facts: Facts) -> str:
+def _definition(panel: Panel, facts: About) -> str:
     definitions = (claim["definition"] for claim in claims_of(panel, facts) if claim["definition"])
-    return str(next(definitions, facts["definitions"][0]))
+    return str(next(definitions, facts.definitions[0]))
 
 
-def claims_of(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
+def claims_of(panel: Panel, facts: About) -> list[Mapping[str, Any]]:
     """Return the claims in which a paper states a number of a panel."""
-    return [claim for claim in facts["claims"]
+    return [claim for claim in facts.claims
             if claim["what"] in {"crossing", "ratio", "fewest"} and not isinstance(claim["paper"], str | None)
             and claim.get("comparable", True) and not any(claim.get(key) for key in ("evidence", "lacks", "input"))
             and panel in crossings.concerned([panel], claim["on"])]  # fmt: skip
@@ -117,14 +119,14 @@ def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str])
     return all(share >= WHOLE for share in shares)
 
 
-def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
+def chosen(table: pa.Table, facts: About) -> list[Cell]:
     """At most `MOST` cells, in the study's order: of fitted windows before halves alone, and claimed before others.
 
     What is 100 % for everyone is left out; so is, while there is another, the same condition with parameters of its
     trace changed.
     """
     kept = [cell for cell in cells(facts)
-            if not all(alike(table, panel, cell.definition, facts["systems"])
+            if not all(alike(table, panel, cell.definition, facts.systems)
                        for panel in (*cell.panels, *cell.halves.values()))]  # fmt: skip
     kin: dict[tuple[str, str], int] = {}
     ranks = list[tuple[bool, bool, int, int]]()
@@ -135,7 +137,7 @@ def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
     return [kept[k] for *_, k in sorted(sorted(ranks)[:MOST], key=lambda rank: rank[-1])]
 
 
-def rows(table: pa.Table, facts: Facts, shown: Sequence[Cell]) -> list[list[Row]]:
+def rows(table: pa.Table, facts: About, shown: Sequence[Cell]) -> list[list[Row]]:
     """Return the systems' rows of each cell, their standings corrected together (Holm)."""
     by_cell = [_rows(table, facts, cell) for cell in shown]
     judged = [row for cell_rows in by_cell for row in cell_rows if row.standing is not None]
@@ -145,12 +147,12 @@ def rows(table: pa.Table, facts: Facts, shown: Sequence[Cell]) -> list[list[Row]
     return by_cell
 
 
-def _rows(table: pa.Table, facts: Facts, cell: Cell) -> list[Row]:
-    level, first = facts["level"], facts["systems"][0]
+def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Row]:
+    level, first = facts.level, facts.systems[0]
     parts = [crossings.of_panel(table, panel) for panel in cell.panels]
     sides = {half: (crossings.of_panel(table, panel), panel) for half, panel in cell.halves.items()}
     at, made = dict[str, Crossing](), list[Row]()
-    for label in facts["systems"]:
+    for label in facts.systems:
         every = [*parts, *(part for part, _ in sides.values())]
         if not any(label in part["label"].unique().to_pylist() for part in every):
             continue
@@ -169,7 +171,7 @@ def _rows(table: pa.Table, facts: Facts, cell: Cell) -> list[Row]:
     return made
 
 
-def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) -> Iterator[tuple[float, float]]:
+def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) -> Iterator[tuple[float, float]]:
     """Yield the ends in x of where the paper's numbers put a system.
 
     They are those of its crossing, or of our crossing of another system over the paper's ratio.
@@ -178,7 +180,7 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) ->
     best = max(static, key=lambda name: at[name].at.mean, default="")
     for claim in claims_of(cell.any, facts):
         ends = claim["paper"] if isinstance(claim["paper"], list | tuple) else [claim["paper"]] * 2
-        if (claim["definition"] or facts["definitions"][0]) != cell.definition:
+        if (claim["definition"] or facts.definitions[0]) != cell.definition:
             continue
         systems, others = ([best if name.startswith("best static") else name for name in AND_OR.split(claim[key])]
                            for key in ("system", "over"))  # fmt: skip
@@ -193,11 +195,11 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) ->
 # ------------------------------------------------------------------ as a table
 
 
-def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
+def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (condition, system), with crossings, ratios and differences in points."""
     shown = chosen(table, facts)
     return pd.DataFrame([line for cell, cell_rows in zip(shown, rows(table, facts, shown), strict=True)
-                         for row in cell_rows for line in _lines(cell, row, facts["systems"][0])])  # fmt: skip
+                         for row in cell_rows for line in _lines(cell, row, facts.systems[0])])  # fmt: skip
 
 
 def _lines(cell: Cell, row: Row, first: str) -> Iterator[dict[str, Any]]:
@@ -224,19 +226,19 @@ def _named(e: Estimate | None) -> dict[str, Any]:
 # ------------------------------------------------------------------ the figure
 
 
-def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
+def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
     """Draw the picture, a page wide; None where every system is at 100 % everywhere. Call within `style.theme()`."""
     shown = chosen(table, facts)
     if not shown:
         return None
     by_cell = rows(table, facts, shown)
-    looks = style.looks(facts["systems"])
+    looks = style.looks(facts.systems)
     lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
     most = [max(len(by_cell[k]) for k in line) for line in lines]
     page_in = form.width(style.PAGE_IN)
     figure = Figure(figsize=(page_in, 1))
     text, foot = style.foot(_caption(table, facts, by_cell, note), 178)
-    handles = _handles(by_cell, facts["systems"][0])
+    handles = _handles(by_cell, facts.systems[0])
     top = style.legend(figure, handles, 4, fontsize=6, handlelength=1.6, columnspacing=1.4, labelspacing=0.3)
     height = top + sum(HEAD_IN + ROW_IN * count + FOOT_IN for count in most) + foot + 0.02
     figure.set_size_inches(page_in, height)
@@ -244,7 +246,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
     below = height - top
     for line, count in zip(lines, most, strict=True):
         below -= HEAD_IN + ROW_IN * count
-        names = list(dict.fromkeys(row.label for label in facts["systems"] for k in line for row in by_cell[k]
+        names = list(dict.fromkeys(row.label for label in facts.systems for k in line for row in by_cell[k]
                                    if row.label == label))  # fmt: skip
         for j, k in enumerate(line):
             axis = figure.add_axes(((NAMES_IN + j * wide) / page_in, below / height,
@@ -258,8 +260,8 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
     return figure
 
 
-def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Facts) -> None:
-    panel, first = cell.any, style.called(facts["systems"][0])
+def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: About) -> None:
+    panel, first = cell.any, style.called(facts.systems[0])
     name = f"({letter}) {_name(cell, facts)}"
     if sum(_name(other, facts) == _name(cell, facts) for other in shown) > 1 and panel["gpus"]:
         name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
@@ -270,13 +272,13 @@ def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Fa
                       textcoords="offset points", fontsize=5.5, color="#404040")  # fmt: skip
     unit = UNITS[panel["axis"]]
     better = "lower" if panel["axis"] in {"slo_scale", "gpus"} else "higher"
-    met = f"{100 * facts['level']:g} % {definition(cell.definition)}"
+    met = f"{100 * facts.level:g} % {definition(cell.definition)}"
     axis.set_xlabel(f"{unit} at {met} ({better} is better)", fontsize=6, labelpad=1)
 
 
-def _name(cell: Cell, facts: Facts) -> str:
+def _name(cell: Cell, facts: About) -> str:
     panel = cell.any
-    trace = facts["titles"][panel["column"]] if facts["titles"] else panel["trace"].partition("+")[0]
+    trace = facts.titles[panel["column"]] if facts.titles else panel["trace"].partition("+")[0]
     name = f"{panel['name']} · {trace}" + ("" if cell.panels else ", each half")
     if panel["axis"] != "slo_scale":
         return name
@@ -384,8 +386,8 @@ def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patc
     return handles
 
 
-def _caption(table: pa.Table, facts: Facts, by_cell: Sequence[Sequence[Row]], note: str) -> str:
+def _caption(table: pa.Table, facts: About, by_cell: Sequence[Sequence[Row]], note: str) -> str:
     every = [row.standing for cell_rows in by_cell for row in cell_rows if row.standing is not None]
     cases = "Halves of a real trace are case studies, without interval or verdict."
-    halves = any(panel.get("half") for panel in facts["panels"])
-    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, flat(every), *facts["notes"])
+    halves = any(panel.get("half") for panel in facts.panels)
+    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, flat(every), *facts.notes)

@@ -13,8 +13,9 @@ from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
 from harness.rows import crossings
+from harness.rows.about import About
 from plots import form, style
-from plots.caption import Facts, asked, brief, caption, definition
+from plots.caption import asked, brief, caption, definition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,14 +25,14 @@ ROW_IN, HEAD_IN, NAMES_IN, ACROSS = 0.26, 0.46, 1.25, 6  # heights of a part and
 LOST, MOST = style.BLUE, style.ORANGE
 
 
-def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
+def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (part, condition, x), in points; `model` loses most."""
     rows: list[dict[str, Any]] = []
-    for claim in facts["claims"]:
-        if claim["what"] != "difference" or not {claim["system"], claim["over"]} <= {*facts["systems"]}:
+    for claim in facts.claims:
+        if claim["what"] != "difference" or not {claim["system"], claim["over"]} <= {*facts.systems}:
             continue
-        part, definition = claim["subject"] or claim["over"], claim["definition"] or facts["definitions"][0]
-        panels = crossings.concerned(facts["panels"], claim["on"])
+        part, definition = claim["subject"] or claim["over"], claim["definition"] or facts.definitions[0]
+        panels = crossings.concerned(facts.panels, claim["on"])
         for loss in crossings.losses(table, panels, claim["system"], claim["over"], definition):
             panel, lost = loss.panel, loss.pooled.times(100.0)
             here = crossings.of_panel(table, panel)
@@ -56,7 +57,7 @@ def _end(points: float | None) -> float:
     return np.nan if points is None else float(np.clip(points, -100, 100))
 
 
-def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
+def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     """Draw the figure, a page wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
     frame = points(table, facts)
     if not len(frame):
@@ -87,7 +88,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
             f"{at['trace'].partition('+')[0]}\n{at['offered_rps']:.3g} req/s, {at['whole']:.1f} %", fontsize=6
         )
     left = NAMES_IN / page_in
-    lost = f"points of {definition(facts['definitions'][0])} attainment lost (right: the part helps)"
+    lost = f"points of {definition(facts.definitions[0])} attainment lost (right: the part helps)"
     figure.text((1 + left) / 2, (foot + 0.12) / height, lost, ha="center", fontsize=6.5)
     style.legend(figure, [
         Patch(facecolor=LOST, edgecolor=LOST, label="lost without this part, all models"),
@@ -111,7 +112,7 @@ def _panel(axis: Axes, bars: pd.DataFrame) -> None:
         axis.plot([most], [k], "D", color=MOST, markersize=2.6, zorder=3)
 
 
-def told(table: pa.Table, facts: Facts, note: str = "") -> str:
+def told(table: pa.Table, facts: About, note: str = "") -> str:
     """Write the full caption, which the CSV holds."""
     above = "Above each panel: what the whole system attains."
     return caption(table, facts, "mean and 95 % interval, paired,", above, *asked(table, facts), note=note)

@@ -14,10 +14,11 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from harness.policy.types import UserError
 from harness.rows import crossings
+from harness.rows.about import About
 from harness.rows.crossings import Standing
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from plots import form, style, verdicts
-from plots.caption import CORRECTED, Facts, asked, brief, caption, definition, flat
+from plots.caption import CORRECTED, asked, brief, caption, definition, flat
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +37,7 @@ ASIDE = {"base": 0.0, "cumulative": -0.17, "alone": 0.17}  # of a marker from th
 MARGIN, FAR = 1.15, 5.0  # factors: beside what is drawn; beyond the means, where wider intervals are cut
 
 
-def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
+def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (ratio, panel), by the position of its step (0: the start)."""
     told = [{**{key: value for key, value in row.items() if key != "gaps"}, **_gaps(row["gaps"])}
             for row in ratios(table, facts)]  # fmt: skip
@@ -54,22 +55,22 @@ def _gaps(gaps: Sequence[tuple[float, Estimate]]) -> dict[str, float | None]:
     }  # fmt: skip
 
 
-def ratios(table: pa.Table, facts: Facts) -> list[dict[str, Any]]:
+def ratios(table: pa.Table, facts: About) -> list[dict[str, Any]]:
     """Every ratio that the study claims, on each panel that it is about; `mean` is None where `note` says why."""
-    names = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
+    names = list(dict.fromkeys(panel["name"] for panel in facts.panels))
     rows = []
     for claim, panel, standing in crossings.claimed(table, facts):
         e = standing.ratio
         rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
                      "step": names.index(panel["name"]), "ratio": f"{claim['system']} / {claim['over']}",
                      "paper": claim["paper"], "other_end": panel.get("other_end", False),  # none in facts of before
-                     "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts["seeds"],
+                     "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts.seeds,
                      "sign": e.sign if e else "=", "standing": standing.says, "p": standing.p, "flat": standing.flat,
                      "gaps": standing.differences, "note": standing.note})  # fmt: skip
     return rows
 
 
-def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
+def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     """Draw the figure, two columns wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
     shown = ratios(table, facts)
     if all(row["mean"] is None for row in shown):
@@ -90,7 +91,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     figure.set_size_inches(form.width(style.PAGE_IN), height)
     wide = 0.78 / len(labels)
     words = WORDS_IN / form.width(style.PAGE_IN)
-    level = f"{100 * facts['level']:g} % {definition(facts['definitions'][0])}"
+    level = f"{100 * facts.level:g} % {definition(facts.definitions[0])}"
     for k, label in enumerate(labels):
         axis = figure.add_axes((0.22 + k * wide, foot / height, wide - words, ROW_IN * len(names) / height))
         style.name_rows(axis, [textwrap.fill(f"+ {name}" if i else name, NAMED) for i, name in enumerate(names)])
@@ -103,17 +104,16 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     return figure
 
 
-def systems(ratio: str, facts: Facts) -> tuple[str, str]:
+def systems(ratio: str, facts: About) -> tuple[str, str]:
     """Return the two systems of a ratio as they are at the start, with presets and fields."""
     first, _, over = ratio.partition(" / ")
-    texts = facts.get("texts") or {}  # none in facts of before
-    return str(texts.get(first, first)), str(texts.get(over, over))
+    return facts.texts.get(first, first), facts.texts.get(over, over)
 
 
-def _rows(facts: Facts) -> tuple[list[int], list[str]]:
+def _rows(facts: About) -> tuple[list[int], list[str]]:
     """Return the row of each step and the rows' names; the other end of a step has the step's own row."""
-    ends = {panel["name"] for panel in facts["panels"] if panel.get("other_end")}
-    steps = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
+    ends = {panel["name"] for panel in facts.panels if panel.get("other_end")}
+    steps = list(dict.fromkeys(panel["name"] for panel in facts.panels))
     of = {name: base if name in ends and (base := name.partition("; ")[0]) in steps else name for name in steps}
     names = [name for name in steps if of[name] == name]
     return [names.index(of[name]) for name in steps], names
@@ -195,12 +195,12 @@ def _interval(axis: Axes, y: float, row: Mapping[str, Any], within: tuple[float,
             axis.plot([end], [y], marker=arrow, markersize=3.2, color=color, clip_on=False, zorder=3)
 
 
-def told(table: pa.Table, facts: Facts, note: str = "") -> str:
+def told(table: pa.Table, facts: About, note: str = "") -> str:
     """Write the full caption, with the choice of rates, which the CSV holds."""
     return caption(table, facts, "mean and 95 % interval", _what(facts), *asked(table, facts), CORRECTED, note=note)
 
 
-def caption_of_ratios(table: pa.Table, facts: Facts, note: str, shown: Sequence[Mapping[str, Any]]) -> str:
+def caption_of_ratios(table: pa.Table, facts: About, note: str, shown: Sequence[Mapping[str, Any]]) -> str:
     """Write the short caption below the figure."""
     points = flat(_standing(row) for row in shown)
     return brief(
@@ -211,17 +211,17 @@ def caption_of_ratios(table: pa.Table, facts: Facts, note: str, shown: Sequence[
         note,
         points,
         _start(facts),
-        *facts["notes"],
+        *facts.notes,
         *asked(table, facts),
         "Intervals are 95 %.",
     )
 
 
-def _start(facts: Facts) -> str:
+def _start(facts: About) -> str:
     """Say which systems start with fields that steps change."""
-    varied = [style.called(text) for text in (facts.get("texts") or {}).values() if "+" in text]
-    return f"At the start: {', '.join(varied)}." * bool(varied and facts["layout"] == "steps")
+    varied = [style.called(text) for text in facts.texts.values() if "+" in text]
+    return f"At the start: {', '.join(varied)}." * bool(varied and facts.layout == "steps")
 
 
-def _what(facts: Facts) -> str:
-    return f"Ratios of the rates at which {100 * facts['level']:g} % {definition(facts['definitions'][0])} is held."
+def _what(facts: About) -> str:
+    return f"Ratios of the rates at which {100 * facts.level:g} % {definition(facts.definitions[0])} is held."

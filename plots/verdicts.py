@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.patches import Patch
 
-from harness.rows import estimate
-from harness.rows.crossings import STANDINGS, Standing
-from harness.rows.estimate import POINTS, RATIO
+from harness.rows.crossings import STANDINGS, Standing, verdict_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,20 +35,9 @@ FILLS: Mapping[str, Fill] = {
 
 def beside(axis: Axes, y: float, standing: Standing, size: float = 5.2) -> None:
     """Say at the right of an axis who is ahead, on its colour, and by how much."""
-    text = f"{STANDINGS[standing.says][0]} {told(standing)}".strip()
     under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
+    text = verdict_text(standing, between=", ")
     axis.text(1.04, y, text, transform=axis.get_yaxis_transform(), va="center", fontsize=size, bbox=under)
-
-
-def told(standing: Standing) -> str:
-    """Say a standing in numbers: the ratio with its interval, or where it is flat the differences in points.
-
-    Differences are those at three rates.
-    """
-    if (standing.flat or standing.ratio is None) and standing.differences:
-        gaps = (estimate.text(gap.times(100), POINTS, spread=False) for _, gap in standing.differences)
-        return f"{', '.join(gaps)} points"
-    return standing.note if standing.ratio is None else estimate.text(standing.ratio, RATIO)
 
 
 def handles(says: Collection[str], first: str) -> list[Patch]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from harness.rows.about import About
 from harness.rows.definitions import DEFINITIONS
 from harness.study.study import Claim, Sample
 from harness.study.table import schema
@@ -44,9 +45,7 @@ CLAIMS = [
 ]
 
 
-def about(
-    panels: Sequence[Mapping[str, Any]] = PANELS, claims: Sequence[Claim] = CLAIMS, **facts: Any
-) -> dict[str, Any]:
+def about(panels: Sequence[Mapping[str, Any]] = PANELS, claims: Sequence[Claim] = CLAIMS, **facts: Any) -> About:
     """Return facts of a study as its table's metadata has them."""
     usual = {
         "study": "fig7", "layout": "lines", "paper": "A paper, figure 7", "level": 0.99, "slo": "P95",
@@ -56,7 +55,7 @@ def about(
         "notes": ["hyperbolic-like: windows cut to 600 of 7200 s."], "judges": [], "runs": {}, "key": "x",
     }  # fmt: skip
     stored = {"panels": list(panels), "claims": [asdict(claim) for claim in claims], "values": [None] * len(claims)}
-    return usual | stored | facts
+    return About.of(usual | stored | facts)
 
 
 def met(x: float, knee: float, slope: float = 4.0) -> float:

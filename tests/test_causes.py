@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.report import explain
+from harness.answers import explain
 from harness.rows import causes, record
 from harness.rows.attainment import limits
 from harness.rows.definitions import DEFINITIONS

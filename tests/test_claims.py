@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.rows.crossings import Standing
-from harness.rows.estimate import RATIO
-from harness.rows.statistics import Estimate, interval
+from harness.rows.estimate import RATIO, Estimate
+from harness.rows.statistics import interval
 from harness.study import claims
 from harness.study.claims import Support, Verdict, by_number, lowest, weak
 from harness.study.rule import CLASSES, SAYS, judged, judged_order, judged_seeds, of_statement, predicted, together

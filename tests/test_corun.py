@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from harness.answers.table import WIDTH, laid
 from harness.cli.app import main
 from harness.policy.types import UserError
-from harness.report.text_table import WIDTH, laid
 from harness.rows import record
 from harness.run import spec as specs
 from harness.validate import corun, prediction, stored
@@ -76,7 +75,7 @@ def test_the_command_compares_the_stored_runs_of_a_folder(tmp_path: Path) -> Non
     assert done.stdout.startswith("The simulator is off by at most 2 points of attainment in these 1 runs.")
     strict = stored.beside(folder, TABLE, "absolute:ttft=1ms,tpot=1ms", lambda *_: None)
     assert strict.rows[1][2] == "0.0 / 0.0"
-    assert strict.page("x", partial(laid, markdown=True)).count("Each cell: measured / simulated.") == 1
+    assert strict.page("x", laid).count("Each cell: measured / simulated.") == 1
 
 
 def test_the_requests_of_a_warm_up_are_not_judged() -> None:

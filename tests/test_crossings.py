@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from harness.rows import crossings, pooled, tally, tidy
 from harness.rows.crossings import CASE, FALSE, NEAR, UNDECIDED, Standing, corrected, of_panel, side_by_side
 from harness.rows.crossings import cases as of_cases
+from harness.rows.estimate import Estimate
 from harness.rows.requests import Rows
-from harness.rows.statistics import Estimate
 from tests.cases import cases
 from tests.study_table import counted, met, panel, table
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from harness.answers.text import own_degrees
 from harness.engines.costs import process, shapes
 from harness.engines.machine import Config, Served, cluster, machine
 from harness.engines.sim.engine import Sim
@@ -26,7 +27,6 @@ from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from harness.study.bases import slo_target
-from harness.study.text import own_degrees
 from plots import style
 from tests.cases import cases
 from workloads.models import shape

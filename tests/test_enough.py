@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from harness.rows import crossings, pooled
+from harness.rows.about import Panel
 from harness.rows.crossings import UNDECIDED, Standing
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.rows.tidy import Counted, Windows, together
 from harness.study import enough
 from harness.study.search import Range, following
@@ -73,7 +74,7 @@ def searched(world: World, system: str) -> Windows:
     raise AssertionError
 
 
-def experiment(world: World, budget: float, panel: crossings.Panel) -> tuple[Standing, float]:
+def experiment(world: World, budget: float, panel: Panel) -> tuple[Standing, float]:
     """Tell two systems apart or spend the budget; return their standing and the ratio of what they offer."""
     curves, spent = {name: searched(world, name) for name in world.at}, 0.0
     first, second = world.at

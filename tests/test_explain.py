@@ -21,10 +21,10 @@ import pytest
 
 from harness.engines.sim.trace import Trace
 from harness.policy.types import Inst
-from harness.report.timeline import Part, by_cause, folded
 from harness.rows import record
 from harness.run import perfetto as trace_event
 from harness.run import retrace
+from harness.run.stretches import Part, by_cause, folded
 from plots import fig_causes
 from tests.cases import cases
 from tests.test_cli import bench, ok

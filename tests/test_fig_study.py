@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 import plots
 from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
+from harness.rows.about import About
 from plots import caption, fig_study, fleet, lines, matrix, parts, steps, style
 from tests.study_table import met
 from tests.test_plots import GRID, PLAIN, lightness, rows, xs
@@ -39,13 +41,13 @@ def panel(condition: str, **facts: Any) -> dict[str, Any]:
     return usual | facts
 
 
-def about(layout: str, *panels: dict[str, Any], **facts: Any) -> dict[str, Any]:
+def about(layout: str, *panels: dict[str, Any], **facts: Any) -> About:
     """Return facts of a study, as its table's footer has them."""
     usual = {"study": "mine", "layout": layout, "paper": "A paper, figure 7", "level": 0.99, "definitions": ["ttft"],
              "systems": ["prism", "static"], "controls": [], "seeds": 3, "titles": [], "claims": [], "notes": [],
-             "sample": {"rule": "fixed", "each": "system"}, "fuller": "", "runs": {},
+             "sample": {"rule": "fixed", "each": "system"}, "slo": "5xP95", "values": [], "judges": [], "runs": {},
              "panels": list(panels)}  # fmt: skip
-    return usual | facts
+    return About.of(usual | facts)
 
 
 def claim(what: str, system: str, over: str, **more: Any) -> dict[str, Any]:
@@ -101,12 +103,12 @@ ABOUT = about(
 )
 
 
-def stored(path: Path, table: pa.Table, facts: Mapping[str, Any]) -> Path:
-    record.write_table(path / record.SWEEP, table, facts)
+def stored(path: Path, table: pa.Table, facts: About) -> Path:
+    record.write_table(path / record.SWEEP, table, vars(facts))
     return path
 
 
-def drawn_lines(table: pa.Table = CURVES, facts: Mapping[str, Any] = ABOUT) -> Figure:
+def drawn_lines(table: pa.Table = CURVES, facts: About = ABOUT) -> Figure:
     with style.theme():
         return lines.draw(table, facts, "2 runs are stale.")
 
@@ -130,7 +132,7 @@ def test_what_is_no_study_is_one_line_and_a_table_alone_has_no_figure(tmp_path: 
     with pytest.raises(UserError, match="no study here"):
         fig_study.render(tmp_path, tmp_path / "f", "x")
     assert not fig_study.draws(tmp_path)
-    compared = stored(tmp_path / "compared", GRID, {"study": "comparison", "layout": "table"})
+    compared = stored(tmp_path / "compared", GRID, about("table", study="comparison"))
     assert fig_study.render(compared, tmp_path / "f", "x") == []
     assert list(plots.of(compared)[0]) == ["compare"]
     with pytest.raises(UserError, match="every run of this study was skipped"):
@@ -154,13 +156,13 @@ def test_curves_say_what_they_show() -> None:
 def test_a_caption_says_how_rates_were_chosen_and_what_of_the_setting_differs() -> None:
     given = panel("rates", rates_rps=[1.0, 8.0], own={"pool_bytes": 72_241_349_919, "assign": "shuffled"})
     bisected = {"rule": "bisect", "each": "system"}
-    text = written(drawn_lines(facts=ABOUT | {"panels": [given, *ABOUT["panels"][1:]], "sample": bisected,
-                                              "controls": [], "fuller": "12 seeds"}))  # fmt: skip
+    text = written(drawn_lines(facts=replace(ABOUT, panels=(given, *ABOUT.panels[1:]), sample=bisected,
+                                                    controls=(), fuller="12 seeds")))  # fmt: skip
     assert "Rates: 1, 8 req/s, then by bisection of each system's crossing." in text
     assert "streams as released, processes inside 0.90)" in text
     assert "preliminary (--full: 12 seeds)" in text
     assert "Markers without a line" not in text
-    again = drawn_lines(facts=ABOUT | {"panels": [*ABOUT["panels"][1:], given]})
+    again = drawn_lines(facts=replace(ABOUT, panels=(*ABOUT.panels[1:], given)))
     assert "SLO scale 5, streams shuffled, 67.28 GiB a GPU for weights and KV)" in written(again)
 
 
@@ -265,7 +267,7 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
         assert fact in written(figure)
     assert len(fig_study.render(stored(tmp_path / "s", table, facts), tmp_path / "f", "x")) == 3
     with pytest.raises(UserError, match="no condition has a ratio"):
-        steps.draw(table, facts | {"claims": []})
+        steps.draw(table, replace(facts, claims=()))
 
 
 def test_a_matrix_is_filled_by_who_is_ahead() -> None:
@@ -283,7 +285,7 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
     filled = [patch.get_facecolor() for patch in axis.patches]
     assert len(set(filled)) == 3  # what has no room leaves nobody ahead
     with pytest.raises(UserError, match="no claim of this study is a ratio"):
-        matrix.draw(table, facts | {"claims": []})
+        matrix.draw(table, replace(facts, claims=()))
 
 
 def test_cases_of_a_condition_are_one_cell_of_a_matrix() -> None:
@@ -387,4 +389,4 @@ def test_parts_lose_points_and_name_the_model_that_loses_most() -> None:
     told, chance = axis.patches
     assert (told.get_facecolor(), chance.get_facecolor()) == (mpl.colors.to_rgba(parts.LOST), (1.0, 1.0, 1.0, 1.0))
     with pytest.raises(UserError, match="no part of a system was switched off"):
-        parts.draw(table, facts | {"claims": []})
+        parts.draw(table, replace(facts, claims=()))

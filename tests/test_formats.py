@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.answers.comparison import roofline
 from harness.engines.costs import coefficients, experts, fit, fit_formats, kernels, profile, quantities, shapes
 from harness.policy.types import Format
 from harness.run.spec import Spec
-from harness.study.sentences import rooflines
 from workloads import quantised
 from workloads.models import shape
 
@@ -152,12 +152,12 @@ def test_the_share_of_a_step_that_is_a_roofline() -> None:
     assert share("qwen-3-32b:dtype=fp8", "l4") > 0.9  # nothing was measured on the card
 
 
-def test_captions_name_rooflines() -> None:
+def test_captions_name_roofline() -> None:
     spec = Spec("static", models="qwen-3-32b:dtype=int4,llama-3.1-8b", gpu="h100")
-    (line,) = rooflines(spec)
+    (line,) = roofline(spec)
     assert line.startswith("roofline, error unknown, of a decode step of 32 x 1,024 tokens: qwen-3-32b ")
-    assert list(rooflines(Spec("static", models="heavy8"))) == []
-    assert list(rooflines(Spec("static", models="gpt-oss-120b", gpu="h200"))) == []
+    assert list(roofline(Spec("static", models="heavy8"))) == []
+    assert list(roofline(Spec("static", models="gpt-oss-120b", gpu="h200"))) == []
 
 
 def test_formats_without_a_quantity_keep_their_bytes() -> None:

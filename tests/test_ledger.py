@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
+from harness.answers import ledger as words
 from harness.cli import claims as command
 from harness.cli.app import main
 from harness.engines.machine import Config, Served, cluster
@@ -318,7 +319,7 @@ def test_a_statement_of_several_studies_is_one() -> None:
 
 def test_a_page_counts_five_classes_and_has_each_statement_once() -> None:
     weaker = LINE._replace(what="prism / chunked", says="open", evidence=True, where="elsewhere", weak="9 misses")
-    page = list(ledger.markdown(Ledger((ROW._replace(lines=(LINE, weaker)),), {"fig7": "no trace\nhere"})))
+    page = list(words.markdown(Ledger((ROW._replace(lines=(LINE, weaker)),), {"fig7": "no trace\nhere"})))
     counts = [line for line in page if line.startswith("- **")]
     assert [line.split("**")[1] for line in counts] == ["0 size", "1 direction", "0 contradicted", "0 open", "0 input"]
     text = "\n".join(page)
@@ -331,28 +332,28 @@ def test_a_page_counts_five_classes_and_has_each_statement_once() -> None:
     assert "  - prism / chunked: 1.5x [1.2, 1.9] (open); ours is \\<it>; too little: 9 misses" in page
     assert r"- sufficient: \~line break" in page
     assert page[-1] == "- fig7: no trace here"
-    assert ledger.counted([ROW, ROW._replace(lines=(LINE._replace(says="open"),))]) == "1 direction, 1 open"
+    assert words.counted([ROW, ROW._replace(lines=(LINE._replace(says="open"),))]) == "1 direction, 1 open"
 
 
 def test_sizes_of_an_up_to_are_counted_apart_and_nothing_is_said_of_what_nobody_ran() -> None:
     sized = ROW._replace(lines=(LINE._replace(says="size"),))
-    page = "\n".join(ledger.markdown(Ledger((sized, sized._replace(number="up to 1.6x")), {})))
+    page = "\n".join(words.markdown(Ledger((sized, sized._replace(number="up to 1.6x")), {})))
     assert "- **2 size** (1 of an 'up to'): the paper's number" in page
     lacks = ROW._replace(lines=(LINE._replace(says="not testable", here="-", note=""),), why="lacks its trace")
-    assert list(ledger.block(lacks))[1:] == ["", "- lacks its trace"]
+    assert list(words.block(lacks))[1:] == ["", "- lacks its trace"]
 
 
 def test_no_line_of_a_page_is_longer_than_100() -> None:
     long = ROW._replace(why="sufficient: " + "words and more words " * 40, says="a statement of many words " * 12)
-    assert max(map(len, ledger.markdown(Ledger((long,), {})))) <= 100
+    assert max(map(len, words.markdown(Ledger((long,), {})))) <= 100
 
 
 @pytest.mark.parametrize("verdict", ["size", "direction", "contradicted", "open", "input", "not run"])
 def test_what_a_class_is_due_to_is_called_sufficient_never_the_cause(verdict: str) -> None:
-    told = "\n".join(ledger.block(ROW._replace(lines=(LINE._replace(says=verdict),))))
+    told = "\n".join(words.block(ROW._replace(lines=(LINE._replace(says=verdict),))))
     assert ("sufficient" in told) == (verdict != "size")
-    none = "\n".join(ledger.block(ROW._replace(lines=(LINE._replace(says=verdict),), why="")))
-    assert (ledger.UNKNOWN in none) == (verdict == "contradicted")
+    none = "\n".join(words.block(ROW._replace(lines=(LINE._replace(says=verdict),), why="")))
+    assert (words.UNKNOWN in none) == (verdict == "contradicted")
 
 
 def test_statements_of_the_studies_are_told_once_and_causes_are_sufficient() -> None:

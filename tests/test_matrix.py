@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from harness.answers.table import printed
 from harness.cli.app import main
+from harness.cli.lists import page
 from harness.engines.servers import host
 from harness.engines.sim.engine import Sim
 from harness.loop import engine, system
@@ -74,10 +76,10 @@ class Real(Sim):
 def test_a_new_engine_appears_and_what_it_has_is_simulated_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     names, find = tuple(name for name in engine.names() if name != "torch"), engine.find  # which has nearly all
     monkeypatch.setattr(engine, "names", lambda: names)
-    before = "\n".join(matrix.lines(list(matrix.rows()))).splitlines()
+    before = list(printed(matrix.parts(list(matrix.rows()))))
     monkeypatch.setattr(engine, "names", lambda: (*names, "mine"))
     monkeypatch.setattr(engine, "find", lambda name: Real if name == "mine" else find(name))
-    after = "\n".join(matrix.lines(list(matrix.rows()))).splitlines()
+    after = list(printed(matrix.parts(list(matrix.rows()))))
     assert re.split(r"\s{2,}", after[0]) == [*re.split(r"\s{2,}", before[0])[:-1], "mine", "simulated only"]
 
     def cells(lines: list[str], start: str) -> list[str]:
@@ -141,12 +143,12 @@ def test_the_page_is_what_its_systems_and_engines_declare(monkeypatch: pytest.Mo
     systems = list(dict.fromkeys(cells[0] for cells in shown))
     assert {"prism", "static"} <= set(systems)
     assert {"sim", "llamacpp", "vllm"} <= set(engines)
-    assert text == matrix.page(list(matrix.rows(systems, engines))), "make docs writes it anew"
+    assert text == page(list(matrix.rows(systems, engines))), "make docs writes it anew"
 
 
 def test_bench_list_prints_the_page(rows: list[matrix.Row]) -> None:
     result = CliRunner().invoke(main, ["list", "--matrix", "--markdown"])
-    assert (result.exit_code, result.output) == (0, matrix.page(rows))
+    assert (result.exit_code, result.output) == (0, page(rows))
 
 
 @cases("args", [("--markdown",), ("--matrix", "traces")])

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from harness.report import explain
+from harness.answers import explain
+from harness.answers.text import Shown, lines
 from harness.rows import crossings, record, setting, tidy
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.run import slo
 from harness.run.execute import execute
 from harness.run.resolve import resolve
@@ -25,7 +26,6 @@ from harness.run.teller import Left
 from harness.study import claims, load, rule
 from harness.study.measure import Measured, measure
 from harness.study.study import AA, CONTROLS, HELD, Condition, Study
-from harness.study.text import Shown, lines
 from tests.cases import cases
 from tests.test_sweep import SYSTEM, files
 
@@ -60,9 +60,9 @@ def told(measured: Measured, *, every: bool = False) -> list[str]:
 
 def runs_of(measured: Measured, name: str) -> set[str]:
     """Return the runs of a condition, but for bounds."""
-    keys = {panel["condition"] for panel in measured.about["panels"] if panel["name"] == name}
+    keys = {panel["condition"] for panel in measured.about.panels if panel["name"] == name}
     rows = measured.table.select(["condition", "run", "label"]).to_pylist()
-    return {row["run"] for row in rows if row["condition"] in keys and row["label"] in measured.about["systems"]}
+    return {row["run"] for row in rows if row["condition"] in keys and row["label"] in measured.about.systems}
 
 
 def spec_of(measured: Measured, run: str) -> dict[str, Any]:
@@ -120,9 +120,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
 
 def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
-    panels = {panel["condition"]: panel for panel in shown.about["panels"]}
+    panels = {panel["condition"]: panel for panel in shown.about.panels}
     assert list(panels) == ["rates", "scales", "counts"]
-    assert "Windows cut to 50 of 60 s." in shown.about["notes"]
+    assert "Windows cut to 50 of 60 s." in shown.about.notes
     assert set(tidy.CAPS) <= set(shown.table["definition"].to_pylist())  # for the caption
     scores = tidy.curves(crossings.of_panel(shown.table, panels["rates"]), "static", "ttft", "x")[0]
     assert len(scores) >= 6
@@ -136,11 +136,11 @@ def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
 
 
 def test_bounds_and_a_copy_stand_at_both_ends(shown: Measured) -> None:
-    rows = crossings.of_panel(shown.table, shown.about["panels"][0])
+    rows = crossings.of_panel(shown.table, shown.about.panels[0])
     xs = {name: sorted({x for curve in tidy.curves(rows, name, "ttft", "x").values() for x in curve})
           for name in ("chunked", *CONTROLS, "chunked" + AA)}  # fmt: skip
     assert all(xs[name] == [xs["chunked"][0], xs["chunked"][-1]] for name in (*CONTROLS, "chunked" + AA))
-    assert shown.about["controls"] == [*CONTROLS, "chunked" + AA]
+    assert shown.about.controls == (*CONTROLS, "chunked" + AA)
     seeds = {row["label"]: row["seed"] for row in rows.to_pylist()}
     assert seeds["chunked" + AA] - seeds["chunked"] == 504
 
@@ -150,7 +150,7 @@ def test_conditions_share_runs_and_systems_that_read_no_slo_are_scored_again(sho
     assert len(scales) == 2  # a system has one run for every SLO scale
     assert not counts & rates
     held = {spec_of(shown, run)["rate_scale"] for run in scales}
-    assert held <= {row["x"] for row in crossings.of_panel(shown.table, shown.about["panels"][0]).to_pylist()}
+    assert held <= {row["x"] for row in crossings.of_panel(shown.table, shown.about.panels[0]).to_pylist()}
 
 
 def test_explain_judges_a_studys_run_as_its_panels_do(shown: Measured) -> None:
@@ -173,7 +173,7 @@ def test_a_second_call_does_nothing(shown: Measured) -> None:
     kept, heard = files(shown.folder.parent), Heard()
     again = measure(shown.study, shown.folder.parent, workers=1, teller=heard)
     assert not heard.ran
-    total = len(shown.about["runs"])
+    total = len(shown.about.runs)
     assert heard.lines[-1] == f"{total} of {total} points current, nothing to do"
     assert files(shown.folder.parent) == kept
     assert again.table.equals(shown.table)
@@ -185,7 +185,7 @@ def test_full_is_another_table_of_more_seeds(shown: Measured) -> None:
     full = measure(shown.study, shown.folder.parent, full=True)
     assert full.folder != shown.folder
     assert full.seeds == 3
-    assert {row["x"] for row in crossings.of_panel(full.table, full.about["panels"][1]).to_pylist()} == {1.0, 1.5, 2.0}
+    assert {row["x"] for row in crossings.of_panel(full.table, full.about.panels[1]).to_pylist()} == {1.0, 1.5, 2.0}
 
 
 FAILS = (SYSTEM % "").replace("for name in", "raise ValueError('planted')\n            for name in")
@@ -198,7 +198,7 @@ def test_a_system_that_fails_leaves_the_study(tmp_path: Path) -> None:
         heard = Heard()
         left = measure(asked.only(systems=systems), tmp_path / "out", workers=1, teller=heard)
         assert left.failed["bad"].startswith("ValueError at bad.py:30 (planted), t = -10 s, Woke(key='start')")
-        assert left.about["systems"] == ["chunked"]
+        assert left.about.systems == ("chunked",)
         assert set(left.table["label"].to_pylist()) == {"chunked", *CONTROLS}
         assert len(heard.lines) == len(set(heard.lines))
         assert not list((tmp_path / "out").glob("bad-*"))
@@ -248,7 +248,7 @@ why = "the models do not fit"
 
 def test_a_study_over_the_number_of_models(tmp_path: Path) -> None:
     measured = measure(study(tmp_path, SIZES), tmp_path / "out", workers=1)
-    panels = {panel["condition"]: panel for panel in measured.about["panels"]}
+    panels = {panel["condition"]: panel for panel in measured.about.panels}
     first, second, third, _ = panels
     assert [(panel["row"], panel["column"]) for panel in panels.values()] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert "aegaeon+models" not in first  # sets along x share a panel
@@ -313,9 +313,9 @@ paper = [0.5, 2.0]
 def test_a_small_fleet(tmp_path: Path) -> None:
     measured = measure(study(tmp_path, FLEET), tmp_path / "out", workers=1)
     at: dict[tuple[str, str], Estimate] = {}
-    for panel in measured.about["panels"]:
+    for panel in measured.about.panels:
         rows = crossings.of_panel(measured.table, panel)
-        for name in measured.about["systems"]:
+        for name in measured.about.systems:
             count = crossings.fewest(rows, name, "", "ttft", 0.99)
             assert count is not None
             assert count.mean >= 2  # five of 15 GiB do not fit one GPU

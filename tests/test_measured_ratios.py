@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.rows import crossings
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.run import sweep
 from harness.study import claims
 from harness.study.measure import Measured, measure
@@ -99,7 +99,7 @@ def beside(measured: Measured) -> claims.Verdict:
 
 
 def rate(measured: Measured, name: str) -> Estimate:
-    (panel,) = measured.about["panels"]
+    (panel,) = measured.about.panels
     crossing = crossings.crossing(crossings.of_panel(measured.table, panel), panel, name, "both", 0.99)
     assert crossing is not None
     return crossing.at

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from harness.answers import size as words
 from harness.cli.app import main
 from harness.engines.machine import Config, Served, machine
 from harness.engines.sim.engine import Sim
@@ -24,7 +25,6 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec, from_dict
 from harness.study import size_why
-from harness.study import size_words as words
 from harness.study.bases import base_specs, slo_target
 from harness.study.size import Curve
 from harness.study.size_why import Why
@@ -248,7 +248,7 @@ def test_on_a_mix_only_systems_that_take_it_are_tried_as_a_change(tmp_path: Path
     failing = tried("static", 6, None, unfit="no placement")._replace(gpu=MIX)
     reason = Why(kept(failing, best=None), MIX, "static", 6, failing, {}, 3 << 30, 2 << 30, ())
     assert [change.what for change in size_why._changes(reason, work, tmp_path)] == ["elastic", "swap"]
-    assert next(size_why.lines(reason)).startswith("static on 2 h100 + 4 l40s has no room: weights binds")
+    assert next(words.why(reason)).startswith("static on 2 h100 + 4 l40s has no room: weights binds")
     assert size_why._wider(work, reason, "llama-3.2-1b/1") == 2
     on_h100 = replace(reason, kind="h100", gpus=1)
     single = Faked(question(["static"]), {}, tmp_path)

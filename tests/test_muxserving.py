@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.answers.ledger import driven
 from harness.policy.placement import footprint, one_request
 from harness.policy.types import UserError
 from harness.run.setup import Setup, load_models
@@ -86,7 +87,7 @@ def test_gains_are_the_greatest_of_all_exponents_and_rates() -> None:
 def test_the_answer_and_its_caption(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     results = flat(**{name: 9.0 if name == "muxserve" else 6.0 for name in SYSTEMS})
     monkeypatch.setattr(muxserving, "ran", lambda *_: results)
-    first, setting, degrees, *rest = muxserving.text(2, tmp_path)
+    first, setting, degrees, *rest = driven(muxserving.parts(2, tmp_path))
     assert first == "MuxServe's throughput is 1.50 to 1.50 times spatial's, 1.50 to 1.50 times temporal's"
     assert setting.startswith("simulated, 32 x a100-80g, vllm-0.6; policies see MuxServe's profile")
     assert degrees.startswith(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from harness.rows import tidy
-from plots import caption, fig_compare, fig_study, lines, matrix, overview, steps, style, verdicts
+from harness.rows.about import About
+from harness.rows.crossings import verdict_text
+from plots import caption, fig_compare, fig_study, lines, matrix, overview, steps, style
 from tests.cases import cases
 from tests.test_fig_study import about, claim, panel, stored
 from tests.test_plots import PLAIN, rows
@@ -62,7 +65,7 @@ FACTS = about("lines", FITTED, *HALVES, definitions=["ttft", "tpot"],
               claims=[claim("ratio", "prism", "static", definition="ttft", paper=2.0)])  # fmt: skip
 
 
-def drawn(table: pa.Table = TABLE, facts: Mapping[str, Any] = FACTS, note: str = "") -> Figure:
+def drawn(table: pa.Table = TABLE, facts: About = FACTS, note: str = "") -> Figure:
     with style.theme():
         figure = overview.draw(table, facts, note)
     assert figure is not None
@@ -78,7 +81,7 @@ def test_halves_of_a_real_trace_stand_beside_the_trace_that_was_fitted_to_it() -
     assert [entry["condition"] for entry in cell.panels] == ["open"]
     assert list(cell.halves) == ["first", "second"]
     arena = pair("open", trace="arena-like")
-    cells = overview.cells(FACTS | {"panels": [arena, *HALVES]})
+    cells = overview.cells(replace(FACTS, panels=(arena, *HALVES)))
     assert [(len(c.panels), len(c.halves)) for c in cells] == [(1, 0), (0, 2)]
 
 
@@ -107,10 +110,10 @@ def test_a_papers_ratio_to_the_best_static_stands_at_the_one_that_crosses_highes
 def test_beside_a_row_stands_who_is_ahead_and_halves_have_neither_interval_nor_verdict() -> None:
     figure = drawn()
     assert [text for text in texts(figure) if text.startswith("+ ")] == [
-        f"+ {verdicts.told(row.standing)}" for row in overview.rows(TABLE, FACTS, overview.cells(FACTS))[0]
+        verdict_text(row.standing, between=", ") for row in overview.rows(TABLE, FACTS, overview.cells(FACTS))[0]
         if row.standing is not None
     ]  # fmt: skip
-    alone = FACTS | {"panels": HALVES}
+    alone = replace(FACTS, panels=tuple(HALVES))
     assert not [text for text in texts(drawn(TABLE, alone)) if "x" in text]
     legend = [text.get_text() for text in drawn(TABLE, alone).legends[0].get_texts()]
     assert legend == ["real trace: first half above, second below"]
@@ -158,7 +161,7 @@ def test_curves_of_both_halves_are_thin_lines_in_one_panel_from_90_percent_on() 
 
 
 def test_axes_begin_at_ten_times_the_misses_that_the_level_leaves() -> None:
-    assert [lines._floor({"level": level}) for level in (0.99, 0.95, 0.9)] == [90.0, 50.0, 0.0]
+    assert [lines._floor(replace(FACTS, level=level)) for level in (0.99, 0.95, 0.9)] == [90.0, 50.0, 0.0]
 
 
 LONG = "A note " + "of many words " * 40
@@ -169,7 +172,7 @@ def test_captions_have_few_words_and_what_must_be_said(note: str) -> None:
     steps_of = about("steps", pair("open") | {"kind": "base"}, claims=[claim("ratio", "prism", "static")])
     with style.theme():
         figures = [overview.draw(TABLE, FACTS, note), steps.draw(TABLE, steps_of, note),
-                   matrix.draw(TABLE, steps_of | {"layout": "matrix"}, note)]  # fmt: skip
+                   matrix.draw(TABLE, replace(steps_of, layout="matrix"), note)]  # fmt: skip
     for figure in figures:
         assert figure is not None
         text = " ".join(text.get_text() for text in figure.texts).split()
@@ -182,10 +185,13 @@ def test_captions_have_few_words_and_what_must_be_said(note: str) -> None:
 
 
 def test_what_a_study_notes_stands_in_its_captions() -> None:
-    notes = {"notes": ["A share of SMs is unmeasured."]}
+    notes = ("A share of SMs is unmeasured.",)
     ratios = about("steps", pair("open") | {"kind": "base"}, claims=[claim("ratio", "prism", "static")])
     with style.theme():
-        figures = [overview.draw(TABLE, FACTS | notes), matrix.draw(TABLE, ratios | notes | {"layout": "matrix"})]
+        figures = [
+            overview.draw(TABLE, replace(FACTS, notes=notes)),
+            matrix.draw(TABLE, replace(ratios, notes=notes, layout="matrix")),
+        ]
     for figure in figures:
         assert figure is not None
         assert "A share of SMs is unmeasured." in " ".join(" ".join(text.get_text() for text in figure.texts).split())

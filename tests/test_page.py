@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from harness.answers.page import Page, Picture, page, question
+from harness.answers.table import Table, value
 from harness.cli.app import main
 from harness.policy.types import UserError
-from harness.report.page import Grid, Page, Picture, empty, grids, page, value
-from harness.study.paged import question
 from tests.cases import cases
 
 COMPARE = ("compare", "--systems", "static,prism", "--trace", "sample", "--models", "llama-3.2-1b*2", "--rate-scale",
@@ -32,7 +32,7 @@ QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 def made(**changes: object) -> Page:
     fields: dict[str, object] = {
         "question": f"Why {ODD}?", "answer": "it is 3 [2, 4]", "pictures": [Picture("<svg></svg>", ODD)],
-        "grids": [Grid("Numbers", ["name", "count"], [["a", "10"], ["b", "9"], ["c", "-"], ["d", "<1.5"]])],
+        "tables": [Table(["name", "count"], [["a", "10"], ["b", "9"], ["c", "-"], ["d", "<1.5"]], title="Numbers")],
         "notes": [ODD], "conditions": [("GPUs", "1 x h100")], "fidelity": "Simulated.", "made": [("count", ODD)],
         "command": f"bench {ODD}", "source": "here",
     }  # fmt: skip
@@ -76,12 +76,9 @@ def test_the_key_by_which_a_cell_is_sorted(cell: str, number: float | None) -> N
     assert value(cell) == number
 
 
-def test_tables_of_a_text_are_taken_out_of_it() -> None:
-    lines = ["answer", "what follows:", "| a | b |", "| --- | --- |", r"| x | y\|z |", "", "a note", "| c |", "| --- |"]
-    tables, others = grids(lines)
-    assert tables == [Grid("what follows", ["a", "b"], [["x", "y|z"]])]
-    assert others == ["answer", "a note"]
-    assert empty(Grid("", ["a", "b"], [["x", "-"]])) == Grid("", ["a"], [["x"]])
+def test_columns_without_a_value_are_left_out() -> None:
+    assert Table(["a", "b"], [["x", "-"]], title="t").filled() == Table(["a"], [["x"]], title="t")
+    assert Table(["a", "b"], []).filled() == Table(["a", "b"], [])
 
 
 @pytest.fixture(scope="module")

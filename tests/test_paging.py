@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.answers.ledger import driven
 from harness.run.setup import Setup
 from harness.study import paging
 from harness.study.paging import LONGEST, SERVERS, Run
@@ -75,7 +76,7 @@ def test_the_first_line_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     two = {name: paging.Measure((), lambda: 2.0) for name in paging.MEASURES}
     monkeypatch.setattr(paging, "MEASURES", two)
     monkeypatch.setattr(paging, "SHARING", 2)
-    first, _, *rest = paging.text(2, tmp_path)
+    first, _, *rest = driven(paging.parts(2, tmp_path))
     assert first == ("paged KV serves 2.0 to 2.0 times Orca (Oracle)'s, 2.0 to 2.0 times Orca (Max)'s, "
                      "2.0 to 2.0 times FasterTransformer's highest rate (ShareGPT's means)")  # fmt: skip
     assert any(line.startswith("size") and "2.2 times as many" in line for line in rest)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.rows import statistics
+from harness.rows.estimate import Estimate
 from harness.rows.pooled import (
     Counts,
     apart,
@@ -26,7 +27,6 @@ from harness.rows.pooled import (
     verdict,
     worst,
 )
-from harness.rows.statistics import Estimate
 from tests.bursts import BLOCK_S, LEVEL, worlds
 from tests.cases import cases
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.answers.text import departures
 from harness.engines.costs import process, quantities
 from harness.engines.costs.process import Layout, Parts
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
@@ -28,7 +29,6 @@ from harness.run.spec import Spec, as_dict
 from harness.study.bases import slo_target
 from harness.study.load import study
 from harness.study.study import STUDIES
-from harness.study.text import departures
 from plots import style
 from tests.cases import cases
 from workloads.models import shape

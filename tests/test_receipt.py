@@ -85,7 +85,7 @@ def test_a_second_call_opens_no_run(case: Case, monkeypatch: pytest.MonkeyPatch)
     opened, heard, kept = Opened(monkeypatch), Heard(), files(case.out)
     again = case.again(heard)
     assert not opened.paths
-    total = len(case.first.about["runs"])
+    total = len(case.first.about.runs)
     assert heard.lines[-1] == f"{total} of {total} points current, nothing to do"
     assert files(case.out) == kept
     assert again.table.equals(case.first.table)

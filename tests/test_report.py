@@ -16,15 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.report import formats, sentences
-from harness.report.commands import again
-from harness.report.summary import Summary, summarize
-from harness.report.text_table import MOST, WIDTH, aligned, brief, clause, laid
+from harness.answers import comparison, table
+from harness.answers.commands import again
+from harness.answers.comparison import next_command
+from harness.answers.table import MOST, WIDTH, aligned, brief, clause, laid
 from harness.rows import estimate, tidy
-from harness.rows.estimate import GPUS, POINTS, RATE, RATIO, SCALE, SHARE, Style
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import GPUS, POINTS, RATE, RATIO, SCALE, SHARE, Estimate, Style
 from harness.study.measure import Measured
-from harness.study.sentences import next_command
+from harness.study.summary import Summary, summarize
 from tests.cases import cases
 from tests.study_table import counted, met
 
@@ -129,13 +128,13 @@ def test_the_shown_rate_is_the_highest_that_a_contestant_still_meets() -> None:
 def test_the_best_of_a_column_is_bold_on_a_terminal_only_and_controls_never_win() -> None:
     met = {"a": 0.9, "b": 0.8, "c": 1.0}
     view = shown(scored({name: {1.0: [share] * 2} for name, share in met.items()}), *met, controls=("c",))
-    bold = "\n".join(formats.terminal(view, bold=True))
-    assert bold.count(formats.BOLD) == 1
-    assert f"{formats.BOLD}90.0" in bold
-    plain = "\n".join(formats.terminal(view, bold=False))
-    assert bold.replace(formats.BOLD, "").replace(formats.PLAIN, "") == plain
-    assert "**90.0 [" in "\n".join(formats.markdown(view))
-    assert r"\textbf{90.0 [" in "\n".join(formats.latex(view))
+    bold = "\n".join(comparison.terminal(view, bold=True))
+    assert bold.count(table.BOLD) == 1
+    assert f"{table.BOLD}90.0" in bold
+    plain = "\n".join(comparison.terminal(view, bold=False))
+    assert bold.replace(table.BOLD, "").replace(table.PLAIN, "") == plain
+    assert "**90.0 [" in "\n".join(comparison.whole(view).markdown())
+    assert r"\textbf{90.0 [" in "\n".join(comparison.narrow(view).latex())
 
 
 def test_a_system_with_gpus_of_its_own_is_shown_and_contends_for_nothing() -> None:
@@ -151,7 +150,7 @@ def test_a_system_with_gpus_of_its_own_is_shown_and_contends_for_nothing() -> No
 
 def test_intervals_give_way_where_there_is_little_room() -> None:
     of = scored({"a": {1.0: [0.9, 0.8]}}, ttft_p95_s={"a": {1.0: [0.1, 0.2]}})
-    wide, tight = (formats.terminal(shown(of, "a"), bold=False, room=room) for room in (200, 40))
+    wide, tight = (comparison.terminal(shown(of, "a"), bold=False, room=room) for room in (200, 40))
     assert wide[-1].count("[") == 2
     assert tight[-1].count("[") == 1
 
@@ -205,13 +204,13 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
 )
 def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[float, list[float]]], says: str) -> None:
     of = scored(values)
-    assert sentences.verdict(of, shown(of, *values), "both", 0.99) == says
+    assert comparison.verdict(of, shown(of, *values), "both", 0.99) == says
 
 
 def test_few_windows_have_no_interval() -> None:
     of = scored(APART)
     of = of.filter(pc.less(of["seed"], 7))
-    text = sentences.verdict(of, shown(of, "a", "b"), "both", 0.99)
+    text = comparison.verdict(of, shown(of, "a", "b"), "both", 0.99)
     assert text == "a serves 4.00x the rate of b at 99 %: not decided, 7 windows, and 8 name a side"
 
 
@@ -220,9 +219,9 @@ def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
     of = scored({"a": {1.0: [0.984], 2.0: [0.997], 4.0: [0.995], 8.0: [0.5]},
                  "b": {1.0: [0.999], 2.0: [0.99], 4.0: [0.9], 8.0: [0.1]}})  # fmt: skip
     view = shown(of, "a", "b")
-    head = " ".join(formats.terminal(view, bold=False)[1].split())
+    head = " ".join(comparison.terminal(view, bold=False)[1].split())
     assert "crosses slope" in head
-    a, b = formats.records(view)
+    a, b = comparison.records(view).records()
     fitted = (0.016 * 0.003 * 0.005) ** (1 / 3)  # misses up to 4: by their logarithms
     assert a["rate_99_rps"] == pytest.approx(2 * 4 * 2 ** (math.log(0.01 / fitted) / math.log(0.5 / fitted)))
     assert (a["rate_99_rps_sign"], a["fails_99_rps"], a["flat"]) == ("=", 2.0, False)
@@ -231,19 +230,19 @@ def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
     assert b["slope"] == pytest.approx(math.log(0.1 / 0.001) / math.log(4))
     assert (b["fails_99_rps"], b["dip_pct"]) == (8.0, None)
     smooth = shown(scored({"b": {1.0: [1.0], 2.0: [0.98]}}), "b")
-    assert "dip" not in formats.records(smooth)[0]  # no column without a dip
+    assert "dip" not in comparison.records(smooth).records()[0]  # no column without a dip
 
 
 def test_the_verdict_leaves_controls_out() -> None:
     of = scored(APART)
-    assert sentences.verdict(of, shown(of, "a", "b", controls=("b",)), "both", 0.99) is None
+    assert comparison.verdict(of, shown(of, "a", "b", controls=("b",)), "both", 0.99) is None
 
 
 def test_why_names_the_cause_of_most_misses() -> None:
     causes = {"missed_both_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_both_load": {"b": {1.0: [0.3, 0.5]}}}
     of = scored({"a": {1.0: [1.0, 1.0]}, "b": {1.0: [0.5, 0.5]}}, **causes)
-    assert sentences.why(of, shown(of, "a", "b"), "both", 0.99) == "Why requests miss: b 60 % KV wait"
-    assert sentences.why(of, shown(of, "a"), "both", 0.99) is None
+    assert comparison.why(of, shown(of, "a", "b"), "both", 0.99) == "Why requests miss: b 60 % KV wait"
+    assert comparison.why(of, shown(of, "a"), "both", 0.99) is None
 
 
 def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
@@ -252,14 +251,14 @@ def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
     chunk = {"a": {1.0: [0.0, 0.0], 2.0: [0.01, 0.01]}}
     values = {"batch_cap": 256, "chunk_tokens": 2048, "prefill_tokens": 16384}
     says = "batch_cap = 256 bound more than 1 % of steps: a from 2.00 req/s (3.0 %), b from 4.00 req/s (20.0 %)"
-    assert sentences.caps(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
-    assert sentences.caps(scored(rates), values) == []
+    assert comparison.caps(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
+    assert comparison.caps(scored(rates), values) == []
 
 
 def test_the_aa_line_says_whether_0_is_covered() -> None:
     of = scored({"a": {1.0: [0.9, 0.8, 0.85]}, "x": {1.0: [0.85, 0.86, 0.84]}, "y": {1.0: [0.7, 0.6, 0.65]}})
-    assert "covers 0, as it should" in str(sentences.same(of, "a", "x", 1.0, "both"))
-    assert "does not cover 0" in str(sentences.same(of, "a", "y", 1.0, "both"))
+    assert "covers 0, as it should" in str(comparison.same(of, "a", "x", 1.0, "both"))
+    assert "does not cover 0" in str(comparison.same(of, "a", "y", 1.0, "both"))
 
 
 def marked(of: pa.Table, column: str, label: str, reason: str, rates: tuple[float, ...] = (1.0, 2.0, 4.0)) -> pa.Table:
@@ -280,25 +279,27 @@ def test_nothing_is_said_of_a_system_that_did_not_run(rates: tuple[float, ...]) 
     """Of b no run, or not one of its rates, had room: no sentence, no value in any export, a reason in its row."""
     of = marked(scored(NO_ROOM), "infeasible", "b", "1.0 GiB short on GPU 8", rates)
     view = shown(of, "a", "b")
-    assert sentences.verdict(of, view, "both", 0.99) is None
-    assert "b " not in str(sentences.why(of, view, "both", 0.99))
-    a, b = formats.records(view)
+    assert comparison.verdict(of, view, "both", 0.99) is None
+    assert "b " not in str(comparison.why(of, view, "both", 0.99))
+    a, b = comparison.records(view).records()
     assert (a["infeasible"], b["infeasible"]) == (False, True)
     assert {b[key] for key in ("both_pct", "mean_pct", "rate_99_rps", "rate_99_rps_low", "fails_99_rps")} == {None}
-    lines = formats.terminal(view, bold=False, unfit={"b": "does not fit: 1.0 GiB short on GPU 8 (fits with --gpus 9)"})
+    lines = comparison.terminal(
+        view, bold=False, unfit={"b": "does not fit: 1.0 GiB short on GPU 8 (fits with --gpus 9)"}
+    )
     assert lines[-1] == "b  does not fit: 1.0 GiB short on GPU 8 (fits with --gpus 9)"
     assert len(lines) == 4  # two heads, a, and why not b
-    assert any(line.startswith(r"b (does not fit) & - & ") for line in formats.latex(view))
+    assert any(line.startswith(r"b (does not fit) & - & ") for line in comparison.narrow(view).latex())
     alone = shown(of.filter(pc.equal(of["label"].cast(pa.string()), "b")), "b")
-    assert formats.terminal(alone, bold=False, unfit={"b": "does not fit"}) == ["b  does not fit"]
+    assert comparison.terminal(alone, bold=False, unfit={"b": "does not fit"}) == ["b  does not fit"]
 
 
 def test_an_invalid_run_gives_no_sentence_and_wins_no_column() -> None:
     of = marked(scored(APART), "invalid", "a", "other processes took 0.5 cores, the limit 0.2")
     view = shown(of, "a", "b")
-    assert sentences.verdict(of, view, "both", 0.99) is None
-    assert "a (invalid)" in "\n".join(formats.terminal(view, bold=True))
-    assert formats.BOLD not in "\n".join(formats.terminal(view, bold=True))
+    assert comparison.verdict(of, view, "both", 0.99) is None
+    assert "a (invalid)" in "\n".join(comparison.terminal(view, bold=True))
+    assert table.BOLD not in "\n".join(comparison.terminal(view, bold=True))
 
 
 @cases(
@@ -324,7 +325,7 @@ def test_a_curve_whose_misses_hardly_grow_is_flat() -> None:
     of = scored({"a": curve(4.0, 1.0), "b": curve(4.0)})
     view = shown(of, "a", "b")
     assert [system.flat for system in view.systems] == [True, False]
-    a, b = formats.records(view)
+    a, b = comparison.records(view).records()
     assert (a["flat"], b["flat"]) == (True, False)
     assert (a["slope"], b["slope"]) == (pytest.approx(1.0), pytest.approx(4.0))
 
@@ -333,11 +334,18 @@ def test_a_curve_whose_misses_hardly_grow_is_flat() -> None:
 def test_no_export_has_a_rate_below_0(seeds: list[list[float]]) -> None:
     of = scored({"a": {2.0**k: [seed[k] for seed in seeds] for k in range(3)}})
     view = shown(of, "a")
-    for record in (*formats.records(view), *json.loads(formats.as_json(view, {}))["systems"]):
+    for record in (
+        *comparison.records(view).records(),
+        *json.loads(comparison.records(view).json("systems", {}))["systems"],
+    ):
         assert all(value is None or value >= 0 for key, value in record.items() if key.endswith(("_rps", "_rps_low")))
-    (line,) = csv.DictReader(io.StringIO(formats.as_csv(view)))
+    (line,) = csv.DictReader(io.StringIO(comparison.records(view).csv()))
     assert not any(value.startswith("-") for key, value in line.items() if not key.startswith("slope"))
-    for text in (formats.terminal(view, bold=False), formats.markdown(view), formats.latex(view)):
+    for text in (
+        comparison.terminal(view, bold=False),
+        comparison.whole(view).markdown(),
+        comparison.narrow(view).latex(),
+    ):
         assert "[-" not in "\n".join(text)
 
 
@@ -351,15 +359,15 @@ def test_a_command_is_repeated_with_other_values() -> None:
 
 def test_cells_in_latex_are_escaped() -> None:
     of = scored({"a_b": {1.0: [1.0] * 2, 2.0: [1.0] * 2}})
-    cells = "\n".join(formats.latex(shown(of, "a_b")))
+    cells = "\n".join(comparison.narrow(shown(of, "a_b")).latex())
     assert r"a\_b & " in cells
     assert r"& $>$4.00 \\" in cells
 
 
 def test_a_table_is_aligned_or_markdown() -> None:
     rows = [["a", "b"], ["1", "x|y"]]
-    assert list(laid(rows, markdown=True)) == ["", "| a | b |", "| --- | --- |", r"| 1 | x\|y |", ""]
-    assert list(laid(rows)) == ["a  b", "1  x|y"]
+    assert list(laid(rows)) == ["", "| a | b |", "| --- | --- |", r"| 1 | x\|y |", ""]
+    assert list(aligned(rows)) == ["a  b", "1  x|y"]
 
 
 def test_a_screen_keeps_its_tail_and_says_how_much_is_left_out() -> None:
@@ -405,8 +413,8 @@ def test_a_paper_has_few_columns_and_bold_only_where_intervals_lie_apart() -> No
     assert near.decided(share) == set()
     assert far.decided(share) == {"a"}
     for view, bold in ((near, False), (far, True)):
-        lines = list(formats.latex(view))
+        lines = list(comparison.narrow(view).latex())
         heads = next(line for line in lines if line.startswith("system & "))
-        assert heads.count(" & ") < formats.MOST_LATEX
+        assert heads.count(" & ") < comparison.MOST_COLUMNS
         assert (r"\textbf{" in "\n".join(lines)) is bold
-        assert ("**" in "\n".join(formats.markdown(view))) is bold
+        assert ("**" in "\n".join(comparison.whole(view).markdown())) is bold

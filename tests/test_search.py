@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.rows import statistics
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.study.search import LEVEL, QUARTER, TOP, Ask, Range, between, following, grid, highest, rounded
 from harness.study.study import Sample
 from tests.cases import cases

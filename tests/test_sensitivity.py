@@ -22,7 +22,7 @@ from harness.loop.system import find
 from harness.policy.placement import footprint
 from harness.policy.types import KEPT_PAGES, Jobs, Plan, UserError
 from harness.rows import crossings, record
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.run.resolve import _timed as timed
 from harness.run.resolve import resolve
 from harness.run.setup import Setup, load_models

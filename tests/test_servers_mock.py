@@ -440,10 +440,10 @@ def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None
 
 
 def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
-    from harness.report import formats
-    from harness.report.summary import summarize
+    from harness.answers.comparison import records
+    from harness.answers.text import invalid
     from harness.rows import tidy
-    from harness.study.sentences import invalid
+    from harness.study.summary import summarize
     from plots import style
 
     spec = {"system": "one", "trace": "t", "models": "m", "gpu": "h100", "gpus": 1, "engine": "attach", "seed": 0,
@@ -460,7 +460,7 @@ def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp
     assert invalid(scored) == ["invalid: one: too late; too few"]
     shown = summarize(scored, ["one", "two"], "both", 0.99)
     assert [shown.name(system) for system in shown.systems] == ["one (invalid)", "two"]
-    assert [row["invalid"] for row in formats.records(shown)] == [True, False]
+    assert [row["invalid"] for row in records(shown).records()] == [True, False]
     assert shown.best(shown.columns[0]) <= {"two"}
     frame = scored.to_pandas()
     assert "INVALID: one (too late; too few)." in style.caption(frame, [1])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.answers import explain
 from harness.client.log import DONE, SENT, Book, Log, assemble
 from harness.engines import llamacpp
 from harness.engines.servers import wakes
@@ -18,7 +19,6 @@ from harness.engines.servers.fleet import Keep
 from harness.loop.replay import replay
 from harness.policy.events import Woke
 from harness.policy.types import Jobs, UserError
-from harness.report import explain
 from harness.rows import tidy
 from harness.run.resolve import resolve
 from harness.run.spec import Spec

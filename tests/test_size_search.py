@@ -13,15 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 from harness import compare, size
+from harness.answers import size as words
 from harness.cli.app import main
+from harness.cli.python import _trace as traced
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
 from harness.run.shard import Shard
 from harness.run.teller import Silent
-from harness.study import size_words as words
 from harness.study.compare import filled
 from harness.study.load import study
-from harness.study.python import _trace as traced
 from harness.study.size import Asked, Curve, Sized, Verdict, Work, views
 from tests.cases import cases
 from traces import schema
@@ -170,13 +170,13 @@ def test_money_is_of_what_is_held() -> None:
     assert any("3 h100, 72 GPU-hours and $216 a day, $0.5 a million tokens; $3 an hour (a list" in x for x in lines)
     assert "cold start from host memory: 0.7 s to 2 s a model" in lines
     assert "more traffic: x 1.5: 4, x 2: > 64 GPUs" in lines
-    rows = {row[1]: row for row in words.rows(sized())}
+    rows = {row[1]: row for row in words.table(sized()).rows}
     assert rows["prism"][2:4] == ("3", "2")
     assert rows["prism"][-1] == "load on 2: m 96.8 %"
     assert rows["elastic"][-1] == "room on 2: no placement"
     assert (rows["static"][2], rows["static"][-1]) == ("> 3", "> 3: a cheaper count is found")
     alone = Curve("h100", "contiguous", {12: verdict(12, 0.7, 0.4)})  # it brings its own number of GPUs
-    failed = {row[1]: row for row in words.rows(sized(curves={("h100", "contiguous"): alone}))}
+    failed = {row[1]: row for row in words.table(sized(curves={("h100", "contiguous"): alone})).rows}
     assert failed["contiguous"][-1] == "load on 12: m 40.0 %"
     assert all(len(line) <= 100 for line in lines if line.startswith("h100"))
 

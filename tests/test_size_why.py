@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from harness.answers import size as words
 from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.study import size_why
@@ -69,7 +70,7 @@ def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
     both = failed(("SLO x 2", True, verdict(2, 1.0, 1.0)), ("elastic", False, verdict(2, 1.0, 0.995)), models=HOURS)
     assert both.cheapest is not None
     assert both.cheapest.what == "elastic"
-    first, second, *rest = size_why.lines(both)
+    first, second, *rest = words.why(both)
     fails = "prism on 2 h100 fails: m meets 80.0 % of its SLOs"
     assert first == f"{fails}; load binds in 67 % of misses, KV binds in 33 % of misses; 3.0 GiB of weights on 2.0 GiB"
     cheapest = "the cheapest change that a run confirms: elastic, on the same 2 h100 (m least, 99.5 %)"
@@ -79,24 +80,22 @@ def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
     assert any("2 changes were run in 3.0 s" in line for line in rest)
     looser = failed(("elastic", False, verdict(2, 0.9, 0.5)), ("SLO x 2", True, verdict(2, 1.0, 1.0)))
     assert looser.cheapest is not None
-    assert "a longer promise" in [*size_why.lines(looser)][1]
+    assert "a longer promise" in [*words.why(looser)][1]
     none = failed(("elastic", False, verdict(2, 0.9, 0.5)))
     told = (
         "the one change that was run does not hold 99 % on 2 h100; the cheapest that runs confirm is 1 GPU more "
         "(3 h100, $72 more a day)"
     )
-    assert [*size_why.lines(none)][1] == told
+    assert [*words.why(none)][1] == told
     other = replace(none, system="static", gpus=2, tried=ROWS[3])  # not the answer, and holds on more GPUs too
-    assert [*size_why.lines(other)][1].endswith("is 2 GPUs more (4 h100, $144 more a day)")
+    assert [*words.why(other)][1].endswith("is 2 GPUs more (4 h100, $144 more a day)")
 
 
 def test_without_room_weights_bind_where_they_are_more_than_the_memory() -> None:
     unfit = replace(failed(), tried=tried("prism", 2, None, unfit="no placement"))
-    assert size_why._first(unfit) == "weights"
-    assert size_why._first(replace(unfit, weights_bytes=1 << 30)) == "KV"
-    assert next(size_why.lines(unfit)).startswith(
-        "prism on 2 h100 has no room: weights binds (3.0 GiB of weights on 2.0"
-    )
+    assert unfit.first == "weights"
+    assert replace(unfit, weights_bytes=1 << 30).first == "KV"
+    assert next(words.why(unfit)).startswith("prism on 2 h100 has no room: weights binds (3.0 GiB of weights on 2.0")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.optimize import isotonic_regression
 
 from harness.rows import statistics
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from tests.cases import cases
 
 
@@ -25,7 +25,7 @@ def test_t_interval_by_hand() -> None:
 
 
 def test_one_run_has_no_interval() -> None:
-    assert statistics.interval([0.5]) == statistics.Estimate(0.5, None, None, 1)
+    assert statistics.interval([0.5]) == Estimate(0.5, None, None, 1)
     with pytest.raises(ValueError, match="at least one run"):
         statistics.interval([])
 

@@ -215,7 +215,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     others = {f"harness/{x}.py" for x in ("cli/app", "rows/tidy", "check/new", "check/laws")}
     others |= {f"harness/run/{x}.py" for x in ("resolve", "sources", "sweep", "placement", "slo")}
     others |= {f"harness/study/{x}.py" for x in ("study", "measure")}
-    others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
+    others |= {f"harness/answers/{x}.py" for x in ("table", "explain")}
     assert not paths & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
 
 
@@ -515,7 +515,7 @@ def test_an_entry_that_fails_leaves_the_comparison_as_if_it_had_not_been_asked_f
     left = compared(tmp_path / "both", "static", str(path), rates=rates, rule=rule)
     alone = compared(tmp_path / "one", "static", rates=rates, rule=rule)
     assert list(left.failed) == ["late"]
-    assert left.about["systems"] == ["static"]
+    assert left.about.systems == ("static",)
     assert (left.folder.name, left.table) == (alone.folder.name, alone.table)
     assert files(tmp_path / "both") == files(tmp_path / "one")
     with pytest.raises(Failed, match=r"^late: "):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from harness.report.text_table import laid
+from harness.answers import table as tables
+from harness.answers.text import Shown, lines
+from harness.answers.without import offered_rps
+from harness.rows.about import About
 from harness.study.study import START, Claim
-from harness.study.text import Shown, lines
-from harness.study.without import offered_rps
 from tests.cases import cases
 from tests.study_table import CLAIMS, PANELS, about, met, panel, table
 from tests.study_table import cells as scores
@@ -24,7 +26,7 @@ FLEET = [panel("counts", 0, "gpus", gpus=None, rate_rps=1.5, xs=(2.0, 5.0), slo=
 
 
 def printed(
-    rows: pa.Table = TABLE, facts: dict[str, Any] | None = None, *, markdown: bool = False, every: bool = False
+    rows: pa.Table = TABLE, facts: About | None = None, *, markdown: bool = False, every: bool = False
 ) -> list[str]:
     shown = Shown(rows, facts or about(), Path("x"), markdown, every)
     return [" ".join(line.split()) for line in lines(shown)]
@@ -242,7 +244,7 @@ def test_without_a_number_of_the_paper_it_says_who_is_ahead() -> None:
     assert told[2:7] == ["condition static", "a + 4.00x", "b - 0.50x", "c = 1.00x", "d + >8.00x"]
     words = "ahead under a and d; equal within 25 % under c; behind under b"
     assert f"prism / static: depends on the condition: {words}." in " ".join(map(str.strip, told))
-    assert told[-2:] == ["0 runs", *facts["notes"]]
+    assert told[-2:] == ["0 runs", *facts.notes]
     assert (
         "verdicts on the first of a pair: + ahead; = equal within 25 %; - behind; "
         "4 of 4 verdicts are decided, corrected together (Holm)" in " ".join(told)
@@ -260,7 +262,7 @@ def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_trace
     rows = table([
         {"condition": entry["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most),
          "windows": 1 if entry["half"] else 4}
-        for entry in facts["panels"] for name, most in (("prism", 8.0), ("static", knees[entry["condition"]]))
+        for entry in facts.panels for name, most in (("prism", 8.0), ("static", knees[entry["condition"]]))
         for seed in range(1 if entry["half"] else 3) for x in (1.0, 2.0, 4.0, 8.0, 16.0)
     ])  # fmt: skip
     told = printed(rows, facts)
@@ -271,8 +273,10 @@ def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_trace
     assert "Left out: 5 of 90 requests beyond 8 tokens of log." in told
     apart = printed(rows, facts, every=True)
     assert any(line.startswith("a log / second half") and line.endswith("0.50x") for line in apart)
-    same = [entry if entry["half"] == "" else entry | {"own": {"scaling": "time"}} for entry in facts["panels"]]
-    assert printed(rows, facts | {"panels": same})[0].startswith("prism over each")  # nothing is in the same setting
+    same = [entry if entry["half"] == "" else {**entry, "own": {"scaling": "time"}} for entry in facts.panels]
+    assert printed(rows, replace(facts, panels=tuple(same)))[0].startswith(
+        "prism over each"
+    )  # nothing is in the same setting
 
 
 # ------------------------------------------------------------------ parts
@@ -312,7 +316,7 @@ LAID = [
 
 @cases(("markdown", "expected"), LAID)
 def test_tables_are_aligned_or_markdown(markdown: bool, expected: list[str]) -> None:
-    assert list(laid([["a", "b"], ["1", "x|y"]], markdown=markdown)) == expected
+    assert list(tables.printed([tables.Table(["a", "b"], [["1", "x|y"]])], markdown=markdown)) == expected
 
 
 def test_a_page_of_markdown_has_the_same_cells() -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from harness.answers import tradeoff
+from harness.answers.table import printed
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
 from harness.policy.types import Jobs, Plan, UserError
 from harness.rows import held, tidy
-from harness.study import tradeoff
 from plots import style
 from plots import tradeoff as figure
 from systems.swap import Swap
@@ -53,12 +55,12 @@ TABLE = measured(*cells("calm", "1 s", 0.5, 0.25), *cells("calm", "1 h", 0.99, 0
 
 
 def test_the_cheapest_that_attains_the_level_stands_first() -> None:
-    answer, _, head, *_, calm, bursts = tradeoff.lines(FACTS, TABLE, markdown=False, every=False)
+    answer, _, head, *_, calm, bursts = printed(tradeoff.parts(FACTS, TABLE, every=False))
     assert answer == "fewest GPU-hours with 95 % of SLOs met: 1 h with calm (a); 1 s with bursts (b)"
     assert calm.endswith(": 1 h, 36 of 48 GPU-hours a day, worst model 50 %")
     assert bursts.endswith(": 1 s, 12 of 24 GPU-hours a day, worst model 48 %")
     assert head.split()[:2] == ["idle", "time"]
-    answer, *_, calm, _ = tradeoff.lines({**FACTS, "level": 0.999}, TABLE, markdown=False, every=False)
+    answer, *_, calm, _ = printed(tradeoff.parts(replace(FACTS, level=0.999), TABLE, every=False))
     assert answer.endswith("met: none with calm (a) and bursts (b)")
     assert calm.endswith("none, at best 99.0 % with 1 h, 36 of 48 GPU-hours a day, worst model 50 %")
 
@@ -69,7 +71,7 @@ def test_settings_are_drawn_in_the_order_of_the_study() -> None:
     with style.theme():
         drawn = figure.draw(TABLE, FACTS)
         with pytest.raises(UserError, match="nothing to draw"):
-            figure.draw(TABLE, {**FACTS, "systems": ["2 h"]})
+            figure.draw(TABLE, replace(FACTS, systems=("2 h",)))
     met, spent, _ = drawn.axes
     assert [label.get_text() for label in met.get_xticklabels()] == ["1 s", "1 h"]
     assert met.get_xlabel() == "idle time"

@@ -18,7 +18,7 @@ from harness.cli.app import main
 from harness.loop import system
 from harness.policy.fields import choice, domains, number
 from harness.policy.types import UserError
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.run.spec import Spec
 from harness.study import tune
 from harness.study.bases import TUNING_SEEDS

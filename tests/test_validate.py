@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,10 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from harness.answers.table import laid
 from harness.cli.app import main
 from harness.engines.costs import quantities
 from harness.policy.types import UserError
-from harness.report.text_table import laid
 from harness.rows import checked
 from harness.validate import idle, measured, names
 from harness.validate.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting
@@ -383,7 +382,7 @@ def test_the_page_has_the_ten_worst_rows_and_their_conditions(tmp_path: Path) ->
     assert (np.diff(off) <= 0).all()
     kept = idle.Kept(144 * 2**20, 5, 16_000, 0)
     skipped = [names.Skipped("b.csv", 3, "unknown GPU")]
-    text = page(frame, skipped, ["static: met"], kept, partial(laid, markdown=True))
+    text = page(frame, skipped, ["static: met"], kept, laid)
     assert text.count("| 1 x h100 | llama-3.1-8b | 4 clients, 512+32 | defaults | left out |") == 10
     assert "12 cases of 1 files; 1 skipped." in text
     assert "- b.csv:3: unknown GPU\n" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -9,14 +10,15 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from harness.answers.commands import check_command
 from harness.check.new import write
 from harness.cli.app import main
 from harness.loop import system
-from harness.report.commands import check_command
 from harness.rows import vetted
 from plots import fig_turns, style
 from plots.caption import caption
 from tests.cheats import cheat
+from tests.study_table import about
 from tests.test_plots import PLAIN, rows
 
 
@@ -84,7 +86,7 @@ def test_captions_say_it_once_until_the_check_has_passed(mine: Path) -> None:
     lines = [line | {"system": pairs[line["label"]], "host": "vllm-0.15"} for line in lines]
     table = pa.Table.from_pylist(lines, PLAIN).append_column("condition", pa.array(["c"] * len(lines)))
     panel = {"trace": "t", "tier": "replayed", "models": "m", "condition": "c", "own": {}}
-    facts = {"paper": "", "controls": [], "notes": [], "panels": [panel], "seeds": 1}
+    facts = replace(about([panel], []), paper="", controls=(), notes=(), seeds=1)
 
     def captions() -> list[str]:
         spec = lines[0] | {"preset": None}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.answers.commands import real, short_path
 from harness.cli.codes import Code
 from harness.cli.options import JSON_PROGRESS, LIMIT, PARTS, RESULTS, ROOT, TARGET, WORKERS, examples, listed
 from harness.cli.terminal import room, screen, teller
-from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.run.shard import Shard
@@ -41,6 +41,7 @@ def claims(
 
     One page has each statement once, with its class and its evidence.
     """
+    from harness.answers import ledger as words
     from harness.policy.types import UserError
     from harness.rows import record
     from harness.run import sweep
@@ -55,15 +56,15 @@ def claims(
             click.echo(f"shard {shard}: {runs:,} runs are stored in {short_path(RESULTS)}")
             return
         claimed = ledger.ledger(names, real(RESULTS), workers=workers, teller=told)
-    page = "\n".join(ledger.markdown(claimed)).rstrip() + "\n"
+    page = "\n".join(words.markdown(claimed)).rstrip() + "\n"
     path = RESULTS / FILE if publish else out or (DRAFT if names is None else None)
     if path is None and every:
         click.echo(page, nl=False)
     elif path is None:
-        screen([ledger.counted(claimed.statements), *ledger.listed(claimed.statements, room())], every=False)
+        screen([words.counted(claimed.statements), *words.listed(claimed.statements, room())], every=False)
     else:
         record.write_bytes(real(path), page.encode())
-        click.echo(f"{ledger.counted(claimed.statements)} · {short_path(path)}")
+        click.echo(f"{words.counted(claimed.statements)} · {short_path(path)}")
     for name, why in claimed.missing.items():
         click.echo(f"{name}: {why}", err=True)
     weak = ledger.weak(claimed) if check else []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from harness.answers.commands import real, short_path
 from harness.cli.codes import Code
 from harness.cli.options import (
     DEFINITION,
@@ -39,13 +40,12 @@ from harness.cli.options import (
 from harness.cli.parts import collecting, keep_command, make_part
 from harness.cli.study import dry, figures
 from harness.cli.terminal import prose, room, teller
-from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
-    from harness.report.summary import Summary
     from harness.run.shard import Shard
     from harness.study.measure import Measured
     from harness.study.study import Study
+    from harness.study.summary import Summary
 
 ALL = "all"
 FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
@@ -111,16 +111,15 @@ def compare(
 
     The answer is one screen: attainment, latency, and the rate at which each system still meets its SLOs.
     """
+    from harness.answers import comparison as words
     from harness.policy.types import UserError
-    from harness.report import formats
     from harness.run.setup import load_trace
-    from harness.study import sensitivity, sentences, shards
+    from harness.study import sensitivity, shards
     from harness.study.compare import stem_of, summary
     from harness.study.measure import measure
-    from harness.study.text import unchecked
 
-    words = click.get_current_context().meta.get(WORDS, ())
-    if len(given := list(dict.fromkeys(word for word in words if word in FORMS))) > 1:
+    typed = click.get_current_context().meta.get(WORDS, ())
+    if len(given := list(dict.fromkeys(word for word in typed if word in FORMS))) > 1:
         raise UserError(f"{' and '.join(given)}: one form at a time")
     rule = slo_rule(slo, slo_scale, setting["models"])
     asked = compared(systems, {**setting, **settings}, rates, seeds, rule, definition, controls)
@@ -140,25 +139,26 @@ def compare(
         with collecting(lambda: shards.progress(asked, folder, stem=stem_of(asked)), on=collect):
             measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told, watch=watch)
     keep_command(measured.folder)
-    shown = summary(measured.table, measured.about, rule, unchecked(measured.table))
+    shown = summary(measured.table, measured.about, rule)
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = not no_plot and form != "answer" and not all(system.infeasible for system in shown.systems)
     if form is None:
         _print(measured, shown, rule, stem if plots else None, every)
     elif form == "answer":
-        prose(sentences.answer(measured, shown, rule) or "no system has a rate at which it meets its SLOs")
+        prose(words.answer(measured, shown, rule) or "no system has a rate at which it meets its SLOs")
     elif form == "json":
-        click.echo(formats.as_json(shown, sentences.facts(measured, rule)))
+        click.echo(words.records(shown).json("systems", words.facts(measured, rule)))
     elif form == "csv":
-        click.echo(formats.as_csv(shown), nl=False)
+        click.echo(words.records(shown).csv(), nl=False)
     else:
-        click.echo("\n".join((formats.markdown if form == "markdown" else formats.latex)(shown)))
+        table = words.whole(shown).markdown("---") if form == "markdown" else words.narrow(shown).latex()
+        click.echo("\n".join(table))
     sys.stdout.flush()
     if plots:  # the table first: drawing takes longer than all else
         command = f"bench plot {short_path(measured.folder)}"
         figures(measured, "compare", stem, command, sensitivity.sentence_of(measured.folder))
     if form is not None:
-        click.echo("".join(f"{line}\n" for line in sentences.failures(measured.failed)), err=True, nl=False)
+        click.echo("".join(f"{line}\n" for line in words.failures(measured.failed)), err=True, nl=False)
     if measured.failed:
         sys.exit(Code.REFUSED)
 
@@ -192,35 +192,34 @@ def _so_far(measured: Measured, rule: str) -> list[str]:
     """Return the table of the runs made so far, under a line that says so."""
     from shutil import get_terminal_size
 
-    from harness.report import formats
+    from harness.answers import comparison
     from harness.study.compare import summary
-    from harness.study.text import unchecked
 
-    shown = summary(measured.table, measured.about, rule, unchecked(measured.table))
+    shown = summary(measured.table, measured.about, rule)
     of = measured.study.scope(full=False).seeds
     seeds = f"{measured.seeds} of {of} seeds" if measured.seeds < of else f"{of} seeds"
-    table = formats.terminal(shown, bold=False, room=get_terminal_size().columns - 1)
-    return [f"so far, {seeds}, {len(measured.about['runs'])} runs:", *table]
+    table = comparison.terminal(shown, bold=False, room=get_terminal_size().columns - 1)
+    return [f"so far, {seeds}, {len(measured.about.runs)} runs:", *table]
 
 
 def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
     """Print the answer on one screen."""
-    from harness.report import formats
-    from harness.study import sensitivity, sentences
+    from harness.answers import comparison
+    from harness.study import sensitivity
 
-    if sentence := sentences.answer(measured, shown, rule):
+    if sentence := comparison.answer(measured, shown, rule):
         prose(sentence)
-    for line in sentences.headline(measured, shown):
+    for line in comparison.headline(measured, shown):
         prose(line)
-    lacks, ways = sentences.unfit(measured)
+    lacks, ways = comparison.unfit(measured)
     if shown.systems:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        click.echo("\n".join(formats.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
-    for note in sentences.notes(measured, shown, rule):
+        click.echo("\n".join(comparison.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
+    for note in comparison.notes(measured, shown, rule):
         prose(note)
     if sentence := sensitivity.sentence_of(measured.folder):
         prose(sentence)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""
     click.echo(short_path(measured.folder) + pdf)
     words = click.get_current_context().meta[WORDS]
-    click.echo(f"next: {sentences.next_command(measured, shown, rule, words, ways)}")
+    click.echo(f"next: {comparison.next_command(measured, shown, rule, words, ways)}")

@@ -21,7 +21,7 @@ BEGIN, END = f"<!-- Written by `{COMMAND}`: -->\n", "<!-- to here -->\n"
 # Folders of harness/ from the bottom to the top: each imports only folders above its line, and itself.
 FOLDERS = (
     "policy", "loop", "rows", "client", "engines/costs", "engines", "engines/torch", "engines/sim",
-    "engines/sim/kernel", "engines/servers", "mock", "report", "run", "study", "validate", "check", "cli",
+    "engines/sim/kernel", "engines/servers", "mock", "run", "study", "answers", "validate", "check", "cli",
 )  # fmt: skip
 PAPER = re.compile(r'([A-Z][\w, ]+ et al\.), "([^"]+)", (arXiv \d+\.\d+|[A-Z][A-Za-z ]+ 20\d\d)')
 RELEASE = re.compile(r"(?<![\w/])(?<!fork )([\w-]+/(?!\S+\.(?:go|h|yaml) )[\w.-]+) [0-9a-f]{7}\b")  # not a file in one

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.answers.table import WIDTH, aligned, clause, printed
 from harness.cli.options import ALL, examples, gpu_names, stems, system_names
 from harness.cli.terminal import room, screen
 
 if TYPE_CHECKING:
     from harness.loop.engine import Engine
+    from harness.run.matrix import Row
 
 SIM, PART = "sim", "in part"
 GIB = 2**30
@@ -52,17 +54,23 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
         from harness.run import matrix as cells
 
         rows = list(cells.rows())
-        click.echo(cells.page(rows) if markdown else "\n".join(cells.lines(rows)), nl=not markdown)
+        click.echo(page(rows) if markdown else "\n".join(printed(cells.parts(rows))), nl=not markdown)
     elif every:
         ctx.invoke(systems, every=True)
     else:
         _names()
 
 
+def page(rows: Sequence[Row]) -> str:
+    """Return the matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
+    from harness.run import matrix
+
+    return matrix.PAGE + "".join(f"{line}\n" for line in printed(matrix.parts(rows), markdown=True))
+
+
 def _names() -> None:
     """Print what each system is, and the names of engines, sets of models and GPUs."""
     from harness.loop import engine, system
-    from harness.report.text_table import WIDTH, aligned, clause
 
     names, engines, sets, kinds = system_names(), engine.names(), stems("workloads/sets"), gpu_names()
     left = min(WIDTH, room()) - max(map(len, names)) - 2
@@ -95,7 +103,6 @@ def systems(*, every: bool) -> None:
     With --all: their presets, and what each engine lacks for them.
     """
     from harness.loop import system
-    from harness.report.text_table import WIDTH, aligned, clause
     from harness.run import matrix as cells
     from harness.run.resolve import gaps as gaps_of
 
@@ -153,7 +160,6 @@ def _needs(engines: Mapping[str, Engine]) -> list[str]:
 def engines() -> None:
     """List engines, and what each needs to run here."""
     from harness.loop import engine
-    from harness.report.text_table import aligned
     from harness.run import matrix as cells
 
     made, broken = cells.usable_engines()
@@ -173,8 +179,6 @@ def models() -> None:
     Each is a name for --models; a shape has two, its own and its id on huggingface.co. Weights of a set are those of
     all its models.
     """
-    from harness.report.text_table import aligned
-
     sets, shapes = set_rows(), shape_rows()
     answer = f"{len(sets) - 1} sets and {len(shapes) - 1} shapes; a config.json or a .gguf file is a model too"
     screen([answer, *aligned(sets, room()), "", *aligned(shapes)], every=True)
@@ -211,8 +215,6 @@ def shape_rows() -> Rows:
 @list_.command(epilog=examples("bench list gpus", "bench compare --systems static,prism --gpu l40s"))
 def gpus() -> None:
     """List kinds of GPU, with their memory and rates."""
-    from harness.report.text_table import aligned
-
     rows = gpu_rows()
     answer = f"{len(rows) - 1} kinds of GPU; --gpu KIND. Checked: against measured end-to-end runs, by host"
     screen([answer, *aligned([(kind, *rates) for kind, _, *rates in rows], room())], every=False)
@@ -234,8 +236,6 @@ def gpu_rows() -> Rows:
 @list_.command(epilog=examples("bench list hosts", "bench compare --systems static,prism --host sglang-0.5"))
 def hosts() -> None:
     """List host profiles: the CPU time of serving engines."""
-    from harness.report.text_table import aligned
-
     rows = host_rows()
     answer = f"{len(rows) - 1} host profiles, on an H100; --host PROFILE"
     screen([answer, *aligned(rows)], every=False)
@@ -257,7 +257,6 @@ def host_rows() -> Rows:
 @list_.command(epilog=examples("bench list studies", "bench study fig7 --dry-run"))
 def studies() -> None:
     """List studies: figures of papers, and others."""
-    from harness.report.text_table import WIDTH, aligned
     from harness.rows.estimate import NONE
     from harness.study import load
     from harness.study.ledger import DRIVERS
@@ -278,7 +277,6 @@ def traces(*, every: bool) -> None:
 
     A public log that lies in the folder TRACES_DIR is shown with the command that converts it.
     """
-    from harness.report.text_table import aligned
     from traces import readers
     from traces.load import drawn, manifest, present
 
@@ -326,7 +324,6 @@ def _converts(reader: str, path: Path, folder: Path) -> str:
 def figures() -> None:
     """List the figures that bench plot draws."""
     import plots
-    from harness.report.text_table import aligned
 
     rows = plots.listing()
     answer = f"{len(rows)} figures; bench plot draws those that a folder of results has data for"
@@ -336,7 +333,6 @@ def figures() -> None:
 @list_.command(epilog=examples("bench list definitions", "bench compare --systems static,chunked --definition itl"))
 def definitions() -> None:
     """List the definitions of SLO attainment, with formulas."""
-    from harness.report.text_table import aligned
     from harness.rows.definitions import DEFINITIONS
 
     answer = f"{len(DEFINITIONS)} definitions of SLO attainment; --definition NAME says which one judges"

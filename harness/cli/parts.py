@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.answers.commands import short_path
+from harness.answers.table import aligned
 from harness.cli.options import WORDS
-from harness.report.commands import short_path
 
 if TYPE_CHECKING:
     from harness.run.shard import Progress, Shard
@@ -76,8 +77,6 @@ def collecting(progress: Callable[[], Iterable[Progress]], *, on: bool) -> Itera
 
 def status(searches: Iterable[Progress], *, every: bool = True, err: bool = False) -> None:
     """Print how far searches are: every one, or those that are not done."""
-    from harness.report.text_table import aligned
-
     searches = list(searches)
     done = sum(not search.phase for search in searches)
     stored, missing = (sum(x) for x in zip(*((s.stored, s.missing) for s in searches), strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from harness.answers.table import printed
 from harness.cli.options import Number, examples, read_pairs
 
 
@@ -34,4 +35,4 @@ def price(*, offers: tuple[str, ...], prompt: int, output: int, tpot: float, pri
     usd = prices({quantities.gpu(kind).kind: text for kind, text in price.items()})
     load = priced.Load(prompt, output, tpot / 1e3)
     costs = [priced.cost(priced.offer(text), usd, load) for text in offers or priced.QUANT3]
-    click.echo("\n".join(priced.lines(costs, usd, load)))
+    click.echo("\n".join(printed(priced.parts(costs, usd, load))))

@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import click
 
+from harness.answers.table import laid
 from harness.cli import lists
-from harness.report.text_table import laid
 
 COMMAND = "python -m harness.cli.generated"
 GENERATED = f"<!-- Written by `{COMMAND}`. -->\n"
@@ -99,7 +99,7 @@ def pages() -> dict[str, str]:
 def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a Markdown table under a head of words, behind a blank line; a cell has no line breaks."""
     cells = ([" ".join(cell.split()) or " " for cell in row] for row in rows)
-    yield from islice(laid([head.split(","), *cells], markdown=True), 1, None)
+    yield from islice(laid([head.split(","), *cells]), 1, None)
 
 
 # ------------------------------------------------------------------ commands
@@ -388,7 +388,7 @@ def _models() -> Iterator[str]:
 def _named(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a list of `bench list` as a Markdown table, its first column as code."""
     head, *rest = rows
-    yield from laid([head, *((_code(name), *cells) for name, *cells in rest)], markdown=True)
+    yield from laid([head, *((_code(name), *cells) for name, *cells in rest)])
 
 
 def _gpus() -> Iterator[str]:

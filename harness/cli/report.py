@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.answers.commands import real, short_path
 from harness.cli.options import RESULTS, Target, examples
-from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
-    from harness.report.page import Picture
+    from harness.answers.page import Picture
 
 FILE = "report.html"
 MOST_BYTES = 1_000_000
@@ -33,10 +33,9 @@ def report(*, folder: str | None, out: Path | None) -> None:
     from dataclasses import replace
     from importlib.metadata import version
 
+    from harness.answers.page import page, paged, question
     from harness.policy.types import UserError
-    from harness.report.page import page
     from harness.rows import record
-    from harness.study.paged import paged, question
 
     made = real(_folder(folder))
     question(made)  # a mistake shows before anything is drawn
@@ -84,8 +83,8 @@ def _pictures(folder: Path) -> list[Picture]:
     from tempfile import TemporaryDirectory
 
     import plots
+    from harness.answers.page import Picture
     from harness.policy.types import UserError
-    from harness.report.page import Picture
     from plots import form
 
     drawn = []

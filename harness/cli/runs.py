@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 import plots
+from harness.answers.commands import again, explain_command, real, short_path
+from harness.answers.table import WIDTH
 from harness.cli.options import (
     ALL,
     DEFINITION,
@@ -26,7 +28,6 @@ from harness.cli.options import (
     slo_rule,
 )
 from harness.cli.terminal import Terminal, folded, prose, screen
-from harness.report.commands import again, explain_command, real, short_path
 
 MOST_NAME = 40  # characters of a system's name in a figure
 
@@ -46,9 +47,9 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     """
     from dataclasses import replace
 
+    from harness.answers import explain as words
+    from harness.answers.comparison import by_model
     from harness.policy.types import UserError
-    from harness.report import explain as words
-    from harness.report.formats import by_model
     from harness.rows import record
     from harness.run import estimates, realtime, score, streams, sweep
     from harness.run.execute import recorded
@@ -320,13 +321,13 @@ def explain(
     RUN is a run's folder, or with --misses that of a comparison (bench compare prints both). It may be the folder of
     an answer of bench size. Then the output says what binds on fewer GPUs, and which change helps.
     """
+    from harness.answers import explain as words
     from harness.policy.types import UserError
-    from harness.report import explain as words
-    from harness.report.timeline import Part
     from harness.rows import record
     from harness.run import retrace
     from harness.run import slo as slos
     from harness.run.spec import stored
+    from harness.run.stretches import Part
     from harness.study import judged
     from harness.study.misses import is_sweep
 
@@ -381,14 +382,15 @@ def explain(
 
 def _size_why(folder: Path, system: str | None) -> None:
     """Print what binds on fewer GPUs than an answer, and which change helps."""
-    from harness.study import size_kept, size_why, size_words
+    from harness.answers import size as words
+    from harness.study import size_kept, size_why
 
     with Terminal() as teller:
         reasons = size_why.why(size_kept.read(folder), folder.parent, system=system, teller=teller)
-    first, second, *rest = size_why.lines(reasons)
+    first, second, *rest = words.why(reasons)
     prose(first)
     prose(second)
-    folded(rest, size_words.WIDTH)
+    folded(rest, WIDTH)
     click.echo(f"next: bench report {short_path(folder)}")
 
 
@@ -447,7 +449,7 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
     """Print what the SLO misses of a comparison were made of, and draw a figure on request."""
     import shlex
 
-    from harness.report import misses as words
+    from harness.answers import misses as words
     from harness.study import misses
 
     with Terminal() as teller:
@@ -457,7 +459,7 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
     seeds = f"{runs} seeds together" if runs > 1 else "one seed"
     by = "rate" if system else "system"
     of_what = f"{short_path(sweep)} · SLO {causes.rule} ({causes.definition}) · misses {of}, {seeds}"
-    table = words.lines(causes.rows, by, every=every)
+    table = words.table(causes.rows, by, every=every).text()
     screen([*words.answer(causes.rows, by), of_what, *table], every=every)
     if out is None:
         return

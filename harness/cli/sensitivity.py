@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.answers.commands import real, short_path
+from harness.answers.table import aligned, printed
 from harness.cli.compare import compared
 from harness.cli.options import (
     DEFINITION,
@@ -31,7 +33,6 @@ from harness.cli.options import (
 )  # fmt: skip
 from harness.cli.study import dry
 from harness.cli.terminal import teller
-from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.run.spec import Spec
@@ -111,7 +112,7 @@ def sensitivity(
         base = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told)
         varied = vary(base, folder, silent=silent(asked.systems), only=only, knee=knee,
                                           workers=workers, teller=told)  # fmt: skip
-    click.echo("\n".join(lines(varied)))
+    click.echo("\n".join(printed(lines(varied))))
     sys.stdout.flush()
     shown = [base.folder]
     if not no_plot:
@@ -124,7 +125,6 @@ def sensitivity(
 
 def _dry(asked: Study, specs: Sequence[Spec], only: Collection[str] | None, out: Path) -> None:
     """Show what would be varied and how long the comparison may take."""
-    from harness.report.text_table import aligned
     from harness.study.constants import constants, settings
 
     changes, left = settings(specs, only)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.answers.commands import real, short_path
+from harness.answers.table import WIDTH
 from harness.cli.options import (
     DEFINITION,
     FIGURES,
@@ -32,7 +34,6 @@ from harness.cli.options import (
 )
 from harness.cli.parts import again, collecting, keep_command
 from harness.cli.terminal import folded, prose, teller
-from harness.report.commands import real, short_path
 from workloads.usual import SIZED
 
 if TYPE_CHECKING:
@@ -115,9 +116,9 @@ def size(
     its busiest hour too. The answer names the cheapest, what binds it, which models share a GPU, and what more traffic
     takes.
     """
+    from harness.answers import size as words
     from harness.engines.costs.prices import prices
     from harness.study import size as sizes
-    from harness.study import size_words as words
     from harness.study.compare import judged_by
     from harness.study.size_kept import keep
 
@@ -138,14 +139,14 @@ def size(
         return
     with teller(machine=machine) as told, collecting(lambda: sizes.progress(asked, folder), on=collect):
         sized = sizes.size(asked, folder, workers=workers, teller=told)
-    answer = keep(sized, folder)
+    answer = keep(sized, words.said(sized), folder)
     keep_command(answer)
     if as_json:
         click.echo(json.dumps(words.facts(sized), indent=1))
     else:
         first, *rest = words.lines(sized)
         prose(first)
-        folded(rest, words.WIDTH)
+        folded(rest, WIDTH)
     figure = []
     if not no_plot and any(not verdict.unfit for curve in sized.curves.values() for verdict in curve.tried.values()):
         from plots import fig_size

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
+from harness.answers.commands import real, short_path
+from harness.answers.table import aligned
 from harness.cli.codes import Code
 from harness.cli.options import (
     ENOUGH,
@@ -31,7 +33,6 @@ from harness.cli.options import (
 )
 from harness.cli.parts import collecting, keep_command, make_part, status
 from harness.cli.terminal import teller
-from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.run.estimates import Costs
@@ -169,6 +170,7 @@ def _drive(
     name: str, seeds: int | None, out: Path, workers: int | None, *, machine: bool, dry_run: bool, full: bool
 ) -> None:
     """Print the answer of a study that a driver of its own runs."""
+    from harness.answers.ledger import driven
     from harness.policy.types import UserError
     from harness.study import ledger, receipt
 
@@ -186,7 +188,7 @@ def _drive(
         return
     with teller(machine=machine) as told:
         text = receipt.answered(
-            out, seeds, driver.inputs(), lambda: driver.text(seeds, out, workers=workers, teller=told)
+            out, seeds, driver.inputs(), lambda: driven(driver.parts(seeds, out, workers=workers, teller=told))
         )
     for line in text:
         click.echo(line)
@@ -199,7 +201,8 @@ def drawn_at(folder: Path) -> Path:
 
 def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the figures of a study by plots/fig_KIND.py, unless they are up to date."""
-    from harness.study import receipt, text
+    from harness.answers import text
+    from harness.study import receipt
 
     def draw() -> list[Path]:
         import plots
@@ -210,7 +213,7 @@ def figures(measured: Measured, kind: str, stem: Path, command: str, note: str =
 
 
 def _print(measured: Measured, every: bool, markdown: bool) -> None:
-    from harness.study import text
+    from harness.answers import text
 
     shown = text.Shown(measured.table, measured.about, measured.folder, markdown, every)
     for line in (*text.lines(shown), *(f"{name}: {why}" for name, why in measured.failed.items())):
@@ -221,7 +224,6 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     """Show what would be run and how long it may take."""
     from dataclasses import replace
 
-    from harness.report.text_table import aligned
     from harness.run import estimates, realtime, streams
     from harness.run.setup import Failed
     from harness.study import grid

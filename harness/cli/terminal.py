@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from harness.answers.table import WIDTH, brief
+
 if TYPE_CHECKING:
     from harness.run.teller import Left
 
@@ -44,16 +46,12 @@ def room() -> int:
 
 def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> None:
     """Print lines on one screen, the tail last; with `every` all of them, as they are."""
-    from harness.report.text_table import WIDTH, brief
-
     for line in brief(lines, every=every, tail=tail, room=min(WIDTH, room())):
         click.echo(line)
 
 
 def prose(line: str) -> None:
     """Print a line; on a terminal it is folded between words, in a pipe it stays whole."""
-    from harness.report.text_table import brief
-
     for part in brief([line], every=not sys.stdout.isatty(), room=room()):
         click.echo(part)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.answers.commands import short_path
 from harness.cli.codes import Code
 from harness.cli.options import (
     MOVED,
@@ -21,7 +22,6 @@ from harness.cli.options import (
     system_names,
 )
 from harness.cli.terminal import Terminal
-from harness.report.commands import short_path
 
 if TYPE_CHECKING:
     from harness.check.findings import Failure

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.answers.commands import short_path
+from harness.answers.table import aligned
 from harness.cli.options import (
     ALL,
     FIGURES,
@@ -23,7 +25,6 @@ from harness.cli.options import (
     trace_names,
 )
 from harness.cli.terminal import room, screen
-from harness.report.commands import short_path
 from traces import readers
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool
     Also its herds, its drift over hours, the hits of a prefix cache, and the shipped regime that it resembles; a figure
     shows it over time.
     """
-    from harness.report.text_table import aligned
     from harness.run.setup import load_trace
     from traces import resembles
     from traces.stats import MEANS
@@ -194,7 +194,6 @@ def make(name: str, models: int | None, span_s: float | None, seed: int, out: Pa
 
     Its statistics are shown beside the measured ones that it is fitted to.
     """
-    from harness.report.text_table import aligned
     from traces import realism, schema, synthetic
     from traces.load import of_table
 

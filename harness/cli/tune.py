@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.answers.commands import real, short_path
+from harness.answers.table import aligned
 from harness.cli.options import (
     ALL,
     JSON_PROGRESS,
@@ -25,7 +27,6 @@ from harness.cli.options import (
     system_names,
 )
 from harness.cli.terminal import room, screen, teller
-from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.run.shard import Shard
@@ -90,8 +91,7 @@ def _lines(tuned: Tuned, every: bool) -> Sequence[str]:
 
     With `every` the table holds all draws, else the defaults and the choice.
     """
-    from harness.report.text_table import aligned
-    from harness.rows import estimate, vetted
+    from harness.rows import vetted
     from harness.rows.estimate import POINTS
     from harness.study.tune import shown
 
@@ -100,7 +100,7 @@ def _lines(tuned: Tuned, every: bool) -> Sequence[str]:
         star = " *" if k == tuned.chosen else ""
         if k not in {0, tuned.chosen} and not every:
             continue
-        gain = estimate.text(draw.gain.times(100), POINTS._replace(decimals=2))
+        gain = draw.gain.times(100).text(POINTS._replace(decimals=2))
         name, held, score = f"{k}{star}", f"{100 * draw.held:.2f}", f"{100 * draw.score:.2f}"
         rows.append((name, held, gain, score, shown(draw.fields)))
     mark = " (unchecked)" if vetted.unchecked([tuned.system]) else ""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
+from harness.answers.commands import real, short_path
+from harness.answers.table import aligned, laid
 from harness.cli.options import ALL, FIGURES, MOVED, PATH, POSITIVE, RESULTS, SOME_SEEDS, TARGET, examples
 from harness.cli.terminal import Terminal, screen
-from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,7 +128,6 @@ def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: P
     from functools import partial
 
     from harness.policy.types import UserError
-    from harness.report.text_table import aligned, laid
     from harness.rows.record import write_bytes
     from harness.validate import corun, stored
 
@@ -148,7 +148,7 @@ def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: P
     if page is not None:
         options = [f"--table {table}"] * (table is not None) + [f"--slo {slo}"] * (slo is not None)
         command = " ".join(["bench validate", short_path(named), *options, f"--page {short_path(real(page))}"])
-        write_bytes(real(page), seen.page(command, partial(laid, markdown=True)).encode())
+        write_bytes(real(page), seen.page(command, laid).encode())
         click.echo(short_path(real(page)))
 
 
@@ -163,9 +163,6 @@ def _measured(
     every: bool,
 ) -> None:
     """Hold the simulator against files of measured runs."""
-    from functools import partial
-
-    from harness.report.text_table import aligned, laid
     from harness.rows.record import write_bytes
     from harness.validate import idle, measured, staggered
     from harness.validate import page as pages
@@ -202,7 +199,7 @@ def _measured(
     sys.stdout.flush()
     if page is not None and everything is not None:
         told = [note for ramp in ran for note in ramp.notes]
-        text = pages.page(everything, skipped, told, idle.kept(), partial(laid, markdown=True))
+        text = pages.page(everything, skipped, told, idle.kept(), laid)
         write_bytes(real(page), text.encode())
         click.echo(short_path(real(page)))
     if plot:
@@ -217,10 +214,7 @@ def _measured(
 
 def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any) -> None:
     """Hold the simulator against servers, or devices, on the same specs."""
-    from functools import partial
-
     from harness.policy.types import UserError
-    from harness.report.text_table import aligned
     from harness.run import realtime
     from harness.validate import predicted, ranks
 
@@ -253,7 +247,6 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     if plot and cells:
         import pandas as pd
 
-        from harness.report.text_table import laid
         from harness.rows.record import write_bytes
         from harness.validate.page import compared
         from plots import fig_predicted
@@ -263,7 +256,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
         caption = f"{who}, {comparison.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
         command = f"bench validate --engine {engine} --table {asked['table']}"
         paths = fig_predicted.render(pd.DataFrame(cells), comparison.attainment, stem, command, caption)
-        page = compared(command, told, pairs, cells, comparison.attainment, met, partial(laid, markdown=True))
+        page = compared(command, told, pairs, cells, comparison.attainment, met, laid)
         write_bytes(stem.with_suffix(".md"), page.encode())
         click.echo(" · ".join(short_path(path) for path in (*paths, stem.with_suffix(".md"))))
 

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.rows import pooled, statistics, tidy
+from harness.rows.about import About, Panel
+from harness.rows.estimate import POINTS, RATIO, Estimate
 from harness.rows.pooled import Counts
-from harness.rows.statistics import Crossing, Estimate
+from harness.rows.statistics import Crossing
 from harness.rows.tidy import Windows
-
-Panel = Mapping[str, Any]
 
 STANDINGS = {  # of two systems: the sign in tables, and its meaning
     "ahead": ("+", "ahead"),
@@ -259,6 +259,22 @@ class Standing(NamedTuple):
     differences: tuple[tuple[float, Estimate], ...] = ()  # by x as shown, ours less theirs in shares of 1
     shared: float = 0.0  # correlation of their misses by window: the variance that common random numbers save
 
+    @property
+    def decisive(self) -> Estimate | None:
+        """The ratio where it decides; None where it is missing or a curve is flat, and differences stand for it."""
+        return None if self.flat else self.ratio
+
+
+def verdict_text(standing: Standing, *, between: str = " ") -> str:
+    """Say who is ahead: the sign with the ratio, or with differences in points where the ratio does not decide."""
+    if (ratio := standing.decisive) is not None:
+        numbers = ratio.text(RATIO)
+    elif gaps := [gap.times(100).text(POINTS, spread=False) for _, gap in standing.differences]:
+        numbers = f"{between.join(gaps)} points"
+    else:
+        numbers = standing.note
+    return f"{STANDINGS[standing.says][0]} {numbers}".strip()
+
 
 def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float) -> Standing:
     """Judge who is ahead on a panel; a note says where a system lacks room, or the rates run end too early."""
@@ -388,21 +404,21 @@ class Claimed(NamedTuple):
     standing: Standing
 
 
-def claimed(table: pa.Table, facts: Mapping[str, Any]) -> list[Claimed]:
+def claimed(table: pa.Table, facts: About) -> list[Claimed]:
     """List every ratio that a study claims, on each panel that it is about; corrected together."""
     each = []
-    for claim in facts["claims"]:
+    for claim in facts.claims:
         pair = (claim["system"], claim["over"])
-        if claim["what"] != "ratio" or not {*pair} <= {*facts["systems"]}:
+        if claim["what"] != "ratio" or not {*pair} <= {*facts.systems}:
             continue
-        definition = claim["definition"] or facts["definitions"][0]
-        for panel in concerned(facts["panels"], claim["on"]):
+        definition = claim["definition"] or facts.definitions[0]
+        for panel in concerned(facts.panels, claim["on"]):
             rows = of_panel(table, panel)
             if not {*pair} <= {*rows["label"].unique().to_pylist()}:
                 continue
             wrong = [name for name in pair if name in tidy.invalid(rows)]
             each.append(Claimed(claim, panel, Standing(None, UNDECIDED, f"{' and '.join(wrong)} invalid") if wrong else
-                                 side_by_side(rows, panel, pair, definition, facts["level"])))  # fmt: skip
+                                 side_by_side(rows, panel, pair, definition, facts.level)))  # fmt: skip
     standings = corrected([c.standing for c in each])
     return [c._replace(standing=standing) for c, standing in zip(each, standings, strict=True)]
 

@@ -1,4 +1,4 @@
-"""An estimate as text, the same wherever one is printed: `m [low, high]`.
+"""Estimates, and their text, the same wherever one is printed: `m [low, high]`.
 
 A bound stands before the mean, and an interval with an open end shows where the quantity ends:
 
@@ -11,9 +11,8 @@ A bound stands before the mean, and an interval with an open end shows where the
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
-
-from harness.rows.statistics import Estimate
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 NONE = "-"
 
@@ -36,42 +35,64 @@ SHARE = Style(decimals=1)  # in percent
 POINTS = Style(decimals=1, signed=True)  # differences of shares in percent
 
 
-def text(e: Estimate | None, style: Style = RATE, *, spread: bool = True) -> str:
-    """Print an estimate; without `spread` its mean alone.
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its 95 % interval, of `n` runs or blocks of windows.
 
-    A latency that never came is infinite.
+    `low` and `high` are None where there is no interval, or it is unbounded. `sign` is "=" for a value, ">" and "<" for
+    a bound (the quantity lies beyond what was run), and "~" where bounds oppose each other.
     """
-    if e is None or math.isnan(e.mean):
-        return NONE
-    if math.isinf(e.mean):
-        return "never"
-    shown = f"{_sign(e, style)}{number(e.mean, style.decimals, signed=style.signed)}{style.unit}"
-    return f"{shown} {interval(e, style)}" if spread and _informs(e) else shown
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    sign: Literal["=", "<", ">", "~"] = "="
+
+    def times(self, factor: float) -> Estimate:
+        """Return the estimate in another unit, `factor` times its numbers."""
+        low, high = (None if x is None else x * factor for x in (self.low, self.high))
+        return replace(self, mean=self.mean * factor, low=low, high=high)
+
+    def text(self, style: Style = RATE, *, spread: bool = True) -> str:
+        """Print the estimate; without `spread` its mean alone.
+
+        A latency that never came is infinite.
+        """
+        if math.isnan(self.mean):
+            return NONE
+        if math.isinf(self.mean):
+            return "never"
+        sign = "" if self.sign == "=" else "≤" if self.sign == "<" and style.reached else self.sign
+        shown = f"{sign}{number(self.mean, style.decimals, signed=style.signed)}{style.unit}"
+        return f"{shown} {self.ends(style)}" if spread and self._informs else shown
+
+    @property
+    def _informs(self) -> bool:
+        """Whether the interval says more than the mean and its sign: `>24.0 [24.0, inf]` does not."""
+        ends = [x for x in (self.low, self.high) if x is not None]
+        return len(ends) == 2 or any(not math.isclose(x, self.mean) for x in ends)
+
+    def ends(self, style: Style = RATE) -> str:
+        """Print the interval alone, no finer than the mean; an open end is 0 (of a difference -inf) or inf."""
+
+        def shown(x: float | None, end: str) -> str:
+            if x is None:
+                return end
+            return number(x, min(_digits(x), _digits(self.mean)) if style.decimals is None else style.decimals)
+
+        return f"[{shown(self.low, '-inf' if style.signed else '0')}, {shown(self.high, 'inf')}]"
+
+
+def text(e: Estimate | None, style: Style = RATE, *, spread: bool = True) -> str:
+    """Print an estimate that may lack (Estimate.text)."""
+    return NONE if e is None else e.text(style, spread=spread)
 
 
 def span(least: Estimate, most: Estimate, style: Style = RATE) -> str:
     """Print the means of two estimates as a range."""
-    low, high = (text(e, style, spread=False) for e in (least, most))
+    low, high = (e.text(style, spread=False) for e in (least, most))
     return low if low == high else f"{low.removesuffix(style.unit)} to {high}"
-
-
-def _informs(e: Estimate) -> bool:
-    """Tell whether the interval says more than the mean and its sign: `>24.0 [24.0, inf]` does not."""
-    ends = [x for x in (e.low, e.high) if x is not None]
-    return len(ends) == 2 or any(not math.isclose(x, e.mean) for x in ends)
-
-
-def interval(e: Estimate, style: Style = RATE) -> str:
-    """Print the interval alone; an open end is 0 (of a difference -inf) or inf."""
-    low = _bound(e.low, e, style, "-inf" if style.signed else "0")
-    return f"[{low}, {_bound(e.high, e, style, 'inf')}]"
-
-
-def _bound(x: float | None, e: Estimate, style: Style, end: str) -> str:
-    if x is None:
-        return end
-    fixed = style.decimals is not None
-    return number(x, style.decimals if fixed else min(_digits(x), _digits(e.mean)))  # no finer than the mean
 
 
 def number(x: float, decimals: int | None = None, *, signed: bool = False) -> str:
@@ -81,12 +102,6 @@ def number(x: float, decimals: int | None = None, *, signed: bool = False) -> st
     digits = _digits(x) if decimals is None else decimals
     x = round(x, digits) or 0.0  # no "-0.0"
     return f"{x:{'+' * (signed and x != 0)}.{digits}f}"
-
-
-def _sign(e: Estimate, style: Style) -> str:
-    if e.sign == "=":
-        return ""
-    return "≤" if e.sign == "<" and style.reached else e.sign
 
 
 def _digits(x: float) -> int:

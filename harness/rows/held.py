@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.rows import crossings, tidy
-from harness.rows.statistics import Estimate, interval
+from harness.rows.estimate import Estimate
+from harness.rows.statistics import interval
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from harness.rows.crossings import Panel
+    from harness.rows.about import About, Panel
 
 DAY_H = 24
 
@@ -50,7 +51,7 @@ def cheapest(settings: Iterable[Held], level: float) -> Held | None:
     return min((s for s in settings if s.met.mean >= level), key=lambda s: s.gpu_h.mean, default=None)
 
 
-def panels(table: pa.Table, about: Mapping[str, Any]) -> Iterator[tuple[Panel, list[Held]]]:
+def panels(table: pa.Table, about: About) -> Iterator[tuple[Panel, list[Held]]]:
     """Yield each panel of a study with its settings."""
-    for panel in about["panels"]:
-        yield panel, list(held(table, panel, about["systems"], about["definitions"][0]))
+    for panel in about.panels:
+        yield panel, list(held(table, panel, about.systems, about.definitions[0]))

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from harness.rows.statistics import MIRROR, Estimate, falling
+from harness.rows.estimate import Estimate
+from harness.rows.statistics import MIRROR, falling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,31 +9,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from harness.rows.estimate import Estimate
+
 if TYPE_CHECKING:
     from harness.rows.requests import Floats
 
 T_BELOW = 8  # runs; with fewer a bootstrap interval is too short, so the t interval stands in
 _RESAMPLES = 9_999
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value with its 95 % interval, of `n` runs or blocks of windows.
-
-    `low` and `high` are None where there is no interval, or it is unbounded. `sign` is "=" for a value, ">" and "<" for
-    a bound (the quantity lies beyond what was run), and "~" where bounds oppose each other.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
-    sign: Literal["=", "<", ">", "~"] = "="
-
-    def times(self, factor: float) -> Estimate:
-        """Return the estimate in another unit, `factor` times its numbers."""
-        low, high = (None if x is None else x * factor for x in (self.low, self.high))
-        return replace(self, mean=self.mean * factor, low=low, high=high)
 
 
 def interval(values: Sequence[float] | Floats, within: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:

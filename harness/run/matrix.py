@@ -17,7 +17,6 @@ from harness.loop import engine, system
 from harness.loop.guard import error_text
 from harness.loop.replay import missing
 from harness.policy.types import UserError
-from harness.report.text_table import laid
 from harness.run.resolve import ROOMY, gaps, traits
 from harness.run.setup import Setup, blamed
 from harness.run.spec import Spec
@@ -109,8 +108,8 @@ def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = N
         yield from presets
 
 
-def lines(table: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
-    """Yield the matrix as a table, presets that are alike in one row, and a legend of the shortened names."""
+def parts(table: Sequence[Row]) -> tuple[list[list[str]], str]:
+    """Return the matrix as cells, the head first and presets that are alike in one row; and what short names mean."""
     engines = list(table[0].lacks)
     real = [where for where in engines if _made(where).wall_clock]
     names = {where: {name for row in table for name in row.lacks[where].names} for where in engines}
@@ -121,17 +120,12 @@ def lines(table: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
         cells = ("-" if only and where in real else _told(row.lacks[where]) for where in engines)
         alike.setdefault((row.system, *cells, only), []).append(row.preset or "defaults")
     shown = ([name, ", ".join(presets), *cells] for (name, *cells), presets in alike.items())
-    yield from laid([["system", "presets", *engines, "simulated only"], *shown], markdown=markdown)
     folded = dict[str, list[str]]()
     for name in sorted(set().union(*names.values())):
         folded.setdefault(_word(name), []).append(name)
     legend = (f"{word}: {', '.join(of)}" for word, of in sorted(folded.items()) if word in WORDS.values())
-    yield f"simulated only: features of no engine in real time. {'; '.join(legend)}."
-
-
-def page(table: Sequence[Row]) -> str:
-    """Return the matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
-    return PAGE + "".join(f"{line}\n" for line in lines(table, markdown=True))
+    meant = f"simulated only: features of no engine in real time. {'; '.join(legend)}."
+    return [["system", "presets", *engines, "simulated only"], *shown], meant
 
 
 def _word(name: str) -> str:

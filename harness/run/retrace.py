@@ -18,10 +18,10 @@ from harness.engines.sim.engine import Sim
 from harness.engines.sim.trace import Stretch, Trace, Traced, Transfer
 from harness.loop.replay import replay
 from harness.policy.types import Infeasible, Unsupported, UserError
-from harness.report.timeline import Part, folded
 from harness.rows import record
 from harness.run import spec as specs
 from harness.run.setup import Setup, blamed
+from harness.run.stretches import Part, folded
 from harness.run.teller import Silent, Teller
 
 if TYPE_CHECKING:

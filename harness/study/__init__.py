@@ -1,1 +1,1 @@
-"""Many runs as one question: studies, comparisons, sizes and claims, with the words of their answers."""
+"""Many runs as one question: studies, comparisons, sizes and claims, as numbers and verdicts."""

@@ -148,3 +148,9 @@ def _solo_slos(setup: Setup, rule: slo.Scaled) -> dict[str, Pair]:
     ttft_s, tpot_s = setup.solo_s(np.arange(n, dtype=np.int32), prompt, output, gpu=rule.gpu)
     pairs = zip((rule.ttft_x * ttft_s).tolist(), (rule.tpot_x * tpot_s).tolist(), strict=True)
     return dict(zip(models.names, pairs, strict=True))
+
+
+def by_kind(rule: str) -> slo.Scaled | None:
+    """Return a rule whose base is measured on the GPUs of each run, for it names no kind; None for any other rule."""
+    parsed = slo.parse(rule)
+    return parsed if isinstance(parsed, slo.Scaled) and parsed.by_gpu and not parsed.gpu else None

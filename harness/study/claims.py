@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow.compute as pc
 
 from harness.policy.fields import asked
-from harness.report.text_table import WIDTH, folded
 from harness.rows import crossings, estimate, pooled, tidy
+from harness.rows.about import About, Panel
 from harness.rows.crossings import (
     EASES,
     Loss,
-    Panel,
     Standing,
     crossing,
     fewest,
@@ -27,8 +26,8 @@ from harness.rows.crossings import (
     reached,
     side_by_side,
 )
-from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Style
-from harness.rows.statistics import Estimate, interval
+from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Estimate, Style
+from harness.rows.statistics import interval
 from harness.study.rule import (
     CLASSES,
     DECIDED,
@@ -43,12 +42,10 @@ from harness.study.rule import (
     rule,
     untried,
 )
-from harness.study.study import BEST, OR, Claim, beside, systems_of
+from harness.study.study import BEST, OR, Claim, Study, beside, systems_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-About = Mapping[str, Any]  # facts of a study, as its table's metadata has them
 
 CASE = "a case study, which decides nothing"
 LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: the least evidence of a class
@@ -83,6 +80,9 @@ class Line(NamedTuple):
     section: str
     verdict: Verdict
     law: str = ""  # of lengths, where the paper gives their means alone
+
+
+Part: TypeAlias = str | Sequence[Sequence[str]] | Line  # of a driver's answer: a line, cells of a table, a claim
 
 
 # ------------------------------------------------------------------ evidence
@@ -176,18 +176,6 @@ def by_measures(
             yield Line(section, by_number(claim, None, interval(values)), law)
 
 
-def printed(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield the claims as text: class, the paper's number, the result here, the claim; below it why they differ."""
-    width = max((len(line.verdict.text) for line in lines), default=0)
-    for section, verdict, law in lines:
-        of = f", {law}" if law else ""
-        paper = paper_text(verdict.claim)
-        yield f"{verdict.says:12} {paper:>10}  here {verdict.text:{width}} {verdict.claim.subject}{of} ({section})"
-        if why := reason(verdict):
-            indent = " " * 13
-            yield from folded(indent + why, WIDTH, indent)
-
-
 def reason(verdict: Verdict) -> str:
     """Return the reason why ours differs, or the datum that a comparison lacks."""
     return verdict.note or verdict.claim.why
@@ -195,7 +183,7 @@ def reason(verdict: Verdict) -> str:
 
 def claims_of(about: About) -> list[Claim]:
     """Read the claims of a stored study."""
-    return [Claim(**{key: _stored(value) for key, value in stored.items()}) for stored in about["claims"]]
+    return [Claim(**{key: _stored(value) for key, value in stored.items()}) for stored in about.claims]
 
 
 def _stored(value: Any) -> Any:
@@ -204,7 +192,7 @@ def _stored(value: Any) -> Any:
 
 def concerned(claim: Claim, about: About) -> list[Panel]:
     """List the panels that a claim is about."""
-    return crossings.concerned(about["panels"], claim.on)
+    return crossings.concerned(about.panels, claim.on)
 
 
 def variants(claim: Claim) -> Iterator[Claim]:
@@ -232,12 +220,12 @@ def of_file(name: str, about: About) -> list[str]:
     if not name.startswith(BEST):
         return [name]
     file = name.removeprefix(BEST)
-    return [label for label, text in about["texts"].items() if asked(text).name == file]
+    return [label for label, text in about.texts.items() if asked(text).name == file]
 
 
 def lacking(claim: Claim, about: About) -> list[str]:
     """List the systems of a claim that take no part in a study."""
-    part = {*about["systems"], *about["controls"]}
+    part = {*about.systems, *about.controls}
     names = [name for name in chain(*systems_of(claim.system), *systems_of(claim.over)) if name]
     return [name for name in dict.fromkeys(names) if not {*of_file(name, about)} & part]
 
@@ -247,7 +235,7 @@ def lacking(claim: Claim, about: About) -> list[str]:
 
 def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
     """Compute the attainment a system loses without a part at every x of every panel of a claim, paired by seed."""
-    definition = claim.definition or about["definitions"][0]
+    definition = claim.definition or about.definitions[0]
     return crossings.losses(table, concerned(claim, about), claim.system, claim.over, definition)
 
 
@@ -271,10 +259,10 @@ def compared(
     return {name: s._replace(ratio=s.ratio and inverse(s.ratio)) for name, s in each.items()}
 
 
-def standing_text(standing: Standing) -> str:
+def order_text(standing: Standing) -> str:
     """Render a ratio; where a curve is flat at the level, render who is ahead and the differences at fixed rates."""
-    if not standing.flat and standing.ratio is not None:
-        return estimate.text(standing.ratio, RATIO)
+    if (ratio := standing.decisive) is not None:
+        return ratio.text(RATIO)
     gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in standing.differences)
     why = "flat at the level" if standing.ratio is not None else ""
     return ": ".join(filter(None, (", ".join(filter(None, (why, standing.note, standing.says))), gaps)))
@@ -320,7 +308,7 @@ def met(rows: pa.Table, system: str, definition: str, level: float, at: float) -
 
 def verdicts(table: pa.Table, about: About) -> list[Verdict]:
     """Judge every claim whose systems take part, on every panel that it is about."""
-    return [verdict for i in range(len(about["claims"])) for verdict in of_claim(table, about, i)]
+    return [verdict for i in range(len(about.claims)) for verdict in of_claim(table, about, i)]
 
 
 def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
@@ -328,7 +316,7 @@ def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
     seen = set[tuple[str, ...]]()
     for variant in variants(claims_of(about)[i]):
         for claim, reading in comparisons(variant, about):
-            for verdict in _of_one(table, about, claim, about["values"][i]):
+            for verdict in _of_one(table, about, claim, about.values[i]):
                 key = (claim.system, claim.over, claim.definition, verdict.panel["condition"] if verdict.panel else "")
                 if key not in seen:
                     seen.add(key)
@@ -357,7 +345,7 @@ def _of_case(verdict: Verdict, panel: Panel) -> Verdict:
 
 
 def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:
-    if claim.paper is None or not {claim.system, claim.over} <= set(about["systems"]):
+    if claim.paper is None or not {claim.system, claim.over} <= set(about.systems):
         return
     worst = max(losses(table, about, claim), key=lambda loss: loss.most.mean, default=None)
     here = worst.most if worst else None
@@ -381,7 +369,7 @@ def by_number(
 
 def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
     """Judge a claim about crossings on one panel."""
-    definition, level = claim.definition or about["definitions"][0], about["level"]
+    definition, level = claim.definition or about.definitions[0], about.level
     others = of_file(claim.over, about) if claim.over else []
     if wrong := {name: why for name, why in tidy.invalid(rows).items() if name in {claim.system, *others}}:
         note = "; ".join(f"{name} is invalid: {why}" for name, why in wrong.items())
@@ -412,15 +400,15 @@ def _by_ratio(
     each = {name: standing for name, standing in each.items() if standing.ratio is not None or standing.differences}
     if not each:
         return by_number(claim, panel, None, NONE)
-    ratios = {name: s.ratio for name, s in each.items() if s.ratio is not None and not s.flat}
+    ratios = {name: ratio for name, s in each.items() if (ratio := s.decisive) is not None}
     best = min(each, key=lambda name: _order(each[name]))
     backing = support(rows, panel, replace(claim, over=best), definition, level)
     if len(ratios) == len(each):
         best, here = lowest(ratios)
         named = f" (the best is {best})" if claim.over.startswith(BEST) else ""
-        return by_number(claim, panel, here, estimate.text(here, RATIO) + named, backing)
+        return by_number(claim, panel, here, here.text(RATIO) + named, backing)
     says = all_of([judged_order(claim, standing) for standing in each.values()])  # behind any is behind the best
-    text = "; ".join((f"{name}: " if len(each) > 1 else "") + standing_text(s) for name, s in each.items())
+    text = "; ".join((f"{name}: " if len(each) > 1 else "") + order_text(s) for name, s in each.items())
     return Verdict(claim, panel, each[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing)
 
 
@@ -453,33 +441,33 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
 
     There is no ratio where a system has no room, or where both are beyond the rates that were run for every seed.
     """
-    definition = claim.definition or about["definitions"][0]
+    definition = claim.definition or about.definitions[0]
     pair = (claim.system, claim.over)
-    standing = side_by_side(rows, panel, pair, definition, about["level"])
+    standing = side_by_side(rows, panel, pair, definition, about.level)
     here, says, note = standing.ratio, standing.says, standing.note
-    text = note if here is None else estimate.text(here, RATIO)
+    text = note if here is None else here.text(RATIO)
     if not _at_an_end(panel, about) or claim.paper is None:
         return Verdict(claim, panel, here, text, says, NONE, note)
     if here is None:
         return Verdict(claim, panel, None, text, "does not fit" if "does not fit" in note else "open", NONE, note)
     if standing.flat:
-        return Verdict(claim, panel, here, standing_text(standing), judged_order(claim, standing), rule(claim), note)
-    verdict = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about["level"]))
+        return Verdict(claim, panel, here, order_text(standing), judged_order(claim, standing), rule(claim), note)
+    verdict = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about.level))
     return verdict._replace(note="; ".join(filter(None, (note, verdict.note))))
 
 
 def _at_an_end(panel: Panel, about: About) -> bool:
     """Tell whether a panel is the start of a cumulative study, or has all of its assumptions."""
-    last = max((other["row"] for other in about["panels"] if other["kind"] == "cumulative"), default=None)
+    last = max((other["row"] for other in about.panels if other["kind"] == "cumulative"), default=None)
     return bool(panel["kind"] == "base" or panel["row"] == last)
 
 
 # ------------------------------------------------------------------ in words
 
 
-def claim_text(claim: Claim, about: About, axis: str = "") -> str:
-    """Describe the subject of a claim in words."""
-    level, word = f"{100 * about['level']:g} %", (claim.definition or about["definitions"][0]).upper()
+def claim_text(claim: Claim, of: About | Study, axis: str = "") -> str:
+    """Describe the subject of a claim in words; the study gives the level and the usual definition of attainment."""
+    level, word = f"{100 * of.level:g} %", (claim.definition or of.definitions[0]).upper()
     match claim.what:
         case "measure":
             return claim.subject
@@ -490,7 +478,7 @@ def claim_text(claim: Claim, about: About, axis: str = "") -> str:
         case "fewest":
             return f"{claim.label}, GPUs for {level} {word}"
         case "ratio" if axis == "slo_scale":
-            return f"{claim.label}, how many times shorter P{100 * about['level']:g} {word} is"
+            return f"{claim.label}, how many times shorter P{100 * of.level:g} {word} is"
         case _:
             if claim.at:
                 return f"{claim.label}, {level} {word} at {AXES[axis]} {claim.at:g}"
@@ -512,4 +500,4 @@ def paper_text(claim: Claim) -> str:
 
 def points_text(share: Estimate) -> str:
     """Render a difference of attainment in points."""
-    return estimate.text(share.times(100.0), POINTS)
+    return share.times(100.0).text(POINTS)

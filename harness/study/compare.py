@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.engines.costs import kernels, quantities
 from harness.policy import mix
-from harness.run.setup import load_models
+from harness.policy.types import Inst, Unsupported
+from harness.run.setup import Setup, load_models
+from harness.run.spec import Spec
 from harness.study.study import AA, CONTROLS, PRECISION, UPPER, Condition, Sample, Scope, Study, named
 from workloads import slo
+from workloads.build import closed, idle_to_swap, rate_rps
+from workloads.picking import assigned, window_fold
 from workloads.usual import TRACE, WORLD, memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from harness.report.summary import Summary
+    from harness.rows.about import About
+    from harness.study.summary import Summary
+    from traces.synthetic import Preset
 
 NAME = "comparison"
 
@@ -89,12 +98,58 @@ def silent(systems: Collection[str]) -> tuple[str, ...]:
     return (*CONTROLS, *(name for name in systems if name.endswith(AA)))
 
 
-def summary(table: pa.Table, about: Mapping[str, Any], rule: str, unchecked: Collection[str]) -> Summary:
-    """Summarize a comparison at its most telling rate, from its table and facts; `unchecked` labels are marked so."""
-    from harness.report.summary import summarize
+def summary(table: pa.Table, about: About, rule: str) -> Summary:
+    """Summarize a comparison at its most telling rate, from its table and facts."""
     from harness.study.search import LEVEL
+    from harness.study.summary import summarize
+    from harness.study.table import unchecked
 
-    names = list(about["systems"])
-    (panel,) = about["panels"]
-    return summarize(table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked,
+    names = list(about.systems)
+    (panel,) = about.panels
+    return summarize(table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked(table),
                      halves=panel["halves"], upper=UPPER)  # fmt: skip
+
+
+def load_of(spec: Spec) -> tuple[int, bool, Preset | None]:
+    """Return the requests of a comparison at the trace's rate, and whether a seed replays a half of them.
+
+    Last comes the generator of a closed loop; None where requests come by themselves.
+    """
+    setup = Setup(spec)
+    requests = round(setup.trace.span_s * rate_rps(setup.trace, setup.models))
+    return requests, window_fold(setup.trace, spec.seed, spec.plan) is not None, closed(setup.trace)
+
+
+def stream_rule(spec: Spec) -> str:
+    """Say which stream of the trace each model has."""
+    setup = Setup(spec)
+    return assigned(setup.trace, setup.models, spec.seed, spec.assign).rule
+
+
+def gap_in_swaps(spec: Spec, rate_scale: float) -> float:
+    """Return the median idle gap of a model over a swap from the host: whether it idles long enough to be swapped.
+
+    NaN where the engine has no cost table.
+    """
+    setup = Setup(replace(spec, rate_scale=rate_scale, slo="", slo_s=(), window_s=None))
+    cluster = setup.cluster
+    try:
+        swaps = [cluster.profile.load_s(Inst(n, tuple(range(m.tp))), "host") for n, m in cluster.models.items()]
+    except Unsupported:
+        return math.nan
+    return idle_to_swap(setup.jobs(), sum(swaps) / len(swaps))
+
+
+def rooflines(spec: Spec) -> dict[str, float]:
+    """Return the share of a decode step in kernels of which nothing was measured, by quantised model or mixture."""
+    if quantities.machine(spec.table) is not None:
+        return {}
+    shares: dict[str, float] = {}
+    for kind in mix.names(spec.gpu):
+        q, card = quantities.quantities(kind, spec.table), quantities.gpu(kind, spec.table)
+        for member in Setup(spec).models.members:
+            shape = member.shape
+            if shape.formats is not None or shape.experts is not None or shape.latent is not None:
+                share = kernels.roofline_share(q, card, shape, member.tp)
+                shares[shape.name] = max(share, shares.get(shape.name, 0.0))
+    return shares

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.rows import crossings, pooled, tidy
-from harness.rows.crossings import FALSE, UNDECIDED, Panel, Standing
+from harness.rows.about import Panel
+from harness.rows.crossings import FALSE, UNDECIDED, Standing
 from harness.rows.tidy import Windows
 from harness.study.search import HALF_OCTAVE, OCTAVE, QUARTER, rounded
 from harness.study.study import AA_SEED
@@ -31,10 +32,11 @@ def settled(standing: Standing, precision: float, verdicts: int) -> bool:
     """Tell whether a standing is decided, also among so many verdicts, or its interval is narrow enough."""
     if standing.says != UNDECIDED and (not standing.p or standing.p * verdicts <= FALSE or "equal" in standing.says):
         return True
-    if standing.flat or standing.ratio is None:
+    if (e := standing.decisive) is None:
         gaps = [gap for _, gap in standing.differences]
-        return all(e.low is not None and e.high is not None and e.high - e.low <= 2 * crossings.NEAR for e in gaps)
-    e = standing.ratio
+        return all(
+            gap.low is not None and gap.high is not None and gap.high - gap.low <= 2 * crossings.NEAR for gap in gaps
+        )
     if e.low is None or e.high is None:
         return False
     return e.low >= (1.0 - precision) * e.mean and e.high <= (1.0 + precision) * e.mean
@@ -51,7 +53,7 @@ def unsettled(
     left: dict[str, bool] = {}
     for pair, standing in told.items():
         if not settled(standing, precision, len(told)):
-            left |= {name: left.get(name, False) or standing.flat or standing.ratio is None for name in pair}
+            left |= {name: left.get(name, False) or standing.decisive is None for name in pair}
     return left
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from textwrap import wrap
 from typing import NamedTuple, Protocol
 
 from harness.policy import mix
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from harness.report.text_table import aligned
 from harness.rows import setting
-from harness.rows.crossings import Panel
+from harness.rows.about import Panel
 from harness.rows.estimate import NONE
 from harness.run import sweep
 from harness.run.shard import Shard
@@ -24,14 +21,12 @@ from harness.run.teller import Silent, Teller
 from harness.study import claims, muxserving, paging, weaving
 from harness.study import load as studies
 from harness.study.claims import Line as Driven
-from harness.study.claims import Verdict
+from harness.study.claims import Part, Verdict
 from harness.study.measure import Measured, measure
 from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
 from harness.study.study import START, Claim, Study
 
-UNKNOWN = "nothing is known that is sufficient"
 FULL = "only --full runs its condition"
-WIDTH = 100
 
 
 class Line(NamedTuple):
@@ -107,8 +102,10 @@ class Driver(Protocol):
     ) -> Iterator[Driven]:
         """Yield every claim with its verdict; runs are kept in `out`."""
 
-    def text(self, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
-        """Yield the answer in a line, the setting, tables if it has any, then a line a claim."""
+    def parts(
+        self, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
+    ) -> Iterator[Part]:
+        """Yield the answer in a line, the setting, tables if it has any, then the claims."""
 
 
 DRIVERS: Mapping[str, Driver] = {"muxserve": muxserving, "pagedattention": paging, "weaver": weaving}
@@ -189,7 +186,7 @@ def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Sourc
 
 def statement(asked: Study, claim: Claim, lines: Sequence[Line]) -> Statement:
     """Make the statement of a claim from its lines."""
-    says = claim.says or claims.claim_text(claim, {"level": asked.level, "definitions": asked.definitions}, "rate_rps")
+    says = claim.says or claims.claim_text(claim, asked, "rate_rps")
     number = claims.paper_text(claim) + (f" ({claim.metric})" if claim.metric else "")
     return Statement(asked.paper, claim.section, says, number, tuple(lines), _due(claim), claim.name)
 
@@ -271,8 +268,8 @@ def _everywhere(claim: Claim, measured: Measured) -> str:
     """Describe the conditions of a claim about all panels together."""
     if claim.what == "value":
         return "idle links of a whole node"
-    first = measured.about["panels"][0]
-    traces = " and ".join(dict.fromkeys(panel["trace"] for panel in measured.about["panels"]))
+    first = measured.about.panels[0]
+    traces = " and ".join(dict.fromkeys(panel["trace"] for panel in measured.about.panels))
     gpus = mix.told(first["gpu"], first["gpus"]) if first["gpus"] else first["gpu"]
     return f"{traces}, {first['models']}, {gpus}, SLO {first['slo']}, {_seeds(measured.seeds)}"
 
@@ -285,9 +282,8 @@ def _extra(asked: Study, claim: Claim) -> bool:
 def _not_run(asked: Study, claim: Claim) -> Line:
     condition = next(c for c in asked.condition if c.name == claim.on["condition"])
     traces = "; ".join(asked.varied(condition).get("trace", (asked.settings(condition).get("trace", ""),)))
-    about = {"level": asked.level, "definitions": asked.definitions}
     where = ", ".join(filter(None, (traces, "; ".join(asked.sets(condition)), condition.name)))
-    what = claims.claim_text(claim, about, asked.axis(condition))
+    what = claims.claim_text(claim, asked, asked.axis(condition))
     return Line(what, where, NONE, "not run", FULL, evidence=claim.evidence)
 
 
@@ -336,100 +332,3 @@ def weak(ledger: Ledger) -> list[str]:
         if line.weak and not line.evidence and s.verdict in DECIDED
         and (s.verdict != "contradicted" or line.says == "contradicted")
     ]  # fmt: skip
-
-
-# ------------------------------------------------------------------ as Markdown
-
-
-def markdown(ledger: Ledger) -> Iterator[str]:
-    """Yield the ledger as Markdown: the number of each class, then every statement once, with its comparisons."""
-    yield "# Claims"
-    yield ""
-    yield from _wrapped(
-        "Claims of papers, beside the results here: each statement once, by one rule for all "
-        "(`harness/study/rule.py`), fixed before anything ran. Made by `bench claims` (`make claims`).",
-        "",
-    )
-    yield ""
-    verdicts = [s.verdict for s in ledger.statements if s.stands]
-    kept = [word for word in SAYS if word in CLASSES or word in verdicts]
-    bounds = sum(s.verdict == "size" and s.number.startswith("up to") for s in ledger.statements if s.stands)
-    for word in kept:
-        among = f" ({bounds} of an 'up to')" if word == "size" and bounds else ""
-        yield from _wrapped(f"**{verdicts.count(word)} {word}**{among}: {SAYS[word]}", "- ")
-    for paper, group in groupby(sorted(ledger.statements, key=_of), key=_of):
-        yield from ("", f"## {paper}")
-        for statement in group:
-            yield ""
-            yield from block(statement)
-    if ledger.missing or ledger.left:
-        yield from ("", "## Not among them", "")
-        for name, why in (*ledger.missing.items(), *((name, "not asked for (--only)") for name in ledger.left)):
-            yield from _wrapped(escaped(f"{name}: {why}"), "- ")
-
-
-def _of(statement: Statement) -> str:
-    """Return the paper of a statement, without its figures and sections."""
-    return re.split(r", (?:figures?|section) ", statement.paper)[0]
-
-
-def block(stated: Statement) -> Iterator[str]:
-    """Yield a statement in Markdown: its class, its words, its comparisons, and the reason for its class."""
-    section = f" ({escaped(stated.section)})" if stated.section else ""
-    verdict = stated.verdict if stated.stands else "beside a statement of another study"
-    yield from _wrapped(f"**{verdict}** · {escaped(stated.says)}{section}. The paper: {escaped(stated.number)}.", "")
-    yield ""
-    told = (line for line in stated.lines if line.here != NONE or line.says in CLASSES or line.note)
-    order = sorted(told, key=lambda line: line.evidence)
-    for (where, evidence), lines in groupby(order, key=lambda line: (line.where, line.evidence)):
-        comparisons = list(lines)
-        if where:
-            place = "under the same conditions" if evidence and where == order[0].where else f"on {escaped(where)}"
-            yield from _wrapped("beside it, " * evidence + place, "- ")
-        for line in comparisons:
-            yield from _wrapped(escaped(_told(line)), "  - " if where else "- ")
-    if words := _why(stated):
-        yield from _wrapped(escaped(words), "- ")
-
-
-def _told(line: Line) -> str:
-    """Render a comparison in words."""
-    says = f" ({line.says})" if line.says != "input" else ""
-    extra = "".join(f"; {text}" for text in (line.note, line.weak and f"too little: {line.weak}") if text)
-    return f"{line.what + ': ' if line.what else ''}{line.here}{says}{extra}"
-
-
-def _why(statement: Statement) -> str:
-    """Return the reason for a class; empty for "size"."""
-    match statement.verdict:
-        case "size":
-            return ""
-        case "input":
-            return f"input: {statement.why}"
-        case "contradicted" if not statement.why:
-            return UNKNOWN
-    return statement.why
-
-
-def _wrapped(text: str, bullet: str) -> list[str]:
-    indent = " " * len(bullet)
-    return wrap(text, WIDTH, initial_indent=bullet, subsequent_indent=indent, break_long_words=False,
-                break_on_hyphens=False)  # fmt: skip
-
-
-def escaped(text: str) -> str:
-    """Escape the signs of Markdown in a text."""
-    return re.sub(r"([\\*<~_])", r"\\\1", " ".join(text.split()))
-
-
-def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
-    """Yield a table with a row a statement: its class, the paper's number, and the paper's words."""
-    stated = [(s.verdict, s.number, f"{s.says} ({_of(s)})") for s in statements if s.stands]
-    yield from aligned([("class", "paper", "statement"), *stated], room)
-    yield "; ".join(f"{word}: {SAYS[word]}" for word in SAYS if any(word == verdict for verdict, *_ in stated))
-
-
-def counted(statements: Iterable[Statement]) -> str:
-    """Count the statements of each class, in a line."""
-    verdicts = [statement.verdict for statement in statements if statement.stands]
-    return ", ".join(f"{verdicts.count(word)} {word}" for word in SAYS if word in verdicts) or "no claims"

@@ -15,11 +15,13 @@ from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from time import time_ns
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from harness.policy.types import Inst, UserError
 from harness.rows import parts, record, tidy, whole
+from harness.rows.about import About
 from harness.rows.crossings import EASES, RATED, turned
+from harness.rows.sealed import Facts
 from harness.rows.stored import Stamp, stamp
 from harness.run import crew, score, streams, sweep
 from harness.run.resolve import resolve
@@ -53,7 +55,7 @@ class Measured:
     study: Study
     folder: Path
     table: pa.Table
-    about: Mapping[str, Any]
+    about: About
     target: SloTarget  # the SLO of the first panel, at the scale that does not run along x
     reference: Spec  # the resolved spec of the first point, whose setting all runs of a comparison share
     failed: Mapping[str, str] = field(default_factory=dict)  # systems that left it, as Failed has them
@@ -61,7 +63,7 @@ class Measured:
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """Resolved specs of all runs and the hashes of their sources, as stored in their folders."""
-        each = (record.meta(self.folder.parent / run) for run in self.about["runs"])
+        each = (record.meta(self.folder.parent / run) for run in self.about.runs)
         return tuple(Task(stored(about["spec"]), about["code_hash"]) for about in each)
 
     @property
@@ -72,7 +74,7 @@ class Measured:
     @property
     def seeds(self) -> int:
         """Runs of each point."""
-        return int(self.about["seeds"])
+        return self.about.seeds
 
 
 def measure(
@@ -141,12 +143,12 @@ def _vouched(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Meas
     whole.clean(kept.folder)  # a writer may have been killed once its file was in place
     path = kept.folder / record.SWEEP
     try:
-        table, about = tidy.stored(path), record.footer(path)
+        table, about = tidy.stored(path), About.read(path)
     except (OSError, UserError):
         return None
     for line in kept.notes:
         teller.note(line)
-    teller.current(len(about["runs"]))
+    teller.current(len(about.runs))
     return Measured(call.study, kept.folder, table, about, kept.target, kept.reference)
 
 
@@ -204,7 +206,7 @@ class Work:
             points, grid = self.sampled(grid)
         measured = self.scored(grid, points)
         if all(done == of for done, of in self.teller.phases.values()):
-            self.teller.current(len(measured.about["runs"]))
+            self.teller.current(len(measured.about.runs))
         return measured
 
     def begun(self) -> Grid:
@@ -246,7 +248,7 @@ class Work:
     def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured, inputs: list[str]) -> None:
         """Write the receipt of a call that is done."""
         specs, stamps = self._made
-        rules = {judge["rule"] for judge in measured.about["judges"]}
+        rules = {judge["rule"] for judge in measured.about.judges}
         models = (str(len(load_models(panel.first.models).members)) for panel in self.panels)
         traces = [name.replace("{models}", count)
                   for panel, count in zip(self.panels, models, strict=True) for name in panel.traces]  # fmt: skip
@@ -517,8 +519,8 @@ class Work:
             with self.teller.step("scores"):
                 return self._table(points, ready, self.teller)
 
-        made = score.table(folder / record.SWEEP, about, ready, table.__file__, make)
-        about = record.footer(folder / record.SWEEP)
+        made = score.table(folder / record.SWEEP, vars(about), ready, table.__file__, make)
+        about = About.read(folder / record.SWEEP)
         return Measured(self.study, folder, made, about, _target(grid, points), ready[0].spec)
 
     def _place(self, point: Point, folder: str) -> table.Place:
@@ -538,7 +540,7 @@ class Work:
         if self.watch is not None:
             ready = sweep.tasks(point.spec for point in points)
             so_far = self._table(points, ready, Silent())
-            about = self._about(grid, points, ready) | {"seeds": len({point.spec.seed for point in points})}
+            about = replace(self._about(grid, points, ready), seeds=len({point.spec.seed for point in points}))
             self.watch(Measured(self.study, self.out, so_far, about, _target(grid, points), ready[0].spec))
 
     @cached_property
@@ -546,31 +548,34 @@ class Work:
         """Scored runs, which `table_of` keeps."""
         return {}
 
-    def _about(self, grid: Grid, points: Sequence[Point], ready: Sequence[Task]) -> dict[str, Any]:
+    def _about(self, grid: Grid, points: Sequence[Point], ready: Sequence[Task]) -> About:
         """Collect the facts that readers of the table need beside its rows."""
         study = self.study
         stand_ins = [f"{trace.name} stands in for {name}." for name, trace in self._asked().items() if trace.notice]
-        return {
-            "study": study.name,
-            "layout": study.layout,
-            "paper": study.paper,
-            "level": study.level,
-            "definitions": study.definitions,
-            "slo": study.slo,
-            "titles": study.titles,
-            "systems": list(study.systems),
-            "texts": dict(study.systems),
-            "controls": list(grids.bounding(study, None)),
-            "seeds": study.scope(self.full).seeds,
-            "sample": asdict(study.sample),
-            "fuller": "" if self.full else fuller(study),
-            "panels": grids.facts(grid),
-            "claims": [asdict(claim) for claim in study.claim],
-            "values": [activation_s(study, claim) if claim.what == "value" else None for claim in study.claim],
-            "notes": [*(grids.notes(grid) if study.layout == "lines" else ()), *stand_ins, *study.notes],
-            "judges": judgements((p.under, t.spec.folder) for p, t in zip(points, ready, strict=True)),
-            "runs": dict(sorted((t.spec.folder, p.system) for p, t in zip(points, ready, strict=True))),
-        }
+        return About(
+            study=study.name,
+            layout=study.layout,
+            paper=study.paper,
+            level=study.level,
+            definitions=study.definitions,
+            slo=study.slo,
+            titles=study.titles,
+            systems=tuple(study.systems),
+            texts=dict(study.systems),
+            controls=tuple(grids.bounding(study, None)),
+            seeds=study.scope(self.full).seeds,
+            sample=asdict(study.sample),
+            fuller="" if self.full else fuller(study),
+            panels=tuple(grids.facts(grid)),
+            claims=tuple(asdict(claim) for claim in study.claim),
+            values=tuple(activation_s(study, claim) if claim.what == "value" else None for claim in study.claim),
+            notes=(*(grids.notes(grid) if study.layout == "lines" else ()), *stand_ins, *study.notes),
+            judges=tuple(
+                Facts(self.stem, each)
+                for each in judgements((p.under, t.spec.folder) for p, t in zip(points, ready, strict=True))
+            ),
+            runs=dict(sorted((t.spec.folder, p.system) for p, t in zip(points, ready, strict=True))),
+        )
 
 
 def _tells(panel: Panel) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,19 +12,52 @@ import pyarrow.compute as pc
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from harness.report.misses import Misses
-from harness.report.summary import summarize
 from harness.rows import attainment, causes, record, requests, tidy
 from harness.rows.definitions import DEFINITIONS
+from harness.rows.record import WAITS
 from harness.run import slo as slos
 from harness.run.teller import Silent, Teller
 from harness.study.search import LEVEL
 from harness.study.study import AA, CONTROLS
+from harness.study.summary import summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 NOTHING = "no requests were scored here (bench compare writes it again)"
+
+
+class Misses(NamedTuple):
+    """Requests that missed, in one or more runs of a system at a rate."""
+
+    label: str
+    rate_scale: float
+    offered_rps: float  # mean over runs
+    runs: int
+    offered: int
+    missed: int
+    ns: Mapping[str, int]  # of all that missed, by cause (record.WAITS): sums to their latencies
+    explained: Mapping[str, int]  # how many of them by this cause (rows/causes.py)
+    hollow: bool = False  # it could not run
+
+    @staticmethod
+    def pooled(runs: Sequence[Misses]) -> Misses:
+        """Pool the misses of runs of one label and rate."""
+        first = runs[0]
+        ns, explained = Counter[str](), Counter[str]()
+        for run in runs:
+            ns.update(run.ns)
+            explained.update(run.explained)
+        return first._replace(
+            offered_rps=sum(run.offered_rps for run in runs) / len(runs), runs=sum(run.runs for run in runs),
+            offered=sum(run.offered for run in runs), missed=sum(run.missed for run in runs), ns=dict(ns),
+            explained=dict(explained), hollow=all(run.hollow for run in runs),
+        )  # fmt: skip
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Mean seconds a miss by cause: they sum to its mean latency."""
+        return {wait: self.ns.get(wait, 0) / 1e9 / self.missed if self.missed else 0.0 for wait in WAITS}
 
 
 class SweepMisses(NamedTuple):

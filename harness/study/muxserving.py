@@ -37,14 +37,13 @@ from numpy.typing import NDArray
 from harness.policy.chance import draw
 from harness.policy.placement import footprint, one_request
 from harness.policy.types import Cluster, Gpus, UserError
-from harness.report.text_table import aligned
 from harness.rows import record, requests
 from harness.rows.setting import degrees
 from harness.run import sweep
 from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec, asked
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Line, by_measures, printed
+from harness.study.claims import Line, Part, by_measures
 from traces import schema
 from workloads.lengths import lengths
 
@@ -328,14 +327,14 @@ def judged(results: Results, seeds: int) -> Iterator[Line]:
     return by_measures(CLAIMS, "muxserve", values)
 
 
-def text(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
+def parts(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[Part]:
     """Yield the answer: MuxServe over the others, a table by exponent, then a line a claim."""
     results = ran(seeds, out, workers, teller)
     yield answer(results, seeds)
     yield f"simulated, 32 x a100-80g, {HOST}; policies see MuxServe's profile; {LAW} lengths; {seeds} seeds"
     yield degrees((name, "own" if name in OWN else None) for name in SYSTEMS)
     yield from table(results, seeds)
-    yield from printed(list(judged(results, seeds)))
+    yield from judged(results, seeds)
 
 
 def answer(results: Results, seeds: int) -> str:
@@ -350,7 +349,7 @@ def answer(results: Results, seeds: int) -> str:
     return f"MuxServe's throughput is {', '.join(told(over) for over in ('spatial', 'temporal'))}"
 
 
-def table(results: Results, seeds: int) -> Iterator[str]:
+def table(results: Results, seeds: int) -> Iterator[Part]:
     """Yield throughput at the greatest rate, and the highest rate scale within SLOs, a row a system."""
     yield (
         f"by alpha: req/s at rate scale {BUSY[-1]:g}, then the highest scale with {100 * LEVEL:g} % "
@@ -363,4 +362,4 @@ def table(results: Results, seeds: int) -> Iterator[str]:
         tops = [fmean([result.throughput_rps for result in some]) for some in each]
         most = [fmean([held(results, name, alpha, seed) for seed in range(seeds)]) for alpha in ALPHAS]
         rows.append([name, *(f"{x:.1f}" for x in tops), *(f"{x:.3g}" for x in most)])
-    yield from aligned(rows)
+    yield rows

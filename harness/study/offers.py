@@ -19,7 +19,6 @@ from harness.engines.costs import coefficients, kernels, profile, quantities
 from harness.engines.costs.prices import Price
 from harness.engines.machine import Config, Served, cluster
 from harness.policy.types import GIB, UserError
-from harness.report.text_table import aligned
 from workloads.models import shape
 
 QUANT3 = ("qwen-3-32b@2xh100", "qwen-3-32b:dtype=fp8_block@h100", "qwen-3-32b:dtype=int4@l40s")
@@ -107,7 +106,7 @@ def table(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
     return [HEAD, *map(line, costs)]
 
 
-def lines(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[str]:
+def parts(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[str | list[tuple[str, ...]]]:
     """Return the cheapest offer in a sentence, the table, and where the prices are from."""
     cheapest = min((c for c in costs if c.usd_million is not None), key=lambda c: c.usd_million or 0.0, default=None)
     answer = []
@@ -118,4 +117,4 @@ def lines(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[s
     told = [f"{kind} {usd[kind].told}" for kind in dict.fromkeys(c.offer.gpu for c in costs) if kind in usd]
     request = f"{load.prompt} tokens in and {load.output} out, TPOT <= {1e3 * load.tpot_s:g} ms"
     bound = "GPUs never idle, so each cost is a bound from below"
-    return [*answer, *aligned(table(costs)), *told, f"a request: {request}; {bound}; simulated, {HOST}"]
+    return [*answer, table(costs), *told, f"a request: {request}; {bound}; simulated, {HOST}"]

@@ -37,7 +37,7 @@ from harness.run import sweep
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
 from harness.study import sharing
-from harness.study.claims import Line, by_measures, printed, stated
+from harness.study.claims import Line, Part, by_measures, stated
 from traces import schema
 from workloads.lengths import LAWS, lengths
 from workloads.models import shape
@@ -270,12 +270,12 @@ def lines(seeds: int, out: Path, *, workers: int | None = None, teller: Teller |
     return by_measures(CLAIMS, "contiguous", measured_by_law)
 
 
-def text(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
+def parts(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[Part]:
     """Yield the answer: who serves how much, then a line for each claim and law."""
     every = list(lines(seeds, out, workers=workers, teller=teller))
     yield answer(every)
     yield f"simulated, {HOST}; lengths of two laws of the paper's means; {seeds} seeds"
-    yield from printed(every)
+    yield from every
 
 
 def answer(every: Iterable[Line]) -> str:

@@ -24,7 +24,7 @@ from itertools import product
 from typing import NamedTuple
 
 from harness.rows.crossings import UNDECIDED, Standing
-from harness.rows.statistics import Estimate
+from harness.rows.estimate import Estimate
 from harness.study.study import Claim
 
 CLASSES = {
@@ -130,8 +130,8 @@ def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> s
 
 def judged_order(claim: Claim, standing: Standing) -> str:
     """Return the class of a claim by who is ahead, in place of a ratio where a curve is flat."""
-    if not standing.flat and standing.ratio is not None:
-        word = judged(claim, standing.ratio)
+    if (ratio := standing.decisive) is not None:
+        word = judged(claim, ratio)
         return "direction" if word == "size" else word
     if known := untried(claim):
         return known

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.report.text_table import aligned
 from harness.rows import record
+from harness.rows.estimate import Estimate
 from harness.rows.sealed import Damaged
-from harness.rows.statistics import Estimate
 from harness.rows.stored import LEADS
 from harness.study.constants import TURNS, Constant
 from harness.study.search import LEVEL
@@ -118,7 +117,7 @@ def leads_in(about: Mapping[str, Any], table: pa.Table) -> Leads:
 # ------------------------------------------------------------------ in words
 
 
-def lines(leads: Leads) -> Iterator[str]:
+def lines(leads: Leads) -> Iterator[str | Sequence[Sequence[str]]]:
     """Yield a table of the leads by falling swing, then each constant's meaning, value and source."""
     where = f"at {100 * LEVEL:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
     what = "rate ratio" if leads.many else "SLO attainment"
@@ -132,7 +131,7 @@ def lines(leads: Leads) -> Iterator[str]:
                 named = (constant.name, constant.value) if first else ("", "")
                 cells.append((*named, row.setting, _text(leads, row.lead), _turn(leads, row.lead),
                               _swing(leads, constant.name) if first else ""))  # fmt: skip
-    yield from aligned(cells)
+    yield cells
     for row in leads.rows:
         if row.note:
             yield f"{row.constant.name} {row.setting}: {row.note}" if row.setting else (

@@ -6,6 +6,7 @@ a page and `bench explain` are made from it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +17,20 @@ from harness.engines.costs.prices import Price
 from harness.policy.types import UserError
 from harness.rows import forms, record
 from harness.rows.definitions import DEFINITIONS
+from harness.rows.held import DAY_H
 from harness.rows.sealed import WAY_OUT, Damaged
 from harness.rows.stored import SIZES
 from harness.run.spec import digest
-from harness.study import size_words
 from harness.study.size import Asked, Sized
+
+
+class Said(NamedTuple):
+    """What of an answer is stored in words."""
+
+    sentence: str
+    setting: str
+    cells: Sequence[Sequence[str]]  # the printed table, its head first
+    facts: Sequence[tuple[str, str]]  # what else is printed, in pairs
 
 
 class Tried(NamedTuple):
@@ -53,15 +63,13 @@ class Kept(NamedTuple):
     tried: tuple[Tried, ...]
 
 
-def keep(sized: Sized, out: Path) -> Path:
+def keep(sized: Sized, said: Said, out: Path) -> Path:
     """Write an answer below `out`; returns its folder. Raises UserError where the disk refuses."""
     asked = {**asdict(sized.asked), "prices": {kind: price._asdict() for kind, price in sized.asked.prices.items()}}
     asked["growth"] = [float(x) for x in sized.asked.growth]
     best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
     about = {
-        "asked": asked, "best": best, "sentence": size_words.sentence(sized), "setting": size_words.setting(sized),
-        "cells": [list(row) for row in size_words.rows(sized)],
-        "facts": [list(pair) for pair in size_words.told(sized)],
+        "asked": asked, "best": best, **said._asdict(),
         "views": [[view.trace, view.name] for view in sized.views],
     }  # fmt: skip
     stem = Path(str(sized.asked.setting["trace"])).stem.partition("+")[0]
@@ -82,7 +90,7 @@ def _rows(sized: Sized) -> list[dict[str, Any]]:
             usd = sized.asked.usd_hour(curve.kind, n)
             name, worst = verdict.worst
             rows.append({
-                "gpu": curve.kind, "label": curve.system, "gpus": n, "usd_day": usd and usd * size_words.DAY_H,
+                "gpu": curve.kind, "label": curve.system, "gpus": n, "usd_day": usd and usd * DAY_H,
                 "pooled": share, "low": ends[0], "high": ends[1], "worst": None if verdict.unfit else worst,
                 "worst_model": None if verdict.unfit else name, "unfit": verdict.unfit, "answer": n == fewest,
                 "runs": [path.name for path in verdict.runs],

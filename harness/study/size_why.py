@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.policy.types import GIB, UserError
-from harness.report.text_table import aligned
+from harness.policy.types import UserError
 from harness.rows import attainment, causes, record, requests
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import WAITS
@@ -27,19 +26,11 @@ from harness.run.slo import SloTarget
 from harness.run.teller import Silent, Teller
 from harness.study.size import BOUNDS, HOUR_S, Asked, Curve, Verdict, Work, own_count, takes, with_degrees
 from harness.study.size_kept import Kept, Tried
-from harness.study.size_words import DAY_H, NONE, WIDTH, cluster
 
 BINDS: Mapping[str, str] = {  # what is short, by the cause of a wait
     "load": "load", "kv": "KV", "transfer": "KV", "admission": "admission", "host": "compute", "queue": "compute",
     "compute": "compute", "time_slice": "compute", "contention": "compute",
 }  # fmt: skip
-MEANS: Mapping[str, str] = {
-    "load": "waiting for weights that are out, or on their way in",
-    "KV": "waiting for KV memory, or for KV on its way",
-    "admission": "held by the strategy while the weights were in",
-    "compute": "waiting for a step, or in steps slower than alone",
-    "weights": "no room for all weights",
-}
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
     "weights": ("prism", "elastic", "qlm", "swap"),
     "KV": ("elastic", "prism", "qlm"),
@@ -49,7 +40,6 @@ OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource 
 }
 LONGER = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the SLO
 MOST = 4  # changes that are run
-MODELS = 12  # rows of models
 NEVER = 1e-9
 
 
@@ -98,6 +88,13 @@ class Why:
     def binds(self) -> Counter[str]:
         """Misses of all models by what binds."""
         return Counter(summed(hour for hours in self.models.values() for hour in hours.values()).binds)
+
+    @property
+    def first(self) -> str:
+        """What binds most."""
+        if self.tried.unfit:
+            return "weights" if self.weights_bytes > self.memory_bytes else "KV"
+        return self.binds.most_common(1)[0][0] if self.binds else "compute"
 
     @property
     def cheapest(self) -> Change | None:
@@ -187,7 +184,7 @@ def _of_run(run: Path, under: SloTarget, definition: str) -> dict[tuple[str, int
 def _changes(reason: Why, work: Work, out: Path) -> list[Change]:
     """Return the changes to try on the same GPUs, by what binds: strategies, a degree, a longer SLO."""
     asked, done = reason.kept.asked, {(row.gpu, row.label, row.gpus) for row in reason.kept.tried}
-    binds = _first(reason)
+    binds = reason.first
     mine = reason.system.partition(":")[0]
     names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS[binds])
     names = [
@@ -207,13 +204,6 @@ def _changes(reason: Why, work: Work, out: Path) -> list[Change]:
         longer = replace(asked, rule=scaled(asked.rule, times))
         changes.append(Change(f"SLO x {times:g}", longer, reason.system, looser=True))
     return changes
-
-
-def _first(reason: Why) -> str:
-    """Return what binds most."""
-    if reason.tried.unfit:
-        return "weights" if reason.weights_bytes > reason.memory_bytes else "KV"
-    return reason.binds.most_common(1)[0][0] if reason.binds else "compute"
 
 
 def _wider(work: Work, reason: Why, name: str) -> int | None:
@@ -263,113 +253,3 @@ def _run(change: Change, tried: Tried, out: Path, workers: int | None, teller: T
     except UserError as error:
         return change._replace(verdict=Verdict(tried.gpus, {}, {}, {}, (), str(error)), seconds=perf_counter() - begun)
     return change._replace(verdict=curve.tried[tried.gpus], seconds=perf_counter() - begun)
-
-
-# ------------------------------------------------------------------ in words
-
-
-def lines(reason: Why) -> Iterator[str]:
-    """Yield what binds, the cheapest change that was confirmed, the models, and all changes that were run."""
-    asked, tried = reason.kept.asked, reason.tried
-    yield _sentence(reason)
-    yield _advice(reason)
-    yield ""
-    if not tried.unfit:
-        yield from aligned(list(_rows(reason)), WIDTH)
-        meant = "; ".join(f"{name}: {MEANS[name]}" for name in reason.binds)
-        yield f"misses by their main cause; {meant}; hours count from the start of a window"
-        yield ""
-    yield from aligned(list(_tried(reason)), WIDTH)
-    spent = sum(change.seconds for change in reason.changes)
-    count = len(reason.changes)
-    told = f"{count} change{' was' if count == 1 else 's were'} run in {spent:.1f} s, at most {MOST} are"
-    yield f"{told}; target: {100 * asked.target:g} % for every model"
-
-
-def _sentence(reason: Why) -> str:
-    tried = reason.tried
-    what = f"{tried.label} on {cluster(tried.gpu, tried.gpus)}"
-    weights = f"{reason.weights_bytes / GIB:.1f} GiB of weights on {reason.memory_bytes / GIB:.1f} GiB"
-    if tried.unfit:
-        return f"{what} has no room: {_first(reason)} binds ({weights}; {tried.unfit})"
-    total = reason.binds.total()
-    shares = ", ".join(f"{name} binds in {100 * n / total:.0f} % of misses" for name, n in reason.binds.most_common())
-    more = f"; {weights}" if reason.weights_bytes > reason.memory_bytes else ""
-    worst = f"{tried.worst_model} meets {100 * (tried.worst or 0):.1f} % of its SLOs"
-    return f"{what} fails: {worst}; {shares}{more}"
-
-
-def _advice(reason: Why) -> str:
-    target = reason.kept.asked.target
-    here, dearer = cluster(reason.kind, reason.gpus), ""
-    answers = [row.gpus for row in reason.kept.tried
-               if row.answer and (row.gpu, row.label) == (reason.kind, reason.system)]  # fmt: skip
-    if answers:
-        enough = min(answers)
-        mine, its = (reason.kept.asked.usd_hour(reason.kind, n) for n in (reason.gpus, enough))
-        usd = "" if mine is None or its is None else f", ${(its - mine) * DAY_H:,.0f} more a day"
-        more = enough - reason.gpus
-        dearer = f"{more} GPU{'s' * (more > 1)} more ({cluster(reason.kind, enough)}{usd})"
-    if (cheapest := reason.cheapest) is not None:
-        assert cheapest.verdict is not None
-        name, share = cheapest.verdict.worst
-        looser = ", a longer promise" if cheapest.looser else ""
-        told = f"{cheapest.what}, on the same {here}{looser} ({name} least, {100 * share:.1f} %)"
-        return f"the cheapest change that a run confirms: {told}" + (f"; else {dearer}" if dearer else "")
-    count = len(reason.changes)
-    none = "the one change that was run does not hold" if count == 1 else f"none of {count} changes holds"
-    none += f" {100 * target:g} % on {here}"
-    return f"{none}; {f'the cheapest that runs confirm is {dearer}' if dearer else 'no count of GPUs tried does'}"
-
-
-def _rows(reason: Why) -> Iterator[tuple[str, ...]]:
-    yield ("model", "met %", "requests", "binds", "hours below", "worst hour")
-    target = reason.kept.asked.target
-
-    def met(hours: Sequence[Hour]) -> float:
-        total = summed(hours)
-        return 1 - total.missed / max(1, total.offered)
-
-    ordered = sorted(reason.models.items(), key=lambda pair: met([*pair[1].values()]))
-    for name, hours in ordered[:MODELS]:
-        every = [*hours.values()]
-        at, worst = min(hours.items(), key=lambda pair: met([pair[1]]))
-        below = sum(met([hour]) < target for hour in every)
-        yield (name, f"{100 * met(every):.1f}", f"{sum(h.offered for h in every):,}", _binding(every),
-               f"{below} of {len(every)}", f"hour {at}: {100 * met([worst]):.1f} %, {_binding([worst])}")  # fmt: skip
-    if len(ordered) > MODELS:
-        yield (f"{len(ordered) - MODELS} more", f">= {100 * met([*ordered[MODELS][1].values()]):.1f}", *(NONE,) * 4)
-
-
-def _binding(hours: Sequence[Hour]) -> str:
-    total = Counter(summed(hours).binds)
-    first = total.most_common(1)
-    return f"{first[0][0]} {100 * first[0][1] / total.total():.0f} %" if first else NONE
-
-
-def _tried(reason: Why) -> Iterator[tuple[str, ...]]:
-    yield ("change", "GPUs", "$/day", "worst model %", "seconds", "verdict")
-    usd = reason.kept.asked.usd_hour(reason.kind, reason.gpus)
-    day = NONE if usd is None else f"{usd * DAY_H:,.0f}"
-    for change in reason.changes:
-        verdict = change.verdict
-        if verdict is None:
-            continue
-        outcome = "holds" if verdict.holds(reason.kept.asked.target, "each") else f"fails: {verdict.worst[0]}"
-        if verdict.unfit:
-            outcome = f"no room: {verdict.unfit}" if len(verdict.unfit) < WIDTH else f"no room: {verdict.unfit[:60]}..."
-        worst = NONE if verdict.unfit else f"{100 * verdict.worst[1]:.1f}"
-        yield (change.what, str(reason.gpus), day, worst, f"{change.seconds:.1f}", outcome)
-    for row in reason.kept.tried:  # known already
-        if row.gpu == reason.kind and row.gpus == reason.gpus and row.label != reason.system:
-            outcome = (
-                f"no room: {row.unfit[:60]}" if row.unfit else "holds" if row.answer else f"fails: {row.worst_model}"
-            )
-            yield (
-                row.label,
-                str(row.gpus),
-                day,
-                NONE if row.worst is None else f"{100 * row.worst:.1f}",
-                "stored",
-                outcome,
-            )

@@ -5,7 +5,7 @@ It has the rows of `tidy` with two columns before them: the key of the panel (`c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.rows import record, tidy
+from harness.rows import record, tidy, vetted
 from harness.rows.definitions import DEFINITIONS
 from harness.run import score, sweep
 from harness.run.slo import SloTarget, judgements
@@ -38,6 +38,17 @@ class Place(NamedTuple):
     def key(self) -> Key:
         """The key under which its scores are kept."""
         return self.folder, self.system, self.under.rule
+
+
+def unchecked(rows: pa.Table) -> dict[str, str]:
+    """Return the labels of systems whose file, as it is now, has not passed `bench check`, with the system of each."""
+    return of_unchecked(dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True)))
+
+
+def of_unchecked(systems: Mapping[str, str]) -> dict[str, str]:
+    """Return those of some systems by label whose file has not passed `bench check`."""
+    late = set(vetted.unchecked(systems.values()))
+    return {label: name for label, name in systems.items() if name in late}
 
 
 def schema() -> pa.Schema:

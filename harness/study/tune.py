@@ -25,7 +25,8 @@ from harness import toml
 from harness.loop import system
 from harness.policy.fields import Domain, domains
 from harness.policy.types import GIB, Option, UserError
-from harness.rows.statistics import Estimate, interval
+from harness.rows.estimate import Estimate
+from harness.rows.statistics import interval
 from harness.run import score
 from harness.run.shard import Shard
 from harness.run.slo import SloTarget

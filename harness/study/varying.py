@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
-from harness.report.summary import scores, summarize
 from harness.rows import crossings, forms, record, statistics, tidy
-from harness.rows.crossings import Panel
-from harness.rows.statistics import Estimate
+from harness.rows.about import Panel
+from harness.rows.estimate import Estimate
 from harness.run import score
 from harness.run.resolve import resolve
 from harness.run.setup import Failed
@@ -23,6 +22,7 @@ from harness.study.measure import Measured, measure
 from harness.study.search import LEVEL
 from harness.study.sensitivity import Leads, key_of, leads_in
 from harness.study.study import Condition, Sample, Study
+from harness.study.summary import scores, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +35,7 @@ def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
 
     Names in `silent` do not contend, unless only two are compared. UserError where fewer than two contend.
     """
-    names, (definition,) = list(base.about["systems"]), base.about["definitions"]
+    names, (definition,) = list(base.about.systems), base.about.definitions
     silent = silent if len(names) > 2 else ()
     summary = summarize(base.table, names, definition, LEVEL, controls=silent)
     rivals = [system for system in summary.systems if not system.control]
@@ -49,7 +49,7 @@ def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
 
 def telling(base: Measured, pair: tuple[str, str]) -> float:
     """Return the rate of a comparison at which two systems differ most."""
-    (definition,) = base.about["definitions"]
+    (definition,) = base.about.definitions
 
     def apart(rate: float) -> float:
         ours, theirs = (scores(base.table, name, rate, definition) for name in pair)
@@ -97,7 +97,7 @@ def sensitivity(
         )
         return pa.Table.from_pylist(list(told), schema=forms.LEAD_COLUMNS)
 
-    about = {"first": pair[0], "second": pair[1], "definition": base.about["definitions"][0], "rates": rates,
+    about = {"first": pair[0], "second": pair[1], "definition": base.about.definitions[0], "rates": rates,
              "sweep": key_of(base.folder / record.SWEEP), "asked": sorted(only or ())}  # fmt: skip
     return leads_in(about, score.table(base.folder / record.SENSITIVITY, about, measured.tasks, __file__, make))
 
@@ -127,9 +127,9 @@ def _misfit(change: Setting, specs: Sequence[Spec], rates: Sequence[float], base
 def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str, Any]]:
     """Yield the lead of the first system on the machine as it is, and under each change that was run."""
     by_name = {change.name: change for change in (AS_IS, *changes)}
-    first, second = measured.about["systems"]
-    definition = measured.about["definitions"][0]
-    for panel in measured.about["panels"]:
+    first, second = measured.about.systems
+    definition = measured.about.definitions[0]
+    for panel in measured.about.panels:
         rows = crossings.of_panel(measured.table, panel)
         gone = ((name, tidy.unfit(rows, name)) for name in (first, second))
         note = ", ".join(f"{name} does not fit" for name, unfit in gone if unfit and unfit.word == "does not fit")

@@ -39,7 +39,7 @@ from harness.run import sweep
 from harness.run.setup import Setup
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
-from harness.study.claims import Line, by_measures, paper_text, printed, reason, stated
+from harness.study.claims import Line, Part, by_measures, paper_text, reason, stated
 from traces import schema
 from workloads.models import shape
 
@@ -403,13 +403,13 @@ def judged(results: Results, seeds: int) -> Iterator[Line]:
     return by_measures(CLAIMS, "weaver", lambda name: [("", values(name, results, seeds))])
 
 
-def text(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[str]:
+def parts(seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Iterator[Part]:
     """Yield the answer: Weaver's highest rate over those of others, then a line a claim."""
     results = ran(needed(), seeds, out, workers=workers, teller=teller)
     over = [f"{fmean(values(name, results, seeds)):.2f} times {other}'s" for name, other in OVER.items()]
     yield f"Weaver's highest rate is {', '.join(over)}"
     yield f"simulated, {setting()}; {seeds} seeds"
-    yield from printed(list(judged(results, seeds)))
+    yield from judged(results, seeds)
 
 
 def curves(
@@ -425,16 +425,12 @@ def curves(
         yield from (Point(point.panel, point.series, point.x, s, getattr(x, point.field)) for s, x in enumerate(given))
 
 
-def main(out: Path | None = None, results: Path = RESULTS) -> None:
-    """Print the claims; write them, and the points of the figures, as tables below `out`."""
-    every = list(lines(SEEDS, results / "weaver"))
-    for line in printed(every):
-        print(line)
-    if out is not None:
-        rows = ((v.claim.subject, section, paper_text(v.claim), v.text, v.says, reason(v))
-                for section, v, _ in every)  # fmt: skip
-        _write(out / "weaver-claims.csv", ("claim", "section", "paper", "here", "verdict", "why"), rows)
-        _write(out / "weaver.csv", Point._fields, curves(out=results))
+def main(out: Path, results: Path = RESULTS) -> None:
+    """Write the claims, and the points of the figures, as tables below `out`."""
+    rows = ((v.claim.subject, section, paper_text(v.claim), v.text, v.says, reason(v))
+            for section, v, _ in lines(SEEDS, results / "weaver"))  # fmt: skip
+    _write(out / "weaver-claims.csv", ("claim", "section", "paper", "here", "verdict", "why"), rows)
+    _write(out / "weaver.csv", Point._fields, curves(out=results))
 
 
 def _write(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -448,7 +444,7 @@ if __name__ == "__main__":
     import argparse
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=RESULTS)
     try:
         main(**vars(parser.parse_args()))

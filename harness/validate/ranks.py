@@ -18,9 +18,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t
 
-from harness.rows import estimate
-from harness.rows.estimate import POINTS
-from harness.rows.statistics import Estimate, paired
+from harness.rows.estimate import POINTS, Estimate
+from harness.rows.statistics import paired
 
 REPEATS = 5
 FAR = 0.10  # of attainment: a predicted difference that counts as large
@@ -175,7 +174,7 @@ def pair_rows(compared: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
 
 
 def _points(difference: Estimate) -> str:
-    return estimate.text(difference.times(100), POINTS)
+    return difference.times(100).text(POINTS)
 
 
 def cell_rows(scored: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ...]]:

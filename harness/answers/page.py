@@ -1,35 +1,39 @@
-"""The page of a stored answer (report/page.py): of a comparison, of a study, or of `bench size`.
+"""The page of a stored answer: a comparison, a study, or `bench size` as one HTML file that loads nothing.
 
-It is made from the answer's folder alone: neither the trace nor a run is needed, but for the table of causes.
+It is made from the answer's folder alone: neither the trace nor a run is needed, but for the table of causes. A page is
+text, tables and SVG figures; a few lines of script sort tables. A policy in its head forbids any load, so it opens
+without a network, from a mail or a disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import html
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
+from harness.answers import comparison, text
+from harness.answers.explain import CAUSES
+from harness.answers.table import Table, joined
+from harness.answers.text import Shown
 from harness.policy import mix
 from harness.policy.types import UserError
-from harness.report import formats, sentences
-from harness.report.causes import CAUSES
-from harness.report.columns import Column
-from harness.report.page import Grid, Page, Picture, empty, grids
-from harness.report.summary import Summary
-from harness.report.text_table import joined
 from harness.rows import crossings, estimate, record, setting, tidy
+from harness.rows.about import About
 from harness.rows.checked import note
 from harness.rows.definitions import DEFINITIONS
-from harness.rows.estimate import NONE
+from harness.rows.estimate import NONE, Estimate
 from harness.rows.sealed import WAY_OUT, Damaged
-from harness.rows.statistics import Estimate
 from harness.run import slo as slos
-from harness.study import misses, size_kept, text
+from harness.study import misses, size_kept
 from harness.study.compare import NAME, summary
 from harness.study.search import LEVEL
-from harness.study.text import Shown
+from harness.study.summary import Column, Summary
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +59,29 @@ SIZED = {
                      "output tokens of the whole log.",
     "one count lower": "What fails on the largest count below that was tried: memory (room) or speed (load).",
 }  # fmt: skip
+
+
+class Picture(NamedTuple):
+    """A figure, as SVG, and the words below it."""
+
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """The parts of a page, in their order."""
+
+    question: str
+    answer: str  # a sentence, with its interval
+    pictures: Sequence[Picture]
+    tables: Sequence[Table]
+    notes: Sequence[str]  # what a reader must know of the tables
+    conditions: Sequence[tuple[str, str]]
+    fidelity: str  # simulated or real, and how far that was checked
+    made: Sequence[tuple[str, str]]  # a number, and how it was made
+    command: str  # that repeats it; "": none is known
+    source: str  # the folder's name, and the version of the bench
 
 
 def question(folder: Path) -> str:
@@ -85,20 +112,20 @@ def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
 
 
 def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
-    table, about = tidy.stored(folder / record.SWEEP), record.footer(folder / record.SWEEP)
-    if (count := len(about["panels"])) != 1:
+    table, about = tidy.stored(folder / record.SWEEP), About.read(folder / record.SWEEP)
+    if (count := len(about.panels)) != 1:
         raise Damaged(f"{folder / record.SWEEP}: a comparison has one panel, and this has {count}; {WAY_OUT}")
-    (panel,), rule = about["panels"], about["definitions"][0]
-    shown = summary(table, about, rule, text.unchecked(table))
+    (panel,), rule = about.panels, about.definitions[0]
+    shown = summary(table, about, rule)
     names = [system.label for system in shown.systems if not system.control]
     if not names:
         raise Damaged(f"{folder / record.SWEEP}: no row is of a system; {WAY_OUT}")
     where = mix.told(panel["gpu"], shown.gpus) if shown.gpus else panel["gpu"]
-    verdict = sentences.verdict(table, shown, rule, LEVEL)
-    notes = [*about["notes"], *text.departures(table), *text.own_degrees(table), *text.unchecked_lines(table)]
-    notes += [f"invalid: {label}: {why}" for label, why in tidy.invalid(table).items()]
+    verdict = comparison.verdict(table, shown, rule, LEVEL)
+    notes = [*about.notes, *text.departures(table), *text.own_degrees(table), *text.unchecked_lines(table)]
+    notes += text.invalid(table)
     notes += [f"{label} does not fit: {why}" for label, why in tidy.infeasible(table).items()]
-    notes += [line for line in (sentences.why(table, shown, rule, LEVEL),) if line]
+    notes += [line for line in (comparison.why(table, shown, rule, LEVEL),) if line]
     return Page(
         f"Which of {joined(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
         f"{verdict} ({panel['models']}, {where})" if verdict else "No system has a rate at which it meets its SLOs.",
@@ -109,15 +136,15 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
         _fidelity(table),
         [*_definitions(rule), *MADE.items()],
         command,
-        f"{source} · {len(about['runs'])} runs",
+        f"{source} · {len(about.runs)} runs",
     )
 
 
-def _summary(shown: Summary) -> Grid:
+def _summary(shown: Summary) -> Table:
     columns = [c for c in shown.columns if c.brief or c.key in {"mean", "ttft", "tpot", "ttft_p50_s", "tpot_p50_s"}]
-    rows = [[shown.name(system), *(formats.cell(system, c) for c in columns)] for system in shown.systems]
+    rows = [[shown.name(system), *(comparison.cell(system, c) for c in columns)] for system in shown.systems]
     at = f"{shown.offered_rps:.3g} requests per second (rate scale {shown.rate_scale:g})"
-    return empty(Grid(f"Systems at {at}", ["system", *map(_head, columns)], rows))
+    return Table(["system", *map(_head, columns)], rows, title=f"Systems at {at}").filled()
 
 
 def _head(column: Column) -> str:
@@ -125,7 +152,7 @@ def _head(column: Column) -> str:
     return f"{column.name} %" if column.group.endswith(" %") else f"{column.group} {column.name}"
 
 
-def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Grid]:
+def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
     """Yield attainment by rate, a row a rate, if there are several."""
     frame = tidy.summary(table, ["offered_rps"])
     offered = frame.groupby("rate_scale")["mean"].mean()
@@ -136,23 +163,21 @@ def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Grid]:
         for x, rps in offered.items():
             shares = (of.get(float(str(x))) for of in by.values())
             rows.append([f"{rps:.3g}", *(estimate.text(e and e.times(100), estimate.SHARE) for e in shares)])
-        yield Grid(f"SLO attainment ({rule}) by rate, %", ["req/s", *by], rows)
+        yield Table(["req/s", *by], rows, title=f"SLO attainment ({rule}) by rate, %")
 
 
-def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Grid]:
+def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
     wanted = {rule: 100.0, "ttft_p95_s": 1.0, "tpot_p95_s": 1e3}
-    frame = tidy.summary(table, [*wanted], ("model",))
-    frame = frame[frame["rate_scale"] == shown.rate_scale]
     rows = []
-    for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
-        means = dict(zip(values["definition"], values["mean"], strict=True))
-        cells = (factor * means.get(name, float("nan")) for name, factor in wanted.items())
-        rows.append([str(label), str(model), *(NONE if isnan(x) else f"{x:.4g}" for x in cells)])
+    for label, model, means in comparison.of_models(table, shown.rate_scale, [*wanted]):
+        cells = (factor * x for factor, x in zip(wanted.values(), means, strict=True))
+        rows.append([label, model, *(NONE if isnan(x) else f"{x:.4g}" for x in cells)])
     if rows:
-        yield Grid("Models at that rate", ["system", "model", f"{rule} %", "TTFT P95 s", "TPOT P95 ms"], rows)
+        heads = ["system", "model", f"{rule} %", "TTFT P95 s", "TPOT P95 ms"]
+        yield Table(heads, rows, title="Models at that rate")
 
 
-def _causes(folder: Path, rule: str) -> Iterator[Grid]:
+def _causes(folder: Path, rule: str) -> Iterator[Table]:
     """Yield why requests missed, if the runs are still there."""
     with suppress(UserError):
         of_all = misses.of_sweep(folder, definition=rule)
@@ -164,44 +189,38 @@ def _causes(folder: Path, rule: str) -> Iterator[Grid]:
                 rows.append([row.label, f"{row.offered:,}", f"{row.missed:,}", *cells])
         if rows:
             heads = ["system", "requests", "missed", *(f"{CAUSES[wait].phrase} %" for wait in CAUSES)]
-            yield empty(Grid("Why requests missed, in percent of the misses", heads,
-                             [[cell if cell != "0" else NONE for cell in row] for row in rows]))  # fmt: skip
+            shown = [[cell if cell != "0" else NONE for cell in row] for row in rows]
+            yield Table(heads, shown, title="Why requests missed, in percent of the misses").filled()
 
 
-def _conditions(table: pa.Table, about: Mapping[str, Any]) -> list[tuple[str, str]]:
-    panels = about["panels"]
+def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
+    panels = about.panels
 
     def each(key: str) -> str:
         return ", ".join(dict.fromkeys(str(panel[key]) for panel in panels if panel.get(key) not in {None, ""}))
 
     traces = (f"{p['trace']} ({p['tier']}{': ' + p['note'] if p['note'] else ''})" for p in panels)
     plans = setting.plans(value for value in table["plan_origin"].unique().to_pylist() if value)
+    gpus = (mix.told(p["gpu"], p["gpus"]) if p["gpus"] else p["gpu"] for p in panels)
     machines = (setting.machine(panel["own"]) for panel in panels)
     windows = dict.fromkeys(f"{panel['window_s']:g} s" for panel in panels if panel.get("window_s"))
     return [
         ("Traffic", "; ".join(dict.fromkeys(traces))),
         ("Models", each("models")),
-        (
-            "GPUs",
-            ", ".join(
-                dict.fromkeys(
-                    mix.told(panel["gpu"], panel["gpus"]) if panel["gpus"] else panel["gpu"] for panel in panels
-                )
-            ),
-        ),
+        ("GPUs", ", ".join(dict.fromkeys(gpus))),
         ("Engine's host costs", each("host")),
         ("Machine", ", ".join(dict.fromkeys(filter(None, machines)))),
         ("SLO", ", ".join(sorted({*table["slo"].unique().to_pylist()}))),
         ("Seconds of the SLO", _seconds(about)),
-        ("Windows", f"{about['seeds']} of {', '.join(windows)}" if windows else str(about["seeds"])),
+        ("Windows", f"{about.seeds} of {', '.join(windows)}" if windows else str(about.seeds)),
         ("Rates", f"scaled by {', '.join(sorted(table['scaling'].cast('string').unique().drop_null().to_pylist()))}"),
         ("Planners see", plans),
     ]
 
 
-def _seconds(about: Mapping[str, Any]) -> str:
+def _seconds(about: About) -> str:
     """Return the limits of each model, once where all have the same."""
-    judges = about["judges"]
+    judges = about.judges
     seconds = slos.target_of(judges[0]).seconds if len(judges) == 1 else None
     told = {f"TTFT {ttft:.3g} s, TPOT {1e3 * tpot:.3g} ms": name for name, (ttft, tpot) in (seconds or {}).items()}
     if len(told) == 1:
@@ -235,24 +254,22 @@ def _definitions(rule: str) -> Iterator[tuple[str, str]]:
 
 
 def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
-    table, about = tidy.stored(folder / record.SWEEP), record.footer(folder / record.SWEEP)
-    first, *others = [line for line in text.lines(Shown(table, about, folder, markdown=True, every=True)) if line] or [
-        ""
-    ]
-    answered = not first.startswith("|")
-    tables, notes = grids(others if answered else (first, *others))
-    after = f", after {about['paper']}" if about["paper"] else ""
+    table, about = tidy.stored(folder / record.SWEEP), About.read(folder / record.SWEEP)
+    parts = list(chain(*text.parts(Shown(table, about, folder, every=True))))
+    notes = [part for part in parts if isinstance(part, str) and part]
+    answer = notes.pop(0) if parts[:1] == notes[:1] else "See the tables."
+    after = f", after {about.paper}" if about.paper else ""
     return Page(
-        f"{about['study']}: how do {joined(list(about['systems']))} compare{after}?",
-        first if answered else "See the tables.",
+        f"{about.study}: how do {joined(list(about.systems))} compare{after}?",
+        answer,
         pictures,
-        [empty(table) for table in tables],
+        [part.filled() for part in parts if isinstance(part, Table)],
         notes,
         _conditions(table, about),
         _fidelity(table),
-        [*_definitions(about["definitions"][0]), *MADE.items()],
-        command or f"bench study {about['study']}",
-        f"{source} · {len(about['runs'])} runs",
+        [*_definitions(about.definitions[0]), *MADE.items()],
+        command or f"bench study {about.study}",
+        f"{source} · {len(about.runs)} runs",
     )
 
 
@@ -266,7 +283,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     sure = ""
     if best is not None and best.pooled is not None:
         share = Estimate(best.pooled, best.low, best.high, 1).times(100)
-        sure = f". Of all requests {estimate.text(share, estimate.SHARE)} % meet their SLO"
+        sure = f". Of all requests {share.text(estimate.SHARE)} % meet their SLO"
     trace = Path(str(asked.setting["trace"])).name
     prices = dict.fromkeys(name for kind in asked.kinds for name in mix.names(kind) if name in asked.prices)
     head, *rows = kept.cells
@@ -280,10 +297,11 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     kinds = " or ".join(f"clusters of {kind}" if mix.mixed(kind) else kind for kind in asked.kinds)
     return Page(
         f"How many {kinds} hold {100 * asked.target:g} % of SLOs for every model of "
-        f"{_name(str(asked.setting['models']))} on {trace}?",
+        f"{comparison.stem(str(asked.setting['models']))} on {trace}?",
         f"{kept.sentence}{sure}.",
         pictures,
-        [empty(Grid("Strategies, the cheapest first", head, rows)), empty(Grid("All that was tried", heads, tried))],
+        [Table(head, rows, title="Strategies, the cheapest first").filled(),
+         Table(heads, tried, title="All that was tried").filled()],
         [f"{name}: {words}" for name, words in kept.facts],
         [
             ("Traffic", trace), ("Views", ", ".join(kept.views.values())), ("Models", str(asked.setting["models"])),
@@ -299,5 +317,132 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     )  # fmt: skip
 
 
-def _name(models: str) -> str:
-    return Path(models).stem if models.endswith(".toml") else models
+# ------------------------------------------------------------------ as HTML
+
+
+def page(of: Page) -> str:
+    """Render a page."""
+    parts = [
+        f"<h1>{_text(of.question)}</h1>",
+        f'<p class="answer">{_text(of.answer[:1].upper() + of.answer[1:])}</p>',
+        *map(_picture, of.pictures),
+        *(table.html() for table in of.tables),
+        _list("Notes", of.notes),
+        _pairs("Conditions", of.conditions),
+        f"<section><h2>Fidelity</h2><p>{_text(of.fidelity)}</p></section>",
+        _pairs("How each number was made", of.made),
+        _command(of.command),
+        f"<footer>{_text(of.source)}</footer>",
+    ]
+    return HEAD.format(title=_text(of.question), style=STYLE) + "\n".join(filter(None, parts)) + TAIL.format(SCRIPT)
+
+
+def _text(text: str) -> str:
+    return html.escape(text, quote=True)
+
+
+def _picture(picture: Picture) -> str:
+    svg = re.sub(r"^\s*<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>", "", picture.svg, flags=re.DOTALL).strip()
+    wide = re.match(r'<svg[^>]*? width="([\d.]+)pt"', svg)
+    least = "wide" if wide and float(wide[1]) > WIDE_PT else "narrow"
+    spoken = f'role="img" aria-label="{_text(picture.caption)}"'
+    svg = re.sub(r'^(<svg[^>]*?) width="[^"]*" height="[^"]*"', lambda match: f"{match[1]} {spoken}", svg)
+    caption = f"<figcaption>{_text(picture.caption)}</figcaption>" if picture.caption else ""
+    return f'<figure class="{least}"><div class="drawn" tabindex="0">{svg}</div>{caption}</figure>'
+
+
+def _list(title: str, lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{_text(line)}</li>" for line in lines)
+    return f"<section><h2>{title}</h2><ul>{items}</ul></section>" if items else ""
+
+
+def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> str:
+    items = "".join(f"<dt>{_text(name)}</dt><dd>{_text(text)}</dd>" for name, text in pairs if text)
+    return f"<section><h2>{title}</h2><dl>{items}</dl></section>" if items else ""
+
+
+def _command(command: str) -> str:
+    spoken = f"<pre>{_text(command)}</pre>" if command else "<p>None is stored beside these results.</p>"
+    return f"<section><h2>The command that repeats it</h2>{spoken}</section>"
+
+
+WIDE_PT = 300.0  # of a figure: beyond, a phone scrolls it
+HEAD = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+script-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+"""
+STYLE = """
+:root { --ink: #1b1f24; --quiet: #5a636e; --line: #d8dde3; --paper: #fff; --shade: #f4f6f8; --mark: #0b5cad; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ed; --quiet: #a0a9b4; --line: #363d46; --paper: #14171b; --shade: #1d2228; --mark: #7ab7f5; }
+  .drawn svg { filter: invert(0.92) hue-rotate(180deg); }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 3rem; }
+h1 { font-size: 1.45rem; line-height: 1.25; margin: 0 0 .75rem; }
+h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+.answer { font-size: 1.1rem; border-left: 4px solid var(--mark); background: var(--shade); margin: 0 0 1.5rem;
+  padding: .75rem 1rem; }
+figure { margin: 1.5rem 0; }
+.drawn, .table { overflow-x: auto; }
+.drawn svg { display: block; width: 100%; height: auto; }
+.narrow svg { max-width: 40rem; margin: 0 auto; }
+.wide svg { min-width: 40rem; }
+figcaption, footer { color: var(--quiet); font-size: .85rem; margin-top: .5rem; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; min-width: 100%; }
+th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+thead th { min-width: 4.5rem; vertical-align: bottom; border-bottom: 2px solid var(--line); }
+tbody th { font-weight: 600; white-space: nowrap; }
+td { min-width: 4.5rem; }
+td.long { min-width: 16rem; }
+th button { all: unset; cursor: pointer; color: var(--mark); font-weight: 600; }
+th button:focus-visible { outline: 2px solid var(--mark); }
+th[aria-sort=ascending] button::after { content: " \\2191"; }
+th[aria-sort=descending] button::after { content: " \\2193"; }
+dl { display: grid; grid-template-columns: minmax(7rem, 14rem) 1fr; gap: .25rem 1rem; margin: 0; }
+dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; }
+pre { background: var(--shade); padding: .75rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+ul { padding-left: 1.2rem; margin: 0; }
+@media (max-width: 34rem) { dl { display: block; } dd { margin-bottom: .5rem; } }
+@media print {
+  :root { --ink: #000; --quiet: #333; --line: #999; --paper: #fff; --shade: #fff; --mark: #000; }
+  body { font-size: 10pt; } main { max-width: none; padding: 0; }
+  .drawn svg { filter: none; } .wide svg { min-width: 0; } .narrow svg { max-width: 9cm; }
+  .drawn, .table { overflow: visible; } figure, tr, .answer { break-inside: avoid; } h2 { break-after: avoid; }
+  table { font-size: 8pt; } thead th { white-space: normal; }
+}
+"""
+SCRIPT = """
+document.addEventListener("click", event => {
+  const head = event.target.closest("thead th");
+  if (!head) return;
+  const table = head.closest("table"), body = table.tBodies[0];
+  const at = head.cellIndex, up = head.getAttribute("aria-sort") !== "ascending";
+  const key = row => {
+    const cell = row.cells[at], number = parseFloat(cell.dataset.v);
+    return [Number.isNaN(number) ? 1 : 0, Number.isNaN(number) ? cell.textContent : number];
+  };
+  const order = (a, b) => {
+    const [p, x] = key(a), [q, y] = key(b);
+    if (p !== q) return p - q;
+    return (x < y ? -1 : x > y ? 1 : 0) * (up ? 1 : -1);
+  };
+  body.append(...[...body.rows].sort(order));
+  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", up ? "ascending" : "descending");
+});
+"""
+TAIL = "\n</main>\n<script>{}</script>\n</body>\n</html>\n"

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.answers.commands import check_command
+from harness.answers.table import WIDTH, Table, aligned
 from harness.policy import mix
-from harness.report.commands import check_command
-from harness.report.text_table import aligned
-from harness.rows import checked, vetted
+from harness.policy.types import GIB
+from harness.rows import checked
+from harness.rows.estimate import NONE
+from harness.rows.held import DAY_H
 from harness.run.spec import Spec
 from harness.run.spec import asked as asked_system
+from harness.study.bases import by_kind
 from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict
+from harness.study.size_kept import Said
+from harness.study.size_why import MOST, Hour, Why, summed
 from harness.study.study import named
-from workloads import slo
+from harness.study.table import of_unchecked
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "one count lower")
-NONE = "-"
-DAY_H = 24
-WIDTH = 100  # of the table
 MOST_HOMES = 12  # lines of GPUs
+MODELS = 12  # rows of models
+MEANS: Mapping[str, str] = {
+    "load": "waiting for weights that are out, or on their way in",
+    "KV": "waiting for KV memory, or for KV on its way",
+    "admission": "held by the strategy while the weights were in",
+    "compute": "waiting for a step, or in steps slower than alone",
+    "weights": "no room for all weights",
+}
 
 
 def sentence(sized: Sized) -> str:
@@ -72,12 +84,10 @@ def _nearest(sized: Sized, kind: str) -> str:
     return f"{name} on {cluster(kind, gpus)} comes nearest, its worst model at {100 * share:.1f} %"
 
 
-def rows(sized: Sized) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of the table: a row a kind and system, the cheapest first."""
-    yield HEAD
+def table(sized: Sized) -> Table:
+    """Return the table: a row a kind and system, the cheapest first."""
     curves = [curve for curve in sized.curves.values() if curve.tried or curve.stopped == ONE_KIND]
-    for curve in sorted(curves, key=lambda curve: _rank(sized.asked, curve)):
-        yield _row(sized, curve)
+    return Table(HEAD, [_row(sized, curve) for curve in sorted(curves, key=lambda curve: _rank(sized.asked, curve))])
 
 
 def _rank(asked: Asked, curve: Curve) -> tuple[Any, ...]:
@@ -139,13 +149,19 @@ def lines(sized: Sized) -> Iterator[str]:
     yield sentence(sized)
     yield setting(sized)
     yield ""
-    yield from aligned(list(rows(sized)), WIDTH)
+    yield from table(sized).text(WIDTH)
     yield ""
     pairs = list(told(sized))
     most = len(pairs) - max(0, len(sized.homes) - MOST_HOMES) if sized.best is not None else len(pairs)
     yield from (f"{what}: {text}" for what, text in pairs[:most])
     if most < len(pairs):
         yield f"... and {len(pairs) - most} GPUs more (--json)"
+
+
+def said(sized: Sized) -> Said:
+    """Return what of an answer is stored in words."""
+    grid = table(sized)
+    return Said(sentence(sized), setting(sized), [grid.head, *grid.rows], list(told(sized)))
 
 
 def setting(sized: Sized) -> str:
@@ -161,10 +177,8 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
     """Yield what is told below the table, in pairs: of all kinds of GPU, then of the best; last the models by GPU."""
     asked = sized.asked
     of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
-    late = vetted.unchecked(of.values())
-    for label, name in of.items():
-        if name in late:
-            yield "unchecked", f"{label}, {check_command(name)}"
+    for label, name in of_unchecked(of).items():
+        yield "unchecked", f"{label}, {check_command(name)}"
     if based := base(sized):
         yield "SLO", based
     for kind, degrees in sized.degrees.items():
@@ -195,10 +209,8 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
         yield f"on {gpus - mix.size(kind)}", f"short of {sized.lacks}"
     if sized.cold_s:
         low, high = min(sized.cold_s.values()), max(sized.cold_s.values())
-        yield (
-            "cold start from host memory",
-            f"{low:.2g} s" + (f" to {high:.2g} s a model" if high > low else " a model"),
-        )
+        longest = f" to {high:.2g} s" * (high > low)
+        yield "cold start from host memory", f"{low:.2g} s{longest} a model"
     if sized.grown:
         each = (f"x {times:g}: {'> ' + str(asked.most) if n is None else n}" for times, n in sized.grown.items())
         yield "more traffic", ", ".join(each) + " GPUs"
@@ -223,8 +235,8 @@ def _finite(x: float) -> float | None:
 
 def base(sized: Sized) -> str:
     """Say on which kind of GPU a model alone is the base of the SLO; empty where there is one kind, or it is named."""
-    rule, kinds = slo.parse(sized.asked.rule), sized.asked.kinds
-    if not isinstance(rule, slo.Scaled) or not rule.by_gpu or rule.gpu or kinds == (mix.names(kinds[0])[0],):
+    rule, kinds = by_kind(sized.asked.rule), sized.asked.kinds
+    if rule is None or kinds == (mix.names(kinds[0])[0],):
         return ""
     on = {kind: sized.rules[kind].rpartition("@")[2] if mix.mixed(kind) else kind for kind in kinds}
     alone = f"{sized.asked.rule} is that of a model alone on"
@@ -279,3 +291,106 @@ def points(sized: Sized) -> list[dict[str, Any]]:
         for n, verdict in sorted(curve.tried.items()) if not verdict.unfit
         for usd in (asked.usd_hour(curve.kind, n),)
     ]  # fmt: skip
+
+
+# ------------------------------------------------------------------ why fewer do not hold
+
+
+def why(reason: Why) -> Iterator[str]:
+    """Yield what binds, the cheapest change that was confirmed, the models, and all changes that were run."""
+    asked, tried = reason.kept.asked, reason.tried
+    yield _fails(reason)
+    yield _advice(reason)
+    yield ""
+    if not tried.unfit:
+        yield from aligned(_models(reason), WIDTH)
+        meant = "; ".join(f"{name}: {MEANS[name]}" for name in reason.binds)
+        yield f"misses by their main cause; {meant}; hours count from the start of a window"
+        yield ""
+    yield from aligned(_outcomes(reason), WIDTH)
+    spent = sum(change.seconds for change in reason.changes)
+    count = len(reason.changes)
+    told = f"{count} change{' was' if count == 1 else 's were'} run in {spent:.1f} s, at most {MOST} are"
+    yield f"{told}; target: {100 * asked.target:g} % for every model"
+
+
+def _fails(reason: Why) -> str:
+    tried = reason.tried
+    what = f"{tried.label} on {cluster(tried.gpu, tried.gpus)}"
+    weights = f"{reason.weights_bytes / GIB:.1f} GiB of weights on {reason.memory_bytes / GIB:.1f} GiB"
+    if tried.unfit:
+        return f"{what} has no room: {reason.first} binds ({weights}; {tried.unfit})"
+    total = reason.binds.total()
+    shares = ", ".join(f"{name} binds in {100 * n / total:.0f} % of misses" for name, n in reason.binds.most_common())
+    more = f"; {weights}" if reason.weights_bytes > reason.memory_bytes else ""
+    worst = f"{tried.worst_model} meets {100 * (tried.worst or 0):.1f} % of its SLOs"
+    return f"{what} fails: {worst}; {shares}{more}"
+
+
+def _advice(reason: Why) -> str:
+    target = reason.kept.asked.target
+    here, dearer = cluster(reason.kind, reason.gpus), ""
+    answers = [row.gpus for row in reason.kept.tried
+               if row.answer and (row.gpu, row.label) == (reason.kind, reason.system)]  # fmt: skip
+    if answers:
+        enough = min(answers)
+        mine, its = (reason.kept.asked.usd_hour(reason.kind, n) for n in (reason.gpus, enough))
+        usd = "" if mine is None or its is None else f", ${(its - mine) * DAY_H:,.0f} more a day"
+        more = enough - reason.gpus
+        dearer = f"{more} GPU{'s' * (more > 1)} more ({cluster(reason.kind, enough)}{usd})"
+    if (cheapest := reason.cheapest) is not None:
+        assert cheapest.verdict is not None
+        name, share = cheapest.verdict.worst
+        looser = ", a longer promise" if cheapest.looser else ""
+        told = f"{cheapest.what}, on the same {here}{looser} ({name} least, {100 * share:.1f} %)"
+        return f"the cheapest change that a run confirms: {told}" + (f"; else {dearer}" if dearer else "")
+    count = len(reason.changes)
+    none = "the one change that was run does not hold" if count == 1 else f"none of {count} changes holds"
+    none += f" {100 * target:g} % on {here}"
+    return f"{none}; {f'the cheapest that runs confirm is {dearer}' if dearer else 'no count of GPUs tried does'}"
+
+
+def _models(reason: Why) -> Iterator[tuple[str, ...]]:
+    yield ("model", "met %", "requests", "binds", "hours below", "worst hour")
+    target = reason.kept.asked.target
+
+    def met(hours: Sequence[Hour]) -> float:
+        total = summed(hours)
+        return 1 - total.missed / max(1, total.offered)
+
+    ordered = sorted(reason.models.items(), key=lambda pair: met([*pair[1].values()]))
+    for name, hours in ordered[:MODELS]:
+        every = [*hours.values()]
+        at, worst = min(hours.items(), key=lambda pair: met([pair[1]]))
+        below = sum(met([hour]) < target for hour in every)
+        yield (name, f"{100 * met(every):.1f}", f"{sum(h.offered for h in every):,}", _binding(every),
+               f"{below} of {len(every)}", f"hour {at}: {100 * met([worst]):.1f} %, {_binding([worst])}")  # fmt: skip
+    if len(ordered) > MODELS:
+        yield (f"{len(ordered) - MODELS} more", f">= {100 * met([*ordered[MODELS][1].values()]):.1f}", *(NONE,) * 4)
+
+
+def _binding(hours: Sequence[Hour]) -> str:
+    total = Counter(summed(hours).binds)
+    first = total.most_common(1)
+    return f"{first[0][0]} {100 * first[0][1] / total.total():.0f} %" if first else NONE
+
+
+def _outcomes(reason: Why) -> Iterator[tuple[str, ...]]:
+    yield ("change", "GPUs", "$/day", "worst model %", "seconds", "verdict")
+    usd = reason.kept.asked.usd_hour(reason.kind, reason.gpus)
+    day = NONE if usd is None else f"{usd * DAY_H:,.0f}"
+    for change in reason.changes:
+        verdict = change.verdict
+        if verdict is None:
+            continue
+        outcome = "holds" if verdict.holds(reason.kept.asked.target, "each") else f"fails: {verdict.worst[0]}"
+        if verdict.unfit:
+            outcome = f"no room: {verdict.unfit}" if len(verdict.unfit) < WIDTH else f"no room: {verdict.unfit[:60]}..."
+        worst = NONE if verdict.unfit else f"{100 * verdict.worst[1]:.1f}"
+        yield (change.what, str(reason.gpus), day, worst, f"{change.seconds:.1f}", outcome)
+    for row in reason.kept.tried:  # known already
+        if row.gpu == reason.kind and row.gpus == reason.gpus and row.label != reason.system:
+            held = "holds" if row.answer else f"fails: {row.worst_model}"
+            worst = NONE if row.worst is None else f"{100 * row.worst:.1f}"
+            outcome = f"no room: {row.unfit[:60]}" if row.unfit else held
+            yield (row.label, str(row.gpus), day, worst, "stored", outcome)

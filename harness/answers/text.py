@@ -9,21 +9,24 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.report.commands import check_command
-from harness.report.text_table import brief, joined, laid
-from harness.rows import crossings, estimate, record, setting, statistics, tidy, vetted
-from harness.rows.crossings import CASE, STANDINGS, Panel, Standing, side_by_side
-from harness.rows.estimate import NONE, POINTS, RATIO
-from harness.study import claims, tradeoff, without
+from harness.answers import tradeoff, without
+from harness.answers.commands import check_command
+from harness.answers.table import Table, brief, joined, printed
+from harness.answers.without import Part
+from harness.rows import crossings, estimate, record, setting, statistics, tidy
+from harness.rows.about import About, Panel
+from harness.rows.crossings import CASE, STANDINGS, Standing, side_by_side, verdict_text
+from harness.rows.estimate import NONE, RATIO
+from harness.study import claims
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
 from harness.study.study import AA, START
-from harness.study.without import Part
+from harness.study.table import unchecked
 
 Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
@@ -35,35 +38,44 @@ class Shown(NamedTuple):
     """The input of the text: a study's table, its facts, and the folder of both."""
 
     table: pa.Table
-    about: Mapping[str, Any]
+    about: About
     folder: Path
     markdown: bool = False
     every: bool = False  # all lines, not only those that answer the study's question
 
     def panels(self, row: int) -> list[Panel]:
         """Return the panels of a condition."""
-        return [panel for panel in self.about["panels"] if panel["row"] == row]
+        return [panel for panel in self.about.panels if panel["row"] == row]
 
 
 def lines(shown: Shown) -> Iterator[str]:
     """Yield the lines of a study: a screen that ends with the notes on all of it; with `every` all lines."""
+    body, ends = (printed(some, markdown=shown.markdown) for some in parts(shown))
+    yield from brief(body, every=shown.every or shown.markdown, tail=ends)
+
+
+def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
+    """Return the lines and tables of a study, the answer first, and those that stand at the end of a screen."""
     ends: Iterable[str] = ()
-    match shown.about["layout"]:
+    body: Iterable[str | Table]
+    match shown.about.layout:
         case "steps" | "matrix":
             standings = _standings(shown)
             told = _told_of(shown, "the first of a pair", standings)
-            body, ends = _matrix(shown, standings), (*told, f"{len(shown.about['runs'])} runs")
+            body, ends = _matrix(shown, standings), (*told, f"{len(shown.about.runs)} runs")
         case "parts":
-            body = without.lines(shown.about, shown.table, _parts(shown), markdown=shown.markdown)
+            body = without.parts(shown.about, shown.table, _parts(shown))
         case "tradeoff":
-            body = tradeoff.lines(shown.about, shown.table, markdown=shown.markdown, every=shown.every)
+            body = tradeoff.parts(shown.about, shown.table, every=shown.every)
         case _:
             standings = _standings(shown)
-            body = chain(_answer("panels", standings), _blocks(shown, standings))
+            rows = sorted({panel["row"] for panel in shown.about.panels})
+            blocks = (_block(shown, shown.panels(row), standings) for row in rows)
+            body = chain(_answer("panels", standings), *blocks)
             ends = _ends(shown, standings)
-    left_out = filter(None, [setting.left_out(shown.about["panels"])])
-    below = (shown.about["notes"], left_out, unchecked_lines(shown.table), _claims(shown), _copies(shown))
-    yield from brief(body, every=shown.every or shown.markdown, tail=[*ends, *chain.from_iterable(below)])
+    left_out = filter(None, [setting.left_out(shown.about.panels)])
+    below = (shown.about.notes, left_out, unchecked_lines(shown.table), _claims(shown), _copies(shown))
+    return body, chain(ends, *below)
 
 
 # ------------------------------------------------------------------ crossings, a block a condition
@@ -90,59 +102,49 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
     yield "; ".join(told)
 
 
-def _blocks(shown: Shown, standings: Standings) -> Iterator[str]:
-    for row in sorted({panel["row"] for panel in shown.about["panels"]}):
-        yield from _block(shown, shown.panels(row), standings)
-
-
 def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
-    yield from _told_of(shown, shown.about["systems"][0], standings)
-    if shown.about["layout"] == "fleet":
+    yield from _told_of(shown, shown.about.systems[0], standings)
+    if shown.about.layout == "fleet":
         spent = cpu_s(shown.folder, shown.about)
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
     yield from departures(shown.table)
     yield from own_degrees(shown.table)
-    yield from (f"invalid: {label}: {why}" for label, why in tidy.invalid(shown.table).items())
+    yield from invalid(shown.table)
 
 
-def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
+def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str | Table]:
     """Yield a condition: a table a panel, a row a system; with `every` the counts of weights' loads beside it."""
     about, axis = shown.about, panels[0]["axis"]
-    yield _title(about, panels)
-    place = _place(about, panels)
+    place, title = _place(about, panels), _title(about, panels)
+    if place:
+        yield title
+        title = ""
     unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
         labels, at = _labels(rows, panel), ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE)
-        table, beside = [["system", *_heads(shown, axis)]], [["system", *_heads_beside(about)]]
-        for name in (*about["systems"], *_bounds(about)):
+        cells, beside, heads = list[list[str]](), list[list[str]](), _heads(shown, axis)
+        for name in (*about.systems, *_bounds(about)):
             if name not in labels:
                 continue  # not of this condition
             if gone := tidy.unfit(rows, name):
                 some = "" if gone.every else f" with {gone.seeds} of {gone.of} seeds"
                 unfit.setdefault(name, (gone, []))[1].append(f"{at or panel['trace']}{some}")
             if gone and gone.every:
-                table.append([labels[name], gone.word, *[NONE] * (len(table[0]) - 2)])
+                cells.append([labels[name], gone.word, *[NONE] * (len(heads) - 1)])
                 continue
-            table.append([labels[name], *_cells(shown, rows, panel, name, standings)])
+            cells.append([labels[name], *_cells(shown, rows, panel, name, standings)])
             if shown.every:
                 beside.append([labels[name], *_beside(rows, panel, name, about)])
-        if at:
-            yield f"{at}:"
-        yield from laid(_told(table), markdown=shown.markdown)
-        if len(beside) > 1:
-            yield from laid(_told(beside), markdown=shown.markdown)
+        yield Table(["system", *heads], cells, title=f"{at}:" if at else title).filled()
+        title = ""
+        if beside:
+            yield Table(["system", *_heads_beside(about)], beside).filled()
     for name, (gone, places) in unfit.items():
         yield f"{name} {gone.word} ({'; '.join(places)}): {gone.why}"
 
 
-def _told(table: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """Return a table without its empty columns."""
-    columns = [x for x in zip(*table, strict=True) if set(x[1:]) != {NONE}]
-    return zip(*columns, strict=True)
-
-
-def _place(about: Mapping[str, Any], panels: Sequence[Panel]) -> dict[str, Callable[[Panel], str]]:
+def _place(about: About, panels: Sequence[Panel]) -> dict[str, Callable[[Panel], str]]:
     """Return the columns that distinguish a condition's panels, each with a function for a panel's cell."""
     every: dict[str, Callable[[Panel], str]] = {
         "trace": lambda panel: str(panel["trace"]).partition("+")[0],
@@ -152,42 +154,42 @@ def _place(about: Mapping[str, Any], panels: Sequence[Panel]) -> dict[str, Calla
         "GPUs": lambda panel: str(panel["gpus"]),
         "req/s": lambda panel: NONE if panel["rate_rps"] is None else f"{panel['rate_rps']:.3g}",
     }
-    judged = [panel for panel in panels if about["layout"] != "fleet"] or panels
+    judged = [panel for panel in panels if about.layout != "fleet"] or panels
     return {name: cell for name, cell in every.items() if len(set(map(cell, judged))) > 1}
 
 
 def _heads(shown: Shown, axis: str) -> list[str]:
-    level, (first, *others) = f"{100 * shown.about['level']:g} %", [d.upper() for d in shown.about["definitions"]]
+    level, (first, *others) = f"{100 * shown.about.level:g} %", [d.upper() for d in shown.about.definitions]
     rest = [f"{level} {name}" for name in others] if shown.every or axis == "gpus" else []
     if axis == "gpus":
         return [f"{level} {first}", "fails at", "below that", "each seed", *rest]
     slope = ["slope"] * (axis in crossings.RATED)
-    return [f"{level} {first}", *slope, "mean", "worst", *rest, f"{shown.about['systems'][0]} over it"]
+    return [f"{level} {first}", *slope, "mean", "worst", *rest, f"{shown.about.systems[0]} over it"]
 
 
 def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Standings) -> list[str]:
     """Render a system's crossing of the level: by the first definition with the columns beside it, then by others."""
     about, axis = shown.about, panel["axis"]
-    (first, *others), level, style = about["definitions"], about["level"], STYLES[axis]
+    (first, *others), level, style = about.definitions, about.level, STYLES[axis]
 
     def at(definition: str, over: str = "pooled", *, spread: bool = False) -> str:
         c = crossings.crossing(rows, panel, name, definition, level, over)
-        return NONE if c is None else estimate.text(c.at, style, spread=spread or shown.every)
+        return NONE if c is None else c.at.text(style, spread=spread or shown.every)
 
     rest = [at(definition) for definition in others] if shown.every or axis == "gpus" else []
     if axis == "gpus":
         c = crossings.crossing(rows, panel, name, first, level)
         if c is None:
             return [NONE] * (4 + len(rest))
-        if name not in about["systems"]:  # it brings its own number of GPUs: not the least of many
-            return [estimate.text(replace(c.at, sign="="), style), NONE, NONE, NONE, *rest]
+        if name not in about.systems:  # it brings its own number of GPUs: not the least of many
+            return [replace(c.at, sign="=").text(style), NONE, NONE, NONE, *rest]
         fails = NONE if c.fails is None else estimate.number(c.fails, 0)
-        return [estimate.text(c.at, style), fails, _below(rows, name, about), _each_seed(rows, name, about), *rest]
+        return [c.at.text(style), fails, _below(rows, name, about), _each_seed(rows, name, about), *rest]
     steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
     slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
-    standing = standings.get((panel["condition"], about["systems"][0], name))
+    standing = standings.get((panel["condition"], about.systems[0], name))
     return [at(first, spread=True), *slope, at(first, "mean"), at(first, "worst"), *rest,
-            NONE if standing is None else standing_text(standing)]  # fmt: skip
+            NONE if standing is None else verdict_text(standing)]  # fmt: skip
 
 
 def _standings(shown: Shown) -> Standings:
@@ -196,37 +198,28 @@ def _standings(shown: Shown) -> Standings:
     The pairs are the first system with each other one; in a study of ratios, those of its claims.
     """
     about = shown.about
-    if about["layout"] in {"steps", "matrix"}:
+    if about.layout in {"steps", "matrix"}:
         every = crossings.claimed(shown.table, about)
         return {
             (claimed.panel["condition"], claimed.claim["system"], claimed.claim["over"]): claimed.standing
             for claimed in every
         }
-    first, *others = about["systems"]
+    first, *others = about.systems
     pairs = [(first, name) for name in others]
     keys, standings = [], []
-    for panel in about["panels"]:
+    for panel in about.panels:
         rows = crossings.of_panel(shown.table, panel)
         ran = set(rows["label"].unique().to_pylist())
         for pair in pairs:
             gone = any((lack := tidy.unfit(rows, name)) and lack.every for name in pair)
             if panel["axis"] != "gpus" and ran.issuperset(pair) and not gone:
                 keys.append((panel["condition"], *pair))
-                standings.append(side_by_side(rows, panel, pair, about["definitions"][0], about["level"]))
+                standings.append(side_by_side(rows, panel, pair, about.definitions[0], about.level))
     return dict(zip(keys, crossings.corrected(standings), strict=True))
 
 
-def standing_text(standing: Standing) -> str:
-    """Say who is ahead: a sign with a ratio, or with differences in points where ratios do not decide."""
-    sign = STANDINGS[standing.says][0]
-    if standing.flat or standing.ratio is None:
-        gaps = [estimate.text(gap.times(100), POINTS, spread=False) for _, gap in standing.differences]
-        return f"{sign} {' '.join(gaps)} points".strip() if gaps else f"{sign} {standing.note}".strip()
-    return f"{sign} {estimate.text(standing.ratio, RATIO)}".strip()
-
-
 def _told_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
-    panels = {panel["condition"]: panel for panel in shown.about["panels"]}
+    panels = {panel["condition"]: panel for panel in shown.about.panels}
     return _legend(first, [(panels[key[0]], standing) for key, standing in standings.items()])
 
 
@@ -239,7 +232,7 @@ def _legend(first: str, standings: Sequence[tuple[Panel, Standing]]) -> Iterator
         of = f"{decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
         yield f"verdicts on {first}: {_signs({s.says for s in judged})}; {of if len(judged) > 1 else 'one verdict'}"
         yield f"common random numbers save {100 * shared:.0f} % of a difference's variance (median)"
-    points = [(panel, s) for panel, s in standings if s.differences and (s.flat or s.ratio is None)]
+    points = [(panel, s) for panel, s in standings if s.differences and s.decisive is None]
     if points:
         at = dict.fromkeys(_at([x for x, _ in s.differences], panel["axis"]) for panel, s in points)
         yield f"points: difference of attainment at {', or '.join(at)}, where a ratio of rates does not decide"
@@ -257,7 +250,7 @@ def _at(xs: Sequence[float], axis: str) -> str:
     return f"{shown} req/s" if axis in crossings.RATED else f"{AXES[axis]} {shown}"
 
 
-def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
+def _title(about: About, panels: Sequence[Panel]) -> str:
     first, axis = panels[0], panels[0]["axis"]
     scales = dict.fromkeys(f"{panel['slo_scale']:g}x" for panel in panels if panel["slo_scale"])
     rate = "at a given rate" if first["given"] else "at the rate that the first system holds"
@@ -268,15 +261,15 @@ def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
     unit = " (req/s)" if axis in crossings.RATED else ""
     words = (setting.machine(first["own"]), setting.PLANS.get(first["own"].get("plan", "")))
     extra = "".join(f", {word}" for word in words if word)
-    if about["layout"] == "fleet":
+    if about.layout == "fleet":
         fixed, extra = f"{first['trace']} ({first['tier']}) at {first['rate_rps']:.3g} req/s", ""
     what = f"{first['name']}: " if first["name"] else ""
-    return f"{what}{AXES[axis]}{unit} at which each system {holds} {100 * about['level']:g} % ({fixed}{gpus}{extra})"
+    return f"{what}{AXES[axis]}{unit} at which each system {holds} {100 * about.level:g} % ({fixed}{gpus}{extra})"
 
 
-def _bounds(about: Mapping[str, Any]) -> list[str]:
+def _bounds(about: About) -> list[str]:
     """List the bounds that stand in the table: those of a fleet, which bring their own number of GPUs."""
-    return list(about["controls"]) if about["layout"] == "fleet" else []
+    return list(about.controls) if about.layout == "fleet" else []
 
 
 def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
@@ -289,9 +282,9 @@ def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
     return {name: f"{label} (unchecked)" if name in late else label for name, label in shown.items()}
 
 
-def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
+def _below(rows: pa.Table, name: str, about: About) -> str:
     """Name the limit below the fewest GPUs: on the next fewer tried the models have no room, or SLOs are missed."""
-    at = crossings.fewest(rows, name, "", about["definitions"][0], about["level"])
+    at = crossings.fewest(rows, name, "", about.definitions[0], about.level)
     runs = rows.filter(pc.equal(rows["label"].cast(pa.string()), name))
     xs = sorted(set(runs["x"].to_pylist()))
     lacks = at is None or at.sign == ">"
@@ -305,23 +298,23 @@ def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
     return f"does not fit{some}" if gone else "misses SLOs"
 
 
-def _each_seed(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
+def _each_seed(rows: pa.Table, name: str, about: About) -> str:
     """Render the fewest GPUs of each seed alone, from the least to the most."""
-    curves = tidy.curves(rows, name, about["definitions"][0], "x")
-    each = [statistics.fewest(curve, about["level"]).at for curve in curves.values()]
+    curves = tidy.curves(rows, name, about.definitions[0], "x")
+    each = [statistics.fewest(curve, about.level).at for curve in curves.values()]
     every = sorted(each, key=lambda e: (e.sign == ">", e.mean))
-    ends = dict.fromkeys(estimate.text(e, STYLES["gpus"]) for e in (every[0], every[-1])) if every else {}
+    ends = dict.fromkeys(e.text(STYLES["gpus"]) for e in (every[0], every[-1])) if every else {}
     return " to ".join(ends)
 
 
-def _heads_beside(about: Mapping[str, Any]) -> list[str]:
-    return ["at", *(f"{name.upper()} %" for name in about["definitions"]), "loads", "evicts", "moved"]
+def _heads_beside(about: About) -> list[str]:
+    return ["at", *(f"{name.upper()} %" for name in about.definitions), "loads", "evicts", "moved"]
 
 
-def _beside(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> list[str]:
+def _beside(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
     """Render attainment at the shown x, and the counts of loads, evictions and moves there: means over seeds."""
-    curves = {d: tidy.curves(rows, name, d, "x") for d in (*about["definitions"], *tidy.WEIGHTS)}
-    xs = sorted(set().union(*(curve for curve in curves[about["definitions"][0]].values())))
+    curves = {d: tidy.curves(rows, name, d, "x") for d in (*about.definitions, *tidy.WEIGHTS)}
+    xs = sorted(set().union(*(curve for curve in curves[about.definitions[0]].values())))
     if not xs:
         return [NONE] * (1 + len(curves))
     at = _telling(rows, panel, name, about)
@@ -331,35 +324,38 @@ def _beside(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -
     for d, curve in curves.items():
         values = [of_seed[x] for of_seed in curve.values() if x in of_seed and not math.isnan(of_seed[x])]
         mean = sum(values) / len(values) if values else math.nan
-        cells.append(NONE if not values else f"{100 * mean:.1f}" if d in about["definitions"] else f"{mean:.0f}")
+        cells.append(NONE if not values else f"{100 * mean:.1f}" if d in about.definitions else f"{mean:.0f}")
     return cells
 
 
-def _telling(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> float | None:
+def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | None:
     """Return the x that is shown beside the crossings: the crossing of the first system, in a fleet of each one."""
     if panel["at"] is not None:
         return float(panel["at"])
-    first = name if about["layout"] == "fleet" else about["systems"][0]
-    c = crossings.crossing(rows, panel, first, about["definitions"][0], about["level"])
+    first = name if about.layout == "fleet" else about.systems[0]
+    c = crossings.crossing(rows, panel, first, about.definitions[0], about.level)
     return c.at.mean if c else None
-
-
-def unchecked(rows: pa.Table) -> dict[str, str]:
-    """Return the labels of systems whose file, as it is now, has not passed `bench check`, with the command for it."""
-    pairs = dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True))
-    late = set(vetted.unchecked(pairs.values()))
-    return {label: check_command(name) for label, name in pairs.items() if name in late}
 
 
 def unchecked_lines(rows: pa.Table) -> list[str]:
     """List the labels that are marked `unchecked`, a line each with the command that checks the system."""
-    return [f"unchecked: {label}, {command}" for label, command in sorted(unchecked(rows).items())]
+    return [f"unchecked: {label}, {check_command(name)}" for label, name in sorted(unchecked(rows).items())]
+
+
+def stated(rows: pa.Table, column: str, word: str) -> list[str]:
+    """List the labels of which a column states a reason, a line each with it."""
+    pairs = zip(tidy.column(rows, "label"), tidy.column(rows, column), strict=True)
+    return [f"{word}: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 
 def departures(rows: pa.Table) -> list[str]:
     """List the labels whose engine is not their paper's, a line each."""
-    pairs = zip(tidy.column(rows, "label"), tidy.column(rows, "departs"), strict=True)
-    return [f"not as published: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
+    return stated(rows, "departs", "not as published")
+
+
+def invalid(rows: pa.Table) -> list[str]:
+    """List the labels whose runs on real servers are not valid, a line each with the reason."""
+    return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
 
 
 def own_degrees(rows: pa.Table) -> list[str]:
@@ -373,23 +369,23 @@ def own_degrees(rows: pa.Table) -> list[str]:
 # ------------------------------------------------------------------ ratios, a row a condition
 
 
-def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
+def _matrix(shown: Shown, standings: Standings) -> Iterator[str | Table]:
     about = shown.about
-    yield from _borne_out(about["panels"], standings)
-    if about["layout"] == "matrix" and all(panel["tier"] == "synthetic" for panel in about["panels"]):
+    yield from _borne_out(about.panels, standings)
+    if about.layout == "matrix" and all(panel["tier"] == "synthetic" for panel in about.panels):
         yield from _answer("conditions", standings)
-    rules = dict.fromkeys(panel.get("slo", about["slo"]) for panel in about["panels"])
-    rule = about["slo"] if len(rules) == 1 else "each condition's SLO"
-    goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {rule}"
-    yield f"{about['systems'][0]} over each: ratios of the rates that hold {goal}"
+    rules = dict.fromkeys(panel.get("slo", about.slo) for panel in about.panels)
+    rule = about.slo if len(rules) == 1 else "each condition's SLO"
+    goal = f"{100 * about.level:g} % {about.definitions[0].upper()} attainment at {rule}"
+    yield f"{about.systems[0]} over each: ratios of the rates that hold {goal}"
     pairs = list(dict.fromkeys(key[1:] for key in standings))
-    rated = list(about["systems"]) if shown.every else []
-    heads = [theirs if ours == about["systems"][0] else f"{ours} / {theirs}" for ours, theirs in pairs]
-    spread = shown.every or about["layout"] == "steps"
-    steps = shown.every and about["layout"] == "steps"
+    rated = list(about.systems) if shown.every else []
+    heads = [theirs if ours == about.systems[0] else f"{ours} / {theirs}" for ours, theirs in pairs]
+    spread = shown.every or about.layout == "steps"
+    steps = shown.every and about.layout == "steps"
     head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *heads]
-    table = [head]
-    for panels in crossings.by_condition(about["panels"]):
+    table = list[list[str]]()
+    for panels in crossings.by_condition(about.panels):
         if len(panels) > 1 and not shown.every:
             table.append([panels[0]["name"], *(_range(_of_pair(standings, panels, pair)) for pair in pairs)])
             continue
@@ -399,15 +395,15 @@ def _matrix(shown: Shown, standings: Standings) -> Iterator[str]:
             name = panel["name"] if len(panels) == 1 else panel["condition"]
             table.append([f"{KINDS.get(panel['kind'], '')}{name}", *[panel["origin"]] * steps,
                           *(_rate(rows, panel, name, about) for name in rated), *cells])  # fmt: skip
-    yield from laid(table, markdown=shown.markdown)
-    for panel, *_ in crossings.by_condition(about["panels"]) if shown.every else ():
+    yield Table(head, table)
+    for panel, *_ in crossings.by_condition(about.panels) if shown.every else ():
         if not panel["source"] or panel["kind"] == "alone":
             continue
         origin = f"{panel['origin']}, " if panel["origin"] else ""
-        slo = f"{panel['slo']}, " if panel["slo"] != about["slo"] else ""
+        slo = f"{panel['slo']}, " if panel["slo"] != about.slo else ""
         yield f"{panel['name']}: {origin}{slo}{panel['source']}"
     yield from sentences(shown, standings)
-    if any(len(panels) > 1 for panels in crossings.by_condition(about["panels"])):
+    if any(len(panels) > 1 for panels in crossings.by_condition(about.panels)):
         yield "a range: cases of a real log, one window each, without interval (--all lists each)"
 
 
@@ -447,17 +443,17 @@ def _short(pair: Standing | None, *, spread: bool) -> str:
     if pair is None or pair.says == crossings.NO_ROOM:
         return NONE
     if spread or pair.ratio is None:
-        return standing_text(pair)
-    return f"{STANDINGS[pair.says][0]} {'flat' if pair.flat else estimate.text(pair.ratio, RATIO, spread=False)}"
+        return verdict_text(pair)
+    return f"{STANDINGS[pair.says][0]} {'flat' if pair.flat else pair.ratio.text(RATIO, spread=False)}"
 
 
-def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> str:
+def _rate(rows: pa.Table, panel: Panel, name: str, about: About) -> str:
     """Render the rate at which a system holds the level; of a system without room on any seed, the word for that."""
     gone = tidy.unfit(rows, name)
     if gone and gone.every:
         return gone.word
-    c = crossings.crossing(rows, panel, name, about["definitions"][0], about["level"])
-    return NONE if c is None else estimate.text(c.at, spread=False)
+    c = crossings.crossing(rows, panel, name, about.definitions[0], about.level)
+    return NONE if c is None else c.at.text(spread=False)
 
 
 def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
@@ -465,10 +461,10 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
 
     Where a paper states a ratio, say under how many conditions it holds and is not excluded.
     """
-    panels = {panel["condition"]: panel for panel in shown.about["panels"]}
+    panels = {panel["condition"]: panel for panel in shown.about.panels}
     papers = {(claim.system, claim.over): claim.paper for claim in claims.claims_of(shown.about)
               if claim.what == "ratio" and isinstance(claim.paper, float | int)}  # fmt: skip
-    conditions = crossings.by_condition(shown.about["panels"])
+    conditions = crossings.by_condition(shown.about.panels)
     several = {panel["condition"] for of in conditions if len(of) > 1 for panel in of}
     for pair in dict.fromkeys(key[1:] for key in standings):
         ours = {key[0]: standing for key, standing in standings.items() if key[1:] == pair}
@@ -486,9 +482,9 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
             told += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
         yield f"{' / '.join(pair)}: {turns}{told}."
         if (paper := papers.get(pair)) is not None:
-            ratios = {key: s.ratio for key, s in ours.items() if s.ratio is not None and not s.flat}
-            there = sum(e.low is not None and e.low >= paper for e in ratios.values())
-            may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios.values())
+            ratios = [ratio for s in ours.values() if (ratio := s.decisive) is not None]
+            there = sum(e.low is not None and e.low >= paper for e in ratios)
+            may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios)
             yield (
                 f"{' / '.join(pair)}, {paper:g} in the paper: reached under {there} of {len(ours)} conditions, not "
                 f"excluded under {may}."
@@ -499,13 +495,13 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
 
 
 def _parts(shown: Shown) -> list[Part]:
-    about, takes_part, parts = shown.about, set(shown.about["systems"]), list[Part]()
+    about, takes_part, parts = shown.about, set(shown.about.systems), list[Part]()
     for claim in claims.claims_of(about):
         if claim.what != "difference" or not {claim.system, claim.over} <= takes_part:
             continue
         if losses := list(claims.losses(shown.table, about, claim)):
             worst = max(losses, key=lambda loss: loss.most.mean)
-            most = f"; {worst.model} loses most, {without.points(-worst.most.mean)}" if worst.model else ""
+            most = f"; {worst.model} loses most, {without.points(worst.most)}" if worst.model else ""
             lost = {(loss.panel["condition"], loss.x): loss.pooled for loss in losses}
             parts.append(Part(claim.subject, claim.says, lost, most))
     return parts
@@ -514,18 +510,18 @@ def _parts(shown: Shown) -> list[Part]:
 # ------------------------------------------------------------------ claims and controls
 
 
-def _claims(shown: Shown) -> Iterator[str]:
+def _claims(shown: Shown) -> Iterator[str | Table]:
     """Count the claims of each class; with `every` list each of them. `bench claims` has them by statement."""
     every = [v for v in claims.verdicts(shown.table, shown.about) if v.claim.paper is not None and v.says in SAYS]
     if not every:
         return
     if shown.every:
         yield ""
-        table = [[f"claim ({shown.about['paper']})", "on", "paper", "here", "class", "holds if"]]
+        head, table = [f"claim ({shown.about.paper})", "on", "paper", "here", "class", "holds if"], list[list[str]]()
         for v in every:
             what = claims.claim_text(v.claim, shown.about, v.panel["axis"] if v.panel else "")
             table.append([what, on_text(v), claims.paper_text(v.claim), v.text, v.says, v.rule])
-        yield from laid(table, markdown=shown.markdown)
+        yield Table(head, table)
         yield from (f"{v.says}: {why}" for v in every if (why := v.claim.why))
     counts = {says: sum(v.says == says for v in every) for says in SAYS}
     yield "the paper's claims, a panel each: " + "; ".join(f"{n} {says}" for says, n in counts.items() if n)
@@ -538,11 +534,11 @@ def on_text(verdict: Verdict) -> str:
 
 def _copies(shown: Shown) -> Iterator[str]:
     """Yield the A/A line: how often the first system differs from its copy on other seeds by more than chance."""
-    name = shown.about["systems"][0]
+    name = shown.about.systems[0]
     covers, worst = [], 0.0
-    for panel in shown.about["panels"]:
+    for panel in shown.about.panels:
         rows = crossings.of_panel(shown.table, panel)
-        for d in shown.about["definitions"]:
+        for d in shown.about.definitions:
             ours, theirs = (tidy.curves(rows, system, d, "x") for system in (name, name + AA))
             for x in sorted({x for curve in theirs.values() for x in curve}):
                 pair = [[curve[x] for curve in side.values() if x in curve] for side in (ours, theirs)]
@@ -557,10 +553,10 @@ def _copies(shown: Shown) -> Iterator[str]:
         )
 
 
-def cpu_s(folder: Path, about: Mapping[str, Any]) -> dict[str, float]:
+def cpu_s(folder: Path, about: About) -> dict[str, float]:
     """Sum the CPU seconds of each system's runs, as stored in their folders."""
     spent: dict[str, float] = {}
-    for run, name in about["runs"].items():
+    for run, name in about.runs.items():
         with suppress(ValueError, KeyError, TypeError):
             spent[name] = spent.get(name, 0.0) + float(record.side(folder.parent / run)["cpu_s"])
     return spent

@@ -7,37 +7,37 @@ from typing import Any
 
 import pyarrow as pa
 
-from harness.report.text_table import joined, laid
-from harness.rows import estimate
+from harness.answers.table import Table, joined
 from harness.rows import held as helds
+from harness.rows.about import About
 from harness.rows.estimate import NONE, SHARE
 from harness.rows.held import DAY_H, Held
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def lines(about: Mapping[str, Any], table: pa.Table, *, markdown: bool, every: bool) -> Iterator[str]:
+def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
     """Yield the answer, a table with a row a setting, and what its columns are; with `every` the intervals too."""
     named = list(zip(LETTERS, helds.panels(table, about), strict=False))
-    level, first = about["level"], about["panels"][0]
+    level, first = about.level, about.panels[0]
     chosen = dict[str, list[str]]()
     for letter, (panel, settings) in named:
         best = helds.cheapest(settings, level)
         chosen.setdefault(best.name if best else "none", []).append(f"{panel['name']} ({letter})")
     told = "; ".join(f"{name} with {joined(panels)}" for name, panels in chosen.items())
     yield f"fewest GPU-hours with {100 * level:g} % of SLOs met: {told}"
-    met = "TTFT and TPOT" if about["definitions"][0] == "both" else str(about["definitions"][0]).upper()
+    met = "TTFT and TPOT" if about.definitions[0] == "both" else str(about.definitions[0]).upper()
     yield (
         f"share of requests that meet {met} (SLO {first['slo']}), and GPU-hours a day with weights on a GPU or on their"
-        f" way; {about['seeds']} seeds"
+        f" way; {about.seeds} seeds"
     )
-    head, by_name = [next(iter(about["titles"]), "setting")], {name: [name] for name in about["systems"]}
+    head, by_name = [next(iter(about.titles), "setting")], {name: [name] for name in about.systems}
     for letter, (_, settings) in named:
         head += [f"{letter} met %", "GPU-h", *["worst", "loads"] * every]
         of = {setting.name: setting for setting in settings}
         for name, row in by_name.items():
             row += _cells(of[name], every) if name in of else [NONE] * (2 + 2 * every)
-    yield from laid([head, *by_name.values()], markdown=markdown)
+    yield Table(head, list(by_name.values()))
     yield from (f"{letter}  {_place(panel)}: {_answer(settings, level)}" for letter, (panel, settings) in named)
 
 
@@ -58,7 +58,7 @@ def _spent(setting: Held) -> str:
 
 def _cells(setting: Held, every: bool) -> list[str]:
     numbers = (setting.met.times(100), setting.gpu_h, *[setting.worst.times(100)] * every)
-    return [*(estimate.text(e, SHARE, spread=every) for e in numbers), *[f"{setting.loads:.0f}"] * every]
+    return [*(e.text(SHARE, spread=every) for e in numbers), *[f"{setting.loads:.0f}"] * every]
 
 
 def _place(panel: Mapping[str, Any]) -> str:

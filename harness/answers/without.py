@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from harness.report.text_table import laid
-from harness.rows import crossings, estimate
-from harness.rows.estimate import POINTS
-from harness.rows.statistics import Estimate
+from harness.answers.table import Table
+from harness.rows import crossings
+from harness.rows.about import About
+from harness.rows.estimate import POINTS, Estimate
 
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 Place = tuple[str, float]  # a panel's condition, and x
@@ -25,34 +25,34 @@ class Part(NamedTuple):
     most: str  # the model that loses most, and where a model does the points
 
 
-def lines(about: Mapping[str, Any], table: pa.Table, parts: Sequence[Part], *, markdown: bool) -> Iterator[str]:
+def parts(about: About, table: pa.Table, switched: Sequence[Part]) -> Iterator[str | Table]:
     """Yield the table: a row a place and a column a part, whose change is doubtful where its interval covers 0."""
-    definition, first = about["definitions"][0], about["systems"][0]
+    definition, first = about.definitions[0], about.systems[0]
     yield (
-        f"{definition.upper()} attainment (SLO {about['slo']}, {about['panels'][0]['models']}) with all parts, and the "
-        f"change in points without each part ({about['seeds']} seeds, paired; ? its 95 % interval covers 0)"
+        f"{definition.upper()} attainment (SLO {about.slo}, {about.panels[0]['models']}) with all parts, and the "
+        f"change in points without each part ({about.seeds} seeds, paired; ? its 95 % interval covers 0)"
     )
     whole = {
         (panel["condition"], x): shares[""]
-        for panel in about["panels"]
+        for panel in about.panels
         for x, shares in sorted(crossings.by_model(crossings.of_panel(table, panel), first, definition).items())
     }
     rows = [[place, f"{100 * sum(share.values()) / len(share):.1f}"]
             for place, share in zip(_places(about, table, whole), whole.values(), strict=True)]  # fmt: skip
     head, legend = ["", "all"], list[str]()
-    for name, part in zip(NAMES, parts, strict=False):
+    for name, part in zip(NAMES, switched, strict=False):
         head.append(name)
         legend.append(f"{name}  without {part.subject}{part.most}")
         for row, at in zip(rows, whole, strict=True):
             row.append(_change(part.lost[at]))
-    yield from laid([head, *rows], markdown=markdown)
+    yield Table(head, rows)
     yield from legend
-    yield from (f"the paper on {part.subject}: {part.says}" for part in parts if part.says)
+    yield from (f"the paper on {part.subject}: {part.says}" for part in switched if part.says)
 
 
-def _places(about: Mapping[str, Any], table: pa.Table, whole: Mapping[Place, Any]) -> Iterator[str]:
+def _places(about: About, table: pa.Table, whole: Mapping[Place, Any]) -> Iterator[str]:
     """Name the trace of each panel, its half if it has one, and the rate that was offered there."""
-    panels = {panel["condition"]: panel for panel in about["panels"]}
+    panels = {panel["condition"]: panel for panel in about.panels}
     for condition, x in whole:
         panel = panels[condition]
         half = f", {panel['half']} half" if panel.get("half") else ""
@@ -69,9 +69,9 @@ def offered_rps(rows: pa.Table, x: float) -> float:
 def _change(lost: Estimate) -> str:
     """Render how switching the part off changes attainment, in points."""
     doubtful = lost.low is not None and lost.high is not None and lost.low < 0.0 < lost.high
-    return f"{points(-lost.mean)}{' ?' if doubtful else ''}"
+    return f"{points(lost)}{' ?' if doubtful else ''}"
 
 
-def points(share: float) -> str:
-    """Render a change of attainment, a share, in points."""
-    return estimate.text(Estimate(100.0 * share, None, None, 1), POINTS)
+def points(lost: Estimate) -> str:
+    """Render the change of attainment by a loss of it, in points."""
+    return lost.times(-100).text(POINTS, spread=False)

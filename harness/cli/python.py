@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.answers import size as words
 from harness.engines.costs.prices import prices
 from harness.rows import record
 from harness.study import size as sizes
-from harness.study import size_words
 from harness.study.compare import comparison, filled, judged_by, stem_of
 from harness.study.measure import Measured, measure
 from harness.study.size import Asked, Sized
@@ -56,7 +56,7 @@ class Comparison:
         import pandas as pd
 
         frames = []
-        for run, label in self.measured.about["runs"].items():
+        for run, label in self.measured.about.runs.items():
             rows = record.load(self.folder.parent / run).requests
             rows = rows[[name for name in rows.columns if not name.startswith("p_")]]
             frames.append(rows.assign(label=label))
@@ -107,7 +107,7 @@ class Answer:
 
     def __init__(self, sized: Sized) -> None:
         self.sized = sized
-        self.sentence = size_words.sentence(sized)
+        self.sentence = words.sentence(sized)
         self.best = sized.best  # (kind of GPU, system, GPUs), or None
 
     @cached_property
@@ -115,12 +115,12 @@ class Answer:
         """A row a kind, system and count that ran: gpu, label, gpus, usd_day, pooled, worst, answer."""
         import pandas as pd
 
-        return pd.DataFrame(size_words.points(self.sized))
+        return pd.DataFrame(words.points(self.sized))
 
     @cached_property
     def facts(self) -> dict[str, Any]:
         """All that `bench size --json` prints."""
-        return size_words.facts(self.sized)
+        return words.facts(self.sized)
 
 
 def size(

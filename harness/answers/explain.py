@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from harness.policy.types import UserError
-from harness.report.causes import CAUSES
-from harness.report.text_table import aligned
-from harness.report.timeline import Part, lines, made_of
+from harness.answers.table import aligned
+from harness.policy.types import GIB, UserError
 from harness.rows import attainment, causes, definitions, requests
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import WAITS
+from harness.run.stretches import COUNTED, Part, by_cause
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from harness.policy.types import Inst
+
+
+class Cause(NamedTuple):
+    """A cause of waiting (record.WAITS) in words."""
+
+    phrase: str
+    what: str
+    excess: str = ""  # of a miss, where that is something else
+
+    @property
+    def missed(self) -> str:
+        """The part of a miss that it explains: the time beyond what the request takes alone."""
+        return self.excess or self.what
+
+
+CAUSES: Mapping[str, Cause] = {
+    "admission": Cause("waiting for admission", "not admitted by the policy, in no batch, while its weights were in"),
+    "host": Cause("host", "in the engine's API, before the queue and after the last token"),
+    "load": Cause("waiting for weights", "its model's weights were out, or on their way in"),
+    "kv": Cause("KV wait", "no KV memory for its prompt"),
+    "transfer": Cause("KV transfer", "its KV was on the way"),
+    "queue": Cause("queueing for a step", "its lane was closed, full, or in another step"),
+    "compute": Cause(
+        "running",
+        "running, as long as its steps take on GPUs of their own",
+        "running longer than alone: batched with others, computed again, or too slow by itself",
+    ),
+    "time_slice": Cause("others' time slices", "in a step, while other processes had its GPU"),
+    "contention": Cause("contention", "running, slowed by work that runs on its GPU at the same time"),
+}
 SHOWN = 5  # of the latest misses
+SHOWN_NS = 50_000  # shorter parts round to 0.0000 s and are not shown
+CARRYING = {"absent_s": "not asked for", "grant_s": "waiting for memory", "link_s": "on its links", "tail_s": "then"}
 MISSED = {  # the part of a request's time that explains its miss, by Definition.part
     "limits": "until the first token where TTFT was missed, after it where TPOT was",
     "ttft": "until the first token",
@@ -70,7 +102,7 @@ def request(
     total_s = sum(q[f"{wait}_ns"] for wait in WAITS) / 1e9
     first_ns = q["first_ns"] if made_ns is None else made_ns
     stamps = {"arrived": q["arrival_ns"], "admitted": q["admit_ns"], "first token": first_ns, q["state"]: q["done_ns"]}
-    yield from lines(parts, [(name, ns) for name, ns in stamps.items() if ns is not None], q["arrival_ns"])
+    yield from timeline(parts, [(name, ns) for name, ns in stamps.items() if ns is not None], q["arrival_ns"])
     yield f"  where its {total_s:.4f} s went{'' if q['done_ns'] is not None else ' until the run ended'}, by cause:"
     for wait in WAITS:
         seconds = q[f"{wait}_ns"] / 1e9
@@ -139,3 +171,69 @@ def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: st
     latest = sorted((i for i in range(len(rows)) if score[i] < 1), key=lambda i: -rows.waits_s[i].sum())[:SHOWN]
     yield "longest: " + ", ".join(str(int(ids[i])) for i in latest)
     yield f"next: {again} --request {int(ids[latest[0]])}"
+
+
+# ------------------------------------------------------------------ one request in order of time
+
+
+def made_of(ns: Mapping[str, int]) -> str:
+    """Render causes with their seconds and shares, the longest first; one below a ten-thousandth is left out."""
+    total = sum(ns.values())
+    longest = sorted(((value, cause) for cause, value in ns.items() if value > total / 10_000), key=lambda x: -x[0])
+    return ", ".join(
+        f"{CAUSES[cause].phrase} {value / 1e9:.4g} s ({100 * value / total:.0f} %)" for value, cause in longest
+    )
+
+
+def timeline(parts: Sequence[Part], stamps: Iterable[tuple[str, int]], arrival_ns: int) -> Iterator[str]:
+    """Yield a line for each part that shows in 0.1 ms, and for each stamp, by seconds since the arrival."""
+    told = [(ns, 0, f"{(ns - arrival_ns) / 1e9:10.4f} s  {name}") for name, ns in stamps]
+    told += [(part.start_ns, 1, _line(part, arrival_ns)) for part in parts if part.end_ns - part.start_ns >= SHOWN_NS]
+    yield from (f"  {line}" for _, _, line in sorted(told, key=lambda entry: entry[:2]))
+
+
+def _line(part: Part, arrival_ns: int) -> str:
+    name = part.doing
+    if name == "queue":
+        waited = [cause for cause in ("kv", "queue") if by_cause([part.ns]).get(cause)]
+        name = waited[0] if len(waited) == 1 else "queue"
+    took = f"{(part.start_ns - arrival_ns) / 1e9:10.4f} s    {name:<10}{(part.end_ns - part.start_ns) / 1e9:10.4f} s"
+    details = "; ".join(_details(part))
+    return f"{took}  {details}".rstrip()
+
+
+def _details(part: Part) -> Iterator[str]:
+    ns, facts = part.ns, part.facts
+    place = "" if part.inst is None else f" {_place(part.inst)}"
+    if part.doing in COUNTED:
+        yield ", ".join(
+            f"{CAUSES[cause].phrase} {ns.get(cause, 0) / 1e9:.4f} s"
+            for cause in ("compute", "time_slice", "contention")
+            if cause == "compute" or ns.get(cause)
+        )  # fmt: skip
+    if part.doing in {*COUNTED, "queue"}:
+        waits = {CAUSES["kv"].phrase: ns.get("kv", 0), CAUSES["queue"].phrase: ns.get("queue", 0)}
+        waits["its lane closed"] = ns.get("closed", 0)
+        named = {name: value for name, value in waits.items() if value}
+        if part.gaps:
+            yield f"{part.gaps} waits between steps"
+        if part.doing != "queue" or len(named) > 1 or ns.get("closed"):
+            yield from (f"{name} {value / 1e9:.4f} s" for name, value in named.items())
+    if "ahead" in facts:
+        yield f"behind {facts['ahead']:.0f} prompts of its batch" if facts["ahead"] else "first of its batch's prompts"
+    if "need_bytes" in facts:
+        free = f"{facts['free_bytes'] / GIB:.3g} GiB free on{place}"
+        if "limit_bytes" in facts:
+            free = (
+                f"{facts['used_bytes'] / GIB:.3g} of its limit of {facts['limit_bytes'] / GIB:.3g} GiB in use, {free}"
+            )
+        yield f"its prompt takes {facts['need_bytes'] / GIB:.3g} GiB of KV, {free}"
+    if part.doing in {"load", "transfer"}:
+        if facts.get("size_bytes"):
+            yield f"{facts['size_bytes'] / GIB:.3g} GiB"
+        yield from (f"{name} {facts[key]:.4f} s" for key, name in CARRYING.items() if facts.get(key, 0.0) > 5e-5)
+
+
+def _place(inst: Inst) -> str:
+    place: Any = inst.place
+    return f"gpu {'+'.join(map(str, place))}" if isinstance(place, tuple) else f"host {place.node}"

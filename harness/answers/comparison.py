@@ -1,0 +1,537 @@
+"""A comparison in sentences: the setting before the numbers, the notes after them, and the next command."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+
+from harness.answers.commands import again, explain_command, short_path
+from harness.answers.explain import CAUSES
+from harness.answers.table import Table, joined
+from harness.answers.text import departures, invalid, own_degrees, stated, unchecked_lines
+from harness.policy import fields, mix
+from harness.policy.types import GIB
+from harness.rows import estimate, record, setting, statistics, tidy
+from harness.rows.checked import checked, note
+from harness.rows.crossings import CASE, NEAR, STANDINGS, Standing, corrected, difference, side_by_side
+from harness.rows.estimate import POINTS, RATIO, Estimate
+from harness.run import room, streams
+from harness.run.room import Remedy
+from harness.run.setup import Setup
+from harness.run.spec import Spec, as_dict
+from harness.study.compare import gap_in_swaps, load_of, rooflines, stream_rule
+from harness.study.measure import Measured
+from harness.study.search import LEVEL
+from harness.study.study import AA
+from harness.study.summary import Column, Summary, SystemSummary, panel_of, scores
+
+ROOFLINE = 0.01  # of a step: what is less is not told
+FINE = POINTS._replace(decimals=2)  # near 100 % a tenth of a point is much
+MOST_COLUMNS = 8  # of a table in a paper, the systems' names among them
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def answer(measured: Measured, shown: Summary, rule: str) -> str:
+    """Say who serves more, by how much, and on which models and machine."""
+    told = verdict(measured.table, shown, rule, LEVEL)
+    spec = measured.reference
+    where = spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)
+    return f"{told} ({stem(spec.models)}, {where})" if told else ""
+
+
+def headline(measured: Measured, shown: Summary) -> Iterator[str]:
+    """Yield the setting of the numbers: trace, models, load, machine, SLO, seeds and the rate."""
+    spec = measured.reference
+    setup = Setup(spec)
+    trace, models = setup.trace, setup.models
+    requests, halved, loop = load_of(spec)
+    load = f"{requests} requests in {trace.span_s:g} s" + ", a half of which each seed replays" * halved
+    if loop is not None:
+        load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
+    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(setup.realism)
+    seeds = "1 seed, no interval" if measured.seeds == 1 else f"{measured.seeds} seeds"
+    fidelity = " and ".join(sorted(measured.table.column("fidelity").unique().to_pylist()))
+    if unchecked := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
+        fidelity += f" · {unchecked}"
+    rule, _, kind = measured.target.rule.partition("@")
+    base = f" (P95 on dedicated{kind and f' {kind}'})" if rule.endswith("P95") else ""
+    plans = f" · {setting.plans([spec.plan])}"
+    machine = f" · {asked}" if (asked := setting.machine(as_dict(spec))) else ""
+    cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]
+    if spec.prefix_cache is None and measured.study.spec.get("prefix_cache"):
+        cache = " · no prefix cache: the trace has no ids of blocks"
+    yield (
+        f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({stem(spec.models)}), "
+        f"{load} · {spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)}{machine} · {fidelity} · "
+        f"SLO {measured.target.rule}{base} · {seeds}{plans}{cache}"
+    )
+    yield from streams.lines(setup)
+    if math.isnan(shown.rate_scale):  # nothing ran; `notes` has the reasons
+        return
+    every = f", one of {len(measured.xs)}" if len(measured.xs) > 1 else ""
+    offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
+    yield f"the table is at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{every}{_gaps(spec, shown)}"
+
+
+def _fit(fit: str | None) -> str:
+    """Render the fit of a synthetic trace to its target, where that was measured."""
+    return f", fit {fit}" if fit else ""
+
+
+def _gaps(spec: Spec, shown: Summary) -> str:
+    ratio = gap_in_swaps(spec, shown.rate_scale)
+    return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
+
+
+def stem(text: str) -> str:
+    """Return the name of a file without folder and ending; other names as they are."""
+    return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
+
+
+def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
+    """Yield the lines under the table: the systems that are not in it, its limits, and its findings."""
+    yield from failures(measured.failed) + stated(measured.table, "skipped", "skipped")
+    yield from departures(measured.table)
+    yield from own_degrees(measured.table)
+    yield from invalid(measured.table)
+    yield from unchecked_lines(measured.table)
+    yield from served(measured, shown)
+    yield from idle(measured, shown)
+    yield from _refused(measured, shown)
+    if shown.undefined_tpot:
+        yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
+    yield from caps(measured.table, as_dict(measured.reference))
+    yield from roofline(measured.reference)
+    copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
+    for line in (
+        why(measured.table, shown, rule, LEVEL),
+        copy and same(measured.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
+    ):
+        if line:
+            yield line
+
+
+def failures(failed: Mapping[str, str]) -> list[str]:
+    """List the systems that left a comparison, a line each with the policy's failure."""
+    return [f"{label}: {why}" for label, why in failed.items()]
+
+
+def served(measured: Measured, shown: Summary) -> list[str]:
+    """List the server of each model, and results by model; empty where no servers were attached."""
+    if fields.asked(measured.reference.engine).name != "attach":
+        return []
+    runs = (record.meta(measured.folder.parent / run) for run in measured.table.column("run").unique().to_pylist())
+    by: Mapping[str, str] = next((about["served"] for about in runs if about.get("served")), {})
+    definition = measured.target.definition
+    return [*(f"{model}: {how}" for model, how in by.items()), *by_model(measured.table, shown.rate_scale, definition)]
+
+
+def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
+    """Describe, by label, the memory that each system without room lacks and its remedies; list the remedies for all.
+
+    A remedy is tried on all seeds, at the lowest and the highest rate.
+    """
+    specs: dict[str, dict[tuple[float, int], Spec]] = {}
+    gone = tidy.infeasible(measured.table)
+    ends = {min(measured.xs), max(measured.xs)}
+    of = dict(zip(measured.table["run"].to_pylist(), measured.table["label"].to_pylist(), strict=True))
+    for task in measured.tasks:
+        label = of.get(task.spec.folder)
+        if label in gone and task.spec.rate_scale in ends:
+            specs.setdefault(str(label), {})[task.spec.rate_scale, task.spec.seed] = task.spec
+    texts, by = {}, dict[str, list[Remedy]]()
+    for label, reason in gone.items():
+        runs = list(specs.get(label, {}).values())
+        by[label] = room.remedies(runs) if runs else []
+        untold = [] if "short" in reason else [spec for spec in runs if not room.fits(spec)]
+        lacks = [most for spec in untold if (most := room.short_bytes(spec)) is not None]
+        short = f"{max(lacks) / GIB:.1f} GiB short on each GPU: " if lacks else ""
+        ways = " or ".join(shlex.join(remedy.options) for remedy in by[label])
+        fits = f"fits with {ways}" if ways else "no memory setting or number of GPUs tried makes it fit"
+        texts[label] = f"does not fit: {short}{reason} ({fits})"
+    if len(specs) == 1:
+        return texts, by[next(iter(specs))]
+    every = [spec for runs in specs.values() for spec in runs.values()]
+    return texts, room.remedies(every) if every else []
+
+
+def idle(measured: Measured, shown: Summary) -> list[str]:
+    """List the systems that left GPUs without a request in some run at the rate shown, a line each.
+
+    Warm-up and drain are included. Rows tell where requests were prefilled, not where they decode after a move.
+    """
+    lines = []
+    for row in shown.systems:
+        if row.infeasible:
+            continue
+        runs = _runs(measured, row.label, shown.rate_scale)
+        none = [sorted(set(range(row.gpus)) - _used(measured.folder.parent / run)) for run in runs]
+        if none and (least := min(none, key=len)):
+            every = "" if len(runs) == 1 else " in every run" if len(set(map(tuple, none))) == 1 else " or more"
+            which = f" ({_spans(least)})" if every != " or more" else ""
+            moved = any(record.meta(measured.folder.parent / run)["stats"].get("moves") for run in runs)
+            did = "prefilled" if moved else "served"
+            lines.append(f"{row.label}: {len(least)} of {row.gpus} GPUs {did} no request{every}{which}")
+    return lines
+
+
+def _runs(measured: Measured, label: str, rate: float) -> list[str]:
+    """List the runs of a label at a rate."""
+    here = (pc.field("label") == label) & (pc.field("rate_scale") == rate)
+    runs: list[str] = measured.table.select(["run", "label", "rate_scale"]).filter(here)["run"].unique().to_pylist()
+    return runs
+
+
+def _used(run: Path) -> set[int]:
+    """Return the GPUs on which some request of a run was prefilled: `0+1` is a group, `0>1` its first and last ones."""
+    rows = record.read_by_pieces(run)
+    of = rows.columns(["gpus"]) if isinstance(rows, record.Pieces) else [rows]
+    places = {place for piece in of for place in piece["gpus"].unique().to_pylist()}
+    return {int(gpu) for place in places if place for gpu in re.split(r"[+>]", place)}
+
+
+def _spans(gpus: Sequence[int]) -> str:
+    """Render numbers of GPUs in few words: `GPU 3`, `GPUs 14 to 23`, `GPUs 1, 5, 7 to 9`."""
+    spans: list[list[int]] = []
+    for gpu in gpus:
+        if spans and gpu == spans[-1][-1] + 1:
+            spans[-1].append(gpu)
+        else:
+            spans.append([gpu])
+    ends = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
+    return f"GPU{'s' * (len(gpus) > 1)} {ends}"
+
+
+def _refused(measured: Measured, shown: Summary) -> list[str]:
+    """List the labels whose actions the engine refused at the rate shown, a line each: their number, and the first."""
+    lines = []
+    for label in (row.label for row in shown.systems):  # a skipped one is not shown
+        every = [record.meta(measured.folder.parent / name) for name in _runs(measured, label, shown.rate_scale)]
+        if hit := [about for about in every if about["refused"]]:
+            count = sum(about["refused"] for about in hit)
+            of = f" in {len(hit)} of {len(every)} runs" if len(every) > 1 else ""
+            what = "1 action refused:" if count == 1 else f"{count} actions refused{of}, the first:"
+            lines.append(f"{label}: {what} {hit[0]['first_refused']}")
+    return lines
+
+
+def next_command(
+    measured: Measured, shown: Summary, rule: str, words: Sequence[str], ways: Sequence[Remedy] = ()
+) -> str:
+    """Return the command to run next: with room for all systems, with valid runs, or to explain why a system misses.
+
+    Of several systems it explains the one that misses most, in its run nearest to its mean attainment. `ways` give room
+    to all.
+    """
+    if ways:
+        return again(words, *ways[0].options)
+    if wrong := tidy.invalid(measured.table):
+        return _valid(" ".join(wrong.values()), measured, words)
+    ran = [row for row in shown.systems if row.values.get(rule) is not None]
+    missing = [row for row in ran if row.mean(rule) < 100 * LEVEL]
+    if not missing and ran and shown.rate_scale == max(measured.xs) and measured.reference.scaling != "none":
+        return again(words, "--rate-scale", f"{2 * max(measured.xs):g}")
+    if not missing and len(measured.xs) == 1:
+        return f"bench plot {short_path(measured.folder)}"
+    if not missing:  # explain the misses at the highest rate
+        first = min((row for row in ran if not row.control), key=lambda row: row.mean("rate_99"), default=None)
+        system = ["--system", first.label] if first else []
+        return shlex.join(["bench", "explain", short_path(measured.folder), "--misses", *system])
+    worst = min(missing, key=lambda row: row.mean(rule))
+    frame = measured.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
+    mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].drop_duplicates("seed")
+    met = scores(measured.table, worst.label, shown.rate_scale, rule)
+    mean = sum(met.values()) / len(met)
+    seed = min(met, key=lambda seed: (abs(met[seed] - mean), seed))
+    run = measured.folder.parent / str(mine.set_index("seed")["run"][seed])
+    options = ["--definition", rule] * (rule != measured.target.definition)
+    return explain_command(run, measured.target.rule, *options, "--misses")
+
+
+def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
+    """Say how to make runs on real servers valid, by the reason why they were not.
+
+    The new runs go to another folder, and the present runs are kept.
+    """
+    options = ["-o", short_path(measured.folder.parent / "again")]
+    if "other processes took" in why:
+        return f"end what else runs on this machine, then {again(words, *options)}"
+    if "was not measured" in why:
+        return f"let the client read the load of this machine (/proc), then {again(words, *options)}"
+    return f"a rate at which the client keeps up: {again(words, '--rate-scale', f'{min(measured.xs) / 2:g}', *options)}"
+
+
+def roofline(spec: Spec) -> Iterator[str]:
+    """Yield a line on kernels of quantised models and mixtures of which nothing was measured, if there are any."""
+    told = [f"{name} {100 * share:.0f} %" for name, share in rooflines(spec).items() if share >= ROOFLINE]
+    if told:
+        yield f"roofline, error unknown, of a decode step of 32 x 1,024 tokens: {', '.join(told)}"
+
+
+# ------------------------------------------------------------------ findings
+
+
+def verdict(table: pa.Table, shown: Summary, definition: str, level: float) -> str | None:
+    """Say who serves the highest rate at the level, by how much over the next, and whether chance explains it.
+
+    Only systems that ran count, whose runs are valid. Where a curve is flat at the level, or the order changes beside
+    it, say who meets more at three rates instead.
+    """
+    rivals = [system for system in shown.systems if system.judged]
+    if len(rivals) < 2:
+        return None
+    if any(system.values["rate_99"] is None for system in rivals):  # a single rate crosses nothing
+        return _difference(table, rivals, shown.rate_scale, definition)
+    first, *others = sorted(rivals, key=lambda system: -system.mean("rate_99"))
+    if shown.halves:
+        return _by_halves(rivals, level)
+    panel = panel_of(table)
+    every = [side_by_side(table, panel, (first.label, rival.label), definition, level) for rival in others]
+    standings = dict(zip((rival.label for rival in others), corrected(every), strict=True))
+    alike = [name for name, standing in standings.items() if standing.says == "equal within 25 %" and not standing.flat]
+    goal, lines = f"{100 * level:g} %", []
+    if alike:
+        lines.append(f"{joined([first.label, *alike])} serve equal rates at {goal}, within 25 %")
+    if second := next((name for name in standings if name not in alike), ""):
+        lines.append(paired(first.label, second, standings[second], level))
+    return "; ".join(lines)
+
+
+def _by_halves(rivals: Sequence[SystemSummary], level: float) -> str:
+    """Say who serves the highest rate in either half of a real trace, each by itself."""
+    told = []
+    for key, name in (("half_0", "first"), ("half_1", "second")):
+        first, second = sorted(rivals, key=lambda system: -system.mean(key))[:2]
+        ours, theirs = (estimate.text(system.values[key], spread=False) for system in (first, second))
+        told.append(f"in the {name} half {first.label} {ours} req/s, {second.label} {theirs}")
+    return f"{100 * level:g} %: {'; '.join(told)} (two case studies, no interval)"
+
+
+def paired(ours: str, theirs: str, standing: Standing, level: float) -> str:
+    """Describe the standing of two systems in one clause."""
+    goal = f"{100 * level:g} %"
+    if (ratio := standing.decisive) is None:
+        why = standing.note if standing.ratio is None else f"a ratio of rates at {goal} does not decide"
+        points = [f"{gap.times(100).text(FINE)} at {estimate.number(x)}" for x, gap in standing.differences]
+        gaps = f"attainment of {ours} minus that of {theirs}, in points by req/s: {', '.join(points)}"
+        return f"{why}; {gaps} ({FLAT[standing.says]})" if points else why
+    text = f"{ours} serves {ratio.text(RATIO)} the rate of {theirs} at {goal}"
+    if standing.says in {"ahead", "behind"}:
+        return text
+    return f"{text}: {FEW if standing.says == CASE else ', '.join(filter(None, [standing.says, standing.note]))}"
+
+
+FEW = "too few windows for an interval"
+FLAT = {  # of differences at three rates
+    **{word: word for word in STANDINGS},
+    "equal within 25 %": f"equal within {100 * NEAR:g} points",
+    "turns": "ahead at one rate and behind at another",
+    CASE: FEW,
+}
+
+
+def _difference(table: pa.Table, rivals: Sequence[SystemSummary], rate: float, definition: str) -> str | None:
+    best, second = sorted(rivals, key=lambda system: -system.mean(definition))[:2]
+    gap = difference(table, "rate_scale", (best.label, second.label), definition, rate)
+    if gap is None:
+        return None
+    if not gap.mean:
+        return f"{best.label} and {second.label} meet the same share"
+    sure = " (no interval)" if gap.low is None else "" if statistics.wins(gap) else " (not decided)"
+    return f"{best.label} meets {gap.times(100).text(FINE)} points more than {second.label}{sure}"
+
+
+def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str | None:
+    """Render the A/A line: a system against its copy on other seeds; the interval should cover 0."""
+    ours, theirs = (list(scores(table, x, rate, definition).values()) for x in (label, copy))
+    n = min(len(ours), len(theirs))
+    if not n:
+        return None
+    gap = statistics.paired(dict(enumerate(ours[:n])), dict(enumerate(theirs[:n])))
+    text = f"A/A: {label} against its copy on other seeds {gap.times(100).text(FINE)} points"
+    if gap.low is None or gap.high is None:
+        return f"{text} ({'one seed' if gap.n == 1 else f'{gap.n} seeds'}, no interval)"
+    covers = gap.low <= 0 <= gap.high
+    return f"{text}: " + ("covers 0, as it should" if covers else "does not cover 0: differences so small mean nothing")
+
+
+def why(table: pa.Table, shown: Summary, definition: str, level: float) -> str | None:
+    """Say why most requests of each contestant that falls short missed (rows/causes.py)."""
+    reasons = []
+    for system in shown.systems:
+        if not system.judged or system.mean(definition) >= 100 * level:
+            continue
+        shares = {
+            cause: sum(seen.values()) / len(seen)
+            for cause in CAUSES
+            if (seen := scores(table, system.label, shown.rate_scale, f"missed_{definition}_{cause}"))
+        }
+        if shares:
+            cause = max(shares, key=lambda x: shares[x])
+            reasons.append(f"{system.label} {100 * shares[cause]:.0f} % {CAUSES[cause].phrase}")
+    return "Why requests miss: " + ", ".join(reasons) if reasons else None
+
+
+def caps(table: pa.Table, spec: Mapping[str, Any]) -> list[str]:
+    """List the caps of the engine that bound more than 1 % of steps, a line each: where, and how to lift it."""
+    bound = tidy.bound(table)
+    lines = []
+    for cap in dict.fromkeys(b.cap for b in bound):
+        mine = [b for b in bound if b.cap == cap]
+        where = ", ".join(
+            f"{b.label} from {estimate.number(b.offered_rps)} req/s ({100 * b.share:.1f} %)" for b in mine
+        )
+        over = f"more than {100 * tidy.BINDS:g} % of steps"
+        lines.append(f"{cap} = {spec[cap]} bound {over}: {where}; --set {cap}={2 * spec[cap]}")
+    return lines
+
+
+# ------------------------------------------------------------------ tables
+
+
+def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
+    """Render a system's value in a column; with its interval where more or less of it is better."""
+    return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
+
+
+def terminal(
+    shown: Summary, *, bold: bool, room: int = 0, unfit: Mapping[str, str] = MappingProxyType({}), every: bool = False
+) -> list[str]:
+    """Return the lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
+
+    A system without room stands below the others, with its text in `unfit` in place of cells. Without `every` only the
+    brief columns are shown. Where a line would be longer than `room` characters, only headlines keep their intervals.
+    """
+    columns = [column for column in shown.columns if every or column.brief]
+    systems = [system for system in shown.systems if not system.infeasible]
+    left = [f"{system.label}  {unfit[system.label]}" for system in shown.systems if system.label in unfit]
+    if not systems:
+        return left
+    wide = _table(shown, systems, columns, shown.best)
+    if max(map(len, wide.text())) > room:
+        wide = _table(shown, systems, columns, shown.best, spread=False)
+    return [*wide.text(bold=bold), *left]
+
+
+def whole(shown: Summary) -> Table:
+    """Return all columns; the best of a column stands out where it is decided."""
+    return _table(shown, shown.systems, shown.columns, shown.decided)
+
+
+def narrow(shown: Summary) -> Table:
+    """Return at most MOST_COLUMNS columns, those that answer at a glance, as a paper has room for them."""
+    brief = [c for c in shown.columns if c.brief and any(system.values[c.key] is not None for system in shown.systems)]
+    first = sorted(brief, key=lambda c: not c.headline)[: MOST_COLUMNS - 1]  # headlines are kept first
+    table = _table(shown, shown.systems, [c for c in shown.columns if c in first], shown.decided)
+    return replace(table, notes=["bold: the best of a column, where its 95 % interval lies apart from all others"])
+
+
+def _table(
+    shown: Summary, systems: Sequence[SystemSummary], columns: Sequence[Column], best: Callable[[Column], set[str]],
+    *, spread: bool = True,
+) -> Table:  # fmt: skip
+    rows = [[shown.name(row), *(cell(row, c, spread=spread or c.headline) for c in columns)] for row in systems]
+    winners = [best(c) for c in columns]
+    strong = {(i, k) for i, row in enumerate(systems) for k, won in enumerate(winners, 1) if row.label in won}
+    return Table(["system", *(c.name for c in columns)], rows, groups=["", *(c.group for c in columns)], strong=strong)
+
+
+def records(shown: Summary) -> Table:
+    """Return a row a system for other programs: label, GPUs, then mean, low and high of each column in its own unit."""
+    rows = [_record(shown, system) for system in shown.systems]
+    return Table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+
+
+def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
+    flat: dict[str, Any] = {
+        "system": system.label,
+        "gpus": system.gpus,
+        "control": system.control,
+        "infeasible": system.infeasible,
+        "invalid": system.invalid,
+        "unchecked": system.unchecked,
+        "rate_scale": shown.rate_scale,
+        "offered_rps": shown.offered_rps,
+    }
+    for c in shown.columns:
+        e = system.values[c.key]
+        unit = {"%": "_pct", "ms": "_ms", "req/s": "_rps"}.get(c.unit, "")
+        key = f"{c.key.removesuffix('_s')}{unit}" if c.unit == "ms" else f"{c.key}{unit}"
+        flat[key] = None if e is None else e.mean
+        flat[f"{key}_low"] = None if e is None else e.low
+        flat[f"{key}_high"] = None if e is None else e.high
+        if c.key == "rate_99":
+            flat[f"{key}_sign"] = None if e is None else e.sign
+            flat["flat"] = system.flat
+        flat["n"] = max(flat.get("n", 0), 0 if e is None else e.n)
+    return flat
+
+
+def of_models(scored: pa.Table, rate_scale: float, names: Sequence[str]) -> Iterator[tuple[str, str, list[float]]]:
+    """Yield each model of each system at a rate with the means of some measures over all seeds; NaN where one lacks."""
+    frame = tidy.summary(scored, names, ("model",))
+    frame = frame[frame["rate_scale"] == rate_scale]
+    for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
+        means = dict(zip(values["definition"], values["mean"], strict=True))
+        yield str(label), str(model), [means.get(name, math.nan) for name in names]
+
+
+def by_model(scored: pa.Table, rate_scale: float, definition: str) -> list[str]:
+    """Return a line for each model of each system at a rate, over all seeds: requests, attainment, latencies."""
+    wanted = {definition: 100.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "tpot_p50_s": 1e3, "tpot_p95_s": 1e3}
+    offered = scored.select(["label", "model", "rate_scale", "definition", "n"]).to_pandas()
+    offered = offered[(offered["definition"] == definition) & (offered["rate_scale"] == rate_scale)]
+    counts = offered.groupby(["label", "model"], observed=True)["n"].sum()
+    rows = []
+    for label, model, means in of_models(scored, rate_scale, [*wanted]):
+        each = (Estimate(factor * x, None, None, 1) for factor, x in zip(wanted.values(), means, strict=True))
+        rows.append([label, model, str(counts[label, model]), *(e.text() for e in each)])
+    heads = [f"{definition} %", "TTFT P50 s", "P95 s", "TPOT P50 ms", "P95 ms"]
+    return list(Table(["system", "model", "offered", *heads], rows).text()) if rows else []
+
+
+# ------------------------------------------------------------------ for another program
+
+
+def facts(measured: Measured, rule: str) -> dict[str, Any]:
+    """Collect the facts of a comparison for other programs."""
+    setup = Setup(measured.reference)
+    trace = setup.trace
+    return {
+        "trace": trace.name,
+        "tier": trace.tier,
+        "fit": setup.realism,
+        "models": measured.reference.models,
+        "gpu": measured.reference.gpu,
+        "engine": measured.reference.engine,
+        "fidelity": sorted(measured.table.column("fidelity").unique().to_pylist()),
+        "host": measured.reference.host,
+        "checked": checked(measured.reference.gpu, measured.reference.host),
+        "scaling": measured.reference.scaling,
+        "streams": stream_rule(measured.reference),
+        "plan_origin": measured.reference.plan,
+        "slo": measured.target.rule,
+        "slo_s": measured.target.seconds,
+        "definition": rule,
+        "rates": measured.xs,
+        "seeds": measured.seeds,
+        "folder": str(measured.folder),
+        "departs": departures(measured.table),
+        "degrees": own_degrees(measured.table),
+        "invalid": invalid(measured.table),
+        "unchecked": unchecked_lines(measured.table),
+        "infeasible": [f"{label}, {why}" for label, why in unfit(measured)[0].items()],
+        "skipped": stated(measured.table, "skipped", "skipped"),
+        "failed": failures(measured.failed),
+        "caps": caps(measured.table, as_dict(measured.reference)),
+    }

@@ -1,0 +1,133 @@
+"""The ledger of claims in words: as Markdown, as a table on one screen, and as counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from textwrap import wrap
+
+from harness.answers.table import WIDTH, Table, folded, printed
+from harness.rows.estimate import NONE
+from harness.study.claims import Line as Judged
+from harness.study.claims import Part, paper_text, reason
+from harness.study.ledger import Ledger, Line, Statement
+from harness.study.rule import CLASSES, SAYS
+
+UNKNOWN = "nothing is known that is sufficient"
+
+
+def markdown(ledger: Ledger) -> Iterator[str]:
+    """Yield the ledger as Markdown: the number of each class, then every statement once, with its comparisons."""
+    yield "# Claims"
+    yield ""
+    yield from _wrapped(
+        "Claims of papers, beside the results here: each statement once, by one rule for all "
+        "(`harness/study/rule.py`), fixed before anything ran. Made by `bench claims` (`make claims`).",
+        "",
+    )
+    yield ""
+    verdicts = [s.verdict for s in ledger.statements if s.stands]
+    kept = [word for word in SAYS if word in CLASSES or word in verdicts]
+    bounds = sum(s.verdict == "size" and s.number.startswith("up to") for s in ledger.statements if s.stands)
+    for word in kept:
+        among = f" ({bounds} of an 'up to')" if word == "size" and bounds else ""
+        yield from _wrapped(f"**{verdicts.count(word)} {word}**{among}: {SAYS[word]}", "- ")
+    for paper, group in groupby(sorted(ledger.statements, key=_of), key=_of):
+        yield from ("", f"## {paper}")
+        for statement in group:
+            yield ""
+            yield from block(statement)
+    if ledger.missing or ledger.left:
+        yield from ("", "## Not among them", "")
+        for name, why in (*ledger.missing.items(), *((name, "not asked for (--only)") for name in ledger.left)):
+            yield from _wrapped(escaped(f"{name}: {why}"), "- ")
+
+
+def _of(statement: Statement) -> str:
+    """Return the paper of a statement, without its figures and sections."""
+    return re.split(r", (?:figures?|section) ", statement.paper)[0]
+
+
+def block(stated: Statement) -> Iterator[str]:
+    """Yield a statement in Markdown: its class, its words, its comparisons, and the reason for its class."""
+    section = f" ({escaped(stated.section)})" if stated.section else ""
+    verdict = stated.verdict if stated.stands else "beside a statement of another study"
+    yield from _wrapped(f"**{verdict}** · {escaped(stated.says)}{section}. The paper: {escaped(stated.number)}.", "")
+    yield ""
+    told = (line for line in stated.lines if line.here != NONE or line.says in CLASSES or line.note)
+    order = sorted(told, key=lambda line: line.evidence)
+    for (where, evidence), lines in groupby(order, key=lambda line: (line.where, line.evidence)):
+        comparisons = list(lines)
+        if where:
+            place = "under the same conditions" if evidence and where == order[0].where else f"on {escaped(where)}"
+            yield from _wrapped("beside it, " * evidence + place, "- ")
+        for line in comparisons:
+            yield from _wrapped(escaped(_told(line)), "  - " if where else "- ")
+    if words := _why(stated):
+        yield from _wrapped(escaped(words), "- ")
+
+
+def _told(line: Line) -> str:
+    """Render a comparison in words."""
+    says = f" ({line.says})" if line.says != "input" else ""
+    extra = "".join(f"; {text}" for text in (line.note, line.weak and f"too little: {line.weak}") if text)
+    return f"{line.what + ': ' if line.what else ''}{line.here}{says}{extra}"
+
+
+def _why(statement: Statement) -> str:
+    """Return the reason for a class; empty for "size"."""
+    match statement.verdict:
+        case "size":
+            return ""
+        case "input":
+            return f"input: {statement.why}"
+        case "contradicted" if not statement.why:
+            return UNKNOWN
+    return statement.why
+
+
+def _wrapped(text: str, bullet: str) -> list[str]:
+    indent = " " * len(bullet)
+    return wrap(text, WIDTH, initial_indent=bullet, subsequent_indent=indent, break_long_words=False,
+                break_on_hyphens=False)  # fmt: skip
+
+
+def escaped(text: str) -> str:
+    """Escape the signs of Markdown in a text."""
+    return re.sub(r"([\\*<~_])", r"\\\1", " ".join(text.split()))
+
+
+def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
+    """Yield a table with a row a statement: its class, the paper's number, and the paper's words."""
+    stated = [(s.verdict, s.number, f"{s.says} ({_of(s)})") for s in statements if s.stands]
+    yield from Table(("class", "paper", "statement"), stated).text(room)
+    yield "; ".join(f"{word}: {SAYS[word]}" for word in SAYS if any(word == verdict for verdict, *_ in stated))
+
+
+def counted(statements: Iterable[Statement]) -> str:
+    """Count the statements of each class, in a line."""
+    verdicts = [statement.verdict for statement in statements if statement.stands]
+    return ", ".join(f"{verdicts.count(word)} {word}" for word in SAYS if word in verdicts) or "no claims"
+
+
+# ------------------------------------------------------------------ of a driver
+
+
+def driven(parts: Iterable[Part]) -> Iterator[str]:
+    """Yield the answer of a driver: its lines and tables, and last its claims."""
+    every = list(parts)
+    yield from printed(part for part in every if not isinstance(part, Judged))
+    yield from claimed([part for part in every if isinstance(part, Judged)])
+
+
+def claimed(lines: Sequence[Judged]) -> Iterator[str]:
+    """Yield the claims as text: class, the paper's number, the result here, the claim; below it why they differ."""
+    width = max((len(line.verdict.text) for line in lines), default=0)
+    for section, verdict, law in lines:
+        of = f", {law}" if law else ""
+        paper = paper_text(verdict.claim)
+        yield f"{verdict.says:12} {paper:>10}  here {verdict.text:{width}} {verdict.claim.subject}{of} ({section})"
+        if why := reason(verdict):
+            indent = " " * 13
+            yield from folded(indent + why, WIDTH, indent)

@@ -1,0 +1,233 @@
+"""Tables in every form that is printed, and lines of text as a screen has them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import groupby
+from typing import Any, TypeAlias
+
+from harness.rows.estimate import NONE
+
+WIDTH, MOST = 100, 30  # characters of a line, and lines, where not all is asked for
+NARROWEST = 20  # of a last column that is folded
+LONG = 24  # characters of a cell that is read as text
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+NUMBER = re.compile(r"^[<>≤≥~$ ]*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
+LATEX = (("\\", r"\textbackslash{}"), ("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#"), ("<", "$<$"),
+         (">", "$>$"), ("≤", r"$\le$"), ("~", r"$\sim$"))  # fmt: skip
+
+Rows: TypeAlias = Sequence[Sequence[str]]  # of cells, the head first
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a head. Programs read `csv` and `json`, where a cell may be a number, or None."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    notes: Sequence[str] = ()  # below it
+    title: str = ""  # above it
+    groups: Sequence[str] = ()  # a title over each column, once over neighbours that share it
+    strong: Collection[tuple[int, int]] = ()  # row and column of the best cells
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[str]]) -> Table:
+        """Make a table of rows whose first is the head."""
+        head, *rest = rows
+        return cls(head, rest)
+
+    def filled(self) -> Table:
+        """Return the table without the columns in which no row has a value."""
+        kept = [k for k in range(len(self.head)) if not self.rows or any(row[k] != NONE for row in self.rows)]
+        return replace(self, head=[self.head[k] for k in kept], rows=[[row[k] for k in kept] for row in self.rows])
+
+    # -------------------------------------------------------------- for a terminal
+
+    def text(self, room: int | None = None, *, bold: bool = False) -> Iterator[str]:
+        """Yield lines of left-aligned columns between title and notes; fold the last column beyond `room` characters.
+
+        With `bold` the best cells are so, by the codes of a terminal.
+        """
+        lines = [self.head, *self.rows]
+        width = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        yield from filter(None, (self.title, self._spanned(width)))
+        left = 0 if room is None else room - sum(width[:-1]) - 2 * len(width[:-1])
+        for i, line in enumerate(lines, -1):
+            *cells, last = line
+            parts = [last] if left < NARROWEST else folded(last, left) or [""]
+            padded = (cell.ljust(w) for cell, w in zip((*cells, parts[0]), width, strict=True))
+            yield "  ".join(
+                f"{BOLD}{x}{PLAIN}" if bold and (i, k) in self.strong else x for k, x in enumerate(padded)
+            ).rstrip()
+            yield from (" " * (sum(width[:-1]) + 2 * len(cells)) + part for part in parts[1:])
+        yield from self.notes
+
+    def _spanned(self, width: list[int]) -> str:
+        """Return the line of the groups' titles; widen the last column of a group whose title is wider."""
+        spans, at = list[str](), 0
+        for title, same in groupby(self.groups):
+            end = at + len(list(same))
+            taken = sum(width[at:end]) + 2 * (end - at - 1)
+            width[end - 1] += max(0, len(title) - taken)
+            spans.append(title.ljust(taken))
+            at = end
+        return "  ".join(spans).rstrip()
+
+    # -------------------------------------------------------------- for a paper
+
+    def markdown(self, rule: str = " --- ") -> Iterator[str]:
+        """Yield the lines of a Markdown table; `rule` stands below each head. The best cells are bold."""
+        lines = [self._heads(), *self._marked("**{}**".format, lambda cell: cell)]
+        rows = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
+        yield from (rows[0], "|" + f"{rule}|" * len(self.head), *rows[1:])
+
+    def latex(self) -> Iterator[str]:
+        """Yield the lines of a LaTeX tabular (booktabs) below the notes, as comments. The best cells are bold."""
+        yield from (f"% {note}" for note in self.notes)
+        head, *rows = [map(_latex, self._heads()), *self._marked(r"\textbf{{{}}}".format, _latex)]
+        yield rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}"
+        yield r"\toprule"
+        yield " & ".join(head) + r" \\"
+        yield r"\midrule"
+        yield from (" & ".join(row) + r" \\" for row in rows)
+        yield r"\bottomrule"
+        yield r"\end{tabular}"
+
+    def _heads(self) -> list[str]:
+        groups = self.groups or [""] * len(self.head)
+        return [" ".join(filter(None, pair)) for pair in zip(groups, self.head, strict=True)]
+
+    def _marked(self, mark: Callable[[str], str], written: Callable[[str], str]) -> Iterator[list[str]]:
+        for i, row in enumerate(self.rows):
+            yield [mark(written(cell)) if (i, k) in self.strong else written(cell) for k, cell in enumerate(row)]
+
+    # -------------------------------------------------------------- for another program
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a record a row."""
+        return [dict(zip(self.head, row, strict=True)) for row in self.rows]
+
+    def csv(self) -> str:
+        """Render as CSV; cells are empty where there is no value."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerows([self.head, *(["" if cell is None else cell for cell in row] for row in self.rows)])
+        return out.getvalue()
+
+    def json(self, key: str, facts: Mapping[str, Any]) -> str:
+        """Render facts, and the records under `key`, as JSON; infinities and NaN are null, which JSON lacks."""
+        return json.dumps(_plain({**facts, key: self.records()}), indent=1)
+
+    def html(self) -> str:
+        """Render as a section of a page whose script sorts the rows by a column."""
+        heads = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in self.head)
+        lines = "".join(f"<tr>{''.join(map(_html, row, range(len(row))))}</tr>" for row in self.rows)
+        title = f"<h2>{escape(self.title.rstrip(':'))}</h2>" if self.title else ""
+        return (f'<section>{title}<div class="table" tabindex="0"><table><thead><tr>{heads}</tr></thead>'
+                f"<tbody>{lines}</tbody></table></div></section>")  # fmt: skip
+
+
+def value(cell: str) -> float | None:
+    """Return the number by which a cell is sorted: the first in it, after a sign; None where it begins with a word."""
+    match = NUMBER.match(cell)
+    number = float(match[1].replace(",", "")) if match else None
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _html(cell: str, at: int) -> str:
+    number = value(cell)
+    key = "" if number is None else f' data-v="{number!r}"'
+    key += ' class="long"' if len(cell) > LONG else ""
+    return f"<td{key}>{escape(cell)}</td>" if at else f'<th scope="row"{key}>{escape(cell)}</th>'
+
+
+def _latex(text: str) -> str:
+    for plain, tex in LATEX:
+        text = text.replace(plain, tex)
+    return text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# ------------------------------------------------------------------ lines
+
+
+def printed(parts: Iterable[str | Table | Rows], room: int | None = None, *, markdown: bool = False) -> Iterator[str]:
+    """Yield lines as they are, and tables aligned, or as Markdown between blank lines."""
+    for part in parts:
+        if isinstance(part, str):
+            yield part
+            continue
+        table = part if isinstance(part, Table) else Table.of(part)
+        if markdown:
+            yield from (*filter(None, [table.title]), "", *table.markdown(), "", *table.notes)
+        else:
+            yield from table.text(room)
+
+
+def laid(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield rows, the first of which is a head, as a table in Markdown between blank lines."""
+    return printed([Table.of(rows)], markdown=True)
+
+
+def aligned(rows: Iterable[Sequence[str]], room: int | None = None) -> Iterator[str]:
+    """Yield rows, the first of which is a head, as lines of left-aligned columns (Table.text)."""
+    return Table.of(rows).text(room)
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: "a", "a and b", "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def clause(text: str, room: int) -> str:
+    """Return the longest start of a sentence, of at most `room` characters, up to a comma, semicolon or colon.
+
+    It is the whole sentence where that fits, or where no part does.
+    """
+    if len(text) <= room:
+        return text
+    ends = (match.start() for match in re.finditer(r"[,;:.](?= )", text))
+    return text[: max((end for end in ends if end <= room), default=len(text))]
+
+
+def brief(lines: Iterable[str], *, every: bool, tail: Iterable[str] = (), room: int = WIDTH) -> Iterator[str]:
+    """Yield lines for a screen: at most MOST of at most `room` characters, the tail last; with `every` all as they are.
+
+    A command to repeat ("next: ...") stays in one line.
+    """
+    if every:
+        yield from (*lines, *tail)
+        return
+    told = [part for line in lines for part in _told(line, room)]
+    ends = [part for line in tail for part in _told(line, room)]
+    most = MOST - len(ends)
+    if len(told) > most:
+        told[most - 1 :] = [f"... {len(told) - most + 1} more lines: --all"]
+    yield from (*told, *ends)
+
+
+def _told(line: str, room: int) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return [line] if line.startswith("next: ") else folded(line, room, indent) or [""]
+
+
+def folded(text: str, room: int, indent: str = "") -> list[str]:
+    """Return a text as lines of at most `room` characters, the later ones indented."""
+    glued = text.replace(" %", "\0%")  # a number and its sign stay together
+    parts = textwrap.wrap(glued, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [part.replace("\0", " ") for part in parts]

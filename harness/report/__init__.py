@@ -1,1 +1,0 @@
-"""Reports, from rows alone: tables, sentences, explanations of misses, HTML."""

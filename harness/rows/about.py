@@ -1,0 +1,50 @@
+"""The facts of a study beside the rows of its table: the footer of `record.SWEEP`, as readers of the table take it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from harness.rows import record
+from harness.rows.sealed import Facts
+
+Panel = Mapping[str, Any]  # facts of a panel, as grid.facts has them (forms.PANEL)
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts of a study that texts, figures and verdicts take from its table (forms.SCORED)."""
+
+    study: str
+    layout: str
+    paper: str
+    level: float
+    definitions: tuple[str, ...]  # of attainment, the study's first decides
+    slo: str
+    titles: tuple[str, ...]  # of the columns of panels
+    systems: tuple[str, ...]  # as tables name them, the study's own first
+    controls: tuple[str, ...]
+    seeds: int  # runs of each point
+    sample: Mapping[str, Any]
+    panels: tuple[Panel, ...]
+    claims: tuple[Mapping[str, Any], ...]  # fields of study.Claim
+    values: tuple[float | None, ...]  # by claim: the seconds of those that need no run
+    notes: tuple[str, ...]
+    judges: tuple[Facts, ...]  # as slo.judgements has them
+    runs: Mapping[str, str]  # by folder: the system's name
+    texts: Mapping[str, str] = field(default_factory=dict)  # by name: the system as --systems takes it
+    fuller: str = ""  # what --full has more of
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> About:
+        """Take the facts of a footer. Raises Damaged where one is missing that has no default."""
+        needed = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
+        given: dict[str, Any] = {f.name: facts[f.name] for f in fields(cls) if f.name in {*needed, *facts}}
+        return cls(**given | {key: tuple(x) for key, x in given.items() if isinstance(x, list)})
+
+    @classmethod
+    def read(cls, table: Path) -> About:
+        """Read the facts of a stored table. Raises Damaged, and FileNotFoundError."""
+        return cls.of(record.footer(table))

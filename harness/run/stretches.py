@@ -1,0 +1,62 @@
+"""The waits and steps of one request in order of time, whose nanoseconds by cause sum to its latency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from harness.policy.types import Inst
+
+COUNTED = ("prefill", "decode")  # their waits between steps are counted, not listed
+
+
+class Part(NamedTuple):
+    """A part of a request's time, in whole nanoseconds from the window's start. `ns` sums to its length."""
+
+    doing: str  # host, admission, load, transfer, queue, prefill or decode
+    start_ns: int
+    end_ns: int
+    ns: Mapping[str, int]  # by cause (record.WAITS), and "closed": the part of "queue" with no lane open
+    gaps: int = 0  # of prefill and decode: waits between their steps
+    inst: Inst | None = None
+    facts: Mapping[str, float] = {}  # of its wait: bytes, prompts ahead, seconds of transfers
+
+
+def folded(parts: Iterable[Part]) -> list[Part]:
+    """Join adjacent parts of one kind; a queue between two stretches of like steps is joined with them.
+
+    All else keeps its order: a queue behind the last prefill, or before a recompute, stays in its place.
+    """
+    kept: list[Part] = []
+    for part in parts:
+        kept.append(part)
+        gap = 0
+        if len(kept) > 2 and part.doing in COUNTED and (kept[-3].doing, kept[-2].doing) == (part.doing, "queue"):
+            gap = 1
+        elif len(kept) < 2 or (kept[-2].doing, kept[-2].inst) != (part.doing, part.inst):
+            continue
+        joined = kept[-2 - gap :]
+        del kept[-2 - gap :]
+        ns = summed(stretch.ns for stretch in joined)
+        facts = {**joined[-1].facts, **joined[0].facts}
+        gaps = gap + sum(stretch.gaps for stretch in joined)
+        kept.append(Part(part.doing, joined[0].start_ns, part.end_ns, ns, gaps, joined[0].inst, facts))
+    return kept
+
+
+def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sum the nanoseconds of several parts by cause."""
+    total: dict[str, int] = {}
+    for ns in parts:
+        for cause, value in ns.items():
+            total[cause] = total.get(cause, 0) + value
+    return total
+
+
+def by_cause(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sum nanoseconds by the causes of record.WAITS; time before a closed lane counts as queue."""
+    total = summed(parts)
+    if "closed" in total:
+        total["queue"] = total.get("queue", 0) + total.pop("closed")
+    return total
