@@ -92,8 +92,9 @@ def remedies(specs: Sequence[Spec]) -> list[Remedy]:
 def _memory(spec: Spec) -> Iterator[Remedy]:
     if spec.pool_bytes is not None:
         return
-    yield from (Remedy((("mem_fraction", x),)) for x in FRACTIONS if x > spec.mem_fraction)
-    held = spec.process_bytes
+    settings = Setup(spec).settings
+    yield from (Remedy((("mem_fraction", x),)) for x in FRACTIONS if x > settings.mem_fraction)
+    held = settings.process_bytes
     yield from (Remedy((("process_bytes", x),)) for x in PROCESS_BYTES if held is None or x < held)
 
 

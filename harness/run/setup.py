@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import machine as machines
-from harness.engines.costs import profiled, quantities, shapes
+from harness.engines.costs import profiled, quantities, servers, shapes
 from harness.loop import engine as engines
 from harness.loop import system
 from harness.loop.guard import Fault
@@ -115,6 +115,9 @@ class Setup:
             most = 1 << (self.trace.longest_tokens - 1).bit_length()
         return self.models.serving(most)
 
+    def _longest(self) -> int:
+        return max(m.shape.max_tokens for m in self.served.members)
+
     @property
     def realism(self) -> str | None:
         """The fit of a synthetic trace to its target, by the models' streams; None: not measured."""
@@ -129,6 +132,26 @@ class Setup:
         return math.inf if window_s is None or drain_s is None else window_s + drain_s
 
     # ------------------------------------------------------------ machine
+
+    @cached_property
+    def settings(self) -> servers.Settings:
+        """The settings of the servers: the spec's own, else those of its host profile's release on these cards.
+
+        Of a mix they are the least of its kinds. Servers in real time, and those of a machine that was measured whole,
+        are told theirs by the bench. A share of the card that the spec states goes with the parts of a process.
+        """
+        spec = self.spec
+        if fields.asked(spec.engine).name != SIMULATOR or quantities.machine(spec.table) is not None:
+            usual = [servers.bench()]
+        else:
+            tp = max(m.tp for m in self.models.members)
+            cards = (quantities.gpu(kind, spec.table) for kind in mix.names(spec.gpu))
+            usual = [servers.settings(spec.host, card, tp, self._longest) for card in cards]
+        least = usual[0]._make(None if None in each else min(each) for each in zip(*usual, strict=True))
+        if spec.mem_fraction is not None:
+            least = least._replace(process_bytes=None)
+        stated = {name: getattr(spec, name) for name in least._fields}
+        return least._replace(**{name: value for name, value in stated.items() if value is not None})
 
     @cached_property
     def machine(self) -> machines.Machine:
@@ -156,16 +179,12 @@ class Setup:
             host=spec.host,
             table=spec.table,
             block_tokens=spec.block_tokens,
-            batch_cap=spec.batch_cap,
-            chunk_tokens=spec.chunk_tokens,
-            prefill_tokens=spec.prefill_tokens,
             watermark=spec.watermark,
-            mem_fraction=spec.mem_fraction,
             process=spec.process,
-            process_bytes=spec.process_bytes,
             pool_bytes=spec.pool_bytes,
             host_bytes=spec.host_bytes,
             sharing=spec.sharing,
+            **self.settings._asdict(),
             **_links(spec),
             scaled=dict(spec.scaled),
             noise=spec.noise or 0.0,
@@ -182,9 +201,8 @@ class Setup:
         """Return the bytes that a model alone takes on each of `tp` cards, and those that engines may use there."""
         spec = self.spec
         config = machines.Config(
-            models=(machines.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
-            chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
-            process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, scaled=dict(spec.scaled),
+            models=(machines.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, pool_bytes=spec.pool_bytes,
+            scaled=dict(spec.scaled), **self.settings._asdict(),
         )  # fmt: skip
         held = machines.memory(config, card)
         return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes

@@ -97,11 +97,12 @@ class Spec:
     disk_gbps: Rate | None = None  # of a node
     scaled: Pairs[Positive] = ()  # constants of the machine and their factors, sorted; 1 is left out
     block_tokens: Count = 16
-    batch_cap: Annotated[int, Ge(1), Le(MOST_BATCH)] = 256
-    chunk_tokens: Natural = 2048
-    prefill_tokens: Count = 16384
+    # None: those of the host profile's release on this card (engines/costs/servers.toml)
+    batch_cap: Annotated[int, Ge(1), Le(MOST_BATCH)] | None = None
+    chunk_tokens: Natural | None = None
+    prefill_tokens: Count | None = None
     watermark: Annotated[float, Ge(0), Le(1)] = 0.01
-    mem_fraction: Share = 0.90
+    mem_fraction: Share | None = None
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
     process_bytes: Natural | None = None  # bytes of each beside weights; None: from its parts
     pool_bytes: Count | None = None  # of a GPU for weights and KV, processes beside it; None: by mem_fraction

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.engines.costs import servers
 from harness.policy import mix
 from harness.policy.types import UserError
 from harness.rows import attainment, record, requests
@@ -28,14 +29,18 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 
 def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
-    """List the runs that measure the SLO bases of a spec: each model alone, default engine settings, tuning seeds.
+    """List the runs that measure the SLO bases of a spec: each model alone, under its servers' settings, tuning seeds.
 
-    They have one kind of GPU (`Setup.base_gpu`), and as many as their models need.
+    They have one kind of GPU (`Setup.base_gpu`), and as many as their models need. Where the spec computes whole
+    prompts, which is a strategy's way, a base takes chunks of the bench's.
     """
+    its = Setup(spec).settings
     plain = Spec(BASE, engine=spec.engine, gpu=Setup(spec).base_gpu(gpu), node_gpus=spec.node_gpus,
                models=spec.models, trace=spec.trace, served=spec.served, prefix_cache=spec.prefix_cache,
                host=spec.host, table=spec.table,
-               process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
+               batch_cap=its.batch_cap, chunk_tokens=its.chunk_tokens or servers.bench().chunk_tokens,
+               prefill_tokens=its.prefill_tokens, mem_fraction=its.mem_fraction, process_bytes=its.process_bytes,
+               pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
                workload="base", slo="",
                **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
     return [replace(plain, seed=seed) for seed in TUNING_SEEDS]

@@ -1,7 +1,7 @@
 """Measured end-to-end runs of real engines: each row's facts, and the conditions of its replay.
 
 A CSV is known by its columns (`FORMATS`), whatever its name. Each row is one case: a model on some GPUs under an engine
-generation, which is a host profile, and a load. What a row does not state is its engine's own default (`ENGINES`).
+generation, which is a host profile, and a load. What a row does not state is its engine's own default (`servers`).
 `validate` prints our errors on the cases; `fit_hosts` fits host profiles on them.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from harness.engines.costs import process, quantities
+from harness.engines.costs import quantities, servers
 from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config, Served, cluster
 from harness.policy.types import Jobs, Prefix, Shape, UserError
@@ -35,26 +35,7 @@ SEED_OF_LENGTHS = 0  # of a closed loop whose requests differ
 MOST_SHOWN = 60  # characters of a wrong value
 PROMPTS = 50  # of a Poisson run, one after the other, again and again (45 to 50 in the source)
 SHAPE = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab")  # columns that give a model's shape
-SGLANG_SHARE = 0.868
-# What servers do unless told otherwise, on an H100.
-ENGINES: Mapping[str, Mapping[str, Any]] = {
-    # 8,192 tokens a step and 1,024 sequences on cards of 70 GiB and more that are no A100 (vllm/engine/arg_utils.py).
-    "vllm-0.15": {"chunk_tokens": 8192, "batch_cap": 1024},
-    "vllm-0.12": {"chunk_tokens": 8192, "batch_cap": 1024},
-    # ServerArgs, server_args.py: prompts go before decodes, 8,192 tokens a step on cards below 160 GiB
-    # (chunked_prefill_size; max_prefill_tokens, 16,384, bounds the same batch from above). Weights and KV share 81,559
-    # MiB less 9.5 GiB and half a GiB a GPU (of two), here of what context and communicators leave free.
-    "sglang-0.5": {
-        "chunk_tokens": 0,
-        "prefill_tokens": 8192,
-        "batch_cap": 1024,
-        "mem_fraction": SGLANG_SHARE,
-        "process_bytes": round(SGLANG_SHARE * (process.CONTEXT + process.COLLECTIVES)),
-    },
-    # Whole prompts before decodes, 256 sequences (config.py). A step takes as many tokens as the longest request: here
-    # at most 8,192, where Mistral-7B could have 32,768, which changes its throughput by less than 1 %.
-    "vllm-0.6": {"chunk_tokens": 0, "batch_cap": 256},
-}
+ENGINES = ("vllm-0.15", "vllm-0.12", "sglang-0.5", "vllm-0.6")  # generations, whose settings no row has to state
 STAGES = re.compile(r"[\d.]+x\d+(;[\d.]+x\d+)*", re.ASCII)
 MOST_COUNT = 2**31 - 1  # that our tables hold
 MOST_S = 86_400.0  # a mean latency, or a batch, of a day
@@ -182,7 +163,10 @@ class Setting(NamedTuple):
     @property
     def config(self) -> Config:
         """The machine."""
-        flags = {"prefill_tokens": self.shape.max_tokens, **ENGINES[self.engine], **dict(self.flags)}
+        usual = servers.settings(
+            self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens
+        )
+        flags = {**usual._asdict(), **dict(self.flags)}
         return Config(
             (Served("model", self.shape, self.tp),), gpu=self.gpu, gpus=self.tp, host=self.engine,
             block_tokens=BLOCK_TOKENS, **flags,

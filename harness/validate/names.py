@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -119,7 +119,7 @@ def quantised(name: str, dtype: str) -> tuple[str, str, str]:
     return ours, (its.formats.ffn if its.experts is None else its.formats.experts).name, kind
 
 
-def generation(name: str, version: str, known: Mapping[str, object]) -> tuple[str, str]:
+def generation(name: str, version: str, known: Collection[str]) -> tuple[str, str]:
     """Return the host profile that serves an engine's version, and the version in words.
 
     A version that nobody measured takes the last one before it, or the first one there is; the words say so.
@@ -135,7 +135,7 @@ def generation(name: str, version: str, known: Mapping[str, object]) -> tuple[st
     return served[-1], exact if served[-1] == exact else f"{exact} as {served[-1].rpartition('-')[2]}"
 
 
-def engine(name: str, version: str, known: Mapping[str, object]) -> str:
+def engine(name: str, version: str, known: Collection[str]) -> str:
     """Return a generation: an engine's name and the first two numbers of its version. UnknownName if we lack it."""
     ours = f"{name.lower()}-{'.'.join(version.split('.')[:2])}"
     if ours not in known:
