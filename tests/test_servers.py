@@ -62,7 +62,12 @@ def test_a_step_of_whole_prompts_takes_what_its_server_says() -> None:
     assert [of("vllm-0.6", "h100", longest=n)[3] for n in (1024, 4096, 32768)] == [2048, 4096, 32768]
     assert [of("vllm-0.6", "h100", longest=n).chunk_tokens for n in (32768, 32769)] == [0, 512]
     assert of("vllm-0.7", "h100", longest=32769).chunk_tokens == 2048
-    assert [of("sglang-0.5", kind).prefill_tokens for kind in ("a10", "l40s", "h200", "b200")] == [2048, 8192, 8192, 16384]
+    assert [of("sglang-0.5", kind).prefill_tokens for kind in ("a10", "l40s", "h200", "b200")] == [
+        2048,
+        8192,
+        8192,
+        16384,
+    ]
     assert [of("sglang-0.5", "h100", tp).mem_fraction for tp in (1, 2, 4)] == [0.874, 0.868, 0.856]
 
 
@@ -119,7 +124,9 @@ def test_servers_that_the_bench_starts_are_told_its_own_settings() -> None:
 
 def test_a_stated_share_goes_with_the_parts_of_a_process() -> None:
     plain = Setup(Spec("dedicated", models="llama-3.1-8b", trace="sample", host="sglang-0.5")).settings
-    stated = Setup(Spec("dedicated", models="llama-3.1-8b", trace="sample", host="sglang-0.5", mem_fraction=0.8)).settings
+    stated = Setup(
+        Spec("dedicated", models="llama-3.1-8b", trace="sample", host="sglang-0.5", mem_fraction=0.8)
+    ).settings
     assert plain.process_bytes is not None
     assert (stated.mem_fraction, stated.process_bytes) == (0.8, None)
 

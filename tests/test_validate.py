@@ -269,7 +269,7 @@ def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
     loop = Setting("vllm-0.12", "h100", "llama-2-7b", 1, Closed(4, 512, 32))
     configs = {name: loop._replace(engine=name).config for name in ENGINES}
     assert {name: (c.chunk_tokens, c.prefill_tokens, c.batch_cap) for name, c in configs.items()} == {
-        "vllm-0.15": (8192, 4096, 1024), "vllm-0.12": (8192, 4096, 1024), "sglang-0.5": (0, 8192, 1024),
+        "vllm-0.15": (8192, 16384, 1024), "vllm-0.12": (8192, 16384, 1024), "sglang-0.5": (0, 8192, 2048),
         "vllm-0.6": (0, 4096, 256),
     }  # fmt: skip
     assert {name: c.host for name, c in configs.items()} == {name: name for name in ENGINES}

@@ -133,6 +133,11 @@ class Setup:
 
     # ------------------------------------------------------------ machine
 
+    @property
+    def measured(self) -> bool:
+        """True where the cost table is of a machine that was measured whole."""
+        return quantities.machine(self.spec.table) is not None
+
     @cached_property
     def settings(self) -> servers.Settings:
         """The settings of the servers: the spec's own, else those of its host profile's release on these cards.
@@ -141,7 +146,7 @@ class Setup:
         are told theirs by the bench. A share of the card that the spec states goes with the parts of a process.
         """
         spec = self.spec
-        if fields.asked(spec.engine).name != SIMULATOR or quantities.machine(spec.table) is not None:
+        if fields.asked(spec.engine).name != SIMULATOR or self.measured:
             usual = [servers.bench()]
         else:
             tp = max(m.tp for m in self.models.members)
@@ -207,6 +212,11 @@ class Setup:
         held = machines.memory(config, card)
         return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
 
+    def kv_bytes(self, m: Served, card: quantities.GpuSpec) -> int:
+        """Return the KV memory that a model alone at its degree has on each of its cards; below 0 where it has none."""
+        taken, room = self.alone(m, m.tp, card)
+        return room - taken
+
     def base_gpu(self, asked: str = "") -> str:
         """Return the kind of GPU on which a model alone is the base of an SLO: as asked for, else that of the run.
 
@@ -234,8 +244,7 @@ class Setup:
 
     def _holds(self, m: Served, card: quantities.GpuSpec) -> bool:
         """Tell whether cards of its own hold a model with one longest request, at its degree."""
-        taken, room = self.alone(m, m.tp, card)
-        return taken + m.shape.max_tokens * shapes.kv_token_bytes(m.shape, m.tp) <= room
+        return m.shape.max_tokens * shapes.kv_token_bytes(m.shape, m.tp) <= self.kv_bytes(m, card)
 
     # ------------------------------------------------------------ engine and policy
 
@@ -308,6 +317,9 @@ class Setup:
         if (engine.cluster.gpus, engine.cluster.models) != (cluster.gpus, cluster.models):
             # its options decide the pages and processes that it may know of
             policy = system.build(self.make_policy, engine.cluster, keywords)
+        if spec.served is not None and fields.asked(spec.engine).name == SIMULATOR:
+            if policy.options.get("memory") != "unlimited":
+                _serving(engine.cluster, spec.block_tokens)
         return policy, engine
 
     # ------------------------------------------------------------ requests
@@ -375,6 +387,24 @@ class Setup:
 
 
 # ------------------------------------------------------------------ parts
+
+
+def _serving(cluster: Cluster, block_tokens: int) -> None:
+    """Raise Infeasible where KV memory cannot hold a model's longest request, with the longest that fits.
+
+    A server does not start then: the model is taken alone on its GPUs, at the degree that leaves it most.
+    """
+    most = max(gpu.mem_bytes for gpu in cluster.gpus)
+    for name, model in cluster.models.items():
+        each = [model.at(tp) for tp in model.degrees if tp <= len(cluster.gpus)] or [model]
+        tokens = max((most - its.weight_bytes) // its.kv_token_bytes for its in each)
+        if tokens < model.max_tokens:
+            fits = max(0, tokens) // block_tokens * block_tokens
+            raise Infeasible(
+                f"{name} serves {model.max_tokens:,} tokens, and KV memory has room for {fits:,} (--served {fits})"
+                if fits
+                else f"{name} has no room for KV"
+            )
 
 
 def _degrees(shape: Shape, table: str | None, profile: str) -> tuple[int, ...]:

@@ -109,7 +109,10 @@ def slo_target(
     measured = None
     if isinstance(parsed, slo.Scaled) and parsed.base == "P95":
         specs = base_specs(setup.spec, parsed.gpu)
-        measured = bases(sweep(specs, out, workers=workers, teller=teller, what="SLO bases"))
+        folders = sweep(specs, out, workers=workers, teller=teller, what="SLO bases")
+        if why := record.meta(folders[0])["infeasible"]:
+            raise UserError(f"no SLO base: {why}")
+        measured = bases(folders)
     seconds = slo.resolve(parsed, setup.models, measured)
     return SloTarget(rule, seconds, _drain_s(setup, seconds))
 

@@ -23,6 +23,7 @@ from harness.rows import record, setting, tidy
 from harness.rows.checked import checked, note
 from harness.run import room, streams
 from harness.run.room import Remedy
+from harness.run.server_line import server_line
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.study.measure import Measured
@@ -73,6 +74,7 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
         f"{load} · {spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)}{machine} · {fidelity} · "
         f"SLO {measured.target.rule}{base} · {seeds}{plans}{cache}"
     )
+    yield server_line(setup)
     yield from streams.lines(setup)
     if math.isnan(shown.rate_scale):  # nothing ran; `notes` has the reasons
         return

@@ -163,9 +163,7 @@ class Setting(NamedTuple):
     @property
     def config(self) -> Config:
         """The machine."""
-        usual = servers.settings(
-            self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens
-        )
+        usual = servers.settings(self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens)
         flags = {**usual._asdict(), **dict(self.flags)}
         return Config(
             (Served("model", self.shape, self.tp),), gpu=self.gpu, gpus=self.tp, host=self.engine,

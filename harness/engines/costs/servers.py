@@ -94,13 +94,18 @@ def bench() -> Settings:
     return Settings(its.chunk_tokens, its.batch_cap, its.mem_fraction)
 
 
+def unnamed() -> tuple[str, ...]:
+    """Return the host profiles that name no release."""
+    return _file().bench.hosts
+
+
 def settings(host: str, card: quantities.GpuSpec, tp: int, longest: Callable[[], int]) -> Settings:
     """Return what the server of a host profile, or of a release (`vllm-0.28`), does on a card.
 
     `tp` is the degree of its tensor-parallel group; `longest` gives the tokens of the longest request that it serves,
     and is called where a release goes by them. UserError for a host of neither kind.
     """
-    if host in _file().bench.hosts:
+    if host in unnamed():
         return bench()
     its = release(host)
     at = next(c for c in its.cards if card.mem_bytes >= c.from_gib * GIB and not (c.but and c.but in card.kind))
