@@ -31,7 +31,7 @@ def test_quant3_prints_three_prices() -> None:
 
 
 def test_gpt_oss_120b_on_an_h100_has_the_memory_that_its_server_leaves() -> None:
-    """vLLM 0.11.0 reported 3.33 GiB on an H100 under its own defaults (llm-d-planner, empirical-vllm-memory-results)."""
+    """vLLM 0.11.0 reported 3.33 GiB there, under its own defaults (llm-d-planner, empirical-vllm-memory-results)."""
     out = bench("price", "gpt-oss-120b@h100").stdout.splitlines()
     assert out[3] == "server: vLLM 0.15, 8,192 tokens a step, 1,024 sequences, 0.90: 3.1 GiB of KV, 45k tokens"
     told = bench("price", "gpt-oss-120b@h100", "--set", "chunk_tokens=2048", "--set", "batch_cap=256").stdout

@@ -61,7 +61,7 @@ def test_servers_of_fewer_sequences_take_less_memory() -> None:
     assert not fits(eight)
     memory, _ = remedies([eight])
     assert memory.fields == (("batch_cap", 256), ("chunk_tokens", 2048))
-    assert fits(replace(eight, **dict(memory.fields)))
+    assert fits(replace(eight, batch_cap=256, chunk_tokens=2048))
 
 
 def test_what_no_change_gives_room_to_has_no_remedy() -> None:

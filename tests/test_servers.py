@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,9 +74,9 @@ def test_a_step_of_whole_prompts_takes_what_its_server_says() -> None:
 def test_every_host_profile_has_settings_and_others_are_refused() -> None:
     for host in quantities.hosts():
         assert of(host, "h100").batch_cap > 0, host
-    with pytest.raises(UserError, match=r"no settings of server 'vllm-0.4': servers.toml has vllm from 0.5 on"):
+    with pytest.raises(UserError, match=r"no settings of server 'vllm-0\.4': servers\.toml has vllm from 0\.5 on"):
         of("vllm-0.4", "h100")
-    with pytest.raises(UserError, match="no settings of server 'trt-1.0'"):
+    with pytest.raises(UserError, match=r"no settings of server 'trt-1\.0'"):
         of("trt-1.0", "h100")
 
 
@@ -88,7 +88,7 @@ def test_every_study_names_its_settings(path: Path) -> None:
 
 
 # Hashes that these specs had when a spec's defaults were 2,048 tokens, 256 sequences and 0.9 on every card.
-BEFORE = {
+BEFORE: dict[str, tuple[dict[str, Any], str]] = {
     "prism": ({"trace": "hyperbolic-like"}, "b8a59e77"),
     "static:equal": ({"trace": "hyperbolic-like+span_s=60", "gpus": 2}, "1c3038b5"),
     "elastic": ({"trace": "sample", "models": "heavy8", "gpus": 2, "gpu": "a100-80g"}, "caf79134"),

@@ -1,4 +1,4 @@
-"""The server of an answer in a line: its release, what it does unless told otherwise, and the KV memory that is left."""
+"""The server of an answer in a line: its release, its settings, and the KV memory that they leave."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def name(setup: Setup) -> str:
 
 
 def _kv(setup: Setup) -> str:
-    """Return the KV memory of the model with room for the fewest tokens, alone; empty where a server sizes it itself."""
+    """Return the KV memory of the model with room for the fewest tokens; empty where a server sizes it itself."""
     if fields.asked(setup.spec.engine).name != SIMULATOR:
         return ""
     room = []

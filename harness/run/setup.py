@@ -152,10 +152,11 @@ class Setup:
             tp = max(m.tp for m in self.models.members)
             cards = (quantities.gpu(kind, spec.table) for kind in mix.names(spec.gpu))
             usual = [servers.settings(spec.host, card, tp, self._longest) for card in cards]
-        least = usual[0]._make(None if None in each else min(each) for each in zip(*usual, strict=True))
+        parts = zip(*usual, strict=True)
+        least = servers.Settings._make(None if None in each else min(each) for each in parts)
         if spec.mem_fraction is not None:
             least = least._replace(process_bytes=None)
-        stated = {name: getattr(spec, name) for name in least._fields}
+        stated: dict[str, Any] = {name: getattr(spec, name) for name in least._fields}
         return least._replace(**{name: value for name, value in stated.items() if value is not None})
 
     @cached_property
@@ -317,9 +318,9 @@ class Setup:
         if (engine.cluster.gpus, engine.cluster.models) != (cluster.gpus, cluster.models):
             # its options decide the pages and processes that it may know of
             policy = system.build(self.make_policy, engine.cluster, keywords)
-        if spec.served is not None and fields.asked(spec.engine).name == SIMULATOR:
-            if policy.options.get("memory") != "unlimited":
-                _serving(engine.cluster, spec.block_tokens)
+        simulated = fields.asked(spec.engine).name == SIMULATOR
+        if spec.served is not None and simulated and policy.options.get("memory") != "unlimited":
+            _serving(engine.cluster, spec.block_tokens)
         return policy, engine
 
     # ------------------------------------------------------------ requests
