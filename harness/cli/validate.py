@@ -136,10 +136,13 @@ def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
 
 def _started(log: Path, model: str | None, gpu: str | None) -> None:
     """Hold the simulator against the start of a server."""
+    from harness.report.text_table import aligned
     from harness.validate import starts
 
     start = starts.read(log)
-    click.echo("\n".join(starts.lines(start, starts.ours(start, model, gpu), gpu)))
+    ours = starts.ours(start, model, gpu)
+    table = aligned(list(starts.rows(start, ours)))
+    click.echo("\n".join((*starts.heads(start, ours, gpu), *table, *starts.notes(ours))))
 
 
 def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: Path | None, *, every: bool) -> None:

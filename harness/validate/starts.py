@@ -17,7 +17,6 @@ from harness.engines import machine
 from harness.engines.costs import quantities, servers, shapes
 from harness.engines.machine import Config, Served
 from harness.policy.types import GIB, Shape, UserError
-from harness.report.text_table import aligned
 from harness.validate import names
 
 HEAD = ("", "log", "simulator", "error %")
@@ -43,7 +42,7 @@ SIXTEEN = frozenset({"torch.bfloat16", "torch.float16", "bfloat16", "float16"})
 
 
 class Start(NamedTuple):
-    """What a log of a start says; None where it does not."""
+    """A start by its log; None stands for what no line says."""
 
     version: str
     model: str
@@ -86,23 +85,23 @@ def read(path: Path) -> Start:
         raise UserError(
             f'{path}: no start of vLLM here (a line "Initializing a V1 LLM engine (v...) with config: ...")'
         )
-    said = {key: value.strip("'\"") for key, value in PAIR.findall(engine[2])}
+    config = {key: value.strip("'\"") for key, value in PAIR.findall(engine[2])}
     return Start(
-        engine[1], _said(path, said, "model"), _count(path, said, "tensor_parallel_size"), _said(path, said, "dtype"),
-        said.get("kv_cache_dtype", "auto"), said.get("quantization", "None"), _count(path, said, "max_seq_len"),
-        said.get("device_config", "cuda"), _stated(path, text), _first(WEIGHTS, text), _first(KV, text),
+        engine[1], _value(path, config, "model"), _count(path, config, "tensor_parallel_size"),
+        _value(path, config, "dtype"), config.get("kv_cache_dtype", "auto"), config.get("quantization", "None"),
+        _count(path, config, "max_seq_len"), config.get("device_config", "cuda"), _stated(path, text), _first(WEIGHTS, text), _first(KV, text),
         *(None if (number := _first(form, text)) is None else int(number) for form in (TOKENS, BLOCKS)),
     )  # fmt: skip
 
 
-def _said(path: Path, said: Mapping[str, str], key: str) -> str:
-    if key not in said:
+def _value(path: Path, config: Mapping[str, str], key: str) -> str:
+    if key not in config:
         raise UserError(f"{path}: the line of the engine's config has no {key}")
-    return said[key]
+    return config[key]
 
 
-def _count(path: Path, said: Mapping[str, str], key: str) -> int:
-    if not re.fullmatch(r"[1-9][0-9]{0,9}", text := _said(path, said, key)):
+def _count(path: Path, config: Mapping[str, str], key: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,9}", text := _value(path, config, key)):
         raise UserError(f"{path}: {key} is {text[:60]}, not a count")
     return int(text)
 
@@ -130,7 +129,7 @@ def _stated(path: Path, text: str) -> Mapping[str, Any]:
 
 
 class Ours(NamedTuple):
-    """What the simulator says of the same start; KV memory is None without a card."""
+    """The same start in the simulator; without a card there are no settings and no KV memory."""
 
     weights_gib: float
     kv_token_bytes: int  # on each GPU
@@ -175,19 +174,30 @@ def _shape(start: Start, model: str | None) -> Shape:
     return its._replace(max_tokens=min(its.max_tokens, start.longest))
 
 
-def lines(start: Start, of: Ours, gpu: str | None) -> Iterator[str]:
-    """Yield the comparison: the server in a line, the table, and what was not compared."""
+def heads(start: Start, of: Ours, gpu: str | None) -> Iterator[str]:
+    """Yield the lines above the table: the server, and the settings that are simulated."""
     where = f"{start.tp} x {names.gpu(gpu)}" if gpu else start.device
-    told = [f"{name}={start.stated[name]}" for name in NUMBERS if start.stated.get(name)]
-    own = f", told {' '.join(told)}" if told else ", all settings its own"
-    yield f"vLLM {start.version}, {start.model} on {where}, requests up to {start.longest:,} tokens{own}"
+    stated = " ".join(f"{name}={start.stated[name]}" for name in NUMBERS if start.stated.get(name))
+    yield (
+        f"vLLM {start.version}, {start.model} on {where}, requests up to {start.longest:,} tokens, "
+        f"{stated or 'all settings the defaults of the release'}"
+    )
     if of.settings is not None:
         s = of.settings
         step = f"{s.chunk_tokens:,}" if s.chunk_tokens else f"whole prompts up to {s.prefill_tokens:,}"
         yield f"simulated with {step} tokens a step, {s.batch_cap:,} sequences, {s.mem_fraction:g} of the card"
-    yield from aligned([HEAD, *_rows(start, of)])
+
+
+def notes(of: Ours) -> Iterator[str]:
+    """Yield what stands below the table."""
     if of.kv_gib is None:
         yield "KV tokens and blocks: of the log's own KV memory; --gpu KIND compares what a card's memory leaves"
+
+
+def rows(start: Start, of: Ours) -> Iterator[tuple[str, ...]]:
+    """Yield the table, its head first: what the log says, what the simulator says, by how much that is off."""
+    yield HEAD
+    yield from _rows(start, of)
 
 
 def _rows(start: Start, of: Ours) -> Iterator[tuple[str, ...]]:
