@@ -3,9 +3,9 @@
 A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is checked where it is looked up.
 `None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...). A resolved spec has none left
 but the preset, the cost table, a closed loop's window, the longest request and a prefix cache where no ids are known.
-Memory of the card, of the process and of the host, and link rates stay None too: their own. Where none is named, tokens
-and sequences of a step and the share of the card are those of the host profile's release (`engines/costs/servers.toml`).
-Only a resolved spec is hashed into results.
+Memory of the card, of the process and of the host, and link rates stay None too: their own. Where none is
+named, tokens and sequences of a step and the share of the card are those of the host profile's release
+(`engines/costs/servers.toml`). Only a resolved spec is hashed into results.
 """
 
 from __future__ import annotations

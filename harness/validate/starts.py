@@ -89,7 +89,8 @@ def read(path: Path) -> Start:
     return Start(
         engine[1], _value(path, config, "model"), _count(path, config, "tensor_parallel_size"),
         _value(path, config, "dtype"), config.get("kv_cache_dtype", "auto"), config.get("quantization", "None"),
-        _count(path, config, "max_seq_len"), config.get("device_config", "cuda"), _stated(path, text), _first(WEIGHTS, text), _first(KV, text),
+        _count(path, config, "max_seq_len"), config.get("device_config", "cuda"), _stated(path, text),
+        _first(WEIGHTS, text), _first(KV, text),
         *(None if (number := _first(form, text)) is None else int(number) for form in (TOKENS, BLOCKS)),
     )  # fmt: skip
 
