@@ -131,9 +131,9 @@ def test_a_stated_share_goes_with_the_parts_of_a_process() -> None:
     assert (stated.mem_fraction, stated.process_bytes) == (0.8, None)
 
 
-def test_the_base_of_an_slo_is_measured_under_the_runs_settings() -> None:
-    spec = resolve(Spec("dedicated", models="llama-3.1-8b", trace="sample", chunk_tokens=512))
-    (base, *_) = base_specs(spec)
-    assert (base.chunk_tokens, base.batch_cap) == (512, 1024)
-    whole = resolve(Spec("dedicated", models="llama-3.1-8b", trace="sample", chunk_tokens=0))
-    assert base_specs(whole)[0].chunk_tokens == servers.bench().chunk_tokens
+def test_the_base_of_an_slo_has_the_benchs_settings_whatever_the_run_has() -> None:
+    for given in ({}, {"chunk_tokens": 512}, {"gpu": "l40s"}, {"host": "sglang-0.5"}):
+        spec = Spec("dedicated", models="llama-3.1-8b", trace="sample", **given)  # type: ignore[arg-type]
+        (base, *_) = base_specs(spec)
+        assert {key: getattr(base, key) for key in NAMED} == NAMED
+        assert base_specs(resolve(spec))[0].process_bytes == base.process_bytes

@@ -92,12 +92,15 @@ def remedies(specs: Sequence[Spec]) -> list[Remedy]:
 def _memory(spec: Spec) -> Iterator[Remedy]:
     if spec.pool_bytes is not None:
         return
-    settings = Setup(spec).settings
-    yield from (Remedy((("mem_fraction", x),)) for x in FRACTIONS if x > settings.mem_fraction)
-    held, less = settings.process_bytes, servers.bench()
+    settings, less = Setup(spec).settings, servers.bench()
+    held = settings.process_bytes
+    shares = [("mem_fraction", x) for x in FRACTIONS if x > settings.mem_fraction]
+    yield from (Remedy((share,)) for share in shares)
     if held is None and (settings.batch_cap > less.batch_cap or settings.chunk_tokens > less.chunk_tokens):
         cap, chunk = min(settings.batch_cap, less.batch_cap), min(settings.chunk_tokens, less.chunk_tokens)
-        yield Remedy((("batch_cap", cap), ("chunk_tokens", chunk)))
+        step = ("batch_cap", cap), ("chunk_tokens", chunk)
+        yield Remedy(step)
+        yield from (Remedy((*step, share)) for share in shares)
     yield from (Remedy((("process_bytes", x),)) for x in PROCESS_BYTES if held is None or x < held)
 
 

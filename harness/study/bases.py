@@ -29,17 +29,17 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 
 def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
-    """List the runs that measure the SLO bases of a spec: each model alone, under its servers' settings, tuning seeds.
+    """List the runs that measure the SLO bases of a spec: each model alone, under the bench's settings, tuning seeds.
 
-    They have one kind of GPU (`Setup.base_gpu`), and as many as their models need. Where the spec computes whole
-    prompts, which is a strategy's way, a base takes chunks of the bench's.
+    They have one kind of GPU (`Setup.base_gpu`), and as many as their models need. Tokens and sequences of a step are
+    equal on every card and for every server, so that a strategy that chooses its own changes no SLO.
     """
-    its = Setup(spec).settings
+    its = servers.bench()
     plain = Spec(BASE, engine=spec.engine, gpu=Setup(spec).base_gpu(gpu), node_gpus=spec.node_gpus,
                models=spec.models, trace=spec.trace, served=spec.served, prefix_cache=spec.prefix_cache,
                host=spec.host, table=spec.table,
-               batch_cap=its.batch_cap, chunk_tokens=its.chunk_tokens or servers.bench().chunk_tokens,
-               prefill_tokens=its.prefill_tokens, mem_fraction=its.mem_fraction, process_bytes=its.process_bytes,
+               batch_cap=its.batch_cap, chunk_tokens=its.chunk_tokens, prefill_tokens=its.prefill_tokens,
+               mem_fraction=its.mem_fraction, process_bytes=Setup(spec).settings.process_bytes,
                pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
                workload="base", slo="",
                **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
