@@ -18,6 +18,7 @@ SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,ideal
 TRACE = hyperbolic-like
 COPIES = prism,alpaserve+search=fast
 SHORT = hyperbolic-like+span_s=60
+SETTINGS = --set chunk_tokens=2048 --set batch_cap=256 --set mem_fraction=0.9
 FULL =
 ENGINE =
 
@@ -90,8 +91,8 @@ claims: $(READY) ## every paper's claims beside what comes out here, as .make/cl
 	@$(BENCH) claims
 
 compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and figure
-	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
-	@$(BENCH) compare --answer --systems $(COPIES) --trace $(SHORT) --gpus 2 --seeds 3
+	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE) $(SETTINGS)
+	@$(BENCH) compare --answer --systems $(COPIES) --trace $(SHORT) --gpus 2 --seeds 3 $(SETTINGS)
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9%-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' Makefile

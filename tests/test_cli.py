@@ -265,12 +265,15 @@ def test_one_screen_says_all_that_a_reader_must_know(out: Path) -> None:
         "2 seeds",
     ):
         assert fact in head
-    assert re.match(r"the table is at rate scale [12] by rotate = [\d.]+ req/s, one of 2", lines[2])
-    assert lines[4].split()[:4] == ["system", "pooled", "worst", "crosses"]
-    assert max(map(len, lines[3:7])) <= 100
-    assert [line.split()[0] for line in lines[5:7]] == ["static", "chunked"]
+    assert re.match(r"the table is at rate scale [12] by rotate = [\d.]+ req/s, one of 2", lines[3])
+    assert re.match(
+        r"server: vLLM 0\.15, 8,192 tokens a step, 1,024 sequences, 0\.90: .+ GiB of KV, .+ tokens", lines[2]
+    )
+    assert lines[5].split()[:4] == ["system", "pooled", "worst", "crosses"]
+    assert max(map(len, lines[4:8])) <= 100
+    assert [line.split()[0] for line in lines[6:8]] == ["static", "chunked"]
     every = ok(*COMPARE, "-o", out, "--all").splitlines()
-    assert every[4].split()[:4] == ["system", "pooled", "mean", "worst"]
+    assert every[5].split()[:4] == ["system", "pooled", "mean", "worst"]
     assert lines[-1].startswith("next: bench ")
     assert str(next(out.glob("sample-*")).name) in lines[-2]
     assert "\x1b" not in "".join(lines)  # plain in a pipe
@@ -344,8 +347,8 @@ def test_a_system_without_room_says_what_it_lacks_and_the_way_out_works(tmp_path
             "-o", tmp_path)  # fmt: skip
     lines = ok(*full).splitlines()
     (row,) = (line for line in lines if line.startswith("elastic "))
-    ways = r"\(fits with --set (mem_fraction=0\.9\d) or --gpus 3\)"
-    match = re.fullmatch(rf"elastic  does not fit: 0\.\d GiB short on each GPU: .+ {ways}", row)
+    ways = r"\(fits with --set batch_cap=256 --set chunk_tokens=2048 --set (mem_fraction=0\.9\d) or --gpus 3\)"
+    match = re.fullmatch(rf"elastic  does not fit: \d+\.\d GiB short on each GPU: .+ {ways}", row)
     assert match, row
     assert not any("the rate of" in line or "points more" in line for line in lines)
     words = shlex.split(lines[-1].removeprefix("next: "))
@@ -469,7 +472,8 @@ tpot_s = 0.05
 "*" = "slow"
 """
 CROWD = ("compare", "--systems", "static,prism", "--trace", "sample", "--models", "llama-3.1-8b*4", "--gpus", "1",
-         "--seeds", "1", "--rate-scale", "10", "--no-plot", "--set", "drain_s=64")  # fmt: skip
+         "--seeds", "1", "--rate-scale", "10", "--no-plot", "--set", "drain_s=64", "--set", "chunk_tokens=2048",
+         "--set", "batch_cap=256")  # fmt: skip
 RULES = ("absolute:ttft=0.5,tpot=0.03", "8xP95", "5xsolo", "classes:classes.toml")
 
 

@@ -17,12 +17,28 @@ CHAT = offers.Load(1024, 256, 0.05)
 
 def test_quant3_prints_three_prices() -> None:
     out = bench("price").stdout.splitlines()
-    assert len(out) == 8
-    assert out[7].startswith("a request: 1024 tokens in and 256 out")
+    assert len(out) == 11
+    assert out[10].startswith("a request: 1024 tokens in and 256 out")
     assert out[0].startswith("qwen-3-32b")
     assert [line.split()[1:4] for line in out[2:5]] == [["2", "x", "h100"], ["1", "x", "h100"], ["1", "x", "l40s"]]
     assert all(float(line.split()[-3]) > 0 for line in out[2:5])
-    assert out[5:7] == [f"{kind} {listed()[kind].told}" for kind in ("h100", "l40s")]
+    assert out[5] == (
+        "qwen-3-32b on 2 x h100: server: vLLM 0.15, 8,192 tokens a step, 1,024 sequences, 0.90: 35.0 GiB of KV a GPU, "
+        "287k tokens"
+    )
+    assert "1 x l40s: server: vLLM 0.15, 2,048 tokens a step, 256 sequences, 0.90: " in out[7]
+    assert out[8:10] == [f"{kind} {listed()[kind].told}" for kind in ("h100", "l40s")]
+
+
+def test_gpt_oss_120b_on_an_h100_has_the_memory_that_its_server_leaves() -> None:
+    """vLLM 0.11.0 reported 3.33 GiB there, under its own defaults (llm-d-planner, empirical-vllm-memory-results)."""
+    out = bench("price", "gpt-oss-120b@h100").stdout.splitlines()
+    assert out[3] == "server: vLLM 0.15, 8,192 tokens a step, 1,024 sequences, 0.90: 3.1 GiB of KV, 45k tokens"
+    told = bench("price", "gpt-oss-120b@h100", "--set", "chunk_tokens=2048", "--set", "batch_cap=256").stdout
+    assert "server: vLLM 0.15, 2,048 tokens a step, 256 sequences, 0.90: 8.6 GiB of KV, 125k tokens" in told
+    refused = bench("price", "gpt-oss-120b@h100", "--set", "gpus=3")
+    assert refused.exit_code == 2
+    assert "--set gpus: it changes no price" in refused.stderr
 
 
 def test_a_price_is_hours_over_tokens() -> None:

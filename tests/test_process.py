@@ -132,7 +132,7 @@ def test_policy_and_engine_count_the_same_bytes() -> None:
 
 
 def test_given_bytes_replace_the_formula() -> None:
-    spec = Spec("static", models="heavy8", gpus=2, process_bytes=GIB)
+    spec = Spec("static", models="heavy8", gpus=2, process_bytes=GIB, chunk_tokens=2048)
     models = Setup(resolve(spec)).cluster.models
     assert models["nemo-12b/1"].weight_bytes == weight_bytes(shape("nemo-12b")) + GIB
     more, fewer = (Setup(replace(spec, process_bytes=None, batch_cap=cap)).cluster.models for cap in (256, 64))

@@ -14,7 +14,7 @@ from workloads.usual import POOL_BYTES, WORLD
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL = Spec(
-    "elastic", models="heavy8", gpus=2, trace="hyperbolic-like", served=2048
+    "elastic", models="heavy8", gpus=2, trace="hyperbolic-like", served=2048, chunk_tokens=2048, batch_cap=256
 )  # 139.7 GiB in whole models on 142.6
 
 
@@ -53,6 +53,15 @@ def test_the_smallest_changes_that_fit() -> None:
     assert short is not None
     assert fits(FULL, short)
     assert not fits(FULL, short - STEP_BYTES)
+
+
+def test_servers_of_fewer_sequences_take_less_memory() -> None:
+    """By default vLLM on an H100 holds memory for 1,024 sequences and 8,192 tokens of each model's step."""
+    eight = replace(FULL, models="llama-3.2-3b*8", gpus=1, batch_cap=None, chunk_tokens=None)
+    assert not fits(eight)
+    memory, _ = remedies([eight])
+    assert memory.fields == (("batch_cap", 256), ("chunk_tokens", 2048))
+    assert fits(replace(eight, batch_cap=256, chunk_tokens=2048))
 
 
 def test_what_no_change_gives_room_to_has_no_remedy() -> None:

@@ -101,6 +101,7 @@ def test_without_room_weights_bind_where_they_are_more_than_the_memory() -> None
 @pytest.mark.slow
 def test_an_answer_is_explained_by_runs(tmp_path: Path) -> None:
     asked = "size --trace sample --models llama-3.1-8b*8 --systems prism --gpus 1-2 --windows 1 --no-plot --grow 1 -q"
+    asked += " --set chunk_tokens=2048 --set batch_cap=256"
     slo = "absolute:ttft=1,tpot=0.05"
     ended = CliRunner().invoke(main, [*asked.split(), "--slo", slo, "-o", str(tmp_path)])
     assert ended.exit_code == 0, ended.output

@@ -159,7 +159,7 @@ def test_slo_seconds_count_only_for_who_reads_them(tmp_path: Path) -> None:
         ({"trace": "gone.parquet"}, "gone.parquet"),
         ({"trace_sha256": "00"}, "sha256"),
         ({"models": "heavy"}, "did you mean heavy8?"),
-        ({"models": "llama-3.3-70b"}, "llama-3.3-70b/1 needs 132.7 GiB on each GPU, h100 has 71.3"),
+        ({"models": "llama-3.3-70b"}, "llama-3.3-70b/1 needs 136.3 GiB on each GPU, h100 has 71.3"),
         ({"models": "llama-3.2-1b*30"}, "30"),
         ({"table": "gone.toml"}, "gone.toml"),
     ],

@@ -22,6 +22,7 @@ from harness.validate.validate import AIMS, SEEDS, ours, points, refits, scores,
 from plots import fig_validate, style
 from tests.cases import cases
 from traces.prefix import seen_tokens
+from workloads.models import repos
 
 CLOSED = "backend,backend_version,model_path,system,isl,osl,concurrency,tp_size,silicon_ttft_ms,silicon_tpot_ms"
 LOOP = "vllm,0.12.0,llama-3.1-8b,h100_sxm,512,32,4.0,1,50,8"
@@ -70,39 +71,48 @@ def test_a_row_of_each_form(tmp_path: Path) -> None:
 @cases(
     ("header", "row", "message"),
     [
-        (CLOSED, LOOP.replace(",50,", ",fast,"), 'mine.csv:3: silicon_ttft_ms is "fast", not a number above 0'),
-        (CLOSED, LOOP.replace(",50,", ",-50,"), 'mine.csv:3: silicon_ttft_ms is "-50", not a number above 0'),
-        (CLOSED, LOOP.replace(",50,", ",nan,"), 'mine.csv:3: silicon_ttft_ms is "nan", not a number above 0'),
-        (CLOSED, LOOP.replace("4.0", "4.5"), 'mine.csv:3: concurrency is "4.5", not a whole number'),
-        (CLOSED, LOOP + ",1", "mine.csv:3: 11 values for 10 columns"),
-        (CLOSED, LOOP.rpartition(",")[0], "mine.csv:3: 9 values for 10 columns (silicon_tpot_ms is the last)"),
-        (POISSON, STAGE.replace("2x20;4x30", "2x20;4"), 'mine.csv:3: stage_rates_s is "2x20;4", not RATExSECONDS'),
-        (POISSON, STAGE.replace("2x20;4x30", "0x20"), 'mine.csv:3: stage_rates_s is "0x20", not RATExSECONDS'),
-        (POISSON, STAGE.replace(",0.9,0,", ",0.9,2,"), 'mine.csv:3: stage is "2", not -1 (all) or the number of'),
-        (POISSON, STAGE.replace(",0.9,0,", ",0.9,²,"), 'mine.csv:3: stage is "²", not -1 (all) or the number of'),
-        (POISSON, STAGE.replace(",0.9,", ",1e9,"), 'mine.csv:3: mem is "1e9", not a share, at most 1'),
-        (POISSON, STAGE.replace(",500,", ",1e300,"), 'mine.csv:3: real_e2e_mean is "1e300", not between a nanosecond'),
-        (POISSON, STAGE.replace(",500,", ",19,"), 'mine.csv:3: real_e2e_mean is "19", not at least real_ttft_mean'),
-        (POISSON, STAGE.replace(",2048,", f",{10**20},"), f'mine.csv:3: mbt is "{10**20}", not at most 2,147,483,647'),
-        (POISSON, STAGE.replace("2x20;4x30", "1.2.3x4"), 'mine.csv:3: stage_rates_s is "1.2.3x4", not RATExSECONDS'),
-        (POISSON, STAGE.replace("2x20;4x30", "1e300x1"), "mine.csv:3: stage_rates_s is"),
+        (CLOSED, LOOP.replace(",50,", ",fast,"), 'silicon_ttft_ms is "fast", not a number above 0'),
+        (CLOSED, LOOP.replace(",50,", ",-50,"), 'silicon_ttft_ms is "-50", not a number above 0'),
+        (CLOSED, LOOP.replace(",50,", ",nan,"), 'silicon_ttft_ms is "nan", not a number above 0'),
+        (CLOSED, LOOP.replace("4.0", "4.5"), 'concurrency is "4.5", not a whole number'),
+        (CLOSED, LOOP + ",1", "11 values for 10 columns"),
+        (CLOSED, LOOP.rpartition(",")[0], "9 values for 10 columns (silicon_tpot_ms is the last)"),
+        (POISSON, STAGE.replace("2x20;4x30", "2x20;4"), 'stage_rates_s is "2x20;4", not RATExSECONDS'),
+        (POISSON, STAGE.replace("2x20;4x30", "0x20"), 'stage_rates_s is "0x20", not RATExSECONDS'),
+        (POISSON, STAGE.replace(",0.9,0,", ",0.9,2,"), 'stage is "2", not -1 (all) or the number of'),
+        (POISSON, STAGE.replace(",0.9,0,", ",0.9,²,"), 'stage is "²", not -1 (all) or the number of'),
+        (POISSON, STAGE.replace(",0.9,", ",1e9,"), 'mem is "1e9", not a share, at most 1'),
+        (POISSON, STAGE.replace(",500,", ",1e300,"), 'real_e2e_mean is "1e300", not between a nanosecond'),
+        (POISSON, STAGE.replace(",500,", ",19,"), 'real_e2e_mean is "19", not at least real_ttft_mean'),
+        (POISSON, STAGE.replace(",2048,", f",{10**20},"), f'mbt is "{10**20}", not at most 2,147,483,647'),
+        (POISSON, STAGE.replace("2x20;4x30", "1.2.3x4"), 'stage_rates_s is "1.2.3x4", not RATExSECONDS'),
+        (POISSON, STAGE.replace("2x20;4x30", "1e300x1"), "stage_rates_s is"),
         (POISSON, STAGE.replace("2x20;4x30", ";".join(["5x60"] * 2001)), "not at most 100 stages"),
         (POISSON, STAGE.replace("2x20;4x30", "1000x1000"), "not at most 200,000 requests"),
         (POISSON, STAGE.replace("2x20;4x30", "0.01x1;9x9"), "not at least 20 requests, where they are scored"),
-        (CLOSED, LOOP.replace(",32,", ",1e9,"), 'mine.csv:3: osl is "1e9", not a length of requests of at most 8,192'),
-        (CLOSED, LOOP.replace("4.0", "1e300"), 'mine.csv:3: concurrency is "1e300", not at most 20,000'),
-        (OFFLINE, BATCH.replace(",64,", ",1e9,"), 'mine.csv:3: Input Output Length is "1e9", not a length'),
-        (OFFLINE, BATCH.replace(",8,", ",1e300,"), 'mine.csv:3: Batch Size is "1e300", not at most 200,000'),
-        (POOLS, POOL.replace(",0.9,", ",1e300,"), 'mine.csv:3: gpu_memory_utilization is "1e300", not a share'),
-        (POOLS, POOL.replace(",16,", ",32,"), 'mine.csv:3: block_tokens is "32", not 16'),
+        (CLOSED, LOOP.replace(",32,", ",1e9,"), 'osl is "1e9", not a length of requests of at most 8,192'),
+        (CLOSED, LOOP.replace("4.0", "1e300"), 'concurrency is "1e300", not at most 20,000'),
+        (OFFLINE, BATCH.replace(",64,", ",1e9,"), 'Input Output Length is "1e9", not a length'),
+        (OFFLINE, BATCH.replace(",8,", ",1e300,"), 'Batch Size is "1e300", not at most 200,000'),
+        (POOLS, POOL.replace(",0.9,", ",1e300,"), 'gpu_memory_utilization is "1e300", not a share'),
+        (POOLS, POOL.replace(",16,", ",32,"), 'block_tokens is "32", not 16'),
     ],
 )
-def test_a_malformed_row_is_one_line(tmp_path: Path, header: str, row: str, message: str) -> None:
-    path = file(tmp_path, header, {CLOSED: LOOP, POISSON: STAGE, OFFLINE: BATCH, POOLS: POOL}[header], row)
-    result = CliRunner().invoke(main, ["validate", str(path), "--no-plot"])
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+def test_a_bad_value_skips_its_row_and_no_other(tmp_path: Path, header: str, row: str, message: str) -> None:
+    good = {CLOSED: LOOP, POISSON: STAGE, OFFLINE: BATCH, POOLS: POOL}[header]
+    read = measured.read(file(tmp_path, header, good, row, good))
+    assert [case.row for case in read.cases] == [2, 4]
+    (skip,) = read.skipped
+    assert str(skip).startswith("mine.csv:3: ")
+    assert message in str(skip)
+
+
+def test_a_skipped_row_is_counted_and_listed(tmp_path: Path) -> None:
+    path = file(tmp_path, POOLS, POOL, POOL.replace(",16,", ",32,"))
+    result = CliRunner().invoke(main, ["validate", str(path), "--no-plot", "--all"])
+    assert result.exit_code == 0, result.output
+    assert "1 cases of 1 files, 1 skipped" in result.stdout
+    assert 'skipped mine.csv:3: block_tokens is "32", not 16' in result.stdout
 
 
 def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
@@ -168,6 +178,33 @@ def test_other_cards_of_a_name_are_no_card_of_ours(name: str) -> None:
         names.gpu(name)
 
 
+def test_a_name_of_two_cards_is_refused_with_both() -> None:
+    for name in ("Nvidia A100 GPU", "A100", "NVIDIA A100-SXM4"):
+        with pytest.raises(names.UnknownName, match=r"is a100-40g or a100-80g: the name has to say which"):
+            names.gpu(name)
+
+
+@cases(
+    ("name", "shape"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("qwen/qwen3-32b", "qwen-3-32b"),
+        ("Qwen/Qwen2.5-7B", "qwen-2.5-7b"),
+        ("google/gemma-2b-it", "gemma-2b"),
+        ("openai/gpt-oss-120b", "gpt-oss-120b"),
+    ],
+)
+def test_models_are_known_by_their_ids(name: str, shape: str) -> None:
+    assert names.model(name) == shape
+
+
+def test_no_two_ids_differ_by_tuning_alone() -> None:
+    ids = [names.untuned(repo) for repo in repos()]
+    assert len(set(ids)) == len(ids)
+
+
 def test_a_missing_shape_is_given_by_a_file_or_by_columns(tmp_path: Path) -> None:
     shape = "layers = 32, hidden = 4096, q_heads = 32, kv_heads = 8, head_dim = 128, ffn = 14336, vocab = 128256"
     (tmp_path / "mine.toml").write_text(
@@ -231,7 +268,7 @@ def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
     loop = Setting("vllm-0.12", "h100", "llama-2-7b", 1, Closed(4, 512, 32))
     configs = {name: loop._replace(engine=name).config for name in ENGINES}
     assert {name: (c.chunk_tokens, c.prefill_tokens, c.batch_cap) for name, c in configs.items()} == {
-        "vllm-0.15": (8192, 4096, 1024), "vllm-0.12": (8192, 4096, 1024), "sglang-0.5": (0, 8192, 1024),
+        "vllm-0.15": (8192, 16384, 1024), "vllm-0.12": (8192, 16384, 1024), "sglang-0.5": (0, 8192, 2048),
         "vllm-0.6": (0, 4096, 256),
     }  # fmt: skip
     assert {name: c.host for name, c in configs.items()} == {name: name for name in ENGINES}
@@ -370,6 +407,7 @@ def test_ttft_of_a_closed_loop_on_vllm_is_not_scored() -> None:
     assert unscored(loop, "ttft") == "start unknown"
     assert not unscored(loop, "tpot")
     assert not unscored(loop._replace(engine="sglang-0.5"), "ttft")
+    assert not unscored(loop._replace(load=Closed(4, 512, 32, first=True)), "ttft")
     assert not unscored(loop._replace(load=Poisson(((1.0, 9.0),), 16, 32, 8)), "ttft")
 
 

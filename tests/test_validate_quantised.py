@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from harness.cli.app import main
 from harness.validate import names, validate
-from harness.validate.measured import ENGINES, read, read_all
+from harness.validate.measured import ENGINES, Case, Closed, Setting, read, read_all
 from harness.validate.names import UnknownName
+from harness.validate.replayed import replayed
 
 HEAD = (
     "backend,backend_version,model_path,system,precision,isl,osl,gemm_quant_mode,moe_quant_mode,batch_size,tp_size,"
@@ -54,6 +55,19 @@ def test_rows_of_inferencex_have_its_conditions(tmp_path: Path) -> None:
     for tokens in (jobs.prompt_tokens, jobs.output_tokens):
         assert int(0.8 * 1024) <= tokens.min() < tokens.max() <= 1024
     assert set(other.load.jobs().prompt_tokens) == {1000}  # type: ignore[union-attr]
+    assert (here.load.first, other.load.first) == (True, False)  # type: ignore[union-attr]
+
+
+def test_the_first_wave_counts_where_its_source_counts_it() -> None:
+    """All clients begin at once: the first tokens of that wave come later than those of any other."""
+    loop = Setting("sglang-0.5", "h100", "llama-3.1-8b", 1, Closed(8, 512, 32))
+    cases = [Case("made.csv", 1, loop._replace(load=Closed(8, 512, 32, first=first)), None, {}, False, {})
+             for first in (False, True)]  # fmt: skip
+    without, with_ = validate.ours(cases)
+    assert with_["ttft"] != without["ttft"]
+    every = replayed(loop.config, Closed(8, 512, 32).jobs())
+    assert with_["ttft"] == pytest.approx(float(every.ttft_s.mean()))
+    assert without["ttft"] == pytest.approx(float(every.ttft_s[8:].mean()))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +77,9 @@ def test_rows_of_inferencex_have_its_conditions(tmp_path: Path) -> None:
         ("backend_version", "", "no version of the engine"),
         ("silicon_ttft_ms", "462000", "a mean TTFT of 462 s"),
         ("model_path", "openai/gpt-oss-121b", 'unknown model "openai/gpt-oss-121b"'),
+        ("moe_tp_size", "0.0", 'moe_tp_size is "0.0", not a number above 0'),
+        ("moe_ep_size", "3.0", "model "),
+        ("system", "a100", 'GPU "a100" is a100-40g or a100-80g'),
     ],
 )
 def test_rows_without_a_counterpart_are_skipped(tmp_path: Path, column: str, value: str, why: str) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 # run, 67.28 GiB; on another machine memory is the card's, by mem_fraction.
 WORLD: Mapping[str, Any] = {"models": "light8", "gpus": 1, "gpu": "h100", "engine": "sim"}
 POOL_BYTES = 72_241_349_919
-MEMORY = frozenset({"pool_bytes", "mem_fraction", "process", "process_bytes", "table"})
+MEM_FRACTION = 0.9  # of that world: who states it changes no memory
+MEMORY = frozenset({"pool_bytes", "process", "process_bytes", "table"})
 TRACE = "hyperbolic-like+span_s=1800"  # of a set that names none
 SIZED = ("prism", "elastic", "static:replicas", "static:rate", "static", "muxserve", "qlm", "swap")  # systems
 
 
 def memory(given: Mapping[str, Any]) -> dict[str, int]:
     """Return the memory of the world above for a setting that is in it and sets no memory; else nothing."""
-    world = all(given.get(key, value) == value for key, value in WORLD.items())
+    world = all(given.get(key, value) == value for key, value in {**WORLD, "mem_fraction": MEM_FRACTION}.items())
     return {"pool_bytes": POOL_BYTES} if world and not given.keys() & MEMORY else {}

@@ -25,6 +25,7 @@ from harness.rows.crossings import CASE, NEAR, STANDINGS, Standing, corrected, d
 from harness.rows.estimate import POINTS, RATIO, Estimate
 from harness.run import room, streams
 from harness.run.room import Remedy
+from harness.run.server_line import server_line
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.study.compare import gap_in_swaps, load_of, rooflines, stream_rule
@@ -75,6 +76,7 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
         f"{load} · {spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)}{machine} · {fidelity} · "
         f"SLO {measured.target.rule}{base} · {seeds}{plans}{cache}"
     )
+    yield server_line(setup)
     yield from streams.lines(setup)
     if math.isnan(shown.rate_scale):  # nothing ran; `notes` has the reasons
         return

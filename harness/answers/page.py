@@ -209,6 +209,7 @@ def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
         ("Models", each("models")),
         ("GPUs", ", ".join(dict.fromkeys(gpus))),
         ("Engine's host costs", each("host")),
+        ("Server", "; ".join(dict.fromkeys(p["server"].removeprefix("server: ") for p in panels if p.get("server")))),
         ("Machine", ", ".join(dict.fromkeys(filter(None, machines)))),
         ("SLO", ", ".join(sorted({*table["slo"].unique().to_pylist()}))),
         ("Seconds of the SLO", _seconds(about)),

@@ -179,6 +179,8 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
     of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
     for label, name in of_unchecked(of).items():
         yield "unchecked", f"{label}, {check_command(name)}"
+    for kind, line in sized.servers.items():
+        yield "server" if len(sized.servers) == 1 else f"server on {kind}", line.removeprefix("server: ")
     if based := base(sized):
         yield "SLO", based
     for kind, degrees in sized.degrees.items():
@@ -261,7 +263,8 @@ def facts(sized: Sized) -> dict[str, Any]:
     best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
     return {
         "sentence": sentence(sized), "best": best, "target": asked.target, "slo": asked.rule,
-        "slo_by_gpu": dict(sized.rules), "definition": asked.definition, "own_gpus": dict(sized.dedicated),
+        "slo_by_gpu": dict(sized.rules), "servers": dict(sized.servers), "definition": asked.definition,
+        "own_gpus": dict(sized.dedicated),
         "systems": curves, "more_traffic": dict(sized.grown),
         "p95": {name: dict(zip(("ttft_s", "tpot_s"), map(_finite, pair), strict=True))
                 for name, pair in sized.tails.items()},

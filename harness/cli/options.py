@@ -445,7 +445,9 @@ HOSTED = grouped(
                  help="CPU cost profile of a serving engine (bench list hosts)."),
     click.option("--table", type=str, metavar="FILE", help="Cost table (bench calibrate writes one)."),
 )  # fmt: skip
-SERVING = grouped(SERVED, HOSTED)
+SET = click.option("--set", "settings", multiple=True, callback=read_settings, metavar="KEY=VALUE",
+                   help="Any other field of a spec, as chunk_tokens=512 (repeat).")  # fmt: skip
+SERVING = grouped(SERVED, HOSTED, SET)
 SETTING = grouped(
     TRACED,
     SERVED,
@@ -470,8 +472,7 @@ SETTING = grouped(
     click.option("--placement", default="", metavar="FILE|SYSTEM",
                  help="One placement for all systems: a TOML file of MODEL = [GPU, ...], or a system's first one.  "
                  "[default: each system's own]"),
-    click.option("--set", "settings", multiple=True, callback=read_settings, metavar="KEY=VALUE",
-                 help="Any other field of a spec, as chunk_tokens=512 (repeat)."),
+    SET,
 )  # fmt: skip
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from harness.answers.table import printed
-from harness.cli.options import Number, examples, read_pairs
+from harness.cli.options import SET, Number, examples, read_pairs
 
 
 @click.command(epilog=examples(
@@ -21,7 +23,10 @@ from harness.cli.options import Number, examples, read_pairs
               help="Longest time per output token.")  # fmt: skip
 @click.option("--price", multiple=True, callback=read_pairs, metavar="KIND=USD",
               help="Price of a GPU an hour, instead of the listed one.")  # fmt: skip
-def price(*, offers: tuple[str, ...], prompt: int, output: int, tpot: float, price: dict[str, str]) -> None:
+@SET
+def price(
+    *, offers: tuple[str, ...], prompt: int, output: int, tpot: float, price: dict[str, str], settings: dict[str, Any]
+) -> None:
     """Price a million tokens of a model, by its GPUs.
 
     An offer is a model on GPUs of a kind: qwen-3-32b@2xh100, or in other formats qwen-3-32b:dtype=fp8_block@h100.
@@ -34,5 +39,5 @@ def price(*, offers: tuple[str, ...], prompt: int, output: int, tpot: float, pri
 
     usd = prices({quantities.gpu(kind).kind: text for kind, text in price.items()})
     load = priced.Load(prompt, output, tpot / 1e3)
-    costs = [priced.cost(priced.offer(text), usd, load) for text in offers or priced.QUANT3]
+    costs = [priced.cost(priced.offer(text), usd, load, settings) for text in offers or priced.QUANT3]
     click.echo("\n".join(printed(priced.parts(costs, usd, load))))

@@ -41,11 +41,12 @@ SAID: Mapping[str, Mapping[str, str]] = {
         "scaling": "how the rate is scaled: copies of each stream, at different offsets (rotate) or none (replicate); "
         "shorter gaps (time); more clients (clients); not at all (none)",
         "seed": "seed of all draws", "host": "host profile", "block_tokens": "tokens of a KV block",
-        "batch_cap": "most sequences of a step",
-        "chunk_tokens": "tokens of a step with chunked prefill; 0: whole prompts",
-        "prefill_tokens": "most prompt tokens of a step, where prompts go whole",
+        "batch_cap": "most sequences of a step; none: as the host profile's server on this card",
+        "chunk_tokens": "tokens of a step with chunked prefill, 0: whole prompts; none: as that server",
+        "prefill_tokens": "most prompt tokens of a step, where prompts go whole; none: as that server",
         "watermark": "share of KV memory that admission of a prompt leaves free",
-        "mem_fraction": "share of the card that engines may use", "token_times": "store the time of each token",
+        "mem_fraction": "share of the card that engines may use; none: as that server",
+        "token_times": "store the time of each token",
     },
     "SetFile": {"model": "the models", "source": "where the set is from"},
     "Member": {

@@ -97,6 +97,7 @@ def size(
     spare: int,
     node: int,
     grow: str,
+    settings: dict[str, Any],
     slo: str | None,
     slo_scale: float | None,
     definition: str | None,
@@ -126,7 +127,7 @@ def size(
     least, most = _span(span)
     tried = _kinds(kinds)
     asked = sizes.Asked(
-        {key: value for key, value in setting.items() if value is not None},
+        {key: value for key, value in {**setting, **settings}.items() if value is not None},
         tuple(tried), least, most, tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
         prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
     )  # fmt: skip

@@ -29,9 +29,12 @@ KINDS = {  # what the simulator is compared with
     "files": "files of measured runs",
     "runs": "a folder of stored runs",
     "card": "a folder of make gpu",
+    "log": "--log FILE, the start of a server",
 }
 TAKEN = {  # an option that some kinds lack, and those that take it
-    **dict.fromkeys("runs full models counts systems loads seeds window_s again".split(), ("servers",)),
+    **dict.fromkeys("runs full counts systems loads seeds window_s again".split(), ("servers",)),
+    "models": ("servers", "log"),
+    "gpu": ("log",),
     "out": ("servers", "files"),
     "shape": ("files",),
     "page": ("files", "runs", "card"),
@@ -46,16 +49,20 @@ INVALID = "Runs that did not measure their servers are left out."
     "bench validate --engine llamacpp --table results/cpu/llamacpp-cpu.toml -o results/cpu/validate",
     "bench validate results/h200", "bench validate results/h200/torch --table results/h200/h200-measured.toml",
     "bench validate --engine torch --table results/cpu/torch/torch-cpu.toml -o results/cpu/torch/validate",
+    "bench validate --log vllm.log --gpu h100",
 ))  # fmt: skip
 @click.argument("folders", type=PATH, nargs=-1, envvar="MEASURED_DIR",
                 metavar="[FOLDER|FILE.csv]...")  # fmt: skip
+@click.option("--log", type=PATH, metavar="FILE",
+              help="Start-up log of a vLLM server: its weights and KV memory beside the simulator's.")  # fmt: skip
+@click.option("--gpu", metavar="KIND", help="With --log: the server's kind of GPU, which its log does not name.")
 @click.option("--engine", metavar="NAME", help="Run the same specs on an engine's servers and on the "
               "simulator.")  # fmt: skip
 @click.option("--table", metavar="FILE", help="Cost table of the measured machine, by bench calibrate.")
 @click.option("--full", is_flag=True, help="With --engine torch: every system, 4 and 8 models, windows of 60 s; "
               "the aims are judged.")  # fmt: skip
 @click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="With --engine: the shape of "
-              "every model; of torch, the table's first.")  # fmt: skip
+              "every model; of torch, the table's first. With --log: the model, instead of the log's.")  # fmt: skip
 @click.option("--counts", metavar="LIST", default="2,4,8", show_default=True, help="With --engine: numbers of models.")
 @click.option("--systems", metavar="LIST", help="With --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")
 @click.option("--loads", metavar="LIST", default="30,70,100", show_default=True,
@@ -83,25 +90,30 @@ INVALID = "Runs that did not measure their servers are left out."
 @ALL
 def validate(
     *, folders: tuple[Path, ...], engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
-    page: Path | None, no_plot: bool, every: bool, **asked: Any,
+    page: Path | None, no_plot: bool, every: bool, log: Path | None, gpu: str | None, **asked: Any,
 ) -> None:  # fmt: skip
     """Compare the simulator with measured end-to-end runs.
 
     Measured runs come from the folders of MEASURED_DIR, or any CSV of the same columns. A folder may also hold
     stored runs of engine torch, measurements by make gpu of two models at once, or its stages.
 
-    --engine measures servers now, and compares the ranks of systems, then attainment, then latencies.
+    --engine measures servers now, and compares the ranks of systems, then attainment, then latencies. --log reads the
+    start of one server of yours.
     """
     from harness.policy.types import UserError
 
-    kind = _kind(folders, engine)
+    kind = "log" if log is not None else _kind(folders, engine)
     ctx = click.get_current_context()
     given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if other := next((name for name in given if name in TAKEN and kind not in TAKEN[name]), None):
         param = next(param for param in ctx.command.params if param.name == other)
         raise UserError(f"{param.opts[-1]} is for {' and for '.join(KINDS[name] for name in TAKEN[other])}")
     stem = real(out.with_suffix("") if out else FIGURES / "validate")
-    if engine is not None:
+    if log is not None:
+        if "folders" in given or engine is not None:
+            raise UserError("--log compares one server's start: no files or --engine beside it")
+        _started(log, asked["models"] if "models" in given else None, gpu)
+    elif engine is not None:
         _predicted(engine, stem, real(runs or RESULTS), plot=not no_plot, every=every, **asked)
     elif not folders:
         raise UserError(
@@ -121,6 +133,17 @@ def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
         return "servers" if engine is not None else "files"
     held = stored.holds(folders[0]) or (folders[0] / STAGES).is_file()
     return "runs" if held else "card" if corun.holds(folders[0]) else "files"
+
+
+def _started(log: Path, model: str | None, gpu: str | None) -> None:
+    """Hold the simulator against the start of a server."""
+    from harness.answers.table import aligned
+    from harness.validate import starts
+
+    start = starts.read(log)
+    ours = starts.ours(start, model, gpu)
+    table = aligned(list(starts.rows(start, ours)))
+    click.echo("\n".join((*starts.heads(start, ours, gpu), *table, *starts.notes(ours))))
 
 
 def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: Path | None, *, every: bool) -> None:

@@ -29,7 +29,7 @@ PANEL = {
     "plan": str, "count": (int, None), "gpus": (int, None), "gpu": str, "host": str, "slo": str,
     "slo_scale": (float, None), "rate_rps": (float, None), "unit_rps": float, "rates_rps": [float], "xs": [float],
     "at": (float, None), "window_s": float, "seen": [[int]], "half": str, "halves": [[int]],
-    "left_out": str,
+    "left_out": str, "server": str,
 }  # fmt: skip
 CLAIM = {
     "what": str, "system": str, "over": str, "definition": str, "on": {}, "paper": (float, str, [float], None),

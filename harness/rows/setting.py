@@ -65,7 +65,7 @@ def machine(spec: Mapping[str, Any]) -> str | None:
         ASSIGNED.get(spec.get("assign", ""), ""),
         f"placed as {Path(placed).stem}" if (placed := spec.get("placement")) else "",
         f"policies see the steps of {Path(seen).stem}" if (seen := spec.get("profile")) else "",
-        "" if (share := spec.get("mem_fraction", 0.9)) == 0.9 else f"{share:g} of a GPU's memory for the engine",
+        "" if (share := spec.get("mem_fraction")) in {None, 0.9} else f"{share:g} of a GPU's memory for the engine",
         "" if pool is None else f"{pool / 2**30:.4g} GiB a GPU for weights and KV",
         "" if (host := spec.get("host_bytes")) is None else f"{host / 2**30:.4g} GiB a node for weights",
         "one process a model for all" if spec.get("process") == "model" else "",

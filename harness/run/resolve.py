@@ -185,6 +185,7 @@ def resolve(spec: Spec) -> Spec:
         control_s=host.api_in_s if spec.control_s is None else spec.control_s,
         noise=spec.noise if spec.noise is not None else max(quantities.noise(k, spec.host, spec.table) for k in kinds),
         measured_on=measured_on,
+        **setup.settings._asdict(),
     )
 
 
@@ -193,7 +194,7 @@ def _measured(spec: Spec) -> Spec:
 
     UserError where the spec names another machine than its table's.
     """
-    from harness.engines.costs import quantities
+    from harness.engines.costs import quantities, servers
 
     if mix.mixed(spec.gpu):
         if spec.table is not None:
@@ -204,7 +205,9 @@ def _measured(spec: Spec) -> Spec:
     if quantities.machine(spec.table) is None:
         return spec if spec.gpu == kind else replace(spec, gpu=kind)
     given = {"gpu": kind, "host": kind, **quantities.settings(spec.table)}
-    open_ = {f.name for f in dataclasses.fields(Spec) if getattr(spec, f.name) in (f.default, None)}
+    plain = servers.bench()._asdict()  # which give way too: the machine was measured under its own
+    open_ = {f.name for f in dataclasses.fields(Spec)
+             if getattr(spec, f.name) in (f.default, plain.get(f.name), None)}  # fmt: skip
     for name in ("gpu", "host"):
         if name not in open_ and getattr(spec, name) != kind:
             raise UserError(f'{name} is "{getattr(spec, name)}", and cost table {spec.table} is of {kind}')

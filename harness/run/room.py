@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from harness.engines.costs import quantities
+from harness.engines.costs import quantities, servers
 from harness.loop import system
 from harness.loop.guard import guarded
 from harness.policy import mix
@@ -78,8 +78,8 @@ def short_bytes(spec: Spec) -> int | None:
 def remedies(specs: Sequence[Spec]) -> list[Remedy]:
     """Return the cheapest change of memory, then of the number of GPUs, with which all specs have room, each tried.
 
-    Of changes of memory, the engine's share of a card comes first. A process's bytes beside weights come second, as
-    they are a fact of the engine and no choice.
+    Of changes of memory, the engine's share of a card comes first, then fewer tokens and sequences of a step, for which
+    a process holds memory. A process's bytes beside weights come last, as they are a fact of the engine and no choice.
     """
     cheapest = []
     for kind in (_memory(specs[0]), _gpus(specs[0])):
@@ -92,8 +92,15 @@ def remedies(specs: Sequence[Spec]) -> list[Remedy]:
 def _memory(spec: Spec) -> Iterator[Remedy]:
     if spec.pool_bytes is not None:
         return
-    yield from (Remedy((("mem_fraction", x),)) for x in FRACTIONS if x > spec.mem_fraction)
-    held = spec.process_bytes
+    settings, less = Setup(spec).settings, servers.bench()
+    held = settings.process_bytes
+    shares = [("mem_fraction", x) for x in FRACTIONS if x > settings.mem_fraction]
+    yield from (Remedy((share,)) for share in shares)
+    if held is None and (settings.batch_cap > less.batch_cap or settings.chunk_tokens > less.chunk_tokens):
+        cap, chunk = min(settings.batch_cap, less.batch_cap), min(settings.chunk_tokens, less.chunk_tokens)
+        step = ("batch_cap", cap), ("chunk_tokens", chunk)
+        yield Remedy(step)
+        yield from (Remedy((*step, share)) for share in shares)
     yield from (Remedy((("process_bytes", x),)) for x in PROCESS_BYTES if held is None or x < held)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import machine as machines
-from harness.engines.costs import profiled, quantities, shapes
+from harness.engines.costs import profiled, quantities, servers, shapes
 from harness.loop import engine as engines
 from harness.loop import system
 from harness.loop.guard import Fault
@@ -115,6 +115,9 @@ class Setup:
             most = 1 << (self.trace.longest_tokens - 1).bit_length()
         return self.models.serving(most)
 
+    def _longest(self) -> int:
+        return max(m.shape.max_tokens for m in self.served.members)
+
     @property
     def realism(self) -> str | None:
         """The fit of a synthetic trace to its target, by the models' streams; None: not measured."""
@@ -129,6 +132,32 @@ class Setup:
         return math.inf if window_s is None or drain_s is None else window_s + drain_s
 
     # ------------------------------------------------------------ machine
+
+    @property
+    def measured(self) -> bool:
+        """True where the cost table is of a machine that was measured whole."""
+        return quantities.machine(self.spec.table) is not None
+
+    @cached_property
+    def settings(self) -> servers.Settings:
+        """The settings of the servers: the spec's own, else those of its host profile's release on these cards.
+
+        Of a mix they are the least of its kinds. Servers in real time, and those of a machine that was measured whole,
+        are told theirs by the bench. A share of the card that the spec states goes with the parts of a process.
+        """
+        spec = self.spec
+        if fields.asked(spec.engine).name != SIMULATOR or self.measured:
+            usual = [servers.bench()]
+        else:
+            tp = max(m.tp for m in self.models.members)
+            cards = (quantities.gpu(kind, spec.table) for kind in mix.names(spec.gpu))
+            usual = [servers.settings(spec.host, card, tp, self._longest) for card in cards]
+        parts = zip(*usual, strict=True)
+        least = servers.Settings._make(None if None in each else min(each) for each in parts)
+        if spec.mem_fraction is not None:
+            least = least._replace(process_bytes=None)
+        stated: dict[str, Any] = {name: getattr(spec, name) for name in least._fields}
+        return least._replace(**{name: value for name, value in stated.items() if value is not None})
 
     @cached_property
     def machine(self) -> machines.Machine:
@@ -156,16 +185,12 @@ class Setup:
             host=spec.host,
             table=spec.table,
             block_tokens=spec.block_tokens,
-            batch_cap=spec.batch_cap,
-            chunk_tokens=spec.chunk_tokens,
-            prefill_tokens=spec.prefill_tokens,
             watermark=spec.watermark,
-            mem_fraction=spec.mem_fraction,
             process=spec.process,
-            process_bytes=spec.process_bytes,
             pool_bytes=spec.pool_bytes,
             host_bytes=spec.host_bytes,
             sharing=spec.sharing,
+            **self.settings._asdict(),
             **_links(spec),
             scaled=dict(spec.scaled),
             noise=spec.noise or 0.0,
@@ -182,12 +207,16 @@ class Setup:
         """Return the bytes that a model alone takes on each of `tp` cards, and those that engines may use there."""
         spec = self.spec
         config = machines.Config(
-            models=(machines.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
-            chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
-            process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, scaled=dict(spec.scaled),
+            models=(machines.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, pool_bytes=spec.pool_bytes,
+            scaled=dict(spec.scaled), **self.settings._asdict(),
         )  # fmt: skip
         held = machines.memory(config, card)
         return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
+
+    def kv_bytes(self, m: Served, card: quantities.GpuSpec) -> int:
+        """Return the KV memory that a model alone at its degree has on each of its cards; below 0 where it has none."""
+        taken, room = self.alone(m, m.tp, card)
+        return room - taken
 
     def base_gpu(self, asked: str = "") -> str:
         """Return the kind of GPU on which a model alone is the base of an SLO: as asked for, else that of the run.
@@ -216,8 +245,7 @@ class Setup:
 
     def _holds(self, m: Served, card: quantities.GpuSpec) -> bool:
         """Tell whether cards of its own hold a model with one longest request, at its degree."""
-        taken, room = self.alone(m, m.tp, card)
-        return taken + m.shape.max_tokens * shapes.kv_token_bytes(m.shape, m.tp) <= room
+        return m.shape.max_tokens * shapes.kv_token_bytes(m.shape, m.tp) <= self.kv_bytes(m, card)
 
     # ------------------------------------------------------------ engine and policy
 
@@ -290,6 +318,9 @@ class Setup:
         if (engine.cluster.gpus, engine.cluster.models) != (cluster.gpus, cluster.models):
             # its options decide the pages and processes that it may know of
             policy = system.build(self.make_policy, engine.cluster, keywords)
+        simulated = fields.asked(spec.engine).name == SIMULATOR
+        if spec.served is not None and simulated and policy.options.get("memory") != "unlimited":
+            _serving(engine.cluster, spec.block_tokens)
         return policy, engine
 
     # ------------------------------------------------------------ requests
@@ -357,6 +388,24 @@ class Setup:
 
 
 # ------------------------------------------------------------------ parts
+
+
+def _serving(cluster: Cluster, block_tokens: int) -> None:
+    """Raise Infeasible where KV memory cannot hold a model's longest request, with the longest that fits.
+
+    A server does not start then: the model is taken alone on its GPUs, at the degree that leaves it most.
+    """
+    most = max(gpu.mem_bytes for gpu in cluster.gpus)
+    for name, model in cluster.models.items():
+        each = [model.at(tp) for tp in model.degrees if tp <= len(cluster.gpus)] or [model]
+        tokens = max((most - its.weight_bytes) // its.kv_token_bytes for its in each)
+        if tokens < model.max_tokens:
+            fits = max(0, tokens) // block_tokens * block_tokens
+            raise Infeasible(
+                f"{name} serves {model.max_tokens:,} tokens, and KV memory has room for {fits:,} (--served {fits})"
+                if fits
+                else f"{name} has no room for KV"
+            )
 
 
 def _degrees(shape: Shape, table: str | None, profile: str) -> tuple[int, ...]:

@@ -3,8 +3,9 @@
 A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is checked where it is looked up.
 `None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...). A resolved spec has none left
 but the preset, the cost table, a closed loop's window, the longest request and a prefix cache where no ids are known.
-Memory of the card, of the process and of the host, and link rates stay None too: their own. Only a resolved spec is
-hashed into results.
+Memory of the card, of the process and of the host, and link rates stay None too: their own. Where none is
+named, tokens and sequences of a step and the share of the card are those of the host profile's release
+(`engines/costs/servers.toml`). Only a resolved spec is hashed into results.
 """
 
 from __future__ import annotations
@@ -97,11 +98,11 @@ class Spec:
     disk_gbps: Rate | None = None  # of a node
     scaled: Pairs[Positive] = ()  # constants of the machine and their factors, sorted; 1 is left out
     block_tokens: Count = 16
-    batch_cap: Annotated[int, Ge(1), Le(MOST_BATCH)] = 256
-    chunk_tokens: Natural = 2048
-    prefill_tokens: Count = 16384
+    batch_cap: Annotated[int, Ge(1), Le(MOST_BATCH)] | None = None
+    chunk_tokens: Natural | None = None
+    prefill_tokens: Count | None = None
     watermark: Annotated[float, Ge(0), Le(1)] = 0.01
-    mem_fraction: Share = 0.90
+    mem_fraction: Share | None = None
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
     process_bytes: Natural | None = None  # bytes of each beside weights; None: from its parts
     pool_bytes: Count | None = None  # of a GPU for weights and KV, processes beside it; None: by mem_fraction

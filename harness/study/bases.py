@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.engines.costs import servers
 from harness.policy import mix
 from harness.policy.types import UserError
 from harness.rows import attainment, record, requests
@@ -28,14 +29,18 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 
 def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
-    """List the runs that measure the SLO bases of a spec: each model alone, default engine settings, tuning seeds.
+    """List the runs that measure the SLO bases of a spec: each model alone, under the bench's settings, tuning seeds.
 
-    They have one kind of GPU (`Setup.base_gpu`), and as many as their models need.
+    They have one kind of GPU (`Setup.base_gpu`), and as many as their models need. Tokens and sequences of a step are
+    equal on every card and for every server, so that a strategy that chooses its own changes no SLO.
     """
+    its = servers.bench()
     plain = Spec(BASE, engine=spec.engine, gpu=Setup(spec).base_gpu(gpu), node_gpus=spec.node_gpus,
                models=spec.models, trace=spec.trace, served=spec.served, prefix_cache=spec.prefix_cache,
                host=spec.host, table=spec.table,
-               process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
+               batch_cap=its.batch_cap, chunk_tokens=its.chunk_tokens, prefill_tokens=its.prefill_tokens,
+               mem_fraction=its.mem_fraction, process_bytes=Setup(spec).settings.process_bytes,
+               pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
                workload="base", slo="",
                **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
     return [replace(plain, seed=seed) for seed in TUNING_SEEDS]
@@ -104,7 +109,10 @@ def slo_target(
     measured = None
     if isinstance(parsed, slo.Scaled) and parsed.base == "P95":
         specs = base_specs(setup.spec, parsed.gpu)
-        measured = bases(sweep(specs, out, workers=workers, teller=teller, what="SLO bases"))
+        folders = sweep(specs, out, workers=workers, teller=teller, what="SLO bases")
+        if why := record.meta(folders[0])["infeasible"]:
+            raise UserError(f"no SLO base: {why}")
+        measured = bases(folders)
     seconds = slo.resolve(parsed, setup.models, measured)
     return SloTarget(rule, seconds, _drain_s(setup, seconds))
 

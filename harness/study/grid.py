@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.run.resolve import resolve, traits
-from harness.run.setup import load_models, load_trace
+from harness.run.server_line import server_line
+from harness.run.setup import Setup, load_models, load_trace
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec, another
 from harness.study.search import Range, rounded
@@ -445,6 +446,7 @@ def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
         "gpus": None if panel.axis == "gpus" else spec.gpus,
         "gpu": spec.gpu,
         "host": spec.host,
+        "server": server_line(Setup(spec)),
         "slo": str(panel.setting.get("slo", study.slo)),
         "slo_scale": panel.setting.get("slo_scale"),
         "rate_rps": None if rated else fixed * panel.unit_rps / (panel.size if panel.axis == "models" else 1),

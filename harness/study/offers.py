@@ -6,23 +6,36 @@ Of each offer: how many requests decode together, and what a million output toke
     step   decode of all of them, and the prompts that come in while they decode: seqs / output prompts a step
     price  GPUs x price an hour / (3,600 s x seqs / step)
 
-Steps are those of the cost table under the host profile `vllm-0.15`. Prices of GPUs are those of `bench size`
+Steps are those of the cost table under the host profile `vllm-0.15`, and KV memory and the most sequences of a step are
+those of that server's settings on the card, unless others are given. Prices of GPUs are those of `bench size`
 (`harness/engines/costs/prices.toml`), or a user's. The cost is a bound from below: load that varies leaves GPUs idle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from harness.engines.costs import coefficients, kernels, profile, quantities
+from harness.engines.costs import coefficients, kernels, profile, quantities, shapes
 from harness.engines.costs.prices import Price
-from harness.engines.machine import Config, Served, cluster
+from harness.policy.fields import meant
 from harness.policy.types import GIB, UserError
-from workloads.models import shape
+from harness.run.server_line import server_line
+from harness.run.setup import Setup
+from harness.run.spec import from_dict
 
 QUANT3 = ("qwen-3-32b@2xh100", "qwen-3-32b:dtype=fp8_block@h100", "qwen-3-32b:dtype=int4@l40s")
-HOST = "vllm-0.15"
+SETTINGS = (
+    "host",
+    "chunk_tokens",
+    "prefill_tokens",
+    "batch_cap",
+    "mem_fraction",
+    "process_bytes",
+    "pool_bytes",
+    "scaled",
+)
 HEAD = ("model", "GPUs", "USD an hour", "GiB a GPU", "seqs", "TPOT ms", "tokens/s", "USD a million", "roofline")
 
 
@@ -53,6 +66,8 @@ class Cost(NamedTuple):
     usd_hour: float | None
     usd_million: float | None
     roofline: float
+    server: str
+    host: str
 
 
 def offer(text: str) -> Offer:
@@ -64,17 +79,23 @@ def offer(text: str) -> Offer:
     return Offer(model, quantities.gpu(kind).kind, int(count))
 
 
-def cost(asked: Offer, usd: Mapping[str, Price], load: Load) -> Cost:
-    """Return the numbers of an offer. UserError where the model does not fit, or misses the TPOT with one request."""
-    dims = shape(asked.model)
-    dims = dims._replace(max_tokens=min(dims.max_tokens, 2 * (load.prompt + load.output)))
-    config = Config((Served("m", dims, asked.gpus),), gpu=asked.gpu, gpus=asked.gpus, host=HOST)
-    its = cluster(config)
-    card, model = its.gpus[0], its.models["m"]
-    room = (card.mem_bytes - model.weight_bytes) // (model.kv_token_bytes * (load.prompt + load.output))
+def cost(
+    asked: Offer, usd: Mapping[str, Price], load: Load, settings: Mapping[str, Any] = MappingProxyType({})
+) -> Cost:
+    """Return the numbers of an offer under some settings of a spec (`SETTINGS`).
+
+    UserError for another setting, where the model does not fit, or where it misses the TPOT with one request.
+    """
+    if unknown := next((key for key in settings if key not in SETTINGS), None):
+        raise UserError(f"--set {unknown}: it changes no price{meant(unknown, SETTINGS)} ({', '.join(SETTINGS)})")
+    where = {"gpu": asked.gpu, "gpus": asked.gpus, "models": f"{asked.model}:tp={asked.gpus}"}
+    setup = Setup(from_dict({"system": "dedicated", "served": 2 * (load.prompt + load.output), **where, **settings}))
+    (member,), card, host = setup.served.members, quantities.gpu(asked.gpu), setup.spec.host
+    dims, kv_bytes = member.shape, setup.kv_bytes(member, card)
+    room = kv_bytes // (shapes.kv_token_bytes(dims, asked.gpus) * (load.prompt + load.output))
     if room < 1:
         raise UserError(f"{asked.model} and one request do not fit on {asked.gpus} x {asked.gpu}")
-    row = profile.row(coefficients.tables([(dims, asked.gpus)], asked.gpu, HOST), 0)
+    row = profile.row(coefficients.tables([(dims, asked.gpus)], asked.gpu, host), 0)
 
     def step_s(seqs: int) -> float:
         """Return the mean step: decodes, and their part of the prompts that come in."""
@@ -82,15 +103,17 @@ def cost(asked: Offer, usd: Mapping[str, Price], load: Load) -> Cost:
         whole = profile.step_s(row, B=seqs, C=seqs * (load.prompt + load.output // 2))
         return whole + prompts * profile.step_s(row, p=load.prompt, n=1, area=load.prompt**2 / 2)
 
-    seqs = max((n for n in range(1, int(room) + 1) if n <= config.batch_cap and step_s(n) <= load.tpot_s), default=0)
+    most = min(int(room), setup.settings.batch_cap)
+    seqs = max((n for n in range(1, most + 1) if step_s(n) <= load.tpot_s), default=0)
     if not seqs:
         raise UserError(f"{asked.model} on {asked.gpus} x {asked.gpu}: a step takes more than {1e3 * load.tpot_s:g} ms")
-    q, spec = quantities.quantities(asked.gpu), quantities.gpu(asked.gpu)
+    q = quantities.quantities(asked.gpu)
     tokens_s, price = seqs / step_s(seqs), usd.get(asked.gpu)
     hour = None if price is None else asked.gpus * price.usd_hour
     return Cost(
-        asked, model.weight_bytes / GIB, seqs, step_s(seqs), tokens_s, hour,
-        None if hour is None else hour / 3600 / tokens_s * 1e6, kernels.roofline_share(q, spec, dims, asked.gpus),
+        asked, setup.alone(member, asked.gpus, card)[0] / GIB, seqs, step_s(seqs), tokens_s, hour,
+        None if hour is None else hour / 3600 / tokens_s * 1e6, kernels.roofline_share(q, card, dims, asked.gpus),
+        server_line(setup), host,
     )  # fmt: skip
 
 
@@ -117,4 +140,8 @@ def parts(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[s
     told = [f"{kind} {usd[kind].told}" for kind in dict.fromkeys(c.offer.gpu for c in costs) if kind in usd]
     request = f"{load.prompt} tokens in and {load.output} out, TPOT <= {1e3 * load.tpot_s:g} ms"
     bound = "GPUs never idle, so each cost is a bound from below"
-    return [*answer, table(costs), *told, f"a request: {request}; {bound}; simulated, {HOST}"]
+    hosts = ", ".join(dict.fromkeys(c.host for c in costs))
+    servers = [
+        c.server if len(costs) == 1 else f"{c.offer.model} on {c.offer.gpus} x {c.offer.gpu}: {c.server}" for c in costs
+    ]
+    return [*answer, table(costs), *servers, *told, f"a request: {request}; {bound}; simulated, {hosts}"]

@@ -29,6 +29,7 @@ from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
 from harness.run import room, score, sweep
 from harness.run.resolve import alone, resolve, traits
+from harness.run.server_line import server_line
 from harness.run.setup import Setup, load_models, load_trace
 from harness.run.shard import Progress, Shard
 from harness.run.slo import SloTarget
@@ -162,6 +163,7 @@ class Sized:
     lacks: str  # memory that the best lacks on one GPU fewer; "": load binds
     tails: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # P95 of TTFT and TPOT in s, of the best
     rules: Mapping[str, str] = field(default_factory=dict)  # of SLOs by kind of GPU; of a mix with the kind of the base
+    servers: Mapping[str, str] = field(default_factory=dict)  # by kind: what the servers do, and the KV that is left
 
 
 def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
@@ -228,7 +230,8 @@ class Work:
         return Sized(asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
                      best, grown, cold, homes, tokens / trace.span_s * HOUR_S / 1e6, alone,
                      self._lacks(curves, best), tails(curves[best[:2]].tried[best[2]].runs) if best else {},
-                     {kind: self.under(kind, self.views[0]).rule for kind in asked.kinds})  # fmt: skip
+                     {kind: self.under(kind, self.views[0]).rule for kind in asked.kinds},
+                     {kind: server_line(self._setup(kind)) for kind in asked.kinds})  # fmt: skip
 
     def part(self, shard: Shard) -> tuple[int, int]:
         """Search a shard's strategies; returns how many searches these are, and how many there are."""
@@ -457,6 +460,10 @@ class Work:
                 spec, self.asked.rule, self.out, workers=self.workers, teller=self.teller
             )
         return self._targets[kind, view.trace]
+
+    def _setup(self, kind: str) -> Setup:
+        """Return one GPU of a kind, or one copy of a mix, with all models, each at its degree."""
+        return Setup(self._spec(kind, next(iter(self.systems)), mix.size(kind), self.views[0], self.views[0].seeds[0]))
 
     def _spec(self, kind: str, system: str, gpus: int, view: View, seed: int, times: float = 1.0) -> Spec:
         models, _ = self.sets[kind]

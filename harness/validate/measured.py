@@ -1,7 +1,7 @@
 """Measured end-to-end runs of real engines: each row's facts, and the conditions of its replay.
 
 A CSV is known by its columns (`FORMATS`), whatever its name. Each row is one case: a model on some GPUs under an engine
-generation, which is a host profile, and a load. What a row does not state is its engine's own default (`ENGINES`).
+generation, which is a host profile, and a load. What a row does not state is its engine's own default (`servers`).
 `validate` prints our errors on the cases; `fit_hosts` fits host profiles on them.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from harness.engines.costs import process, quantities
+from harness.engines.costs import quantities, servers
 from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config, Served, cluster
 from harness.policy.types import Jobs, Prefix, Shape, UserError
@@ -30,31 +30,12 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS = 16
 SERVED_TOKENS = 8192  # assumed where a source names no limit: the context of Llama 3
-WAVES = 10  # requests of each client of a closed loop, the first of which is not counted; all clients begin at once
+WAVES = 10  # requests of each client of a closed loop; all clients begin at once
 SEED_OF_LENGTHS = 0  # of a closed loop whose requests differ
 MOST_SHOWN = 60  # characters of a wrong value
 PROMPTS = 50  # of a Poisson run, one after the other, again and again (45 to 50 in the source)
 SHAPE = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab")  # columns that give a model's shape
-SGLANG_SHARE = 0.868
-# What servers do unless told otherwise, on an H100.
-ENGINES: Mapping[str, Mapping[str, Any]] = {
-    # 8,192 tokens a step and 1,024 sequences on cards of 70 GiB and more that are no A100 (vllm/engine/arg_utils.py).
-    "vllm-0.15": {"chunk_tokens": 8192, "batch_cap": 1024},
-    "vllm-0.12": {"chunk_tokens": 8192, "batch_cap": 1024},
-    # ServerArgs, server_args.py: prompts go before decodes, 8,192 tokens a step on cards below 160 GiB
-    # (chunked_prefill_size; max_prefill_tokens, 16,384, bounds the same batch from above). Weights and KV share 81,559
-    # MiB less 9.5 GiB and half a GiB a GPU (of two), here of what context and communicators leave free.
-    "sglang-0.5": {
-        "chunk_tokens": 0,
-        "prefill_tokens": 8192,
-        "batch_cap": 1024,
-        "mem_fraction": SGLANG_SHARE,
-        "process_bytes": round(SGLANG_SHARE * (process.CONTEXT + process.COLLECTIVES)),
-    },
-    # Whole prompts before decodes, 256 sequences (config.py). A step takes as many tokens as the longest request: here
-    # at most 8,192, where Mistral-7B could have 32,768, which changes its throughput by less than 1 %.
-    "vllm-0.6": {"chunk_tokens": 0, "batch_cap": 256},
-}
+ENGINES = ("vllm-0.15", "vllm-0.12", "sglang-0.5", "vllm-0.6")  # generations, whose settings no row has to state
 STAGES = re.compile(r"[\d.]+x\d+(;[\d.]+x\d+)*", re.ASCII)
 MOST_COUNT = 2**31 - 1  # that our tables hold
 MOST_S = 86_400.0  # a mean latency, or a batch, of a day
@@ -101,6 +82,7 @@ class Closed(NamedTuple):
     prompt: int
     output: int
     least: float = 1.0  # prompts and outputs are drawn evenly between this part of them and all
+    first: bool = False  # the source's means count the first wave too
 
     @property
     def mean_output(self) -> float:
@@ -181,7 +163,8 @@ class Setting(NamedTuple):
     @property
     def config(self) -> Config:
         """The machine."""
-        flags = {"prefill_tokens": self.shape.max_tokens, **ENGINES[self.engine], **dict(self.flags)}
+        usual = servers.settings(self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens)
+        flags = {**usual._asdict(), **dict(self.flags)}
         return Config(
             (Served("model", self.shape, self.tp),), gpu=self.gpu, gpus=self.tp, host=self.engine,
             block_tokens=BLOCK_TOKENS, **flags,
@@ -213,7 +196,7 @@ class Case(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """A line of a CSV; errors in it name file, line and column."""
+    """A line of a CSV; errors in it name the column."""
 
     path: Path
     line: int
@@ -225,7 +208,11 @@ class Row:
         """Return the error of a value that is not what a column holds."""
         text = self.values[column]
         text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
-        return UserError(f'{self.path}:{self.line}: {column} is "{text}", not {want}')
+        return UserError(f'{column} is "{text}", not {want}')
+
+    def skipped(self, why: UserError) -> Skipped:
+        """Return the entry of a row that holds a bad value, or names what we lack."""
+        return Skipped(self.path.name, self.line, str(why))
 
     def number(self, column: str) -> float:
         """Return the number in a column, which must be above 0."""
@@ -360,9 +347,9 @@ def _quantised(row: Row) -> Found:
     if ttft_s > LOST_S:
         raise UnknownName(f"a mean TTFT of {ttft_s:.0f} s")
     kind_of_gpu = names.gpu(row.values["system"].replace("_", " "))
-    least = names.LEAST.get(row.values["model_path"], 1.0)
+    least, first = names.LOADS.get(row.values["model_path"], (1.0, False))
     name += names.KV_FORMAT.get((row.values["model_path"], kind_of_gpu), "")
-    load = Closed(clients, row.count("isl"), row.count("osl"), least)
+    load = Closed(clients, row.count("isl"), row.count("osl"), least, first)
     setting = Setting(engine, kind_of_gpu, name, tp, load, served=LONG_TOKENS)
     row.fits(setting, "isl", "osl")
     row.group = f"{version} | {kind_of_gpu} | {form} | {kind}"
@@ -419,10 +406,10 @@ def cases(folder: Path) -> list[Case]:
 
 
 def read(folder: Path, shapes: Mapping[str, Shape] | None = None, others: Collection[str] = ()) -> Read:
-    """Read a CSV, or all that lie in a folder or its `single/`; UserError names file, line and column.
+    """Read a CSV, or all that lie in a folder or its `single/`; UserError for a file that cannot be read.
 
-    Rows with a model (also none of `shapes`), engine or GPU that we lack are skipped. So is a folder's file of another
-    form, unless it is one of `others`, which are read elsewhere.
+    Rows with a bad value, or with a model (also none of `shapes`), engine or GPU that we lack, are skipped. So is a
+    folder's file of another form, unless it is one of `others`, which are read elsewhere.
     """
     files = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("single/*.csv")))
     if not files:
@@ -455,14 +442,16 @@ def contents(path: Path) -> tuple[list[str], Lines]:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def lines(path: Path, shapes: Mapping[str, Shape], header: list[str], rows: Lines) -> Iterator[Row]:
-    """Yield the `contents` of a CSV by column. UserError for a line of another length, or a repeated column."""
+def lines(path: Path, shapes: Mapping[str, Shape], header: list[str], rows: Lines) -> Iterator[Row | Skipped]:
+    """Yield the `contents` of a CSV by column; a line of another length is skipped. UserError for a repeated column."""
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise UserError(f"{path}:1: column {twice} is there twice")
     for line, values in rows:
         if len(values) != len(header):
-            raise UserError(f"{path}:{line}: {len(values)} values for {len(header)} columns ({header[-1]} is the last)")
-        yield Row(path, line, dict(zip(header, values, strict=True)), shapes)
+            why = f"{len(values)} values for {len(header)} columns ({header[-1]} is the last)"
+            yield Skipped(path.name, line, why)
+        else:
+            yield Row(path, line, dict(zip(header, values, strict=True)), shapes)
 
 
 def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[Case | Skipped]:
@@ -476,14 +465,15 @@ def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[C
         yield Skipped(path.name, 0, why)
         return
     for row in lines(path, shapes, header, rows):
+        if isinstance(row, Skipped):
+            yield row
+            continue
         try:
             setting, stage, measured = form(row)
             weight_bytes(setting.shape, setting.tp)  # raises where its heads do not split over so many GPUs
-        except UnknownName as error:
-            yield Skipped(path.name, row.line, str(error))
+        except UserError as error:
+            yield row.skipped(error)
             continue
-        except UserError as error:  # of what a row leads to, such as a degree that its heads do not split over
-            raise error if str(path) in str(error) else UserError(f"{path}:{row.line}: {error}") from None
         fitted = any(_holds(box, row) for box in quantities.fitted(setting.engine))
         yield Case(path.name, row.line, setting, stage, measured, fitted, row.values, row.group)
 

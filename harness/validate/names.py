@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ MODELS = {  # as sources name them; other names are shapes' own, or ids of their
 }
 # Words of a GPU's name that tell no two of our kinds apart. PCIe and NVL do: those cards have other clocks and memory.
 EMPTY = frozenset("nvidia amd instinct gpu tensor core sxm sxm4 sxm5 oam hbm2 hbm2e hbm3 hbm3e".split())
+TUNED = frozenset("base chat hf instruct it".split())  # words of an id that change no dimension
 NEAREST = 3
 
 
@@ -32,7 +33,7 @@ class Skipped(NamedTuple):
 
 
 class UnknownName(UserError):
-    """A name that we lack: its row is skipped, no others."""
+    """A name that we lack, or that could be either of two."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownName:
@@ -45,25 +46,43 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UnknownName:
 def gpu(name: str) -> str:
     """Return a GPU kind of ours, by that or by a card's name as nvidia-smi and papers write it.
 
-    For example "NVIDIA H100 80GB HBM3". UnknownName if we lack it.
+    For example "NVIDIA H100 80GB HBM3". UnknownName if we lack it, or have several of that name.
     """
     parts = re.findall(r"[a-z0-9]+", re.sub(r"(\d+) ?gi?b\b", r"\1g", name.lower()))
-    words = [word for word in parts if word not in EMPTY]
+    words = "-".join(word for word in parts if word not in EMPTY)
+    if len(sizes := [kind for kind in quantities.gpu_kinds() if re.fullmatch(rf"{words}-\d+g", kind)]) > 1:
+        raise UnknownName(f'GPU "{name}" is {" or ".join(sizes)}: the name has to say which')
     try:
-        return quantities.gpu("-".join(words)).kind
+        return quantities.gpu(words).kind
     except UserError:
         raise unknown("GPU", name, quantities.gpu_kinds()) from None
 
 
 def model(name: str, given: Iterable[str] = ()) -> str:
     """Return a shape's name: one of `given`, of `workloads/`, or that of an id on huggingface.co; else UnknownName."""
-    from workloads.models import repos, shapes
+    from workloads.models import shapes
 
     known = {*given, *shapes()}
-    ours = name if name in known else {**repos(), **MODELS}.get(name, name)
+    ours = name if name in known else MODELS.get(name) or of_id(name)
     if ours not in known:
         raise unknown("model", name, known)
     return ours
+
+
+def of_id(name: str) -> str | None:
+    """Return the shape of an id on huggingface.co, in any case; a model and its tuned kinds have one. None: we lack it.
+
+    Thus `meta-llama/Meta-Llama-3.1-8B` has the shape of `meta-llama/Llama-3.1-8B-Instruct`.
+    """
+    from workloads.models import repos
+
+    return {untuned(repo): ours for repo, ours in repos().items()}.get(untuned(name)) if "/" in name else None
+
+
+def untuned(repo: str) -> str:
+    """Return an id on huggingface.co without what says how a model was tuned, or in which form its files are."""
+    owner, _, name = repo.lower().partition("/")
+    return f"{owner}/{'-'.join(part for part in name.removeprefix('meta-').split('-') if part not in TUNED)}"
 
 
 # Quantised checkpoints of measured rows that are no shapes of ours, and the format that counts: what the checkpoint
@@ -76,7 +95,8 @@ QUANTISED = {
 # gpt-oss are. `random-range-ratio: 0.8` (.github/workflows/benchmark-tmpl.yml) draws each length between 0.8 of it and
 # all (utils/bench_serving/benchmark_serving.py, `sample_random_requests`), and `kv-cache-dtype: fp8` is that of the
 # B200 alone (benchmarks/single_node/gptoss_fp4_b200.sh, and _h100.sh, _h200.sh).
-LEAST = {"openai/gpt-oss-120b": 0.8}
+# Its client counts every request, the first wave too: `calculate_metrics` there takes the means over all outputs.
+LOADS = {"openai/gpt-oss-120b": (0.8, True)}
 KV_FORMAT = {("openai/gpt-oss-120b", "b200"): ":kv_dtype=fp8"}
 
 
@@ -85,20 +105,21 @@ def quantised(name: str, dtype: str) -> tuple[str, str, str]:
 
     Of a 16-bit checkpoint the column `dtype` counts, of any other its own format (all rows of gpt-oss say nvfp4).
     """
-    from workloads.models import repos, shape
+    from workloads.models import repos, shape, shapes
 
     if name in QUANTISED:
         return QUANTISED[name]
-    if name not in repos():
+    ours = name if name in shapes() else of_id(name)
+    if ours is None:
         raise unknown("model", name, [*QUANTISED, *repos()])
-    ours, its = repos()[name], shape(repos()[name])
+    its = shape(ours)
     kind = "dense" if its.experts is None else "MoE"
     if its.formats is None:
         return f"{ours}:dtype={dtype}", dtype, kind
     return ours, (its.formats.ffn if its.experts is None else its.formats.experts).name, kind
 
 
-def generation(name: str, version: str, known: Mapping[str, object]) -> tuple[str, str]:
+def generation(name: str, version: str, known: Collection[str]) -> tuple[str, str]:
     """Return the host profile that serves an engine's version, and the version in words.
 
     A version that nobody measured takes the last one before it, or the first one there is; the words say so.
@@ -114,7 +135,7 @@ def generation(name: str, version: str, known: Mapping[str, object]) -> tuple[st
     return served[-1], exact if served[-1] == exact else f"{exact} as {served[-1].rpartition('-')[2]}"
 
 
-def engine(name: str, version: str, known: Mapping[str, object]) -> str:
+def engine(name: str, version: str, known: Collection[str]) -> str:
     """Return a generation: an engine's name and the first two numbers of its version. UnknownName if we lack it."""
     ours = f"{name.lower()}-{'.'.join(version.split('.')[:2])}"
     if ours not in known:

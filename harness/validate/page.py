@@ -51,12 +51,13 @@ GROUPS = """
 
 Kernels by number format and the mechanism of experts were fitted on single calls; host profiles are those of 16-bit
 models. Neither saw any of these rows. Errors are median/P95 in per cent of TPOT and of throughput (clients x output /
-E2E); the aim for both is {}/{}. TTFT is reported: no source says how clients begin. An engine `as` another is a
-version without rows of its own, which takes the last profile before it.
+E2E); the aim for both is {}/{}. TTFT is reported: only InferenceX says how clients begin. An engine `as` another is
+a version without rows of its own, which takes the last profile before it.
 
 Conditions beside the columns: gpt-oss-120b's rows are those of InferenceX, whose prompts and outputs are drawn
-between 0.8 and all of the stated lengths, and whose B200 has an FP8 KV cache. Its H100 and H200 serve experts by
-Marlin (VLLM_MXFP4_USE_MARLIN=1), of which no call on these cards was measured: ours are Triton's.
+between 0.8 and all of the stated lengths, and whose B200 has an FP8 KV cache. Its clients begin together, and its means
+count that first wave. Its H100 and H200 serve experts by Marlin (VLLM_MXFP4_USE_MARLIN=1), of which no call on these
+cards was measured: ours are Triton's.
 
 Causes of the cells that miss the aim, each tried on its rows:
 

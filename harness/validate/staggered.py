@@ -124,19 +124,22 @@ def _header(path: Path) -> list[str]:
 
 
 def read(path: Path, shapes: Mapping[str, Shape] | None = None) -> Read:
-    """Read a file; UserError names file, line and column.
+    """Read a file; UserError for one that cannot be read.
 
-    Rows of a model that we lack, also none of `shapes`, and of other cards than ours are skipped.
+    Rows with a bad value, of a model that we lack (also none of `shapes`) and of other cards than ours are skipped.
     """
     skipped: list[Skipped] = []
     by: dict[tuple[Shape, int, int], list[dict[str, Any]]] = {}
     for row in lines(path, shapes or {}, *contents(path)):
-        try:
-            its = _shape(row)
-        except UnknownName as error:
-            skipped.append(Skipped(path.name, row.line, str(error)))
+        if isinstance(row, Skipped):
+            skipped.append(row)
             continue
-        by.setdefault((its, row.count("prompt"), row.count("completion")), []).append(_row(row))
+        try:
+            key, values = (_shape(row), row.count("prompt"), row.count("completion")), _row(row)
+        except UserError as error:
+            skipped.append(row.skipped(error))
+            continue
+        by.setdefault(key, []).append(values)
     return Read([_measured(*key, pd.DataFrame(rows)) for key, rows in by.items()], skipped)
 
 

@@ -76,7 +76,7 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
         host_s = every.waits_s[:, WAITS.index("host")]
         return {"throughput": (load.prompt + load.output) * load.size / float((every.e2e_s - host_s).max())}
     if isinstance(load, Closed):
-        counted = np.arange(len(every)) >= load.clients
+        counted = np.arange(len(every)) >= (0 if load.first else load.clients)
     else:
         assert isinstance(load, Poisson)
         ends_s = np.cumsum([seconds for _, seconds in load.stages])
@@ -96,10 +96,10 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
 def unscored(setting: Setting, metric: str) -> str:
     """Say why a metric is left out of the scores; "" if it is not.
 
-    No source says how the clients of a closed loop on vLLM begin: a wave from a burst, or spread. SGLang's slots run in
-    step either way.
+    Where the first wave is not counted, no source says how the clients of a closed loop on vLLM begin: a wave from a
+    burst, or spread. SGLang's slots run in step either way.
     """
-    waves = isinstance(setting.load, Closed) and setting.engine.startswith("vllm")
+    waves = isinstance(setting.load, Closed) and not setting.load.first and setting.engine.startswith("vllm")
     return "start unknown" if waves and metric == "ttft" else ""
 
 
