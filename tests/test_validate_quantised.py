@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.app import main
+from harness.policy.types import UserError
 from harness.validate import names, validate
 from harness.validate.measured import ENGINES, read, read_all
 from harness.validate.names import UnknownName
@@ -54,6 +55,17 @@ def test_rows_of_inferencex_have_its_conditions(tmp_path: Path) -> None:
     for tokens in (jobs.prompt_tokens, jobs.output_tokens):
         assert int(0.8 * 1024) <= tokens.min() < tokens.max() <= 1024
     assert set(other.load.jobs().prompt_tokens) == {1000}  # type: ignore[union-attr]
+    # utils/bench_serving/backend_request_func.py, `async_request_openai_completions`: temperature 0
+    assert [setting.sampling for setting in (here, there, other)] == ["greedy", "greedy", "checkpoint"]
+
+
+def test_a_column_says_how_clients_sampled(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(f"{HEAD},sampling\n{LLAMA},greedy\n{LLAMA},\n")
+    assert [case.setting.shape.sampled for case in read(path).cases] == [False, True]
+    path.write_text(f"{HEAD},sampling\n{LLAMA},beam\n")
+    with pytest.raises(UserError, match='sampling is "beam", not greedy or checkpoint'):
+        read(path)
 
 
 @pytest.mark.parametrize(

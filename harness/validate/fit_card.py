@@ -24,6 +24,7 @@ from harness.validate.staggered import GPU, HOST, Measured, ours, read, tpot_s
 F8 = NDArray[np.float64]
 ALONE = (5, *range(25, 34))  # peaks at which instances of elastic memory do not lack it
 BESIDE = 5  # the peak at which steps are so short that the quantum of a turn shows
+SWITCHING = 0.035  # of a slice, by processes bound by the GPU; published, not fitted
 CONSTANTS = ("scale_decode", "scale_prefill", "api_in_s")
 START = np.array([1.4, 1.5, 0.008])
 METRICS = ["mean_ttft_s", "mean_tpot_s", "mean_e2e_s"]
@@ -110,9 +111,11 @@ def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any
     }
     turns = {
         "quantum_s": quantum_s,
+        "switching": SWITCHING,
         "source": "plain processes on one GPU run a step each in turn, and a turn lasts at least this long while others"
         f" are busy: {RUNS}. Fitted on one set, on the mean TPOT of the six instances. CUDA without MPS is assumed to"
-        " behave alike until measured",
+        " behave alike until measured. switching: two and three processes bound by the GPU do .96 and .97 of the work"
+        " of one without MPS on a GB10 (prismaquant issue 283)",
         "fitted_on": fitted_on,
         "rows": [its | {"peak": [BESIDE]}],
         "fit": _errors(beside),

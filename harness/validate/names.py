@@ -77,6 +77,8 @@ QUANTISED = {
 # all (utils/bench_serving/benchmark_serving.py, `sample_random_requests`), and `kv-cache-dtype: fp8` is that of the
 # B200 alone (benchmarks/single_node/gptoss_fp4_b200.sh, and _h100.sh, _h200.sh).
 LEAST = {"openai/gpt-oss-120b": 0.8}
+# Their client sends temperature 0 (utils/bench_serving/backend_request_func.py, `async_request_openai_completions`).
+GREEDY = frozenset({"openai/gpt-oss-120b"})
 KV_FORMAT = {("openai/gpt-oss-120b", "b200"): ":kv_dtype=fp8"}
 
 
