@@ -36,7 +36,7 @@ SHARES = np.array([0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0
 SEQS = np.array([1.0, 2, 4, 8, 16, 32, 64, 128, 256])
 READ = ("attention", "ffn", "shared")  # groups of weights that every step reads
 LAYER_KERNELS = 11  # of a layer beside attention: nine, and two all-reduces where it is cut over GPUs
-DOUBLE = 1.02  # a long chunk is at most so much slower than two short ones
+LONG, DOUBLE = 2048, 1.02  # a step of so many tokens or more is at most so much slower than two of half
 # Tokens of a step: every count that a small batch can have, both sides of each tile edge (128), then doubling.
 GRID = np.array(
     sorted(
@@ -113,16 +113,16 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
 
 
 def _halved(seconds: F8) -> F8:
-    """Return seconds on `GRID` of which a step takes at most `DOUBLE` times as long as two steps of half its tokens.
+    """Return seconds on `GRID` of which a long step takes at most `DOUBLE` times as long as two of half its tokens.
 
     Measured products of 4,096 and 8,192 tokens take 1.6 to 3.4 % more a token than those of half as many on H100, H200
     and B200, in the median, and 3.7 to 7.9 on L40S: long calls lower the clock before they end, short ones end before.
     A server that computes all the time has one clock, whatever the length of its steps.
     """
     out = seconds.copy()
-    for j, m in enumerate(GRID[1:], 1):
-        out[j] = min(out[j], DOUBLE * 2 * np.interp(m / 2, GRID[:j], out[:j]))
-    return out
+    for j in np.flatnonzero(GRID >= LONG):
+        out[j] = min(out[j], DOUBLE * 2 * np.interp(GRID[j] / 2, GRID[:j], out[:j]))
+    return np.minimum.accumulate(out[::-1])[::-1]  # no step takes longer than one of more tokens
 
 
 def set_turns(c: np.void, turns: forms.Turns) -> None:
