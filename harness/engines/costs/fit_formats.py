@@ -69,8 +69,8 @@ class Instead(NamedTuple):
 
 
 EXPORTED = (
-    "its rows are of one kernel only, of checkpoints that ModelOpt exported through FlashInfer's CUTLASS: {} times as"
-    " slow as 16 bits in the median of steps of up to 64 tokens"
+    "Its rows are of one kernel, by which checkpoints that ModelOpt exported run on FlashInfer's CUTLASS. Steps of up to"
+    " 64 tokens take {} times as long as in 16 bits, in the median"
 )
 PRICED_AS = {
     ("h100", "experts_fp8"): Instead("experts_fp8_block", 1.0, EXPORTED.format(2.4)),
@@ -78,8 +78,8 @@ PRICED_AS = {
     ("l40s", "gemm_fp8_block"): Instead(
         "gemm_fp8",
         1.34,
-        "its rows take 0.29 ms and more whatever their size, which is a launch outside of CUDA graphs; 1.34 times as"
-        " long as fp8's in the median of 8,192 tokens, where that does not show",
+        "Its rows take 0.29 ms and more whatever their size: a launch outside of CUDA graphs. At 8,192 tokens, where"
+        " that does not show, they take 1.34 times as long as fp8's, in the median",
     ),
 }
 # Shapes (hidden, width, top, routed) left out of the fit, where a format has others.
@@ -276,7 +276,7 @@ def priced_as(q: Quantity, its: Quantity, instead: Instead) -> Quantity:
     kept = {key: value for key, value in its.items() if key not in quantities.ERRORS}
     if "tiles" in kept:
         kept["tiles"] = [[tm, tn, quantities.sig(rate / instead.slower)] for tm, tn, rate in kept["tiles"]]
-    return {**kept, "source": f"roofline: as {instead.of}. {q['source']}: {instead.why}"}
+    return {**kept, "source": f"roofline: as {instead.of}. {q['source']}. {instead.why}"}
 
 
 def main(argv: Sequence[str]) -> None:
