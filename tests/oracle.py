@@ -293,6 +293,7 @@ def price(
         return max(k["att0"] + k["att1"] * B, k["dec0"] + k["dec1"] * B + k["dec2"] * C) if B else 0.0
 
     gemm, head = line(grid, t.gemm[row].tolist(), B + p), line(grid, t.head[row].tolist(), out)
+    gemm *= k["pre_x"] if n else 1.0
     pre = k["pre0"] * n + k["pre1"] * p + k["pre2"] * area if n else 0.0
     back = {inst: attention(seqs, context) + link for inst, (seqs, context, link) in far.items()}
     longest = max([attention(*here), *back.values()])

@@ -33,7 +33,8 @@ def woven(rows: Sequence[tuple[float, int, int]], script: Sequence[tuple[float, 
     """
     cost = np.zeros(2, COST)
     cost["pre0"], cost["dec1"], cost["flops"], cost["hbm"], cost["layers"] = 1 / 8, STEP, 1.0, 1.0, 2
-    cost["query_bytes"], cost["result_bytes"], cost["pre_slow"], cost["dec_slow"] = 48.0, 16.0, 1.0, 1.0
+    cost["query_bytes"], cost["result_bytes"] = 48.0, 16.0
+    cost["pre_x"] = cost["pre_slow"] = cost["dec_slow"] = 1.0
     zero = np.zeros((2, 2))
     t = Tables(
         cost, np.array([1, 2]), zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((2, 2, 1)), np.ones((2, 2)),

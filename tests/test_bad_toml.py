@@ -73,7 +73,7 @@ SPEC = {
     "system = 'x'\n[scaled]\npcie = 0": "scaled.pcie is 0, not above 0",
     "system = 'x'\n[scaled]\npci = 2": (
         'scaled has no constant "pci"; did you mean pcie? '
-        "(pcie, nvlink, net, disk, swap, co_run, passes, decode_fill, prompt_tokens, step, process, reserve)"
+        "(pcie, nvlink, net, disk, swap, co_run, passes, decode_fill, prompt_tokens, prompts, step, process, reserve)"
     ),
     "system = \ngpus = 2": "Invalid value (at line 1, column 10)",
     "system = 'x'\nsystem = 'y'": "Cannot overwrite a value (at end of document)",

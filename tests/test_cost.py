@@ -103,7 +103,7 @@ def test_tensor_parallelism_makes_a_large_model_faster(kind: str, name: str, B: 
     t = tables(kind)
     tp1, tp2, tp4 = (ROWS.index((SHAPES[name], tp)) for tp in (1, 2, 4))
     steps = [profile.step_s(profile.row(t, row), B=B, C=B * ctx) for row in (tp1, tp2, tp4)]
-    assert steps[1] < steps[0]
+    assert steps[1] < 1.002 * steps[0]  # 64 exchanges of 2 MB take as long as an 8B's products save on B200
     assert steps[1] > steps[0] / 2 * 0.85  # at best by half, but for smaller GEMMs' luck with tiles
     if kind not in {"l40s", "l4", "rtx-pro-6000"}:  # all-reduces over PCIe
         assert steps[2] < steps[1]
@@ -168,6 +168,28 @@ def test_a_sampler_that_sorts_is_paid_for_each_row_and_entry() -> None:
             assert extra == pytest.approx(B * 128256 * host.sample_s)
         # a prompt that does not end in the step is not sampled
         assert profile.step_s(on, p=512, n=1, area=0, out=0) == profile.step_s(off, p=512, n=1, area=0, out=0)
+
+
+@cases(("kind", "x"), {"as measured": ("h100", 1.0), "faster cards": ("b200", 1.0), "L40S": ("l40s", 3.35 / 0.864)})
+def test_a_sort_takes_longer_on_cards_of_less_bandwidth_than_h100(kind: str, x: float) -> None:
+    assert quantities.host("vllm-0.15", kind).sample_s == pytest.approx(1.36e-10 * x)
+
+
+def test_products_take_longer_in_steps_with_prompts_by_one_factor() -> None:
+    host = quantities.host("vllm-0.15", "h100")
+    bare, mine = (profile.row(coefficients.tables([(LLAMA_8B, 1)], "h100", name), 0) for name in ("none", "vllm-0.15"))
+    for tokens in (1, 64, 256, 300, 512, 8192):  # also of few tokens
+        alone = profile.step_s(bare, p=tokens, n=1, area=tokens**2 / 2, out=0)
+        assert profile.step_s(mine, p=tokens, n=1, area=tokens**2 / 2, out=0) == pytest.approx(
+            host.scale_prefill * alone
+        )
+    assert profile.step_s(mine, B=256, C=256 * 512) == profile.step_s(bare, B=256, C=256 * 512)
+
+
+def test_host_seconds_beside_other_cards_say_whose_they_are() -> None:
+    told = {kind: quantities.sources([], kind, "vllm-0.15") for kind in ("h100", "a100-80g")}
+    (here,), (there,) = ([s.source for s in rows if s.quantity == "host vllm-0.15"] for rows in told.values())
+    assert there == f"{here}. Its seconds on the host are those beside h100, unmeasured beside a100-80g"
 
 
 def test_hosts_that_hand_inputs_to_workers_pay_for_each_doubling() -> None:

@@ -580,7 +580,7 @@ def prefill_queue(prompt_s: float, rate: float, n: int, *, models: int = 1, cap:
     """Return one-token requests whose prefill takes `prompt_s`, on one GPU; each model alone would use all of it."""
     cost = np.zeros(models, COST)
     cost["pre0"], cost["flops"], cost["hbm"], cost["fl_tok"], cost["pre_slow"] = prompt_s, 1.0, 1.0, 10.0, 1.0
-    cost["pre_fill"] = cost["dec_fill"] = cost["passes"] = cost["apart"] = cost["many"] = 1.0
+    cost["pre_fill"] = cost["dec_fill"] = cost["passes"] = cost["apart"] = cost["many"] = cost["pre_x"] = 1.0
     grid = np.array([1, 2])
     zero = np.zeros((models, 2))
     t = Tables(
@@ -756,7 +756,7 @@ def clock(models: int = 2, *, prompt: int = 1, output: int = 1000, n: int = 1, g
     """Return a world: prefills of 1/8 s a request, decode steps of 1/4 s, loads of 1 s; n requests a model at 0."""
     cost = np.zeros(models, COST)
     cost["pre0"], cost["dec0"], cost["flops"], cost["hbm"] = 0.125, 0.25, 1.0, 1.0
-    cost["pre_slow"] = cost["dec_slow"] = 1.0
+    cost["pre_x"] = cost["pre_slow"] = cost["dec_slow"] = 1.0
     zero = np.zeros((models, 2))
     t = Tables(
         cost, np.array([1, 2]), zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)),

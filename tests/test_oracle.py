@@ -28,7 +28,7 @@ TOKEN, STEP = 1 / 64, 1 / 4  # s a token of GEMM, s of decode attention a step
 def tables(**cost: float) -> Tables:
     """Return one row: gemm(m) = m/64, decode attention 1/4 a step; demands none unless given."""
     row = np.zeros(1, COST)
-    row["flops"] = row["hbm"] = row["pre_slow"] = row["dec_slow"] = 1.0
+    row["flops"] = row["hbm"] = row["pre_x"] = row["pre_slow"] = row["dec_slow"] = 1.0
     row["pre_fill"] = row["dec_fill"] = row["passes"] = row["apart"] = row["many"] = 1.0
     row["att0"] = STEP
     for key, value in cost.items():
@@ -169,6 +169,13 @@ def test_prefill_attention_counts_the_cached_tokens() -> None:
     out = Oracle(setup(cost=cost)).run(jobs((0.0, "a", 8, 1)), resident(A, chunk_tokens=4))
     # 4 tokens after 0: area 8; 4 after 4: area 4 x 6 = 24
     assert out.requests[0].token_s == [2 * (4 / 64 + 1 + 1) + 0.5 * (8 + 24)]
+
+
+def test_products_take_longer_in_steps_with_prompts() -> None:
+    out = Oracle(setup(cost={"pre_x": 1.5})).run(jobs((0.0, "a", 4, 3), (0.5, "a", 2, 1)), resident(A, chunk_tokens=4))
+    # 4 tokens of a prompt, a decode, then a decode and 2 tokens of the other prompt
+    first, second = 1.5 * 4 / 64, 1.5 * 4 / 64 + 1 / 64 + STEP
+    assert out.requests[0].token_s[:2] == [first, second]
 
 
 def test_the_budget_of_whole_prompts() -> None:

@@ -159,6 +159,7 @@ def numbers(c: Config) -> dict[str, float]:
         "reserve": model.kept_pages, "reserve bytes": footprint(model, elastic=True) - footprint(model, elastic=False),
         "passes": tables.cost[0]["passes"], "decode_fill": tables.cost[0]["dec_fill"],
         "prompt_tokens": tables.cost[0]["few"], "prompt_tokens many": tables.cost[0]["many"],
+        "prompts": tables.cost[0]["pre_x"], "prompts attention": tables.cost[0]["pre2"],
         "prompt fill": tables.cost[0]["pre_fill"], "apart": tables.cost[0]["apart"],
         "flops": card.flops, "hbm": card.hbm, "api": host.api_in_s, "gemm": tables.gemm[0][3], "page": model.page_bytes,
     }  # fmt: skip

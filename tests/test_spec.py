@@ -66,6 +66,13 @@ def test_a_run_that_names_no_longest_request_keeps_its_name() -> None:
     assert as_dict(Spec("static", served=8192))["served"] == 8192
 
 
+def test_a_run_by_the_checkpoints_sampling_keeps_its_name() -> None:
+    plain, greedy = Spec("static"), Spec("static", sampling="greedy")
+    assert "sampling" not in as_dict(plain)
+    assert plain.hash8 != greedy.hash8
+    assert from_dict(as_dict(greedy)) == greedy
+
+
 def test_a_run_that_leaves_the_sharing_of_gpus_to_its_system_keeps_its_name() -> None:
     plain, turns = Spec("static"), Spec("static", sharing="turns")
     assert "sharing" not in as_dict(plain)

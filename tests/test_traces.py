@@ -231,6 +231,18 @@ def test_times_of_a_clock(tmp_path: Path) -> None:
     assert refusal(tmp_path, rows, time_unit="clock").startswith('my.csv:3: column "t" is "1:62:03", not HH:MM:SS')
 
 
+def test_a_trace_is_greedy_where_every_row_is(tmp_path: Path) -> None:
+    def loaded(*words: str) -> Trace:
+        path = csv(tmp_path / "my.csv", [f"{k},5,7,a,{word}" for k, word in enumerate(words)], "t,in,out,m,how")
+        return of_table(convert(path, COLUMNS | {"sampling": "how"}, time_unit="s"), "my.csv")
+
+    assert loaded("greedy", "greedy").greedy
+    assert not loaded("greedy", "checkpoint").greedy
+    assert not converted(tmp_path, ["0,3,4,a", "1,3,4,a"], time_unit="s").greedy  # nothing is said
+    with pytest.raises(UserError, match=r'my\.csv:3: sampling is "beam", not greedy or checkpoint'):
+        loaded("greedy", "beam")
+
+
 def test_units_ids_and_optional_columns(tmp_path: Path) -> None:
     rows = ["x1,0,5,7,a,u1", "x2,500,6,8,b,u2", "x3,2500,1,1,a,u1"]
     path = csv(tmp_path / "my.csv", rows, "id,t,in,out,m,who")

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.app import main
+from harness.policy.types import UserError
 from harness.validate import names, validate
 from harness.validate.measured import ENGINES, Case, Closed, Setting, read, read_all
 from harness.validate.names import UnknownName
@@ -56,6 +57,8 @@ def test_rows_of_inferencex_have_its_conditions(tmp_path: Path) -> None:
         assert int(0.8 * 1024) <= tokens.min() < tokens.max() <= 1024
     assert set(other.load.jobs().prompt_tokens) == {1000}  # type: ignore[union-attr]
     assert (here.load.first, other.load.first) == (True, False)  # type: ignore[union-attr]
+    # utils/bench_serving/backend_request_func.py, `async_request_openai_completions`: temperature 0
+    assert [setting.sampling for setting in (here, there, other)] == ["greedy", "greedy", "checkpoint"]
 
 
 def test_the_first_wave_counts_where_its_source_counts_it() -> None:
@@ -68,6 +71,15 @@ def test_the_first_wave_counts_where_its_source_counts_it() -> None:
     every = replayed(loop.config, Closed(8, 512, 32).jobs())
     assert with_["ttft"] == pytest.approx(float(every.ttft_s.mean()))
     assert without["ttft"] == pytest.approx(float(every.ttft_s[8:].mean()))
+
+
+def test_a_column_says_how_clients_sampled(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(f"{HEAD},sampling\n{LLAMA},greedy\n{LLAMA},\n")
+    assert [case.setting.shape.sampled for case in read(path).cases] == [False, True]
+    path.write_text(f"{HEAD},sampling\n{LLAMA},beam\n")
+    with pytest.raises(UserError, match='sampling is "beam", not greedy or checkpoint'):
+        read(path)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,8 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
     cost["passes"], cost["apart"], cost["crowd"] = met.uniform(1, 3, rows), met.uniform(1, 1.5, rows), 1.2
     cost["few"], cost["many"] = met.choice([0, 4], rows), met.choice([4, 12, 30], rows)
     cost["equal"] = met.random() < 0.1
+    (phased,) = rng.spawn(1)  # and before products went by phase
+    cost["pre_x"] = phased.uniform(0.8, 1.5, rows)
     cost["xbytes"], cost["xmiss"] = mixed * moe.uniform(0.3, 4.0, rows) * heavy, moe.uniform(0.5, 0.99, rows)
     return Tables(
         cost, grid, rise, 0.1 * rise, np.array([0.1, 0.5, 1.0]), np.array([1.0, 8.0, 64.0]),
@@ -750,7 +752,7 @@ def even(t: Tables) -> Tables:
     cost = t.cost.copy()
     for name in ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1"):
         cost[name] = np.ceil(cost[name] * 4096) / 4096
-    cost["pre2"] = 0.0
+    cost["pre2"], cost["pre_x"] = 0.0, np.ceil(cost["pre_x"])
     grid = np.array([1, 2, 34, 546])
     rise = np.array([4.0, 5.0, 13.0, 141.0]) / 4096 * np.ones((len(cost), 1))
     ups = [np.ceil(x * 4) / 4 for x in (t.dec_rate, t.pre_rate)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from harness.policy.types import Prefix, UserError
 from traces import checks, deal, prefix, readers, schema, synthetic
 
 HERE = Path(__file__).parent
+SAMPLED = ("greedy", "checkpoint")  # words of the column `sampling`
 FACTS = ("tier", "note", "licence", "models", "requests", "span_s")
 I4 = NDArray[np.int32]
 
@@ -56,6 +57,7 @@ class Trace:
     resolution_s: float | None  # of its stamps, where coarse
     length_origin: str  # measured, sampled or uniform
     notice: str | None  # a line to print first
+    greedy: bool = False  # every request asks for temperature 0 (column `sampling`)
     left_out: str = ""  # what its name asks to leave out: how many of how many requests
 
     def __len__(self) -> int:
@@ -308,7 +310,7 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
     arrival_s, ids = spilled.like(n, np.float64), spilled.like(n, np.uint64)
     model, prompt, output = (spilled.like(n, np.int32) for _ in range(3))
     src_row, streams = spilled.like(n, np.int64), dict[str, int]()
-    begin, last_s = 0, -np.inf
+    begin, last_s, greedy = 0, -np.inf, "sampling" in form.schema.names
     for rows in pieces:
         here = slice(begin, begin + rows.num_rows)
         for column in schema.REQUIRED:
@@ -332,6 +334,7 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
         ids[here] = rows["request_id"].to_numpy()
         words, codes = _words(rows["model"])
         checks.names(words, codes, where, "model")
+        greedy = greedy and _greedy(rows["sampling"], where)
         model[here] = np.array([streams.setdefault(word, len(streams)) for word in words], np.int32)[codes]
         begin = here.stop
         spilled.release(arrival_s, ids, model, prompt, output, src_row)
@@ -372,6 +375,7 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
         resolution_s=meta.get("timestamp_resolution_s"),
         length_origin=str(meta.get("length_origin", "measured")),
         notice=None,
+        greedy=greedy,
     )
     return replace(made, sha256=_sha256(made, {}))
 
@@ -419,6 +423,16 @@ def _codes(column: pa.ChunkedArray) -> tuple[tuple[str, ...], I4]:
     used = sorted({words[i] for i in np.unique(codes)}, key=_natural)
     place = {name: i for i, name in enumerate(used)}
     return tuple(used), np.array([place.get(name, -1) for name in words], np.int32)[codes]
+
+
+def _greedy(column: pa.ChunkedArray, where: Callable[[int], str]) -> bool:
+    """Tell whether all rows ask for temperature 0; an empty one does not. UserError for an unknown word."""
+    words, codes = _words(column.fill_null("checkpoint"))
+    wrong = np.flatnonzero(~np.isin(np.array(words, object), SAMPLED)[codes])
+    if len(wrong):
+        row = int(wrong[0])
+        raise UserError(f'{where(row)}: sampling is "{words[codes[row]]}", not {" or ".join(SAMPLED)}')
+    return {words[code] for code in np.unique(codes)} == {"greedy"}
 
 
 def _natural(name: str) -> tuple[tuple[str, int], ...]:

@@ -43,6 +43,7 @@ OPTIONAL = {
     "think_s": pa.float32(),
     "prefix_hashes": pa.list_(pa.uint64()),  # of blocks of `block_tokens` tokens (metadata), each with all before it
     "shared_prefix_tokens": pa.uint32(),  # where only counts survive
+    "sampling": NAMES,  # greedy (temperature 0), or checkpoint: by the defaults of the checkpoint
     "kind": NAMES,  # chat, api, code, agent, reason, image
     "status": NAMES,
     "src": NAMES,

@@ -418,7 +418,7 @@ def _gpus() -> Iterator[str]:
 
 def _mixtures() -> Iterator[tuple[str, ...]]:
     from harness.engines.costs import quantities
-    from harness.engines.costs.fit_formats import DEGREES, FOLDERS, LONG
+    from harness.engines.costs.fit_formats import DEGREES, FOLDERS, LONG, PRICED_AS
 
     def error(e: Mapping[str, float]) -> str:
         signed = f" ({100 * e['bias']:+.0f})" if "bias" in e else ""
@@ -426,7 +426,12 @@ def _mixtures() -> Iterator[tuple[str, ...]]:
 
     for kind in FOLDERS:
         for op, q in quantities.quantities(kind).items():
-            if op.startswith("experts_"):
+            if not op.startswith("experts_"):
+                continue
+            if other := PRICED_AS.get((kind, op)):
+                told = f"as {other.of.removeprefix('experts_')}"
+                yield _code(kind), op.removeprefix("experts_"), told, *["-"] * (1 + 2 * len(DEGREES))
+            else:
                 parts = (
                     q["parallel_parts"].get(f"ep {ep}, {which} {LONG} tokens")
                     for ep in DEGREES

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 @SEEDS
 @click.option("--controls", is_flag=True, help="Add controls, as bench compare does; they are not ranked.")
 @click.option("--constants", metavar="LIST", help="Only these: pcie, nvlink, net, disk, swap, co_run, "
-              "passes, decode_fill, prompt_tokens, step, process, reserve, sharing.")  # fmt: skip
+              "passes, decode_fill, prompt_tokens, prompts, step, process, reserve, sharing.")  # fmt: skip
 @click.option("--knee", is_flag=True,
               help="Compare the rates at which 99 % is met, over all rates, instead of attainment at one.")  # fmt: skip
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")

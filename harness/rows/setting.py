@@ -70,6 +70,7 @@ def machine(spec: Mapping[str, Any]) -> str | None:
         "" if (host := spec.get("host_bytes")) is None else f"{host / 2**30:.4g} GiB a node for weights",
         "one process a model for all" if spec.get("process") == "model" else "",
         SHARED.get(spec.get("sharing", "own"), ""),
+        "greedy sampling" if spec.get("sampling") == "greedy" else "",
         "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",
         *(f"{name} {spec[key]:g} GB/s" for key, name in links.items() if spec.get(key) is not None),
         scaled(spec.get("scaled") or {}),

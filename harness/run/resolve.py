@@ -132,6 +132,8 @@ def resolve(spec: Spec) -> Spec:
         sources.imported(policy)  # one line for a file that is not Python
     setup = Setup(spec)
     trace = setup.trace
+    if trace.greedy:
+        spec = replace(spec, sampling="greedy")
     if spec.trace_sha256 not in {"", trace.sha256}:
         raise UserError(f"trace {spec.trace} is not the one of this spec: its rows' sha256 is {trace.sha256}")
     if unknown := next((model for model, *_ in spec.slo_s if model not in models.names), None):

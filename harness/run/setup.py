@@ -102,7 +102,7 @@ class Setup:
     @cached_property
     def models(self) -> ModelSet:
         """The models as their set has them, in the networks by which the machine of a cost table serves them."""
-        return _models(self.spec.models, self.spec.table)
+        return _models(self.spec.models, self.spec.table, self.spec.sampling)
 
     @cached_property
     def served(self) -> ModelSet:
@@ -164,7 +164,8 @@ class Setup:
         """The cost tables, computed once for all runs of a process."""
         spec = self.spec
         links = tuple(_links(spec).items())
-        return _machine(spec.gpu, spec.host, spec.models, spec.table, links, spec.scaled, spec.profile)
+        models = spec.models, spec.table, spec.sampling
+        return _machine(spec.gpu, spec.host, models, links, spec.scaled, spec.profile)
 
     @cached_property
     def config(self) -> machines.Config:
@@ -417,8 +418,11 @@ def _degrees(shape: Shape, table: str | None, profile: str) -> tuple[int, ...]:
     return tuple(tp for tp in every if tp in profiled.degrees(profile, shape)) if profile else every
 
 
-def _models(name: str, table: str | None) -> ModelSet:
+def _models(name: str, table: str | None, sampling: str) -> ModelSet:
     models, measured = load_models(name), quantities.machine(table)
+    if sampling == "greedy":
+        members = (replace(member, shape=member.shape._replace(sampled=False)) for member in models.members)
+        models = replace(models, members=tuple(members))
     if measured is None:
         return models
     members = (replace(member, shape=measured.served(member.shape)) for member in models.members)
@@ -439,13 +443,12 @@ def _plan(
 def _machine(
     gpu: str,
     host: str,
-    models: str,
-    table: str | None,
+    models: tuple[str, str | None, str],
     links: tuple[tuple[str, float | None], ...],
     scaled: tuple[tuple[str, float], ...],
     profile: str,
 ) -> machines.Machine:
-    members = _models(models, table).members
+    members, table = _models(*models).members, models[1]
     served = tuple(machines.Served(m.name, m.shape, m.tp, degrees=_degrees(m.shape, table, profile)) for m in members)
     rates: dict[str, Any] = dict(links)
     return machines.machine(

@@ -43,7 +43,7 @@ MOST_BATCH = 1 << 16
 Rate = Annotated[float, Gt(0), Le(1e6)]  # 1e9 bytes/s: up to a petabyte in a second
 UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
     "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
-    "pool_bytes": None, "host_bytes": None, "profile": "",
+    "pool_bytes": None, "host_bytes": None, "profile": "", "sampling": "checkpoint",
 }  # fmt: skip
 # Fields that may name a file, and how its name ends (`slo`: classes:FILE).
 FILES: Mapping[str, str] = {
@@ -90,6 +90,9 @@ class Spec:
     placement: str = ""  # one for all: a TOML of GPUs by model, or the system whose start it is; "": each its own
     homes: Pairs[Annotated[tuple[Natural, ...], MinLen(1)]] = ()  # (model, GPUs), resolved
     host: str = "vllm-0.15"
+    # Of tokens: by each checkpoint's defaults, for whose top-p and top-k engines may sort; or greedy, which sorts
+    # nothing, also wherever all rows of the trace say so.
+    sampling: Literal["checkpoint", "greedy"] = "checkpoint"
     table: str | None = None  # path of a cost table that replaces committed quantities
     profile: str = ""  # path of a JSON of measured steps that policies see; "": they see the cost table's
     pcie_gbps: Rate | None = None  # GPU and host, 1e9 bytes/s each way; None: the card's

@@ -25,7 +25,9 @@ from workloads.slo import scaled
 
 HALVES = ("first", "second")
 # fields of a condition that captions name
-SETTING = ("process", "sharing", "scaling", "assign", "plan", "placement", "pool_bytes", "host_bytes", "scaled")
+SETTING = (
+    "process", "sharing", "sampling", "scaling", "assign", "plan", "placement", "pool_bytes", "host_bytes", "scaled"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from harness.validate.staggered import GPU, HOST, Measured, ours, read, tpot_s
 F8 = NDArray[np.float64]
 ALONE = (5, *range(25, 34))  # peaks at which instances of elastic memory do not lack it
 BESIDE = 5  # the peak at which steps are so short that the quantum of a turn shows
+SWITCHING = 0.035  # of a slice, by processes bound by the GPU; published, not fitted
 CONSTANTS = ("scale_decode", "scale_prefill", "api_in_s")
 START = np.array([1.4, 1.5, 0.008])
 METRICS = ["mean_ttft_s", "mean_tpot_s", "mean_e2e_s"]

@@ -42,6 +42,7 @@ MOST_S = 86_400.0  # a mean latency, or a batch, of a day
 MOST_REQUESTS = 200_000  # of a row's load; those of the files that we know have 9,000
 MOST_STAGES = 100
 FEWEST_REQUESTS = 20  # of a Poisson load: one in 5e8 draws has none
+SAMPLINGS = ("greedy", "checkpoint")  # values of an optional column of any form
 MEANS = ("ttft", "tpot", "e2e", "throughput", "kv_blocks")  # means in seconds; tokens per second; blocks
 TAILS = ("ttft_p90", "ttft_p99", "e2e_p90", "e2e_p99")  # seconds; of rows that have them
 METRICS = (*MEANS, *TAILS)
@@ -151,6 +152,7 @@ class Setting(NamedTuple):
     flags: tuple[tuple[str, Any], ...] = ()  # of Config, over those of the engine
     given: Shape | None = None  # of a model that the row's file, or the caller, describes
     served: int = SERVED_TOKENS  # longest prompt + output that is assumed to be served
+    sampling: str = "checkpoint"  # of tokens, or greedy, as in a spec
 
     @property
     def shape(self) -> Shape:
@@ -158,7 +160,9 @@ class Setting(NamedTuple):
         from workloads.models import shape
 
         its = self.given or shape(self.model)
-        return its._replace(max_tokens=min(its.max_tokens, self.served))
+        return its._replace(
+            max_tokens=min(its.max_tokens, self.served), sampled=its.sampled and self.sampling != "greedy"
+        )
 
     @property
     def config(self) -> Config:
@@ -266,7 +270,15 @@ class Row:
         given = self.given(name)
         ours = name if given else names.model(name, self.shapes)
         kind = names.gpu(self.values[gpu])
-        return Setting(engine, kind, ours, self.count(tp), load, tuple(flags.items()), given)
+        return Setting(engine, kind, ours, self.count(tp), load, tuple(flags.items()), given, sampling=self.sampling())
+
+    def sampling(self) -> str:
+        """Return how the client asked for tokens, by its column, else greedy if its script is known to ask so."""
+        known = "greedy" if self.values.get("model_path") in names.GREEDY else "checkpoint"
+        word = self.values.get("sampling") or known
+        if word not in SAMPLINGS:
+            raise self.bad("sampling", " or ".join(SAMPLINGS))
+        return word
 
     def stages(self, column: str) -> tuple[tuple[float, float], ...]:
         """Parse RATExSECONDS;... as pairs of numbers above 0."""
@@ -350,7 +362,7 @@ def _quantised(row: Row) -> Found:
     least, first = names.LOADS.get(row.values["model_path"], (1.0, False))
     name += names.KV_FORMAT.get((row.values["model_path"], kind_of_gpu), "")
     load = Closed(clients, row.count("isl"), row.count("osl"), least, first)
-    setting = Setting(engine, kind_of_gpu, name, tp, load, served=LONG_TOKENS)
+    setting = Setting(engine, kind_of_gpu, name, tp, load, served=LONG_TOKENS, sampling=row.sampling())
     row.fits(setting, "isl", "osl")
     row.group = f"{version} | {kind_of_gpu} | {form} | {kind}"
     return setting, None, {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + (load.mean_output - 1) * tpot_s}

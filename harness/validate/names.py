@@ -97,6 +97,8 @@ QUANTISED = {
 # B200 alone (benchmarks/single_node/gptoss_fp4_b200.sh, and _h100.sh, _h200.sh).
 # Its client counts every request, the first wave too: `calculate_metrics` there takes the means over all outputs.
 LOADS = {"openai/gpt-oss-120b": (0.8, True)}
+# Their client sends temperature 0 (utils/bench_serving/backend_request_func.py, `async_request_openai_completions`).
+GREEDY = frozenset({"openai/gpt-oss-120b"})
 KV_FORMAT = {("openai/gpt-oss-120b", "b200"): ":kv_dtype=fp8"}
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from harness.validate import idle, ranks
+from harness.validate import idle, ranks, sort
 from harness.validate.names import Skipped
 from harness.validate.ranks import Cell, Pair
 from harness.validate.validate import GROUP_AIM, furthest, groups, notes, scores, worst
@@ -23,6 +23,11 @@ repeated rows. The engine's host profile was fitted on rows marked `fitted`, and
 """
 
 TAIL = """
+## Prices before and after 28 November 2026
+
+```{include} ../results/prices.md
+```
+
 ## Engines on this project's own hosts
 
 `bench validate --engine` runs the same specs on an engine and on the simulator with a cost table of that engine.
@@ -68,7 +73,12 @@ Causes of the cells that miss the aim, each tried on its rows:
 - SGLang 0.5.6, Llama-3.1-8B quantised when loaded: clients do not begin together. E2E is off by 8 % in the median,
   but measured TTFT is 0.3 of ours and TPOT 1.3 times ours. With clients that begin evenly spread over an E2E the bias
   of TPOT is -4 % instead of -22 and its median error 12 %, while E2E is off by 10 %. What is left grows with clients:
-  with 500 output tokens and more -8 to +2 % below 200 clients, -5 to -23 % above. That part's cause was not measured.
+  with 500 output tokens and more -9 to +1 % below 200 clients, -8 to -26 % above. On one GPU it is 20 us a token:
+  added to each step for each sequence, they bring the error of its rows from -11 % in the mean to at most 4 %. What
+  no GPU shortens (the server's one process, or a sampler that every GPU runs alike) would then be 8 % too much on two
+  GPUs above 200 clients, and kernels that GPUs share 5 % too little. The rows of 100 output tokens there, mostly
+  prompts, are 11 to 18 % too long for another cause. So these rows do not tell one from the other, and nothing was
+  fitted. A limit of tokens a second alone explains none of it: rows of one GPU end at 9,400, those of two at 15,300.
 - vLLM 0.12, Qwen3-235B FP8: not measured. TPOT is 51 to 59 ms on two GPUs from 4 to 20 clients (correlation with
   clients -0.2), 37 to 46 on four; SGLang has 15 to 18 on two. Ruled out: the number of tokens; data-parallel
   attention and expert parallelism (57 and 53 ms, beside 54 with neither); the spread of tokens (`balanced` adds at
@@ -83,6 +93,11 @@ Causes of the cells that miss the aim, each tried on its rows:
   distinct experts; 8 independent tokens of the same law touch 24. With that the bias is +3 and 0 % there instead of
   +14 and +12, and -8 % with 32 and 64 clients, where it is +1 now; so how tokens of this model spread decides, and
   was not measured.
+
+Beside these rows there is one of INT4 on A100: Qwen3-14B-AWQ on one A100-80, eager vLLM 0.9.1, 16,000 + 200 tokens and
+one client (QwenLM/Qwen3 issue 1536): TTFT 3.35 s and TPOT 20.6 ms, ours 2.65 s (-21 %) and 13.8 ms (-33 %) under
+`vllm-eager`. Whether it ran AWQ's kernel or Marlin's it does not say, our calls are TensorRT-LLM's, and nothing was
+fitted on it.
 """
 
 IDLE = """
@@ -90,6 +105,15 @@ IDLE = """
 
 KV memory that stays mapped once traffic has ended, with a prefix cache: kvcached's `bench_idle_footprint` (L40,
 Qwen3-4B, vLLM 0.22.1; two runs a row), and ours after requests of the same kinds.
+"""
+
+SORT = """
+## The sampler's sort
+
+vLLM up to 0.15 sorts the vocabulary of each sequence where requests, or a checkpoint's defaults, set top-p or top-k,
+and nothing where they ask for temperature 0 (`sampling = "greedy"`). A decode step of Llama-3.1-8B under `vllm-0.15`
+is below. The seconds are those of H100's rows, and of vLLM PR 40376 (a B200) for 64 and 128 sequences. The 512
+sequences of that table take two thirds of what such a line says, so large batches are priced too high.
 """
 
 Table = Callable[[Iterable[Sequence[str]]], Iterable[str]]  # rows, the first of which is the head, as Markdown
@@ -140,6 +164,9 @@ def _lines(
         yield "\nThe ten rows whose TPOT is furthest off:\n"
         yield from (f"- {line}" for line in furthest(everything))
         yield ""
+    yield SORT
+    yield from table(sort.rows())
+    yield ""
     if shared:
         yield "## Models that share a card\n"
         yield from (f"- {line}" for line in shared)

@@ -36,7 +36,7 @@ def _prefill_s(t: Tables, k: int, prompt: I8, chunk_tokens: int) -> F8:
         piece = prompt[left] - done
         piece = np.minimum(piece, chunk_tokens) if chunk_tokens else piece
         last = prompt[left] == done + piece
-        gpu_s = _at(t.grid, t.gemm[k], piece) + np.where(last, _at(t.grid, t.head[k], np.ones(1)), 0.0)
+        gpu_s = c["pre_x"] * _at(t.grid, t.gemm[k], piece) + np.where(last, _at(t.grid, t.head[k], np.ones(1)), 0.0)
         gpu_s += c["pre0"] + c["pre1"] * piece + c["pre2"] * piece * (done + piece / 2)
         seconds[left] += _on_host(c, gpu_s)
         done, left = done + chunk_tokens, left[~last]

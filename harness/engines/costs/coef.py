@@ -6,17 +6,20 @@ One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds 
     C    = sum of contexts of the decodes                           out = rows sampled (decodes + prompts ending here)
     area = sum over pieces of c * (s + c / 2): c new tokens after s cached ones
 
-    gpu  = gemm(m) + head(out)
+    gpu  = gemm(m) ([n = 0] + [n > 0] pre_x) + head(out)
          + [B > 0] max(att0 + att1 B, dec0 + dec1 B + dec2 C)
          + [n > 0] (pre0 n + pre1 p + pre2 area)
     host = host0 + host1 (B + n)
     step = gpu + host if serial else max(gpu, host)
 
 `gemm` and `head` are tables over the grid `Tables.grid`, linear between its points and beyond the last two; f(0) = 0.
+By `pre_x` an engine's products take longer in steps with prompts than by themselves. It goes by phase alone: from what
+number of prompt tokens on it holds was not measured (row 5 of probe/ORDER.md).
 `head` includes a sampler that sorts the vocabulary; host0 includes what a host takes for more GPUs.
 
 Attention to KV elsewhere of B' decodes takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') there, and the time in which
-query_bytes B' go out and result_bytes B' come back; `kernels` divides gemm(m) / layers among a layer's kernels.
+query_bytes B' go out and result_bytes B' come back; `kernels` divides gemm(m) / layers among a layer's kernels, times
+pre_x in a step with prompts.
 
 Demands of a step on each of its GPUs, both <= 1:
     compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (weights + kbytes C) / (hbm step))
@@ -49,6 +52,7 @@ COST = record(
     dec0           f8  s             of decode attention, streaming
     dec1           f8  s/sequence    of decode attention, streaming
     dec2           f8  s/token       of context, of decode attention, streaming
+    pre_x          f8  ratio         of gemm(m) in a step with prompts
     pre0           f8  s/piece       of prefill attention
     pre1           f8  s/token       of prefill attention
     pre2           f8  s/token^2     of area, of prefill attention

@@ -24,6 +24,7 @@ CONSTANTS: Mapping[str, str] = {  # by name: what is multiplied
     "passes": "layers of a decode step that pass for each layer of prompts beside it",
     "decode_fill": "part of a GPU's time that kernels of decode steps keep from other models, at most all",
     "prompt_tokens": "prompt tokens in a step from which its kernels take turns as those of prompts",
+    "prompts": "seconds of kernels in steps with prompts, whatever their tokens",
     "step": "host time of a step",
     "process": "memory of an engine's process beside weights and KV",
     "reserve": "pages that a model with elastic KV memory keeps mapped",
@@ -76,9 +77,15 @@ def turns(tables: Tables, factors: Factors) -> Tables:
 
 
 def host(profile: HostProfile, factors: Factors) -> HostProfile:
-    """Scale the host time of an engine's step; its API and its sampler, which runs on the GPU, stay."""
+    """Scale the host time of an engine's step, and what kernels take in steps with prompts.
+
+    Its API and its sampler, which runs on the GPU, stay.
+    """
     by = of(factors, "step")
-    return profile._replace(host0=by * profile.host0, host1=by * profile.host1, host_tp=by * profile.host_tp)
+    return profile._replace(
+        host0=by * profile.host0, host1=by * profile.host1, host_tp=by * profile.host_tp,
+        scale_prefill=of(factors, "prompts") * profile.scale_prefill,
+    )  # fmt: skip
 
 
 def process(parts: Parts, factors: Factors) -> Parts:

@@ -464,6 +464,7 @@ def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
 def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
     """Fit c0, c1 and the kernel scales of eager vLLM, by reweighted relative least squares on one model."""
     spec, base = quantities.gpu(kind), quantities.host("none", kind)
+    q = {**q, "co_run": quantities.quantities(kind)["co_run"]}  # which is not fitted here
     d, fitted = whole_steps(kind), ENGINES[kind][1]
     models = list(dict.fromkeys(d.model))
     rows, row_of = [(DENSE[m], 1) for m in models], {m: i for i, m in enumerate(models)}
@@ -648,6 +649,9 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
         "tiles": [[tm, tn, best] for tm, tn in TILES],
         "factors": [],
     }
+    # H100's INT4 experts wait for the conversion of their weights, which takes SMs; H20 has fewer of these than H100 by
+    # 1.7 and less arithmetic by 6.7, so that it waits for arithmetic, as with experts in 16 bits.
+    files["h20"]["experts_int4"] |= {"flops_frac": files["h100"]["experts_bf16"]["flops_frac"]}
     for kind, (wire, over) in WIRES.items():
         source = f"roofline: {files[kind]['like'].upper()}'s, or a ring over {over}, unmeasured"
         files[kind] |= {op: {"source": source, "wire": wire} for op in ("all_reduce", *quantities.EXCHANGES)}

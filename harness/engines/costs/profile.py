@@ -39,8 +39,8 @@ def row(t: Tables, i: int) -> Row:
 def step_s(r: Row, B: int = 0, C: float = 0, p: int = 0, n: int = 0, area: float = 0, out: int | None = None) -> float:
     """Return the solo seconds of a step, as `coef` writes it; `out` defaults to B + n."""
     c = r.cost
-    gpu_s = _at(r.grid, r.gemm, B + p) + _at(r.grid, r.head, B + n if out is None else out)
-    gpu_s += attend_s(r, B, C)
+    gemm_s = _at(r.grid, r.gemm, B + p) * (c["pre_x"] if n else 1.0)
+    gpu_s = gemm_s + _at(r.grid, r.head, B + n if out is None else out) + attend_s(r, B, C)
     if n:
         gpu_s += c["pre0"] * n + c["pre1"] * p + c["pre2"] * area
     host_s = c["host0"] + c["host1"] * (B + n)

@@ -35,6 +35,10 @@ ERRORS = ("fit", "fit_parts", "held", "held_parts", "parallel_parts")
 CHIP = ("sms", "flops", "hbm")
 USUAL = "h100"  # whose file has every key that others may have, as far as it is checked
 TURNS_OF = "h200"  # the kind on which turns of kernels were measured
+# The kind whose rows tell what a sort of the vocabulary takes. On cards of less bandwidth it takes longer by as much,
+# which nobody measured. On those of more it takes no less: vLLM PR 40376, whose hardware is a B200 (its servers run on
+# B200 and H200), has the same seconds, 1.36e-10 a row and entry.
+SORTED_ON = "h100"
 
 
 class GpuSpec(NamedTuple):
@@ -66,7 +70,7 @@ class HostProfile(NamedTuple):
     scale_decode: float  # kernel seconds are multiplied by these
     scale_prefill: float
     host_tp: float = 0.0  # s a step for each doubling of the tensor-parallel group
-    sample_s: float = 0.0  # s a sampled row and entry of the vocabulary, where the checkpoint asks for top-k or top-p
+    sample_s: float = 0.0  # s a sampled row and entry of the vocabulary, where requests ask for top-k or top-p
     lookahead_steps: int = 0  # steps scheduled ahead of the one that runs, which a new prompt cannot join any more
 
 
@@ -303,7 +307,8 @@ def _host(name: str, kind: str) -> Toml:
 def host(name: str, kind: str, table: str | None = None) -> HostProfile:
     """Return an engine's host costs on a GPU kind. Raises UserError if they were not measured on it.
 
-    The steps of a machine that was measured whole contain its host costs, so that only `api_in_s` is left.
+    The seconds of a sampler's sort are those of `SORTED_ON`, longer by as much as the card's bandwidth is less. The
+    steps of a machine that was measured whole contain its host costs, so that only `api_in_s` is left.
     """
     if (measured := machine(table)) is not None:
         return HostProfile(
@@ -313,7 +318,8 @@ def host(name: str, kind: str, table: str | None = None) -> HostProfile:
     if "host0" not in q:
         have = ", ".join(_read(TABLES / "hosts.toml")["host"][name]["on"])
         raise UserError(f'host profile "{name}" was not measured on {_kind(kind)} (it was on: {have})')
-    return HostProfile(**{k: q[k] for k in HostProfile._fields if k in q or k not in HostProfile._field_defaults})
+    profile = HostProfile(**{k: q[k] for k in HostProfile._fields if k in q or k not in HostProfile._field_defaults})
+    return profile._replace(sample_s=profile.sample_s * max(1.0, gpu(SORTED_ON).hbm / gpu(kind).hbm))
 
 
 def fitted(name: str) -> Sequence[Toml]:
@@ -371,12 +377,19 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
     out = [Source(f"{name}.{op}", str(q[op]["source"]), q[op]["formula"], error(q[op])) for op in ops]
     turns = q["co_run"]
     out.append(Source(f"{name}.co_run", turns["source"], turns["formula"], error(turns)))
-    out.append(Source(f"host {host}", h["source"], h["formula"], error(h)))
+    out.append(Source(f"host {host}", h["source"] + _elsewhere(host, name), h["formula"], error(h)))
     sigma = _read(TABLES / "hosts.toml")["sigma"]
     if "sigma" not in h:
         out.append(Source("noise", sigma.get(name, sigma["other"])["source"], f"sigma {noise(kind, host)}", "-"))
     spec = q["spec"]
     return out + [Source(f"{name}.{k}", spec[k]["source"], f"{spec[k]['value']:g}", "-") for k in GpuSpec._fields[2:]]
+
+
+def _elsewhere(host: str, kind: str) -> str:
+    """Say that a profile's host seconds are those beside H100s, on a kind where nobody measured them; else nothing."""
+    file = _read(TABLES / "hosts.toml")["host"][host]
+    known = kind in {USUAL, *file.get("on", ())} or not file.get("host0")
+    return "" if known else f". Its seconds on the host are those beside {USUAL}, unmeasured beside {kind}"
 
 
 def _measured_sources(measured: whole.Machine) -> list[Source]:

@@ -194,6 +194,7 @@ def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
         fitted, c = steps[shape.name], cost[i]
         gemm[i] = _lines(grid, fitted.tokens, fitted.seconds)
         c["host1"], c["serial"], c["dec2"], c["pre2"] = fitted.seq_s, 1, fitted.ctx_s, fitted.area_s
+        c["pre_x"] = 1.0
         _set_turns(c, machine.co_run, shape.name)
         c["flops"], c["hbm"] = 1.0, 1.0
         c["layers"] = shape.layers

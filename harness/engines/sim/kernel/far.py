@@ -151,7 +151,7 @@ def hold_far(S: int, b: int, f: int, steps: int) -> int:
 
 
 @jit
-def cut_kernels(S: int, lane: int, c: int, m: int, out: int, attention: float) -> int:
+def cut_kernels(S: int, lane: int, c: int, m: int, out: int, gemm: float, attention: float) -> int:
     """Note the kernels of a lane's step, each halved until it is within the order's `op_s`; returns how many there are.
 
     Without `op_s` no kernel looks for others' attention: for those the step is one kernel.
@@ -159,7 +159,7 @@ def cut_kernels(S: int, lane: int, c: int, m: int, out: int, attention: float) -
     n = lane_at(S, lane)
     T = tables(S)
     k = T.cost[c]
-    layer = table(T.grid, T.gemm[c], m) / k.layers
+    layer = gemm / k.layers
     at = min(m, T.grid[T.grid.size - 1])
     last = T.kernels.shape[2]
     polls = 0

@@ -301,14 +301,15 @@ def form(S: int, T: Tables, lane: int) -> None:
         C = float(B.context - far_context(S, b)) if run > 0 else 0.0
         near = attend_s(S, c, run - far, C)
         decode = max(near, far_s(S, b, c, -1.0)) if far > 0 else near
-        gpu = table(T.grid, T.gemm[c], run + tokens) + table(T.grid, T.head[c], out) + decode
+        gemm = table(T.grid, T.gemm[c], run + tokens) * k.pre_x
+        gpu = gemm + table(T.grid, T.head[c], out) + decode
         pre = k.pre0 * pieces + k.pre1 * tokens + k.pre2 * area
         gpu += pre
         n.kernel_s[0] = gpu - decode + near
         n.kernel_count[0] = 1
         n.kernels = 1
         if n.op_s >= 0.0:
-            gpu += W.poll_s * cut_kernels(S, lane, c, run + tokens, out, near + pre)
+            gpu += W.poll_s * cut_kernels(S, lane, c, run + tokens, out, gemm, near + pre)
         host = k.host0 + k.host1 * (run + pieces)
         solo = gpu + host if k.serial else max(gpu, host)
         flops = k.fl_tok * (run + tokens) + k.fl_area * area
@@ -363,12 +364,13 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     near_context = each * (run - B.far) if B.far > 0 else float(q)
     near = attend_s(S, c, run - B.far, near_context)
     decode = max(near, far_s(S, b, c, each)) if B.far > 0 else near
-    base = table(T.grid, T.gemm[c], run) + table(T.grid, T.head[c], run)
+    gemm = table(T.grid, T.gemm[c], run)
+    base = gemm + table(T.grid, T.head[c], run)
     n.kernel_s[0] = base + near
     n.kernel_count[0] = 1
     n.kernels = 1
     if n.op_s >= 0.0:
-        base += W.poll_s * cut_kernels(S, lane, c, run, run, near)
+        base += W.poll_s * cut_kernels(S, lane, c, run, run, gemm, near)
     host = k.host0 + k.host1 * run
     if B.far > 0:
         steps = min(steps, span_far(S, lane, c, base, host))
