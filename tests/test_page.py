@@ -76,11 +76,6 @@ def test_the_key_by_which_a_cell_is_sorted(cell: str, number: float | None) -> N
     assert value(cell) == number
 
 
-def test_columns_without_a_value_are_left_out() -> None:
-    assert Table(["a", "b"], [["x", "-"]], title="t").filled() == Table(["a"], [["x"]], title="t")
-    assert Table(["a", "b"], []).filled() == Table(["a", "b"], [])
-
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the folders of a comparison and a size that were made by commands, and their pages."""

@@ -12,7 +12,7 @@ from harness.answers.table import WIDTH, Table, aligned
 from harness.policy import mix
 from harness.policy.types import GIB
 from harness.rows import checked
-from harness.rows.estimate import NONE
+from harness.rows.estimate import NONE, SHARE, Estimate
 from harness.rows.held import DAY_H
 from harness.run.spec import Spec
 from harness.run.spec import asked as asked_system
@@ -109,13 +109,13 @@ def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     if verdict.unfit:
         return (curve.kind, curve.system, counted, pooled_text, *(NONE,) * 4, _cut(f"room: {verdict.unfit}"))
     view, share = min(verdict.share.items(), key=lambda pair: pair[1])
-    ends = verdict.interval[view]
-    interval = f" [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]" if ends else ""
+    low, high = verdict.interval[view] or (None, None)
+    met = Estimate(share, low, high, 1).times(100)
     day = NONE if usd is None else f"{usd * DAY_H:,.0f}"
     token = NONE if usd is None or not sized.million_tokens_hour else f"{usd / sized.million_tokens_hour:.3g}"
     bound = curve.system in BOUNDS
     return (
-        curve.kind, curve.system + (" (bound)" if bound else ""), counted, pooled_text, f"{100 * share:.1f}{interval}",
+        curve.kind, curve.system + (" (bound)" if bound else ""), counted, pooled_text, met.text(SHARE),
         f"{100 * verdict.worst[1]:.1f}", day, token, _why(curve, gpus),
     )  # fmt: skip
 

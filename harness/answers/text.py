@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from harness.study.table import unchecked
 Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 SIDES = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}
+_row = itemgetter("row")  # of a panel
 SEVERAL = 2  # panels of which a first line tells the verdicts together
 
 
@@ -42,10 +44,6 @@ class Shown(NamedTuple):
     folder: Path
     markdown: bool = False
     every: bool = False  # all lines, not only those that answer the study's question
-
-    def panels(self, row: int) -> list[Panel]:
-        """Return the panels of a condition."""
-        return [panel for panel in self.about.panels if panel["row"] == row]
 
 
 def lines(shown: Shown) -> Iterator[str]:
@@ -69,9 +67,9 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
             body = tradeoff.parts(shown.about, shown.table, every=shown.every)
         case _:
             standings = _standings(shown)
-            rows = sorted({panel["row"] for panel in shown.about.panels})
-            blocks = (_block(shown, shown.panels(row), standings) for row in rows)
-            body = chain(_answer("panels", standings), *blocks)
+            by_row = groupby(sorted(shown.about.panels, key=_row), key=_row)
+            blocks = (_block(shown, list(panels), standings) for _, panels in by_row)
+            body = chain(_answer("panels", standings), chain.from_iterable(blocks))
             ends = _ends(shown, standings)
     left_out = filter(None, [setting.left_out(shown.about.panels)])
     below = (shown.about.notes, left_out, unchecked_lines(shown.table), _claims(shown), _copies(shown))
