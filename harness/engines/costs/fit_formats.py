@@ -69,8 +69,8 @@ class Instead(NamedTuple):
 
 
 EXPORTED = (
-    "Its rows are of one kernel, by which checkpoints that ModelOpt exported run on FlashInfer's CUTLASS. Steps of up to"
-    " 64 tokens take {} times as long as in 16 bits, in the median"
+    "Its rows are of one kernel, by which checkpoints that ModelOpt exported run on FlashInfer's CUTLASS. Steps of up"
+    " to 64 tokens take {} times as long as in 16 bits, in the median"
 )
 PRICED_AS = {
     ("h100", "experts_fp8"): Instead("experts_fp8_block", 1.0, EXPORTED.format(2.4)),
