@@ -18,7 +18,7 @@ from harness.run.spec import Spec
 from harness.run.spec import asked as asked_system
 from harness.study.bases import by_kind
 from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict
-from harness.study.size_kept import Said
+from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Hour, Why, summed
 from harness.study.study import named
 from harness.study.table import of_unchecked
@@ -158,10 +158,10 @@ def lines(sized: Sized) -> Iterator[str]:
         yield f"... and {len(pairs) - most} GPUs more (--json)"
 
 
-def said(sized: Sized) -> Said:
-    """Return what of an answer is stored in words."""
+def words(sized: Sized) -> Words:
+    """Return the words of an answer, which are stored with it."""
     grid = table(sized)
-    return Said(sentence(sized), setting(sized), [grid.head, *grid.rows], list(told(sized)))
+    return Words(sentence(sized), setting(sized), [grid.head, *grid.rows], list(told(sized)))
 
 
 def setting(sized: Sized) -> str:

@@ -140,7 +140,7 @@ def size(
         return
     with teller(machine=machine) as told, collecting(lambda: sizes.progress(asked, folder), on=collect):
         sized = sizes.size(asked, folder, workers=workers, teller=told)
-    answer = keep(sized, words.said(sized), folder)
+    answer = keep(sized, words.words(sized), folder)
     keep_command(answer)
     if as_json:
         click.echo(json.dumps(words.facts(sized), indent=1))

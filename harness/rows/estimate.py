@@ -1,4 +1,4 @@
-"""Estimates, and their text, the same wherever one is printed: `m [low, high]`.
+"""An estimate as text, the same wherever one is printed: `m [low, high]`.
 
 A bound stands before the mean, and an interval with an open end shows where the quantity ends:
 
@@ -69,7 +69,7 @@ class Estimate:
 
     @property
     def _informs(self) -> bool:
-        """Whether the interval says more than the mean and its sign: `>24.0 [24.0, inf]` does not."""
+        """True where the interval says more than the mean and its sign: that of `>24.0 [24.0, inf]` does not."""
         ends = [x for x in (self.low, self.high) if x is not None]
         return len(ends) == 2 or any(not math.isclose(x, self.mean) for x in ends)
 

@@ -24,8 +24,8 @@ from harness.run.spec import digest
 from harness.study.size import Asked, Sized
 
 
-class Said(NamedTuple):
-    """What of an answer is stored in words."""
+class Words(NamedTuple):
+    """The words of an answer, which are stored with it."""
 
     sentence: str
     setting: str
@@ -63,13 +63,13 @@ class Kept(NamedTuple):
     tried: tuple[Tried, ...]
 
 
-def keep(sized: Sized, said: Said, out: Path) -> Path:
+def keep(sized: Sized, words: Words, out: Path) -> Path:
     """Write an answer below `out`; returns its folder. Raises UserError where the disk refuses."""
     asked = {**asdict(sized.asked), "prices": {kind: price._asdict() for kind, price in sized.asked.prices.items()}}
     asked["growth"] = [float(x) for x in sized.asked.growth]
     best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
     about = {
-        "asked": asked, "best": best, **said._asdict(),
+        "asked": asked, "best": best, **words._asdict(),
         "views": [[view.trace, view.name] for view in sized.views],
     }  # fmt: skip
     stem = Path(str(sized.asked.setting["trace"])).stem.partition("+")[0]

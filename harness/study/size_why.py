@@ -91,7 +91,7 @@ class Why:
 
     @property
     def first(self) -> str:
-        """What binds most."""
+        """The resource that binds most."""
         if self.tried.unfit:
             return "weights" if self.weights_bytes > self.memory_bytes else "KV"
         return self.binds.most_common(1)[0][0] if self.binds else "compute"
