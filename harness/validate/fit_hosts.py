@@ -48,8 +48,8 @@ API_OUT_S = 0.0008
 # The rows of H100 alone would say as much: E2E of vllm-0.12 is off by 1.7 % (rms) with it, by 3.3 without a sort and by
 # 2.1 and 2.2 with 0.7e-10 and 1.95e-10.
 SORT = (
-    "sorting in PyTorch (vllm PR 40376, whose hardware is a B200: 1.07 and 2.40 ms for 64 and 128 rows of 131,072); on"
-    " cards of less bandwidth than H100 longer by as much, assumed"
+    "sorting in PyTorch (vllm PR 40376, on a B200: 1.07 and 2.40 ms for 64 and 128 rows of 131,072), longer on cards"
+    " below H100's bandwidth (assumed)"
 )
 SAMPLE_S = 1.36e-10  # the mean of these two, a row and entry
 
