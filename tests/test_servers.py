@@ -133,7 +133,7 @@ def test_a_stated_share_goes_with_the_parts_of_a_process() -> None:
 
 def test_the_base_of_an_slo_has_the_benchs_settings_whatever_the_run_has() -> None:
     for given in ({}, {"chunk_tokens": 512}, {"gpu": "l40s"}, {"host": "sglang-0.5"}):
-        spec = Spec("dedicated", models="llama-3.1-8b", trace="sample", **given)  # type: ignore[arg-type]
+        spec = Spec("dedicated", models="llama-3.1-8b", trace="sample", **given)
         (base, *_) = base_specs(spec)
         assert {key: getattr(base, key) for key in NAMED} == NAMED
         assert base_specs(resolve(spec))[0].process_bytes == base.process_bytes
