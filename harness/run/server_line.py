@@ -24,8 +24,9 @@ def server_line(setup: Setup) -> str:
         if its.chunk_tokens
         else f"whole prompts up to {its.prefill_tokens:,} tokens a step"
     )
-    share = f"{its.mem_fraction:.2f}" if spec.pool_bytes is None else f"{spec.pool_bytes / GIB:.1f} GiB a GPU"
-    told = f"server: {name(setup)}, {step}, {its.batch_cap:,} sequences, {share}"
+    share = f"{its.mem_fraction:.3f}".removesuffix("0")
+    memory = share if spec.pool_bytes is None else f"{spec.pool_bytes / GIB:.1f} GiB a GPU"
+    told = f"server: {name(setup)}, {step}, {its.batch_cap:,} sequences, {memory}"
     return f"{told}: {kv}" if (kv := _kv(setup)) else told
 
 
