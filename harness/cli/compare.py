@@ -206,7 +206,7 @@ def _so_far(measured: Measured, rule: str) -> list[str]:
 def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
     """Print the answer on one screen."""
     from harness.report import formats
-    from harness.study import sensitivity, sentences
+    from harness.study import bound, sensitivity, sentences
 
     if sentence := sentences.answer(measured, shown, rule):
         prose(sentence)
@@ -216,6 +216,8 @@ def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, eve
     if shown.systems:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         click.echo("\n".join(formats.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
+    if above := bound.line(measured.about, measured.about["panels"][0]["unit_rps"]):
+        prose(above)
     for note in sentences.notes(measured, shown, rule):
         prose(note)
     if sentence := sensitivity.kept(measured.folder):

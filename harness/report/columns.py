@@ -43,7 +43,7 @@ def columns(definition: str) -> tuple[Column, ...]:
         Column("rate_99", "req/s at 99 %", "crosses", "req/s", 1, True, "", headline=True, brief=True),
         Column("half_0", "req/s at 99 %", "1st half", "req/s", 1, None, "", brief=True),
         Column("half_1", "req/s at 99 %", "2nd half", "req/s", 1, None, "", brief=True),
-        Column("of_ideal", "req/s at 99 %", "of ideal %", "%", 100, None, "", brief=True),
+        Column("of_bound", "req/s at 99 %", "of bound %", "%", 100, None, "", brief=True),
         Column("slope", "req/s at 99 %", "slope", "power", 1, None, "", brief=True),
         Column("fails_99", "req/s at 99 %", "fails at", "req/s", 1, None, ""),
         Column("dip", "deepest", "dip %", "%", 1, None, ""),

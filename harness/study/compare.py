@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.policy import mix
 from harness.run.setup import load_models
-from harness.study.study import AA, CONTROLS, PRECISION, UPPER, Condition, Sample, Scope, Study, named
+from harness.study.study import AA, CONTROLS, PRECISION, Condition, Sample, Scope, Study, named
 from workloads import slo
 from workloads.usual import TRACE, WORLD, memory
 
@@ -97,4 +97,4 @@ def summary(table: pa.Table, about: Mapping[str, Any], rule: str, unchecked: Col
     names = list(about["systems"])
     (panel,) = about["panels"]
     return summarize(table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked,
-                     halves=panel["halves"], upper=UPPER)  # fmt: skip
+                     halves=panel["halves"], bound=about.get("bound"))  # fmt: skip

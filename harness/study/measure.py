@@ -28,7 +28,7 @@ from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest, stored
 from harness.run.teller import Silent, Teller
-from harness.study import enough, receipt, table
+from harness.study import bound, enough, receipt, table
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
 from harness.study.counted import Counted
@@ -576,7 +576,21 @@ class Work:
             "notes": [*(grids.notes(grid) if study.layout == "lines" else ()), *stand_ins, *study.notes],
             "judges": judgements((p.under, t.spec.folder) for p, t in zip(points, ready, strict=True)),
             "runs": dict(sorted((t.spec.folder, p.system) for p, t in zip(points, ready, strict=True))),
+            "bound": self._bound(grid),
         }
+
+    def _bound(self, grid: Grid) -> dict[str, Any] | None:
+        """Return the bound of a comparison along rates; None where there is none."""
+        (panel, *others), study = grid.panels, self.study
+        if others or study.layout != "table" or panel.axis != "rate_scale" or len(panel.xs) == 1:
+            return None
+        if panel.key not in self._bounds:
+            self._bounds[panel.key] = bound.of_panel(grid, panel, study.definitions[0], study.level, self.out)
+        return self._bounds[panel.key]
+
+    @cached_property
+    def _bounds(self) -> dict[str, dict[str, Any] | None]:
+        return {}
 
 
 def _tells(panel: Panel) -> bool:
