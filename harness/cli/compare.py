@@ -205,7 +205,7 @@ def _so_far(measured: Measured, rule: str) -> list[str]:
 def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
     """Print the answer on one screen."""
     from harness.answers import comparison
-    from harness.study import sensitivity
+    from harness.study import bound, sensitivity
 
     if sentence := comparison.answer(measured, shown, rule):
         prose(sentence)
@@ -215,6 +215,8 @@ def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, eve
     if shown.systems:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         click.echo("\n".join(comparison.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
+    if above := bound.line(measured.about, measured.about.panels[0]["unit_rps"]):
+        prose(above)
     for note in comparison.notes(measured, shown, rule):
         prose(note)
     if sentence := sensitivity.sentence_of(measured.folder):

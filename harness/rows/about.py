@@ -36,6 +36,7 @@ class About:
     runs: Mapping[str, str]  # by folder: the system's name
     texts: Mapping[str, str] = field(default_factory=dict)  # by name: the system as --systems takes it
     fuller: str = ""  # what --full has more of
+    bound: Mapping[str, Any] | None = None  # of a comparison along rates, as study.bound has it
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> About:

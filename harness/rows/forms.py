@@ -43,6 +43,7 @@ SCORED: Mapping[str, Any] = {  # attainment.parquet
     "sample": {"rule": str, "points": int, "each": str, "digits": int, "below": float}, "fuller": str,
     "panels": [PANEL], "claims": [CLAIM], "values": [(float, None)], "notes": [str],
     "judges": [{"rule": str, "seconds": ({str: [float, float]}, None), "runs": [str]}], "runs": {str: str},
+    "bound": ({"definition": str, "rate_scale": float, "gpus": int}, None),
 }  # fmt: skip
 LEADS: Mapping[str, Any] = {  # sensitivity.parquet
     "schema": int, "first": str, "second": str, "definition": str, "rates": [float], "sweep": str, "asked": [str],

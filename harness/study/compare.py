@@ -13,7 +13,7 @@ from harness.policy import mix
 from harness.policy.types import Inst, Unsupported
 from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec
-from harness.study.study import AA, CONTROLS, PRECISION, UPPER, Condition, Sample, Scope, Study, named
+from harness.study.study import AA, CONTROLS, PRECISION, Condition, Sample, Scope, Study, named
 from workloads import slo
 from workloads.build import closed, idle_to_swap, rate_rps
 from workloads.picking import assigned, window_fold
@@ -107,7 +107,7 @@ def summary(table: pa.Table, about: About, rule: str) -> Summary:
     names = list(about.systems)
     (panel,) = about.panels
     return summarize(table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked(table),
-                     halves=panel["halves"], upper=UPPER)  # fmt: skip
+                     halves=panel["halves"], bound=about.bound)  # fmt: skip
 
 
 def load_of(spec: Spec) -> tuple[int, bool, Preset | None]:

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from time import time_ns
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.policy.types import Inst, UserError
 from harness.rows import parts, record, tidy, whole
@@ -30,7 +30,7 @@ from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest, stored
 from harness.run.teller import Silent, Teller
-from harness.study import enough, receipt, table
+from harness.study import bound, enough, receipt, table
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
 from harness.study.counted import Counted
@@ -574,8 +574,22 @@ class Work:
                 Facts(self.stem, each)
                 for each in judgements((p.under, t.spec.folder) for p, t in zip(points, ready, strict=True))
             ),
+            bound=self._bound(grid),
             runs=dict(sorted((t.spec.folder, p.system) for p, t in zip(points, ready, strict=True))),
         )
+
+    def _bound(self, grid: Grid) -> dict[str, Any] | None:
+        """Return the bound of a comparison along rates; None where there is none."""
+        (panel, *others), study = grid.panels, self.study
+        if others or study.layout != "table" or panel.axis != "rate_scale" or len(panel.xs) == 1:
+            return None
+        if panel.key not in self._bounds:
+            self._bounds[panel.key] = bound.of_panel(grid, panel, study.definitions[0], study.level, self.out)
+        return self._bounds[panel.key]
+
+    @cached_property
+    def _bounds(self) -> dict[str, dict[str, Any] | None]:
+        return {}
 
 
 def _tells(panel: Panel) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,7 +55,7 @@ def columns(definition: str) -> tuple[Column, ...]:
         Column("rate_99", "req/s at 99 %", "crosses", "req/s", 1, True, "", headline=True, brief=True),
         Column("half_0", "req/s at 99 %", "1st half", "req/s", 1, None, "", brief=True),
         Column("half_1", "req/s at 99 %", "2nd half", "req/s", 1, None, "", brief=True),
-        Column("of_ideal", "req/s at 99 %", "of ideal %", "%", 100, None, "", brief=True),
+        Column("of_bound", "req/s at 99 %", "of bound %", "%", 100, None, "", brief=True),
         Column("slope", "req/s at 99 %", "slope", "power", 1, None, "", brief=True),
         Column("fails_99", "req/s at 99 %", "fails at", "req/s", 1, None, ""),
         Column("dip", "deepest", "dip %", "%", 1, None, ""),
@@ -156,14 +156,14 @@ def summarize(
     controls: Collection[str] = (),
     unchecked: Collection[str] = (),
     halves: Sequence[Collection[int]] = (),
-    upper: str = "",
+    bound: Mapping[str, Any] | None = None,
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
     `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so. What ran on
     another number of GPUs than two or more contestants (`contiguous` has one a model) contends for nothing either.
     `halves` are the seeds that replay either half of a real trace: two case studies, of which there is no interval.
-    `upper` is the bound above all.
+    `bound` is that of run/bound.py: above its `rate_scale` no policy attains `level` on its `gpus`.
     """
     wanted, panel = columns(definition), panel_of(table)
     points = _points(table, wanted)
@@ -190,7 +190,7 @@ def summarize(
         )
         for label in labels
     )
-    systems = tuple(_beside(systems, upper))
+    systems = tuple(_beside(systems, bound, panel))
     offered = [e.mean for label in labels if (e := points.at(label, shown, "offered_rps"))]
     undefined = [e.mean for label in labels if (e := points.at(label, shown, "undefined_tpot"))]
     return Summary(
@@ -204,14 +204,14 @@ def summarize(
     )
 
 
-def _beside(systems: Sequence[SystemSummary], upper: str) -> Iterator[SystemSummary]:
-    """Add to each system its rate at the level in % of the upper bound's; None without that bound."""
-    ideal = next((system.values.get("rate_99") for system in systems if system.label == upper), None)
+def _beside(systems: Sequence[SystemSummary], bound: Mapping[str, Any] | None, panel: Panel) -> Iterator[SystemSummary]:
+    """Add to each system its rate at the level in % of the bound's; None of controls and of other numbers of GPUs."""
     for system in systems:
         at, share = system.values.get("rate_99"), None
-        if ideal is not None and at is not None and system.label != upper:
-            share = of_counts(replace(at, low=None, high=None), ideal)
-        yield replace(system, values={**system.values, "of_ideal": share and share.times(100)})
+        if bound is not None and at is not None and system.gpus == bound["gpus"] and not system.control:
+            above = Estimate(bound["rate_scale"] * panel["unit_rps"], None, None, at.n)
+            share = of_counts(replace(at, low=None, high=None), above)
+        yield replace(system, values={**system.values, "of_bound": share and share.times(100)})
 
 
 def _values(

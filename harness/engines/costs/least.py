@@ -1,0 +1,127 @@
+"""The least that work costs: for each kind of work, seconds below which no step of a cost table does it.
+
+A step keeps its GPU from others for fill x kernel seconds (docs/semantics.md, Sharing a GPU). `Least` bounds that from
+below by a sum over the step's tokens and members, so that sums over any steps are bounded by sums over requests. With E
+members that get a token, and p tokens of prompts beside one of each member whose prompt ends,
+
+    fill x kernels >= part x token_s p + (member_s(N) + head_s) E + attention of each member      for each N >= E
+
+A GEMM has a floor, the reading of weights, and a slope, and no single pair of prices tells of both. So there are CUTS:
+prompts are charged all, half or none of the least seconds of a token, and members what is left. All three hold at once.
+
+Tables are linear between points of their grid, so the least of a ratio lies at a point; fill rises with the tokens of
+prompts, and is taken at the lower end of each piece. Nothing is sampled.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.engines.costs.coef import Tables
+
+F8 = NDArray[np.float64]
+CUTS = (1.0, 0.5, 0.0)  # parts of a token's least seconds that a prompt's tokens are charged
+
+
+class Least(NamedTuple):
+    """Least seconds of one row of a cost table, on all `tp` GPUs of its group together, without host gaps."""
+
+    token_s: float  # of a token of a step, whatever else is in it
+    member_s: F8  # (cuts, cap + 1) by N: of a member of a step that has at most N of them, its tokens of prompts aside
+    head_s: float  # of a token that is sampled
+    decode_s: tuple[float, float]  # of a token's attention, and for each token of its context
+    piece_s: tuple[float, float, float]  # of a prompt's attention: once, for each new token, for each token^2 of area
+    flop_s: tuple[float, float]  # of the GPU's FLOP/s: a token, a token^2 of area
+    hbm_s: tuple[float, float]  # of its bandwidth: the weights once, a token of context
+    wall_s: tuple[float, float]  # of a step on the clock: at least, and for each new token of a prompt
+    duty: float  # the least part of a step in which its kernels run
+    slow: float  # the least part of what others add to a step, at most 1
+
+
+def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) -> Least:
+    """Return the least seconds of row k, a group of `tp` GPUs, in steps of at most `cap` members.
+
+    `token_s` is what cuts charge for a token of a prompt, at most the row's own (None): of several rows, the least.
+    """
+    c, gemm, head = t.cost[k], t.gemm[k], t.head[k]
+    duties = [float(c[name]) for name in ("pre_duty", "dec_duty") if c[name] > 0.0]
+    duty = min([1.0, *duties])
+    here = _fill(c, np.zeros(1))[0] * duty  # of any step
+    most = float(t.grid[-1])
+    points = np.unique(np.concatenate([t.grid, cap + np.ceil([c["few"], c["many"]])])).astype(np.float64)
+    each, fill = _at(t, gemm, points) / points, duty * _fill(c, np.maximum(0.0, points - cap))
+    pieces = fill[:-1] * np.minimum(each[:-1], each[1:])
+    own = float(min(pieces.min(initial=np.inf), fill[0] * each[0], fill[-1] * min(each[-1], _slope(t, gemm))))
+    charged = own if token_s is None else token_s / tp
+    members = np.arange(1.0, cap + 1)[:, None]
+    edges = np.array([0.0, float(c["few"]), float(c["many"]), most])
+    p = np.sort(np.concatenate([np.maximum(0.0, t.grid - members), np.tile(edges, (cap, 1))], axis=1), axis=1)
+    whole = _at(t, gemm, p + members)
+    filled = duty * _fill(c, p)
+    by_cut = []
+    for part in CUTS:
+        left = filled[:, :-1] * whole[:, :-1] - part * charged * p[:, :-1]
+        right = filled[:, :-1] * whole[:, 1:] - part * charged * p[:, 1:]
+        low = np.minimum(left, right).min(axis=1) / members[:, 0]
+        by_cut.append(np.concatenate([[np.inf], np.minimum.accumulate(np.maximum(0.0, low))]))
+    seen = 1.0 if (busy := _duty(t, k, cap)) >= 1.0 else 0.5  # spans are shared at the power of two below their context
+    floor = float(_at(t, gemm, np.ones(1))[0] + _at(t, head, np.ones(1))[0])
+    floor += min(float(max(c["att0"] + c["att1"], c["dec0"] + c["dec1"])), float(c["pre0"] + c["pre1"]))
+    host = float(c["host0"] + c["host1"])
+    return Least(
+        token_s=tp * own,
+        member_s=tp * np.array(by_cut),
+        head_s=tp * here * _ratio(t, head),
+        decode_s=(tp * here * float(c["dec1"]), tp * here * seen * float(c["dec2"])),
+        piece_s=(tp * here * float(c["pre0"]), tp * here * float(c["pre1"]), tp * here * float(c["pre2"])),
+        flop_s=(tp * min(own, float(c["fl_tok"] / c["flops"])),
+                tp * min(here * float(c["pre2"]), float(c["fl_area"] / c["flops"]))),
+        hbm_s=(tp * here * min(float(_at(t, gemm, np.ones(1))[0]), float(c["wbytes"] / c["hbm"])),
+               tp * here * seen * min(float(c["dec2"]), float(c["kbytes"] / c["hbm"]))),
+        wall_s=(floor + host if c["serial"] else max(floor, host), _ratio(t, gemm)),
+        duty=busy,
+        slow=float(min(1.0, c["pre_slow"], c["dec_slow"])),
+    )  # fmt: skip
+
+
+def _fill(c: np.void, p: F8) -> F8:
+    """Return the least part of the GPU's time that a step of p or more tokens of prompts keeps from others."""
+    few, many = float(c["few"]), float(c["many"])
+    w = np.where((p > 0) & (p >= many), 1.0, np.clip((p - few) / max(many - few, 1e-300), 0.0, 1.0) * (p > few))
+    fill: F8 = np.minimum(c["dec_fill"] + w * (c["pre_fill"] - c["dec_fill"]), c["pre_fill"])
+    return fill
+
+
+def _duty(t: Tables, k: int, cap: int) -> float:
+    """Return the least part of a step in which its kernels run.
+
+    Beside the host's work for E members stand their GEMMs, and for each member a sampled token or a piece of a prompt.
+    """
+    c = t.cost[k]
+    stated = [float(c[name]) for name in ("pre_duty", "dec_duty")]
+    if min(stated) > 0.0:
+        return min(1.0, *stated)
+    members = np.arange(1.0, cap + 1)
+    each = min(_ratio(t, t.head[k]) + float(c["dec1"]), float(c["pre0"] + c["pre1"]))
+    gpu, host = _at(t, t.gemm[k], members) + each * members, c["host0"] + c["host1"] * members
+    part = gpu / (gpu + host if c["serial"] else np.maximum(gpu, host))
+    return min(1.0, *(duty for duty in stated if duty > 0.0), float(part.min()))
+
+
+def _ratio(t: Tables, f: F8) -> float:
+    """Return the least of f(m) / m over m >= 1."""
+    return float(min((f / t.grid).min(), _slope(t, f)))
+
+
+def _slope(t: Tables, f: F8) -> float:
+    """Return the seconds of each token beyond the grid."""
+    return float((f[-1] - f[-2]) / (t.grid[-1] - t.grid[-2]))
+
+
+def _at(t: Tables, f: F8, m: F8) -> F8:
+    """Interpolate linearly between points of the grid and beyond the last two, for m >= 1."""
+    values: F8 = np.interp(m, t.grid, f) + _slope(t, f) * np.maximum(0.0, m - t.grid[-1])
+    return values

@@ -1,0 +1,331 @@
+"""The bound: no policy on these GPUs meets the SLOs of a larger part of the requests.
+
+What a request needs is charged to intervals of time that hold all of its windows, and an interval has only so much. The
+largest part of requests that can be met is then a linear program, in which requests may be met in part and cut at will;
+so it is an upper bound. What it takes for granted, and why no policy escapes it:
+
+1. *Windows.* The prompt of a request that meets its TTFT is computed between its arrival and that limit, and its last
+   token comes by arrival + TTFT + (n - 1) TPOT. Where a definition drops a limit, the end of the run takes its place. A
+   request joins no step before it came, and is in none after its last token: all steps that serve it lie there.
+2. *Kernels.* Fill x kernel seconds of all steps <= GPUs x time. The law of turns (docs/semantics.md, Sharing a GPU)
+   slows the kernels of lane i to s_i >= (sum over all lanes j of b_j f_j w_j) / w_i, as presences b are at most 1. So
+   the sum over lanes of f_i b_i / s_i is at most 1, whatever steps are mixed in a lane, and whichever lanes run side by
+   side. Each GPU of a group has the whole step. Attention on other GPUs has a GPU to itself, at the same price. Each
+   piece of work costs at least what `costs.least` says, at the degree and on the kind of GPU where it costs least.
+   The simulator solves the law in three sweeps. With duties of u or more, the presences that a sweep assumes are at
+   least z of those that follow from it: z = u, then (1 - u) z + u, so 1 - (1 - u)^3 in the third. GPUs have as much
+   more time. Processes that take turns by slices are given 1 / u^2. A run that scales what lanes add to each other by
+   less than 1 is given the inverse of that.
+3. *Weights.* A token comes from a step of at most `batch_cap` members, which are requests of one model whose windows
+   hold one instant. So a step has no more members that are met than there are such windows, and reads weights once for
+   them. Members that are not met only add work.
+4. *Partitions.* Lanes on disjoint SMs may overlap kernels that compute with kernels that read. Where a policy has any,
+   two resources stand in place of 2, and are never added: FLOP / (FLOP/s of the best GEMM) <= GPUs x time, and bytes of
+   KV and weights (by 3) / (bytes/s) <= GPUs x time, at 2's price where that is less. These are facts of the card. The
+   simulator's law of partitions enforces neither: a policy is trusted to cut a GPU into no more than it is.
+5. *Memory.* KV of a request lies on GPUs while a step computes it: tokens x bytes x seconds of the step, with one
+   member, summed over its steps, <= the cards' whole memory x time. While it waits it may be on the host, and weights
+   may leave.
+6. *Prefixes.* Leading blocks that another request of the model has too cost nothing, neither work nor memory: the other
+   may have left them there, whichever came first.
+7. *Noise.* A step's seconds are times a factor of at least 1 - 2 sqrt(3) sigma, a sum of four uniforms (`cost.noise`).
+   A policy may prolong steps whose factor turned out low, so no mean counts, but the least.
+8. *Alone.* A request is not met whose prompt, or whose steps, take longer than a limit on idle GPUs at the best degree.
+
+All else costs nothing: gaps of the host, blocks and pages, loads of weights, links. A run without interference
+(`sharing=none`) or with unlimited memory is on no GPUs, and may lie above.
+
+The program is solved for groups of like requests, and its dual prices then judge each request by itself: by weak
+duality any prices >= 0 give a valid bound, so neither the groups nor the solver's tolerance are trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from harness.engines.costs import shapes
+from harness.engines.costs.least import CUTS, Least, least
+from harness.engines.machine import Config, Machine, priced_models
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from harness.policy.types import Jobs
+
+    F8 = NDArray[np.float64]
+    I8 = NDArray[np.int64]
+    B1 = NDArray[np.bool_]
+
+BOUNDED = ("both", "ttft", "tpot", "e2e")  # definitions that limit when work is done
+CELLS = 32  # of time, between which intervals lie; or as many as have at most MOST intervals in all
+MOST = 200  # intervals
+CLASSES = 8  # of cost, into which requests with like windows are grouped
+MARGIN_S = 5e-9  # stamps are whole nanoseconds
+
+
+class Sharing(NamedTuple):
+    """What policies may do to a GPU beside opening lanes."""
+
+    parted: bool = False  # cut it into partitions of SMs
+    sliced: bool = False  # let processes take turns by slices of time
+
+
+WHOLE = Sharing()
+
+
+class Share(NamedTuple):
+    """The largest part of requests that can be met."""
+
+    met: float
+    offered: int
+
+
+class _Model(NamedTuple):
+    """Least costs of a model, each over all degrees and kinds of GPU: GPU seconds, but where it says otherwise."""
+
+    token_s: float
+    member_s: F8  # (cuts, cap + 1)
+    head_s: float
+    decode_s: F8  # (2,)
+    piece_s: F8  # (3,)
+    flop_s: F8  # (2,)
+    hbm_s: F8  # (2,)
+    clock_s: F8  # (2,) on the clock: of a step, and of each new token of a prompt
+    held: F8  # (2,) bytes x seconds for a token held: through a step, and for each new token of a prompt
+
+
+class _Need(NamedTuple):
+    """What a request needs of each resource in either of its windows, and these windows."""
+
+    prompt: F8  # (requests, resources)
+    decode: F8  # (requests, resources)
+    begin_s: F8
+    first_s: F8  # by which its prompt has been computed
+    end_s: F8
+    possible: B1  # alone
+
+
+def share(
+    config: Config, machine: Machine, jobs: Jobs, definition: str, window_s: float, end_s: float,
+    sharing: Sharing = WHOLE,
+) -> Share:  # fmt: skip
+    """Return the largest part of the offered requests of a workload that any policy can meet, as the module says.
+
+    `definition` is one of BOUNDED, and the limits are those of the jobs. Raises ValueError for closed loops, whose
+    arrivals depend on the policy.
+    """
+    if definition not in BOUNDED:
+        raise ValueError(f"no bound by {definition}: it limits no request's end")
+    if jobs.after is not None:
+        raise ValueError("no bound for closed loops: when requests come depends on the policy")
+    offered = np.flatnonzero((jobs.arrival_s >= 0.0) & (jobs.arrival_s < window_s))
+    if not len(offered):
+        return Share(0.0, 0)
+    rows = _rows(config, machine)
+    need = _needs(config, jobs, offered, definition, end_s, _models(config, rows), sharing.parted)
+    return Share(_most(need, _capacity(config, machine, rows, sharing)), len(offered))
+
+
+# ------------------------------------------------------------------ least costs
+
+
+def _rows(config: Config, machine: Machine) -> dict[str, list[tuple[Least, int]]]:
+    """Return the least costs of each model's rows, of all kinds, and the bytes of a token of KV on a group of GPUs."""
+    models = priced_models(config)
+    tables = [kind.tables for kind in machine.all]
+    by_model: dict[str, list[tuple[Least, int]]] = {}
+    for name in (m.name for m in config.models):
+        degrees = [(k, m.tp) for k, m in enumerate(models) if m.name == name]
+        fitting = [(k, tp) for k, tp in degrees if tp <= config.group_gpus] or degrees
+        mine = [(t, k, tp) for t in tables for k, tp in fitting]
+        token_s = min(least(t, k, tp, config.batch_cap).token_s for t, k, tp in mine)
+        by_model[name] = [
+            (least(t, k, tp, config.batch_cap, token_s), tp * shapes.kv_token_bytes(models[k].shape, tp))
+            for t, k, tp in mine
+        ]
+    return by_model
+
+
+def _models(config: Config, rows: dict[str, list[tuple[Least, int]]]) -> list[_Model]:
+    """Return the least costs of each model at any degree, on any kind of GPU."""
+
+    def of(each: list[tuple[Least, int]]) -> _Model:
+        some = [row for row, _ in each]
+
+        def low(name: str) -> F8:
+            return np.min([getattr(row, name) for row in some], axis=0)  # type: ignore[no-any-return]
+
+        return _Model(
+            float(low("token_s")), low("member_s"), float(low("head_s")), low("decode_s"), low("piece_s"),
+            low("flop_s"), low("hbm_s"), low("wall_s"),
+            np.min([[size * row.wall_s[0], size * row.wall_s[1]] for row, size in each], axis=0),
+        )  # fmt: skip
+
+    return [of(rows[m.name]) for m in config.models]
+
+
+def _capacity(config: Config, machine: Machine, rows: dict[str, list[tuple[Least, int]]], sharing: Sharing) -> F8:
+    """Return what a second has of each resource: of GPU time as often as there are resources of it, and of memory."""
+    every = [row for each in rows.values() for row, _ in each]
+    u = min(row.duty for row in every)
+    lag = (u**2 if sharing.sliced else 1.0 - (1.0 - u) ** 3) if u < 1.0 else 1.0
+    slow = min(1.0, config.scaled.get("co_run", 1.0) * min(row.slow for row in every))
+    floor = lag * slow * max(0.0, least_factor(config.noise))
+    gpus = config.gpus / floor if floor > 0.0 else math.inf
+    kinds = [machine.of(kind).spec for kind in config.kinds]
+    held = sum(spec.mem_bytes if config.pool_bytes is None else config.pool_bytes for spec in kinds)
+    return np.array([gpus] * (2 if sharing.parted else len(CUTS)) + [float(held)])
+
+
+def least_factor(sigma: float) -> float:
+    """Return the least factor of a step's seconds, where its four uniforms are all 0 (kernel/cost.py)."""
+    return 1.0 - 2.0 * math.sqrt(3.0) * sigma
+
+
+# ------------------------------------------------------------------ needs
+
+
+def _needs(
+    config: Config, jobs: Jobs, offered: I8, definition: str, end_s: float, models: list[_Model], parted: bool
+) -> _Need:
+    """Return the needs of the offered requests."""
+    arrival, which = jobs.arrival_s[offered], np.asarray(jobs.model)[offered]
+    prompt, n = (np.asarray(x)[offered].astype(np.float64) for x in (jobs.prompt_tokens, jobs.output_tokens))
+    ttft_s, tpot_s = (np.asarray(x)[offered].astype(np.float64) for x in (jobs.ttft_slo_s, jobs.tpot_slo_s))
+    decode_s = (n - 1) * np.where(n > 1, tpot_s, 0.0)
+    first = np.minimum(arrival + ttft_s + MARGIN_S, end_s)
+    last = np.minimum(arrival + ttft_s + decode_s + MARGIN_S, end_s)
+    end = np.full(len(arrival), end_s)
+    windows = {"both": (first, last), "e2e": (last, last), "ttft": (first, end), "tpot": (end, end)}
+    by_prompt, by_end = windows[definition]
+    spared = _spared(jobs, config.block_tokens)[offered]
+    resources = (2 if parted else len(CUTS)) + 1
+    early, late = np.zeros((2, len(arrival), resources))
+    need = _Need(early, late, arrival, by_prompt, by_end, np.ones(len(arrival), dtype=bool))
+    factor = max(0.0, least_factor(config.noise))
+    for k, m in enumerate(models):
+        mine = np.flatnonzero(which == k)
+        most = np.minimum(_overlaps(arrival[mine], by_end[mine]), config.batch_cap)
+        length, new, later = prompt[mine], prompt[mine] - spared[mine], n[mine] - 1
+        area, ends = 0.5 * (length**2 - spared[mine] ** 2), (length, length + np.maximum(0.0, later - 1))
+        if parted:
+            read_s = _mean(ends, 0.0, m.hbm_s[1], m.piece_s[0], m.piece_s[2])
+            need.prompt[mine, :2] = np.stack([m.flop_s[0] * new + m.flop_s[1] * area, m.hbm_s[0] / most], axis=1)
+            need.decode[mine, :2] = later[:, None] * np.stack(
+                [np.full(len(mine), m.flop_s[0]), m.hbm_s[0] / most + read_s], axis=1
+            )
+        else:
+            attention_s = _mean(ends, m.decode_s[0], m.decode_s[1], m.piece_s[0] + m.piece_s[1], m.piece_s[2])
+            piece_s = m.piece_s[0] + m.piece_s[1] * new + m.piece_s[2] * area
+            for cut, part in enumerate(CUTS):
+                member_s = m.member_s[cut][most] + m.head_s
+                need.prompt[mine, cut] = part * m.token_s * (new - 1) + member_s + piece_s
+                need.decode[mine, cut] = later * (member_s + attention_s)
+        need.prompt[mine, -1] = factor * m.held[1] * new**2
+        need.decode[mine, -1] = factor * m.held[0] * later * (0.5 * sum(ends) - spared[mine])
+        prompt_s = factor * np.maximum(m.clock_s[0], m.clock_s[1] * new)
+        steps_s = factor * later * m.clock_s[0]
+        waits = prompt_s <= by_prompt[mine] - arrival[mine], prompt_s + steps_s <= by_end[mine] - arrival[mine]
+        need.possible[mine] = np.logical_and(*waits)
+        if definition in ("both", "tpot"):
+            need.possible[mine] &= steps_s <= decode_s[mine] + MARGIN_S
+    return need
+
+
+def _mean(ends: tuple[F8, F8], once: float, each: float, other_once: float, other_each: float) -> F8:
+    """Return at most the mean over contexts, from end to end, of the lesser of two lines: the chord of that curve."""
+    first, last = (np.minimum(once + each * x, other_once + other_each * x) for x in ends)
+    return 0.5 * (first + last)
+
+
+def _overlaps(begin: F8, end: F8) -> I8:
+    """Return the most windows that hold one instant of each window; `begin` ascends.
+
+    That number rises at beginnings alone, so it is the largest at a beginning within the window.
+    """
+    here = np.searchsorted(begin, begin, "right") - np.searchsorted(np.sort(end), begin, "left")
+    low, high = np.searchsorted(begin, begin, "left"), np.searchsorted(begin, end, "right")
+    spans = np.frexp(np.maximum(1, high - low))[1] - 1  # of two ranges of 2^span that cover the window
+    most, result = np.maximum(1, here), np.ones(len(begin), np.int64)
+    for span in range(int(spans.max(initial=0)) + 1):
+        mine = np.flatnonzero(spans == span)
+        result[mine] = np.maximum(most[low[mine]], most[np.maximum(high[mine] - (1 << span), 0)])
+        most = np.maximum(most[: -(1 << span)], most[1 << span :])
+    return result
+
+
+def _spared(jobs: Jobs, block_tokens: int) -> F8:
+    """Return the leading tokens of each prompt that another request of its model has too; never the last token."""
+    spared = np.zeros(len(jobs))
+    if (prefix := jobs.prefix) is None or not len(prefix.ids):
+        return spared
+    counts = np.diff(prefix.offsets)
+    owner = np.repeat(np.arange(len(jobs)), counts)
+    _, name, times = np.unique(
+        np.stack([np.asarray(jobs.model)[owner], prefix.ids], axis=1), axis=0, return_inverse=True, return_counts=True
+    )
+    place = np.arange(len(prefix.ids)) - prefix.offsets[owner]
+    leading = counts.copy()
+    np.minimum.at(leading, owner, np.where(times[name.reshape(-1)] > 1, counts[owner], place))
+    last = (np.asarray(jobs.prompt_tokens, np.int64) - 1) // block_tokens * block_tokens
+    spared[:] = np.minimum(leading * prefix.block_tokens, last)
+    return spared
+
+
+# ------------------------------------------------------------------ the program
+
+
+def _most(need: _Need, capacity: F8) -> float:
+    """Return the largest part of the requests that intervals have room for."""
+    from scipy.optimize import linprog
+
+    points = _points(np.concatenate([need.begin_s, need.first_s, need.end_s]))
+    a = np.searchsorted(points, need.begin_s, "right") - 1
+    by = [np.searchsorted(points, ends, "left") for ends in (need.first_s, need.end_s)]  # len(points): in no interval
+    intervals = _intervals(len(points))
+    limited = np.flatnonzero(np.isfinite(capacity))
+    lasts = points[intervals[:, 1]] - points[intervals[:, 0]]
+    costs = [x[:, limited] / capacity[limited] for x in (need.prompt, need.decode)]  # seconds of all GPUs
+    able = np.flatnonzero(need.possible)
+    if not len(able):
+        return 0.0
+    whole = (costs[0] + costs[1]).max(axis=1)
+    edges = np.quantile(whole[able], np.linspace(0.0, 1.0, CLASSES + 1)[1:-1])
+    keys = np.stack([a, *by, np.searchsorted(edges, whole)], axis=1)[able]
+    groups, of, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    means = [np.stack([np.bincount(of.reshape(-1), x) / sizes for x in cost[able].T]) for cost in costs]
+    inside = [(groups[:, 0] >= intervals[:, :1]) & (ends <= intervals[:, 1:]) for ends in groups[:, 1:3].T]
+    rows = np.concatenate([inside[0] * early + inside[1] * late for early, late in zip(*means, strict=True)])
+    solved = linprog(
+        -np.ones(len(groups)), A_ub=rows, b_ub=np.tile(lasts, len(limited)),
+        bounds=[(0.0, float(size)) for size in sizes], method="highs",
+    )  # fmt: skip
+    prices = np.zeros((len(intervals), len(limited)))
+    if solved.status == 0:
+        prices = np.maximum(0.0, -solved.ineqlin.marginals).reshape(len(limited), -1).T
+    over = np.zeros((len(points), len(points) + 1, len(limited)))  # prices of all intervals that hold a window
+    for (i, j), price in zip(intervals.tolist(), prices, strict=True):
+        over[i:, : j + 1] += price
+    charged = sum((over[a, ends] * cost).sum(axis=1) for ends, cost in zip(by, costs, strict=True))
+    met = float(lasts @ prices.sum(axis=1)) + float(np.maximum(0.0, 1.0 - charged)[able].sum())
+    return min(met, float(len(able))) / len(a)
+
+
+def _points(times: F8) -> F8:
+    """Return the ends of cells of time: every time that windows begin or end, or as many quantiles as MOST allows."""
+    every = np.unique(times[np.isfinite(times)])
+    if len(every) * (len(every) - 1) // 2 <= MOST:
+        return every
+    return np.unique(np.quantile(every, np.linspace(0.0, 1.0, CELLS + 1)))
+
+
+def _intervals(points: int) -> I8:
+    """Return the intervals between points, as pairs: all, or of 1, 2, 4, ... cells at every half of their length."""
+    if points * (points - 1) // 2 <= MOST:
+        return np.array([(i, j) for j in range(points) for i in range(j)], np.int64).reshape(-1, 2)
+    spans = [1 << k for k in range((points - 1).bit_length())]
+    pairs = [(i, min(i + span, points - 1)) for span in spans for i in range(0, points - 1, max(1, span // 2))]
+    return np.array(sorted({*pairs, (0, points - 1)}), np.int64)

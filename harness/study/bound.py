@@ -1,0 +1,139 @@
+"""The rate at which the bound of a comparison (run/bound.py) crosses the level, searched once and kept beside the runs.
+
+It stands for the windows that all systems replay: the requests of all seeds together, as systems' misses are pooled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.policy.types import Infeasible, Jobs, Unsupported, UserError
+from harness.rows import estimate, record
+from harness.rows.about import About
+from harness.rows.stored import NOTES
+from harness.run import bound
+from harness.run.resolve import resolve
+from harness.run.setup import SIMULATOR, Setup
+from harness.run.slo import SloTarget
+from harness.run.sources import code, scoring
+from harness.run.spec import Spec, canonical, digest
+from harness.study.grid import Grid, Panel
+from harness.study.study import UPPER
+from workloads import slo
+from workloads.picking import in_pieces
+
+FOLDER = "bounds"
+NEAR = 1.02  # of a crossing: the rate above it that is kept
+MOST = 400_000  # requests of a window, beyond which no crossing is searched
+LEAST = 2.0**-8  # rate scale
+
+
+def of_panel(grid: Grid, panel: Panel, definition: str, level: float, out: Path) -> dict[str, Any] | None:
+    """Return the rate scale above which no policy attains `level` on a panel's GPUs, with the definition and the GPUs.
+
+    None where nothing bounds it, by definitions without deadlines, for closed loops and traces that are read in pieces,
+    and on engines other than the simulator. The answer is kept below `out`.
+    """
+    target = panel.targets[panel.scale]
+    seeds, base = panel.seeds, replace(panel.first, system=UPPER, preset=None, fields=())
+
+    def at(x: float, seed: int) -> Setup:
+        spec = grid.point(replace(panel, specs={UPPER: base}), UPPER, seed, x).spec
+        return Setup(resolve(spec))
+
+    first = at(1.0, seeds[0])
+    if definition not in bound.BOUNDED or first.spec.engine != SIMULATOR or in_pieces(first.trace):
+        return None
+    if judged(first, target).after is not None:
+        return None
+    sharing = allowed(panel.specs.values())
+    key = {"specs": [canonical(at(1.0, seed).spec) for seed in seeds], "rule": target.identity,
+           "seconds": target.seconds, "definition": definition, "level": level, "sharing": sharing,
+           "code": code(first.spec), "search": scoring(__file__)}  # fmt: skip
+
+    @cache
+    def share(x: float, seed: int) -> bound.Share:
+        setup = at(x, seed)
+        window_s = math.inf if setup.spec.window_s is None else setup.spec.window_s
+        return bound.share(setup.config, setup.machine, judged(setup, target), definition, window_s, setup.end_s,
+                           sharing)  # fmt: skip
+
+    path = out / FOLDER / f"{digest(record.dumps(key))}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rate = NOTES.kept(path, key, lambda: {"rate_scale": searched(share, seeds, level)})["rate_scale"]
+    return None if rate is None else {"definition": definition, "rate_scale": rate, "gpus": first.spec.gpus}
+
+
+def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], level: float) -> float | None:
+    """Return a rate at which the bound is below the level, less than NEAR above one at which it is not.
+
+    None where it never falls below it, or never rises to it. The first seed alone brackets the rate, by doubling and
+    bisection; all of them then move the bracket.
+    """
+
+    def holds(x: float, some: Sequence[int]) -> bool:
+        each = [share(x, seed) for seed in some]
+        offered = sum(s.offered for s in each)
+        return sum(s.met * s.offered for s in each) >= level * offered
+
+    one, high = seeds[:1], 1.0
+    while holds(high, one):
+        if share(high, seeds[0]).offered > MOST:
+            return None
+        high *= 2.0
+    low = high / 2.0
+    while not holds(low, one):
+        if low < LEAST:
+            return None
+        low, high = low / 2.0, low
+    while high / low > NEAR:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle, one) else (low, middle)
+    while holds(high, seeds):
+        high *= NEAR
+    while not holds(high / NEAR, seeds):
+        high /= NEAR
+        if high < LEAST:
+            return None
+    return high
+
+
+def line(about: About, unit_rps: float) -> str | None:
+    """Return the bound of a comparison in words; None where it has none."""
+    if (most := about.bound) is None:
+        return None
+    gpus = f"{most['gpus']} GPU{'s' * (most['gpus'] > 1)}"
+    rate = estimate.number(most["rate_scale"] * unit_rps)
+    return f"bound: no policy on {gpus} serves more than {rate} req/s at {100 * about.level:g} % ({most['definition']})"
+
+
+def judged(setup: Setup, target: SloTarget) -> Jobs:
+    """Return the requests of a run with the limits of a target, which systems that do not read them are not told."""
+    jobs = setup.jobs()
+    if target.seconds is not None:
+        pairs = np.array([target.seconds.get(name, (math.inf, math.inf)) for name in jobs.models])[jobs.model]
+        return replace(jobs, ttft_slo_s=pairs[:, 0], tpot_slo_s=pairs[:, 1])
+    rule = slo.parse(target.rule)
+    assert isinstance(rule, slo.Scaled)  # only multiples of a request's own latency have no seconds by model
+    alone = setup.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens, gpu=rule.gpu)
+    return slo.by_isolated(jobs, rule, *alone)
+
+
+def allowed(specs: Iterable[Spec]) -> bound.Sharing:
+    """Return what any of these systems does to a GPU. One without room runs nothing, and does nothing."""
+    parted = sliced = False
+    for spec in specs:
+        sliced |= spec.sharing == "turns"
+        with suppress(Infeasible, Unsupported, UserError):
+            policy = Setup(resolve(spec)).policy
+            parted |= "Run.sms" in policy.uses
+            sliced |= policy.options.get("sharing") == "turns"
+    return bound.Sharing(parted, sliced)
