@@ -223,7 +223,7 @@ def test_no_modules_import_each_other() -> None:
 
 
 # The longest chain of imports that a folder may have inside, in modules.
-CHAINS = {"rows": 11, "run": 5, "study": 5, "validate": 5, "answers": 5}
+CHAINS = {"rows": 11, "run": 5, "study": 5, "answers": 5, "validate": 5, "cli": 6, "plots": 6}
 
 
 def inside(folder: str) -> dict[str, set[str]]:
