@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import pytest
 
 from harness.engines.costs import quantities, servers
 from harness.engines.costs.servers import Settings
-from harness.policy.types import UserError
+from harness.policy.types import GIB, Infeasible, UserError
 from harness.run.resolve import resolve
+from harness.run.server_line import server_line
 from harness.run.setup import Setup
 from harness.run.spec import Spec
 from harness.study.bases import base_specs
 from harness.study.compare import filled
 from harness.study.study import STUDIES
 from tests.cases import cases
+from tests.test_bad_input import bench, mistake
 
 NAMED = {"chunk_tokens": 2048, "batch_cap": 256, "mem_fraction": 0.9}
 
@@ -129,6 +132,39 @@ def test_a_stated_share_goes_with_the_parts_of_a_process() -> None:
     ).settings
     assert plain.process_bytes is not None
     assert (stated.mem_fraction, stated.process_bytes) == (0.8, None)
+
+
+def test_a_size_takes_settings_but_no_rate() -> None:
+    asked = ("size", "--trace", "sample", "--models", "llama-3.1-8b", "--set")
+    mistake(bench(*asked, "rate_scale=2"), "--set rate_scale: traffic is replayed as it is")
+    mistake(bench(*asked, "gpus=2"), "--set gpus: the option --gpus sets it")
+    mistake(bench(*asked, "chunk_token=2"), 'unknown key "chunk_token"')
+
+
+def test_what_is_served_beyond_the_pool_is_infeasible_with_the_longest_that_fits() -> None:
+    """An 8B on an A10: vLLM would not start with 35,000 tokens. The bound has no memory to run out of."""
+    spec = Spec("dedicated", models="llama-3.1-8b", trace="sample", gpu="a10", served=35_000)
+    with pytest.raises(Infeasible, match=r"serves 35,000 tokens, and KV memory has room for 28,784 \(--served 28784\)"):
+        _ = Setup(resolve(spec)).engine
+    assert Setup(resolve(replace(spec, served=28_784))).engine
+    assert Setup(resolve(replace(spec, system="ideal"))).engine
+    assert Setup(resolve(replace(spec, served=None))).engine
+
+
+def test_the_line_of_a_server_has_its_settings_and_memory() -> None:
+    one = Spec("dedicated", models="gpt-oss-120b", trace="sample", served=2048)
+    assert server_line(Setup(one)) == (
+        "server: vLLM 0.15, 8,192 tokens a step, 1,024 sequences, 0.90: 3.1 GiB of KV, 45k tokens"
+    )
+    two = replace(one, models="llama-3.2-1b,llama-3.1-8b", host="vllm-eager", pool_bytes=64 * GIB)
+    assert server_line(Setup(two)) == (
+        "server: vllm-eager (no release), 2,048 tokens a step, 256 sequences, 64.0 GiB a GPU: 49.0 GiB of KV, "
+        "402k tokens for llama-3.1-8b/1 alone, the fewest"
+    )
+    assert server_line(Setup(replace(one, host="sglang-0.5"))).startswith(
+        "server: SGLang 0.5, whole prompts up to 8,192 tokens a step, 2,048 sequences, 0.874: "
+    )
+    assert server_line(Setup(replace(one, models="llama-3.3-70b"))).endswith(": no KV for llama-3.3-70b/1")
 
 
 def test_the_base_of_an_slo_has_the_benchs_settings_whatever_the_run_has() -> None:

@@ -119,10 +119,13 @@ def size(
     """
     from harness.answers import size as words
     from harness.engines.costs.prices import prices
+    from harness.policy.types import UserError
     from harness.study import size as sizes
     from harness.study.compare import judged_by
     from harness.study.size_kept import keep
 
+    if "rate_scale" in settings:
+        raise UserError("--set rate_scale: traffic is replayed as it is; --grow asks for multiples of it")
     rule = slo_rule(slo, slo_scale, setting["models"])
     least, most = _span(span)
     tried = _kinds(kinds)
