@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,9 @@ from harness.run import bound
 from harness.run.resolve import resolve
 from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec
-from harness.study.bound import searched
+from harness.study.bound import line, searched
+from harness.study.compare import comparison, summary
+from harness.study.measure import measure
 from tests import worlds
 from tests.cases import cases
 
@@ -302,3 +305,41 @@ def test_the_crossing_is_bracketed_within_two_percent() -> None:
         assert pooled * 0.999 <= got <= pooled * 1.021
     assert searched(lambda x, _: bound.Share(1.0, int(1000 * x)), (0,), 0.99) is None
     assert searched(lambda x, _: bound.Share(0.5, int(1000 * x)), (0,), 0.99) is None
+
+
+# ------------------------------------------------------------------ comparisons
+
+
+def test_a_comparison_has_the_rate_of_its_systems_in_percent_of_the_bound(tmp_path: Path) -> None:
+    setting = {"models": "llama-3.2-1b*2", "gpus": 1, "trace": "hyperbolic-like+span_s=40", "drain_s": 20.0}
+    rule = "absolute:ttft=0.5,tpot=0.05"
+    asked = comparison(["elastic", "dedicated"], setting, rates=(32.0, 512.0), seeds=2, rule=rule)
+    measured = measure(asked, tmp_path, workers=1)
+    most = measured.about["bound"]
+    assert (most["definition"], most["gpus"]) == ("both", 1)
+    shown = summary(measured.table, measured.about, "both", ())
+    elastic, dedicated = (system.values for system in shown.systems)
+    rate, part = elastic["rate_99"], elastic["of_bound"]
+    assert rate is not None
+    assert part is not None
+    unit_rps = measured.about["panels"][0]["unit_rps"]
+    assert part.mean == pytest.approx(100 * rate.mean / (most["rate_scale"] * unit_rps), rel=1e-3)
+    assert 0 < part.mean <= 100
+    assert dedicated["of_bound"] is None  # a control, on other GPUs
+    said = line(measured.about, unit_rps)
+    assert said is not None
+    assert said.startswith("bound: no policy on 1 GPU serves more than ")
+    (kept,) = (tmp_path / "bounds").iterdir()
+    kept.write_text(kept.read_text().replace(f'"rate_scale":{most["rate_scale"]}', '"rate_scale":1234.5'))
+    single = replace(asked, systems={"elastic": "elastic"})  # of the same setting: it is not searched again
+    assert measure(single, tmp_path, workers=1).about["bound"]["rate_scale"] == 1234.5
+
+
+def test_the_bound_of_systems_that_cut_gpus_is_no_lower(tmp_path: Path) -> None:
+    setting = {"models": "llama-3.1-8b", "gpus": 1, "trace": "hyperbolic-like+span_s=40", "drain_s": 20.0}
+    rule = "absolute:ttft=0.5,tpot=0.05"
+    rates = {}
+    for name in ("chunked", "pdmux"):
+        asked = comparison([name], setting, rates=(8.0, 16.0), seeds=1, rule=rule)
+        rates[name] = measure(asked, tmp_path, workers=1).about["bound"]["rate_scale"]
+    assert rates["chunked"] < rates["pdmux"]

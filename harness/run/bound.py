@@ -67,7 +67,7 @@ MARGIN_S = 5e-9  # stamps are whole nanoseconds
 
 
 class Sharing(NamedTuple):
-    """What policies may do to a GPU beside opening lanes."""
+    """The ways in which policies may divide a GPU, beside lanes whose kernels take turns."""
 
     parted: bool = False  # cut it into partitions of SMs
     sliced: bool = False  # let processes take turns by slices of time
@@ -98,7 +98,7 @@ class _Model(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """What a request needs of each resource in either of its windows, and these windows."""
+    """The needs of requests: of each resource in either of their windows, and these windows."""
 
     prompt: F8  # (requests, resources)
     decode: F8  # (requests, resources)

@@ -25,7 +25,6 @@ from harness.run.setup import SIMULATOR, Setup
 from harness.run.slo import SloTarget
 from harness.run.sources import code, scoring
 from harness.run.spec import Spec, canonical, digest
-from harness.study.grid import Grid, Panel
 from harness.study.study import UPPER
 from workloads import slo
 from workloads.picking import in_pieces
@@ -36,25 +35,26 @@ MOST = 400_000  # requests of a window, beyond which no crossing is searched
 LEAST = 2.0**-8  # rate scale
 
 
-def of_panel(grid: Grid, panel: Panel, definition: str, level: float, out: Path) -> dict[str, Any] | None:
-    """Return the rate scale above which no policy attains `level` on a panel's GPUs, with the definition and the GPUs.
+def crossing(
+    of: Callable[[float, int], Spec], specs: Iterable[Spec], seeds: Sequence[int], target: SloTarget, definition: str,
+    level: float, out: Path,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Return the rate scale above which no policy attains `level`, with the definition and the number of GPUs.
 
-    None where nothing bounds it, by definitions without deadlines, for closed loops and traces that are read in pieces,
-    and on engines other than the simulator. The answer is kept below `out`.
+    `of` gives the spec at a rate scale with a seed, and `specs` are those of the systems. None where nothing bounds the
+    rate, by definitions without deadlines, for closed loops and traces that are read in pieces, and on engines other
+    than the simulator. The answer is kept below `out`.
     """
-    target = panel.targets[panel.scale]
-    seeds, base = panel.seeds, replace(panel.first, system=UPPER, preset=None, fields=())
 
     def at(x: float, seed: int) -> Setup:
-        spec = grid.point(replace(panel, specs={UPPER: base}), UPPER, seed, x).spec
-        return Setup(resolve(spec))
+        return Setup(resolve(replace(of(x, seed), system=UPPER, preset=None, fields=())))
 
     first = at(1.0, seeds[0])
     if definition not in bound.BOUNDED or first.spec.engine != SIMULATOR or in_pieces(first.trace):
         return None
     if judged(first, target).after is not None:
         return None
-    sharing = allowed(panel.specs.values())
+    sharing = allowed(specs)
     key = {"specs": [canonical(at(1.0, seed).spec) for seed in seeds], "rule": target.identity,
            "seconds": target.seconds, "definition": definition, "level": level, "sharing": sharing,
            "code": code(first.spec), "search": scoring(__file__)}  # fmt: skip
@@ -84,19 +84,19 @@ def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], l
         offered = sum(s.offered for s in each)
         return sum(s.met * s.offered for s in each) >= level * offered
 
-    one, high = seeds[:1], 1.0
-    while holds(high, one):
+    single, high = seeds[:1], 1.0
+    while holds(high, single):
         if share(high, seeds[0]).offered > MOST:
             return None
         high *= 2.0
     low = high / 2.0
-    while not holds(low, one):
+    while not holds(low, single):
         if low < LEAST:
             return None
         low, high = low / 2.0, low
     while high / low > NEAR:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if holds(middle, one) else (low, middle)
+        low, high = (middle, high) if holds(middle, single) else (low, middle)
     while holds(high, seeds):
         high *= NEAR
     while not holds(high / NEAR, seeds):

@@ -584,7 +584,10 @@ class Work:
         if others or study.layout != "table" or panel.axis != "rate_scale" or len(panel.xs) == 1:
             return None
         if panel.key not in self._bounds:
-            self._bounds[panel.key] = bound.of_panel(grid, panel, study.definitions[0], study.level, self.out)
+            self._bounds[panel.key] = bound.crossing(
+                lambda x, seed: grid.point(panel, study.first, seed, x).spec, panel.specs.values(), panel.seeds,
+                panel.targets[panel.scale], study.definitions[0], study.level, self.out,
+            )  # fmt: skip
         return self._bounds[panel.key]
 
     @cached_property

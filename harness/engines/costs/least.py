@@ -54,8 +54,8 @@ def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) ->
     points = np.unique(np.concatenate([t.grid, cap + np.ceil([c["few"], c["many"]])])).astype(np.float64)
     each, fill = _at(t, gemm, points) / points, duty * _fill(c, np.maximum(0.0, points - cap))
     pieces = fill[:-1] * np.minimum(each[:-1], each[1:])
-    own = float(min(pieces.min(initial=np.inf), fill[0] * each[0], fill[-1] * min(each[-1], _slope(t, gemm))))
-    charged = own if token_s is None else token_s / tp
+    lowest = float(min(pieces.min(initial=np.inf), fill[0] * each[0], fill[-1] * min(each[-1], _slope(t, gemm))))
+    charged = lowest if token_s is None else token_s / tp
     members = np.arange(1.0, cap + 1)[:, None]
     edges = np.array([0.0, float(c["few"]), float(c["many"]), most])
     p = np.sort(np.concatenate([np.maximum(0.0, t.grid - members), np.tile(edges, (cap, 1))], axis=1), axis=1)
@@ -72,12 +72,12 @@ def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) ->
     floor += min(float(max(c["att0"] + c["att1"], c["dec0"] + c["dec1"])), float(c["pre0"] + c["pre1"]))
     host = float(c["host0"] + c["host1"])
     return Least(
-        token_s=tp * own,
+        token_s=tp * lowest,
         member_s=tp * np.array(by_cut),
         head_s=tp * here * _ratio(t, head),
         decode_s=(tp * here * float(c["dec1"]), tp * here * seen * float(c["dec2"])),
         piece_s=(tp * here * float(c["pre0"]), tp * here * float(c["pre1"]), tp * here * float(c["pre2"])),
-        flop_s=(tp * min(own, float(c["fl_tok"] / c["flops"])),
+        flop_s=(tp * min(lowest, float(c["fl_tok"] / c["flops"])),
                 tp * min(here * float(c["pre2"]), float(c["fl_area"] / c["flops"]))),
         hbm_s=(tp * here * min(float(_at(t, gemm, np.ones(1))[0]), float(c["wbytes"] / c["hbm"])),
                tp * here * seen * min(float(c["dec2"]), float(c["kbytes"] / c["hbm"]))),
