@@ -14,7 +14,7 @@ CORES = 2
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 BESIDE = transformers==5.23.0 safetensors==0.8.0
-SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,ideal
+SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,unshared
 TRACE = hyperbolic-like
 COPIES = prism,alpaserve+search=fast
 SHORT = hyperbolic-like+span_s=60

@@ -114,7 +114,7 @@ def draw(
         )
     looks = style.looks(frame["label"])
     of = {series: looks[label] for series, label in zip(frame["series"], frame["label"], strict=True)}
-    order = sorted(of, key=lambda series: (series.startswith(("ideal", "dedicated")), series))
+    order = sorted(of, key=lambda series: (series.startswith(("unshared", "dedicated")), series))
     text, foot = style.foot(_caption(table, frame, unfit, note, len(halves)), 88)
 
     wanted = _panels()

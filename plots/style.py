@@ -82,7 +82,7 @@ SYSTEMS: Mapping[str, Look] = {
     "chunked": Look("#8a8d00", "p", _MIXED),
     "disaggregated": Look("#003f5c", "<", _MIXED),
     "dedicated": Look("#707070", "d", _DASHED),  # controls are grey: they are no contestants
-    "ideal": Look("#202020", "*", _DOTTED),
+    "unshared": Look("#202020", "*", _DOTTED),
 }
 _SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#5b3a1d", PINK, YELLOW)
 

@@ -147,7 +147,7 @@ def main() -> None:
         "bench compare, new runs": [
             "compare",
             "--systems",
-            "dedicated,static,chunked,ideal",
+            "dedicated,static,chunked,unshared",
             "--rate-scale",
             "1",
             "--seeds",

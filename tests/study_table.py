@@ -51,7 +51,7 @@ def about(panels: Sequence[Mapping[str, Any]] = PANELS, claims: Sequence[Claim] 
         "study": "fig7", "layout": "lines", "paper": "A paper, figure 7", "level": 0.99, "slo": "P95",
         "definitions": ["ttft", "tpot"], "titles": [], "systems": ["prism", "static"],
         "texts": {"prism": "prism", "static": "static"},
-        "controls": ["dedicated", "ideal", "prism (A/A)"], "seeds": 3, "sample": asdict(Sample()), "fuller": "",
+        "controls": ["dedicated", "unshared", "prism (A/A)"], "seeds": 3, "sample": asdict(Sample()), "fuller": "",
         "notes": ["hyperbolic-like: windows cut to 600 of 7200 s."], "judges": [], "runs": {}, "key": "x",
     }  # fmt: skip
     stored = {"panels": list(panels), "claims": [asdict(claim) for claim in claims], "values": [None] * len(claims)}
@@ -80,7 +80,7 @@ def cells() -> Iterator[dict[str, Any]]:
     for seed in range(3):  # a GPU a model, whatever is asked
         yield {"condition": "rates", "x": 1.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
         yield {"condition": "counts", "x": 8.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
-    for label in ("ideal", "prism (A/A)"):
+    for label in ("unshared", "prism (A/A)"):
         for seed in range(3):
             for x in (1.0, 16.0):
                 yield {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 1.0}

@@ -94,8 +94,8 @@ def test_no_script_of_a_random_world_lies_above_the_bound(kind: int) -> None:
 
 
 def every_system() -> list[str]:
-    """List all systems with all presets that run on the GPUs of this world: `ideal` does not."""
-    named = [(name, system.find(name).presets) for name in system.names() if name != "ideal"]
+    """List all systems with all presets that run on the GPUs of this world: `unshared` does not."""
+    named = [(name, system.find(name).presets) for name in system.names() if name != "unshared"]
     return [f"{name}:{preset}" if preset else name for name, presets in named for preset in (None, *presets)]
 
 
@@ -315,14 +315,15 @@ def test_a_comparison_has_the_rate_of_its_systems_in_percent_of_the_bound(tmp_pa
     rule = "absolute:ttft=0.5,tpot=0.05"
     asked = comparison(["elastic", "dedicated"], setting, rates=(32.0, 512.0), seeds=2, rule=rule)
     measured = measure(asked, tmp_path, workers=1)
-    most = measured.about["bound"]
+    most = measured.about.bound
+    assert most is not None
     assert (most["definition"], most["gpus"]) == ("both", 1)
-    shown = summary(measured.table, measured.about, "both", ())
+    shown = summary(measured.table, measured.about, "both")
     elastic, dedicated = (system.values for system in shown.systems)
     rate, part = elastic["rate_99"], elastic["of_bound"]
     assert rate is not None
     assert part is not None
-    unit_rps = measured.about["panels"][0]["unit_rps"]
+    unit_rps = measured.about.panels[0]["unit_rps"]
     assert part.mean == pytest.approx(100 * rate.mean / (most["rate_scale"] * unit_rps), rel=1e-3)
     assert 0 < part.mean <= 100
     assert dedicated["of_bound"] is None  # a control, on other GPUs
@@ -332,7 +333,9 @@ def test_a_comparison_has_the_rate_of_its_systems_in_percent_of_the_bound(tmp_pa
     (kept,) = (tmp_path / "bounds").iterdir()
     kept.write_text(kept.read_text().replace(f'"rate_scale":{most["rate_scale"]}', '"rate_scale":1234.5'))
     single = replace(asked, systems={"elastic": "elastic"})  # of the same setting: it is not searched again
-    assert measure(single, tmp_path, workers=1).about["bound"]["rate_scale"] == 1234.5
+    again = measure(single, tmp_path, workers=1).about.bound
+    assert again is not None
+    assert again["rate_scale"] == 1234.5
 
 
 def test_the_bound_of_systems_that_cut_gpus_is_no_lower(tmp_path: Path) -> None:
@@ -341,5 +344,7 @@ def test_the_bound_of_systems_that_cut_gpus_is_no_lower(tmp_path: Path) -> None:
     rates = {}
     for name in ("chunked", "pdmux"):
         asked = comparison([name], setting, rates=(8.0, 16.0), seeds=1, rule=rule)
-        rates[name] = measure(asked, tmp_path, workers=1).about["bound"]["rate_scale"]
+        most = measure(asked, tmp_path, workers=1).about.bound
+        assert most is not None
+        rates[name] = most["rate_scale"]
     assert rates["chunked"] < rates["pdmux"]

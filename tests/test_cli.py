@@ -228,7 +228,7 @@ def test_studies_are_listed_and_a_dry_run_runs_nothing(tmp_path: Path) -> None:
         ("bench compare --trace aren", "arena-chat"),
         ("bench compare --gpu h1", "h100"),
         ("bench compare --models li", "light8"),
-        ("bench check ide", "ideal"),
+        ("bench check ide", "unshared"),
     ],
 )
 def test_the_shell_completes(typed: str, offered: str) -> None:
@@ -324,7 +324,7 @@ def test_controls_are_an_independent_copy_and_the_bounds(tmp_path: Path) -> None
     answer = json.loads(ok("compare", "--systems", "static", *MODELS, "--seeds", "2", "--rate-scale", "1", "--no-plot",
                           "--controls", "--json", "-o", tmp_path))  # fmt: skip
     rows = {row["system"]: row for row in answer["systems"]}
-    assert list(rows) == ["static", "dedicated", "ideal", "static:oracle", f"static{AA}"]
+    assert list(rows) == ["static", "dedicated", "unshared", "static:oracle", f"static{AA}"]
     assert [row["control"] for row in rows.values()] == [False, True, True, True, True]
     seeds = {record.meta(path)["spec"]["seed"] for path in tmp_path.glob("static-*")}
     assert seeds == {0, 1, AA_SEED, AA_SEED + 1}
@@ -562,14 +562,14 @@ def test_list_shows_systems_engines_and_gaps() -> None:
     most = 2 + len(engines)
     assert head[:most] == ["system", "presets", *engines]
     rows = {line[0]: dict(zip(head[1:most], line[1:most], strict=True)) for line in lines if len(line) > most}
-    for name, presets in (("static", "rate, equal, oracle, replicas, production-stack"), ("ideal", "-")):
+    for name, presets in (("static", "rate, equal, oracle, replicas, production-stack"), ("unshared", "-")):
         assert (rows[name]["presets"], rows[name]["sim"]) == (presets, "yes")
     assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")
     assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
     assert rows["qlm"]["torch"] == "yes"  # it asks for a cost table, and torch has one
     assert "qlm on vllm: no cost table" in text.splitlines()
     assert not [
-        line for line in text.splitlines() if " on torch: " in line and not line.startswith(("ideal ", "contiguous"))
+        line for line in text.splitlines() if " on torch: " in line and not line.startswith(("unshared ", "contiguous"))
     ]
     assert "static on attach: no Limit" in text.splitlines()
     assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()

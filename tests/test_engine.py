@@ -270,7 +270,7 @@ def test_an_engine_whose_library_is_missing_says_so(tmp_path: Path, monkeypatch:
 
 
 def test_an_engine_without_a_cost_table_leaves_out_who_asks_for_one(tmp_path: Path) -> None:
-    for system, lacks in (("qlm", "cost table"), ("ideal", "option memory=unlimited, option sharing=none")):
+    for system, lacks in (("qlm", "cost table"), ("unshared", "option memory=unlimited, option sharing=none")):
         folder = done(replace(SPEC, system=system, engine="vllm", gpus=1), tmp_path)
         assert record.meta(folder)["skipped"] == lacks
     setup = Setup(resolve(replace(SPEC, system="static", engine="vllm", gpus=1)))

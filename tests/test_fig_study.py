@@ -86,7 +86,7 @@ def cells() -> Iterator[dict[str, Any]]:
                 yield cell("GPUs", x, label, seed, share, gpus=int(x), infeasible=no_room)
         yield cell("rates", 1.0, "dedicated", seed, 1.0, gpus=8)  # a GPU a model, whatever is asked
         yield cell("GPUs", 8.0, "dedicated", seed, 1.0, gpus=8)
-        for label in ("ideal", "prism (A/A)"):
+        for label in ("unshared", "prism (A/A)"):
             for x in (1.0, 16.0):
                 yield cell("rates", x, label, seed, 1.0)
 
@@ -98,7 +98,7 @@ ABOUT = about(
     panel("scales", row=1, axis="slo_scale", slo_scale=None, rate_rps=6.0),
     panel("GPUs", row=2, axis="gpus", gpus=None, rate_rps=1.5),
     definitions=["ttft", "tpot"],
-    controls=["dedicated", "ideal", "prism (A/A)"],
+    controls=["dedicated", "unshared", "prism (A/A)"],
     notes=["hyperbolic-like: windows cut to 600 of 7200 s."],
 )
 
@@ -198,7 +198,7 @@ def test_crossings_are_dashed_and_what_does_not_fit_is_hollow() -> None:
 def test_a_system_with_its_own_gpus_is_never_drawn_above_another_count() -> None:
     figure = drawn_lines()
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["prism", "static", "dedicated (8 GPUs)", "ideal", "prism (A/A)", "crosses 99 %"]
+    assert names == ["prism", "static", "dedicated (8 GPUs)", "unshared", "prism (A/A)", "crosses 99 %"]
     axis = figure.axes[4]
     shown = dict(zip(axis.get_xticks(), (x.get_text() for x in axis.get_xticklabels()), strict=True))
     markers = [line for line in axis.lines if line.get_marker() == style.SYSTEMS["dedicated"].marker]

@@ -17,7 +17,7 @@ OUTPUT = f"""\
 environment    10 s
 {HEADLINE} at 99 % (light8, 1 x h100)
 hyperbolic-like, 5106 requests in 1800 s
-{TABLE}batch_cap = 256 bound more than 1 % of steps: ideal
+{TABLE}batch_cap = 256 bound more than 1 % of steps: unshared
 next: bench explain results/static-c071ab4d
 prism and alpaserve serve equal rates at 99 % (light8, 2 x h100)
 """

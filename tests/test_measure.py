@@ -258,7 +258,7 @@ def test_a_study_over_the_number_of_models(tmp_path: Path) -> None:
     xs = rows.groupby(["condition", "label"], observed=True)["x"].unique().map(sorted).to_dict()
     assert xs[first, "chunked"] == [3.0, 10.0]
     assert xs[third, "static"] == [2.0, 4.0]
-    assert xs[first, "ideal"] == xs[first, "chunked"]  # controls stand at the ends
+    assert xs[first, "unshared"] == xs[first, "chunked"]  # controls stand at the ends
     here = crossings.crossing(crossings.of_panel(measured.table, panels[second]), panels[second], "static", "qos", 0.9)
     assert here is not None
     assert replace(here.at, mean=round(here.at.mean, 9)) == Estimate(3.0, None, None, 1)

@@ -115,7 +115,7 @@ def test_an_instance_has_gpus_of_one_kind() -> None:
 # ---------------------------------------------------------------- who takes them
 
 
-@cases("name", [name for name in system.names() if name != "ideal"])
+@cases("name", [name for name in system.names() if name != "unshared"])
 def test_every_other_system_is_refused_by_name(name: str) -> None:
     make = system.find(name)
     assert getattr(make, "mixed", False) == (name in TAKERS)

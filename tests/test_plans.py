@@ -137,7 +137,7 @@ def test_shuffled_streams_are_a_permutation_that_the_seed_draws_for_all_systems(
     shuffled = [counts(replace(spec, assign="shuffled", seed=seed)) for seed in range(6)]
     assert all(sorted(streams) == sorted(released) for streams in shuffled)
     assert len({tuple(streams) for streams in shuffled}) > 2
-    for system in ("elastic", "ideal"):
+    for system in ("elastic", "unshared"):
         assert counts(replace(spec, system=system, assign="shuffled", seed=4)) == shuffled[4]
     plans = told(replace(spec, assign="shuffled", seed=4))
     assert plans == shuffled[4]
@@ -173,7 +173,7 @@ def loads(spec: Spec) -> dict[str, tuple[int, ...]]:
     return places
 
 
-@cases("system", ["static", "static:equal", "elastic", "chunked", "ideal"])
+@cases("system", ["static", "static:equal", "elastic", "chunked", "unshared"])
 def test_a_placement_given_is_where_models_are(system: str, spec: Spec, tmp_path: Path) -> None:
     file = tmp_path / "there.toml"
     given = {m: (k % 2,) for k, m in enumerate(load_models(MODELS).names)}

@@ -197,7 +197,7 @@ def test_processes_and_links_are_part_of_a_run() -> None:
         ("muxserve", "fluid", None),
         ("muxserve", "turns", "its paper has sharing=fluid, this run sharing=turns"),
         ("static", "turns", None),  # needs none of its own
-        ("ideal", "turns", None),  # leaves it out in any run
+        ("unshared", "turns", None),  # leaves it out in any run
     ],
 )
 def test_a_run_says_where_its_engine_is_not_the_papers(

@@ -146,10 +146,10 @@ def test_a_common_knee_is_found_by_doubling(knees: dict[str, float], searched: l
 
 
 def test_a_system_that_never_meets_the_level_is_run_down_to_its_lowest_octave_and_alone_there() -> None:
-    _, run = common({"a": 3.0, "b": 0.0, "ideal": 1000.0})
+    _, run = common({"a": 3.0, "b": 0.0, "unshared": 1000.0})
     assert min(run["b"]) == 1 / 32
     assert min(run["a"]) == 1.0  # an octave below its knee
-    assert min(run["ideal"]) == 1.0  # beside the first contestant that meets it
+    assert min(run["unshared"]) == 1.0  # beside the first contestant that meets it
 
 
 def test_each_contestant_is_run_close_to_where_it_crosses() -> None:

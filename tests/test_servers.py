@@ -147,7 +147,7 @@ def test_what_is_served_beyond_the_pool_is_infeasible_with_the_longest_that_fits
     with pytest.raises(Infeasible, match=r"serves 35,000 tokens, and KV memory has room for 28,784 \(--served 28784\)"):
         _ = Setup(resolve(spec)).engine
     assert Setup(resolve(replace(spec, served=28_784))).engine
-    assert Setup(resolve(replace(spec, system="ideal"))).engine
+    assert Setup(resolve(replace(spec, system="unshared"))).engine
     assert Setup(resolve(replace(spec, served=None))).engine
 
 

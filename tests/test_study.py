@@ -56,7 +56,7 @@ def test_every_system_is_in_the_full_run_of_prisms_figures(name: str) -> None:
     full = asked.of(full=True)
     assert {text.partition(":")[0].partition("+")[0] for text in full.systems.values()} == {*system.names()} - {
         "dedicated",
-        "ideal",
+        "unshared",
     }  # bounds
     assert list(full.systems)[: len(asked.systems)] == list(asked.systems)
     assert len(full.systems) == len(asked.systems) + len(asked.more)

@@ -388,7 +388,7 @@ def test_what_an_engine_cannot_do_is_a_skipped_run(tmp_path: Path) -> None:
 
 def test_all_systems_share_each_seed(tmp_path: Path) -> None:
     arrivals = []
-    for name in ("static", "chunked", "ideal", "dedicated"):
+    for name in ("static", "chunked", "unshared", "dedicated"):
         spec = resolve(replace(TINY, system=name, seed=3))
         table = record.read(execute(spec, tmp_path, code(spec)))
         arrivals.append(table.select(["model", "arrival_ns", "prompt_tokens", "output_tokens"]).to_pylist())

@@ -109,7 +109,7 @@ def test_where_rates_tell_nothing_points_do() -> None:
 
 
 def test_a_system_that_takes_its_own_gpus_says_how_many() -> None:
-    facts = about(claims=[], systems=["prism", "static", "dedicated"], controls=["ideal", "prism (A/A)"])
+    facts = about(claims=[], systems=["prism", "static", "dedicated"], controls=["unshared", "prism (A/A)"])
     told = printed(facts=facts)
     assert any(line.startswith("dedicated (8 GPUs) >1.50 ") for line in told)
     assert any(line.startswith("dedicated (8 GPUs) ≤8 ") for line in told)

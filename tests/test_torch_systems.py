@@ -20,7 +20,7 @@ from harness.run.spec import Spec  # noqa: E402
 MODELS = "llama-3.2-1b*4"
 TRACE = "aegaeon-like+rate_rps=12+max_tokens=64+span_s=60"
 SLOS = tuple((f"llama-3.2-1b/{k}", 1.0, 0.1) for k in range(1, 5))
-SIMULATED = {"ideal", "contiguous"}  # whose memory has no bound, and whose KV lies in chunks
+SIMULATED = {"unshared", "contiguous"}  # whose memory has no bound, and whose KV lies in chunks
 IN_CI = {"prism", "muxserve", "qlm", "pdmux", "weaver", "static"}  # loads, limits, swaps, partitions, remote attention
 SYSTEMS = [name for name in system_names() if name not in SIMULATED]
 

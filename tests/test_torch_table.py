@@ -178,7 +178,7 @@ def test_a_tier_leaves_out_who_takes_more_devices_than_there_are_cores(
     assert len(runs) == 7 * 2 * 5
     assert sum(span.least_s for span in runs) < 40 * 60
     full = tiers.plan("torch", table, full=True)
-    assert {"ideal"}.isdisjoint(full.systems)
+    assert {"unshared"}.isdisjoint(full.systems)
     assert len(full.systems) > 15
     assert (full.counts, full.window_s, full.judged, tier.judged) == ((4, 8), 60.0, True, False)
 

@@ -60,8 +60,8 @@ def test_what_passed_is_stored_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     vetted.store({"static": vetted.content("static"), "gone": "0"}, system.names())
     assert vetted.vetted("static")
     assert vetted.shipped() == {"static": vetted.content("static")}
-    vetted.store({"ideal": "1"}, system.names())
-    assert list(vetted.shipped()) == ["ideal", "static"]
+    vetted.store({"unshared": "1"}, system.names())
+    assert list(vetted.shipped()) == ["unshared", "static"]
 
 
 def test_what_passed_at_length_is_stored_with_what_it_passed_under(

@@ -177,7 +177,7 @@ def _surrogate(word: str) -> bool:
 
 
 @click.group(cls=Bench, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
-             epilog=examples("bench compare --systems dedicated,static,chunked,ideal",
+             epilog=examples("bench compare --systems dedicated,static,chunked,unshared",
                          "bench list",
                          'eval "$(_BENCH_COMPLETE=bash_source bench)"  # or zsh_source, fish_source'))  # fmt: skip
 @click.version_option(package_name="llm-sharing-bench", prog_name="bench")

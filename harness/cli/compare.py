@@ -52,7 +52,7 @@ FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 
 
 @click.command(epilog=examples(
-    "bench compare --systems dedicated,static,chunked,ideal",
+    "bench compare --systems dedicated,static,chunked,unshared",
     "bench compare --systems static:equal,static:rate,./mine.py --rate-scale 1,2,4 --seeds 5",
     "bench compare --systems chunked+tau=256,chunked --models light8 --gpu a100-80g --controls",
     "bench compare --systems static,chunked --dry-run",
@@ -69,7 +69,7 @@ FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
               "[default: both; e2e for an SLO by solo latency]")  # fmt: skip
 @SEEDS
 @ENOUGH
-@click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and ideal.")
+@click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and unshared.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--all", "every", is_flag=True, help="Show every column and every rate.")
 @click.option("--json", "form", flag_value="json", help="Print the table as JSON.")

@@ -185,7 +185,7 @@ def _span(text: str) -> tuple[int, int]:
 
 def _systems(text: str) -> list[str]:
     names = listed("--systems", text) or []
-    others = [name for name in system_names() if name not in names and name != "ideal"]
+    others = [name for name in system_names() if name not in names and name != "unshared"]
     return [name for each in names for name in (others if each == ALL else [each])]
 
 

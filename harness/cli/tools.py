@@ -112,7 +112,7 @@ def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
     "bench calibrate --engine llamacpp --models llama-small -o results/cpu",
     "bench calibrate --engine attach+urls=http://127.0.0.1:8000 --models llama-3.1-8b -o /tmp/attached",
     "bench calibrate --from results/h200", "bench calibrate --from results/h200/stages",
-    "bench compare --systems static,ideal --gpu h200 --table results/h200/h200-measured.toml",
+    "bench compare --systems static,unshared --gpu h200 --table results/h200/h200-measured.toml",
 ))  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Measure the servers of an engine, one alone and four side by side."
               )  # fmt: skip

@@ -73,12 +73,17 @@ def names() -> list[str]:
     return sorted(p.stem for p in (ROOT / "systems").glob("*.py") if not p.stem.startswith("_"))
 
 
+RENAMED = {"ideal": "unshared"}  # systems by names that they had
+
+
 def path(name: str) -> Path:
     """Return the file of a system, by name (`prism`) or by path (`./mine.py`). UserError if there is none."""
     if name.endswith(".py"):
         if not (file := Path(name).resolve()).is_file():
             raise UserError(f"no file {name}")
         return file
+    if name in RENAMED:
+        raise UserError(f'"{name}" is called {RENAMED[name]}')
     if name not in names():
         raise UserError(f'no system "{name}"{meant(name, names())} (bench list)')
     return ROOT / "systems" / f"{name}.py"

@@ -22,11 +22,11 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "sharing": {
         "fluid": "processes run side by side, as under MPS",
         "turns": "processes take turns, as without MPS",
-        "none": "none slows another down: an upper bound",
+        "none": "none slows another down",
     },
     "memory": {
         "real": "as much as the GPU has",
-        "unlimited": "as much as is asked for: an upper bound",
+        "unlimited": "as much as is asked for",
     },
     "process": {
         "model": "one process a model",

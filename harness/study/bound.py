@@ -25,7 +25,7 @@ from harness.run.setup import SIMULATOR, Setup
 from harness.run.slo import SloTarget
 from harness.run.sources import code, scoring
 from harness.run.spec import Spec, canonical, digest
-from harness.study.study import UPPER
+from harness.study.study import UNSHARED
 from workloads import slo
 from workloads.picking import in_pieces
 
@@ -47,7 +47,7 @@ def crossing(
     """
 
     def at(x: float, seed: int) -> Setup:
-        return Setup(resolve(replace(of(x, seed), system=UPPER, preset=None, fields=())))
+        return Setup(resolve(replace(of(x, seed), system=UNSHARED, preset=None, fields=())))
 
     first = at(1.0, seeds[0])
     if definition not in bound.BOUNDED or first.spec.engine != SIMULATOR or in_pieces(first.trace):

@@ -37,12 +37,12 @@ from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
-from harness.study.study import UPPER, named
+from harness.study.study import UNSHARED, named
 from traces import schema
 from workloads.models import as_asked
 
 HOUR_S = 3600.0
-BOUNDS = (UPPER, "dedicated")  # recommended never: a bound, and the base to save from
+BOUNDS = (UNSHARED, "dedicated")  # recommended never: a bound, and the base to save from
 WINDOWS = 3  # drawn of a generator
 GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
 FULL = 0.92  # of a GPU's memory for weights and one request, where a degree of parallelism is chosen
@@ -448,7 +448,7 @@ class Work:
         n = gpus or mix.size(kind)
         if (kind, n) not in self._clusters:
             spec = self._spec(kind, next(iter(self.systems)), n, self.views[0], self.views[0].seeds[0])
-            setup = Setup(resolve(replace(spec, system=UPPER, preset=None, fields=(), slo="")))
+            setup = Setup(resolve(replace(spec, system=UNSHARED, preset=None, fields=(), slo="")))
             self._clusters[kind, n] = setup.cluster
         return self._clusters[kind, n]
 
@@ -528,7 +528,7 @@ def _fitting(asked: Asked, kind: str, out: Path) -> tuple[str, dict[str, int]]:
     """
     models = str(asked.setting["models"])
     gpus = max(1, asked.most // mix.size(kind)) * mix.size(kind)
-    spec = from_dict({**asked.setting, "system": "ideal", "gpu": kind, "gpus": gpus, "models": models})
+    spec = from_dict({**asked.setting, "system": "unshared", "gpu": kind, "gpus": gpus, "models": models})
     setup = Setup(replace(spec, slo=""))  # not resolved: that refuses a model that is too large for one GPU
     cluster, members = setup.cluster, {member.name: member for member in setup.models.members}
     have = max(gpu.mem_bytes for gpu in cluster.gpus)

@@ -36,7 +36,7 @@ def plan(engine: str, table: str, *, full: bool) -> Plan:
     )  # fmt: skip
     if not full:
         return tier
-    systems = tuple(name for name in system.names() if name != "ideal")
+    systems = tuple(name for name in system.names() if name != "unshared")
     return tier._replace(systems=systems, counts=(4, 8), window_s=60.0, drain_s=30.0, judged=True)
 
 

@@ -177,7 +177,7 @@ SETTINGS = (
     Option(
         "--placement",
         [" ", "nope", "nope.toml", "./none.py", "/", "static+x=1", "static:nope", "a\nb", "\udcff"],
-        ("", "static", "prism", "ideal", "dedicated"),
+        ("", "static", "prism", "unshared", "dedicated"),
         " ",
     ),
     Option(

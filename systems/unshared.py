@@ -1,7 +1,8 @@
-"""The upper bound: every model resident, unlimited memory, and no interference.
+"""No sharing: every model resident on the same GPUs, with unlimited memory and no interference.
 
 Not a strategy: an engine that leaves out what sharing costs (options `memory=unlimited`, `sharing=none`, which only the
-simulator offers). What it misses, no way of sharing these GPUs can win.
+simulator offers). It is no bound either: requests are served in their order, by one copy and at the set's degree of
+parallelism, so a strategy that orders them, has copies or mixes phases otherwise can meet more (`of bound %` has one).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ DECISION_S = 0.0  # decides once, before the start
 
 
 @dataclass(frozen=True, slots=True)
-class Ideal:
+class Unshared:
     """Model k on GPUs from k on, round and round, or where homes are given: it does not matter."""
 
     cluster: Cluster
