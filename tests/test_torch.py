@@ -189,8 +189,9 @@ def test_a_run_by_its_spec_says_what_it_is(tmp_path: Path) -> None:
 
 def test_a_comparison_says_what_it_was_measured_on(tmp_path: Path) -> None:
     text = ok("compare", "--systems", "static,unshared", "--engine", "torch", "--gpus", "1",
-              "--models", "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1", "--rate-scale", "1", "--no-plot",
-              "--set", "window_s=1", "--set", "warmup_s=0.1", "-o", tmp_path)  # fmt: skip
+              "--models", "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1",
+              "--rate-scale", "1", "--no-plot", "--set", "window_s=1", "--set", "warmup_s=0.1",
+              "-o", tmp_path)  # fmt: skip
     assert f"torch {torch.__version__}" in text
     assert "h100" not in text.splitlines()[0]
     assert re.search("unshared.*memory=unlimited", text)
