@@ -152,6 +152,19 @@ def test_the_share_of_a_step_that_is_a_roofline() -> None:
     assert share("qwen-3-32b:dtype=fp8", "l4") > 0.9  # nothing was measured on the card
 
 
+def test_what_no_server_runs_is_priced_as_its_neighbour() -> None:
+    for (kind, name), instead in fit_formats.PRICED_AS.items():
+        q = quantities.quantities(kind)
+        of, its = q[instead.of], q[name]
+        assert its["source"].startswith(f"roofline: as {instead.of}. ")
+        assert its["source"].endswith(instead.why)
+        assert "fit" not in its
+        same = its.keys() - {"source", "formula", "tiles", "weight_bytes"}
+        assert {key: its[key] for key in same} == {key: of[key] for key in same}
+        for mine, other in zip(its.get("tiles", ()), of.get("tiles", ()), strict=True):
+            assert mine[2] == pytest.approx(other[2] / instead.slower, rel=1e-3)
+
+
 def test_captions_name_roofline() -> None:
     spec = Spec("static", models="qwen-3-32b:dtype=int4,llama-3.1-8b", gpu="h100")
     (line,) = roofline(spec)

@@ -401,6 +401,11 @@ def test_oracle_notices_wrong_experts() -> None:
 
 
 @pytest.mark.full
+def test_oracle_notices_products_that_do_not_go_by_phase() -> None:
+    assert escaped(0, 60, [(0, "run + tokens) * k.pre_x", "run + tokens)")]) == []
+
+
+@pytest.mark.full
 def test_oracle_notices_wrong_shares() -> None:
     changes = [
         (0, "(k.pre_slow if pieces > 0 else k.dec_slow)", "k.dec_slow"),

@@ -12,12 +12,13 @@ import pytest
 
 from harness.engines.sim.engine import Sim
 from harness.loop import engine, system
-from harness.rows import record
+from harness.rows import record, setting
 from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
 from tests.cases import cases
+from traces import schema
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "harness/run/setup.py"
@@ -100,3 +101,22 @@ def test_a_setup_gives_the_same_things_again() -> None:
         assert getattr(setup, name) is getattr(setup, name)
     assert setup.machine is Setup(replace(setup.spec, seed=1)).machine  # computed once for all runs of a process
     assert Setup(setup.spec).engine is not setup.engine
+
+
+# ------------------------------------------------------------------ sampling
+
+
+def test_greedy_sampling_sorts_nothing_and_captions_say_so() -> None:
+    sorts, greedy = (Setup(replace(TINY, sampling=how)).machine.tables for how in ("checkpoint", "greedy"))
+    assert sorts.head[0, -1] > greedy.head[0, -1]
+    assert (sorts.gemm == greedy.gemm).all()
+    assert setting.machine({"sampling": "greedy"}) == "greedy sampling"
+    assert setting.machine({}) is None
+
+
+def test_a_trace_whose_every_row_is_greedy_makes_the_run_greedy(tmp_path: Path) -> None:
+    rows = {"request_id": [1, 2], "arrival_s": [0.0, 5.0], "model": ["a", "a"], "prompt_tokens": [8, 8],
+            "output_tokens": [4, 4]}  # fmt: skip
+    for words, how in ((["greedy", "greedy"], "greedy"), (["greedy", "checkpoint"], "checkpoint")):
+        schema.write(schema.table(rows | {"sampling": words}, {"span_s": 120.0}), path := tmp_path / f"{how}.parquet")
+        assert resolve(replace(TINY, trace=str(path), plan="window")).sampling == how
