@@ -62,13 +62,13 @@ def crossing(
     try:
         rate = json.loads(path.read_text("utf-8"))["rate_scale"]
     except (OSError, ValueError, KeyError):  # there is none, or it is unreadable
+        prices = bound.prices(first.config, first.machine)
 
         @cache
         def share(x: float, seed: int) -> bound.Share:
             setup = at(x, seed)
             window_s = math.inf if setup.spec.window_s is None else setup.spec.window_s
-            return bound.share(setup.config, setup.machine, judged(setup, target), definition, window_s, setup.end_s,
-                               sharing)  # fmt: skip
+            return bound.share(prices, judged(setup, target), definition, window_s, setup.end_s, sharing)
 
         rate = searched(share, seeds, level)
         path.parent.mkdir(parents=True, exist_ok=True)
