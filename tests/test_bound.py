@@ -69,7 +69,7 @@ def above(config: Config, priced: Any, jobs: Jobs, table: pa.Table, slo: Limits,
     for definition in bound.BOUNDED:
         scores = DEFINITIONS[definition].score(rows, slo)
         assert scores is not None
-        most = bound.share(config, priced, under(jobs, slo), definition, window_s, end_s, sharing)
+        most = bound.share(bound.prices(config, priced), under(jobs, slo), definition, window_s, end_s, sharing)
         assert most.offered == offered.sum()
         if most.offered and scores[offered].mean() > most.met + 1e-9:
             yield f"{definition}: {scores[offered].mean():.4f} > {most.met:.4f}"
@@ -246,31 +246,33 @@ def one_gpu() -> tuple[Config, Any]:
 
 def test_an_interval_has_room_for_its_seconds_of_work() -> None:
     config, priced = one_gpu()
+    at = bound.prices(config, priced)
     each = least(priced.tables, 0, 1, config.batch_cap)
     n, tokens = 400, 2000
     work_s = each.token_s * (tokens - 1) + each.member_s[0][256] + each.head_s
     work_s += each.piece_s[0] + each.piece_s[1] * tokens + each.piece_s[2] * tokens**2 / 2
     jobs = few([0.0] * n, [tokens] * n, [4.0] * n)
-    got = bound.share(config, priced, jobs, "ttft", 1.0, math.inf)
+    got = bound.share(at, jobs, "ttft", 1.0, math.inf)
     assert got.met * n == pytest.approx(4.0 / work_s, rel=1e-6)
     assert got.met * n < n
-    assert bound.share(config, priced, few([0.0], [tokens], [0.01]), "ttft", 1.0, math.inf).met == 0.0  # alone too slow
-    assert bound.share(config, priced, jobs, "tpot", 1.0, math.inf).met == 1.0
-    assert bound.share(config, priced, jobs, "ttft", 1.0, 0.0).met == 0.0  # the run ends before anything is done
+    assert bound.share(at, few([0.0], [tokens], [0.01]), "ttft", 1.0, math.inf).met == 0.0  # alone too slow
+    assert bound.share(at, jobs, "tpot", 1.0, math.inf).met == 1.0
+    assert bound.share(at, jobs, "ttft", 1.0, 0.0).met == 0.0  # the run ends before anything is done
 
 
 def test_a_closed_loop_and_definitions_by_token_have_no_bound() -> None:
-    config, priced = one_gpu()
+    at = bound.prices(*one_gpu())
     jobs = few([0.0, math.inf], [9, 9], [1.0, 1.0], after=np.array([-1, 0], np.int32), think_s=np.zeros(2))
     with pytest.raises(ValueError, match="closed loops"):
-        bound.share(config, priced, jobs, "both", 1.0, 9.0)
+        bound.share(at, jobs, "both", 1.0, 9.0)
     with pytest.raises(ValueError, match="no bound by itl"):
-        bound.share(config, priced, few([0.0], [9], [1.0]), "itl", 1.0, 9.0)
+        bound.share(at, few([0.0], [9], [1.0]), "itl", 1.0, 9.0)
 
 
 def test_the_bound_is_near_the_best_order_of_prompts() -> None:
     """One lane on one GPU serves prompts one by one: the best of all orders meets nearly what the bound allows."""
     config, priced = one_gpu()
+    at = bound.prices(config, priced)
     rng, gaps = np.random.default_rng(5), []
     for _ in range(60):
         n = int(rng.integers(3, 8))
@@ -286,7 +288,7 @@ def test_the_bound_is_near_the_best_order_of_prompts() -> None:
                 if done <= arrival[r] + ttft_s[r]:
                     t, met = done, met + 1
             best = max(best, met)
-        most = bound.share(config, priced, few(arrival.tolist(), prompt.tolist(), ttft_s.tolist()), "ttft", 1.0, 9.0)
+        most = bound.share(at, few(arrival.tolist(), prompt.tolist(), ttft_s.tolist()), "ttft", 1.0, 9.0)
         gaps.append(math.floor(most.met * n + 1e-9) - best)
     assert min(gaps) >= 0
     assert max(gaps) <= 2

@@ -42,7 +42,7 @@ duality any prices >= 0 give a valid bound, so neither the groups nor the solver
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -108,14 +108,21 @@ class _Need(NamedTuple):
     possible: B1  # alone
 
 
+class Prices(NamedTuple):
+    """A run's machine with the least costs of work on it, which no rate and no seed changes."""
+
+    config: Config
+    machine: Machine
+    rows: dict[str, list[tuple[Least, int]]]  # by model: of each degree and kind, with the bytes of a token of KV
+
+
 def share(
-    config: Config, machine: Machine, jobs: Jobs, definition: str, window_s: float, end_s: float,
-    sharing: Sharing = WHOLE,
-) -> Share:  # fmt: skip
+    prices: Prices, jobs: Jobs, definition: str, window_s: float, end_s: float, sharing: Sharing = WHOLE
+) -> Share:
     """Return the largest part of the offered requests of a workload that any policy can meet, as the module says.
 
-    `definition` is one of BOUNDED, and the limits are those of the jobs. Raises ValueError for closed loops, whose
-    arrivals depend on the policy.
+    `definition` is one of BOUNDED, and the limits are those of the jobs. Raises ValueError for another, and for closed
+    loops, whose arrivals depend on the policy.
     """
     if definition not in BOUNDED:
         raise ValueError(f"no bound by {definition}: it limits no request's end")
@@ -124,32 +131,33 @@ def share(
     offered = np.flatnonzero((jobs.arrival_s >= 0.0) & (jobs.arrival_s < window_s))
     if not len(offered):
         return Share(0.0, 0)
-    rows = _rows(config, machine)
-    need = _needs(config, jobs, offered, definition, end_s, _models(config, rows), sharing.parted)
-    return Share(_most(need, _capacity(config, machine, rows, sharing)), len(offered))
+    need = _needs(prices, jobs, offered, definition, end_s, sharing.parted)
+    return Share(_most(need, _capacity(prices, sharing)), len(offered))
 
 
 # ------------------------------------------------------------------ least costs
 
 
-def _rows(config: Config, machine: Machine) -> dict[str, list[tuple[Least, int]]]:
-    """Return the least costs of each model's rows, of all kinds, and the bytes of a token of KV on a group of GPUs."""
-    models = priced_models(config)
-    tables = [kind.tables for kind in machine.all]
-    by_model: dict[str, list[tuple[Least, int]]] = {}
+def prices(config: Config, machine: Machine) -> Prices:
+    """Return the least costs of each model at the degrees at which a group of GPUs may serve it."""
+    models, cap = priced_models(config), config.batch_cap
+    rows: dict[str, list[tuple[Least, int]]] = {}
+    by_shape: dict[Any, list[tuple[Least, int]]] = {}  # models of one shape have the same
     for name in (m.name for m in config.models):
-        degrees = [(k, m.tp) for k, m in enumerate(models) if m.name == name]
-        fitting = [(k, tp) for k, tp in degrees if tp <= config.group_gpus] or degrees
-        mine = [(t, k, tp) for t in tables for k, tp in fitting]
-        token_s = min(least(t, k, tp, config.batch_cap).token_s for t, k, tp in mine)
-        by_model[name] = [
-            (least(t, k, tp, config.batch_cap, token_s), tp * shapes.kv_token_bytes(models[k].shape, tp))
-            for t, k, tp in mine
-        ]
-    return by_model
+        each = [(k, m) for k, m in enumerate(models) if m.name == name]
+        fitting = [(k, m) for k, m in each if m.tp <= config.group_gpus] or each
+        key = tuple((m.shape, m.tp) for _, m in fitting)
+        if key not in by_shape:
+            mine = [(kind.tables, k, m) for kind in machine.all for k, m in fitting]
+            token_s = min(least(t, k, m.tp, cap).token_s for t, k, m in mine)
+            by_shape[key] = [
+                (least(t, k, m.tp, cap, token_s), m.tp * shapes.kv_token_bytes(m.shape, m.tp)) for t, k, m in mine
+            ]
+        rows[name] = by_shape[key]
+    return Prices(config, machine, rows)
 
 
-def _models(config: Config, rows: dict[str, list[tuple[Least, int]]]) -> list[_Model]:
+def _models(prices: Prices) -> list[_Model]:
     """Return the least costs of each model at any degree, on any kind of GPU."""
 
     def of(each: list[tuple[Least, int]]) -> _Model:
@@ -164,12 +172,13 @@ def _models(config: Config, rows: dict[str, list[tuple[Least, int]]]) -> list[_M
             np.min([[size * row.wall_s[0], size * row.wall_s[1]] for row, size in each], axis=0),
         )  # fmt: skip
 
-    return [of(rows[m.name]) for m in config.models]
+    return [of(prices.rows[m.name]) for m in prices.config.models]
 
 
-def _capacity(config: Config, machine: Machine, rows: dict[str, list[tuple[Least, int]]], sharing: Sharing) -> F8:
+def _capacity(prices: Prices, sharing: Sharing) -> F8:
     """Return what a second has of each resource: of GPU time as often as there are resources of it, and of memory."""
-    every = [row for each in rows.values() for row, _ in each]
+    config, machine = prices.config, prices.machine
+    every = [row for each in prices.rows.values() for row, _ in each]
     u = min(row.duty for row in every)
     lag = (u**2 if sharing.sliced else 1.0 - (1.0 - u) ** 3) if u < 1.0 else 1.0
     slow = min(1.0, config.scaled.get("co_run", 1.0) * min(row.slow for row in every))
@@ -188,16 +197,15 @@ def least_factor(sigma: float) -> float:
 # ------------------------------------------------------------------ needs
 
 
-def _needs(
-    config: Config, jobs: Jobs, offered: I8, definition: str, end_s: float, models: list[_Model], parted: bool
-) -> _Need:
+def _needs(prices: Prices, jobs: Jobs, offered: I8, definition: str, end_s: float, parted: bool) -> _Need:
     """Return the needs of the offered requests."""
+    config = prices.config
     arrival, which = jobs.arrival_s[offered], np.asarray(jobs.model)[offered]
     prompt, n = (np.asarray(x)[offered].astype(np.float64) for x in (jobs.prompt_tokens, jobs.output_tokens))
     ttft_s, tpot_s = (np.asarray(x)[offered].astype(np.float64) for x in (jobs.ttft_slo_s, jobs.tpot_slo_s))
-    decode_s = (n - 1) * np.where(n > 1, tpot_s, 0.0)
+    allowed_s = (n - 1) * np.where(n > 1, tpot_s, 0.0)  # from the first token to the last
     first = np.minimum(arrival + ttft_s + MARGIN_S, end_s)
-    last = np.minimum(arrival + ttft_s + decode_s + MARGIN_S, end_s)
+    last = np.minimum(arrival + ttft_s + allowed_s + MARGIN_S, end_s)
     end = np.full(len(arrival), end_s)
     windows = {"both": (first, last), "e2e": (last, last), "ttft": (first, end), "tpot": (end, end)}
     by_prompt, by_end = windows[definition]
@@ -206,7 +214,7 @@ def _needs(
     early, late = np.zeros((2, len(arrival), resources))
     need = _Need(early, late, arrival, by_prompt, by_end, np.ones(len(arrival), dtype=bool))
     factor = max(0.0, least_factor(config.noise))
-    for k, m in enumerate(models):
+    for k, m in enumerate(_models(prices)):
         mine = np.flatnonzero(which == k)
         most = np.minimum(_overlaps(arrival[mine], by_end[mine]), config.batch_cap)
         length, new, later = prompt[mine], prompt[mine] - spared[mine], n[mine] - 1
@@ -231,7 +239,7 @@ def _needs(
         waits = prompt_s <= by_prompt[mine] - arrival[mine], prompt_s + steps_s <= by_end[mine] - arrival[mine]
         need.possible[mine] = np.logical_and(*waits)
         if definition in ("both", "tpot"):
-            need.possible[mine] &= steps_s <= decode_s[mine] + MARGIN_S
+            need.possible[mine] &= steps_s <= allowed_s[mine] + MARGIN_S
     return need
 
 
@@ -303,14 +311,14 @@ def _most(need: _Need, capacity: F8) -> float:
         -np.ones(len(groups)), A_ub=rows, b_ub=np.tile(lasts, len(limited)),
         bounds=[(0.0, float(size)) for size in sizes], method="highs",
     )  # fmt: skip
-    prices = np.zeros((len(intervals), len(limited)))
+    dual = np.zeros((len(intervals), len(limited)))
     if solved.status == 0:
-        prices = np.maximum(0.0, -solved.ineqlin.marginals).reshape(len(limited), -1).T
+        dual = np.maximum(0.0, -solved.ineqlin.marginals).reshape(len(limited), -1).T
     over = np.zeros((len(points), len(points) + 1, len(limited)))  # prices of all intervals that hold a window
-    for (i, j), price in zip(intervals.tolist(), prices, strict=True):
+    for (i, j), price in zip(intervals.tolist(), dual, strict=True):
         over[i:, : j + 1] += price
     charged = sum((over[a, ends] * cost).sum(axis=1) for ends, cost in zip(by, costs, strict=True))
-    met = float(lasts @ prices.sum(axis=1)) + float(np.maximum(0.0, 1.0 - charged)[able].sum())
+    met = float(lasts @ dual.sum(axis=1)) + float(np.maximum(0.0, 1.0 - charged)[able].sum())
     return min(met, float(len(able))) / len(a)
 
 

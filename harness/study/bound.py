@@ -60,11 +60,14 @@ def crossing(
            "code": code(first.spec), "search": scoring(__file__)}  # fmt: skip
 
     @cache
+    def prices() -> bound.Prices:
+        return bound.prices(first.config, first.machine)
+
+    @cache
     def share(x: float, seed: int) -> bound.Share:
         setup = at(x, seed)
         window_s = math.inf if setup.spec.window_s is None else setup.spec.window_s
-        return bound.share(setup.config, setup.machine, judged(setup, target), definition, window_s, setup.end_s,
-                           sharing)  # fmt: skip
+        return bound.share(prices(), judged(setup, target), definition, window_s, setup.end_s, sharing)
 
     path = out / FOLDER / f"{digest(record.dumps(key))}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
