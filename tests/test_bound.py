@@ -328,9 +328,9 @@ def test_a_comparison_has_the_rate_of_its_systems_in_percent_of_the_bound(tmp_pa
     assert part.mean == pytest.approx(100 * rate.mean / (most["rate_scale"] * unit_rps), rel=1e-3)
     assert 0 < part.mean <= 100
     assert dedicated["of_bound"] is None  # a control, on other GPUs
-    said = line(measured.about, unit_rps)
-    assert said is not None
-    assert said.startswith("bound: no policy on 1 GPU serves more than ")
+    words = line(measured.about, unit_rps)
+    assert words is not None
+    assert words.startswith("bound: no policy on 1 GPU serves more than ")
     (kept,) = (tmp_path / "bounds").iterdir()
     kept.write_text(kept.read_text().replace(f'"rate_scale":{most["rate_scale"]}', '"rate_scale":1234.5'))
     single = replace(asked, systems={"elastic": "elastic"})  # of the same setting: it is not searched again
