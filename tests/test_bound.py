@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -38,7 +37,6 @@ from harness.study.measure import measure
 from tests import worlds
 from tests.cases import cases
 
-FULL = bool(os.environ.get("BENCH_FULL"))
 KINDS = (0, worlds.TURNED, worlds.WILD, worlds.CUT, worlds.SLICED, worlds.SHARED, worlds.LAYERED, worlds.LENT,
          worlds.BESIDE, worlds.MEASURED, worlds.MIXED, worlds.RESERVED, worlds.HOSTED)  # fmt: skip
 SETS = (
@@ -80,7 +78,18 @@ def above(config: Config, priced: Any, jobs: Jobs, table: pa.Table, slo: Limits,
 
 @cases("kind", KINDS)
 def test_no_script_of_a_random_world_lies_above_the_bound(kind: int) -> None:
-    for seed in range(kind, kind + (100 if FULL else 4)):
+    drawn(range(kind, kind + 4))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_script_of_many_random_worlds_lies_above_the_bound(kind: int) -> None:
+    drawn(range(kind + 4, kind + 100))
+
+
+def drawn(seeds: Iterable[int]) -> None:
+    """Hold the scripts of random worlds against the bound."""
+    for seed in seeds:
         w = worlds.world(seed)
         if w.options["sharing"] == "none" or w.options["memory"] == "unlimited":
             continue
@@ -112,10 +121,21 @@ def small(seed: int) -> Spec:
     )  # fmt: skip
 
 
-@cases("world", range(300 if FULL else 15))
+@cases("world", range(15))
 def test_no_system_lies_above_the_bound(world: int) -> None:
+    served(world, 6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(19))
+def test_no_system_of_many_worlds_lies_above_the_bound(part: int) -> None:
+    for world in range(15 * part + 15, 15 * part + 30):  # with those above, 300
+        served(world, 16)
+
+
+def served(world: int, some: int) -> None:
+    """Hold so many systems in a random small world against the bound."""
     spec, every = small(world), every_system()
-    some = 16 if FULL else 6
     for name in [every[(world * some + k) % len(every)] for k in range(some)]:  # all of them come, world after world
         asked = fields.asked(name)
         setup = Setup(
@@ -329,9 +349,9 @@ def test_a_comparison_has_the_rate_of_its_systems_in_percent_of_the_bound(tmp_pa
     assert part.mean == pytest.approx(100 * rate.mean / (most["rate_scale"] * unit_rps), rel=1e-3)
     assert 0 < part.mean <= 100
     assert dedicated["of_bound"] is None  # a control, on other GPUs
-    said = line(measured.about, unit_rps)
-    assert said is not None
-    assert said.startswith("bound: no policy on 1 GPU serves more than ")
+    words = line(measured.about, unit_rps)
+    assert words is not None
+    assert words.startswith("bound: no policy on 1 GPU serves more than ")
     (kept,) = (tmp_path / "bounds").iterdir()
     kept.write_text(kept.read_text().replace(f'"rate_scale":{most["rate_scale"]}', '"rate_scale":1234.5'))
     single = replace(asked, systems={"elastic": "elastic"})  # of the same setting: it is not searched again
