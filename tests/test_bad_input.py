@@ -139,6 +139,7 @@ def test_a_cut_or_foreign_parquet_is_named(tmp_path: Path) -> None:
     ("args", "says"),
     [
         (("--systems", "statik"), 'no system "statik"; did you mean static? (bench list)'),
+        (("--systems", "ideal"), 'system "ideal" is called unshared'),
         (("--systems", "static,static"), '"static" is listed twice'),
         (("--systems", "static:equl"), "did you mean equal?"),
         (("--systems", "chunked+tua=3"), "did you mean tau?"),

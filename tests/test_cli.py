@@ -228,7 +228,7 @@ def test_studies_are_listed_and_a_dry_run_runs_nothing(tmp_path: Path) -> None:
         ("bench compare --trace aren", "arena-chat"),
         ("bench compare --gpu h1", "h100"),
         ("bench compare --models li", "light8"),
-        ("bench check ide", "unshared"),
+        ("bench check uns", "unshared"),
     ],
 )
 def test_the_shell_completes(typed: str, offered: str) -> None:

@@ -98,15 +98,15 @@ def test_below_eight_windows_no_side_is_named_and_one_is_a_case() -> None:
     runs = [
         {"condition": "p", "x": x, "label": label, "seed": 0, "ttft": share, "n": 9000} for label, x, share in curves
     ]
-    said = {}
+    verdicts = {}
     for windows in (1, 2, 7, 8, 36):
         standing = side_by_side(of_panel(table(runs, windows), PANEL), PANEL, ("ours", "theirs"), "ttft", LEVEL)
         assert standing.ratio is not None
         assert standing.ratio.mean == pytest.approx(4.0)
         assert (standing.ratio.low is not None) == (windows >= 8)
-        said[windows] = standing.says, standing.note
+        verdicts[windows] = standing.says, standing.note
     few = {n: (UNDECIDED, f"{n} windows, and 8 name a side") for n in (2, 7)}
-    assert said == {1: (CASE, ""), **few, 8: ("ahead", ""), 36: ("ahead", "")}
+    assert verdicts == {1: (CASE, ""), **few, 8: ("ahead", ""), 36: ("ahead", "")}
 
 
 def test_cases_are_told_by_their_ends_and_sides() -> None:

@@ -57,7 +57,7 @@ along = "rate_rps"
 at = [1.0, 8.0]
 sample = { rule = "bisect", points = 7, digits = 3, below = 4.0 }
 layout = "matrix"
-quick = { seeds = 5 }
+quick = { seeds = 8 }
 
 [spec]
 trace = "sample"
@@ -108,7 +108,7 @@ def rate(measured: Measured, name: str) -> Estimate:
 def test_a_system_against_itself_is_1(tmp_path: Path, capped: Path) -> None:
     twins = beside(measure(pair(tmp_path, f"{capped}+most_rps=4.0", f"{capped}+most_rps=4"), tmp_path / "out"))
     assert twins.here is not None
-    assert (twins.here.mean, twins.here.n, twins.says) == (1.0, 5, "equal within 25 %")
+    assert (twins.here.mean, twins.here.n, twins.says) == (1.0, 8, "equal within 25 %")
 
 
 @pytest.mark.full
@@ -155,7 +155,7 @@ def test_beyond_the_rates_is_said(tmp_path: Path, capped: Path) -> None:
     above = beside(measure(pair(tmp_path, f"{capped}+most_rps=90.0", f"{capped}+most_rps=80.0"), tmp_path / "out"))
     assert (above.here, above.says, above.text) == (
         None,
-        "not decided",  # few requests at the lower rates: none that miss does not say that none would
+        "equal within 25 %",  # as many miss, within half a point
         "both hold 99 % at 8 req/s",
     )
     below = beside(measure(pair(tmp_path, f"{capped}+most_rps=0.15", f"{capped}+most_rps=0.08"), tmp_path / "out"))

@@ -439,7 +439,7 @@ def test_preemption_brings_short_prompts_their_first_tokens_sooner() -> None:
     jobs = replace(stream(n, 0.8, (1, 2), (20, 200)), prompt_tokens=prompts, ttft_slo_s=np.where(short, 0.5, 10.0))
     tables = [served(PDMux, jobs, preempt=on)[0].S.requests for on in (False, True)]
     late = [np.mean((rows["first"] - rows["arrival"])[short] > 0.5) for rows in tables]
-    assert late[1] < 0.7 * late[0]
+    assert late[1] < 0.75 * late[0]
     assert (tables[1]["state"] == tables[0]["state"]).all()
     assert tables[1]["made"].sum() == tables[0]["made"].sum()
 

@@ -61,7 +61,7 @@ def test_what_passed_is_stored_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert vetted.vetted("static")
     assert vetted.shipped() == {"static": vetted.content("static")}
     vetted.store({"unshared": "1"}, system.names())
-    assert list(vetted.shipped()) == ["unshared", "static"]
+    assert list(vetted.shipped()) == ["static", "unshared"]
 
 
 def test_what_passed_at_length_is_stored_with_what_it_passed_under(

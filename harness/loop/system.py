@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -73,7 +74,7 @@ def names() -> list[str]:
     return sorted(p.stem for p in (ROOT / "systems").glob("*.py") if not p.stem.startswith("_"))
 
 
-RENAMED = {"ideal": "unshared"}  # systems by names that they had
+RENAMED = ROOT / "systems" / "renamed.toml"  # names that systems had
 
 
 def path(name: str) -> Path:
@@ -82,9 +83,9 @@ def path(name: str) -> Path:
         if not (file := Path(name).resolve()).is_file():
             raise UserError(f"no file {name}")
         return file
-    if name in RENAMED:
-        raise UserError(f'"{name}" is called {RENAMED[name]}')
     if name not in names():
+        if (now := tomllib.loads(RENAMED.read_text("utf-8")).get(name)) is not None:
+            raise UserError(f'system "{name}" is called {now}')
         raise UserError(f'no system "{name}"{meant(name, names())} (bench list)')
     return ROOT / "systems" / f"{name}.py"
 
