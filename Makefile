@@ -15,7 +15,7 @@ TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 BESIDE = transformers==5.23.0 safetensors==0.8.0
 SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,unshared
-TRACE = hyperbolic-like
+TRACE = hyperbolic-like+span_s=300
 COPIES = prism,alpaserve+search=fast
 SHORT = hyperbolic-like+span_s=60
 SETTINGS = --set chunk_tokens=2048 --set batch_cap=256 --set mem_fraction=0.9

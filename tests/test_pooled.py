@@ -284,6 +284,43 @@ def test_intervals_cover_closely() -> None:
     calibrated(1000, least=0.92, off=0.03, off_flat=0.05, wrong=0.05)
 
 
+def drawn(reps: int, windows: int, cut: int = 1) -> tuple[float, float]:
+    """Return coverage, and equals told apart, where a window's draw decides its misses; `cut` it into such copies."""
+    rng, covered, told = np.random.default_rng(7), Tally(), list[bool]()
+    for _ in range(reps):
+        ours, third = worlds((3.0, 1.0), 4.0, windows, rng, block_s=600.0, spread=1.0)
+        (other,) = worlds((3.0,), 4.0, windows, rng, block_s=600.0, spread=1.0)
+        ours, third, other = (stretches(c, cut) for c in (ours, third, other))
+        covered.add(crossing(ours, LEVEL), 3.0)
+        covered.add(ratio(ours, third, LEVEL), 3.0)
+        told.append(verdict(ratio(ours, other, LEVEL)).p < 0.05)
+    return covered.coverage, float(np.mean(told))
+
+
+def stretches(c: Counts, cut: int) -> Counts:
+    """Cut each window into equal stretches, which are copies of each other."""
+    missed, offered = (np.repeat(x / cut, cut, axis=1) for x in (c.missed, c.offered))
+    return Counts(c.rates_rps, missed, offered)
+
+
+def test_windows_that_are_drawn_whole_are_the_unit() -> None:
+    """36 windows cover and equals are rarely told apart; as six copies each they would do neither."""
+    coverage, sided = drawn(60, 36)
+    assert coverage >= 0.88
+    assert sided <= 0.1
+    as_stretches = drawn(60, 36, cut=6)
+    assert as_stretches[0] < 0.75
+    assert as_stretches[1] > 0.3
+
+
+@pytest.mark.full
+@cases(("windows", "least"), [(36, 0.92), (18, 0.88)])
+def test_windows_that_are_drawn_whole_are_the_unit_closely(windows: int, least: float) -> None:
+    coverage, sided = drawn(300, windows)
+    assert coverage >= least
+    assert sided <= 0.075
+
+
 def alone(curve: dict[float, float]) -> float:
     """Return the crossing of one window, linear between its rates: the last or first rate where it has none."""
     points = statistics.fitted(curve)

@@ -11,7 +11,7 @@ WORLD: Mapping[str, Any] = {"models": "light8", "gpus": 1, "gpu": "h100", "engin
 POOL_BYTES = 72_241_349_919
 MEM_FRACTION = 0.9  # of that world: who states it changes no memory
 MEMORY = frozenset({"pool_bytes", "process", "process_bytes", "table"})
-TRACE = "hyperbolic-like+span_s=1800"  # of a set that names none
+TRACE = "hyperbolic-like+span_s=600"  # of a set that names none
 SIZED = ("prism", "elastic", "static:replicas", "static:rate", "static", "muxserve", "qlm", "swap")  # systems
 
 
