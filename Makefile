@@ -92,7 +92,7 @@ claims: $(READY) ## every paper's claims beside what comes out here, as .make/cl
 
 compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE) $(SETTINGS)
-	@$(BENCH) compare --answer --systems $(COPIES) --trace $(SHORT) --gpus 2 --seeds 3 $(SETTINGS)
+	@$(BENCH) compare --answer --systems $(COPIES) --trace $(SHORT) --gpus 2 --seeds 9 $(SETTINGS)
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9%-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' Makefile
