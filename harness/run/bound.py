@@ -142,18 +142,18 @@ def prices(config: Config, machine: Machine) -> Prices:
     """Return the least costs of each model at the degrees at which a group of GPUs may serve it."""
     models, cap = priced_models(config), config.batch_cap
     rows: dict[str, list[tuple[Least, int]]] = {}
-    by_shape: dict[Any, list[tuple[Least, int]]] = {}  # models of one shape have the same
+    known: dict[Any, list[tuple[Least, int]]] = {}  # models of one shape have equal rows
     for name in (m.name for m in config.models):
         each = [(k, m) for k, m in enumerate(models) if m.name == name]
         fitting = [(k, m) for k, m in each if m.tp <= config.group_gpus] or each
-        key = tuple((m.shape, m.tp) for _, m in fitting)
-        if key not in by_shape:
-            mine = [(kind.tables, k, m) for kind in machine.all for k, m in fitting]
+        mine = [(t, k, m) for t in (kind.tables for kind in machine.all) for k, m in fitting]
+        key = tuple((m.shape, m.tp, *(x[k].tobytes() for x in (t.cost, t.gemm, t.head))) for t, k, m in mine)
+        if key not in known:
             token_s = min(least(t, k, m.tp, cap).token_s for t, k, m in mine)
-            by_shape[key] = [
+            known[key] = [
                 (least(t, k, m.tp, cap, token_s), m.tp * shapes.kv_token_bytes(m.shape, m.tp)) for t, k, m in mine
             ]
-        rows[name] = by_shape[key]
+        rows[name] = known[key]
     return Prices(config, machine, rows)
 
 
