@@ -96,7 +96,7 @@ def test_only_what_belongs_is_kept() -> None:
     )
     results = {name for name in names if name.startswith("results/")}
     kept = {name for name in results if not (measured.fullmatch(name) or timed.fullmatch(name))}
-    assert kept <= {"results/README.md", "results/claims.md"}
+    assert kept <= {"results/README.md", "results/claims.md", "results/prices.md"}
     assert not {name for name in names if name.startswith(("plots/out/", "traces/data/"))}
     assert {Path(name).suffix for name in names if name.startswith("plots/")} <= {".py", ".png"}
 
