@@ -349,7 +349,7 @@ def test_a_comparison_has_the_rate_of_its_systems_in_percent_of_the_bound(tmp_pa
     assert part.mean == pytest.approx(100 * rate.mean / (most["rate_scale"] * unit_rps), rel=1e-3)
     assert 0 < part.mean <= 100
     assert dedicated["of_bound"] is None  # a control, on other GPUs
-    words = line(measured.about, unit_rps)
+    words = line(measured.about)
     assert words is not None
     assert words.startswith("bound: no policy on 1 GPU serves more than ")
     (kept,) = (tmp_path / "bounds").iterdir()

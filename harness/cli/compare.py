@@ -215,7 +215,7 @@ def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, eve
     if shown.systems:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         click.echo("\n".join(comparison.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
-    if above := bound.line(measured.about, measured.about.panels[0]["unit_rps"]):
+    if above := bound.line(measured.about):
         prose(above)
     for note in comparison.notes(measured, shown, rule):
         prose(note)

@@ -300,11 +300,6 @@ class _Clock:
         return why
 
 
-def compiled() -> bool:
-    """Tell whether the simulator's machine code is there."""
-    return sim.compiled()
-
-
 def compile_once() -> None:
     """Compile the simulator's machine code, by a run that is not kept."""
     spec = resolve(Spec(BASE, trace="sample", models="llama-3.2-1b", slo=""))

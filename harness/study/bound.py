@@ -109,12 +109,13 @@ def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], l
     return high
 
 
-def line(about: About, unit_rps: float) -> str | None:
+def line(about: About) -> str | None:
     """Return the bound of a comparison in words; None where it has none."""
     if (most := about.bound) is None:
         return None
+    (panel,) = about.panels
     gpus = f"{most['gpus']} GPU{'s' * (most['gpus'] > 1)}"
-    rate = estimate.number(most["rate_scale"] * unit_rps)
+    rate = estimate.number(most["rate_scale"] * panel["unit_rps"])
     return f"bound: no policy on {gpus} serves more than {rate} req/s at {100 * about.level:g} % ({most['definition']})"
 
 

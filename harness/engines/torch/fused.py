@@ -244,6 +244,13 @@ class Graphs:
             self._normed(x, out, W.norm, y)
         return y
 
+    def _result(self, y: Tensor, end: int, last: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """Launch the head behind the last layer, over all tokens or the last ones of parts; None before it."""
+        if end < self.layers:
+            return None
+        logits = functional.linear(y if last is None else y.index_select(0, last), self.shared.weights.head)
+        return logits, logits.argmax(-1)
+
     def _normed(self, x: Tensor, add: Tensor, weight: Tensor, out: Tensor) -> None:
         hidden, eps = x.shape[1], self.shared.weights.net.eps
         block = triton.next_power_of_2(hidden)
@@ -323,10 +330,7 @@ class Decodes(Graphs):
             attended(kv, layer, contexts, q, mixed)
 
         y = self._layers(on["ids"], (on["position"], on["slot"]), attend, first, end)
-        if end < self.layers:
-            return None, contexts
-        logits = functional.linear(y, self.shared.weights.head)
-        return (logits, logits.argmax(-1)), contexts
+        return self._result(y, end), contexts
 
 
 class Prefills(Graphs):
@@ -391,7 +395,4 @@ class Prefills(Graphs):
             mixed[BESIDE:] = varlen(q[BESIDE:], key, value, ends)
 
         y = self._layers(on["ids"][:n], (on["position"][:n], on["slot"][:n]), attend, first, end)
-        if end < self.layers:
-            return None, contexts
-        logits = functional.linear(y.index_select(0, on["last"]), self.shared.weights.head)
-        return (logits, logits.argmax(-1)), contexts
+        return self._result(y, end, on["last"]), contexts
