@@ -47,11 +47,11 @@ CASES = {
     "80 % load, disaggregated": Case("disaggregated", "llama-3.1-8b", 7.2, gpu="a100-80g"),  # one of two GPUs decodes
     "0.5 req/s": Case("dedicated", "llama-3.1-8b", 0.5, LONG, "a100-80g", 1),
     "heavy8 on 2, static": Case("static", "heavy8", 8.0, LONG),
-    # light8 on two H100 leaves 99 % attainment of 5 x P95 at about 75 requests of this length a second
-    "light8 on 2, prism": Case("prism", "light8", 60.0),
-    "... at 150 % load": Case("prism", "light8", 112.0),
-    "light8 on 2, muxserve": Case("muxserve", "light8", 60.0),
-    "light8 on 2, qlm": Case("qlm", "light8", 60.0),
+    # light8 on two H100 leaves 99 % attainment of 5 x P95 at about 60 requests of this length a second
+    "light8 on 2, prism": Case("prism", "light8", 48.0),
+    "... at 150 % load": Case("prism", "light8", 90.0),
+    "light8 on 2, muxserve": Case("muxserve", "light8", 48.0),
+    "light8 on 2, qlm": Case("qlm", "light8", 48.0),
     "2 models on 4, weaver": Case("weaver", "llama-3.1-8b*2", 16.0, (20_000,), "a100-40g", 4),
     "40 models on 16, aegaeon": Case("aegaeon", "aegaeon+models=40", 20.0, (20_000,), gpus=16),
     "a mixture": Case("dedicated", "gpt-oss-20b", 8.0, gpus=1),

@@ -114,8 +114,14 @@ def jit(f: F) -> F:
 
 
 def number_at(builder: Any, world: Any, offset: int) -> Any:
-    """Return the code that reads the integer so many bytes into the world."""
-    return builder.load(builder.inttoptr(builder.add(world, cgutils.intp_t(offset)), cgutils.intp_t.as_pointer()))
+    """Return the code that reads the integer so many bytes into the world: an address or a length.
+
+    These change between calls of compiled code alone, when Python makes room; within one a load holds for all that
+    follow.
+    """
+    load = builder.load(builder.inttoptr(builder.add(world, cgutils.intp_t(offset)), cgutils.intp_t.as_pointer()))
+    load.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return load
 
 
 def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any]:

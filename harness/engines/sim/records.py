@@ -289,10 +289,10 @@ LANE = record(
     slow           f8  ratio     of what other lanes slow its step down: 1 as turns tell
     duty           f8  ratio     of a step in which its kernels run, at `max_rate`
     fills          f8  ratio     of a GPU's time that its kernels keep from others
-    turn_s         f8  s         of its kernels' turn at `max_rate` 1
+    turn_s         f8  s         of its kernels' turn, at `max_rate`
     round_s        f8  s         of a round that its turn takes on average, while turns are taken
     stretch        f8  ratio     of its kernels' time beside others', while turns are taken
-    new_rate       f8  ratio     its rate once time is lent, and its stretch before that, in the making
+    new_rate       f8  ratio     its rate once time is lent, in the making
     given          f8  ratio     its rate once all is shared out
     op_s           f8  s         of the order's kernels, at most: longer ones are cut; -1: others wait for whole steps
     kernel_s       16f8 s        of its step's kernels, as they are cut, without noise

@@ -296,7 +296,7 @@ def set_turn(S: int, lane: int, c: int, tokens: int, duty: float, layer_s: float
         w = (tokens - k.few) / (k.many - k.few)
     n.duty = duty
     n.fills = k.dec_fill + w * (k.pre_fill - k.dec_fill)
-    n.turn_s = 1.0 if k.equal else (k.passes + w * (1.0 - k.passes)) * duty * layer_s
+    n.turn_s = (1.0 if k.equal else (k.passes + w * (1.0 - k.passes)) * duty * layer_s) / n.max_rate
 
 
 @jit
@@ -331,39 +331,32 @@ def take_turns(S: int, p: int) -> None:
     are on a GPU for a part of their step, `duty`, which grows as others keep them waiting. Three sweeps find it.
     """
     W = world(S)
-    P = gpu_at(S, p)
-    lane = P.head
+    lane = gpu_at(S, p).head
     while lane >= 0:
         n = lane_at(S, lane)
         n.stretch = 1.0
         n.given = 1.0
+        n.round_s = 0.0
+        d = n.demand
+        while d >= 0:
+            e = demand_at(S, d)
+            gpu_at(S, e.gpu).round_s = 0.0
+            d = e.next
         lane = n.next
     for _ in range(SWEEPS):
-        fill_rounds(S, p, 0)
-        same = True
-        lane = P.head
-        while lane >= 0:
-            n = lane_at(S, lane)
-            n.new_rate = stretched(S, p, lane)
-            same = same and n.new_rate == n.stretch
-            lane = n.next
-        if same:
+        add_turns(S, p)
+        if not stretch(S, p):
             break
-        lane = P.head
-        while lane >= 0:
-            n = lane_at(S, lane)
-            n.stretch = n.new_rate
-            lane = n.next
     for _ in range(SWEEPS if W.sliced else 0):
-        fill_rounds(S, p, 1)
+        add_slices(S, p)
         slice_out(S, p)
-    lane = P.head
+    lane = gpu_at(S, p).head
     while lane >= 0:
         n = lane_at(S, lane)
-        part = n.given  # of the time of its process's GPUs in which its kernels wait for no other process
-        alone = 1.0 - n.duty + n.duty * n.stretch
-        beside = 1.0 - n.duty + n.duty * n.stretch / part
-        if W.sliced:
+        beside = 1.0 - n.duty + n.duty * n.stretch
+        if W.sliced:  # `given` is the part of the time of its GPUs in which its kernels wait for no other process
+            alone = beside
+            beside = 1.0 - n.duty + n.duty * n.stretch / n.given
             set_part(S, lane, alone / beside)
         n.given = n.max_rate / beside
         if n.slow != 1.0 and not W.sliced:
@@ -372,50 +365,52 @@ def take_turns(S: int, p: int) -> None:
 
 
 @jit
-def fill_rounds(S: int, p: int, slices: int) -> None:
-    """Add up the rounds of a pool's GPUs: turns of lanes, or slices of processes."""
-    W = world(S)
-    for g in range(W.n_gpus):
-        if gpu_at(S, g).pool == p:
-            gpu_at(S, g).round_s = 0.0
+def add_turns(S: int, p: int) -> None:
+    """Set what the turn of each lane of a pool takes of a round, and add the difference to the rounds of its GPUs."""
     lane = gpu_at(S, p).head
     while lane >= 0:
         n = lane_at(S, lane)
-        stretch = n.stretch / n.given
-        here = n.duty * stretch / (1.0 - n.duty + n.duty * stretch)
-        if slices:
-            turn = slice_s(S, p, lane)
-            n.round_s = here * max(turn, W.quantum_s) * (1.0 + W.switching) if turn > 0.0 else 0.0
-        else:
-            n.round_s = here * n.fills * n.turn_s / n.max_rate
+        on = n.duty * n.stretch
+        was = n.round_s
+        n.round_s = on / (1.0 - n.duty + on) * n.fills * n.turn_s
         d = n.demand
         while d >= 0:
-            gpu_at(S, demand_at(S, d).gpu).round_s += n.round_s
-            d = demand_at(S, d).next
+            e = demand_at(S, d)
+            gpu_at(S, e.gpu).round_s += n.round_s - was
+            d = e.next
         lane = n.next
 
 
 @jit
-def stretched(S: int, p: int, lane: int) -> float:
-    """Return how many times as long a lane's kernels take beside those that share its SMs, or its GPU apart."""
+def stretch(S: int, p: int) -> bool:
+    """Set how many times as long each lane's kernels take beside those that share its SMs, or its GPU apart.
+
+    Return whether that changed.
+    """
     W = world(S)
-    n = lane_at(S, lane)
-    turn = n.turn_s / n.max_rate
-    most = 1.0
-    d = n.demand
-    while d >= 0:
-        g = demand_at(S, d).gpu
-        if n.partition == 0 and not W.sliced:
-            if gpu_at(S, g).active > 1:
-                most = max(most, n.fills + (gpu_at(S, g).round_s - n.round_s) / turn)
-        else:
-            most = max(most, among(S, p, lane, d, turn))
-        d = demand_at(S, d).next
-    return most
+    changed = False
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        most = 1.0
+        d = n.demand
+        while d >= 0:
+            e = demand_at(S, d)
+            if n.partition == 0 and not W.sliced:
+                G = gpu_at(S, e.gpu)
+                if G.active > 1:
+                    most = max(most, n.fills + (G.round_s - n.round_s) / n.turn_s)
+            else:
+                most = max(most, among(S, p, lane, d))
+            d = e.next
+        changed = changed or n.stretch != most
+        n.stretch = most
+        lane = n.next
+    return changed
 
 
 @jit
-def among(S: int, p: int, lane: int, d: int, turn: float) -> float:
+def among(S: int, p: int, lane: int, d: int) -> float:
     """Return the same on one GPU, where some lanes do not meet: they have disjoint partitions or other processes."""
     W = world(S)
     n = lane_at(S, lane)
@@ -431,7 +426,7 @@ def among(S: int, p: int, lane: int, d: int, turn: float) -> float:
             else:
                 meet += y.round_s
         x = y.next
-    most = n.fills + meet / turn if meet > 0.0 else 1.0
+    most = n.fills + meet / n.turn_s if meet > 0.0 else 1.0
     if apart:
         k = cost_at(S)[inst_at(S, batch_at(S, lane >> 1).inst).cost]
         most = max(most, k.apart, k.crowd * asked)
@@ -452,6 +447,27 @@ def slice_s(S: int, p: int, lane: int) -> float:
                 return 0.0
         x = y.next
     return turn
+
+
+@jit
+def add_slices(S: int, p: int) -> None:
+    """Add up the rounds of a pool's GPUs where they have a slice of each process."""
+    W = world(S)
+    for g in range(W.n_gpus):
+        if gpu_at(S, g).pool == p:
+            gpu_at(S, g).round_s = 0.0
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        turn = slice_s(S, p, lane)
+        on = n.duty * (n.stretch / n.given)
+        n.round_s = on / (1.0 - n.duty + on) * max(turn, W.quantum_s) * (1.0 + W.switching) if turn > 0.0 else 0.0
+        d = n.demand
+        while d >= 0:
+            e = demand_at(S, d)
+            gpu_at(S, e.gpu).round_s += n.round_s
+            d = e.next
+        lane = n.next
 
 
 @jit

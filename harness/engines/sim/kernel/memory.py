@@ -116,9 +116,15 @@ def needs(S: int, b: int, d0: int, k: int) -> int:
     if W.reserves:
         return 0
     bt = W.block_tokens
-    total = (k // bt) * (batch_at(S, b).count[RUNNING] - batch_at(S, b).far)
-    for d in range(d0, d0 + k % bt):
-        total += batch_at(S, b).residues[(1 - d) % bt]
+    B = batch_at(S, b)
+    total = 0
+    if k >= bt:
+        total = (k // bt) * (B.count[RUNNING] - B.far)
+        k %= bt
+    at = (1 - d0) % bt
+    for _ in range(k):
+        total += B.residues[at]
+        at = at - 1 if at > 0 else bt - 1
     return total
 
 
@@ -130,8 +136,10 @@ def needs_far(S: int, f: int, d0: int, k: int) -> int:
         return 0
     bt = W.block_tokens
     total = (k // bt) * remote_at(S, f).count
-    for d in range(d0, d0 + k % bt):
-        total += remote_at(S, f).residues[(1 - d) % bt]
+    at = (1 - d0) % bt
+    for _ in range(k % bt):
+        total += remote_at(S, f).residues[at]
+        at = at - 1 if at > 0 else bt - 1
     return total
 
 

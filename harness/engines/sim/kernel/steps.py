@@ -281,10 +281,11 @@ def form(S: int, T: Tables, lane: int) -> None:
     n.lent = -1
     c = inst_at(S, i).cost
     k = T.cost[c]
-    share_ = 1.0
-    n.partition = 2 * n.sms + (lane & 1) if n.sms > 0 else 0
+    n.partition = 0
+    n.max_rate = 1.0
     if n.sms > 0:
-        share_ = n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms
+        n.partition = 2 * n.sms + (lane & 1)
+        n.max_rate = speed(T, c, n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms, run, int(pieces > 0))
     n.slow = W.co_run * (k.pre_slow if pieces > 0 else k.dec_slow)
     W.steps += int(n.layers_left == 0)
     if pieces > 0:
@@ -330,10 +331,8 @@ def form(S: int, T: Tables, lane: int) -> None:
         n.first_s = solo
         n.slope_s = 0.0
         n.work = solo
-        n.max_rate = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 1)
     else:
         span(S, T, lane, run, c, once)
-        n.max_rate = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
     if run > 0:
         B.brought = 0
         f = B.remote
