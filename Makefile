@@ -18,7 +18,7 @@ SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,unshared
 TRACE = hyperbolic-like+span_s=300
 COPIES = prism,alpaserve+search=fast
 SHORT = hyperbolic-like+span_s=60
-SETTINGS = --set chunk_tokens=2048 --set batch_cap=256 --set mem_fraction=0.9
+SETTINGS = --set chunk_tokens=2048 --set batch_cap=256 --set mem_fraction=0.9 --set admission=prompt
 FULL =
 ENGINE =
 

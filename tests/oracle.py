@@ -66,6 +66,7 @@ class Setup:
     prefill_tokens: int = 16384
     piece_bytes: float = math.inf
     watermark: float = 0.01
+    admission: str = "prompt"
     sharing: Literal["fluid", "turns", "none"] = "fluid"
     co_run: float = 1.0  # of what others slow a step down by, times what its cost table says
     quantum_s: float = 0.0  # of a turn of a process, at least
@@ -758,10 +759,16 @@ class Oracle:
         while self.setup.kv == "pow2" and output & (output - 1):
             output += 1
         tokens = r.prompt + output
+        if self.setup.kv == "paged":
+            return math.ceil(tokens / self.setup.block_tokens)
         n, blocks = math.ceil((max(tokens, most) if self.setup.kv == "max" else tokens) / self.setup.block_tokens), 1
         while blocks < n:
             blocks *= 2
         return blocks
+
+    @property
+    def reserves(self) -> bool:
+        return self.setup.kv != "paged" or self.setup.admission == "output"
 
     def place(self, account: Inst, n: int) -> int | None:
         """Return where n blocks go in an account of contiguous KV: the first of the smallest buddies free for them."""
@@ -841,8 +848,9 @@ class Oracle:
             if stays:
                 for key in [key for key in self.there if key[1] is r]:
                     self.forget(key)
-                self.there[r.home, r] = r.blocks - r.shared
-                self.line.append((r.home, r))
+                if r.blocks > r.shared:  # a prompt that is in by pieces may have none of its own
+                    self.there[r.home, r] = r.blocks - r.shared
+                    self.line.append((r.home, r))
             for key in reversed(self.holds(r)):
                 if not any(key in self.holds(other) for other in self.live if other is not r):
                     self.line.append(key)
@@ -858,7 +866,7 @@ class Oracle:
 
     def watermark(self, account: Inst) -> int:
         m, total = self.sizes(account), self.limit(account)
-        if self.setup.kv != "paged":  # kept for growth
+        if self.reserves:  # kept for growth
             return 0
         if total == math.inf:
             total = min(self.setup.gpu_bytes[g] for g in on(account)) - m.footprint_bytes
@@ -1085,14 +1093,19 @@ class Oracle:
         pieces: list[tuple[Req, int]] = []
         decodes: list[Req] = []
         self.full = set[str]()
+        taken = False
+        if self.in_pieces and phase != "decode":
+            run = len(self.at(batch, "running")) if phase == "mixed" else 0
+            taken = self.grow_prompts(batch, chunk - run if chunk else self.setup.prefill_tokens, whole=not chunk)
         if phase == "prefill" or (phase == "mixed" and chunk == 0):
             busy = len(self.at(batch, "running")) if phase == "mixed" else 0
-            pieces = self.walk(batch, cap - busy, chunk or self.setup.prefill_tokens, whole=chunk == 0)
-        lost: bool | None = False
+            pieces = self.walk(batch, cap - busy, chunk or self.setup.prefill_tokens, whole=chunk == 0, new=not taken)
+        lost: bool | None = taken
         if phase != "prefill" and not pieces:
             lost = self.grow(batch)
             if lost is None:
                 return
+            lost |= taken
             decodes = self.at(batch, "running")
         if phase == "mixed" and chunk > 0:
             pieces = self.walk(batch, cap - len(decodes), chunk - len(decodes), whole=False, new=not lost)
@@ -1131,7 +1144,7 @@ class Oracle:
         stop = any(r.swapped for r in waiting)  # the engine's own victims come first
         for r in waiting if not stop else []:
             need, hits = math.ceil((r.length + 1) / self.setup.block_tokens), 0
-            need = need if self.setup.kv == "paged" else self.chunk(r)
+            need = self.chunk(r) if self.reserves else need
             if ahead and self.ended[batch, 0] < r.joins:  # this step was scheduled before it came
                 break
             if len(pieces) >= room or budget <= 0:
@@ -1143,6 +1156,11 @@ class Oracle:
             if r.blocks == 0 and self.never(batch.inst, need):
                 self.finish(r, "failed")
                 continue
+            if r.blocks == 0 and self.in_pieces and not whole:
+                start = self.setup.block_tokens * min(
+                    self.hits(r, batch.inst), (r.length - 1) // self.setup.block_tokens
+                )
+                need = self.piece_blocks(r, start, budget)
             asked = need - self.hits(r, batch.inst, held=True) + self.watermark(batch.inst)
             if stop := r.blocks == 0 and not (
                 self.fits(batch.inst, asked) and self.place(batch.inst, need) is not None
@@ -1164,10 +1182,46 @@ class Oracle:
                 self.line = [key for key in self.line if key not in self.holds(r)]
             if not self.slice_of(batch):
                 self.publish(r, r.prefilled + min(size, budget) if not whole else r.length)
+            most = r.blocks * self.setup.block_tokens - r.prefilled
+            if most < size and (whole or most == 0):
+                break
+            size = min(size, most)
             pieces.append((r, size if whole else min(size, budget)))
             budget -= pieces[-1][1]
         (self.kv_stops.add if stop else self.kv_stops.discard)(batch)
         return pieces
+
+    @property
+    def in_pieces(self) -> bool:
+        return self.setup.admission == "chunk" and not self.reserves
+
+    def piece_blocks(self, r: Req, done: int, budget: int) -> int:
+        """Return the blocks of a prompt after a piece of at most `budget` tokens; with the last comes a token more."""
+        size = min(r.length - done, budget)
+        return math.ceil((done + size + (done + size == r.length)) / self.setup.block_tokens)
+
+    def grow_prompts(self, batch: Batch, budget: int, *, whole: bool) -> bool:
+        """Take blocks for the next pieces of prompts that are let in, preempting the latest: whether any was."""
+        lost, ins = False, [r for r in self.at(batch, "waiting") if r.blocks and not r.swapped]
+        for r in ins:
+            rest = r.length - r.prefilled
+            if budget <= 0 or r.blocks == 0 or (whole and r is not ins[0] and rest > budget):  # 0: lost to one before
+                break
+            more = self.piece_blocks(r, r.prefilled, rest if whole else budget) - r.blocks
+            budget -= rest if whole else min(rest, budget)
+            while more > 0 and not self.fits(batch.inst, more, growth=True):
+                if self.gone(batch.inst):
+                    return lost
+                free = [x for where in ("running", "parked", "waiting") for x in self.at(batch, where)]
+                free = [x for x in free if x.home == batch.inst and x.blocks and not x.step and not x.swapped]
+                victim, lost = max(free, key=lambda x: x.seq), True
+                self.preempt(victim, batch)
+                if victim is r:
+                    return lost
+            if more > 0:
+                r.pages += self.take(batch.inst, more)
+                r.blocks += more
+        return lost
 
     def grow(self, batch: Batch) -> bool | None:
         """Take blocks for the next decode step, preempting where none is free: whether any was; None: swapping out."""
@@ -1214,14 +1268,17 @@ class Oracle:
             if not any(account in (r.home, r.to) for r in self.live if r is not victim):  # alone in its account
                 self.finish(victim, "failed")
                 continue
-            victim.preemptions += 1
-            self.news.append(Preempted(victim.id, batch))
-            if self.setup.preempt == "swap" and victim.whole:
-                victim.swapped = True
-                self.carry(victim, Inst(victim.model, HOST), lambda _: None)
-            else:
-                self.release(victim)
+            self.preempt(victim, batch)
         return short, lost, bool(short) and not self.fits(account, len(short), growth=True)
+
+    def preempt(self, victim: Req, batch: Batch) -> None:
+        victim.preemptions += 1
+        self.news.append(Preempted(victim.id, batch))
+        if self.setup.preempt == "swap" and victim.whole:
+            victim.swapped = True
+            self.carry(victim, Inst(victim.model, HOST), lambda _: None)
+        else:
+            self.release(victim)
 
     def bring_back(self, batch: Batch) -> None:
         for r in [r for r in self.at(batch, "waiting") if r.swapped]:

@@ -11,6 +11,9 @@ import pytest
 
 from harness.engines.costs import quantities, servers
 from harness.engines.costs.servers import Settings
+from harness.engines.sim.engine import Sim
+from harness.loop.replay import replay
+from harness.loop.system import find
 from harness.policy.types import GIB, Infeasible, UserError
 from harness.run.resolve import resolve
 from harness.run.server_line import server_line
@@ -22,7 +25,7 @@ from harness.study.study import STUDIES
 from tests.cases import cases
 from tests.test_bad_input import bench, mistake
 
-NAMED = {"chunk_tokens": 2048, "batch_cap": 256, "mem_fraction": 0.9}
+NAMED = {"chunk_tokens": 2048, "batch_cap": 256, "mem_fraction": 0.9, "admission": "prompt"}
 
 # Tokens and sequences of a step, share of the card: read a second time from the releases' wheels, apart from the file.
 # vLLM: vllm/engine/arg_utils.py (get_batch_defaults, before 0.12 _set_default_args), OPENAI_API_SERVER, and
@@ -58,6 +61,48 @@ def of(host: str, kind: str, tp: int = 1, longest: int = 8192) -> Settings:
 def test_settings_are_those_of_the_release_on_the_card(host: str) -> None:
     tp = 2 if host.startswith("sglang") else 1
     assert {kind: of(host, kind, tp)[:3] for kind in GOLDEN[host]} == GOLDEN[host]
+
+
+# vllm/v1/core/sched/scheduler.py: `scheduler_reserve_full_isl`, which is on, is in no wheel before 0.19.
+@pytest.mark.parametrize(
+    ("host", "admission"),
+    [("vllm-0.6", "prompt"), ("vllm-0.8", "chunk"), ("vllm-0.12", "chunk"), ("vllm-0.15", "chunk"), ("vllm-0.18", "chunk"),
+     ("vllm-0.19", "prompt"), ("vllm-0.24", "prompt"), ("vllm-0.32", "prompt"), ("sglang-0.5", "prompt"),
+     ("vllm-graph", "prompt")],
+)  # fmt: skip
+def test_a_prompt_is_let_in_as_the_release_does(host: str, admission: str) -> None:
+    assert of(host, "l40s").admission == admission
+
+
+def test_a_prompt_let_in_by_its_first_piece_starts_over_and_slows_who_decodes() -> None:
+    """Two prompts of 120,000 tokens on an L40S with room for 190,000: vLLM pull request 21793."""
+    of_two = "closed+clients=2+prompt=120000+output=400+requests=4+max_tokens=131072"
+    spec = Spec("dedicated", models="llama-3.1-8b", trace=of_two, gpu="l40s", host="vllm-0.15", slo="",
+                chunk_tokens=2048)  # fmt: skip
+    rows = {}
+    for admission in ("prompt", "chunk", "output"):
+        setup = Setup(resolve(replace(spec, admission=admission)))
+        engine = Sim(setup.config)
+        replay(find("dedicated")(engine.cluster), engine, setup.jobs())
+        rows[admission] = engine.S.requests.copy()
+    first = {name: of[0]["done"] - of[0]["first"] for name, of in rows.items()}
+    assert not rows["prompt"]["preemptions"].any()
+    assert not rows["output"]["preemptions"].any()
+    assert rows["chunk"]["preemptions"][1] > 3
+    assert first["chunk"] > 4 * first["prompt"] == 4 * first["output"]
+
+
+def test_reserving_to_the_end_preempts_nobody_where_growth_does() -> None:
+    """NVIDIA/TensorRT-LLM issue 16827: the same load by MAX_UTILIZATION and by GUARANTEED_NO_EVICT."""
+    load = "closed+clients=200+prompt=512+output=2048+requests=400"
+    spec = Spec("dedicated", models="llama-3.1-8b", trace=load, gpu="a10", host="vllm-0.15", slo="")
+    preempted = {}
+    for admission in ("prompt", "output"):
+        setup = Setup(resolve(replace(spec, admission=admission)))
+        engine = Sim(setup.config)
+        replay(find("dedicated")(engine.cluster), engine, setup.jobs())
+        preempted[admission] = int(engine.S.requests["preemptions"].sum())
+    assert preempted["output"] == 0 < preempted["prompt"]
 
 
 def test_a_step_of_whole_prompts_takes_what_its_server_says() -> None:

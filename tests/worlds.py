@@ -15,6 +15,7 @@ import numpy as np
 
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.quantities import GpuSpec, HostProfile, Way
+from harness.engines.costs.servers import Admission
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Machine, Served, priced_models
 from harness.engines.sim.engine import PIECE_BYTES, Sim, granule_bytes, memory
@@ -112,6 +113,7 @@ class World:
             prefill_tokens=c.prefill_tokens,
             piece_bytes=c.piece_bytes,
             watermark=c.watermark,
+            admission=c.admission,
             sharing=text.get("sharing", "fluid"),
             co_run=c.scaled.get("co_run", 1.0),
             quantum_s=self.machine.quantum_s,
@@ -186,6 +188,12 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
     )  # fmt: skip
 
 
+def admission(seed: int) -> Admission:
+    """Draw what a prompt needs to be let in."""
+    drawn: Sequence[Admission] = "prompt", "chunk", "output"
+    return drawn[int(np.random.default_rng([seed, 2]).choice(3, p=[0.4, 0.4, 0.2]))]
+
+
 def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: float, longest: int) -> Jobs:
     """Return Poisson arrivals, some at equal stamps, of short and one-token requests."""
     gaps = rng.exponential(1 / rate, n)
@@ -255,6 +263,7 @@ def world(seed: int) -> World:
         prefill_tokens=64,
         piece_bytes=foot // 7 if seed % 2 else PIECE_BYTES,
         watermark=float(rng.choice([0.0, 0.05])),
+        admission=admission(seed),
         mem_fraction=1.0,
         process_bytes=1000,
         buffer_bytes=buffer_bytes,
@@ -644,7 +653,8 @@ def wild(seed: int, *, cut: bool) -> World:
     priced = Machine(t, spec, {"host": Way(pick(0.0, 0.25), "pcie")}, host)
     config = Config(
         served, gpus=gpus, block_tokens=4, batch_cap=pick(2, 4, 16), chunk_tokens=pick(0, 8, 32), prefill_tokens=64,
-        piece_bytes=pick(1 << 14, foot // 7, PIECE_BYTES), watermark=pick(0.0, 0.05), mem_fraction=1.0,
+        piece_bytes=pick(1 << 14, foot // 7, PIECE_BYTES), watermark=pick(0.0, 0.05), admission=admission(seed),
+        mem_fraction=1.0,
         process_bytes=1000, buffer_bytes=paging * block // shape.layers, noise=0.0 if exact else pick(0.0, 0.05),
         seed=int(rng.integers(0, 1000)), token_times=True,
     )  # fmt: skip

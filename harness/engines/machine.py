@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from harness.engines.costs import coefficients, constants, process, profiled, quantities, shapes, whole
 from harness.engines.costs.coef import Tables
 from harness.engines.costs.profile import MixedProfile, TableProfile, row
+from harness.engines.costs.servers import Admission
 from harness.policy import mix
 from harness.policy.events import Failed
 from harness.policy.types import (
@@ -83,6 +84,7 @@ class Config:
     prefill_tokens: int = 16384  # most tokens of a step of whole prompts
     piece_bytes: int = PIECE_BYTES
     watermark: float = 0.01
+    admission: Admission = "prompt"
     mem_fraction: float = 0.90
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
     sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
@@ -196,16 +198,18 @@ def power_above(n: Tokens) -> Tokens:
 
 
 def reserved_blocks(config: Config, kv: str, jobs: Jobs) -> Tokens:
-    """Return the blocks of each request's chunk where KV is contiguous: what it reserves, up to a power of two.
+    """Return the blocks that each request reserves when it is let in: a chunk of contiguous KV, or pages to its end.
 
-    `max` is the longest sequence of its model (or its own, if that is longer), `pow2` its prompt and the power of two
-    above its output, `oracle` its prompt and output (PagedAttention, SOSP 2023, section 6.1: three versions of Orca).
+    Of contiguous KV, `max` is the longest sequence of its model (or its own, if that is longer), `pow2` its prompt and
+    the power of two above its output, `oracle` its prompt and output, each up to a power of two of blocks
+    (PagedAttention, SOSP 2023, section 6.1: three versions of Orca). Pages are reserved for its prompt and output.
     """
     prompt, output = jobs.prompt_tokens.astype(np.int64), jobs.output_tokens.astype(np.int64)
     tokens = prompt + (power_above(output) if kv == "pow2" else output)
     if kv == "max":
         tokens = np.maximum(tokens, np.array([m.shape.max_tokens for m in config.models], np.int64)[jobs.model])
-    return power_above(-(-tokens // config.block_tokens))
+    blocks: Tokens = -(-tokens // config.block_tokens)
+    return power_above(blocks) if kv in CONTIGUOUS else blocks
 
 
 def priced_models(config: Config) -> list[Served]:

@@ -43,7 +43,7 @@ MOST_BATCH = 1 << 16
 Rate = Annotated[float, Gt(0), Le(1e6)]  # 1e9 bytes/s: up to a petabyte in a second
 UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
     "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
-    "pool_bytes": None, "host_bytes": None, "profile": "", "sampling": "checkpoint",
+    "pool_bytes": None, "host_bytes": None, "profile": "", "sampling": "checkpoint", "admission": "prompt",
 }  # fmt: skip
 # Fields that may name a file, and how its name ends (`slo`: classes:FILE).
 FILES: Mapping[str, str] = {
@@ -105,6 +105,8 @@ class Spec:
     chunk_tokens: Natural | None = None
     prefill_tokens: Count | None = None
     watermark: Annotated[float, Ge(0), Le(1)] = 0.01
+    # KV that a prompt needs to be let in: its own, its next piece's, or up to its last token; None: as the server
+    admission: Literal["prompt", "chunk", "output"] | None = None
     mem_fraction: Share | None = None
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
     process_bytes: Natural | None = None  # bytes of each beside weights; None: from its parts
@@ -252,7 +254,7 @@ def stored(values: Mapping[str, Any]) -> Spec:
     rest = {key: value for key, value in values.items() if key not in MOVED}
     if given:
         rest["engine"] = str(fields.Asked(values["engine"], fields=given))
-    return from_dict(rest, where)
+    return from_dict({"admission": UNSAID["admission"], **rest}, where)  # of no key it is not the server's
 
 
 def read(path: Path) -> Spec:

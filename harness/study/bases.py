@@ -39,7 +39,7 @@ def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
                models=spec.models, trace=spec.trace, served=spec.served, prefix_cache=spec.prefix_cache,
                host=spec.host, table=spec.table,
                batch_cap=its.batch_cap, chunk_tokens=its.chunk_tokens, prefill_tokens=its.prefill_tokens,
-               mem_fraction=its.mem_fraction, process_bytes=Setup(spec).settings.process_bytes,
+               mem_fraction=its.mem_fraction, admission=its.admission, process_bytes=Setup(spec).settings.process_bytes,
                pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
                workload="base", slo="",
                **{name: getattr(spec, name) for name in LINKS})  # fmt: skip

@@ -103,7 +103,7 @@ class Run:
             plan="trace", seed=seed, window_s=WINDOW_S, warmup_s=WARM_S,
             slo=f"absolute:ttft={TTFT_S:g},tpot={TPOT_S:g}" if system.reads_slo else "",
             slo_s=tuple((name, TTFT_S, TPOT_S) for name in names()) if system.reads_slo else (),
-            chunk_tokens=0, prefill_tokens=STEP_TOKENS, mem_fraction=0.9,
+            chunk_tokens=0, prefill_tokens=STEP_TOKENS, mem_fraction=0.9, admission="prompt",
             batch_cap=PROFILED_SEQS if system.profiled else MOST_SEQS, profile=profile(),
             placement="" if system.placement in FLOORS else system.placement,
         )  # fmt: skip

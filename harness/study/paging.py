@@ -92,7 +92,7 @@ class Run:
             gpu=server.gpu, gpus=server.gpus, host=HOST, models=f"{self.model}:tp={server.gpus}", served=LONGEST,
             trace=str(written(self.data, law, self.rps, seed, out)), scaling="none", plan="trace", seed=seed,
             window_s=WINDOW_S, warmup_s=WARM_S, drain_s=0.0, slo="", chunk_tokens=0, prefill_tokens=PROMPT_TOKENS,
-            batch_cap=256, mem_fraction=0.9,
+            batch_cap=256, mem_fraction=0.9, admission="prompt",
             pool_bytes=weight_bytes(of, server.gpus) + kv_bytes,
         )  # fmt: skip
 

@@ -42,7 +42,7 @@ RATE_SCALES = (0.5, 2.0, 4.0, 8.0)
 SEEDS = TUNING_SEEDS[:4]
 RULE, DEFINITION = "5xP95", "both"
 BASE = Spec("", models="heavy8", gpus=2, pool_bytes=round(67.28 * GIB), assign="shuffled",
-            chunk_tokens=2048, batch_cap=256, mem_fraction=0.9)  # fmt: skip
+            chunk_tokens=2048, batch_cap=256, mem_fraction=0.9, admission="prompt")  # fmt: skip
 DRAWS = 16
 DECADE, DIGITS = 10.0, 3  # beyond the first a range is drawn in logarithm; significant digits of a drawn number
 PLACES = 4  # of a score: a hundredth of a point

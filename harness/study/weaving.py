@@ -89,7 +89,7 @@ class Run:
             models="weaver-tp2" if self.system == "muxserve" else "weaver", served=MOST_TOKENS,
             trace=str(written(self.rps, self.fixed, self.window_s, seed, out)), scaling="none", plan="trace", seed=seed,
             window_s=self.window_s, warmup_s=WARM_S if self.fixed is None else LONG_WARM_S, drain_s=0.0, slo="",
-            chunk_tokens=2048, batch_cap=256, mem_fraction=0.9,
+            chunk_tokens=2048, batch_cap=256, mem_fraction=0.9, admission="prompt",
         )  # fmt: skip
 
 

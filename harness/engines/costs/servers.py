@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from harness import toml
 from harness.engines.costs import process, quantities
@@ -14,6 +14,8 @@ from harness.policy.types import GIB, MIB, UserError
 from harness.toml import Count, Natural, NonNegative, Share
 
 FILE = Path(__file__).parent / "servers.toml"
+# What a prompt needs to be let in: its blocks and a token's, those of its next piece, or all up to its last token.
+Admission = Literal["prompt", "chunk", "output"]
 PREFILL_TOKENS = 16384  # of a step of whole prompts, where a release has no such step
 
 
@@ -25,6 +27,7 @@ class Settings(NamedTuple):
     mem_fraction: float
     prefill_tokens: int = PREFILL_TOKENS
     process_bytes: int | None = None
+    admission: Admission = "prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Release:
     source: str
     cards: tuple[Card, ...]
     mem_fraction: Share | None = None  # None: by what is reserved
+    admission: Admission = "prompt"
     whole: Natural = 0  # least tokens of a step of whole prompts
     long: Long | None = None
     round: Natural = 0
@@ -112,11 +116,11 @@ def settings(host: str, card: quantities.GpuSpec, tp: int, longest: Callable[[],
     chunk = its.long.chunk_tokens if its.long and longest() > its.long.above_tokens else at.chunk_tokens
     prefill = at.prefill_tokens or (max(longest(), its.whole) if its.whole else PREFILL_TOKENS)
     if its.mem_fraction is not None:
-        return Settings(chunk, at.batch_cap, its.mem_fraction, prefill)
+        return Settings(chunk, at.batch_cap, its.mem_fraction, prefill, admission=its.admission)
     total = _file().nvidia_smi_mib.get(card.kind, 0) * MIB or card.mem_bytes
     share = round(1 - (at.base + at.per_gpu * tp) * GIB / total, its.round)
     outside = process.CONTEXT + process.COLLECTIVES * (tp > 1)
-    return Settings(chunk, at.batch_cap, share, prefill, round(share * outside))
+    return Settings(chunk, at.batch_cap, share, prefill, round(share * outside), its.admission)
 
 
 def release(name: str) -> Release:

@@ -124,6 +124,7 @@ class Sim:
         }
         self._kv = str(options.get("kv", "paged"))
         self._elastic, self._contiguous = self._kv == "elastic", self._kv in CONTIGUOUS
+        self._reserves = self._contiguous or config.admission == "output"
         layout: Any = options.get("process", "model")
         self._layout: process.Layout = layout
         preferred = options.get("sharing", "fluid")
@@ -203,8 +204,9 @@ class Sim:
         w = S.s
         w["quiet_s"], w["formed_s"], w["end"] = -math.inf, -math.inf, math.inf
         w["now"], w["sigma"], w["seed"] = c.start_s, c.noise, c.seed
-        w["reserves"] = self._contiguous
-        w["watermark"] = 0.0 if self._contiguous else c.watermark  # kept for growth, of which there is none
+        w["reserves"] = self._reserves
+        w["piecewise"] = c.admission == "chunk" and not self._reserves
+        w["watermark"] = 0.0 if self._reserves else c.watermark  # kept for growth, of which there is none
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s
         w["switching"] = self._machine.switching
@@ -457,7 +459,7 @@ class Sim:
         R["arrival"] = jobs.arrival_s + self._host.api_in_s
         R["model"], R["prompt"], R["output"] = jobs.model, jobs.prompt_tokens, jobs.output_tokens
         R["state"], R["heir"], R["found"] = state.FUTURE, -1, -1
-        if self._contiguous:
+        if self._reserves:
             R["chunk"] = reserved_blocks(self.config, self._kv, jobs)
         R["first"] = R["done"] = R["admit"] = math.nan
         for name in NOWHERE:

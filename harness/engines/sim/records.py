@@ -65,7 +65,8 @@ WORLD = record(
     swap             i8   flag      a preempted request's KV goes to host memory, if there is room
     elastic          i8   flag      KV memory is mapped in pages that the models of a GPU share
     paged            i8   flag      it is known of each block in which page it is
-    reserves         i8   flag      a request's KV is one chunk, reserved when it is let in; nothing grows
+    reserves         i8   flag      a request's KV is reserved when it is let in; nothing grows
+    piecewise        i8   flag      a prompt takes the blocks of each of its pieces as this is computed
     block_tokens     i8   tokens    of a KV block
     reuse            i8   flag      prompts find what earlier ones left in the prefix cache
     id_blocks        i8   blocks    of KV that an id of a prompt stands for

@@ -104,25 +104,21 @@ class Core(WallClock):
             most = min(most, account.limit_bytes)
         return account.blocks_for(request.ctx_tokens + 1) * account.pages.block_bytes <= most
 
-    def enter(self, request: Live) -> bool:
-        """Take the blocks of a prompt and a token, and leave the watermark; False where there is no room."""
+    def enter(self, request: Live, tokens: int) -> bool:
+        """Take the blocks of so many tokens of a new prompt, and leave the watermark; False where there is no room."""
         assert request.batch is not None
         place = request.batch.inst.place
         account = self.account(request.model, place)
         of = account.arena.size if account.limit_bytes is None else account.limit_bytes
         beside = self.residents.claims.get(place[0], 0) if not isinstance(place, Host) else 0
         alone = not account.used_bytes
-        if not account.fits(
-            account.blocks_for(request.ctx_tokens + 1), 0 if alone else int(self.config.watermark * of)
-        ):
+        blocks = account.blocks_for(tokens)
+        if not account.fits(blocks, 0 if alone else int(self.config.watermark * of)):
             return False
-        if (
-            beside
-            and account.need_bytes(account.blocks_for(request.ctx_tokens + 1)) + beside > account.arena.free_bytes
-        ):
+        if beside and account.need_bytes(blocks) + beside > account.arena.free_bytes:
             return False
         self.kv[request.rid] = Kv(account, place)
-        return self.hold(request, request.ctx_tokens + 1)
+        return self.hold(request, tokens)
 
     def account(self, model: str, place: Gpus | Host) -> Account:
         """Return a model's account of KV."""

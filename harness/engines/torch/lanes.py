@@ -86,7 +86,12 @@ def formed(engine: Core, lane: Lane, order: Run) -> tuple[list[Row], list[Event]
     swapped = any(
         request.rid in engine.kv and engine.kv[request.rid].swapped for request in engine.batches.get(batch, ())
     )
-    if lane.phase != "decode" and not chunk and not swapped:
+    if c.admission == "chunk" and lane.phase != "decode" and not swapped:
+        decoding = sum(request.kv_tokens > 0 for request in members) if lane.phase == "mixed" else 0
+        _grow(
+            engine, members, max(0, chunk - min(decoding, cap)) if chunk else c.prefill_tokens, events, whole=not chunk
+        )
+    if lane.phase != "decode" and not chunk and not swapped and not events:
         rows = _prompts(engine, members, cap, c.prefill_tokens, events, whole=True)
     if lane.phase != "prefill" and not rows:
         decodes = [request for request in members if request.kv_tokens and engine.here(request, place)][:cap]
@@ -116,6 +121,34 @@ def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: lis
     return [Row(request, request.ctx_tokens - 1, 1) for request in held if engine.hold(request, request.ctx_tokens)]
 
 
+def _tokens(engine: Core, request: Live, done: int) -> int:
+    """Return the tokens for which a prompt holds blocks once so many are computed; with the last comes one more."""
+    if engine.config.admission == "output":
+        return request.prompt_tokens + request.output_tokens
+    return done if engine.config.admission == "chunk" and done < request.ctx_tokens else request.ctx_tokens + 1
+
+
+def _grow(engine: Core, members: list[Live], left: int, events: list[Event], *, whole: bool) -> None:
+    """Hold blocks for the next pieces of prompts that are in; who finds none takes those of the latest member."""
+    prompts = [request for request in members if not request.kv_tokens and request.rid in engine.kv]
+    for request in prompts:
+        kv = engine.kv.get(request.rid)
+        if kv is None or left <= 0:
+            return
+        rest = request.ctx_tokens - kv.tokens
+        if whole and request is not prompts[0] and rest > left:
+            return
+        count = rest if whole else min(rest, left)
+        while not engine.hold(request, _tokens(engine, request, kv.tokens + count)):
+            if engine.moves.touch(kv.account):
+                return  # somebody is on the way out or in: nobody else is chosen until then
+            victim = [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is kv.account][-1]
+            events.append(engine.preempt(victim))
+            if victim is request:
+                return
+        left -= count
+
+
 def _prompts(
     engine: Core, members: list[Live], cap: int, budget: int, events: list[Event], *, whole: bool
 ) -> list[Row]:
@@ -130,10 +163,17 @@ def _prompts(
             if not engine.could_hold(request):
                 events.append(engine.end(request, "failed"))
                 continue
-            if (whole and request.ctx_tokens > left < budget) or not engine.enter(request):
+            done = request.ctx_tokens if whole else min(left, request.ctx_tokens)
+            if (whole and request.ctx_tokens > left < budget) or not engine.enter(
+                request, _tokens(engine, request, done)
+            ):
                 break
-        start = engine.kv[request.rid].tokens
+        kv = engine.kv[request.rid]
+        start, most = kv.tokens, len(kv.blocks) * engine.config.block_tokens - kv.tokens
         count = request.ctx_tokens - start if whole else min(left, request.ctx_tokens - start)
+        if most < count and (whole or most == 0):
+            break
+        count = min(count, most)
         rows.append(Row(request, start, count))
         left -= count
     return rows

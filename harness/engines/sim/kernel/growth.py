@@ -8,10 +8,13 @@ from harness.engines.sim.kernel.lanes import room, wake
 from harness.engines.sim.kernel.links import transfer
 from harness.engines.sim.kernel.lists import push, unlink
 from harness.engines.sim.kernel.members import (
+    add_blocks,
     drop_blocks,
     end,
     in_step,
+    piece_blocks,
     queue,
+    target,
     unlist,
 )
 from harness.engines.sim.kernel.memory import fits, put, watermark
@@ -21,6 +24,7 @@ from harness.engines.sim.state import (
     E_PREEMPTED,
     ELSEWHERE,
     FAILED,
+    IDLE,
     MOVE,
     PARKED,
     RUNNING,
@@ -30,6 +34,7 @@ from harness.engines.sim.state import (
     WAITING,
     batch_at,
     inst_at,
+    lane_at,
     remote_at,
     req_at,
     world,
@@ -40,7 +45,7 @@ from harness.engines.sim.state import (
 @jit
 def latest(S: int, b: int, i: int) -> int:
     """Return the latest admitted member of a batch that has KV in an account and is not in a step, or -1."""
-    r = latest_of(S, batch_at(S, b).ends[2 * RUNNING + 1], i)
+    r = latest_of(S, batch_at(S, b).ends[2 * RUNNING + 1], i) if lane_at(S, 2 * b + 1).busy == IDLE else -1
     p = latest_of(S, batch_at(S, b).ends[2 * PARKED + 1], i)
     if r < 0 or (p >= 0 and req_at(S, p).seq > req_at(S, r).seq):
         r = p
@@ -97,6 +102,42 @@ def due_blocks(S: int, b: int, f: int) -> int:
     if f < 0:
         return int(B.residues[at] - B.brought)
     return int(remote_at(S, f).residues[at] - remote_at(S, f).brought)
+
+
+@jit
+def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
+    """Take blocks for the next pieces of prompts that are let in, or for all of them; 1: some member lost its own.
+
+    Where none is free the latest member loses its own, be it the prompt itself (vLLM up to 0.17, v1/core/sched/
+    scheduler.py, `schedule`).
+    """
+    B = batch_at(S, b)
+    i = B.inst
+    lost, first = 0, 1
+    r = B.ends[2 * WAITING]
+    while r >= 0 and left > 0:
+        q = req_at(S, r)
+        if q.home == i:
+            c = target(S, r) - q.prefilled
+            if c > left and not whole:
+                c = left
+            elif c > left and not first:
+                return lost
+            left -= c
+            first = 0
+            n = piece_blocks(S, r, q.prefilled, c) - q.blocks
+            while n > 0 and not room(S, i, n, 1):
+                if inst_at(S, i).gone > 0:  # victims are on their way: no more until they are out
+                    return lost
+                v = latest(S, b, i)
+                preempt(S, b, v)
+                lost = 1
+                if v == r:
+                    return lost
+            if n > 0:
+                add_blocks(S, r, i, n)
+        r = q.next
+    return lost
 
 
 @jit

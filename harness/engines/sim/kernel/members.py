@@ -11,8 +11,8 @@ from harness.engines.sim.kernel.events import done, over, tell
 from harness.engines.sim.kernel.lanes import cut, cut_at, dirty, freed, step_of, unbound, wake
 from harness.engines.sim.kernel.links import leave, new_transfer, release, route_kv, set_weights
 from harness.engines.sim.kernel.lists import heap_delete, heap_insert, push, unlink
-from harness.engines.sim.kernel.memory import never
-from harness.engines.sim.kernel.pages import enlist, give, strike, take
+from harness.engines.sim.kernel.memory import never, put
+from harness.engines.sim.kernel.pages import enlist, fill, fill_begun, give, strike, take
 from harness.engines.sim.kernel.reuse import give_up
 from harness.engines.sim.kernel.waits import charge, log_stay, mark
 from harness.engines.sim.state import (
@@ -108,6 +108,25 @@ def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
     q.node = take_chunk(S, i, n)
     inst_at(S, i).holders += 1
     q.extents = take(S, i, n - held)
+
+
+@jit
+def add_blocks(S: int, r: int, i: int, n: int) -> None:
+    """Give a request whose prompt is computed piece by piece n blocks more in an account."""
+    fill_begun(S, i)
+    put(S, i, n)
+    q = req_at(S, r)
+    q.blocks += n
+    q.extents = fill(S, i, n, q.extents)
+
+
+@jit
+def piece_blocks(S: int, r: int, known: int, piece: int) -> int:
+    """Return the blocks of a request once a piece of its prompt is computed; the last has a token more."""
+    tokens = known + piece
+    if tokens == target(S, r):
+        tokens += 1
+    return int((tokens + world(S).block_tokens - 1) // world(S).block_tokens)
 
 
 @jit

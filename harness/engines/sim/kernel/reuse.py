@@ -182,8 +182,14 @@ def held_hits(S: int, r: int, i: int) -> int:
 
 @jit
 def hits(S: int, r: int, i: int) -> int:
-    """Count the blocks that a prompt finds: its leading ones, up to the first that is not there."""
+    """Count the blocks that a prompt finds and that still have room."""
     shed(S, i)
+    return leading(S, r, i)
+
+
+@jit
+def leading(S: int, r: int, i: int) -> int:
+    """Count the cached blocks of a prompt: its leading ones, up to the first that is not there."""
     n = 0
     for k in range(req_at(S, r).ids):
         blocks = entry_at(S, entry_of(S, i, r, k)).blocks

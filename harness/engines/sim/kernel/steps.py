@@ -8,7 +8,7 @@ from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.cost import attend_s, noise, power_below, read_bytes, speed, table
 from harness.engines.sim.kernel.events import tell
 from harness.engines.sim.kernel.far import cut_kernels, far_context, far_s, hold_far, span_far
-from harness.engines.sim.kernel.growth import grow
+from harness.engines.sim.kernel.growth import grow, grow_prompts
 from harness.engines.sim.kernel.lanes import (
     activate,
     ask,
@@ -29,6 +29,7 @@ from harness.engines.sim.kernel.members import (
     join,
     leave_run,
     pending,
+    piece_blocks,
     rest,
     set_parked,
     take_blocks,
@@ -37,7 +38,7 @@ from harness.engines.sim.kernel.members import (
 )
 from harness.engines.sim.kernel.memory import fits, needs, needs_far, never, put, shares_gpu, watermark
 from harness.engines.sim.kernel.pages import alternates, fill_steps
-from harness.engines.sim.kernel.reuse import held_hits, hits, hold, publish
+from harness.engines.sim.kernel.reuse import held_hits, hits, hold, leading, publish
 from harness.engines.sim.kernel.waits import charge, flag, log_stay, made_first, mark, ran_for, usable
 from harness.engines.sim.state import (
     ANY,
@@ -115,6 +116,9 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
                 r = nxt
                 continue
             extra = watermark(S, i) if inst_at(S, i).blocks > 0 else 0
+            if W.piecewise and not whole:
+                known = min(leading(S, r, i), (goal - 1) // W.block_tokens) * W.block_tokens if W.reuse else 0
+                need = piece_blocks(S, r, known, min(goal - known, left))
             held = held_hits(S, r, i) if W.reuse else 0
             if not room(S, i, need - held + extra, 0):
                 blocked = 1
@@ -140,6 +144,11 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         elif c > left:
             short = 1
             c = left
+        most = q.blocks * W.block_tokens - q.prefilled  # of a prompt that is in, where others took what it lacks
+        if most < c:
+            if whole or most == 0:
+                break
+            c = most
         left -= c
         charge(S, r, W.now)
         q.piece = c
@@ -222,21 +231,30 @@ def compose(S: int, lane: int) -> tuple[int, int, int]:
     n.pieces = -1
     n.bound = 0
     ran = n.ran
+    lost = 0
+    if W.piecewise and pre and B.started > 0:
+        if chunk > 0:
+            lost = grow_prompts(S, b, chunk - B.count[RUNNING] if both else chunk, 0)
+        else:
+            lost = grow_prompts(S, b, W.prefill_tokens, 1)
+        state = lost
     while True:  # once more, for prompts that would join later, where nothing else was there to be scheduled
         if pre and not both:
-            pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill_tokens, int(chunk == 0), cap, 0, 1, ran)
+            pieces = take_pieces(
+                S, lane, chunk if chunk > 0 else W.prefill_tokens, int(chunk == 0), cap, 0, 1 - lost, ran
+            )
         elif pre and chunk == 0:
-            pieces = take_pieces(S, lane, W.prefill_tokens, 1, cap, B.count[RUNNING], 1, ran)
+            pieces = take_pieces(S, lane, W.prefill_tokens, 1, cap, B.count[RUNNING], 1 - lost, ran)
             dec = pieces == 0
         elif pre:
             if not grown:
-                state = grow(S, b)
+                state = grow(S, b) | lost
                 grown = 1
             if state < 2:
                 run = B.count[RUNNING]
                 pieces = take_pieces(S, lane, chunk - run, 0, cap, run, int(state == 0), ran)
         if dec and not grown:
-            state = grow(S, b)
+            state = grow(S, b) | lost
             grown = 1
         flag(S, b, B.blocked, int(state >= 2) if dec else B.stalled)
         if state >= 2:
