@@ -21,8 +21,8 @@ from harness.answers.table import Table, brief, joined, printed
 from harness.answers.without import Part
 from harness.rows import crossings, estimate, record, setting, statistics, tidy
 from harness.rows.about import About, Panel
-from harness.rows.crossings import CASE, STANDINGS, Standing, side_by_side, verdict_text
-from harness.rows.estimate import NONE, RATIO
+from harness.rows.crossings import CASE, MARK, STANDINGS, Standing, side_by_side, verdict_text
+from harness.rows.estimate import NONE, POINTS, RATIO, Estimate
 from harness.study import claims
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
@@ -72,7 +72,14 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
             body = chain(_answer("panels", standings), chain.from_iterable(blocks))
             ends = _ends(shown, standings)
     left_out = filter(None, [setting.left_out(shown.about.panels)])
-    below = (shown.about.notes, left_out, unchecked_lines(shown.table), _claims(shown), _copies(shown))
+    below = (
+        shown.about.notes,
+        left_out,
+        unchecked_lines(shown.table),
+        _unserved(shown),
+        _claims(shown),
+        _copies(shown),
+    )
     return body, chain(ends, *below)
 
 
@@ -120,7 +127,10 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
     unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
-        labels, at = _labels(rows, panel), ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE)
+        labels, at = (
+            _labels(rows, panel, about),
+            ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE),
+        )
         cells, beside, heads = list[list[str]](), list[list[str]](), _heads(shown, axis)
         for name in (*about.systems, *_bounds(about)):
             if name not in labels:
@@ -160,7 +170,7 @@ def _heads(shown: Shown, axis: str) -> list[str]:
     level, (first, *others) = f"{100 * shown.about.level:g} %", [d.upper() for d in shown.about.definitions]
     rest = [f"{level} {name}" for name in others] if shown.every or axis == "gpus" else []
     if axis == "gpus":
-        return [f"{level} {first}", "fails at", "below that", "each seed", *rest]
+        return [f"{level} {first}", "worst", "fails at", "below that", "each seed", *rest]
     slope = ["slope"] * (axis in crossings.RATED)
     return [f"{level} {first}", *slope, "mean", "worst", *rest, f"{shown.about.systems[0]} over it"]
 
@@ -178,11 +188,12 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
     if axis == "gpus":
         c = crossings.crossing(rows, panel, name, first, level)
         if c is None:
-            return [NONE] * (4 + len(rest))
+            return [NONE] * (5 + len(rest))
         if name not in about.systems:  # it brings its own number of GPUs: not the least of many
-            return [replace(c.at, sign="=").text(style), NONE, NONE, NONE, *rest]
+            return [replace(c.at, sign="=").text(style), *[NONE] * 4, *rest]
         fails = NONE if c.fails is None else estimate.number(c.fails, 0)
-        return [c.at.text(style), fails, _below(rows, name, about), _each_seed(rows, name, about), *rest]
+        below, each = _below(rows, name, about), _each_seed(rows, name, about)
+        return [c.at.text(style), at(first, "worst"), fails, below, each, *rest]
     steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
     slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
     standing = standings.get((panel["condition"], about.systems[0], name))
@@ -270,14 +281,18 @@ def _bounds(about: About) -> list[str]:
     return list(about.controls) if about.layout == "fleet" else []
 
 
-def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
-    """Label a panel's systems, with their GPUs where these are not the panel's, and "(unchecked)" where that holds."""
+def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
+    """Label a panel's systems, with their GPUs where these are not the panel's, and what marks them.
+
+    The marks are "(unchecked)", and † where a system meets no SLO of some model.
+    """
     took: dict[str, set[int]] = {}
     for name, gpus in zip(tidy.column(rows, "label"), tidy.column(rows, "gpus"), strict=True):
         took.setdefault(name, set()).add(gpus)
     free, late = tidy.own_gpus(took, panel["gpus"]), unchecked(rows)
     shown = {name: tidy.with_gpus(name, counts) if name in free else name for name, counts in took.items()}
-    return {name: f"{label} (unchecked)" if name in late else label for name, label in shown.items()}
+    gone = {name for name in shown if crossings.unserved(rows, panel["axis"], name, about.definitions[0])}
+    return {name: label + " (unchecked)" * (name in late) + MARK * (name in gone) for name, label in shown.items()}
 
 
 def _below(rows: pa.Table, name: str, about: About) -> str:
@@ -338,6 +353,13 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | N
 def unchecked_lines(rows: pa.Table) -> list[str]:
     """List the labels that are marked `unchecked`, a line each with the command that checks the system."""
     return [f"unchecked: {label}, {check_command(name)}" for label, name in sorted(unchecked(rows).items())]
+
+
+def _unserved(shown: Shown) -> Iterator[str]:
+    """Name the systems that meet no SLO of some model even where load is least: those with a mark, if rows have it."""
+    of = len(shown.about.panels)
+    for name, words in crossings.all_unserved(shown.table, shown.about).items():
+        yield f"{MARK} {name}: {max(words)} even where load is least, on {len(words)} of {of} panels"
 
 
 def stated(rows: pa.Table, column: str, word: str) -> list[str]:
@@ -531,9 +553,13 @@ def on_text(verdict: Verdict) -> str:
 
 
 def _copies(shown: Shown) -> Iterator[str]:
-    """Yield the A/A line: how often the first system differs from its copy on other seeds by more than chance."""
+    """Yield the A/A line: how often the first system differs from its copy on other seeds by more than chance.
+
+    The largest difference comes with its place, and what single windows attain there: past the knee that varies much
+    from one draw to the next. Single windows, of which no chance is known, do not count.
+    """
     name = shown.about.systems[0]
-    covers, worst = [], 0.0
+    covers, largest = list[bool](), list[tuple[Estimate, str]]()
     for panel in shown.about.panels:
         rows = crossings.of_panel(shown.table, panel)
         for d in shown.about.definitions:
@@ -541,13 +567,17 @@ def _copies(shown: Shown) -> Iterator[str]:
             for x in sorted({x for curve in theirs.values() for x in curve}):
                 pair = [[curve[x] for curve in side.values() if x in curve] for side in (ours, theirs)]
                 gap = statistics.paired(*(dict(enumerate(values)) for values in pair))
-                worst = max(worst, abs(gap.mean))
                 if gap.low is not None and gap.high is not None:
                     covers.append(gap.low <= 0 <= gap.high)
+                    ends = [100 * end for end in (min(map(min, pair)), max(map(max, pair)))]
+                    unit = panel["unit_rps"] if panel["axis"] == "rate_scale" else 1.0
+                    where = f"{d.upper()} of {panel['condition'].strip()} at {_at([x * unit], panel['axis'])}"
+                    largest.append((gap, f"{where}, where single windows attain {ends[0]:.0f} to {ends[1]:.0f} %"))
     if covers:
+        gap, where = max(largest, key=lambda entry: abs(entry[0].mean))
         yield (
-            f"A/A: {name} against its copy on other seeds: {sum(covers)} of {len(covers)} differences cover 0, "
-            f"the largest is {100 * worst:.2f} points"
+            f"A/A: {name} against its copy on other seeds: {sum(covers)} of {len(covers)} differences cover 0; "
+            f"the largest is {gap.times(100).text(POINTS)} points, {where}"
         )
 
 
