@@ -8,7 +8,7 @@ from tests.first_screen import FOLD, README, folded, shown, written
 
 HEADLINE = "prism keeps 99 % up to 10.0 req/s (pooled; each model up to 9.1), as elastic does; 3.12x the rate of a"
 TABLE = """\
-              SLO attainment (both) %      req/s at 99 %
+              SLOs met (both) %            req/s at 99 %
 system        pooled                worst  crosses
 prism         100.0 [100.0, 100.0]  99.9   10.0 [9.8, 10.2]
 static:equal  30.8 [30.2, 31.4]     0.0    3.21 [2.76, 3.42]

@@ -308,7 +308,11 @@ def test_parts_that_are_switched_off() -> None:
         "TTFT attainment (SLO 5/2xP95, heavy8) with all parts, and the change in points without each part "
         "(3 seeds, paired; ? its 95 % interval covers 0)"
     )
-    assert told[1:4] == ["all a", "hyperbolic-like, 3.25 req/s 91.0 -10.0", "a without eviction; y loses most, -50.0"]
+    assert told[1:4] == [
+        "all worst a",
+        "hyperbolic-like, 3.25 req/s 91.0 91.0 -10.0",
+        "a without eviction; y loses most, -50.0",
+    ]
     assert "the paper on eviction: it helps" in told
     assert any(line.startswith("eviction, the model that gains most") and "40-100 points" in line for line in told)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -331,7 +331,8 @@ def terminal(
     """Return the lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
 
     A system without room stands below the others, with its text in `unfit` in place of cells. Without `every` only the
-    brief columns are shown. Where a line would be longer than `room` characters, only headlines keep their intervals.
+    brief columns are shown. Where a line would be longer than `room` characters, only the last headline keeps its
+    intervals: the rate, or attainment where there is one rate.
     """
     columns = [column for column in shown.columns if every or column.brief]
     systems = [system for system in shown.systems if not system.infeasible]
@@ -340,7 +341,7 @@ def terminal(
         return left
     wide = _table(shown, systems, columns, shown.best)
     if max(map(len, wide.text())) > room:
-        wide = _table(shown, systems, columns, shown.best, spread=False)
+        wide = _table(shown, systems, columns, shown.best, spread=[c.key for c in columns if c.headline][-1:])
     return [*wide.text(bold=bold), *left]
 
 
@@ -361,9 +362,11 @@ def narrow(shown: Summary) -> Table:
 
 def _table(
     shown: Summary, systems: Sequence[SystemSummary], columns: Sequence[Column], best: Callable[[Column], set[str]],
-    *, spread: bool = True,
+    *, spread: Collection[str] | None = None,
 ) -> Table:  # fmt: skip
-    rows = [[shown.name(row), *(cell(row, c, spread=spread or c.headline) for c in columns)] for row in systems]
+    rows = [
+        [shown.name(row), *(cell(row, c, spread=spread is None or c.key in spread) for c in columns)] for row in systems
+    ]
     winners = [best(c) for c in columns]
     strong = {(i, k) for i, row in enumerate(systems) for k, won in enumerate(winners, 1) if row.label in won}
     groups = ["", *(c.group for c in columns)]

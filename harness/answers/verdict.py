@@ -191,7 +191,8 @@ def _at_one_rate(
     """Say which share of its SLOs the subject meets, and how many points more or less than the best other system."""
     met, worst = (estimate.text(ours.values[key], SHARE, spread=False) for key in (definition, "worst"))
     of = {met: "", estimate.NONE: " (pooled)"}.get(worst, f" (pooled; worst model {worst})")
-    told = f"{_named(ours)} meets {met} % of SLOs{of}"
+    at = "" if math.isnan(shown.offered_rps) else f" at {estimate.number(shown.offered_rps)} req/s"
+    told = f"{_named(ours)} meets {met} % of SLOs{at}{of}"
     best = max(others, key=lambda system: system.mean(definition), default=None)
     pair = None if best is None else difference(table, "rate_scale", (ours.label, best.label), definition,
                                                 shown.rate_scale)  # fmt: skip

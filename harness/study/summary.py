@@ -56,7 +56,7 @@ def columns(definition: str, level: float) -> tuple[Column, ...]:
     """Return the columns of a comparison whose headline is this definition of attainment, at this level."""
     at, *others = (f"{100 * each:g} %" for each in levels(level))
     crosses, rates = f"req/s at {at}", levels(level)
-    share = f"SLO attainment ({definition}) %"
+    share = f"SLOs met ({definition}) %"
     shares = [
         Column(definition, share, "pooled", "%", 100, True, definition, headline=True, brief=True),
         Column("mean", share, "mean", "%", 100, True, definition, "mean"),
@@ -69,13 +69,13 @@ def columns(definition: str, level: float) -> tuple[Column, ...]:
         Column("worst_rate", crosses, "worst", "req/s", 1, True, "", "worst", brief=True),
         Column("half_0", crosses, "1st half", "req/s", 1, None, "", brief=True),
         Column("half_1", crosses, "2nd half", "req/s", 1, None, "", brief=True),
-        Column("of_bound", crosses, "of bound %", "%", 100, None, "", brief=True),
-        Column("slope", crosses, "slope", "power", 1, None, ""),
-        Column("fails", crosses, "fails at", "req/s", 1, None, ""),
         *(
-            Column(rate_key(each), f"at {name}", "pooled", "req/s", 1, True, "", brief=True)
+            Column(rate_key(each), "pooled at", name, "req/s", 1, True, "", brief=True)
             for each, name in zip(rates[1:], others, strict=True)
         ),
+        Column("of_bound", "", "of bound %", "%", 100, None, "", brief=True),
+        Column("slope", crosses, "slope", "power", 1, None, ""),
+        Column("fails", crosses, "fails at", "req/s", 1, None, ""),
         Column("dip", "deepest", "dip %", "%", 1, None, ""),
         Column("ttft_p50_s", "TTFT s", "P50", "s", 1, False, "ttft_p50_s"),
         Column("ttft_p95_s", "TTFT s", "P95", "s", 1, False, "ttft_p95_s", brief=True),
@@ -83,7 +83,7 @@ def columns(definition: str, level: float) -> tuple[Column, ...]:
         Column("tpot_p95_s", "TPOT ms", "P95", "ms", 1e3, False, "tpot_p95_s", brief=True),
         Column(tidy.HITS, "prefix", "hits %", "%", 100, None, tidy.HITS, brief=True),
         Column("kv_used", "KV %", "used", "%", 100, None, "kv_used"),
-        Column("loads", "weights", "loads", "", 1, None, "loads", brief=True),
+        Column("loads", "", "loads", "", 1, None, "loads", brief=True),
         Column("evicts", "weights", "evicts", "", 1, None, "evicts"),
         Column("migrations", "weights", "moved", "", 1, None, "migrations"),
         Column(tidy.WAKES, "server's own", "wakes", "", 1, None, tidy.WAKES),
