@@ -752,7 +752,8 @@ def test_new_writes_a_system_that_can_be_compared_at_once(tmp_path: Path) -> Non
     text = ok("compare", "--systems", f"static,{path}", *MODELS, "--rate-scale", "1", "--seeds", "1", "--no-plot", "-o",
               tmp_path / "out")  # fmt: skip
     assert re.search(r"^mine \(unchecked\) +100\.0", text, re.MULTILINE)
-    ok("check", path)
+    assert text.startswith("mine meets 100.0 % of SLOs at ")  # it is a file's, though not the first
+    assert ok("check", path).splitlines()[-1] == f"next: bench compare --systems {path},static"
     text = ok("compare", "--systems", f"static,{path}", *MODELS, "--rate-scale", "1", "--seeds", "1", "--no-plot", "-o",
               tmp_path / "out")  # fmt: skip
     assert re.search(r"^mine +100\.0", text, re.MULTILINE)
@@ -761,6 +762,7 @@ def test_new_writes_a_system_that_can_be_compared_at_once(tmp_path: Path) -> Non
 def test_check_passes_what_new_wrote_and_names_what_is_broken(tmp_path: Path) -> None:
     ok("new", tmp_path / "mine.py")
     assert "all laws hold" in ok("check", tmp_path / "mine.py")
+    assert ok("check", "static").splitlines()[-1] == "next: bench compare --systems static,elastic"
     result = bench("check", broken("loses_request", tmp_path))
     assert result.exit_code == 1
     words = shlex.split(re.findall(r"repeat: bench (.*)", result.stdout)[0])

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -422,6 +423,20 @@ def test_what_makes_runs_valid_is_asked_next(why: str, says: str, tmp_path: Path
     words = ["compare", "--systems", "a", "--rate-scale", "0.25,0.5"] if "lag" in why else ["compare", "--systems", "a"]
     command = next_command(cast("Measured", measured), shown(of, "a", "b"), "both", words)
     assert command.startswith(says.format(again=tmp_path / "again"))
+
+
+def test_the_next_command_explains_the_asker_s_system_by_folder_and_name(tmp_path: Path) -> None:
+    """a holds 99 % up to 20 req/s and b up to 5: the table is at 16 req/s."""
+    of = scored(APART)
+    measured = cast("Measured", SimpleNamespace(
+        table=of, xs=(1.0, 2.0, 4.0, 8.0, 16.0), folder=tmp_path / "of it",
+        reference=SimpleNamespace(scaling="rotate"), target=SimpleNamespace(definition="both"),
+    ))  # fmt: skip
+    for subject in "ab":
+        view = summarize(of, ["a", "b"], "both", 0.99, subject=subject)
+        words = shlex.split(next_command(measured, view, "both", ["compare"]))
+        assert words == ["bench", "explain", str(tmp_path / "of it"), "--misses", "--system", subject]
+        assert str(verdict(of, view, "both")).startswith(f"{subject} keeps 99 % up to ")
 
 
 def test_a_curve_whose_misses_hardly_grow_is_flat() -> None:
