@@ -35,7 +35,7 @@ def printed(
 # ------------------------------------------------------------------ crossings
 
 TOLD = """
-on most of 2 panels prism is ahead of static
+on most of 2 panels prism, pooled over models, is ahead of static
 rates: rate (req/s) at which each system holds 99 % (SLO 5x, 2 GPUs)
 system 99 % TTFT slope prism over it
 prism 15.0 [13.2, 16.7] 4.00 -
@@ -239,8 +239,8 @@ def test_a_case_without_an_interval_does_not_count_in_the_first_line() -> None:
     facts = about(panels, [], layout="lines", definitions=["ttft"])
     rows = rates(panels, {"a": 2.0, "b": 2.0, "c": 16.0, "d": 16.0, "e": 16.0})
     single = pc.or_(pc.equal(rows["seed"], 0), pc.is_in(rows["condition"], pa.array(["a", "b"])))
-    assert printed(rows.filter(single), facts)[0] == "on most of 2 panels prism is ahead of static"
-    assert printed(rows, facts)[0] == "on most of 5 panels prism is behind static"
+    assert printed(rows.filter(single), facts)[0] == "on most of 2 panels prism, pooled over models, is ahead of static"
+    assert printed(rows, facts)[0] == "on most of 5 panels prism, pooled over models, is behind static"
 
 
 def test_without_a_number_of_the_paper_it_says_who_is_ahead() -> None:

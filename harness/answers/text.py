@@ -101,7 +101,7 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
             word, count = Counter(standing.says.split()[0].strip(",") for standing in of).most_common(1)[0]
             (named.setdefault(SIDES[word], []) if word in SIDES and 2 * count > len(of) else mixed).append(theirs)
         phrases = [f"{phrase} {joined(named[phrase])}" for phrase in SIDES.values() if phrase in named]
-        told += [f"on most of {several} {cells} {ours} is {', '.join(phrases)}"] if phrases else []
+        told += [f"on most of {several} {cells} {ours}, pooled over models, is {', '.join(phrases)}"] if phrases else []
         told += [f"against {joined(mixed)} {ours} has no verdict that holds on most of {several}"] if mixed else []
     yield "; ".join(told)
 
