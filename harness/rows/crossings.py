@@ -37,7 +37,7 @@ SIDED = ("ahead", "behind", "turns")  # beginnings of the standings that name a 
 BESIDE = (2.0, 0.5)  # times the share of misses that the level leaves: 98 and 99.5 % beside 99 %
 NEAR = 0.005  # of attainment: differences within it are called equal
 FALSE = 0.05  # the probability that some verdict of a table names a side where nothing differs
-SOME = 10  # requests of a model, of which one is met where it is served at all
+SOME = 3  # requests of a model, of which one is met where it is served at all
 MARK = "†"  # behind the name of a system that meets no SLO of some model, in tables and figures
 RATED = {"rate_scale", "rate_rps"}
 EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
@@ -228,15 +228,15 @@ def broad(rows: pa.Table) -> pa.Table:
 def unserved(rows: pa.Table, axis: str, system: str, definition: str) -> str:
     """Count in words the models of which a system meets no SLO: "4 of 16 models at 0 %"; empty where there is none.
 
-    Where load is least, none is met in some run, or in all of them together, of at least `SOME` requests.
+    Where load is least, no request met it in any run, of at least `SOME` in all.
     """
     sides = _windows(rows, axis, system, definition, "model")
     least = min((x for side in sides for curve in side.values() for x in curve), default=0.0)
     gone = 0
     for side in sides:
         each = [curve[least] for curve in side.values() if least in curve]
-        every = tidy.Counted(sum(c.missed for c in each), sum(c.offered for c in each))
-        gone += any(c.offered >= SOME and c.missed >= c.offered * (1 - 1e-12) for c in (*each, every))
+        missed, offered = (sum(counts) for counts in zip(*each, strict=True)) if each else (0.0, 0.0)
+        gone += offered >= SOME and missed >= offered * (1 - 1e-12)
     return f"{gone} of {len(sides)} models at 0 %" if gone else ""
 
 
