@@ -64,6 +64,8 @@ endef
 STUDIES-fig12 := fig12 prism-ablations
 STUDIES-pdmux := pdmux pdmux-70b
 RUN = for study in $(or $(STUDIES-$*),$*); do $(BENCH) study $$study $(if $(FULL),--full) || exit; done
+# Whether the paper's claims hold is the end of its answer.
+RUN-fig7 = { $(RUN); } && $(BENCH) claims --only fig7
 # Figure 7 on the torch engine's devices: what they cost, what the simulator says by that table, and the devices.
 TORCH_AT = results/cpu/torch/fig7
 SHAPES = nemo-12b,llama-3.1-8b,mistral-7b,llama-3.2-3b

@@ -39,6 +39,7 @@ def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = 
         style.departs(shown),
         style.degrees(shown),
         style.invalid(shown),
+        style.unserved(),
         left_out(facts.panels),
         style.unvetted(runs),
         *facts.notes,
@@ -64,7 +65,7 @@ def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
         windows(shown, facts.panels),
         "preliminary (--full has more)" if facts.fuller else "",
     ]
-    first = (" · ".join(filter(None, setting)) + ".", style.invalid(shown), left_out(facts.panels))
+    first = (" · ".join(filter(None, setting)) + ".", style.invalid(shown), style.unserved(), left_out(facts.panels))
     return within(WORDS, *first, *told)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 COMPARISON = "comparison"  # the name of its study
-LEVEL = 0.99  # the papers' target
+LEVEL = 0.99  # the usual target
 HEIGHT_IN, ALONE_IN = 4.75, 2.3  # of all panels, of one
 CHOOSES = frozenset({"--only", "--rename", "--panel"})
 PERCENT, FLOOR = 100.0, 90.0  # attainment is drawn from here on
@@ -98,7 +98,11 @@ def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
 
 
 def draw(
-    table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = (), every: Sequence[pd.DataFrame] = ()
+    table: pa.Table,
+    note: str = "",
+    halves: Sequence[Collection[int]] = (),
+    every: Sequence[pd.DataFrame] = (),
+    level: float = LEVEL,
 ) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
@@ -122,7 +126,7 @@ def draw(
         return _bars(frames, of, order, text, foot, wanted)
     high = HEIGHT_IN if len(wanted) > 1 else ALONE_IN
     figure = Figure(figsize=(form.width(style.COLUMN_IN), high))
-    top = 1 - (_legend(figure, frame, of, order, thin=len(frames) > 1) + 0.2) / high
+    top = 1 - (_legend(figure, frame, of, order, level=level, thin=len(frames) > 1) + 0.2) / high
     bottom = (0.36 + foot) / high  # inches: the axis' words, then lines of the caption
     several = len(wanted) > 1
     grid = figure.add_gridspec(3 if several else 1, 2, height_ratios=(1.3, 1, 1) if several else None, left=0.11,
@@ -136,7 +140,7 @@ def draw(
             _curves(axis, part[part["definition"] == name], of, order, unit, thin=len(frames) > 1)
         _rates(axis, sorted(frame["rate_scale"].unique()), _per(frame))
         if name in ATTAINMENT:
-            _percent(axis, rows)
+            _percent(axis, rows, level)
         else:
             _latency(axis, rows["mean"].to_numpy(np.float64) * unit)
     figure.text(0.55, bottom - 0.24 / high, _rate_label(frame), ha="center", va="center", fontsize=7)
@@ -255,9 +259,9 @@ def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[st
     return {series: sum(near(series, other) for other in order[:k]) for k, series in enumerate(order)}
 
 
-def _percent(axis: Axes, rows: pd.DataFrame) -> None:
+def _percent(axis: Axes, rows: pd.DataFrame, level: float) -> None:
     """Scale attainment, mark the level, and name the series that lie below the axis."""
-    axis.axhline(100 * LEVEL, color="#404040", linewidth=0.7, dashes=(4, 2), zorder=1.5)
+    axis.axhline(100 * level, color="#404040", linewidth=0.7, dashes=(4, 2), zorder=1.5)
     axis.set_ylim(FLOOR, 100 + 0.05 * (100 - FLOOR))
     best = rows.groupby("series")["mean"].max()
     if low := [style.called(str(series)) for series in best.index[best < FLOOR / PERCENT]]:
@@ -326,11 +330,11 @@ def _rate_label(frame: pd.DataFrame) -> str:
 
 
 def _legend(
-    figure: Figure, frame: pd.DataFrame, of: Mapping[str, style.Look], order: Sequence[str], *, thin: bool
+    figure: Figure, frame: pd.DataFrame, of: Mapping[str, style.Look], order: Sequence[str], *, level: float, thin: bool
 ) -> float:
     """Put the legend on top in as many columns as fit; returns its height in inches."""
     handles: list[Line2D | Patch] = [style.handle(series, of[series]) for series in order]
-    handles.append(Line2D([], [], color="#404040", linewidth=0.7, dashes=(4, 2), label=f"{100 * LEVEL:g} %"))
+    handles.append(Line2D([], [], color="#404040", linewidth=0.7, dashes=(4, 2), label=f"{100 * level:g} %"))
     if frame["low"].notna().any() and not thin:
         handles.append(Patch(facecolor="#404040", alpha=0.2, linewidth=0, label="95 % interval"))
     if np.isinf(frame.loc[frame["definition"].isin(LATENCY), "mean"]).any():
@@ -367,7 +371,8 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
         and frame[frame["definition"].isin(ATTAINMENT)]["mean"].min() < FLOOR / PERCENT
     )
     return caption.within(
-        caption.WORDS, " · ".join(filter(None, setting)) + ".", style.invalid(about), _notes(frame, unfit),
+        caption.WORDS, " · ".join(filter(None, setting)) + ".", style.invalid(about), style.unserved(),
+        _notes(frame, unfit),
         note, f"Points below {FLOOR:g} % are not drawn." * bool(below), style.unvetted(about), style.caps(table),
         _machine(about), style.departs(about), style.degrees(about),
     )  # fmt: skip
@@ -396,11 +401,15 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     if not path.is_file():
         raise UserError(f"{sweep}: no sweep here ({SWEEP} is missing); bench compare makes one")
     table = form.chosen(tidy.stored(path))
-    halves: list[list[int]] = next((panel.get("halves", []) for panel in record.footer(path).get("panels", [])), [])
+    facts = record.footer(path)
+    halves: list[list[int]] = next((panel.get("halves", []) for panel in facts.get("panels", [])), [])
+    level, (first, *_) = facts.get("level", LEVEL), facts.get("definitions") or ["both"]
+    labels = table["label"].unique().to_pylist()
+    gone = {name: words for name in labels if (words := crossings.unserved(table, "rate_scale", name, first))}
     names = HALVES if halves else ("",)
     every = [points(part) for part in parts(table, halves)]
     drawn = pd.concat([part[COLUMNS].assign(half=half) for half, part in zip(names, every, strict=True)])
-    with style.theme():
-        figure = draw(table, note, halves, every)
+    with style.theme(), form.marking(gone):
+        figure = draw(table, note, halves, every, level)
         caption = told(table, note, points(table) if halves else every[0])
         return style.save(figure, stem, drawn, command, caption)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from harness.policy.types import UserError
-from harness.rows import record, tidy
+from harness.rows import crossings, record, tidy
 from harness.rows.about import About
 from harness.rows.record import SWEEP
 from plots import fleet, form, lines, matrix, parts, steps, style, tradeoff
@@ -58,6 +58,7 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
         claims = tuple(claim for claim in facts.claims if {claim["system"], claim["over"]} <= {*only, ""})
         facts = replace(facts, systems=systems, controls=controls, claims=claims)
     pages = drawer.pages if hasattr(drawer, "pages") else drawer.draw
-    with style.theme():
+    gone = {name: max(words) for name, words in crossings.all_unserved(table, facts).items()}
+    with style.theme(), form.marking(gone):
         drawn = pages(table, facts, note)
         return style.save(drawn, stem, drawer.points(table, facts), command, drawer.told(table, facts, note))

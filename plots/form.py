@@ -49,6 +49,17 @@ class Form:
 
 
 ASKED: ContextVar[Form] = ContextVar("form", default=Form())  # noqa: B039 - frozen, and nobody writes its table
+UNSERVED: ContextVar[Mapping[str, str]] = ContextVar("unserved", default={})  # noqa: B039 - nobody writes to it
+
+
+@contextmanager
+def marking(unserved: Mapping[str, str]) -> Iterator[None]:
+    """Mark systems that meet no SLO of some model within the block, by label: "4 of 16 models at 0 %"."""
+    token = UNSERVED.set(unserved)
+    try:
+        yield
+    finally:
+        UNSERVED.reset(token)
 
 
 @contextmanager

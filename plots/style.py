@@ -25,6 +25,7 @@ from PIL import Image
 from harness.policy import mix
 from harness.rows import setting, tidy, vetted
 from harness.rows.checked import note
+from harness.rows.crossings import MARK
 from harness.rows.record import write_bytes
 from plots import form, hover
 
@@ -153,12 +154,13 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 def called(label: str) -> str:
     """Return the name of a system in figures: `muxserve:plusplus+quotas=none` is "muxserve++ without quotas".
 
-    It is the one that was asked for, where one was.
+    It is the one that was asked for, where one was. `MARK` follows where it meets no SLO of some model.
     """
+    mark = MARK * (label.partition(" (")[0] in form.UNSERVED.get())
     if (asked := form.called(label)) is not None:
-        return asked
+        return asked + mark
     name = label.replace(":plusplus", "++").replace("+quotas=none", " without quotas")
-    return re.sub(r"\+(?=\w+=)", " ", name)
+    return re.sub(r"\+(?=\w+=)", " ", name) + mark
 
 
 def system_of(label: str) -> str:
@@ -273,7 +275,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
         spread,
         setting.plans(runs["plan_origin"].dropna().unique()),
     ]
-    told = [" · ".join(fact for fact in facts if fact) + ".", invalid(runs), unvetted(runs), note]
+    told = [" · ".join(fact for fact in facts if fact) + ".", invalid(runs), unserved(), unvetted(runs), note]
     told += [TAILS] if "simulated" in each("fidelity") else []
     return " ".join(part for part in told if part)
 
@@ -292,6 +294,12 @@ def degrees(runs: pd.DataFrame) -> str:
         return ""
     told = setting.degrees(zip(runs["label"], runs["degrees"], strict=True))
     return f"{told[0].upper()}{told[1:]}." if told else ""
+
+
+def unserved() -> str:
+    """Say what `MARK` means: which systems meet no SLO of some model; empty where none has it."""
+    each = [f"{label} ({words})" for label, words in form.UNSERVED.get().items()]
+    return f"{MARK} {', '.join(each)}." if each else ""
 
 
 def invalid(runs: pd.DataFrame) -> str:

@@ -375,6 +375,14 @@ def lightness(color: str) -> float:
     return 116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y
 
 
+def test_a_system_that_meets_no_slo_of_some_model_has_a_mark_in_names_and_captions() -> None:
+    with form.marking({"alpaserve": "4 of 16 models at 0 %"}):
+        assert style.called("alpaserve (4 GPUs)") == "alpaserve (4 GPUs)†"
+        assert style.called("prism") == "prism"
+        assert style.unserved() == "† alpaserve (4 of 16 models at 0 %)."
+    assert (style.called("alpaserve"), style.unserved()) == ("alpaserve", "")
+
+
 @cases("system", [*style.SYSTEMS])
 def test_lines_of_one_system_differ_by_lightness_as_seen_by_everyone(system: str) -> None:
     """Its four shades are at least 11 apart in CIE L*, of which about 2 can be told apart side by side."""

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -20,6 +21,7 @@ from harness.answers import comparison, table
 from harness.answers.commands import again
 from harness.answers.comparison import next_command
 from harness.answers.table import MOST, WIDTH, aligned, brief, clause, laid
+from harness.answers.verdict import verdict
 from harness.rows import estimate, tidy
 from harness.rows.estimate import GPUS, POINTS, RATE, RATIO, SCALE, SHARE, Estimate, Style
 from harness.study.measure import Measured
@@ -158,60 +160,160 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
 @cases(
     ("values", "says"),
     [
-        (APART, "a serves 4.00x [3.38, 4.74] the rate of b at 99 %"),
-        ({"a": curve(10.0), "b": curve(8.5)}, "a serves 1.18x [1.00, 1.40] the rate of b at 99 %: not decided"),
-        ({"a": curve(10.0), "b": curve(9.7)}, "a and b serve equal rates at 99 %, within 25 %"),
+        (APART, "a keeps 99 % up to 20.0 req/s (pooled); that is 4.00x [3.38, 4.74] the rate of b"),
+        (
+            {"a": curve(10.0), "b": curve(8.5)},
+            "a keeps 99 % up to 20.0 req/s (pooled); that is 1.18x [1.00, 1.40] the rate of b, not decided",
+        ),
+        ({"a": curve(10.0), "b": curve(9.7)}, "a keeps 99 % up to 20.0 req/s (pooled), as b does within 25 %"),
         (
             {"a": curve(10.0, seeds=30), "b": curve(9.0, seeds=30)},
-            "a serves 1.11x [1.06, 1.17] the rate of b at 99 %: ahead, by less than 25 %",
+            "a keeps 99 % up to 20.0 req/s (pooled); that is 1.11x [1.06, 1.17] the rate of b",
         ),
         (
             {"a": curve(10.0), "b": curve(9.7), "c": curve(3.0)},
-            "a and b serve equal rates at 99 %, within 25 %; a serves 3.33x [2.81, 4.01] the rate of c at 99 %",
+            ("a keeps 99 % up to 20.0 req/s (pooled), as b does within 25 %; that is 3.33x [2.81, 4.01] the rate of c"),
         ),
-        ({"a": curve(100.0), "b": curve(4.0)}, "a serves >4.00x [3.64, inf] the rate of b at 99 %"),
+        (  # the first that is named is the subject, also where others serve more
+            {"a": curve(3.0), "b": curve(9.7), "c": curve(9.0), "d": curve(1.2)},
+            (
+                "a keeps 99 % up to 6.00 req/s (pooled); that is 2.50x [2.08, 2.96] the rate of d; "
+                "b up to 19.4 req/s (3.23x [2.73, 3.88])"
+            ),
+        ),
+        (
+            {"a": curve(100.0), "b": curve(4.0)},
+            ("a keeps 99 % at all rates that ran, up to 32.0 req/s (pooled); that is >4.00x [3.64, inf] the rate of b"),
+        ),
         (
             {"a": curve(100.0), "b": curve(80.0)},
             (
-                f"both hold 99 % at 32 req/s; {LESS} 0.00 [-0.08, 0.08] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+                f"a keeps 99 % at all rates that ran, up to 32.0 req/s (pooled); both hold 99 % at 32 req/s; {LESS} "
+                "0.00 [-0.08, 0.08] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
                 "0.00 [-0.08, 0.08] at 32.0 (equal within 0.5 points)"
             ),
         ),
         (
             {"a": curve(0.5), "b": curve(0.4)},
             (
-                f"neither holds 99 % at 2 req/s; {LESS} +23.06 [21.11, 25.01] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+                f"a keeps 99 % at no rate that ran, from 2.00 req/s on; neither holds 99 % at 2 req/s; {LESS} "
+                "+23.06 [21.11, 25.01] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
                 "0.00 [-0.08, 0.08] at 32.0 (ahead)"
             ),
         ),
         (  # the flat curve is worse below the level and better above
             {"a": curve(4.0, 0.5), "b": curve(4.0)},
             (
-                f"a ratio of rates at 99 % does not decide; {LESS} -0.50 [-0.78, -0.21] at 2.00, "
-                "0.00 [-0.08, 0.08] at 8.00, +48.00 [45.19, 50.81] at 32.0 (ahead at one rate and behind at another)"
+                f"a keeps 99 % up to 8.00 req/s (pooled); a ratio of rates at 99 % does not decide; {LESS} "
+                "-0.50 [-0.78, -0.21] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+                "+48.00 [45.19, 50.81] at 32.0 (ahead at one rate and behind at another)"
             ),
         ),
         (
             {"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}},
-            "a meets +20.00 [18.18, 21.82] points more than b",
+            "a meets 85.0 % of SLOs at 2.00 req/s (pooled), +20.00 [18.18, 21.82] points more than b",
+        ),
+        (
+            {"a": {1.0: [0.7, 0.6, 0.65]}, "b": {1.0: [0.9, 0.8, 0.85]}},
+            "a meets 65.0 % of SLOs at 2.00 req/s (pooled); b +20.00 [18.18, 21.82] points more",
         ),
         (
             {"a": {1.0: [0.9, 0.6]}, "b": {1.0: [0.7, 0.7]}},
-            "a meets +5.00 [-4.95, 14.95] points more than b (not decided)",
+            "a meets 75.0 % of SLOs at 2.00 req/s (pooled), +5.00 [-4.95, 14.95] points more than b (not decided)",
         ),
-        ({"a": {1.0: [0.9]}, "b": {1.0: [0.9]}}, "a and b meet the same share"),
+        ({"a": {1.0: [0.9]}, "b": {1.0: [0.9]}}, "a meets 90.0 % of SLOs at 2.00 req/s (pooled), as b does"),
+        ({"a": curve(8.0)}, "a keeps 99 % up to 16.0 req/s (pooled)"),
     ],
 )
 def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[float, list[float]]], says: str) -> None:
     of = scored(values)
-    assert comparison.verdict(of, shown(of, *values), "both", 0.99) == says
+    assert verdict(of, shown(of, *values), "both") == says
+
+
+def by_model(shares: dict[str, dict[str, dict[float, float]]]) -> pa.Table:
+    """Return a tidy table of labels whose models have equal traffic, from attainment by label, model and rate."""
+    pooled = {label: {x: [sum(of[x] for of in models.values()) / len(models)] * 3 for x in next(iter(models.values()))}
+              for label, models in shares.items()}  # fmt: skip
+    every = scored(pooled).to_pylist()
+    rows = list[dict[str, object]]()
+    for row in (row for row in every if row["definition"] == "both"):
+        for model, of in shares[row["label"]].items():
+            about = row | {"over": "model", "model": model, "value": of[row["rate_scale"]], "n": 75}
+            rows.append(about | counted("both", about["value"], about))
+    schema = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
+    return pa.Table.from_pylist(every + rows, schema=schema).cast(tidy.TABLE_SCHEMA)
+
+
+XS = (1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+def test_a_rate_is_called_pooled_unless_each_model_holds_the_level_there() -> None:
+    alike = {model: {x: met(x, 10.0) for x in XS} for model in "xy"}
+    apart = {"x": {x: met(x, 10.0) for x in XS}, "y": {x: met(x, 3.0) for x in XS}}
+    of = by_model({"a": alike, "b": apart})
+    assert str(verdict(of, shown(of, "a", "b"), "both")).startswith("a keeps 99 % up to 20.0 req/s; that is 2.8")
+    told = str(verdict(of, shown(of, "b", "a"), "both"))
+    assert told.startswith("b keeps 99 % up to 7.12 req/s (pooled; each model up to 6.00); a up to 20.0 req/s (2.8")
+    head, row, *_ = comparison.records(shown(of, "b")).records()[0], comparison.terminal(shown(of, "b"), bold=False)[-1]
+    assert head["worst_rate_rps"] == pytest.approx(6.0)
+    assert " 6.00 " in row
+
+
+def test_another_level_that_turns_the_order_is_said() -> None:
+    """b misses 2 % at any rate, and a steep curve later than a's: behind at 99 %, ahead at 97 %."""
+    a, b = curve(4.0, 8.0, seeds=6), {x: [0.985 if x < 16 else 0.95] * 6 for x in XS}
+    of = scored({"a": a, "b": b})
+    told = str(verdict(of, shown(of, "a", "b"), "both"))
+    assert "keeps 99 % up to 8.00 req/s" in told
+    at_90 = shown(of, "a", "b").systems[1].values["rate_90"]
+    assert at_90 is not None
+    assert at_90.sign == ">"  # b never fell so low in what ran
+    assert "; at 97 % the order turns: b up to " in told
+    assert "at 90 %" not in told  # which b did not cross: how far it leads is not known
+
+
+def test_rates_at_other_levels_are_those_of_the_seeds_that_ran_so_far() -> None:
+    """Seeds that came later ran near 99 % alone."""
+    of = scored({"a": {1.0: [0.999] * 3, 2.0: [0.985] * 3, 4.0: [0.92] * 3, 8.0: [0.8] * 3}})
+    later = pc.and_(pc.greater_equal(of["seed"], 9), pc.greater(of["rate_scale"], 2.0))
+    few = of.filter(pc.invert(later))
+    whole, cut = (shown(table, "a").systems[0].values for table in (of, few))
+    assert (cut["rate_99"] and cut["rate_99"].n, cut["rate_90"] and cut["rate_90"].n) == (18, 9)
+    assert cut["rate_90"] is not None
+    assert whole["rate_90"] is not None
+    assert cut["rate_90"].sign == "="
+    assert cut["rate_90"].mean == pytest.approx(whole["rate_90"].mean)
+
+
+def test_the_level_is_the_one_that_is_asked_for() -> None:
+    of = scored({"a": curve(8.0), "b": curve(2.0)})
+    view = summarize(of, ["a", "b"], "both", 0.95)
+    a, _ = comparison.records(view).records()
+    assert a["rate_95_rps"] == pytest.approx(2 * 8 * 5**0.25, rel=0.01)
+    assert {"rate_99_rps", "rate_97_rps", "rate_90_rps"} < {*a}
+    assert str(verdict(of, view, "both")).startswith("a keeps 95 % up to 23.")
+
+
+def test_a_system_that_serves_some_model_nothing_has_a_mark() -> None:
+    """Of ten models one is left out by a; b falls to 0 only where it is overloaded."""
+    served = {f"m{k}": {x: met(x, 10.0) for x in XS} for k in range(9)}
+    of = by_model({"a": {**served, "rare": dict.fromkeys(XS, 0.0)},
+                   "b": {**served, "rare": {x: 1.0 if x < 8 else 0.0 for x in XS}}})  # fmt: skip
+    view = shown(of, "a", "b")
+    lines = comparison.terminal(view, bold=False)
+    assert [line.split()[0] for line in lines[-3:-1]] == ["a†", "b"]
+    assert lines[-1] == "† a: 1 of 10 models at 0 % even where load is least"
+    assert str(verdict(of, view, "both")).startswith("a (1 of 10 models at 0 %) keeps 99 % at no rate that ran")
+    assert any(line.startswith("a† & ") for line in comparison.narrow(view).latex())
+    assert [row["unserved"] for row in comparison.records(view).records()] == ["1 of 10 models at 0 %", ""]
 
 
 def test_few_windows_have_no_interval() -> None:
     of = scored(APART)
     of = of.filter(pc.less(of["seed"], 7))
-    text = comparison.verdict(of, shown(of, "a", "b"), "both", 0.99)
-    assert text == "a serves 4.00x the rate of b at 99 %: not decided, 7 windows, and 8 name a side"
+    text = verdict(of, shown(of, "a", "b"), "both")
+    says = "a keeps 99 % up to 20.0 req/s (pooled); that is 4.00x the rate of b, not decided"
+    assert text == f"{says}, 7 windows, and 8 name a side"
 
 
 def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
@@ -220,29 +322,29 @@ def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
                  "b": {1.0: [0.999], 2.0: [0.99], 4.0: [0.9], 8.0: [0.1]}})  # fmt: skip
     view = shown(of, "a", "b")
     head = " ".join(comparison.terminal(view, bold=False)[1].split())
-    assert "crosses slope" in head
+    assert "pooled 97 % 90 % P95" in head
     a, b = comparison.records(view).records()
     fitted = (0.016 * 0.003 * 0.005) ** (1 / 3)  # misses up to 4: by their logarithms
     assert a["rate_99_rps"] == pytest.approx(2 * 4 * 2 ** (math.log(0.01 / fitted) / math.log(0.5 / fitted)))
-    assert (a["rate_99_rps_sign"], a["fails_99_rps"], a["flat"]) == ("=", 2.0, False)
+    assert (a["rate_99_rps_sign"], a["fails_rps"], a["flat"]) == ("=", 2.0, False)
     assert a["dip_pct"] == pytest.approx(0.8)
     assert b["rate_99_rps"] == pytest.approx(4.0)  # 1 % are missed at rate scale 2
     assert b["slope"] == pytest.approx(math.log(0.1 / 0.001) / math.log(4))
-    assert (b["fails_99_rps"], b["dip_pct"]) == (8.0, None)
+    assert (b["fails_rps"], b["dip_pct"]) == (8.0, None)
     smooth = shown(scored({"b": {1.0: [1.0], 2.0: [0.98]}}), "b")
     assert "dip" not in comparison.records(smooth).records()[0]  # no column without a dip
 
 
 def test_the_verdict_leaves_controls_out() -> None:
     of = scored(APART)
-    assert comparison.verdict(of, shown(of, "a", "b", controls=("b",)), "both", 0.99) is None
+    assert verdict(of, shown(of, "a", "b", controls=("b",)), "both") == "a keeps 99 % up to 20.0 req/s (pooled)"
 
 
 def test_why_names_the_cause_of_most_misses() -> None:
     causes = {"missed_both_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_both_load": {"b": {1.0: [0.3, 0.5]}}}
     of = scored({"a": {1.0: [1.0, 1.0]}, "b": {1.0: [0.5, 0.5]}}, **causes)
-    assert comparison.why(of, shown(of, "a", "b"), "both", 0.99) == "Why requests miss: b 60 % KV wait"
-    assert comparison.why(of, shown(of, "a"), "both", 0.99) is None
+    assert comparison.why(of, shown(of, "a", "b"), "both") == "Why requests miss: b 60 % KV wait"
+    assert comparison.why(of, shown(of, "a"), "both") is None
 
 
 def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
@@ -279,11 +381,13 @@ def test_nothing_is_said_of_a_system_that_did_not_run(rates: tuple[float, ...]) 
     """Of b no run, or not one of its rates, had room: no sentence, no value in any export, a reason in its row."""
     of = marked(scored(NO_ROOM), "infeasible", "b", "1.0 GiB short on GPU 8", rates)
     view = shown(of, "a", "b")
-    assert comparison.verdict(of, view, "both", 0.99) is None
-    assert "b " not in str(comparison.why(of, view, "both", 0.99))
+    assert str(verdict(of, view, "both")).startswith("a keeps 99 % up to 2.")
+    told = str(verdict(of, shown(of, "b", "a"), "both"))  # who asks is told so
+    assert told.startswith("b does not fit; a keeps 99 % up to 2.")
+    assert "b " not in str(comparison.why(of, view, "both"))
     a, b = comparison.records(view).records()
     assert (a["infeasible"], b["infeasible"]) == (False, True)
-    assert {b[key] for key in ("both_pct", "mean_pct", "rate_99_rps", "rate_99_rps_low", "fails_99_rps")} == {None}
+    assert {b[key] for key in ("both_pct", "mean_pct", "rate_99_rps", "rate_99_rps_low", "fails_rps")} == {None}
     lines = comparison.terminal(
         view, bold=False, unfit={"b": "does not fit: 1.0 GiB short on GPU 8 (fits with --gpus 9)"}
     )
@@ -297,7 +401,7 @@ def test_nothing_is_said_of_a_system_that_did_not_run(rates: tuple[float, ...]) 
 def test_an_invalid_run_gives_no_sentence_and_wins_no_column() -> None:
     of = marked(scored(APART), "invalid", "a", "other processes took 0.5 cores, the limit 0.2")
     view = shown(of, "a", "b")
-    assert comparison.verdict(of, view, "both", 0.99) is None
+    assert verdict(of, view, "both") == "a has invalid runs; b keeps 99 % up to 5.00 req/s (pooled)"
     assert "a (invalid)" in "\n".join(comparison.terminal(view, bold=True))
     assert table.BOLD not in "\n".join(comparison.terminal(view, bold=True))
 
@@ -319,6 +423,20 @@ def test_what_makes_runs_valid_is_asked_next(why: str, says: str, tmp_path: Path
     words = ["compare", "--systems", "a", "--rate-scale", "0.25,0.5"] if "lag" in why else ["compare", "--systems", "a"]
     command = next_command(cast("Measured", measured), shown(of, "a", "b"), "both", words)
     assert command.startswith(says.format(again=tmp_path / "again"))
+
+
+def test_the_next_command_explains_the_asker_s_system_by_folder_and_name(tmp_path: Path) -> None:
+    """a holds 99 % up to 20 req/s and b up to 5: the table is at 16 req/s."""
+    of = scored(APART)
+    measured = cast("Measured", SimpleNamespace(
+        table=of, xs=(1.0, 2.0, 4.0, 8.0, 16.0), folder=tmp_path / "of it",
+        reference=SimpleNamespace(scaling="rotate"), target=SimpleNamespace(definition="both"),
+    ))  # fmt: skip
+    for subject in "ab":
+        view = summarize(of, ["a", "b"], "both", 0.99, subject=subject)
+        words = shlex.split(next_command(measured, view, "both", ["compare"]))
+        assert words == ["bench", "explain", str(tmp_path / "of it"), "--misses", "--system", subject]
+        assert str(verdict(of, view, "both")).startswith(f"{subject} keeps 99 % up to ")
 
 
 def test_a_curve_whose_misses_hardly_grow_is_flat() -> None:

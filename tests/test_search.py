@@ -127,6 +127,16 @@ def common(knees: Mapping[str, float]) -> tuple[list[float], dict[str, list[floa
     }
 
 
+@pytest.mark.parametrize(("level", "top"), [(0.99, 4.0), (0.90, 4.0), (0.88, 8.0)])
+def test_a_target_is_searched_beyond_where_it_is_crossed(level: float, top: float) -> None:
+    """A system that meets 85 % at 4 is past a knee at 90 %, and not yet past one at 88 %: it is run to 8."""
+    asked, curves = rounds(COMMON, Range(level, (), 1.0), lambda _, x, __: {1.0: 1.0, 2.0: 0.99, 4.0: 0.845}.get(
+        x, max(0.0, 1.0 - 0.038 * x)))  # fmt: skip
+    assert max(max(ask.xs["a"]) for ask in asked if ask.first_seed) == top
+    (curve,) = (of[0] for of in curves.values())
+    assert min(of["ttft"] for of in curve.values()) < level <= max(of["ttft"] for of in curve.values())
+
+
 COMMONLY: list[tuple[dict[str, float], list[float]]] = [
     ({"a": 3.0, "b": 5.0}, [1, 2, 4, 8]),
     ({"a": 3.9}, [1, 2, 4, 8]),  # at 4 still above 90 %

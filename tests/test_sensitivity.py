@@ -359,13 +359,13 @@ def by_rate(attained: dict[str, dict[float, float | None]]) -> Any:
 def test_a_lead_over_rates_is_the_ratio_of_crossings() -> None:
     rates = (1.0, 2.0, 4.0, 8.0)
     rows = by_rate({"a": {x: met(x, 4.0) for x in rates}, "b": {x: met(x, 2.0) for x in rates}})
-    lead = lead_of(rows, PANEL, ("a", "b"), "ttft")
+    lead = lead_of(rows, PANEL, ("a", "b"), "ttft", 0.99)
     assert lead is not None
     assert lead.mean == pytest.approx(2.0)
 
 
 def test_a_lead_at_one_rate_is_a_difference_paired_by_block() -> None:
-    lead = lead_of(by_rate({"a": {2.0: 0.9}, "b": {2.0: 0.4}}), PANEL, ("a", "b"), "ttft")
+    lead = lead_of(by_rate({"a": {2.0: 0.9}, "b": {2.0: 0.4}}), PANEL, ("a", "b"), "ttft", 0.99)
     assert lead is not None
     assert (lead.mean, lead.n) == pytest.approx((0.5, 8))  # two windows of four blocks
     assert lead.low == pytest.approx(0.5 - 2.3646 * math.sqrt(0.5 / 1800), rel=1e-4)  # t of 7, of 900 misses more
@@ -373,7 +373,7 @@ def test_a_lead_at_one_rate_is_a_difference_paired_by_block() -> None:
 
 def test_what_has_no_room_meets_nothing() -> None:
     def lead(ours: float | None, theirs: float | None) -> Estimate | None:
-        return lead_of(by_rate({"a": {2.0: ours}, "b": {2.0: theirs}}), PANEL, ("a", "b"), "ttft")
+        return lead_of(by_rate({"a": {2.0: ours}, "b": {2.0: theirs}}), PANEL, ("a", "b"), "ttft", 0.99)
 
     assert lead(0.9, None) == Estimate(0.9, None, None, 1)
     assert lead(None, None) == Estimate(0.0, None, None, 1)

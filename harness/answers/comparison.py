@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from harness.answers.commands import again, explain_command, short_path
+from harness.answers.commands import again, short_path
 from harness.answers.explain import CAUSES
-from harness.answers.table import Table, joined
+from harness.answers.table import Table
 from harness.answers.text import departures, invalid, own_degrees, stated, unchecked_lines
+from harness.answers.verdict import FINE, verdict
 from harness.policy import fields, mix
 from harness.policy.types import GIB
 from harness.rows import estimate, record, setting, statistics, tidy
 from harness.rows.checked import checked, note
-from harness.rows.crossings import CASE, NEAR, STANDINGS, Standing, corrected, difference, side_by_side
-from harness.rows.estimate import POINTS, RATIO, Estimate
+from harness.rows.estimate import Estimate
 from harness.run import room, streams
 from harness.run.room import Remedy
 from harness.run.server_line import server_line
@@ -30,12 +30,10 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.study.compare import gap_in_swaps, load_of, rooflines, stream_rule
 from harness.study.measure import Measured
-from harness.study.search import LEVEL
 from harness.study.study import AA
-from harness.study.summary import Column, Summary, SystemSummary, panel_of, scores
+from harness.study.summary import Column, Summary, SystemSummary, rate_key, scores
 
 ROOFLINE = 0.01  # of a step: what is less is not told
-FINE = POINTS._replace(decimals=2)  # near 100 % a tenth of a point is much
 MOST_COLUMNS = 8  # of a table in a paper, the systems' names among them
 
 if TYPE_CHECKING:
@@ -43,8 +41,8 @@ if TYPE_CHECKING:
 
 
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
-    """Say who serves more, by how much, and on which models and machine."""
-    told = verdict(measured.table, shown, rule, LEVEL)
+    """Say how far the asker's system keeps its SLOs, who serves more, and on which models and machine."""
+    told = verdict(measured.table, shown, rule)
     spec = measured.reference
     where = spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)
     return f"{told} ({stem(spec.models)}, {where})" if told else ""
@@ -116,7 +114,7 @@ def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
     yield from roofline(measured.reference)
     copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
     for line in (
-        why(measured.table, shown, rule, LEVEL),
+        why(measured.table, shown, rule),
         copy and same(measured.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
     ):
         if line:
@@ -232,32 +230,23 @@ def next_command(
 ) -> str:
     """Return the command to run next: with room for all systems, with valid runs, or to explain why a system misses.
 
-    Of several systems it explains the one that misses most, in its run nearest to its mean attainment. `ways` give room
-    to all.
+    It is about the subject of the first line, its misses at each of its rates. `ways` give room to all.
     """
     if ways:
         return again(words, *ways[0].options)
     if wrong := tidy.invalid(measured.table):
         return _valid(" ".join(wrong.values()), measured, words)
     ran = [row for row in shown.systems if row.values.get(rule) is not None]
-    missing = [row for row in ran if row.mean(rule) < 100 * LEVEL]
-    if not missing and ran and shown.rate_scale == max(measured.xs) and measured.reference.scaling != "none":
-        return again(words, "--rate-scale", f"{2 * max(measured.xs):g}")
-    if not missing and len(measured.xs) == 1:
-        return f"bench plot {short_path(measured.folder)}"
-    if not missing:  # explain the misses at the highest rate
-        first = min((row for row in ran if not row.control), key=lambda row: row.mean("rate_99"), default=None)
-        system = ["--system", first.label] if first else []
-        return shlex.join(["bench", "explain", short_path(measured.folder), "--misses", *system])
-    worst = min(missing, key=lambda row: row.mean(rule))
-    frame = measured.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
-    mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].drop_duplicates("seed")
-    met = scores(measured.table, worst.label, shown.rate_scale, rule)
-    mean = sum(met.values()) / len(met)
-    seed = min(met, key=lambda seed: (abs(met[seed] - mean), seed))
-    run = measured.folder.parent / str(mine.set_index("seed")["run"][seed])
+    if not ran:
+        return shlex.join(["bench", "plot", short_path(measured.folder)])
+    ours = next((row for row in ran if row.label == shown.subject), ran[0])
+    if ours.mean(rule) >= 100 * shown.level:
+        if shown.rate_scale == max(measured.xs) and measured.reference.scaling != "none":
+            return again(words, "--rate-scale", f"{2 * max(measured.xs):g}")
+        if len(measured.xs) == 1:
+            return shlex.join(["bench", "plot", short_path(measured.folder)])
     options = ["--definition", rule] * (rule != measured.target.definition)
-    return explain_command(run, measured.target.rule, *options, "--misses")
+    return shlex.join(["bench", "explain", short_path(measured.folder), "--misses", "--system", ours.label, *options])
 
 
 def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
@@ -283,76 +272,6 @@ def roofline(spec: Spec) -> Iterator[str]:
 # ------------------------------------------------------------------ findings
 
 
-def verdict(table: pa.Table, shown: Summary, definition: str, level: float) -> str | None:
-    """Say who serves the highest rate at the level, by how much over the next, and whether chance explains it.
-
-    Only systems that ran count, whose runs are valid. Where a curve is flat at the level, or the order changes beside
-    it, say who meets more at three rates instead.
-    """
-    rivals = [system for system in shown.systems if system.judged]
-    if len(rivals) < 2:
-        return None
-    if any(system.values["rate_99"] is None for system in rivals):  # a single rate crosses nothing
-        return _difference(table, rivals, shown.rate_scale, definition)
-    first, *others = sorted(rivals, key=lambda system: -system.mean("rate_99"))
-    if shown.halves:
-        return _by_halves(rivals, level)
-    panel = panel_of(table)
-    every = [side_by_side(table, panel, (first.label, rival.label), definition, level) for rival in others]
-    standings = dict(zip((rival.label for rival in others), corrected(every), strict=True))
-    alike = [name for name, standing in standings.items() if standing.says == "equal within 25 %" and not standing.flat]
-    goal, lines = f"{100 * level:g} %", []
-    if alike:
-        lines.append(f"{joined([first.label, *alike])} serve equal rates at {goal}, within 25 %")
-    if second := next((name for name in standings if name not in alike), ""):
-        lines.append(paired(first.label, second, standings[second], level))
-    return "; ".join(lines)
-
-
-def _by_halves(rivals: Sequence[SystemSummary], level: float) -> str:
-    """Say who serves the highest rate in either half of a real trace, each by itself."""
-    told = []
-    for key, name in (("half_0", "first"), ("half_1", "second")):
-        first, second = sorted(rivals, key=lambda system: -system.mean(key))[:2]
-        ours, theirs = (estimate.text(system.values[key], spread=False) for system in (first, second))
-        told.append(f"in the {name} half {first.label} {ours} req/s, {second.label} {theirs}")
-    return f"{100 * level:g} %: {'; '.join(told)} (two case studies, no interval)"
-
-
-def paired(ours: str, theirs: str, standing: Standing, level: float) -> str:
-    """Describe the standing of two systems in one clause."""
-    goal = f"{100 * level:g} %"
-    if (ratio := standing.decisive) is None:
-        why = standing.note if standing.ratio is None else f"a ratio of rates at {goal} does not decide"
-        points = [f"{gap.times(100).text(FINE)} at {estimate.number(x)}" for x, gap in standing.differences]
-        gaps = f"attainment of {ours} minus that of {theirs}, in points by req/s: {', '.join(points)}"
-        return f"{why}; {gaps} ({FLAT[standing.says]})" if points else why
-    text = f"{ours} serves {ratio.text(RATIO)} the rate of {theirs} at {goal}"
-    if standing.says in {"ahead", "behind"}:
-        return text
-    return f"{text}: {FEW if standing.says == CASE else ', '.join(filter(None, [standing.says, standing.note]))}"
-
-
-FEW = "too few windows for an interval"
-FLAT = {  # of differences at three rates
-    **{word: word for word in STANDINGS},
-    "equal within 25 %": f"equal within {100 * NEAR:g} points",
-    "turns": "ahead at one rate and behind at another",
-    CASE: FEW,
-}
-
-
-def _difference(table: pa.Table, rivals: Sequence[SystemSummary], rate: float, definition: str) -> str | None:
-    best, second = sorted(rivals, key=lambda system: -system.mean(definition))[:2]
-    gap = difference(table, "rate_scale", (best.label, second.label), definition, rate)
-    if gap is None:
-        return None
-    if not gap.mean:
-        return f"{best.label} and {second.label} meet the same share"
-    sure = " (no interval)" if gap.low is None else "" if statistics.wins(gap) else " (not decided)"
-    return f"{best.label} meets {gap.times(100).text(FINE)} points more than {second.label}{sure}"
-
-
 def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str | None:
     """Render the A/A line: a system against its copy on other seeds; the interval should cover 0."""
     ours, theirs = (list(scores(table, x, rate, definition).values()) for x in (label, copy))
@@ -367,11 +286,11 @@ def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -
     return f"{text}: " + ("covers 0, as it should" if covers else "does not cover 0: differences so small mean nothing")
 
 
-def why(table: pa.Table, shown: Summary, definition: str, level: float) -> str | None:
+def why(table: pa.Table, shown: Summary, definition: str) -> str | None:
     """Say why most requests of each contestant that falls short missed (rows/causes.py)."""
     reasons = []
     for system in shown.systems:
-        if not system.judged or system.mean(definition) >= 100 * level:
+        if not system.judged or system.mean(definition) >= 100 * shown.level:
             continue
         shares = {
             cause: sum(seen.values()) / len(seen)
@@ -412,7 +331,8 @@ def terminal(
     """Return the lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
 
     A system without room stands below the others, with its text in `unfit` in place of cells. Without `every` only the
-    brief columns are shown. Where a line would be longer than `room` characters, only headlines keep their intervals.
+    brief columns are shown. Where a line would be longer than `room` characters, only the last headline keeps its
+    intervals: the rate, or attainment where there is one rate.
     """
     columns = [column for column in shown.columns if every or column.brief]
     systems = [system for system in shown.systems if not system.infeasible]
@@ -421,7 +341,7 @@ def terminal(
         return left
     wide = _table(shown, systems, columns, shown.best)
     if max(map(len, wide.text())) > room:
-        wide = _table(shown, systems, columns, shown.best, spread=False)
+        wide = _table(shown, systems, columns, shown.best, spread=[c.key for c in columns if c.headline][-1:])
     return [*wide.text(bold=bold), *left]
 
 
@@ -435,17 +355,22 @@ def narrow(shown: Summary) -> Table:
     brief = [c for c in shown.columns if c.brief and any(system.values[c.key] is not None for system in shown.systems)]
     first = sorted(brief, key=lambda c: not c.headline)[: MOST_COLUMNS - 1]  # headlines are kept first
     table = _table(shown, shown.systems, [c for c in shown.columns if c in first], shown.decided)
-    return replace(table, notes=["bold: the best of a column, where its 95 % interval lies apart from all others"])
+    return replace(
+        table, notes=[*shown.marked, "bold: the best of a column, where its 95 % interval lies apart from all others"]
+    )
 
 
 def _table(
     shown: Summary, systems: Sequence[SystemSummary], columns: Sequence[Column], best: Callable[[Column], set[str]],
-    *, spread: bool = True,
+    *, spread: Collection[str] | None = None,
 ) -> Table:  # fmt: skip
-    rows = [[shown.name(row), *(cell(row, c, spread=spread or c.headline) for c in columns)] for row in systems]
+    rows = [
+        [shown.name(row), *(cell(row, c, spread=spread is None or c.key in spread) for c in columns)] for row in systems
+    ]
     winners = [best(c) for c in columns]
     strong = {(i, k) for i, row in enumerate(systems) for k, won in enumerate(winners, 1) if row.label in won}
-    return Table(["system", *(c.name for c in columns)], rows, groups=["", *(c.group for c in columns)], strong=strong)
+    groups = ["", *(c.group for c in columns)]
+    return Table(["system", *(c.name for c in columns)], rows, shown.marked, groups=groups, strong=strong)
 
 
 def records(shown: Summary) -> Table:
@@ -462,6 +387,7 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
         "infeasible": system.infeasible,
         "invalid": system.invalid,
         "unchecked": system.unchecked,
+        "unserved": system.unserved,
         "rate_scale": shown.rate_scale,
         "offered_rps": shown.offered_rps,
     }
@@ -472,7 +398,7 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
         flat[key] = None if e is None else e.mean
         flat[f"{key}_low"] = None if e is None else e.low
         flat[f"{key}_high"] = None if e is None else e.high
-        if c.key == "rate_99":
+        if c.key == rate_key(shown.level):
             flat[f"{key}_sign"] = None if e is None else e.sign
             flat["flat"] = system.flat
         flat["n"] = max(flat.get("n", 0), 0 if e is None else e.n)

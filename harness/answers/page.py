@@ -21,6 +21,7 @@ from harness.answers import comparison, text
 from harness.answers.explain import CAUSES
 from harness.answers.table import Table, joined
 from harness.answers.text import Shown
+from harness.answers.verdict import verdict
 from harness.policy import mix
 from harness.policy.types import UserError
 from harness.rows import crossings, estimate, record, setting, tidy
@@ -32,7 +33,6 @@ from harness.rows.sealed import WAY_OUT, Damaged
 from harness.run import slo as slos
 from harness.study import misses, size_kept
 from harness.study.compare import NAME, summary
-from harness.study.search import LEVEL
 from harness.study.summary import Column, Summary
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
 TAILS = "Simulated tails are optimistic: steps vary by their noise alone, without a server's rare stalls."
 MADE = {  # how columns of a comparison come about, beside definitions
-    "crosses": "The rate at which attainment of all windows together falls below 99 %, between the two nearest rates "
-               "that were run. Its interval is a bootstrap over blocks of windows, with the bracket's width.",
+    "req/s at": "The rate at which attainment of all requests together (pooled), or of the model that misses most "
+                "(worst), falls below the level. It lies between two rates that ran; > and < say that none reached "
+                "it. Its interval counts windows.",
     "slope": "The power of the rate with which misses grow at the crossing.",
     "worst": "The model with the lowest attainment.",
     "[low, high]": "A 95 % interval; none is shown where there are too few windows for one.",
@@ -121,14 +122,20 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     if not names:
         raise Damaged(f"{folder / record.SWEEP}: no row is of a system; {WAY_OUT}")
     where = mix.told(panel["gpu"], shown.gpus) if shown.gpus else panel["gpu"]
-    verdict = comparison.verdict(table, shown, rule, LEVEL)
-    notes = [*about.notes, *text.departures(table), *text.own_degrees(table), *text.unchecked_lines(table)]
+    told = verdict(table, shown, rule)
+    notes = [
+        *shown.marked,
+        *about.notes,
+        *text.departures(table),
+        *text.own_degrees(table),
+        *text.unchecked_lines(table),
+    ]
     notes += text.invalid(table)
     notes += [f"{label} does not fit: {why}" for label, why in tidy.infeasible(table).items()]
-    notes += [line for line in (comparison.why(table, shown, rule, LEVEL),) if line]
+    notes += [line for line in (comparison.why(table, shown, rule),) if line]
     return Page(
         f"Which of {joined(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
-        f"{verdict} ({panel['models']}, {where})" if verdict else "No system has a rate at which it meets its SLOs.",
+        f"{told} ({panel['models']}, {where})" if told else "No system ran.",
         pictures,
         [_summary(shown), *_curves(table, shown, rule), *_by_model(table, shown, rule), *_causes(folder, rule)],
         notes,
@@ -149,7 +156,7 @@ def _summary(shown: Summary) -> Table:
 
 def _head(column: Column) -> str:
     """Return the head of a column: "pooled %", "TTFT s P95"; groups of shares are left to the page's definitions."""
-    return f"{column.name} %" if column.group.endswith(" %") else f"{column.group} {column.name}"
+    return f"{column.name} %" if column.definition and column.unit == "%" else f"{column.group} {column.name}"
 
 
 def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:

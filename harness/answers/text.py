@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, groupby
@@ -15,22 +15,21 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.answers import tradeoff, without
+from harness.answers import ratios, tradeoff, without
 from harness.answers.commands import check_command
+from harness.answers.ratios import Standings
 from harness.answers.table import Table, brief, joined, printed
 from harness.answers.without import Part
 from harness.rows import crossings, estimate, record, setting, statistics, tidy
 from harness.rows.about import About, Panel
-from harness.rows.crossings import CASE, STANDINGS, Standing, side_by_side, verdict_text
-from harness.rows.estimate import NONE, RATIO
+from harness.rows.crossings import CASE, MARK, STANDINGS, Standing, side_by_side, verdict_text
+from harness.rows.estimate import NONE, POINTS, Estimate
 from harness.study import claims
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
-from harness.study.study import AA, START
+from harness.study.study import AA
 from harness.study.table import unchecked
 
-Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
-KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 SIDES = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}
 _row = itemgetter("row")  # of a panel
 SEVERAL = 2  # panels of which a first line tells the verdicts together
@@ -72,7 +71,14 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
             body = chain(_answer("panels", standings), chain.from_iterable(blocks))
             ends = _ends(shown, standings)
     left_out = filter(None, [setting.left_out(shown.about.panels)])
-    below = (shown.about.notes, left_out, unchecked_lines(shown.table), _claims(shown), _copies(shown))
+    below = (
+        shown.about.notes,
+        left_out,
+        unchecked_lines(shown.table),
+        _unserved(shown),
+        _claims(shown),
+        _copies(shown),
+    )
     return body, chain(ends, *below)
 
 
@@ -95,7 +101,7 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
             word, count = Counter(standing.says.split()[0].strip(",") for standing in of).most_common(1)[0]
             (named.setdefault(SIDES[word], []) if word in SIDES and 2 * count > len(of) else mixed).append(theirs)
         phrases = [f"{phrase} {joined(named[phrase])}" for phrase in SIDES.values() if phrase in named]
-        told += [f"on most of {several} {cells} {ours} is {', '.join(phrases)}"] if phrases else []
+        told += [f"on most of {several} {cells} {ours}, pooled over models, is {', '.join(phrases)}"] if phrases else []
         told += [f"against {joined(mixed)} {ours} has no verdict that holds on most of {several}"] if mixed else []
     yield "; ".join(told)
 
@@ -120,7 +126,10 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
     unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
-        labels, at = _labels(rows, panel), ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE)
+        labels, at = (
+            _labels(rows, panel, about),
+            ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE),
+        )
         cells, beside, heads = list[list[str]](), list[list[str]](), _heads(shown, axis)
         for name in (*about.systems, *_bounds(about)):
             if name not in labels:
@@ -160,7 +169,7 @@ def _heads(shown: Shown, axis: str) -> list[str]:
     level, (first, *others) = f"{100 * shown.about.level:g} %", [d.upper() for d in shown.about.definitions]
     rest = [f"{level} {name}" for name in others] if shown.every or axis == "gpus" else []
     if axis == "gpus":
-        return [f"{level} {first}", "fails at", "below that", "each seed", *rest]
+        return [f"{level} {first}", "worst", "fails at", "below that", "each seed", *rest]
     slope = ["slope"] * (axis in crossings.RATED)
     return [f"{level} {first}", *slope, "mean", "worst", *rest, f"{shown.about.systems[0]} over it"]
 
@@ -178,11 +187,12 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
     if axis == "gpus":
         c = crossings.crossing(rows, panel, name, first, level)
         if c is None:
-            return [NONE] * (4 + len(rest))
+            return [NONE] * (5 + len(rest))
         if name not in about.systems:  # it brings its own number of GPUs: not the least of many
-            return [replace(c.at, sign="=").text(style), NONE, NONE, NONE, *rest]
+            return [replace(c.at, sign="=").text(style), *[NONE] * 4, *rest]
         fails = NONE if c.fails is None else estimate.number(c.fails, 0)
-        return [c.at.text(style), fails, _below(rows, name, about), _each_seed(rows, name, about), *rest]
+        below, each = _below(rows, name, about), _each_seed(rows, name, about)
+        return [c.at.text(style), at(first, "worst"), fails, below, each, *rest]
     steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
     slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
     standing = standings.get((panel["condition"], about.systems[0], name))
@@ -270,14 +280,18 @@ def _bounds(about: About) -> list[str]:
     return list(about.controls) if about.layout == "fleet" else []
 
 
-def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
-    """Label a panel's systems, with their GPUs where these are not the panel's, and "(unchecked)" where that holds."""
+def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
+    """Label a panel's systems, with their GPUs where these are not the panel's, and what marks them.
+
+    The marks are "(unchecked)", and † where a system meets no SLO of some model.
+    """
     took: dict[str, set[int]] = {}
     for name, gpus in zip(tidy.column(rows, "label"), tidy.column(rows, "gpus"), strict=True):
         took.setdefault(name, set()).add(gpus)
     free, late = tidy.own_gpus(took, panel["gpus"]), unchecked(rows)
     shown = {name: tidy.with_gpus(name, counts) if name in free else name for name, counts in took.items()}
-    return {name: f"{label} (unchecked)" if name in late else label for name, label in shown.items()}
+    gone = {name for name in shown if crossings.unserved(rows, panel["axis"], name, about.definitions[0])}
+    return {name: label + " (unchecked)" * (name in late) + MARK * (name in gone) for name, label in shown.items()}
 
 
 def _below(rows: pa.Table, name: str, about: About) -> str:
@@ -340,6 +354,13 @@ def unchecked_lines(rows: pa.Table) -> list[str]:
     return [f"unchecked: {label}, {check_command(name)}" for label, name in sorted(unchecked(rows).items())]
 
 
+def _unserved(shown: Shown) -> Iterator[str]:
+    """Name the systems that meet no SLO of some model even where load is least: those with a mark, if rows have it."""
+    of = len(shown.about.panels)
+    for name, words in crossings.all_unserved(shown.table, shown.about).items():
+        yield f"{MARK} {name}: {max(words)} even where load is least, on {len(words)} of {of} panels"
+
+
 def stated(rows: pa.Table, column: str, word: str) -> list[str]:
     """List the labels of which a column states a reason, a line each with it."""
     pairs = zip(tidy.column(rows, "label"), tidy.column(rows, column), strict=True)
@@ -364,129 +385,12 @@ def own_degrees(rows: pa.Table) -> list[str]:
     return [told] if told else []
 
 
-# ------------------------------------------------------------------ ratios, a row a condition
-
-
 def _matrix(shown: Shown, standings: Standings) -> Iterator[str | Table]:
     about = shown.about
-    yield from _borne_out(about.panels, standings)
+    yield from ratios.borne_out(about.panels, standings)
     if about.layout == "matrix" and all(panel["tier"] == "synthetic" for panel in about.panels):
         yield from _answer("conditions", standings)
-    rules = dict.fromkeys(panel.get("slo", about.slo) for panel in about.panels)
-    rule = about.slo if len(rules) == 1 else "each condition's SLO"
-    goal = f"{100 * about.level:g} % {about.definitions[0].upper()} attainment at {rule}"
-    yield f"{about.systems[0]} over each: ratios of the rates that hold {goal}"
-    pairs = list(dict.fromkeys(key[1:] for key in standings))
-    rated = list(about.systems) if shown.every else []
-    heads = [theirs if ours == about.systems[0] else f"{ours} / {theirs}" for ours, theirs in pairs]
-    spread = shown.every or about.layout == "steps"
-    steps = shown.every and about.layout == "steps"
-    head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *heads]
-    table = list[list[str]]()
-    for panels in crossings.by_condition(about.panels):
-        if len(panels) > 1 and not shown.every:
-            table.append([panels[0]["name"], *(_range(_of_pair(standings, panels, pair)) for pair in pairs)])
-            continue
-        for panel in (panel for panel in panels if shown.every or not panel.get("other_end")):
-            rows = crossings.of_panel(shown.table, panel)
-            cells = [_short(standings.get((panel["condition"], *pair)), spread=spread) for pair in pairs]
-            name = panel["name"] if len(panels) == 1 else panel["condition"]
-            table.append([f"{KINDS.get(panel['kind'], '')}{name}", *[panel["origin"]] * steps,
-                          *(_rate(rows, panel, name, about) for name in rated), *cells])  # fmt: skip
-    yield Table(head, table)
-    for panel, *_ in crossings.by_condition(about.panels) if shown.every else ():
-        if not panel["source"] or panel["kind"] == "alone":
-            continue
-        origin = f"{panel['origin']}, " if panel["origin"] else ""
-        slo = f"{panel['slo']}, " if panel["slo"] != about.slo else ""
-        yield f"{panel['name']}: {origin}{slo}{panel['source']}"
-    yield from sentences(shown, standings)
-    if any(len(panels) > 1 for panels in crossings.by_condition(about.panels)):
-        yield "a range: cases of a real log, one window each, without interval (--all lists each)"
-
-
-def _of_pair(standings: Standings, panels: Sequence[Panel], pair: Sequence[str]) -> list[Standing]:
-    """Return the standings of a pair of systems on some panels, where both ran."""
-    ours, theirs = pair
-    keys = ((panel["condition"], ours, theirs) for panel in panels)
-    return [standings[key] for key in keys if key in standings]
-
-
-def _range(standings: Sequence[Standing]) -> str:
-    """Write the range in which the ratios of several cases lie."""
-    c = crossings.cases(standings)
-    return NONE if c is None else estimate.span(c.least, c.most, RATIO)
-
-
-def _borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
-    """Count the verdicts on fitted traces that cases of real logs in the same setting bear out; none without both."""
-    shares = []
-    for panel in (panel for panel in panels if panel["tier"] == "synthetic"):
-        logs = [log for log in panels if log["tier"] != "synthetic"
-                and all(log[key] == panel[key] for key in ("models", "gpus", "own"))]  # fmt: skip
-        for (key, *pair), standing in standings.items():
-            c = crossings.cases(_of_pair(standings, logs, pair)) if key == panel["condition"] else None
-            if c is not None and standing.says.startswith(("ahead", "behind", "equal")):
-                shares.append(c.agree(standing.says) / c.of)
-    if shares:
-        every, most = sum(share == 1.0 for share in shares), sum(0.5 < share < 1.0 for share in shares)
-        yield (
-            f"real logs confirm {every} of {len(shares)} verdicts on fitted traces in every case, {most} in most, "
-            f"{len(shares) - every - most} in half or fewer"
-        )
-
-
-def _short(pair: Standing | None, *, spread: bool) -> str:
-    """Render a standing in a few letters, "-" where one does not fit; `spread` shows intervals and differences."""
-    if pair is None or pair.says == crossings.NO_ROOM:
-        return NONE
-    if spread or pair.ratio is None:
-        return verdict_text(pair)
-    return f"{STANDINGS[pair.says][0]} {'flat' if pair.flat else pair.ratio.text(RATIO, spread=False)}"
-
-
-def _rate(rows: pa.Table, panel: Panel, name: str, about: About) -> str:
-    """Render the rate at which a system holds the level; of a system without room on any seed, the word for that."""
-    gone = tidy.unfit(rows, name)
-    if gone and gone.every:
-        return gone.word
-    c = crossings.crossing(rows, panel, name, about.definitions[0], about.level)
-    return NONE if c is None else c.at.text(spread=False)
-
-
-def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
-    """Say under which conditions the first system of each pair is ahead, behind, or neither.
-
-    Where a paper states a ratio, say under how many conditions it holds and is not excluded.
-    """
-    panels = {panel["condition"]: panel for panel in shown.about.panels}
-    papers = {(claim.system, claim.over): claim.paper for claim in claims.claims_of(shown.about)
-              if claim.what == "ratio" and isinstance(claim.paper, float | int)}  # fmt: skip
-    conditions = crossings.by_condition(shown.about.panels)
-    several = {panel["condition"] for of in conditions if len(of) > 1 for panel in of}
-    for pair in dict.fromkeys(key[1:] for key in standings):
-        ours = {key[0]: standing for key, standing in standings.items() if key[1:] == pair}
-        by: dict[str, list[str]] = {word: [] for word in STANDINGS}
-        for key, standing in ours.items():
-            panel = panels[key]
-            if key in several:
-                continue
-            named = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
-            by.setdefault(standing.note if "does not fit" in standing.note else standing.says, []).append(named)
-        told = "; ".join(f"{word} under {joined(names)}" for word, names in by.items() if names)
-        sides = {word.split(",")[0].split()[0] for word, names in by.items() if names and word in STANDINGS}
-        turns = "depends on the condition: " if len(sides & {"ahead", "behind", "equal", "turns"}) > 1 else ""
-        if (c := crossings.cases([standing for key, standing in ours.items() if key in several])) is not None:
-            told += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
-        yield f"{' / '.join(pair)}: {turns}{told}."
-        if (paper := papers.get(pair)) is not None:
-            ratios = [ratio for s in ours.values() if (ratio := s.decisive) is not None]
-            there = sum(e.low is not None and e.low >= paper for e in ratios)
-            may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios)
-            yield (
-                f"{' / '.join(pair)}, {paper:g} in the paper: reached under {there} of {len(ours)} conditions, not "
-                f"excluded under {may}."
-            )
+    yield from ratios.parts(about, shown.table, standings, every=shown.every)
 
 
 # ------------------------------------------------------------------ parts of a system, switched off
@@ -531,9 +435,13 @@ def on_text(verdict: Verdict) -> str:
 
 
 def _copies(shown: Shown) -> Iterator[str]:
-    """Yield the A/A line: how often the first system differs from its copy on other seeds by more than chance."""
+    """Yield the A/A line: how often the first system differs from its copy on other seeds by more than chance.
+
+    The largest difference comes with its place, and what single windows attain there: past the knee that varies much
+    from one draw to the next. Single windows, of which no chance is known, do not count.
+    """
     name = shown.about.systems[0]
-    covers, worst = [], 0.0
+    covers, largest = list[bool](), list[tuple[Estimate, str]]()
     for panel in shown.about.panels:
         rows = crossings.of_panel(shown.table, panel)
         for d in shown.about.definitions:
@@ -541,13 +449,17 @@ def _copies(shown: Shown) -> Iterator[str]:
             for x in sorted({x for curve in theirs.values() for x in curve}):
                 pair = [[curve[x] for curve in side.values() if x in curve] for side in (ours, theirs)]
                 gap = statistics.paired(*(dict(enumerate(values)) for values in pair))
-                worst = max(worst, abs(gap.mean))
                 if gap.low is not None and gap.high is not None:
                     covers.append(gap.low <= 0 <= gap.high)
+                    ends = [100 * end for end in (min(map(min, pair)), max(map(max, pair)))]
+                    unit = panel["unit_rps"] if panel["axis"] == "rate_scale" else 1.0
+                    where = f"{d.upper()} of {panel['condition'].strip()} at {_at([x * unit], panel['axis'])}"
+                    largest.append((gap, f"{where}, where single windows attain {ends[0]:.0f} to {ends[1]:.0f} %"))
     if covers:
+        gap, where = max(largest, key=lambda entry: abs(entry[0].mean))
         yield (
-            f"A/A: {name} against its copy on other seeds: {sum(covers)} of {len(covers)} differences cover 0, "
-            f"the largest is {100 * worst:.2f} points"
+            f"A/A: {name} against its copy on other seeds: {sum(covers)} of {len(covers)} differences cover 0; "
+            f"the largest is {gap.times(100).text(POINTS)} points, {where}"
         )
 
 

@@ -33,13 +33,14 @@ def parts(about: About, table: pa.Table, switched: Sequence[Part]) -> Iterator[s
         f"change in points without each part ({about.seeds} seeds, paired; ? its 95 % interval covers 0)"
     )
     whole = {
-        (panel["condition"], x): shares[""]
+        (panel["condition"], x): shares
         for panel in about.panels
         for x, shares in sorted(crossings.by_model(crossings.of_panel(table, panel), first, definition).items())
     }
-    rows = [[place, f"{100 * sum(share.values()) / len(share):.1f}"]
-            for place, share in zip(_places(about, table, whole), whole.values(), strict=True)]  # fmt: skip
-    head, legend = ["", "all"], list[str]()
+    each = ({model: sum(of.values()) / len(of) for model, of in shares.items()} for shares in whole.values())
+    rows = [[place, *(f"{100 * share:.1f}" for share in (means[""], min(means.values())))]
+            for place, means in zip(_places(about, table, whole), each, strict=True)]  # fmt: skip
+    head, legend = ["", "all", "worst"], list[str]()
     for name, part in zip(NAMES, switched, strict=False):
         head.append(name)
         legend.append(f"{name}  without {part.subject}{part.most}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from harness.cli.options import (
     SLO,
     WORDS,
     WORKERS,
+    Number,
     complete,
     examples,
     read_rates,
@@ -67,6 +69,8 @@ FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 @click.option("--definition", type=DEFINITION,
               help="Attainment in the headline (bench list definitions).  "
               "[default: both; e2e for an SLO by solo latency]")  # fmt: skip
+@click.option("--target", type=Number(50, 100, min_open=True, max_open=True), default=99.0, show_default=True,
+              metavar="PERCENT", help="Attainment at which rates are compared.")  # fmt: skip
 @SEEDS
 @ENOUGH
 @click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and unshared.")
@@ -92,6 +96,7 @@ def compare(
     slo: str | None,
     slo_scale: float | None,
     definition: str | None,
+    target: float,
     seeds: int | None,
     precision: float | None,
     budget: int | None,
@@ -123,7 +128,7 @@ def compare(
         raise UserError(f"{' and '.join(given)}: one form at a time")
     rule = slo_rule(slo, slo_scale, setting["models"])
     asked = compared(systems, {**setting, **settings}, rates, seeds, rule, definition, controls)
-    asked = asked.only(precision=precision, budget=budget)
+    asked = replace(asked.only(precision=precision, budget=budget), level=target / 100)
     folder = real(out or RESULTS)
     if dry_run:
         dry(asked, False, folder)
@@ -145,13 +150,14 @@ def compare(
     if form is None:
         _print(measured, shown, rule, stem if plots else None, every)
     elif form == "answer":
-        prose(words.answer(measured, shown, rule) or "no system has a rate at which it meets its SLOs")
+        prose(words.answer(measured, shown, rule) or "no system ran")
     elif form == "json":
         click.echo(words.records(shown).json("systems", words.facts(measured, rule)))
     elif form == "csv":
         click.echo(words.records(shown).csv(), nl=False)
     else:
-        table = words.whole(shown).markdown("---") if form == "markdown" else words.narrow(shown).latex()
+        marked = ["", *shown.marked] * bool(shown.marked)
+        table = [*words.whole(shown).markdown("---"), *marked] if form == "markdown" else words.narrow(shown).latex()
         click.echo("\n".join(table))
     sys.stdout.flush()
     if plots:  # the table first: drawing takes longer than all else

@@ -83,7 +83,8 @@ def check(
     if broken:
         sys.exit(Code.FAILED)
     if not every:
-        click.echo(f"next: bench compare --systems static,{shlex.quote(system or '')}")
+        beside = "elastic" if system == "static" else "static"
+        click.echo(f"next: bench compare --systems {shlex.quote(system or '')},{beside}")
 
 
 def _idle_by_rule(make: Any) -> Iterator[str]:

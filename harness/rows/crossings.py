@@ -37,6 +37,8 @@ SIDED = ("ahead", "behind", "turns")  # beginnings of the standings that name a 
 BESIDE = (2.0, 0.5)  # times the share of misses that the level leaves: 98 and 99.5 % beside 99 %
 NEAR = 0.005  # of attainment: differences within it are called equal
 FALSE = 0.05  # the probability that some verdict of a table names a side where nothing differs
+SOME = 3  # requests of a model, of which one is met where it is served at all
+MARK = "†"  # behind the name of a system that meets no SLO of some model, in tables and figures
 RATED = {"rate_scale", "rate_rps"}
 EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
 
@@ -212,6 +214,41 @@ def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: 
     if pair is None or not all(np.isclose(c.rates_rps, at).any() for c in pair):
         return None
     return pooled.difference(*pair, at)
+
+
+@tidy.once
+def broad(rows: pa.Table) -> pa.Table:
+    """Return the rows of the seeds that ran at the most rates: those that came later ran near one level alone."""
+    every = rows.select(["seed", "label", tidy.along(rows)]).to_pandas().drop_duplicates()
+    runs = every.groupby("seed").size()
+    widest = runs.index[runs == runs.max()].tolist()
+    return rows if len(widest) == len(runs) else rows.filter(pc.is_in(rows["seed"], pa.array(widest)))
+
+
+def unserved(rows: pa.Table, axis: str, system: str, definition: str) -> str:
+    """Count in words the models of which a system meets no SLO: "4 of 16 models at 0 %"; empty where there is none.
+
+    Where load is least, no request met it in any run, of at least `SOME` in all.
+    """
+    sides = _windows(rows, axis, system, definition, "model")
+    least = min((x for side in sides for curve in side.values() for x in curve), default=0.0)
+    gone = 0
+    for side in sides:
+        each = [curve[least] for curve in side.values() if least in curve]
+        missed, offered = (sum(counts) for counts in zip(*each, strict=True)) if each else (0.0, 0.0)
+        gone += offered >= SOME and missed >= offered * (1 - 1e-12)
+    return f"{gone} of {len(sides)} models at 0 %" if gone else ""
+
+
+def all_unserved(table: pa.Table, facts: About) -> dict[str, list[str]]:
+    """List the systems of a study that meet no SLO of some model, with the words of `unserved` for each panel."""
+    gone: dict[str, list[str]] = {}
+    for panel in facts.panels:
+        rows = of_panel(table, panel)
+        for name in facts.systems:
+            if words := unserved(rows, panel["axis"], name, facts.definitions[0]):
+                gone.setdefault(name, []).append(words)
+    return gone
 
 
 def slope(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Estimate | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.costs import kernels, quantities
-from harness.policy import mix
+from harness.policy import fields, mix
 from harness.policy.types import Inst, Unsupported
 from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec
@@ -100,14 +100,20 @@ def silent(systems: Collection[str]) -> tuple[str, ...]:
 
 def summary(table: pa.Table, about: About, rule: str) -> Summary:
     """Summarize a comparison at its most telling rate, from its table and facts."""
-    from harness.study.search import LEVEL
     from harness.study.summary import summarize
     from harness.study.table import unchecked
 
     names = list(about.systems)
     (panel,) = about.panels
-    return summarize(table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked(table),
-                     halves=panel["halves"], bound=about.bound)  # fmt: skip
+    return summarize(table, names, rule, about.level, controls=silent(names), unchecked=unchecked(table),
+                     halves=panel["halves"], bound=about.bound, subject=asker(about))  # fmt: skip
+
+
+def asker(about: About) -> str:
+    """Return the system whose author asks: the first that was given as a file, else the first that contends."""
+    contend = [name for name in about.systems if name not in silent(about.systems)] or [*about.systems]
+    files = (name for name in contend if fields.asked(about.texts.get(name, name)).name.endswith(".py"))
+    return next(files, contend[0])
 
 
 def load_of(spec: Spec) -> tuple[int, bool, Preset | None]:

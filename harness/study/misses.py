@@ -81,14 +81,14 @@ def of_sweep(
 
     Raises UserError where the folder is no comparison's, or its runs are gone.
     """
-    scored, under = _read(sweep)
+    scored, under, level = _read(sweep)
     definition, teller = definition or under.definition, teller or Silent()
     labels = sorted(set(scored["label"].to_pylist()))
     if system is not None and system not in labels:
         raise UserError(f'no system "{system}" in {sweep.name}{meant(system, labels)} (it has: {", ".join(labels)})')
     if system is None:
         silent = (*CONTROLS, *(label for label in labels if label.endswith(AA)))
-        shown = summarize(scored, labels, definition, LEVEL, controls=silent).rate_scale
+        shown = summarize(scored, labels, definition, level, controls=silent).rate_scale
         scored = scored.filter(pc.equal(scored["rate_scale"], shown))
     else:
         scored = scored.filter(pc.equal(scored["label"].cast("string"), system))
@@ -108,19 +108,20 @@ def of_sweep(
     return SweepMisses([Misses.pooled(runs) for runs in points.values()], scored, under.rule, definition)
 
 
-def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget]:
-    """Read the scored table of a comparison, and its one judge.
+def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget, float]:
+    """Read the scored table of a comparison, its one judge, and its level.
 
     Raises UserError for a study of several conditions, or where nothing was judged.
     """
     path = sweep / record.SWEEP
-    scored, judges = tidy.stored(path), record.footer(path)["judges"]
+    scored, footer = tidy.stored(path), record.footer(path)
+    judges = footer["judges"]
     panels = next((name for name in ("condition", "panel") if name in scored.column_names), None)
     if panels and len(scored[panels].unique()) > 1:
         raise UserError(f"{sweep.name} is a study with SLOs and rates of several conditions: name one of its runs")
     if not judges or not len(scored):
         raise UserError(f"{path}: {NOTHING}")
-    return scored, slos.target_of(judges[0])
+    return scored, slos.target_of(judges[0]), footer.get("level", LEVEL)
 
 
 def _of_run(run: Path, under: slos.SloTarget, definition: str, label: str, rate_scale: float, rps: float) -> Misses:

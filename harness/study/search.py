@@ -15,7 +15,8 @@ from typing import NamedTuple
 from harness.rows import statistics
 from harness.study.study import AA, CONTROLS, Sample
 
-LEVEL, LOW = 0.99, 0.90  # the target; where a system is past its knee
+LEVEL, LOW = 0.99, 0.90  # the usual target; where a system is past its knee, unless the target is near it
+PAST = 0.05  # below a target: past the knee at least by so much
 TOP, FLOOR = 64.0, 1 / 20  # rate scales beyond which no octave follows in the search for a common knee
 FAR = 256.0  # multiples of the lowest rate, at which the search for the knee of one system gives up
 OCTAVE = 2.0
@@ -66,6 +67,11 @@ def mean(seeds: Mapping[int, Curve]) -> dict[float, Shares]:
     return {x: {d: sum(s[d] for s in each) / len(each) for d in each[0]} for x, each in of_seeds.items()}
 
 
+def past(level: float) -> float:
+    """Return the attainment below which a system is past its knee, for a target."""
+    return min(LOW, level - PAST)
+
+
 def deciding(curve: Curve) -> dict[float, float]:
     """Return attainment by the definition that decides."""
     return {x: next(iter(shares.values())) for x, shares in curve.items()}
@@ -77,25 +83,27 @@ def deciding(curve: Curve) -> dict[float, float]:
 def common_knee(bounds: Range, curves: Curves) -> Ask:
     """Search rates around the knees of several systems: octaves by the first seed, a grid by all, then each one's own.
 
-    Octaves go up while some system attains `LOW`, and of each contestant down until it meets `LEVEL`. The rates between
-    which a contestant crosses `LEVEL` are halved until they are a quarter of an octave apart.
+    Octaves go up while some system is not past its knee, and of each contestant down until it meets the level. The
+    rates between which a contestant crosses the level are halved until they are a quarter of an octave apart.
     """
+    level = bounds.level
     first = {name: deciding(seeds[min(seeds)]) if seeds else {} for name, seeds in curves.items()}
     octaves = {name: {x: y for x, y in curve.items() if math.log2(x).is_integer()} for name, curve in first.items()}
     contend = {name: curve for name, curve in octaves.items() if contends(name)} or octaves
     if not all(octaves.values()):
         return Ask(dict.fromkeys(curves, (1.0,)), first_seed=True)
     high = max(map(max, octaves.values()))
-    holds = [name for name, curve in octaves.items() if curve.get(high, 0.0) >= LOW]
+    holds = [name for name, curve in octaves.items() if curve.get(high, 0.0) >= past(level)]
     if holds and high < TOP:
         return Ask(dict.fromkeys(holds, (2 * high,)), first_seed=True)
-    lowest = {name: min(curve) for name, curve in contend.items() if curve[min(curve)] < LEVEL}
+    lowest = {name: min(curve) for name, curve in contend.items() if curve[min(curve)] < level}
     if deeper := {name: (x / 2,) for name, x in lowest.items() if x > FLOOR}:
         return Ask(deeper, first_seed=True)
-    grid, every = around(octaves), {name: mean(seeds) for name, seeds in curves.items()}
+    grid, every = around(octaves, level), {name: mean(seeds) for name, seeds in curves.items()}
     if any(len(curves[name]) < bounds.seeds or not set(rates) <= set(every[name]) for name, rates in grid.items()):
         return Ask(grid)
-    nearer = {name: x for name in contend if (x := _between(deciding(every[name]), min(grid[name]))) is not None}
+    nearer = {name: x for name in contend
+              if (x := _between(deciding(every[name]), level, min(grid[name]))) is not None}  # fmt: skip
     return Ask({name: (x,) for name, x in nearer.items()})
 
 
@@ -104,35 +112,35 @@ def contends(name: str) -> bool:
     return not (name in CONTROLS or name.endswith(AA))
 
 
-def _between(curve: Mapping[float, float], least: float) -> float | None:
-    """Return the middle of the rates between which a curve crosses `LEVEL`; None where they are near or one is unknown.
+def _between(curve: Mapping[float, float], level: float, least: float) -> float | None:
+    """Return the middle of the rates between which a curve crosses a level; None where they are near or one is unknown.
 
     The middle is the geometric mean.
     """
-    last = statistics.held(curve, LEVEL)
+    last = statistics.held(curve, level)
     fails = min((x for x in curve if last is not None and x > last), default=None)
     if last is None or fails is None or fails / last <= QUARTER:
         return None
-    return between(curve, LEVEL, least, digits=3)
+    return between(curve, level, least, digits=3)
 
 
-def around(seen: Mapping[str, Mapping[float, float]]) -> dict[str, tuple[float, ...]]:
+def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str, tuple[float, ...]]:
     """Return rates around the knees seen at octaves, for each system from an octave below its own knee to one above.
 
     Where a contestant still meets the level, all systems stand beside it; those that do not contend begin with the
     first contestant that meets it at all.
     """
     met = [
-        x for x in sorted(set().union(*seen.values())) if all(min(_to(curve, x)) >= LEVEL for curve in seen.values())
+        x for x in sorted(set().union(*seen.values())) if all(min(_to(curve, x)) >= level for curve in seen.values())
     ]
     contend = {name: curve for name, curve in seen.items() if contends(name)} or seen
     low, high = max(met, default=min(map(min, seen.values()))), max(map(max, seen.values()))
-    tell = max((OCTAVE * x for curve in contend.values() for x, y in curve.items() if y >= LEVEL), default=low)
+    tell = max((OCTAVE * x for curve in contend.values() for x, y in curve.items() if y >= level), default=low)
     octaves = round(math.log2(high / low))
     steps = octaves * max(2, math.ceil(5 / octaves)) if octaves else 0
     exact = [low * 2 ** (k * octaves / max(1, steps)) for k in range(steps + 1)]
     rates = [x if math.log2(x).is_integer() else float(f"{x:.3g}") for x in exact]
-    holds = {name: max((x for x in curve if min(_to(curve, x)) >= LEVEL), default=None) for name, curve in seen.items()}
+    holds = {name: max((x for x in curve if min(_to(curve, x)) >= level), default=None) for name, curve in seen.items()}
     begins = {name: x / OCTAVE if (x := holds[name]) else low for name in contend}
     beside = min((begins[name] for name in contend if holds[name]), default=low)
     return {
@@ -147,13 +155,13 @@ def _to(curve: Mapping[float, float], x: float) -> list[float]:
 
 
 def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
-    """Search rates of each system: double the lowest until it falls below `LOW`, then take a grid around its knee."""
+    """Search rates of each system: double the lowest until it is past its knee, then take a grid around its knee."""
     asked: dict[str, tuple[float, ...]] = {}
     grids: dict[str, tuple[float, ...]] = {}
     for name, seeds in curves.items():
         seen = mean(seeds)
         times = max(seen) / bounds.least if seen else 0.0
-        falls = seen and deciding(seen)[max(seen)] < LOW and times >= 2**OCTAVES
+        falls = seen and deciding(seen)[max(seen)] < past(bounds.level) and times >= 2**OCTAVES
         if seen and (falls or times >= FAR):
             grids[name] = grid(seen, sample.points, bounds.level)
         else:

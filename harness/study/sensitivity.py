@@ -37,7 +37,7 @@ class Row(NamedTuple):
 class Leads:
     """The lead of one system over another, on the machine as it is and under every change of it.
 
-    At one rate it is a difference of attainment; over several the ratio of the rates at which they meet `LEVEL`.
+    At one rate it is a difference of attainment; over several the ratio of the rates at which they meet the level.
     """
 
     first: str
@@ -46,6 +46,7 @@ class Leads:
     rates: tuple[float, ...]
     base: Estimate
     rows: tuple[Row, ...]
+    level: float = LEVEL
 
     @property
     def many(self) -> bool:
@@ -85,7 +86,8 @@ def read(folder: Path) -> Leads | None:
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
         if LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)}):
-            return leads_in(record.footer(path), LEADS.read(path))
+            level = record.footer(folder / record.SWEEP)["level"]
+            return leads_in(record.footer(path), LEADS.read(path), level)
     return None
 
 
@@ -94,8 +96,8 @@ def key_of(table: Path) -> str:
     return str(record.footer(table)["key"])
 
 
-def leads_in(about: Mapping[str, Any], table: pa.Table) -> Leads:
-    """Build the leads from a table and the facts beside it."""
+def leads_in(about: Mapping[str, Any], table: pa.Table, level: float) -> Leads:
+    """Build the leads from a table and the facts beside it, at the level of their comparison."""
     base, *rows = table.to_pylist()
 
     def lead(row: Mapping[str, Any]) -> Estimate | None:
@@ -111,6 +113,7 @@ def leads_in(about: Mapping[str, Any], table: pa.Table) -> Leads:
         tuple(about["rates"]),
         start,
         tuple(Row(constant, row["setting"], lead(row), row["note"]) for constant, row in zip(known, rows, strict=True)),
+        level,
     )
 
 
@@ -119,7 +122,7 @@ def leads_in(about: Mapping[str, Any], table: pa.Table) -> Leads:
 
 def lines(leads: Leads) -> Iterator[str | Sequence[Sequence[str]]]:
     """Yield a table of the leads by falling swing, then each constant's meaning, value and source."""
-    where = f"at {100 * LEVEL:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
+    where = f"at {100 * leads.level:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
     what = "rate ratio" if leads.many else "SLO attainment"
     yield f"lead of {leads.first} over {leads.second} in {what} ({leads.definition}) {where}, and its 95 % interval"
     cells = [("constant", "value", "change", f"lead {_unit(leads)}", "", "swing")]
@@ -148,7 +151,7 @@ def sentence_of(folder: Path) -> str:
 
 def sentence(leads: Leads) -> str:
     """Say, below a figure, which constants reverse the order, or that none does, and which moves it most."""
-    at = f"in the rate at {100 * LEVEL:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
+    at = f"in the rate at {100 * leads.level:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
     lead = f"the lead of {leads.first} over {leads.second} {at}, {_text(leads, leads.base)} {_unit(leads)},"
     tried = [(row, row.lead) for row in leads.rows if row.lead]
     if not tried:

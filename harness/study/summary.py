@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 
 from harness.rows import crossings, pooled, tidy
 from harness.rows.about import Panel
-from harness.rows.crossings import of_counts
+from harness.rows.crossings import MARK, of_counts
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.estimate import Estimate, Style
 from harness.rows.statistics import Crossing
 
+LEVELS = (0.99, 0.97, 0.90)  # of attainment: rates at these stand beside each other
 CONTEST = 2  # systems on equally many GPUs, beside which others contend for nothing
 OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep
 
@@ -41,9 +42,21 @@ class Column(NamedTuple):
         return Style(decimals={"%": 1, "": 0}.get(self.unit))
 
 
-def columns(definition: str) -> tuple[Column, ...]:
-    """Return the columns of a comparison whose headline is this definition of attainment."""
-    share = f"SLO attainment ({definition}) %"
+def levels(level: float) -> tuple[float, ...]:
+    """Return the level of a comparison, and the usual ones beside it."""
+    return (level, *(usual for usual in LEVELS if usual != level))
+
+
+def rate_key(level: float) -> str:
+    """Return the key of the column with the rates at a level: `rate_99`."""
+    return f"rate_{100 * level:g}"
+
+
+def columns(definition: str, level: float) -> tuple[Column, ...]:
+    """Return the columns of a comparison whose headline is this definition of attainment, at this level."""
+    at, *others = (f"{100 * each:g} %" for each in levels(level))
+    crosses, rates = f"req/s at {at}", levels(level)
+    share = f"SLOs met ({definition}) %"
     shares = [
         Column(definition, share, "pooled", "%", 100, True, definition, headline=True, brief=True),
         Column("mean", share, "mean", "%", 100, True, definition, "mean"),
@@ -52,12 +65,17 @@ def columns(definition: str) -> tuple[Column, ...]:
     shares += [Column(x, "of each %", x.upper(), "%", 100, True, x) for x in DEFINITIONS[definition].beside]
     return (
         *shares,
-        Column("rate_99", "req/s at 99 %", "crosses", "req/s", 1, True, "", headline=True, brief=True),
-        Column("half_0", "req/s at 99 %", "1st half", "req/s", 1, None, "", brief=True),
-        Column("half_1", "req/s at 99 %", "2nd half", "req/s", 1, None, "", brief=True),
-        Column("of_bound", "req/s at 99 %", "of bound %", "%", 100, None, "", brief=True),
-        Column("slope", "req/s at 99 %", "slope", "power", 1, None, "", brief=True),
-        Column("fails_99", "req/s at 99 %", "fails at", "req/s", 1, None, ""),
+        Column(rate_key(level), crosses, "pooled", "req/s", 1, True, "", headline=True, brief=True),
+        Column("worst_rate", crosses, "worst", "req/s", 1, True, "", "worst", brief=True),
+        Column("half_0", crosses, "1st half", "req/s", 1, None, "", brief=True),
+        Column("half_1", crosses, "2nd half", "req/s", 1, None, "", brief=True),
+        *(
+            Column(rate_key(each), "pooled at", name, "req/s", 1, True, "", brief=True)
+            for each, name in zip(rates[1:], others, strict=True)
+        ),
+        Column("of_bound", "", "of bound %", "%", 100, None, "", brief=True),
+        Column("slope", crosses, "slope", "power", 1, None, ""),
+        Column("fails", crosses, "fails at", "req/s", 1, None, ""),
         Column("dip", "deepest", "dip %", "%", 1, None, ""),
         Column("ttft_p50_s", "TTFT s", "P50", "s", 1, False, "ttft_p50_s"),
         Column("ttft_p95_s", "TTFT s", "P95", "s", 1, False, "ttft_p95_s", brief=True),
@@ -65,7 +83,7 @@ def columns(definition: str) -> tuple[Column, ...]:
         Column("tpot_p95_s", "TPOT ms", "P95", "ms", 1e3, False, "tpot_p95_s", brief=True),
         Column(tidy.HITS, "prefix", "hits %", "%", 100, None, tidy.HITS, brief=True),
         Column("kv_used", "KV %", "used", "%", 100, None, "kv_used"),
-        Column("loads", "weights", "loads", "", 1, None, "loads", brief=True),
+        Column("loads", "", "loads", "", 1, None, "loads", brief=True),
         Column("evicts", "weights", "evicts", "", 1, None, "evicts"),
         Column("migrations", "weights", "moved", "", 1, None, "migrations"),
         Column(tidy.WAKES, "server's own", "wakes", "", 1, None, tidy.WAKES),
@@ -83,6 +101,7 @@ class SystemSummary:
     values: Mapping[str, Estimate | None]  # by the column's key
     invalid: bool = False  # of runs on real servers: some measured something else
     unchecked: bool = False  # its file, as it is now, has not passed `bench check`
+    unserved: str = ""  # the models of which it meets no SLO, in words: "4 of 16 models at 0 %"
 
     @property
     def judged(self) -> bool:
@@ -111,16 +130,24 @@ class Summary:
     systems: tuple[SystemSummary, ...]
     gpus: int  # of most systems that contend
     undefined_tpot: float  # share of offered requests with a TPOT that is not defined
+    level: float
+    subject: str  # the label that the answer is about: of a system given as a file, else the first
     halves: tuple[tuple[int, ...], ...] = ()  # seeds that replay either half of a real trace: no chance draws these
 
     def name(self, system: SystemSummary) -> str:
         """Return the label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`.
 
-        It also says where the system does not fit, is invalid or unchecked.
+        It also says where the system does not fit, is invalid or unchecked, or (†) meets no SLO of some model.
         """
         label = system.label if system.gpus == self.gpus else tidy.with_gpus(system.label, [system.gpus])
         marks = {"does not fit": system.infeasible, "invalid": system.invalid, "unchecked": system.unchecked}
-        return label + "".join(f" ({mark})" for mark, holds in marks.items() if holds)
+        return label + "".join(f" ({mark})" for mark, holds in marks.items() if holds) + MARK * bool(system.unserved)
+
+    @property
+    def marked(self) -> list[str]:
+        """Explain the mark, in a line; empty where no system has it."""
+        each = [f"{s.label}: {s.unserved}" for s in self.systems if s.unserved]
+        return [f"{MARK} {', '.join(each)} even where load is least"] if each else []
 
     def best(self, column: Column) -> set[str]:
         """Return the labels with the best value of a column among contestants, where one is better than another."""
@@ -157,15 +184,17 @@ def summarize(
     unchecked: Collection[str] = (),
     halves: Sequence[Collection[int]] = (),
     bound: Mapping[str, Any] | None = None,
+    subject: str = "",
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
     `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so. What ran on
     another number of GPUs than two or more contestants (`contiguous` has one a model) contends for nothing either.
     `halves` are the seeds that replay either half of a real trace: two case studies, of which there is no interval.
-    `bound` is that of run/bound.py: above its `rate_scale` no policy attains `level` on its `gpus`.
+    `bound` is that of run/bound.py: above its `rate_scale` no policy attains `level` on its `gpus`. `subject` is the
+    label that the answer is about, the first where it is not named.
     """
-    wanted, panel = columns(definition), panel_of(table)
+    wanted, panel = columns(definition, level), panel_of(table)
     points = _points(table, wanted)
     sides = [table.filter(pc.is_in(table["seed"], pa.array(list(seeds)))) for seeds in halves]
     labels = [label for label in order if label in points.gpus]
@@ -187,10 +216,11 @@ def summarize(
             else _values(points.row(label, shown, wanted), label, definition, level, panel, (table, *sides)),
             label in invalid,
             label in unchecked,
+            "" if label in unfit else crossings.unserved(table, "rate_scale", label, definition),
         )
         for label in labels
     )
-    systems = tuple(_beside(systems, bound, panel))
+    systems = tuple(_beside(systems, bound, panel, rate_key(level)))
     offered = [e.mean for label in labels if (e := points.at(label, shown, "offered_rps"))]
     undefined = [e.mean for label in labels if (e := points.at(label, shown, "undefined_tpot"))]
     return Summary(
@@ -200,14 +230,18 @@ def summarize(
         systems,
         gpus,
         max(undefined, default=0.0),
+        level,
+        subject or next(iter(contend), ""),
         tuple(map(tuple, halves)),
     )
 
 
-def _beside(systems: Sequence[SystemSummary], bound: Mapping[str, Any] | None, panel: Panel) -> Iterator[SystemSummary]:
-    """Add to each system its rate at the level in % of the bound's; None of controls and of other numbers of GPUs."""
+def _beside(
+    systems: Sequence[SystemSummary], bound: Mapping[str, Any] | None, panel: Panel, key: str
+) -> Iterator[SystemSummary]:
+    """Add to each system its rate (`key`) in % of the bound's; None of controls and of other numbers of GPUs."""
     for system in systems:
-        at, share = system.values.get("rate_99"), None
+        at, share = system.values.get(key), None
         if bound is not None and at is not None and system.gpus == bound["gpus"] and not system.control:
             above = Estimate(bound["rate_scale"] * panel["unit_rps"], None, None, at.n)
             share = of_counts(replace(at, low=None, high=None), above)
@@ -222,7 +256,7 @@ def _values(
     whole, *halves = tables
     values = row | _crossing(whole, label, definition, level, panel)
     for k, half in enumerate(halves):
-        values[f"half_{k}"] = _crossing(half, label, definition, level, panel).get("rate_99")
+        values[f"half_{k}"] = _crossing(half, label, definition, level, panel).get(rate_key(level))
     if not halves:
         return values
     return {key: e and replace(e, low=None, high=None) for key, e in values.items()}
@@ -281,18 +315,24 @@ def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
 
 
 def _crossing(table: pa.Table, label: str, definition: str, level: float, panel: Panel) -> dict[str, Estimate]:
-    """Return the rate at `level`, the slope there, the lowest rate that fails and the deepest dip, by column.
+    """Return the rates at `level` and at the usual ones, the slope, the lowest rate that fails and the dip, by column.
 
     Empty where there is a single rate.
     """
     c = crossings.crossing(table, panel, label, definition, level)
     if c is None or len(panel["xs"]) < 2:
         return {}
-    values = {"rate_99": c.at}
+    values = {rate_key(level): c.at}
+    if (worst := crossings.crossing(table, panel, label, definition, level, "worst")) is not None:
+        values["worst_rate"] = worst.at
+    wide = crossings.broad(table)
+    for each in levels(level)[1:]:
+        if (other := crossings.crossing(wide, panel, label, definition, each)) is not None:
+            values[rate_key(each)] = other.at
     if (steep := crossings.slope(table, panel, label, definition, level)) is not None:
         values["slope"] = steep
     if c.fails is not None:
-        values["fails_99"] = Estimate(c.fails, None, None, c.at.n)
+        values["fails"] = Estimate(c.fails, None, None, c.at.n)
     if dips(c):
         values["dip"] = Estimate(100 * c.dip, None, None, c.at.n)
     return values

@@ -19,10 +19,9 @@ from harness.run.spec import Spec
 from harness.run.teller import Teller
 from harness.study.constants import Constant, Setting, constants, settings
 from harness.study.measure import Measured, measure
-from harness.study.search import LEVEL
 from harness.study.sensitivity import Leads, key_of, leads_in
 from harness.study.study import Condition, Sample, Study
-from harness.study.summary import scores, summarize
+from harness.study.summary import rate_key, scores, summarize
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,17 +30,18 @@ AS_IS = Setting("", "as it is", {})
 
 
 def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
-    """Return the first two systems of a comparison: by the rate at 99 %, or by attainment where there is one rate.
+    """Return the first two systems of a comparison: by the rate at its level, or by attainment where there is one rate.
 
     Names in `silent` do not contend, unless only two are compared. UserError where fewer than two contend.
     """
     names, (definition,) = list(base.about.systems), base.about.definitions
     silent = silent if len(names) > 2 else ()
-    summary = summarize(base.table, names, definition, LEVEL, controls=silent)
+    summary = summarize(base.table, names, definition, base.about.level, controls=silent)
     rivals = [system for system in summary.systems if not system.control]
     if len(rivals) < 2:
         raise UserError("an order takes two systems: --systems a,b")
-    key = definition if any(system.values.get("rate_99") is None for system in rivals) else "rate_99"
+    rate = rate_key(base.about.level)
+    key = definition if any(system.values.get(rate) is None for system in rivals) else rate
     worth = {system.label: -math.inf if (e := system.values[key]) is None else e.mean for system in rivals}
     first, second = sorted(rivals, key=lambda system: -worth[system.label])[:2]
     return first.label, second.label
@@ -70,8 +70,8 @@ def sensitivity(
 ) -> Leads:
     """Change constants (of `only` these, None: all) under the first two of a comparison; keep the leads beside it.
 
-    They are compared at the rate at which they differ most; with `knee` by the rates at which they meet `LEVEL`. There
-    is no run of a change under which a model no longer fits a GPU. Raises UserError.
+    They are compared at the rate at which they differ most; with `knee` by the rates at which they meet its level.
+    There is no run of a change under which a model no longer fits a GPU. Raises UserError.
     """
     if knee and len(base.xs) < 2:
         raise UserError("--knee needs several rates: leave --rate-scale out, or name a list as 1,2,4")
@@ -99,7 +99,8 @@ def sensitivity(
 
     about = {"first": pair[0], "second": pair[1], "definition": base.about.definitions[0], "rates": rates,
              "sweep": key_of(base.folder / record.SWEEP), "asked": sorted(only or ())}  # fmt: skip
-    return leads_in(about, score.table(base.folder / record.SENSITIVITY, about, measured.tasks, __file__, make))
+    made = score.table(base.folder / record.SENSITIVITY, about, measured.tasks, __file__, make)
+    return leads_in(about, made, base.about.level)
 
 
 def varying(
@@ -133,7 +134,8 @@ def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str,
         rows = crossings.of_panel(measured.table, panel)
         gone = ((name, tidy.unfit(rows, name)) for name in (first, second))
         note = ", ".join(f"{name} does not fit" for name, unfit in gone if unfit and unfit.word == "does not fit")
-        yield _line(by_name[panel["name"]], lead_of(rows, panel, (first, second), definition), note)
+        lead = lead_of(rows, panel, (first, second), definition, measured.about.level)
+        yield _line(by_name[panel["name"]], lead, note)
 
 
 def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict[str, Any]:
@@ -142,14 +144,14 @@ def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict
     return {"constant": change.constant, "setting": change.setting, **named, "note": note}
 
 
-def lead_of(rows: pa.Table, panel: Panel, pair: tuple[str, str], definition: str) -> Estimate | None:
+def lead_of(rows: pa.Table, panel: Panel, pair: tuple[str, str], definition: str, level: float) -> Estimate | None:
     """Estimate the lead at the only x of a panel, in shares of 1; over several x, the ratio of crossings.
 
     None where neither system ran, or no seed ran with both.
     """
     xs = rows["x"].unique().to_pylist()
     if len(xs) > 1:
-        return crossings.ratio(rows, panel["axis"], pair, definition, LEVEL)
+        return crossings.ratio(rows, panel["axis"], pair, definition, level)
     if (gap := crossings.difference(rows, panel["axis"], pair, definition, xs[0])) is not None:
         return gap
     shares = [crossings.attained(rows, panel["axis"], name, definition).get(xs[0]) for name in pair]

@@ -1,0 +1,140 @@
+"""A study of ratios in words: a table with a row a condition, and the conditions under which each ratio holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from harness.answers.table import Table, joined
+from harness.rows import crossings, estimate, tidy
+from harness.rows.about import About, Panel
+from harness.rows.crossings import STANDINGS, Standing, verdict_text
+from harness.rows.estimate import NONE, RATIO
+from harness.study import claims
+from harness.study.study import START
+
+Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
+KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
+
+
+def parts(about: About, table: pa.Table, standings: Standings, *, every: bool) -> Iterator[str | Table]:
+    """Yield a table of ratios with a row a condition, and what it says; with `every` the rates too."""
+    rules = dict.fromkeys(panel.get("slo", about.slo) for panel in about.panels)
+    rule = about.slo if len(rules) == 1 else "each condition's SLO"
+    goal = f"{100 * about.level:g} % {about.definitions[0].upper()} attainment at {rule}"
+    yield f"{about.systems[0]} over each: ratios of the rates that hold {goal}"
+    pairs = list(dict.fromkeys(key[1:] for key in standings))
+    rated = list(about.systems) if every else []
+    heads = [theirs if ours == about.systems[0] else f"{ours} / {theirs}" for ours, theirs in pairs]
+    spread = every or about.layout == "steps"
+    steps = every and about.layout == "steps"
+    head = ["condition", *["origin"] * steps, *(f"{name} {of}" for name in rated for of in ("req/s", "worst")), *heads]
+    lines = list[list[str]]()
+    for panels in crossings.by_condition(about.panels):
+        if len(panels) > 1 and not every:
+            lines.append([panels[0]["name"], *(_range(_of_pair(standings, panels, pair)) for pair in pairs)])
+            continue
+        for panel in (panel for panel in panels if every or not panel.get("other_end")):
+            rows = crossings.of_panel(table, panel)
+            cells = [_short(standings.get((panel["condition"], *pair)), spread=spread) for pair in pairs]
+            name = panel["name"] if len(panels) == 1 else panel["condition"]
+            rates = [_rate(rows, panel, name, about, over) for name in rated for over in ("pooled", "worst")]
+            lines.append([f"{KINDS.get(panel['kind'], '')}{name}", *[panel["origin"]] * steps, *rates, *cells])
+    yield Table(head, lines).filled()
+    for panel, *_ in crossings.by_condition(about.panels) if every else ():
+        if not panel["source"] or panel["kind"] == "alone":
+            continue
+        origin = f"{panel['origin']}, " if panel["origin"] else ""
+        slo = f"{panel['slo']}, " if panel["slo"] != about.slo else ""
+        yield f"{panel['name']}: {origin}{slo}{panel['source']}"
+    yield from sentences(about, standings)
+    if any(len(panels) > 1 for panels in crossings.by_condition(about.panels)):
+        yield "a range: cases of a real log, one window each, without interval (--all lists each)"
+
+
+def _of_pair(standings: Standings, panels: Sequence[Panel], pair: Sequence[str]) -> list[Standing]:
+    """Return the standings of a pair of systems on some panels, where both ran."""
+    ours, theirs = pair
+    keys = ((panel["condition"], ours, theirs) for panel in panels)
+    return [standings[key] for key in keys if key in standings]
+
+
+def _range(standings: Sequence[Standing]) -> str:
+    """Write the range in which the ratios of several cases lie."""
+    c = crossings.cases(standings)
+    return NONE if c is None else estimate.span(c.least, c.most, RATIO)
+
+
+def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
+    """Count the verdicts on fitted traces that cases of real logs in the same setting bear out; none without both."""
+    shares = []
+    for panel in (panel for panel in panels if panel["tier"] == "synthetic"):
+        logs = [log for log in panels if log["tier"] != "synthetic"
+                and all(log[key] == panel[key] for key in ("models", "gpus", "own"))]  # fmt: skip
+        for (key, *pair), standing in standings.items():
+            c = crossings.cases(_of_pair(standings, logs, pair)) if key == panel["condition"] else None
+            if c is not None and standing.says.startswith(("ahead", "behind", "equal")):
+                shares.append(c.agree(standing.says) / c.of)
+    if shares:
+        every, most = sum(share == 1.0 for share in shares), sum(0.5 < share < 1.0 for share in shares)
+        yield (
+            f"real logs confirm {every} of {len(shares)} verdicts on fitted traces in every case, {most} in most, "
+            f"{len(shares) - every - most} in half or fewer"
+        )
+
+
+def _short(pair: Standing | None, *, spread: bool) -> str:
+    """Render a standing in a few letters, "-" where one does not fit; `spread` shows intervals and differences."""
+    if pair is None or pair.says == crossings.NO_ROOM:
+        return NONE
+    if spread or pair.ratio is None:
+        return verdict_text(pair)
+    return f"{STANDINGS[pair.says][0]} {'flat' if pair.flat else pair.ratio.text(RATIO, spread=False)}"
+
+
+def _rate(rows: pa.Table, panel: Panel, name: str, about: About, over: str) -> str:
+    """Render the rate at which a system holds the level, of all requests or of the worst model.
+
+    Of a system without room on any seed it is the word for that.
+    """
+    gone = tidy.unfit(rows, name)
+    if gone and gone.every:
+        return gone.word
+    c = crossings.crossing(rows, panel, name, about.definitions[0], about.level, over)
+    return NONE if c is None else c.at.text(spread=False)
+
+
+def sentences(about: About, standings: Standings) -> Iterator[str]:
+    """Say under which conditions the first system of each pair is ahead, behind, or neither.
+
+    Where a paper states a ratio, say under how many conditions it holds and is not excluded.
+    """
+    panels = {panel["condition"]: panel for panel in about.panels}
+    papers = {(claim.system, claim.over): claim.paper for claim in claims.claims_of(about)
+              if claim.what == "ratio" and isinstance(claim.paper, float | int)}  # fmt: skip
+    conditions = crossings.by_condition(about.panels)
+    several = {panel["condition"] for of in conditions if len(of) > 1 for panel in of}
+    for pair in dict.fromkeys(key[1:] for key in standings):
+        ours = {key[0]: standing for key, standing in standings.items() if key[1:] == pair}
+        by: dict[str, list[str]] = {word: [] for word in STANDINGS}
+        for key, standing in ours.items():
+            panel = panels[key]
+            if key in several:
+                continue
+            named = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
+            by.setdefault(standing.note if "does not fit" in standing.note else standing.says, []).append(named)
+        told = "; ".join(f"{word} under {joined(names)}" for word, names in by.items() if names)
+        sides = {word.split(",")[0].split()[0] for word, names in by.items() if names and word in STANDINGS}
+        turns = "depends on the condition: " if len(sides & {"ahead", "behind", "equal", "turns"}) > 1 else ""
+        if (c := crossings.cases([standing for key, standing in ours.items() if key in several])) is not None:
+            told += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
+        yield f"{' / '.join(pair)}: {turns}{told}."
+        if (paper := papers.get(pair)) is not None:
+            ratios = [ratio for s in ours.values() if (ratio := s.decisive) is not None]
+            there = sum(e.low is not None and e.low >= paper for e in ratios)
+            may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios)
+            yield (
+                f"{' / '.join(pair)}, {paper:g} in the paper: reached under {there} of {len(ours)} conditions, not "
+                f"excluded under {may}."
+            )

@@ -1,0 +1,207 @@
+"""The first line of a comparison: the rate up to which one system keeps its SLOs, and who serves more or less.
+
+Its subject is the system of whoever asks: one given as a file, else the first that was named. Rates are those of all
+requests together ("pooled"), beside the rate up to which each model by itself holds the level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from harness.answers.table import joined
+from harness.rows import estimate, pooled, statistics
+from harness.rows.about import Panel
+from harness.rows.crossings import (
+    CASE,
+    NEAR,
+    STANDINGS,
+    UNDECIDED,
+    Standing,
+    broad,
+    corrected,
+    difference,
+    inverse,
+    side_by_side,
+)
+from harness.rows.estimate import POINTS, RATIO, SHARE, Estimate
+from harness.study.summary import Summary, SystemSummary, levels, panel_of, rate_key
+
+ALIKE = 1.01  # a worst model's rate so near to the pooled one is the same
+EQUAL = "equal within 25 %"
+FINE = POINTS._replace(decimals=2)  # near 100 % a tenth of a point is much
+FEW = "too few windows for an interval"
+FLAT = {  # of differences at three rates
+    **{word: word for word in STANDINGS},
+    EQUAL: f"equal within {100 * NEAR:g} points",
+    "turns": "ahead at one rate and behind at another",
+    CASE: FEW,
+}
+
+
+def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
+    """Say up to which rate the subject holds the level, who serves more or less, and where another level turns that.
+
+    Only systems that ran count, whose runs are valid. At a single rate it is about attainment. Where a curve is flat at
+    the level, or the order changes beside it, say who meets more at three rates instead. None where no system ran.
+    """
+    rivals = [system for system in shown.systems if system.judged]
+    if not rivals:
+        return None
+    ours = next((system for system in rivals if system.label == shown.subject), rivals[0])
+    others = [system for system in rivals if system is not ours]
+    key = rate_key(shown.level)
+    if any(system.values[key] is None for system in rivals):  # a single rate crosses nothing
+        told = [_at_one_rate(table, shown, ours, others, definition)]
+    elif shown.halves:
+        told = [_by_halves(ours, others, shown.level)]
+    else:
+        told = list(_along_rates(table, shown, ours, others, definition))
+    gone = [system for system in shown.systems if system.label == shown.subject and not system.judged]
+    lacks = [f"{system.label} {'does not fit' if system.infeasible else 'has invalid runs'}"
+             for system in gone if not system.control]  # fmt: skip
+    return "; ".join((*lacks, *told))
+
+
+# ------------------------------------------------------------------ along rates
+
+
+def _along_rates(
+    table: pa.Table, shown: Summary, ours: SystemSummary, others: Sequence[SystemSummary], definition: str
+) -> Iterator[str]:
+    panel, key = panel_of(table), rate_key(shown.level)
+    standings = _standings(table, panel, ours, others, definition, shown.level)
+    alike = [system for system in others if (s := standings[system.label]).says == EQUAL and not s.flat]
+    by_rate = sorted((system for system in others if system not in alike), key=lambda system: -system.mean(key))
+    more = [system for system in by_rate if system.mean(key) > ours.mean(key)][:1]
+    less = [system for system in by_rate if system not in more and system.mean(key) <= ours.mean(key)][:1]
+    told = f"{_named(ours)} keeps {100 * shown.level:g} % {_up_to(ours.values[key])}{_each_model(ours, key)}"
+    if alike:
+        told += f", as {joined([_named(x) for x in alike])} {'does' if len(alike) == 1 else 'do'} within 25 %"
+    yield told
+    for system in (*less, *more):
+        is_ = "that is " * (system in less and standings[system.label].decisive is not None)
+        yield f"{is_}{_beside(ours, system, standings[system.label], key, shown.level)}"
+    yield from _turns(table, panel, shown, ours, others, definition, standings)
+
+
+def _standings(
+    table: pa.Table, panel: Panel, ours: SystemSummary, others: Sequence[SystemSummary], definition: str, level: float
+) -> dict[str, Standing]:
+    """Judge the subject beside each other system, all corrected together, by the other's label."""
+    every = [side_by_side(table, panel, (ours.label, other.label), definition, level) for other in others]
+    return dict(zip((other.label for other in others), corrected(every), strict=True))
+
+
+def _up_to(e: Estimate | None) -> str:
+    """Say up to which rate a system holds: "up to 8.94 req/s"."""
+    assert e is not None
+    rate = f"{estimate.number(e.mean)} req/s"
+    return {"<": f"at no rate that ran, from {rate} on", ">": f"at all rates that ran, up to {rate}"}.get(
+        e.sign, f"up to {rate}")  # fmt: skip
+
+
+def _each_model(system: SystemSummary, key: str) -> str:
+    """Say that a rate is pooled, with the one up to which each model holds; nothing where that is the same."""
+    all_, each = system.values[key], system.values["worst_rate"]
+    if all_ is None or all_.sign == "<":
+        return ""
+    if each is None:
+        return " (pooled)"
+    if each.sign == all_.sign and each.mean * ALIKE >= all_.mean:
+        return ""
+    return f" (pooled; each model {_up_to(each).removesuffix(' req/s')})"
+
+
+def _named(system: SystemSummary) -> str:
+    """Return a system's label, with the number of models of which it meets no SLO."""
+    return f"{system.label} ({system.unserved})" if system.unserved else system.label
+
+
+def _beside(ours: SystemSummary, theirs: SystemSummary, standing: Standing, key: str, level: float) -> str:
+    """Say in a clause how the subject stands beside a system that serves more or less."""
+    if (ratio := standing.decisive) is None:
+        return points(ours.label, _named(theirs), standing, level)
+    sure = f", {FEW if standing.says == CASE else ', '.join(filter(None, [standing.says, standing.note]))}"
+    sure *= standing.says in {CASE, UNDECIDED}
+    rate = _up_to(theirs.values[key])
+    if theirs.mean(key) > ours.mean(key):
+        return f"{_named(theirs)} {rate} ({_ratio(inverse(ratio))}{sure})"
+    return f"{_ratio(ratio)} the rate of {_named(theirs)}{sure}"
+
+
+def _ratio(ratio: Estimate) -> str:
+    """Render a ratio; its interval also where it is open at both ends."""
+    text = ratio.text(RATIO)
+    return text if "[" in text or ratio.n < pooled.FEWEST or ratio.sign != "=" else f"{text} {ratio.ends(RATIO)}"
+
+
+def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
+    """Describe two systems whose ratio of rates does not decide, by attainment at three rates."""
+    why = standing.note if standing.ratio is None else f"a ratio of rates at {100 * level:g} % does not decide"
+    each = [f"{gap.times(100).text(FINE)} at {estimate.number(x)}" for x, gap in standing.differences]
+    gaps = f"attainment of {ours} minus that of {theirs}, in points by req/s: {', '.join(each)}"
+    return f"{why}; {gaps} ({FLAT[standing.says]})" if each else f"{theirs}: {why}"
+
+
+def _turns(
+    table: pa.Table, panel: Panel, shown: Summary, ours: SystemSummary, others: Sequence[SystemSummary],
+    definition: str, standings: Mapping[str, Standing],
+) -> Iterator[str]:  # fmt: skip
+    """Yield a clause for each usual level at which a system that is ahead or behind here is not; the farthest one."""
+    sided = [system for system in others if standings[system.label].says in {"ahead", "behind"}]
+    for level in levels(shown.level)[1:]:
+        there = _standings(broad(table), panel, ours, sided, definition, level)
+        told: list[tuple[float, SystemSummary, Standing]] = []
+        for system in sided:
+            here, ratio = standings[system.label].decisive, there[system.label].ratio
+            if here is not None and ratio is not None and ratio.sign == "=":
+                lead = math.log(ratio.mean) * math.copysign(1.0, math.log(here.mean))
+                if lead < math.log(pooled.NEAR):  # by the ratio, also where a curve is flat
+                    told.append((lead, system, Standing(ratio, pooled.verdict(ratio).words, "")))
+        if told:
+            lead, system, standing = min(told, key=lambda entry: entry[0])
+            turned = lead < 0 and standing.says.startswith(("ahead", "behind"))
+            word = (
+                "the order turns: "
+                if turned
+                else "it is " * (ours.mean(rate_key(level)) > system.mean(rate_key(level)))
+            )
+            yield f"at {100 * level:g} % {word}{_beside(ours, system, standing, rate_key(level), level)}"
+
+
+# ------------------------------------------------------------------ halves of a real trace, a single rate
+
+
+def _by_halves(ours: SystemSummary, others: Sequence[SystemSummary], level: float) -> str:
+    """Say which rate the subject holds in either half of a real trace, each by itself, and which the best other."""
+    told = []
+    for key, name in (("half_0", "first"), ("half_1", "second")):
+        best = sorted(others, key=lambda system: -system.mean(key))[:1]
+        rates = [f"{_named(system)} {estimate.text(system.values[key], spread=False)}" for system in (ours, *best)]
+        told.append(f"in the {name} half {rates[0]} req/s{''.join(f', {rate}' for rate in rates[1:])}")
+    return f"{100 * level:g} % (pooled): {'; '.join(told)} (two case studies, no interval)"
+
+
+def _at_one_rate(
+    table: pa.Table, shown: Summary, ours: SystemSummary, others: Sequence[SystemSummary], definition: str
+) -> str:
+    """Say which share of its SLOs the subject meets, and how many points more or less than the best other system."""
+    met, worst = (estimate.text(ours.values[key], SHARE, spread=False) for key in (definition, "worst"))
+    of = {met: "", estimate.NONE: " (pooled)"}.get(worst, f" (pooled; worst model {worst})")
+    at = "" if math.isnan(shown.offered_rps) else f" at {estimate.number(shown.offered_rps)} req/s"
+    told = f"{_named(ours)} meets {met} % of SLOs{at}{of}"
+    best = max(others, key=lambda system: system.mean(definition), default=None)
+    pair = None if best is None else difference(table, "rate_scale", (ours.label, best.label), definition,
+                                                shown.rate_scale)  # fmt: skip
+    if best is None or pair is None:
+        return told
+    if not pair.mean:
+        return f"{told}, as {_named(best)} does"
+    low, high = (pair.low, pair.high) if pair.mean > 0 else (x if x is None else -x for x in (pair.high, pair.low))
+    gap = Estimate(abs(pair.mean), low, high, pair.n)
+    sure = " (no interval)" if gap.low is None else "" if statistics.wins(gap) else " (not decided)"
+    words = f"{gap.times(100).text(FINE)} points more"
+    return f"{told}, {words} than {_named(best)}{sure}" if pair.mean > 0 else f"{told}; {_named(best)} {words}{sure}"
