@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.engines.costs.servers import Admission
 from harness.engines.machine import Config, Served
 from harness.engines.torch import nets
 from harness.engines.torch.engine import Torch
@@ -44,6 +45,7 @@ class Scenario(NamedTuple):
     options: Mapping[str, Option] = {}
     gpus: int = 1
     happened: str = ""  # a counter that must not be 0
+    admission: Admission = "prompt"
 
 
 class Policy:
@@ -127,6 +129,10 @@ SCENARIOS = {
     "partitioned": Scenario(opened(Run(HOME, "prefill", sms=60), Run(HOME, "decode", sms=40))),
     "elastic": Scenario(opened(), {"kv": "elastic", "process": "model"}),
     "recomputed": Scenario(then(opened(), squeezed), happened="preemptions"),
+    "let in by pieces": Scenario(
+        then(opened(Run(HOME, chunk_tokens=7)), squeezed), happened="preemptions", admission="chunk"
+    ),
+    "reserved to the end": Scenario(opened(), admission="output"),
     "swapped out": Scenario(then(opened(), squeezed), {"preempt": "swap"}, happened="moves"),
     "evicted and loaded": Scenario(then(opened(), replaced), happened="evicts"),
     "to the host and back": Scenario(then(opened(), to_host), happened="moves"),
@@ -144,7 +150,8 @@ def served(name: str, scenario: Scenario, end_s: float = 60.0) -> Torch:
     """
     n, none = len(PROMPTS), np.full(len(PROMPTS), math.inf)
     shape = SHAPE._replace(name=name)
-    config = Config((Served("m", shape),), gpus=scenario.gpus, watermark=0.0, pool_bytes=512 * MIB)
+    config = Config((Served("m", shape),), gpus=scenario.gpus, watermark=0.0, pool_bytes=512 * MIB,
+                    admission=scenario.admission)  # fmt: skip
     jobs = Jobs(("m",), np.zeros(n), np.zeros(n, np.int32), np.array(PROMPTS, np.int32), np.array(OUTPUTS, np.int32),
                 none, none)  # fmt: skip
     options = {"process": "gpu", **scenario.options}
