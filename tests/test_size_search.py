@@ -22,7 +22,8 @@ from harness.run.shard import Shard
 from harness.run.teller import Silent
 from harness.study.compare import filled
 from harness.study.load import study
-from harness.study.size import Asked, Curve, Sized, Verdict, Work, views
+from harness.study.size import Asked, Curve, Sized, Verdict, Work
+from harness.study.traffic import views
 from tests.cases import cases
 from traces import schema
 from traces.load import of_table, trace
@@ -197,12 +198,12 @@ def test_a_long_log_is_replayed_whole_and_in_its_busiest_hour(tmp_path: Path) ->
     columns = {"request_id": range(n), "arrival_s": [float(t) for t in when], "model": ["a"] * n,
                "prompt_tokens": [5] * n, "output_tokens": [5] * n}  # fmt: skip
     schema.write(schema.table(columns, {"span_s": 14_400.0, "name": "log"}), path := tmp_path / "log.parquet")
-    whole, hour = views(question(setting={"trace": str(path)}), tmp_path)
+    whole, hour = views(str(path), 3, tmp_path)
     assert (whole.name, whole.seeds, hour.name, hour.seeds) == ("second half of the log", (0,), "busiest hour", (0, 1))
     cut = trace(hour.trace)
     assert cut.span_s == 3600.0
     assert len(cut) >= 600
-    again = trace(views(question(setting={"trace": str(path)}), tmp_path)[1].trace)
+    again = trace(views(str(path), 3, tmp_path)[1].trace)
     assert again.sha256 == cut.sha256
     assert of_table(schema.read(path), "x").span_s == 14_400.0
 

@@ -59,6 +59,7 @@ class Trace:
     notice: str | None  # a line to print first
     greedy: bool = False  # every request asks for temperature 0 (column `sampling`)
     left_out: str = ""  # what its name asks to leave out: how many of how many requests
+    kept_share: float = 1.0  # of a log's requests, without the streams that were dropped
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -376,6 +377,7 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
         length_origin=str(meta.get("length_origin", "measured")),
         notice=None,
         greedy=greedy,
+        kept_share=float(meta.get("kept_share", 1.0)),
     )
     return replace(made, sha256=_sha256(made, {}))
 
@@ -383,7 +385,7 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
 KINDS: Mapping[str, tuple[type, ...]] = {  # of what the metadata of a trace may say
     "span_s": (int, float), "streams": (list,), "maker": (str, NoneType), "fit": (str, NoneType), "ordered": (bool,),
     "timestamp_resolution_s": (int, float, NoneType), "name": (str,), "tier": (str,), "licence": (str,), "note": (str,),
-    "length_origin": (str,),
+    "length_origin": (str,), "kept_share": (int, float),
 }  # fmt: skip
 
 

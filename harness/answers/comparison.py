@@ -28,6 +28,7 @@ from harness.run.room import Remedy
 from harness.run.server_line import server_line
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
+from harness.run.streams import stem
 from harness.study.compare import gap_in_swaps, load_of, rooflines, stream_rule
 from harness.study.measure import Measured
 from harness.study.search import LEVEL
@@ -47,7 +48,8 @@ def answer(measured: Measured, shown: Summary, rule: str) -> str:
     told = verdict(measured.table, shown, rule, LEVEL)
     spec = measured.reference
     where = spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)
-    return f"{told} ({stem(spec.models)}, {where})" if told else ""
+    facts = filter(None, (stem(spec.models), where, streams.share(Setup(spec).trace.kept_share)))
+    return f"{told} ({', '.join(facts)})" if told else ""
 
 
 def headline(measured: Measured, shown: Summary) -> Iterator[str]:
@@ -93,11 +95,6 @@ def _fit(fit: str | None) -> str:
 def _gaps(spec: Spec, shown: Summary) -> str:
     ratio = gap_in_swaps(spec, shown.rate_scale)
     return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
-
-
-def stem(text: str) -> str:
-    """Return the name of a file without folder and ending; other names as they are."""
-    return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
 
 
 def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ from harness.rows.estimate import NONE, SHARE, Estimate
 from harness.rows.held import DAY_H
 from harness.run.spec import Spec
 from harness.run.spec import asked as asked_system
+from harness.run.streams import share
 from harness.study.bases import by_kind
 from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict
 from harness.study.size_kept import Words
@@ -41,11 +42,12 @@ def sentence(sized: Sized) -> str:
     level = f"{100 * asked.target:g} %"
     if best is None:
         parts = (_nearest(sized, kind) for kind in asked.kinds)
-        return f"no strategy holds {level} for every model on {asked.least} to {asked.most} GPUs: {'; '.join(parts)}"
+        where = f"for every model on {asked.least} to {asked.most} GPUs{kept(sized)}"
+        return f"no strategy holds {level} {where}: {'; '.join(parts)}"
     kind, name, gpus = best
     verdict = sized.curves[kind, name].tried[gpus]
     worst, share = verdict.worst
-    views = " and ".join(f"the {view.name}" for view in sized.views)
+    views = " and ".join(f"the {view.name}" for view in sized.views) + kept(sized)
     least = f"{worst} least, {100 * share:.1f} %"
     answer = f"{cluster(kind, gpus)} with {name}: every model at {level} of SLOs ({least}) in {views}"
     if (alone := sized.dedicated.get(kind)) is not None and alone > gpus:
@@ -54,6 +56,12 @@ def sentence(sized: Sized) -> str:
         less = sized.curves[kind, name].tried[pooled]
         answer += f"; pooled over models {pooled} would do, and {less.worst[0]} have {100 * less.worst[1]:.1f} %"
     return f"{answer}; {_next(sized)}" if _next(sized) else answer
+
+
+def kept(sized: Sized) -> str:
+    """Say which share of a log's requests the answer is for; empty where that is all of them."""
+    told = share(sized.kept_share)
+    return told and f", {told}"
 
 
 def cluster(kind: str, gpus: int) -> str:
@@ -80,8 +88,8 @@ def _nearest(sized: Sized, kind: str) -> str:
              for gpus, verdict in curve.tried.items() if not verdict.unfit and curve.system not in BOUNDS]  # fmt: skip
     if not tried:
         return f"none has room on {kind}"
-    share, name, gpus = max(tried)
-    return f"{name} on {cluster(kind, gpus)} comes nearest, its worst model at {100 * share:.1f} %"
+    met, name, gpus = max(tried)
+    return f"{name} on {cluster(kind, gpus)} comes nearest, its worst model at {100 * met:.1f} %"
 
 
 def table(sized: Sized) -> Table:
@@ -181,6 +189,8 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
         yield "unchecked", f"{label}, {check_command(name)}"
     for kind, line in sized.servers.items():
         yield "server" if len(sized.servers) == 1 else f"server on {kind}", line.removeprefix("server: ")
+    for line in sized.streams:
+        yield "streams", line.removeprefix("streams ")
     if based := base(sized):
         yield "SLO", based
     for kind, degrees in sized.degrees.items():
@@ -262,7 +272,8 @@ def facts(sized: Sized) -> dict[str, Any]:
         })  # fmt: skip
     best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
     return {
-        "sentence": sentence(sized), "best": best, "target": asked.target, "slo": asked.rule,
+        "sentence": sentence(sized), "kept_share": sized.kept_share, "best": best, "target": asked.target,
+        "slo": asked.rule,
         "slo_by_gpu": dict(sized.rules), "servers": dict(sized.servers), "definition": asked.definition,
         "own_gpus": dict(sized.dedicated),
         "systems": curves, "more_traffic": dict(sized.grown),

@@ -388,14 +388,38 @@ def _spread(ctx: click.Context, _param: click.Parameter, text: str | None) -> No
         ctx.meta[SPREAD] = spread(text)
 
 
+def _kept(ctx: click.Context, param: click.Parameter, given: Any) -> None:
+    """Keep the streams of a log that are renamed or dropped, for `_as_trace`."""
+    ctx.meta[f"bench.{param.name}"] = given
+
+
+def _renamed(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
+    _kept(ctx, param, read_pairs(ctx, param, tuple(part for pair in pairs for part in pair.split(","))))
+
+
+def _dropped(ctx: click.Context, param: click.Parameter, text: str | None) -> None:
+    _kept(ctx, param, listed("--drop-streams", text) or [])
+
+
+def _streams(ctx: click.Context) -> Any:
+    """Return what the command line asks of the streams of its log; None where that is nothing."""
+    from harness.run.setup import load_models
+    from traces.chosen import EVERY, chosen
+
+    rename, drop = (ctx.meta.get(f"bench.{key}") for key in ("rename", "drop_streams"))
+    every = EVERY in (drop or ())
+    members = load_models(ctx.params["models"]).members if every else ()
+    return chosen(rename or {}, drop or (), [member.stream or member.name for member in members])
+
+
 def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
-    """Convert a log, and deal it where --spread asks for that; stderr says how."""
-    how = ctx.meta.get(SPREAD)
-    if how is None and not Path(text).is_file():
+    """Convert a log, its streams chosen and dealt as options ask; stderr says how."""
+    how, streams = ctx.meta.get(SPREAD), _streams(ctx)
+    if how is None and streams is None and not Path(text).is_file():
         return text
     from traces.kept import meant
 
-    trace, report = meant(text, RESULTS / "traces", how)
+    trace, report = meant(text, RESULTS / "traces", how, streams)
     if report:
         click.echo(f"{report}: {os.path.relpath(trace)}", err=True)
     return trace
@@ -429,7 +453,11 @@ TRACED = grouped(
                  shell_complete=complete(trace_names),
                  metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, a canonical Parquet, or a "
                  "log, which is converted."),
-    click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
+    click.option("--rename", multiple=True, is_eager=True, expose_value=False, callback=_renamed, metavar="OLD=NEW",
+                 help="Give a stream of the log the name of its model; several by commas."),
+    click.option("--drop-streams", is_eager=True, expose_value=False, callback=_dropped, metavar="NAME,...",
+                 help="Leave out requests of these streams of the log; '*': all for which the set has no model."),
+    click.option("--models", default=WORLD["models"], show_default=True, is_eager=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
                  help="Model set by name, a TOML file, or models (bench list models) as "
                  "llama-3.1-8b*2,Qwen/Qwen3-14B,m/config.json:tp=2:dtype=fp8."),

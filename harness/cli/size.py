@@ -37,7 +37,10 @@ from harness.cli.terminal import folded, prose, teller
 from workloads.usual import SIZED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.run.shard import Shard
+    from harness.study.size import Outlook
 
 ALL = "all"
 RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
@@ -82,6 +85,9 @@ MOST_GPUS = 4096
               help="Windows that a generator draws.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the streams, the counts that may be tried and the time; run nothing."
+)
 @LIMIT
 @WORKERS
 @PARTS
@@ -106,6 +112,7 @@ def size(
     collect: bool,
     as_json: bool,
     no_plot: bool,
+    dry_run: bool,
     workers: int | None,
     machine: bool,
     out: Path | None,
@@ -135,6 +142,9 @@ def size(
         prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
     )  # fmt: skip
     folder = real(out or RESULTS)
+    if dry_run:
+        _dry(*sizes.outlook(asked, folder))
+        return
     if shard is not None:
         with teller(machine=machine) as told:
             mine, every = sizes.size_shard(asked, folder, shard, workers=workers, teller=told)
@@ -160,6 +170,21 @@ def size(
     click.echo(" · ".join(short_path(path) for path in (answer, *figure)), err=as_json)
     if not as_json:
         click.echo(f"next: bench explain {short_path(answer)}")
+
+
+def _dry(searches: Sequence[Outlook], streams: Sequence[str]) -> None:
+    """Show the streams of the log, then each search with its cost."""
+    from harness.answers.table import aligned
+
+    rows = [("GPU", "system", "GPUs", "runs", "minutes")]
+    rows += [(search.kind, search.system, f"{search.least}-{search.most}", f"<= {search.runs}",
+              f"<= {search.seconds / 60:.1f}") for search in searches]  # fmt: skip
+    total = sum(search.seconds for search in searches) / 60
+    for line in (*streams, *aligned(rows)):
+        click.echo(line)
+    click.echo(
+        f"at most {total:.1f} min on one core, beside base runs of the SLO; stored runs that are current cost nothing"
+    )
 
 
 def _kinds(text: str) -> list[str]:

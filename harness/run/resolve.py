@@ -19,7 +19,7 @@ from harness.policy import mix
 from harness.policy.events import Woke
 from harness.policy.fields import asked, meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
-from harness.run import sources
+from harness.run import sources, streams
 from harness.run.placement import check as placed
 from harness.run.placement import homes
 from harness.run.setup import SIMULATOR, Setup, blamed, load_models
@@ -132,6 +132,7 @@ def resolve(spec: Spec) -> Spec:
         sources.imported(policy)  # one line for a file that is not Python
     setup = Setup(spec)
     trace = setup.trace
+    streams.check(setup)
     if trace.greedy:
         spec = replace(spec, sampling="greedy")
     if spec.trace_sha256 not in {"", trace.sha256}:

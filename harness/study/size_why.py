@@ -24,8 +24,10 @@ from harness.rows.record import WAITS
 from harness.run import slo as slos
 from harness.run.slo import SloTarget
 from harness.run.teller import Silent, Teller
-from harness.study.size import BOUNDS, HOUR_S, Asked, Curve, Verdict, Work, own_count, takes, with_degrees
+from harness.study.degrees import with_degrees
+from harness.study.size import BOUNDS, Asked, Curve, Verdict, Work, own_count, takes
 from harness.study.size_kept import Kept, Tried
+from harness.study.traffic import HOUR_S
 
 BINDS: Mapping[str, str] = {  # what is short, by the cause of a wait
     "load": "load", "kv": "KV", "transfer": "KV", "admission": "admission", "host": "compute", "queue": "compute",
