@@ -65,5 +65,5 @@ def canonical(
     return out, str(schema.metadata(LOGS.kept(out, {}, make)).get("said", ""))
 
 
-VERSION = 1  # of what conversions give: another one converts anew
+VERSION = 2  # of what conversions give: another one converts anew
 LOGS = Kind(schema.read, lambda path, rows, _: schema.write(rows, path), lost=(OSError, UserError))

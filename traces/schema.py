@@ -54,6 +54,9 @@ COLUMNS = REQUIRED | OPTIONAL
 TIERS = ("replayed", "composed", "synthetic")
 
 
+AGAIN = "with the id of an earlier row"  # why a row is left out
+
+
 def longer(tokens: int) -> str:
     """Return the reason for which a row of more tokens is left out."""
     return f"of more than {tokens} tokens"

@@ -401,20 +401,38 @@ def _dropped(ctx: click.Context, param: click.Parameter, text: str | None) -> No
     _kept(ctx, param, listed("--drop-streams", text) or [])
 
 
-def _streams(ctx: click.Context) -> Any:
+def _shifted(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
+    from harness.policy.types import UserError
+
+    given = dict[str, float]()
+    for name, text in read_pairs(ctx, param, tuple(part for pair in pairs for part in pair.split(","))).items():
+        try:
+            given[name] = float(text.removesuffix("s"))
+        except ValueError:
+            given[name] = math.nan
+        if not math.isfinite(given[name]):
+            raise UserError(f'--shift {name}: "{text}" is no number of seconds')
+    _kept(ctx, param, given)
+
+
+def chosen_streams(ctx: click.Context) -> Any:
     """Return what the command line asks of the streams of its log; None where that is nothing."""
+    from harness.policy.types import UserError
     from harness.run.setup import load_models
     from traces.chosen import EVERY, chosen
 
-    rename, drop = (ctx.meta.get(f"bench.{key}") for key in ("rename", "drop_streams"))
+    rename, drop, shift_s = (ctx.meta.get(f"bench.{key}") for key in ("rename", "drop_streams", "shift"))
+    models = ctx.params.get("models")
     every = EVERY in (drop or ())
-    members = load_models(ctx.params["models"]).members if every else ()
-    return chosen(rename or {}, drop or (), [member.stream or member.name for member in members])
+    if every and models is None:
+        raise UserError(f"--drop-streams '{EVERY}' needs a set of models: name the streams")
+    members = load_models(str(models)).members if every else ()
+    return chosen(rename or {}, drop or (), [member.stream or member.name for member in members], shift_s or {})
 
 
 def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
     """Convert a log, its streams chosen and dealt as options ask; stderr says how."""
-    how, streams = ctx.meta.get(SPREAD), _streams(ctx)
+    how, streams = ctx.meta.get(SPREAD), chosen_streams(ctx)
     if how is None and streams is None and not Path(text).is_file():
         return text
     from traces.kept import meant
@@ -446,6 +464,14 @@ SLO = grouped(
     click.option("--slo-scale", type=Number(), metavar="X",
                  help="Multiple of the base.  [default: 5; 1 for seconds]"),
 )  # fmt: skip
+STREAMS = grouped(
+    click.option("--rename", multiple=True, is_eager=True, expose_value=False, callback=_renamed, metavar="OLD=NEW",
+                 help="Give a stream of the log the name of its model; several by commas."),
+    click.option("--drop-streams", is_eager=True, expose_value=False, callback=_dropped, metavar="NAME,...",
+                 help="Leave out requests of these streams of the log; '*': all for which the set has no model."),
+    click.option("--shift", multiple=True, is_eager=True, expose_value=False, callback=_shifted, metavar="NAME=S",
+                 help="Let requests of a stream, or of a gateway (column src), come S seconds later (-S: earlier)."),
+)  # fmt: skip
 TRACED = grouped(
     click.option("--spread", metavar="N[:FIELD=V,...]", is_eager=True, expose_value=False, callback=_spread,
                  help="Deal the log's sessions to N models, as 12:zipf=1.2,idle=some,together=pairs."),
@@ -453,10 +479,7 @@ TRACED = grouped(
                  shell_complete=complete(trace_names),
                  metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, a canonical Parquet, or a "
                  "log, which is converted."),
-    click.option("--rename", multiple=True, is_eager=True, expose_value=False, callback=_renamed, metavar="OLD=NEW",
-                 help="Give a stream of the log the name of its model; several by commas."),
-    click.option("--drop-streams", is_eager=True, expose_value=False, callback=_dropped, metavar="NAME,...",
-                 help="Leave out requests of these streams of the log; '*': all for which the set has no model."),
+    STREAMS,
     click.option("--models", default=WORLD["models"], show_default=True, is_eager=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
                  help="Model set by name, a TOML file, or models (bench list models) as "

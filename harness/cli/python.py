@@ -71,6 +71,7 @@ def compare(
     spread: str | None = None,
     rename: Mapping[str, str] | None = None,
     drop_streams: Sequence[str] = (),
+    shift_s: Mapping[str, float] | None = None,
     slo: str | None = None,
     slo_scale: float | None = None,
     rate_scale: Sequence[float] | None = None,
@@ -88,7 +89,7 @@ def compare(
     """
     folder = Path(out).resolve()
     names = systems.split(",") if isinstance(systems, str) else list(systems)
-    streams = _streams(rename, drop_streams, setting.get("models", WORLD["models"]))
+    streams = _streams(rename, drop_streams, shift_s, setting.get("models", WORLD["models"]))
     if trace is not None or spread is not None or streams is not None:
         setting["trace"] = _trace(trace or TRACE, spread, folder, streams)
     setting = filled(setting)
@@ -106,8 +107,11 @@ def _trace(text: str, spread: str | None, out: Path, streams: Chosen | None = No
     return trace
 
 
-def _streams(rename: Mapping[str, str] | None, drop: Sequence[str], models: str) -> Chosen | None:
-    return chosen(rename or {}, drop, [member.stream or member.name for member in model_set(models).members])
+def _streams(
+    rename: Mapping[str, str] | None, drop: Sequence[str], shift_s: Mapping[str, float] | None, models: str
+) -> Chosen | None:
+    served = [member.stream or member.name for member in model_set(models).members]
+    return chosen(rename or {}, drop, served, shift_s or {})
 
 
 class Answer:
@@ -138,6 +142,7 @@ def size(
     spread: str | None = None,
     rename: Mapping[str, str] | None = None,
     drop_streams: Sequence[str] = (),
+    shift_s: Mapping[str, float] | None = None,
     slo: str | None = None,
     slo_scale: float | None = None,
     gpu: str | Sequence[str] = "h100",
@@ -162,7 +167,7 @@ def size(
     rule = rules.asked(slo, slo_scale, model_set(models))
     rules.parse(rule)
     kinds, names = (tuple(x.split(",") if isinstance(x, str) else x) for x in (gpu, systems))
-    streams = _streams(rename, drop_streams, models)
+    streams = _streams(rename, drop_streams, shift_s, models)
     usd = prices({kind: str(dollars) for kind, dollars in (price or {}).items()})
     asked = Asked(
         {**setting, "trace": _trace(trace, spread, folder, streams), "models": models}, kinds, *gpus, names, rule,
