@@ -472,7 +472,7 @@ class Servers(WallClock):
             "evicts": float(self.evicts),
             "faults": float(len(self.fleet.faults)),
             "gpus": float(len(self.cluster.gpus)),
-            "span_s": self.now_s - self.config.start_s,
+            "span_s": self.config.window_s if math.isfinite(self.config.window_s) else max(0.0, self.now_s),
             **(woken if self.kind.keep is not None else {}),
         }
 
