@@ -65,7 +65,7 @@ def test_equal_busy_seconds_are_equal_shares_of_the_window(name: str) -> None:
 
 
 def test_a_run_that_ends_before_its_window_is_idle_for_the_rest() -> None:
-    """Few requests and weights that stay: busy for their time, held for all of it, over the window, not over the run."""
+    """Few requests and weights that stay: busy for their time, held for all of it, over the window, not the run."""
     spec = replace(ready("static"), rate_scale=0.05)
     stats, rows = ran(spec)
     done_s = max(row["done_ns"] for row in rows) / 1e9

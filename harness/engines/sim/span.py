@@ -1,7 +1,7 @@
 """Sums over the window of a run, [0, window_s): neither warm-up nor drain.
 
 All sums of a table are over the same seconds, however long a run drains. The clock stops at both ends of the window,
-and the sums up to there are noted. Where a run ends before its window does, its last state holds up to the window's end.
+and the sums up to there are noted. Where a run ends before its window does, its last state holds up to that end.
 """
 
 from __future__ import annotations
