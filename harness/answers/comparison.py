@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
+from harness.answers import explain
 from harness.answers.commands import again, explain_command, short_path
 from harness.answers.explain import CAUSES
 from harness.answers.table import Table, joined
@@ -104,6 +105,7 @@ def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
     yield from own_degrees(measured.table)
     yield from invalid(measured.table)
     yield from unchecked_lines(measured.table)
+    yield from failed(measured, shown)
     yield from served(measured, shown)
     yield from idle(measured, shown)
     yield from _refused(measured, shown)
@@ -123,6 +125,14 @@ def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
 def failures(failed: Mapping[str, str]) -> list[str]:
     """List the systems that left a comparison, a line each with the policy's failure."""
     return [f"{label}: {why}" for label, why in failed.items()]
+
+
+def failed(measured: Measured, shown: Summary) -> Iterator[str]:
+    """Yield a line for each system of which requests failed at the rate shown: their number and the reasons."""
+    for label in (row.label for row in shown.systems if not row.infeasible):
+        runs = [record.meta(measured.folder.parent / run) for run in _runs(measured, label, shown.rate_scale)]
+        if failures := explain.failed(runs):
+            yield f"{label}: {failures}"
 
 
 def served(measured: Measured, shown: Summary) -> list[str]:

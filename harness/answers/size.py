@@ -33,6 +33,7 @@ MEANS: Mapping[str, str] = {
     "admission": "held by the strategy while the weights were in",
     "compute": "waiting for a step, or in steps slower than alone",
     "weights": "no room for all weights",
+    "failed": "failed, as a server refused it or stopped early",
 }
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from harness.policy.types import UserError
 from harness.rows import attainment, causes, record, requests
 from harness.rows.definitions import DEFINITIONS
-from harness.rows.record import WAITS
 from harness.run import slo as slos
 from harness.run.slo import SloTarget
 from harness.run.teller import Silent, Teller
@@ -31,7 +30,7 @@ from harness.study.traffic import HOUR_S
 
 BINDS: Mapping[str, str] = {  # what is short, by the cause of a wait
     "load": "load", "kv": "KV", "transfer": "KV", "admission": "admission", "host": "compute", "queue": "compute",
-    "compute": "compute", "time_slice": "compute", "contention": "compute",
+    "compute": "compute", "time_slice": "compute", "contention": "compute", "failed": "failed",
 }  # fmt: skip
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
     "weights": ("prism", "elastic", "qlm", "swap"),
@@ -176,7 +175,7 @@ def _of_run(run: Path, under: SloTarget, definition: str) -> dict[tuple[str, int
     keys = [(rows.models[code], hour) for code, hour in zip(rows.model.tolist(), hours.tolist(), strict=True)]
     binds: dict[tuple[str, int], Counter[str]] = {key: Counter() for key in keys}
     for at, k in zip(missed.tolist(), main.tolist(), strict=True):
-        binds[keys[at]][BINDS[WAITS[k]]] += 1
+        binds[keys[at]][BINDS[causes.CAUSES[k]]] += 1
     return {key: Hour(n, binds[key].total(), binds[key]) for key, n in Counter(keys).items()}
 
 
@@ -188,7 +187,7 @@ def _changes(reason: Why, work: Work, out: Path) -> list[Change]:
     asked, done = reason.kept.asked, {(row.gpu, row.label, row.gpus) for row in reason.kept.tried}
     binds = reason.first
     mine = reason.system.partition(":")[0]
-    names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS[binds])
+    names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS.get(binds, ()))
     names = [
         name
         for name in dict.fromkeys(names)
