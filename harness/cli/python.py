@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.answers import size as words
 from harness.engines.costs.prices import prices
-from harness.rows import record
+from harness.rows.loaded import Requests
 from harness.study import size as sizes
 from harness.study.compare import comparison, filled, judged_by, stem_of
 from harness.study.measure import Measured, measure
@@ -53,15 +53,10 @@ class Comparison:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """A row a request of all runs: what `harness.load` gives, with the label in place of the spec's columns."""
-        import pandas as pd
-
-        frames = []
-        for run, label in self.measured.about.runs.items():
-            rows = record.load(self.folder.parent / run).requests
-            rows = rows[[name for name in rows.columns if not name.startswith("p_")]]
-            frames.append(rows.assign(label=label))
-        return pd.concat(frames, ignore_index=True)
+        """A row a request of all runs, with the run's name and label. UserError above 2 GB: `load` reads some."""
+        runs = self.measured.about.runs
+        rows = Requests([self.folder.parent / run for run in runs], None).frame()
+        return rows.assign(label=rows["run"].astype("str").map(dict(runs)))
 
 
 def compare(
