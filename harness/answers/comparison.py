@@ -30,7 +30,7 @@ from harness.run.server_line import server_line
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.run.streams import stem
-from harness.study.compare import gap_in_swaps, load_of, rooflines, stream_rule
+from harness.study.compare import gap_in_swaps, load_of, planners, replayed, rooflines, stream_rule
 from harness.study.measure import Measured
 from harness.study.search import LEVEL
 from harness.study.study import AA
@@ -58,8 +58,11 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
     spec = measured.reference
     setup = Setup(spec)
     trace, models = setup.trace, setup.models
-    requests, halved, loop = load_of(spec)
-    load = f"{requests} requests in {trace.span_s:g} s" + ", a half of which each seed replays" * halved
+    requests, loop = load_of(spec)
+    part = replayed(spec)
+    load = f"{requests} requests in {trace.span_s:g} s" + (f"; replayed: {part}" if part else "")
+    if spec.warmup_s and loop is None:
+        load += f"; before the window {spec.warmup_s:g} s run that are not counted, the last of the same"
     if loop is not None:
         load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(setup.realism)
@@ -69,7 +72,7 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
         fidelity += f" · {unchecked}"
     rule, _, kind = measured.target.rule.partition("@")
     base = f" (P95 on dedicated{kind and f' {kind}'})" if rule.endswith("P95") else ""
-    plans = f" · {setting.plans([spec.plan])}"
+    plans = f" · {setting.plans([spec.plan])}" if planners(measured.study.systems.values(), measured.study.spec) else ""
     machine = f" · {asked}" if (asked := setting.machine(as_dict(spec))) else ""
     cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]
     if spec.prefix_cache is None and measured.study.spec.get("prefix_cache"):
@@ -455,9 +458,12 @@ def _table(
     return Table(["system", *(c.name for c in columns)], rows, groups=["", *(c.group for c in columns)], strong=strong)
 
 
-def records(shown: Summary) -> Table:
-    """Return a row a system for other programs: label, GPUs, then mean, low and high of each column in its own unit."""
-    rows = [_record(shown, system) for system in shown.systems]
+def records(shown: Summary, **facts: Any) -> Table:
+    """Return a row a system for other programs: label, GPUs, then mean, low and high of each column in its own unit.
+
+    `facts` stand in every row.
+    """
+    rows = [_record(shown, system) | facts for system in shown.systems]
     return Table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
 
 
@@ -527,6 +533,8 @@ def facts(measured: Measured, rule: str) -> dict[str, Any]:
         "host": measured.reference.host,
         "checked": checked(measured.reference.gpu, measured.reference.host),
         "scaling": measured.reference.scaling,
+        "replayed": replayed(measured.reference),
+        "warmup_s": measured.reference.warmup_s,
         "streams": stream_rule(measured.reference),
         "plan_origin": measured.reference.plan,
         "slo": measured.target.rule,

@@ -22,6 +22,7 @@ from harness.cli.options import (
     LIMIT,
     MORE,
     MOVED,
+    ONCE,
     OUT,
     PARTS,
     RESULTS,
@@ -115,7 +116,7 @@ def compare(
     from harness.policy.types import UserError
     from harness.run.setup import load_trace
     from harness.study import sensitivity, shards
-    from harness.study.compare import stem_of, summary
+    from harness.study.compare import replayed, stem_of, summary
     from harness.study.measure import measure
 
     typed = click.get_current_context().meta.get(WORDS, ())
@@ -149,7 +150,7 @@ def compare(
     elif form == "json":
         click.echo(words.records(shown).json("systems", words.facts(measured, rule)))
     elif form == "csv":
-        click.echo(words.records(shown).csv(), nl=False)
+        click.echo(words.records(shown, replayed=replayed(measured.reference)).csv(), nl=False)
     else:
         table = words.whole(shown).markdown("---") if form == "markdown" else words.narrow(shown).latex()
         click.echo("\n".join(table))
@@ -172,7 +173,7 @@ def compared(
     Without a number of seeds it begins with a few, and has a budget for more.
     """
     from harness.policy.types import UserError
-    from harness.study.compare import comparison, filled
+    from harness.study.compare import comparison, filled, repeats
 
     listed = [name.strip() for name in systems.split(",") if name.strip()]
     if not listed:
@@ -183,9 +184,14 @@ def compared(
     ctx = click.get_current_context(silent=True)
     unsaid = [key for key in ("trace", "gpus") if ctx and ctx.get_parameter_source(key) is ParameterSource.DEFAULT]
     given = filled(given, unsaid)
-    budget = MORE if seeds is None and given.get("engine") == "sim" else 0
-    return comparison(names, given, rates=rates, seeds=seeds or FIRST_SEEDS, rule=rule, definition=definition,
-                      controls=controls, budget=budget)  # fmt: skip
+    once = given.get("scaling") == "none"
+    if once and ctx and ctx.get_parameter_source("plan") is ParameterSource.DEFAULT:
+        del given["plan"]
+    budget = MORE if seeds is None and given.get("engine") == "sim" and not once else 0
+    number = seeds or (ONCE if once else FIRST_SEEDS)
+    asked = comparison(names, given, rates=rates, seeds=number, rule=rule, definition=definition, controls=controls,
+                       budget=budget)  # fmt: skip
+    return asked.only(seeds=1) if once and seeds is None and repeats(asked.spec) else asked
 
 
 def _so_far(measured: Measured, rule: str) -> list[str]:

@@ -446,6 +446,7 @@ def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
 SPREAD = "bench.spread"  # key of the context's meta
 SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
                        default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
+ONCE = 2  # of --scaling none: a run of either half
 FIRST_SEEDS, MORE = 9, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
 SEEDS = click.option("--seeds", type=SOME_SEEDS, metavar="N",
                      help=f"Seeds of each point.  [default: {FIRST_SEEDS}, then as --budget allows]")  # fmt: skip

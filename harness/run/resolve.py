@@ -145,6 +145,7 @@ def resolve(spec: Spec) -> Spec:
         raise UserError(f'profile is "{spec.profile}", not the path of a .json')
     if spec.host_bytes is not None and asked(spec.engine).name != SIMULATOR:
         raise UserError(f"host_bytes: on {spec.engine} weights lie where they lie; {SIMULATOR} alone takes it")
+    streams.halves(setup)
     _hold(setup)
     known = traits(spec)
     if known.wall_clock:
@@ -160,6 +161,8 @@ def resolve(spec: Spec) -> Spec:
     reads = known.reads_slo and spec.workload == "trace"
     window_s: float | None = span_s
     warmup_s, scaling = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s)), spec.scaling
+    if scaling == "none":  # what runs before the window would be of the same requests
+        warmup_s = 0.0
     if closed(trace) is not None:
         window_s, warmup_s, scaling = None, FIRST_S, "clients" if scaling == "rotate" else scaling
     window_s = window_s if spec.window_s is None else spec.window_s

@@ -62,6 +62,22 @@ def stem(text: str) -> str:
     return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
 
 
+def halves(setup: Setup) -> None:
+    """Raise UserError where half of a log has no requests, and is to be replayed or planned from."""
+    from workloads.picking import window_fold
+
+    trace, spec = setup.trace, setup.spec
+    if spec.workload == "base" or window_fold(trace, spec.seed, spec.plan) is None:
+        return
+    early = int(np.searchsorted(trace.arrival_s, trace.span_s / 2))
+    if early in {0, len(trace)}:
+        half = "second" if early else "first"
+        raise UserError(
+            f"{trace.name}: its {half} half, of {trace.span_s / 2:g} s, has no request, and each half is planned "
+            "from the other (--plan trace replays all of it)"
+        )
+
+
 def share(kept: float) -> str:
     """Say which share of a log's requests is replayed; empty where that is all of them."""
     return "" if kept >= 1 else f"of {min(99.9, 100 * kept):.3g} % of the log's requests"
