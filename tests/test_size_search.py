@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -18,8 +19,10 @@ from harness.cli.app import main
 from harness.cli.python import _trace as traced
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
+from harness.rows import record
 from harness.run.shard import Shard
 from harness.run.teller import Silent
+from harness.study import shared
 from harness.study.compare import filled
 from harness.study.load import study
 from harness.study.size import Asked, Curve, Sized, Verdict, Work
@@ -150,7 +153,7 @@ def sized(**more: Any) -> Sized:
     fields: dict[str, Any] = {
         "asked": question(["prism", "static", "elastic"]), "views": (),
         "curves": {(c.kind, c.system): c for c in (curve, other, lacking)}, "degrees": {}, "best": ("h100", "prism", 3),
-        "grown": {1.5: 4, 2.0: None}, "cold_s": {"m": 0.7, "n": 2.0}, "homes": {"0": ("m",), "1": ("n",)},
+        "grown": {1.5: 4, 2.0: None}, "cold_s": {"m": 0.7, "n": 2.0}, "placed": {"0": {"m": 1.0}, "1": {"n": 1.0}},
         "million_tokens_hour": 18.0, "dedicated": {"h100": 12}, "lacks": "",
     }  # fmt: skip
     return Sized(**fields | more)
@@ -164,6 +167,31 @@ def test_the_answer_is_a_sentence_with_what_is_saved_and_what_pooling_hides() ->
     assert told.endswith("elastic takes 4")
     nothing = sized(best=None)
     assert words.sentence(nothing).startswith("no strategy holds 99 % for every model on 1 to 64 GPUs: ")
+
+
+def test_a_placement_says_where_each_model_is_at_home_and_who_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over two runs a has 9 of 10 requests on GPU 0. b and c share GPU 1, d moves from 2 to 3, e takes two."""
+    runs = {
+        "one": [("a", "0")] * 4 + [("b", "1")] * 3 + [("d", "2>3")] * 2 + [("e", "4+5")],
+        "two": [("a", "0")] * 5 + [("a", "1")] + [("c", "1")] * 200 + [("c", "0")] + [("b", "")] + [("d", "2")] * 2,
+    }
+    read = {Path(name): pa.table(dict(zip(("model", "gpus"), zip(*rows, strict=True), strict=True)))
+            for name, rows in runs.items()}  # fmt: skip
+    monkeypatch.setattr(record, "read", lambda run, columns: read[run])
+    shares = shared.placed(map(Path, runs))
+    assert shares == {
+        "0": {"a": 0.9, "c": pytest.approx(1 / 201)}, "1": {"c": pytest.approx(200 / 201), "b": 1.0, "a": 0.1},
+        "2": {"d": 1.0}, "3": {"d": 0.5}, "4": {"e": 1.0}, "5": {"e": 1.0},
+    }  # fmt: skip
+    assert shared.homes(shares) == {"a": "0", "c": "1", "b": "1", "d": "2", "e": "4"}
+    assert shared.apart(shares) == ["d", "e"]
+    assert shared.together(shares) == {("b", "c"): ["1"]}
+    lines = [
+        line for line in words.lines(sized(placed=shares)) if line.startswith(("placement: ", "GPU 0: ", "GPU 1: "))
+    ]
+    assert lines[0] == "placement: in % of each model's requests; always apart: d, e; share their home: b and c (GPU 1)"
+    assert lines[1:3] == ["GPU 0: a at home 90 %, 1 other with less than 1 %",
+                          "GPU 1: b at home 100 %, c at home 100 %, a 10 %"]  # fmt: skip
 
 
 def test_money_is_of_what_is_held() -> None:

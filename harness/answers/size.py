@@ -17,6 +17,7 @@ from harness.rows.held import DAY_H
 from harness.run.spec import Spec
 from harness.run.spec import asked as asked_system
 from harness.run.streams import share
+from harness.study import shared
 from harness.study.bases import by_kind
 from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict
 from harness.study.size_kept import Words
@@ -161,7 +162,7 @@ def lines(sized: Sized) -> Iterator[str]:
     yield from table(sized).text(WIDTH)
     yield ""
     pairs = list(told(sized))
-    most = len(pairs) - max(0, len(sized.homes) - MOST_HOMES) if sized.best is not None else len(pairs)
+    most = len(pairs) - max(0, len(sized.placed) - MOST_HOMES) if sized.best is not None else len(pairs)
     yield from (f"{what}: {text}" for what, text in pairs[:most])
     if most < len(pairs):
         yield f"... and {len(pairs) - most} GPUs more (--json)"
@@ -228,8 +229,34 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
         each = (f"x {times:g}: {'> ' + str(asked.most) if n is None else n}" for times, n in sized.grown.items())
         yield "more traffic", ", ".join(each) + " GPUs"
     card = mix.kinds(kind, gpus) if mix.mixed(kind) else ()
-    for gpu, models in sized.homes.items():
-        yield f"GPU {gpu}" + (f" ({card[int(gpu)]})" if card else ""), ", ".join(models)
+    if sized.placed:
+        yield "placement", _placement(sized.placed)
+    home = shared.homes(sized.placed)
+    for gpu, shares in sized.placed.items():
+        yield f"GPU {gpu}" + (f" ({card[int(gpu)]})" if card else ""), _here(shares, gpu, home)
+
+
+def _placement(shares: shared.Shares) -> str:
+    """Say which models are always apart and which share a GPU."""
+    alone, groups = shared.apart(shares), shared.together(shares)
+    text = "in % of each model's requests"
+    if alone:
+        text += f"; always apart: {', '.join(alone)}"
+    if groups:
+        each = (f"{' and '.join(models)} (GPU {', '.join(gpus)})" for models, gpus in groups.items())
+        text += f"; share their home: {', '.join(each)}"
+    return text
+
+
+def _here(shares: Mapping[str, float], gpu: str, home: Mapping[str, str]) -> str:
+    """List the models of a GPU with the share of their requests there, those at home first."""
+    order = sorted(shares, key=lambda model: (home[model] != gpu, -shares[model]))
+    listed = [f"{model}{' at home' * (home[model] == gpu)} {100 * shares[model]:.0f} %" for model in order
+              if home[model] == gpu or shares[model] >= shared.SHARE]  # fmt: skip
+    less = len(shares) - len(listed)
+    return ", ".join(
+        [*listed, *([f"{less} other{'s' * (less > 1)} with less than {100 * shared.SHARE:.0f} %"] if less else [])]
+    )
 
 
 def _tail(tails: Mapping[str, tuple[float, float]], k: int) -> str:
@@ -280,7 +307,8 @@ def facts(sized: Sized) -> dict[str, Any]:
         "systems": curves, "more_traffic": dict(sized.grown),
         "p95": {name: dict(zip(("ttft_s", "tpot_s"), map(_finite, pair), strict=True))
                 for name, pair in sized.tails.items()},
-        "cold_start_s": dict(sized.cold_s), "homes": {gpu: list(models) for gpu, models in sized.homes.items()},
+        "cold_start_s": dict(sized.cold_s), "homes": shared.homes(sized.placed),
+        "placed": {gpu: dict(shares) for gpu, shares in sized.placed.items()},
         "degrees": {kind: dict(of) for kind, of in sized.degrees.items()},
         "prices": {name: asked.prices[name]._asdict()
                    for kind in asked.kinds for name in mix.names(kind) if name in asked.prices},

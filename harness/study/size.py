@@ -36,6 +36,7 @@ from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
 from harness.study.degrees import fitting
+from harness.study.shared import placed
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
 
@@ -145,7 +146,7 @@ class Sized:
     best: tuple[str, str, int] | None  # kind, system, GPUs: the cheapest on which every model holds the target
     grown: Mapping[float, int | None]  # GPUs of the best for more traffic; None: more than the most
     cold_s: Mapping[str, float]  # seconds in which each model is loaded from the host, on the best's kind
-    homes: Mapping[str, tuple[str, ...]]  # by GPU: models that were served there by the best
+    placed: Mapping[str, Mapping[str, float]]  # by GPU and model: the share of its requests that ran there, of the best
     million_tokens_hour: float  # prompt and output of what the models serve, in the whole log
     dedicated: Mapping[str, int]  # by kind: GPUs where each model has its own
     lacks: str  # memory that the best lacks on one GPU fewer; "": load binds
@@ -236,16 +237,16 @@ class Work:
         asked = self.asked
         curves, best, grown = self.search(list(self.curves()))
         cold: dict[str, float] = {}
-        homes: dict[str, tuple[str, ...]] = {}
+        shares: dict[str, dict[str, float]] = {}
         if best is not None:
             kind, name, gpus = best
             cold = self._cold_s(kind, name, gpus)
-            homes = _homes(curves[kind, name].tried[gpus].runs)
+            shares = placed(curves[kind, name].tried[gpus].runs)
         trace, base = load_trace(str(asked.setting["trace"])), self._setup(asked.kinds[0])
         alone = {kind: sum(model.tp for model in self.cluster(kind).models.values())
                  for kind in asked.kinds if not mix.mixed(kind)}  # fmt: skip
         return Sized(asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
-                     best, grown, cold, homes, million_tokens_hour(trace, base.models, base.spec.assign), alone,
+                     best, grown, cold, shares, million_tokens_hour(trace, base.models, base.spec.assign), alone,
                      self._lacks(curves, best), tails(curves[best[:2]].tried[best[2]].runs) if best else {},
                      {kind: self.under(kind, self.views[0]).rule for kind in asked.kinds},
                      {kind: server_line(self._setup(kind)) for kind in asked.kinds},
@@ -508,19 +509,3 @@ def own_count(system: str) -> bool:
 def takes(system: str, kind: str) -> bool:
     """Tell whether a system, as --systems takes it, places on GPUs of this kind, or of this mix of kinds."""
     return not mix.mixed(kind) or getattr(Setup(from_dict(asked_system(system))).make_policy, "mixed", False)
-
-
-def _homes(runs: Iterable[Path]) -> dict[str, tuple[str, ...]]:
-    """Group the models of a run by the GPUs that served them, in the first of these runs."""
-    first = next(iter(runs))
-    rows = record.read(first, ["model", "gpus"])
-    on: dict[str, dict[str, int]] = {}
-    for model, gpus in zip(rows["model"].to_pylist(), rows["gpus"].to_pylist(), strict=True):
-        for gpu in _each(gpus):
-            on.setdefault(gpu, {})[model] = on.setdefault(gpu, {}).get(model, 0) + 1
-    keys = sorted(on, key=lambda gpu: (len(gpu), gpu))
-    return {gpu: tuple(sorted(on[gpu], key=lambda name: -on[gpu][name])) for gpu in keys}
-
-
-def _each(gpus: Any) -> Iterator[str]:
-    yield from (part for part in str(gpus or "").replace(">", "+").split("+") if part.strip().isdecimal())
