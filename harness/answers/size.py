@@ -26,7 +26,9 @@ from harness.study.study import named
 from harness.study.table import of_unchecked
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "one count lower")
+MONTH_DAYS = 365 / 12
 MOST_HOMES = 12  # lines of GPUs
+PAIR, SAME = 2, 0.0005  # counts that are compared; of attainment, within which they are alike
 MODELS = 12  # rows of models
 MEANS: Mapping[str, str] = {
     "load": "waiting for weights that are out, or on their way in",
@@ -51,13 +53,33 @@ def sentence(sized: Sized) -> str:
     worst, share = verdict.worst
     views = " and ".join(f"the {view.name}" for view in sized.views) + kept(sized)
     least = f"{worst} least, {100 * share:.1f} %"
-    answer = f"{cluster(kind, gpus)} with {name}: every model at {level} of SLOs ({least}) in {views}"
+    answer = f"{rent(sized)}; {cluster(kind, gpus)} with {name}: every model at {level} of SLOs ({least}) in {views}"
+    if asked.least == asked.most > 1:
+        answer += f"; {gpus} is the least that was tried"
     if (alone := sized.dedicated.get(kind)) is not None and alone > gpus:
         answer += f"; GPUs of its own for each model are {alone}: sharing saves {alone - gpus}"
     if (pooled := sized.curves[kind, name].fewest(asked.target, "pooled")) is not None and pooled < gpus:
         less = sized.curves[kind, name].tried[pooled]
         answer += f"; pooled over models {pooled} would do, and {less.worst[0]} have {100 * less.worst[1]:.1f} %"
     return f"{answer}; {_next(sized)}" if _next(sized) else answer
+
+
+def rent(sized: Sized) -> str:
+    """Say what to rent for the best, and what that costs: `rent 8 h200 (7 + 1 spare, one node): $857 a day`."""
+    assert sized.best is not None
+    asked, (kind, _, gpus) = sized.asked, sized.best
+    bought, parts = asked.bought(gpus), []
+    if asked.spare:
+        parts.append(f"{gpus} + {asked.spare} spare")
+    if asked.node > 1:
+        nodes = bought // asked.node
+        parts.append("one node" if nodes == 1 else f"{nodes} nodes of {asked.node}")
+    text = f"rent {cluster(kind, bought)}" + (f" ({', '.join(parts)})" if parts else "")
+    if (usd := asked.usd_hour(kind, gpus)) is None:
+        return text
+    month = usd * DAY_H * MONTH_DAYS
+    digits = 1 - math.floor(math.log10(month))  # two that say something
+    return f"{text}: ${usd * DAY_H:,.0f} a day, ${round(month, digits):,.0f} a month"
 
 
 def kept(sized: Sized) -> str:
@@ -96,7 +118,12 @@ def _nearest(sized: Sized, kind: str) -> str:
 
 def table(sized: Sized) -> Table:
     """Return the table: a row a kind and system, the cheapest first."""
-    curves = [curve for curve in sized.curves.values() if curve.tried or curve.stopped == ONE_KIND]
+    curves, refused = list[Curve](), set[str]()
+    for curve in sized.curves.values():
+        none = not curve.tried and curve.kind not in sized.rules and bool(sized.rules)
+        if (curve.tried or curve.stopped == ONE_KIND or none) and curve.kind not in refused:
+            curves.append(curve)
+        refused |= {curve.kind} if none else set()
     return Table(HEAD, [_row(sized, curve) for curve in sorted(curves, key=lambda curve: _rank(sized.asked, curve))])
 
 
@@ -109,7 +136,8 @@ def _rank(asked: Asked, curve: Curve) -> tuple[Any, ...]:
 def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     asked = sized.asked
     if not curve.tried:
-        return (curve.kind, curve.system, *(NONE,) * 6, curve.stopped)
+        every = curve.kind not in sized.rules and curve.stopped != ONE_KIND
+        return (curve.kind, "all" if every else curve.system, *(NONE,) * 6, _cut(curve.stopped))
     gpus, pooled = (curve.fewest(asked.target, by) for by in ("each", "pooled"))
     at = gpus if gpus is not None else max(curve.tried)
     verdict = curve.tried[at]
@@ -134,7 +162,19 @@ def _why(curve: Curve, gpus: int | None) -> str:
     """Say what binds below the answer; without one, why the search ended, or what binds on the most GPUs tried."""
     if gpus is not None:
         return binds(curve, gpus)
+    if flat := _flat(curve):
+        return flat
     return _cut(curve.stopped) if ":" in curve.stopped else _load(curve.tried[max(curve.tried)])
+
+
+def _flat(curve: Curve) -> str:
+    """Say that more GPUs do not help, where the worst model meets as much on fewer; empty elsewhere."""
+    ran = sorted((n, verdict) for n, verdict in curve.tried.items() if not verdict.unfit)
+    if len(ran) < PAIR:
+        return ""
+    (few, less), (most, more) = ran[-2:]
+    (name, share), (_, before) = more.worst, less.worst
+    return f"more do not help: {name} {100 * share:.1f} % on {few}, {most}" if share <= before + SAME else ""
 
 
 def binds(curve: Curve, gpus: int) -> str:
@@ -186,9 +226,14 @@ def setting(sized: Sized) -> str:
 def told(sized: Sized) -> Iterator[tuple[str, str]]:
     """Yield what is told below the table, in pairs: of all kinds of GPU, then of the best; last the models by GPU."""
     asked = sized.asked
+    refused = dict[str, str]()
     of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
     for label, name in of_unchecked(of).items():
         yield "unchecked", f"{label}, {check_command(name)}"
+    for curve in sized.curves.values():
+        if curve.stopped and not curve.tried and sized.rules and curve.kind not in sized.rules:
+            refused.setdefault(curve.kind, curve.stopped)
+    yield from refused.items()
     for kind, line in sized.servers.items():
         yield "server" if len(sized.servers) == 1 else f"server on {kind}", line.removeprefix("server: ")
     for line in sized.streams:
@@ -208,6 +253,8 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
         yield "longest P95 of a model", ", ".join(_tail(sized.tails, k) for k in (0, 1))
     bought = asked.bought(gpus)
     extra = "" if bought == gpus else f" ({gpus} for the target, {asked.spare} spare, nodes of {asked.node})"
+    if asked.spare:
+        yield "spare", f"{asked.spare} more {'is' if asked.spare == 1 else 'are'} rented: no loss of a GPU was run"
     kinds = mix.names(kind)
     usd, lacks = asked.usd_hour(kind, gpus), [name for name in kinds if name not in asked.prices]
     held = f"{cluster(kind, bought)}{extra}, {bought * DAY_H} GPU-hours"
@@ -401,15 +448,18 @@ def _models(reason: Why) -> Iterator[tuple[str, ...]]:
         total = summed(hours)
         return 1 - total.missed / max(1, total.offered)
 
-    ordered = sorted(reason.models.items(), key=lambda pair: met([*pair[1].values()]))
+    def least(name: str) -> float:
+        return reason.met.get(name, met([*reason.models[name].values()]))
+
+    ordered = sorted(reason.models.items(), key=lambda pair: least(pair[0]))
     for name, hours in ordered[:MODELS]:
         every = [*hours.values()]
         at, worst = min(hours.items(), key=lambda pair: met([pair[1]]))
         below = sum(met([hour]) < target for hour in every)
-        yield (name, f"{100 * met(every):.1f}", f"{sum(h.offered for h in every):,}", _binding(every),
+        yield (name, f"{100 * least(name):.1f}", f"{sum(h.offered for h in every):,}", _binding(every),
                f"{below} of {len(every)}", f"hour {at}: {100 * met([worst]):.1f} %, {_binding([worst])}")  # fmt: skip
     if len(ordered) > MODELS:
-        yield (f"{len(ordered) - MODELS} more", f">= {100 * met([*ordered[MODELS][1].values()]):.1f}", *(NONE,) * 4)
+        yield (f"{len(ordered) - MODELS} more", f">= {100 * least(ordered[MODELS][0]):.1f}", *(NONE,) * 4)
 
 
 def _binding(hours: Sequence[Hour]) -> str:

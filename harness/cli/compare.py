@@ -117,15 +117,19 @@ def compare(
     from harness.run.setup import load_trace
     from harness.study import sensitivity, shards
     from harness.study.compare import replayed, stem_of, summary
+    from harness.study.degrees import widened
     from harness.study.measure import measure
 
     typed = click.get_current_context().meta.get(WORDS, ())
     if len(given := list(dict.fromkeys(word for word in typed if word in FORMS))) > 1:
         raise UserError(f"{' and '.join(given)}: one form at a time")
     rule = slo_rule(slo, slo_scale, setting["models"])
-    asked = compared(systems, {**setting, **settings}, rates, seeds, rule, definition, controls)
-    asked = asked.only(precision=precision, budget=budget)
     folder = real(out or RESULTS)
+    fitted, wide = widened({**setting, **settings}, folder)
+    if wide:
+        click.echo(wide, err=form is not None)
+    asked = compared(systems, fitted, rates, seeds, rule, definition, controls)
+    asked = asked.only(precision=precision, budget=budget)
     if dry_run:
         dry(asked, False, folder)
         return

@@ -165,7 +165,7 @@ def size(
     streams = _streams(rename, drop_streams, shift_s, models)
     usd = prices({kind: str(dollars) for kind, dollars in (price or {}).items()})
     asked = Asked(
-        {**setting, "trace": _trace(trace, spread, folder, streams), "models": models}, kinds, *gpus, names, rule,
-        definition or judged_by(rule), target / 100, usd, spare, node, tuple(grow), windows,
+        sizes.located({**setting, "trace": _trace(trace, spread, folder, streams), "models": models}), kinds, *gpus,
+        names, rule, definition or judged_by(rule), target / 100, usd, spare, node, tuple(grow), windows,
     )  # fmt: skip
     return Answer(sizes.size(asked, folder, workers=workers))

@@ -63,7 +63,8 @@ MOST_GPUS = 4096
     default="1-64",
     show_default=True,
     metavar="LEAST-MOST",
-    help="Counts that are tried; of several kinds in one cluster, whole copies of it.",
+    help="Counts that are tried first; fewer follow while they hold, unless one count is given. Of several kinds in "
+    "one cluster, whole copies of it.",
 )
 @click.option("--target", type=Number(50, 100, min_open=True, max_open=True), default=99.0, show_default=True,
               metavar="PERCENT", help="Share of requests that meet their SLO, for every model.")  # fmt: skip
@@ -72,7 +73,7 @@ MOST_GPUS = 4096
 @click.option("--price", multiple=True, callback=read_pairs, metavar="KIND=USD",
               help="Price of a GPU an hour, instead of the listed one; several by commas.")  # fmt: skip
 @click.option("--spare", type=click.IntRange(0, MOST_GPUS), default=0, show_default=True, metavar="N",
-              help="GPUs to hold for one that fails.")  # fmt: skip
+              help="GPUs to rent beside those that the target takes: arithmetic, no failure is run.")  # fmt: skip
 @click.option("--node", type=click.IntRange(1, MOST_GPUS), default=1, show_default=True, metavar="N",
               help="GPUs of a node: whole ones are bought.")  # fmt: skip
 @click.option(
@@ -137,7 +138,7 @@ def size(
     least, most = _span(span)
     tried = _kinds(kinds)
     asked = sizes.Asked(
-        {key: value for key, value in {**setting, **settings}.items() if value is not None},
+        sizes.located({key: value for key, value in {**setting, **settings}.items() if value is not None}),
         tuple(tried), least, most, tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
         prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
     )  # fmt: skip

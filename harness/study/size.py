@@ -12,6 +12,7 @@ Runs are those of a sweep: they are stored, checked and resumed as all others ar
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -35,7 +36,7 @@ from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
-from harness.study.degrees import fitting
+from harness.study.degrees import NoRoom, fitting
 from harness.study.shared import placed
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
@@ -212,7 +213,7 @@ def outlook(asked: Asked, out: Path) -> tuple[list[Outlook], list[str]]:
         cost_s = costs.cpu_s(resolve(replace(work.spec(kind, name, per * begin, view, view.seeds[0]), slo="")))
         runs = counts * sum(len(view.seeds) for view in work.views)
         rows.append(Outlook(kind, name, per * begin, work.most(kind), runs, runs * cost_s))
-    setup = Setup(work.spec(asked.kinds[0], next(iter(work.systems)), 1, work.views[0], 0))
+    setup = Setup(work.spec(work.kinds[0], next(iter(work.systems)), 1, work.views[0], 0))
     return rows, streams.lines(setup, every=True)
 
 
@@ -223,10 +224,20 @@ class Work:
         self.asked, self.out, self.workers, self.teller = asked, out, workers, teller
         self.systems = named(asked.systems)
         self.views = views(str(asked.setting["trace"]), asked.windows, out)
-        self.sets = {kind: fitting(asked.setting, kind, asked.most, out) for kind in asked.kinds}
+        self.sets: dict[str, tuple[str, dict[str, int]]] = {}
+        self.begins: dict[str, tuple[int, int]] = {}
+        self.refused: dict[str, str] = {}  # kinds that cannot hold a model, and why
         self._clusters: dict[tuple[str, int], Cluster] = {}
-        self.begins = {kind: self._ends(kind) for kind in asked.kinds}
-        for kind in asked.kinds:  # a mistake shows before anything is run
+        for kind in asked.kinds:
+            try:
+                self.sets[kind] = fitting(asked.setting, kind, asked.most, out)
+                self.begins[kind] = self._ends(kind)
+            except NoRoom as why:
+                self.refused[kind] = str(why)
+        self.kinds = [kind for kind in asked.kinds if kind not in self.refused]
+        if not self.kinds:
+            raise NoRoom("; ".join(self.refused.values()))
+        for kind in self.kinds:  # a mistake shows before anything is run
             for name in self.systems:
                 traits(self.spec(kind, name, self.most(kind), self.views[0], self.views[0].seeds[0]))
         self._targets: dict[tuple[str, str], SloTarget] = {}
@@ -242,14 +253,14 @@ class Work:
             kind, name, gpus = best
             cold = self._cold_s(kind, name, gpus)
             shares = placed(curves[kind, name].tried[gpus].runs)
-        trace, base = load_trace(str(asked.setting["trace"])), self._setup(asked.kinds[0])
+        trace, base = load_trace(str(asked.setting["trace"])), self._setup(self.kinds[0])
         alone = {kind: sum(model.tp for model in self.cluster(kind).models.values())
-                 for kind in asked.kinds if not mix.mixed(kind)}  # fmt: skip
+                 for kind in self.kinds if not mix.mixed(kind)}  # fmt: skip
         return Sized(asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
                      best, grown, cold, shares, million_tokens_hour(trace, base.models, base.spec.assign), alone,
                      self._lacks(curves, best), tails(curves[best[:2]].tried[best[2]].runs) if best else {},
-                     {kind: self.under(kind, self.views[0]).rule for kind in asked.kinds},
-                     {kind: server_line(self._setup(kind)) for kind in asked.kinds},
+                     {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
+                     {kind: server_line(self._setup(kind)) for kind in self.kinds},
                      trace.kept_share, tuple(streams.lines(base)))  # fmt: skip
 
     def part(self, shard: Shard) -> tuple[int, int]:
@@ -266,7 +277,8 @@ class Work:
         curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name))
                   for kind in kinds for name in self.systems}  # fmt: skip
         if all(curve.stopped for curve in curves.values()):
-            raise UserError(f"{', '.join(kinds)}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
+            mixes = ", ".join(kind for kind in kinds if kind not in self.refused)
+            raise UserError(f"{mixes}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
         return curves
 
     def search(
@@ -368,7 +380,9 @@ class Work:
         return self.asked.most - self.asked.most % size
 
     def _refused(self, kind: str, name: str) -> str:
-        """Say why a system is not tried on a mix; empty where it is."""
+        """Say why a system is not tried on a kind; empty where it is."""
+        if kind in self.refused:
+            return self.refused[kind]
         return "" if takes(self.systems[name], kind) else ONE_KIND
 
     def _cap(self, curve: Curve, first: Iterable[Curve]) -> int:
@@ -403,15 +417,20 @@ class Work:
         return str(asked_system(self.systems[curve.system])["system"])
 
     def _ends(self, kind: str) -> tuple[int, int]:
-        """Return the fewest copies that can be asked for, and those whose memory holds all weights: tried first."""
+        """Return the fewest copies that hold each model alone, and those that are tried first.
+
+        These hold all weights, and are no fewer than asked for; where they hold the target, fewer are tried.
+        """
         size, cluster = mix.size(kind), self.cluster(kind)
         weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
         largest = max(n for _, n in mix.parts(kind))
-        floor = max(math.ceil(self.asked.least / size), *(math.ceil(m.tp / largest) for m in cluster.models.values()))
-        most = self.most(kind) // size
+        floor = max(math.ceil(m.tp / largest) for m in cluster.models.values())
+        most, asked = self.most(kind) // size, math.ceil(self.asked.least / size)
+        if self.asked.least == self.asked.most:  # one count, and no other
+            floor = max(floor, asked)
         if floor > most:
-            raise UserError(f"--gpus ends at {self.asked.most}, and a model takes {floor * size} {kind}")
-        return floor, min(most, max(floor, math.ceil(weights / sum(gpu.mem_bytes for gpu in cluster.gpus))))
+            raise NoRoom(f"--gpus ends at {self.asked.most}, and a model takes {floor * size} {kind}")
+        return floor, min(most, max(floor, asked, math.ceil(weights / sum(gpu.mem_bytes for gpu in cluster.gpus))))
 
     # ------------------------------------------------------------ runs
 
@@ -499,6 +518,14 @@ class Work:
                         ).cluster  # fmt: skip
         return {name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
                 for name, model in cluster.models.items()}  # fmt: skip
+
+
+def located(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Make paths of files absolute, so that what is stored holds from any folder."""
+    files = {"trace": ".parquet", "models": ".toml", "table": ".toml"}
+    paths = {key: os.path.abspath(setting[key]) for key, suffix in files.items()  # noqa: PTH100 - a link keeps its name
+             if str(setting.get(key, "")).endswith(suffix)}  # fmt: skip
+    return {**setting, **paths}
 
 
 def own_count(system: str) -> bool:
