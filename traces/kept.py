@@ -54,7 +54,7 @@ def canonical(
         rows, report = (schema.read(path), path.name) if already else readers.converted(path)
         if streams is not None:
             rows, note = chosen.of(rows, streams)
-            report += f"; {note}"
+            report += f"; {note}" if note else ""
         if how is not None:
             rows, note = deal.dealt(rows, how)
             rows, report = schema.noted(rows, note), f"{report}; {note}"

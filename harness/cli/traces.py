@@ -168,7 +168,7 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
         rows, report = readers.converted(source, **asked)
     if (streams := chosen_streams(click.get_current_context())) is not None:
         rows, note = chosen.of(rows, streams)
-        report += f"; {note}"
+        report += f"; {note}" if note else ""
     if how is not None:
         rows, note = deal.dealt(rows, how)
         rows, report = schema.noted(rows, note), f"{report}; {note}"
