@@ -179,12 +179,12 @@ def _dry(searches: Sequence[Outlook], streams: Sequence[str]) -> None:
 
     rows = [("GPU", "system", "GPUs", "runs", "minutes")]
     rows += [(search.kind, search.system, f"{search.least}-{search.most}", f"<= {search.runs}",
-              f"<= {search.seconds / 60:.1f}") for search in searches]  # fmt: skip
+              f"<= {search.seconds / 60:.2g}") for search in searches]  # fmt: skip
     total = sum(search.seconds for search in searches) / 60
     for line in (*streams, *aligned(rows)):
         click.echo(line)
     click.echo(
-        f"at most {total:.1f} min on one core, beside base runs of the SLO; stored runs that are current cost nothing"
+        f"at most {total:.2g} min on one core, beside base runs of the SLO; stored runs that are current cost nothing"
     )
 
 
