@@ -147,14 +147,15 @@ def compare(
     shown = summary(measured.table, measured.about, rule)
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = not no_plot and form != "answer" and not all(system.infeasible for system in shown.systems)
+    part = replayed(measured.reference)
     if form is None:
         _print(measured, shown, rule, stem if plots else None, every)
     elif form == "answer":
         prose(words.answer(measured, shown, rule) or "no system has a rate at which it meets its SLOs")
     elif form == "json":
-        click.echo(words.records(shown).json("systems", words.facts(measured, rule)))
+        click.echo(words.records(shown, replayed=part).json("systems", words.facts(measured, rule)))
     elif form == "csv":
-        click.echo(words.records(shown, replayed=replayed(measured.reference)).csv(), nl=False)
+        click.echo(words.records(shown, replayed=part).csv(), nl=False)
     else:
         table = words.whole(shown).markdown("---") if form == "markdown" else words.narrow(shown).latex()
         click.echo("\n".join(table))

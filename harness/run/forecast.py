@@ -12,8 +12,9 @@ from harness.loop import system
 from harness.loop.guard import guarded
 from harness.policy.events import Woke
 from harness.policy.types import Infeasible, Plan, Unsupported
-from harness.run.setup import Setup, blamed
+from harness.run.setup import Setup, blamed, load_models
 from harness.run.spec import Spec
+from traces.load import sized
 
 NAMED = re.compile(r"\.plan\b")  # in a system's file: it may read forecasts later too
 
@@ -52,8 +53,9 @@ def reads_plan(spec: Spec) -> bool:
 
     Raises Failed where the system's file fails.
     """
-    same = replace(spec, engine="sim", plan="trace", scaling="rotate", rate_scale=1.0, seed=0, window_s=None, slo="",
-                   slo_s=(), placement="", homes=())  # fmt: skip
+    trace = sized(spec.trace, len(load_models(spec.models).members))
+    same = replace(spec, engine="sim", trace=trace, plan="trace", scaling="rotate", rate_scale=1.0, seed=0,
+                   window_s=None, slo="", slo_s=(), placement="", homes=())  # fmt: skip
     with blamed(spec):
         return _reads(same)
 

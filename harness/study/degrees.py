@@ -13,7 +13,8 @@ from harness.policy.types import GIB, UserError
 from harness.rows import record
 from harness.run.resolve import alone
 from harness.run.setup import Setup, load_models
-from harness.run.spec import from_dict
+from harness.run.spec import Spec, from_dict
+from traces.load import sized
 from workloads.models import as_asked
 
 FULL = 0.92  # of a GPU's memory for weights and one request, where a degree of parallelism is chosen
@@ -31,7 +32,9 @@ def fitting(setting: Mapping[str, Any], kind: str, most: int, out: Path) -> tupl
     """
     models = str(setting["models"])
     gpus = max(1, most // mix.size(kind)) * mix.size(kind)
-    spec = from_dict({**setting, "system": "unshared", "gpu": kind, "gpus": gpus, "models": models})
+    fields = {"system": "unshared", "gpu": kind, "gpus": gpus, "models": models}
+    trace = sized(str(setting.get("trace", Spec("").trace)), len(load_models(models).members))
+    spec = from_dict({**setting, **fields, "trace": trace})
     setup = Setup(replace(spec, slo=""))  # not resolved: that refuses a model that is too large for one GPU
     cluster, members = setup.cluster, {member.name: member for member in setup.models.members}
     have = max(gpu.mem_bytes for gpu in cluster.gpus)
