@@ -30,7 +30,7 @@ from harness.run.server_line import server_line
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.run.streams import stem
-from harness.study.compare import gap_in_swaps, load_of, planners, replayed, rooflines, stream_rule
+from harness.study.compare import gap_in_swaps, planners, replayed, rooflines, stream_rule, traffic
 from harness.study.measure import Measured
 from harness.study.search import LEVEL
 from harness.study.study import AA
@@ -58,7 +58,7 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
     spec = measured.reference
     setup = Setup(spec)
     trace, models = setup.trace, setup.models
-    requests, loop = load_of(spec)
+    requests, loop = traffic(spec)
     part = replayed(spec)
     load = f"{requests} requests in {trace.span_s:g} s" + (f"; replayed: {part}" if part else "")
     if spec.warmup_s and loop is None:

@@ -140,7 +140,7 @@ def summary(table: pa.Table, about: About, rule: str) -> Summary:
                      halves=panel["halves"], bound=about.bound)  # fmt: skip
 
 
-def load_of(spec: Spec) -> tuple[int, Preset | None]:
+def traffic(spec: Spec) -> tuple[int, Preset | None]:
     """Return the requests of a comparison at the trace's rate.
 
     Last comes the generator of a closed loop; None where requests come by themselves.
