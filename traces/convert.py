@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 from traces import checks, prefix, records, schema, usual
+from traces.served import Source, answered, only
 from traces.unpickle import unpickle
 from traces.usual import EPOCH_S, LAST_EPOCH_S, MEAN_GAP_S, PER_SECOND, TimeUnit
 
@@ -42,14 +43,6 @@ HEAD_RECORDS = 1000  # in which the names of columns are looked for
 CLOCK = r"^\s*(?P<h>\d+):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d+)?)\s*$"
 
 DROP = "--drop-bad leaves such rows out"
-
-
-class Source(NamedTuple):
-    """Raw columns of a file, and the place of each row in it."""
-
-    columns: Mapping[str, pa.Array]
-    where: Callable[[int], str]
-    line: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # of rows
 
 
 def convert(
@@ -128,7 +121,7 @@ def canonical(
         raise UserError(f"{path}: no rows")
     unit = time_unit or usual.unit(columns["arrival_s"], source.columns[columns["arrival_s"]], trusted=trust_times)
     left = dict(dropped or {})
-    source = _answered(path, source, columns, left)
+    source = answered(path, source, columns, left)
     if drop_bad:
         source = _sound(path, source, columns, unit, left)
     else:
@@ -337,36 +330,6 @@ def _pickled(path: Path) -> list[dict[str, Any]]:
     return [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in unpickled]
 
 
-def _answered(path: Path, source: Source, columns: Mapping[str, str], left: dict[str, int]) -> Source:
-    """Return the rows that were served, each id once, and add the others to `left`, by the first reason of each."""
-    count = len(next(iter(source.columns.values())))
-    keep = np.ones(count, bool)
-    if (column := columns.get("status")) is not None:
-        for row, status in enumerate(source.columns[column].to_pylist()):
-            if not usual.served(status):
-                keep[row] = False
-                reason = f"with status {str(status).strip()[:20]}"
-                left[reason] = left.get(reason, 0) + 1
-    if (column := columns.get("request_id")) is not None:
-        known = set[Any]()
-        for row in np.flatnonzero(keep).tolist():
-            if (name := source.columns[column][row].as_py()) in known:
-                keep[row] = False
-                left[schema.AGAIN] = left.get(schema.AGAIN, 0) + 1
-            elif name not in {None, ""}:
-                known.add(name)
-    return source if keep.all() else _only(path, source, keep, left)
-
-
-def _only(path: Path, source: Source, keep: NDArray[np.bool_], left: Mapping[str, int]) -> Source:
-    """Return the rows that are kept. UserError where there are none."""
-    if not keep.any():
-        raise UserError(f"{path}: no row is left of {len(keep)}: " + ", ".join(f"{n} {why}" for why, n in left.items()))
-    kept = np.flatnonzero(keep)
-    columns = {name: values.take(pa.array(kept)) for name, values in source.columns.items()}
-    return Source(columns, lambda row: source.where(int(kept[row])), lambda rows: source.line(kept[rows]))
-
-
 def _filled(source: Source, columns: Mapping[str, str]) -> None:
     """UserError for an empty value, but of ids and states; one model may stand for all rows."""
     for key, name in columns.items():
@@ -401,7 +364,7 @@ def _sound(path: Path, source: Source, columns: Mapping[str, str], unit: TimeUni
             if here := int((mask & keep).sum()):
                 left[reason] = left.get(reason, 0) + here
             keep &= ~mask
-    return _only(path, source, keep, left)
+    return only(path, source, keep, left)
 
 
 def _blank(values: pa.Array) -> NDArray[np.bool_]:

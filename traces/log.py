@@ -23,6 +23,7 @@ import pyarrow as pa
 from harness.policy.types import UserError
 from traces import convert, records, schema
 from traces.records import Record
+from traces.served import Source
 
 
 class Request(NamedTuple):
@@ -118,7 +119,7 @@ def read(
         del columns["model"]
     named = {key: names.get(key, key) for key in columns}
     place = np.asarray(lines, np.int64)
-    source = convert.Source(
+    source = Source(
         {named[key]: values for key, values in columns.items()}, lambda row: f"{path}:{place[row]}",
         lambda rows: place[rows],
     )  # fmt: skip
