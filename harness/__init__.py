@@ -9,11 +9,11 @@ from harness.target import pin
 if TYPE_CHECKING:
     from harness.cli.python import compare as compare
     from harness.cli.python import size as size
-    from harness.rows.record import load as load
+    from harness.rows.loaded import load as load
 
     __version__: str
 __all__ = ["__version__", "compare", "load", "size"]
-FROM = {"load": "harness.rows.record", "compare": "harness.cli.python", "size": "harness.cli.python"}
+FROM = {"load": "harness.rows.loaded", "compare": "harness.cli.python", "size": "harness.cli.python"}
 pin()
 
 

@@ -8,6 +8,7 @@ one H100. The run's own count, of a simulated one, stands beside it.
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 from collections import Counter
@@ -81,7 +82,7 @@ def changes(each: list[Request], tokens: int) -> Iterator[tuple[float, int, int]
 
 
 class Count(NamedTuple):
-    """KV of a run over its time, in bytes * s beyond the pages that each model keeps mapped anyway."""
+    """KV of a run over its window, in bytes * s beyond the pages that each model keeps mapped anyway."""
 
     replayed: float
     packed: float  # the fewest pages that hold as many blocks
@@ -104,7 +105,7 @@ def replayed(folder: Path) -> Count:
     held, blocks, since_s = dict[int, list[int]](), Counter[str](), dict.fromkeys(models, 0.0)
     byte_s = [0.0, 0.0]
     for at_s, takes, i in changes(each, tokens):
-        name = each[i].model
+        name, at_s = each[i].model, min(max(at_s, 0.0), spec.window_s or math.inf)
         for k, count in enumerate((len(pages[name].used), -(-blocks[name] // pages[name].blocks))):
             byte_s[k] += (at_s - since_s[name]) * max(0, count - KEPT_PAGES) * page_bytes[name]
         since_s[name] = at_s

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from harness.answers import explain
+from harness.engines.servers.account import failures
 from harness.rows import causes, record
 from harness.rows.attainment import limits
 from harness.rows.definitions import DEFINITIONS
@@ -124,6 +125,38 @@ def test_stored_parts_that_are_swapped_are_noticed() -> None:
     swapped = rows({**LATE_FIRST, "ttft_kv": 0.0, "kv": 2.5})
     assert requests.waits_s.tolist() == swapped.waits_s.tolist()
     assert causes.main(requests, SLO, "ttft") != causes.main(swapped, SLO, "ttft")
+
+
+def test_a_request_that_failed_missed_for_that_whatever_it_waited_for() -> None:
+    """vllm-project/vllm#24005: a server that ignores ignore_eos ends after 10 of 41 tokens, all in time."""
+    early = {"tokens": [0.1 + 0.01 * k for k in range(10)], "ttft_host": 0.1, "compute": 0.09, "output": 41}
+    for name in ("both", "ttft", "tpot", "e2e", "token"):
+        assert cause(name, early | {"state": "failed"}) == "failed"
+    stuck = NEVER_BEGAN | {"state": "failed"}
+    assert cause("both", stuck) == "failed"
+    requests = rows(early | {"state": "failed"}, NEVER_BEGAN, LATE_FIRST)
+    score = DEFINITIONS["both"].score(requests, SLO)
+    assert score is not None
+    shares = causes.shares(requests, SLO, "both", score)
+    assert {name: share for name, share in shares.items() if share} == pytest.approx(
+        {"failed": 1 / 3, "load": 1 / 3, "kv": 1 / 3}
+    )
+    assert set(shares) == set(explain.CAUSES)
+    lines = list(explain.misses(table(early | {"state": "failed"}), math.inf, SLO, "both", "bench explain x"))
+    assert lines[1].split()[-1] == "failed"
+    assert lines[2].split()[-2:] == ["100", "%"]
+
+
+def test_failures_are_said_with_their_reasons() -> None:
+    short = "ended after 10 of 41 tokens: the server ignores ignore_eos"
+    refused = [f"HTTP 503: busy, {k} wait" for k in range(3)]
+    counted = failures([short, short, "", *refused])
+    assert counted == {short: 2, f"as {refused[0]}": 3}
+    runs = [{"counts": {"done": 35, "failed": 5}, "failures": counted}, {"counts": {"done": 40}}]
+    assert explain.failed(runs) == f"5 of 80 requests failed: 3 as {refused[0]}; 2 {short}"
+    assert explain.failed(runs[1:]) == ""
+    many = [{"counts": {"failed": 4}, "failures": dict.fromkeys("abcd", 1)}]
+    assert explain.failed(many) == "4 of 4 requests failed: 1 a; 1 b; 1 c; and 1 reason more"
 
 
 def test_a_miss_without_excess_is_slow_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from harness.run.setup import Setup, load_models, load_trace
 from harness.run.spec import Spec
 from tests.cases import cases
 from traces import synthetic
+from traces.kept import canonical
 from traces.load import sized
 from workloads.base import base
 from workloads.build import FIRST_S, build, plan
@@ -164,6 +166,58 @@ def test_a_closed_loop_by_name() -> None:
 def test_what_is_no_closed_loop(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         synthetic.preset(name)
+
+
+def test_lengths_of_a_closed_loop_have_a_range(tmp_path: Path) -> None:
+    """vllm-project/vllm PR 44594: 450 prompts of 128 clients, 1,000 tokens in and 5,000 out, both within 20 %."""
+    name = "closed+clients=128+requests=450+prompt=1000+output=5000+range_ratio=0.2"
+    rows = synthetic.draw(name, 3)
+    for tokens, mean in ((rows.prompt_tokens, 1000), (rows.output_tokens, 5000)):
+        assert 0.8 * mean <= tokens.min() < 0.83 * mean
+        assert 1.17 * mean < tokens.max() <= 1.2 * mean
+        assert tokens.mean() == pytest.approx(mean, rel=0.03)
+    assert synthetic.preset(name).longest_tokens == 1200 + 6000
+    few = synthetic.draw("closed+clients=9+requests=90000+prompt=3+output=2+range_ratio=0.5", 0)
+    assert np.bincount(few.prompt_tokens)[2:] == pytest.approx(30_000, rel=0.03)  # each of 2, 3 and 4 as often
+    assert set(few.output_tokens) == {1, 2, 3}
+    same = synthetic.draw(name.replace("=0.2", "=0"), 3)
+    assert {*same.prompt_tokens} == {1000}
+    spec = Spec(
+        "chunked", trace=name, models="qwen-2.5-7b", gpu="b200", gpus=1, served=8192, slo="absolute:ttft=60,tpot=1"
+    )
+    ran_ = record.read(execute(resolve(spec), tmp_path, ""))
+    assert set(ran_["state"].to_pylist()) == {"done"}
+    assert ran_.num_rows == 450
+
+
+@cases(("name", "why"), [
+    ("closed+range_ratio=1", "range_ratio is 1, not a share from 0 to below 1"),
+    ("closed+range_ratio=-0.1", "not a share"),
+    ("closed+range_ratio=0.2+lengths=arena", "range_ratio is of fixed lengths, and lengths is arena"),
+    ("closed+prompt=4000+output=4000+range_ratio=0.1", "4400 + 4400 tokens are above max_tokens, 8192"),
+    ("sample+range_ratio=0.1", "is not +FIELD=VALUE of sample"),
+])  # fmt: skip
+def test_ranges_that_are_none_are_refused(name: str, why: str) -> None:
+    with pytest.raises(UserError, match=re.escape(why)):
+        synthetic.preset(name)
+
+
+def test_rows_of_a_run_are_a_trace(tmp_path: Path) -> None:
+    spec = Spec(
+        "dedicated", trace="sample", models="llama-3.2-1b*8", gpus=8, rate_scale=4.0, window_s=20.0, warmup_s=5.0
+    )
+    run = execute(resolve(spec), tmp_path, "")
+    rows = [row for row in record.read(run).to_pylist() if row["arrival_ns"] >= 0]
+    read = load_trace(str(run / "requests.parquet"))
+    assert read.arrival_s == pytest.approx([row["arrival_ns"] / 1e9 for row in rows])
+    for column in ("prompt_tokens", "output_tokens"):
+        assert getattr(read, column).tolist() == [row[column] for row in rows]
+    assert [read.models[k] for k in read.model] == [row["model"] for row in rows]
+    assert read.name == run.name
+    assert "of the warm-up" in str(read.notice)
+    path, report = canonical(run / "requests.parquet", tmp_path / "traces")
+    assert path.parent == tmp_path / "traces"
+    assert "read as a log of bench" in report
 
 
 def test_each_model_has_clients_of_its_own() -> None:

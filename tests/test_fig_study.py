@@ -141,7 +141,7 @@ def test_what_is_no_study_is_one_line_and_a_table_alone_has_no_figure(tmp_path: 
 
 def test_curves_say_what_they_show() -> None:
     facts = """After A paper, figure 7 | hyperbolic-like (synthetic) | heavy8 | 2 to 5 x h100 | simulated | SLO 5 x P95
-        | mean and 95 % interval of 3 seeds | plans know the trace | at 6 (heavy8, hyperbolic-like)
+        | mean and 95 % interval of 3 seeds | oracle: plans know the trace | at 6 (heavy8, hyperbolic-like)
         | windows cut to 600 of 7200 s | Hollow | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5)
         | Markers without a line: bounds and the A/A copy, at the ends.
         | At least 2,700 requests a point, over its seeds."""

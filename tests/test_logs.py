@@ -350,6 +350,72 @@ def test_counters_give_the_requests_and_lengths_of_each_interval(tmp_path: Path)
         readers.read("prometheus", path)
 
 
+def test_aborted_requests_of_counters_are_left_out_and_counted_over_a_restart(tmp_path: Path) -> None:
+    """60, 30 and 60 requests a minute, of 400 tokens and 80; the server restarts in the second. No bucket has the 10
+    that were aborted: the case of vllm-project/vllm#55634."""
+    counts = {0: (500, 5), 60: (560, 9), 120: (30, 2), 180: (90, 6)}
+    for at, (done, aborted) in counts.items():
+        lines = [f'vllm:request_success_total{{finished_reason="{why}",model_name="m"}} {n}'
+                 for why, n in (("stop", done - done // 5), ("length", done // 5), ("abort", aborted))]  # fmt: skip
+        for kind, tokens in (("prompt", 400), ("generation", 80)):
+            name = f"vllm:request_{kind}_tokens"
+            lines += [f'{name}_bucket{{le="{le}",model_name="m"}} {done * (tokens <= le)}' for le in (50, 100, 500)]
+            lines += [f'{name}_bucket{{le="+Inf",model_name="m"}} {done}',
+                      f'{name}_sum{{model_name="m"}} {done * tokens}']  # fmt: skip
+        (tmp_path / f"{T0 + at}.prom").write_text("\n".join(lines) + "\n")
+    rows = readers.read("prometheus", tmp_path)
+    minutes = np.bincount((rows["arrival_s"].to_numpy() // 60).astype(int)).tolist()
+    assert minutes == [60, 30, 60]
+    for column, tokens in (("prompt_tokens", 400), ("output_tokens", 80)):
+        assert rows[column].to_numpy().mean() == pytest.approx(tokens, rel=0.005)
+    assert schema.metadata(rows)["dropped"] == {"aborted": 10}
+    assert readers.told(schema.metadata(rows)) == "; left out: 10 aborted"
+
+
+TWICE: Mapping[str, tuple[str, Any]] = {
+    "litellm": ("spend.json", [spend("2026-04-27 18:00:01", "m", 10, 5), spend("2026-04-27 18:00:02", "m", 10, 5)]),
+    "langfuse": ("observations.json", [
+        {"id": f"o{k}", "type": "GENERATION", "startTime": f"2026-04-27T18:00:0{k}Z", "model": "m", "level": "DEFAULT",
+         "usageDetails": {"input": 10, "output": 5}, "traceId": "t"} for k in (1, 2)]),
+    "dynamo": ("request-trace.jsonl", [
+        {"event_type": "request_end", "request": {
+            "request_id": f"r{k}", "model": "m", "input_tokens": 10, "output_tokens": 5,
+            "request_received_ms": 1000 * k}} for k in (1, 2)]),
+    "a table": ("log.json", [
+        {"request_id": f"r{k}", "time": float(k) + 0.5, "model": "m", "prompt_tokens": 10, "completion_tokens": 5}
+        for k in (1, 2)]),
+}  # fmt: skip
+
+
+@cases(("name", "rows"), TWICE)
+def test_a_request_that_a_log_has_twice_counts_once(tmp_path: Path, name: str, rows: list[Any]) -> None:
+    (path := tmp_path / name).write_text("\n".join(map(json.dumps, [*rows, rows[0]])))
+    table, report = readers.converted(path)
+    assert table.num_rows == 2
+    assert report.endswith("left out: 1 with the id of an earlier row")
+
+
+def test_a_status_that_only_later_records_have_is_read(tmp_path: Path) -> None:
+    rows = [{"time": k + 0.5, "model": "m", "prompt_tokens": 9, "completion_tokens": 5} | ({"status": 499} if k else {})
+            for k in range(2)]  # fmt: skip
+    (path := tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert schema.metadata(readers.converted(path)[0])["dropped"] == {"with status 499": 1}
+
+
+@cases("blocks", ["7,8", [7, "x"], [7, None], {"7": 8}, 7, [7.5, 8]])
+def test_blocks_that_are_no_list_of_ids_are_refused_when_a_log_is_converted(tmp_path: Path, blocks: Any) -> None:
+    keys = ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids")
+    (path := tmp_path / "qwen_a_blksz_16.jsonl").write_text("\n".join(
+        json.dumps(dict(zip(keys, row, strict=True)))
+        for row in [(1, -1, 0.5, 32, 3, [7, 8]), (2, -1, 2.5, 32, 3, blocks)]))  # fmt: skip
+    with pytest.raises(
+        UserError, match=r"jsonl:2: its blocks are .*, no list of ids \(--drop-bad leaves such rows out"
+    ):
+        readers.read("bailian", path)
+    rows = readers.read("bailian", path, drop_bad=True)
+    assert schema.metadata(rows)["dropped"] == {"whose blocks cannot be read": 1}
+
+
 @cases("tokens", [200, 380, 660, 900])
 def test_lengths_of_counters_add_up_to_their_sum(tmp_path: Path, tokens: int) -> None:
     for at, (done, short, total) in {0: (100, 40, 5000), 60: (130, 60, 5000 + tokens)}.items():

@@ -74,11 +74,14 @@ def test_runs_in_parts_read_as_those_in_folders(folders: Path, packed: Path) -> 
 def test_load_reads_parts_as_folders(folders: Path, packed: Path) -> None:
     a, b = load(folders), load(packed)
     assert a.runs.equals(b.runs)
-    assert a.requests.equals(b.requests)
+    assert a.requests.frame().equals(b.requests.frame())
+    lines = [of.scan().to_table(columns=["run", "id", "first_ns"]).to_pylist() for of in (a.requests, b.requests)]
+    assert sorted(map(repr, lines[0])) == sorted(map(repr, lines[1]))
+    assert len(lines[0]) == len(a.requests)
     for within in ("runs", "runs/study=mine", "runs/study=mine/shard=1-1"):
         assert load(packed / within).runs.equals(a.runs)
     run = record.runs(folders)[0].name
-    assert load(packed / run).requests.equals(load(folders / run).requests)
+    assert load(packed / run).requests.of(run).equals(load(folders / run).requests.of(run))
 
 
 def test_any_reader_takes_them_as_one_dataset(folders: Path, packed: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from csv import reader
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,11 +18,13 @@ from harness.policy.events import Woke
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.rows import record
 from harness.run.execute import execute
+from harness.run.forecast import reads_plan
 from harness.run.placement import homes
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.spec import Spec, as_dict, from_dict
 from tests.cases import cases
+from tests.test_cli import bench, ok
 from traces import synthetic
 from workloads.build import PLAN_SEED, build, plan, requests_seen
 from workloads.picking import FOLDED_S, window_fold
@@ -271,3 +275,79 @@ def test_a_pool_is_for_weights_and_kv_alone(spec: Spec) -> None:
     assert min(m.weight_bytes for m in inside.models.values()) > max(weights)
     with pytest.raises(UserError, match="pool_bytes is"):
         resolve(replace(spec, pool_bytes=100 * GIB))
+
+
+# ---------------------------------------------------------------- a log at its own stamps
+
+
+def as_log(path: Path, *stamps: float) -> Path:
+    rows = "".join(f"{at},{'ab'[k % 2]},{100 + k},20\n" for k, at in enumerate(stamps))
+    path.write_text(f"timestamp,model,prompt_tokens,completion_tokens\n{rows}")
+    return path
+
+
+LOG_MODELS = '[[model]]\nname = "a"\nshape = "llama-3.2-1b"\n[[model]]\nname = "b"\nshape = "llama-3.2-1b"\n'
+
+
+def asked_of(tmp_path: Path, systems: str, *more: str) -> tuple[str, list[dict[str, Any]]]:
+    """Compare on a log of 40 requests in 20.5 s with --scaling none; return line 2 and the rows of all runs."""
+    log, models = as_log(tmp_path / "log.csv", *(0.5 * k + 0.25 for k in range(40))), tmp_path / "own.toml"
+    models.write_text(LOG_MODELS)
+    load_models.cache_clear()
+    output = ok("compare", "--systems", systems, "--trace", log, "--models", models, "--scaling", "none", "--gpus", "2",
+                "--slo", "absolute:ttft=1,tpot=1", "--no-plot", "-o", tmp_path / "out", *more)  # fmt: skip
+    runs = [record.read(path).to_pylist() for path in sorted((tmp_path / "out").glob("*-*")) if record.exists(path)]
+    return next(line for line in output.splitlines() if line.startswith("log · ")), [row for run in runs for row in run]
+
+
+def test_a_log_from_which_nobody_plans_is_replayed_once_and_whole(tmp_path: Path) -> None:
+    line, rows = asked_of(tmp_path, "dedicated")
+    assert "replayed: all of it once, as it came" in line
+    assert "plan" not in line
+    assert [row["arrival_ns"] for row in rows] == [round(1e9 * (0.5 * k + 0.25)) for k in range(40)]
+    assert [row["prompt_tokens"] for row in rows] == list(range(100, 140))  # each once, none before the window
+
+
+def test_a_log_from_which_systems_plan_is_replayed_in_halves_each_once(tmp_path: Path) -> None:
+    line, rows = asked_of(tmp_path, "static")
+    assert "replayed: even seeds its second half, odd ones its first" in line
+    assert "plans from requests that are not replayed" in line
+    assert "before the window" not in line
+    assert sorted(row["prompt_tokens"] for row in rows) == list(range(100, 140))
+    assert min(row["arrival_ns"] for row in rows) >= 0
+    line, rows = asked_of(tmp_path, "static", "--plan", "trace")
+    assert "oracle: plans know the trace" in line
+    assert "all of it once" in line
+
+
+def test_a_warm_up_is_made_where_it_is_asked_for_and_said(tmp_path: Path) -> None:
+    line, rows = asked_of(tmp_path, "dedicated", "--set", "warmup_s=5")
+    assert "before the window 5 s run that are not counted, the last of the same" in line
+    assert sum(row["arrival_ns"] < 0 for row in rows) == 10
+
+
+def test_which_part_is_replayed_stands_in_the_csv(tmp_path: Path) -> None:
+    asked_of(tmp_path, "dedicated")
+    csv = ok("compare", "--systems", "dedicated", "--trace", tmp_path / "log.csv", "--models", tmp_path / "own.toml",
+             "--scaling", "none", "--gpus", "2", "--slo", "absolute:ttft=1,tpot=1", "--no-plot", "-o", tmp_path / "out",
+             "--csv")  # fmt: skip
+    head, row = reader(csv.splitlines())
+    assert dict(zip(head, row, strict=True))["replayed"] == "all of it once, as it came"
+
+
+def test_a_half_without_requests_is_named(tmp_path: Path) -> None:
+    as_log(tmp_path / "log.csv", 0.25, 1.25, 2.25, 100.25)
+    ok("trace", "convert", tmp_path / "log.csv", "-o", tmp_path / "log.parquet", "--span-s", "300")
+    (tmp_path / "own.toml").write_text(LOG_MODELS)
+    common = ("compare", "--systems", "static", "--trace", tmp_path / "log.parquet", "--models", tmp_path / "own.toml",
+              "--scaling", "none", "--slo", "absolute:ttft=1,tpot=1", "--no-plot", "-o", tmp_path / "out")  # fmt: skip
+    refused = bench(*common)
+    assert refused.exit_code == 2
+    assert "log: its second half, of 150 s, has no request" in refused.stderr
+    assert "all of it once" in ok(*common, "--plan", "trace")
+
+
+def test_a_system_plans_where_its_file_names_forecasts_or_its_start_reads_them() -> None:
+    spec = Spec("", trace="sample", models="llama-3.2-1b*2", gpus=2)
+    told = {name: reads_plan(replace(spec, system=name)) for name in ("dedicated", "unshared", "static", "chunked")}
+    assert told == {"dedicated": False, "unshared": False, "static": True, "chunked": True}

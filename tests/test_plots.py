@@ -249,9 +249,9 @@ def words(table: pa.Table) -> str:
 
 def test_a_figure_says_what_it_shows() -> None:
     text = words(GRID)
-    facts = """t (replayed) | heavy8 | 2 x h100 | simulated | SLO 5 x P95 alone | 1 to 3 seeds | plans know the trace
-        | requests per second (rate scale 1 = 1.5, scaled by rotate) | dedicated (8 GPUs) | Not drawn | never end
-        | 95 % interval | 2 runs are stale"""
+    facts = """t (replayed) | heavy8 | 2 x h100 | simulated | SLO 5 x P95 alone | 1 to 3 seeds
+        | oracle: plans know the trace | requests per second (rate scale 1 = 1.5, scaled by rotate) | dedicated (8 GPUs)
+        | Not drawn | never end | 95 % interval | 2 runs are stale"""
     for fact in map(str.strip, facts.split("|")):
         assert fact in text, fact
     single = words(sweep({"values": values(1.0)}))

@@ -178,8 +178,17 @@ def test_ids_are_of_one_stream(tmp_path: Path) -> None:
     ],
 )
 def test_ids_that_are_no_chains_are_named(rows: list[Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=says):
-        of_table(converted(lines(tmp_path / "a.jsonl", *rows)), "a")
+    with pytest.raises(UserError, match=f'column "hash_ids" {says}'):
+        converted(lines(tmp_path / "a.jsonl", *rows))
+
+
+def test_rows_with_another_number_of_ids_are_left_out_where_that_is_asked(tmp_path: Path) -> None:
+    source = lines(tmp_path / "a.jsonl", (0, 1024, 1, [1, 2]), (900, 1024, 1, [1]), (1900, 1024, 1, []))
+    with pytest.raises(UserError, match=r"1 ids for 1024 prompt tokens .*--drop-bad leaves such rows out"):
+        converted(source)
+    rows = converted(source, drop_bad=True)
+    assert schema.metadata(rows)["dropped"] == {"whose blocks cannot be read": 1}
+    assert len(of_table(rows, "a")) == 2
 
 
 @cases(

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import harness
 from harness.policy.types import UserError
-from harness.rows import parts, record, whole
+from harness.rows import loaded, parts, record, whole
 from harness.rows.sealed import Damaged
 from tests.cases import cases
 
@@ -98,7 +98,7 @@ def test_a_nullable_column_that_stored_runs_lack_is_null_there(
     assert after.select(before.column_names).equals(before)
     assert [after[field.name].null_count for field in added] == [10, 10]
     assert record.read(run, ["cached_tokens", "id"]).to_pylist()[9] == {"cached_tokens": None, "id": 9}
-    assert record.load(run).requests["cached_tokens"].isna().all()
+    assert loaded.load(run).requests.frame()["cached_tokens"].isna().all()
     record.write(tmp_path / "new", [batch(10)], META)
     assert kind(run).equals(record.read(tmp_path / "new"))
     monkeypatch.setattr(record, "SCHEMA", pa.schema([*record.SCHEMA, pa.field("seat", pa.int32(), nullable=False)]))
@@ -282,7 +282,7 @@ def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
 
 
 def test_missing_and_broken_runs_are_one_line(tmp_path: Path) -> None:
-    for use in (record.read, record.meta, record.load):
+    for use in (record.read, record.meta, loaded.load):
         with pytest.raises(UserError, match="no run"):
             use(tmp_path / "nowhere")
     (tmp_path / record.ROWS).write_bytes(b"PAR1 torn PAR1")
@@ -314,27 +314,28 @@ def test_load_gives_tidy_frames(tmp_path: Path) -> None:
     record.write(tmp_path / "prism-00", [batch(10, tokens=True)], {**META, "stats": {"loads": 4.0}})
     record.write(tmp_path / "qlm-00", [], {"spec": {"system": "qlm", "seed": 3}, "skipped": "no torch"})
     (tmp_path / "chat-00").mkdir()
-    record.write_table(tmp_path / "chat-00" / record.SWEEP, pa.table({"run": ["prism-00", "prism-00"]}), {})
-    loaded = harness.load(tmp_path / "prism-00")
-    assert list(loaded.runs["run"]) == ["prism-00"]
-    assert loaded.runs["s_loads"].item() == 4.0
-    assert loaded.runs["n_done"].item() == 8
-    assert loaded.runs["p_fields.tau"].item() == 0.1
-    rows = loaded.requests
+    runs, requests = harness.load(tmp_path / "prism-00")
+    assert list(runs["run"]) == ["prism-00"]
+    assert runs["s_loads"].item() == 4.0
+    assert runs["n_done"].item() == 8
+    assert runs["p_fields.tau"].item() == 0.1
+    assert runs["p_seed"].item() == 3
+    assert runs["label"].isna().all()  # no comparison has it
+    rows = requests.of("prism-00")
     assert rows["arrival_s"].iloc[1] == pytest.approx(1_000_003e-9 - 60)
     assert np.isnan(rows["done_s"].iloc[0])
     assert list(rows["token_s"].iloc[1]) == [5e-9, 6e-9, 8e-9]
-    assert set(rows["p_system"]) == {"prism"}
-    assert isinstance(rows["p_system"].dtype, pd.CategoricalDtype)
-    assert rows["p_seed"].iloc[0] * 2 == 6
     record.write(tmp_path / "prism-01", [batch(10, words=("b", "a", "c"))], META)
-    assert isinstance(harness.load(tmp_path).requests["gpus"].dtype, pd.CategoricalDtype)
+    assert isinstance(harness.load(tmp_path).requests.frame()["gpus"].dtype, pd.CategoricalDtype)
     shutil.rmtree(tmp_path / "prism-01")
     everything = harness.load(tmp_path)
     assert list(everything.runs["skipped"].fillna("")) == ["", "no torch"]
-    assert len(everything.requests) == 10
+    assert len(everything.requests) == len(everything.requests.frame()) == 10
+    assert [run for run, _ in everything.requests] == ["prism-00", "qlm-00"]
+    record.write_table(tmp_path / "chat-00" / record.SWEEP, pa.table({"run": ["prism-00", "prism-00"]}), {})
     assert [p.name for p in record.runs(tmp_path / "chat-00")] == ["prism-00"]
-    assert len(harness.load(tmp_path / "qlm-00").requests) == 0
+    (tmp_path / "chat-00" / record.SWEEP).unlink()
+    assert len(harness.load(tmp_path / "qlm-00").requests.frame()) == 0
 
 
 OLD = {"held": 1, "host": 2, "load": 3, "kv": 4, "move": 5, "turn": 6, "solo": 7, "slow": 8}  # waits of schema 1
@@ -362,7 +363,7 @@ def test_files_of_schema_1_are_read(tmp_path: Path, sharing: str, slow: str) -> 
     assert {wait: row[f"{wait}_ns"] for wait in record.WAITS} == dict.fromkeys(record.WAITS, 0) | now
     assert row["ttft_kv_ns"] is row["alone_prefill_ns"] is None
     assert record.read(run, ["id", "queue_ns"]).column_names == ["id", "queue_ns"]
-    frame = record.load(run).requests
+    frame = loaded.load(run).requests.frame()
     assert frame["queue_s"].tolist() == [6e-9] * 10
     assert frame["ttft_queue_s"].isna().all()
 

@@ -137,8 +137,10 @@ def test_a_damaged_file_that_is_named_is_refused(store: Store) -> None:
     for _, argv in store.of_sweep():
         mistake(bench(*argv), f"{store.scored}: damaged")
     mistake(bench("upgrade", store.top), "damaged")
-    with pytest.raises(UserError, match=r"requests\.parquet: damaged"):
+    with pytest.raises(UserError, match=r"attainment\.parquet: damaged"):
         harness.load(store.top)
+    with pytest.raises(UserError, match=r"requests\.parquet: damaged"):
+        harness.load(store.rows.parent).requests.frame()
 
 
 def test_a_damaged_table_beside_a_run_is_told(store: Store) -> None:
@@ -241,7 +243,7 @@ def test_columns_of_a_run_are_checked(change: Callable[[pa.Table], pa.Table], sa
     rewrite(path, change(pq.read_table(path)), facts(path))
     mistake(bench("explain", path.parent, "--misses"), path, says)
     with pytest.raises(UserError, match=r"requests\.parquet"):
-        harness.load(store.top)
+        harness.load(store.top).requests.frame()
     path.write_bytes(whole)
 
 

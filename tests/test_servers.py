@@ -66,10 +66,13 @@ def test_settings_are_those_of_the_release_on_the_card(host: str) -> None:
 # vllm/v1/core/sched/scheduler.py: `scheduler_reserve_full_isl`, which is on, is in no wheel before 0.19.
 @pytest.mark.parametrize(
     ("host", "admission"),
-    [("vllm-0.6", "prompt"), ("vllm-0.8", "chunk"), ("vllm-0.12", "chunk"), ("vllm-0.15", "chunk"), ("vllm-0.18", "chunk"),
-     ("vllm-0.19", "prompt"), ("vllm-0.24", "prompt"), ("vllm-0.32", "prompt"), ("sglang-0.5", "prompt"),
-     ("vllm-graph", "prompt")],
-)  # fmt: skip
+    [
+        *((f"vllm-0.{version}", "chunk") for version in (8, 12, 15, 18)),
+        *((f"vllm-0.{version}", "prompt") for version in (6, 19, 24, 32)),
+        ("sglang-0.5", "prompt"),
+        ("vllm-graph", "prompt"),
+    ],
+)
 def test_a_prompt_is_let_in_as_the_release_does(host: str, admission: str) -> None:
     assert of(host, "l40s").admission == admission
 

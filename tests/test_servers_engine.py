@@ -112,7 +112,7 @@ def test_fewer_tokens_than_asked_for_is_a_failure(monkeypatch: pytest.MonkeyPatc
     _, rows = stage.run(script, jobs((1.0, "a", 2), (2.0, "a", 1)))
     assert [row["state"] for row in rows] == ["failed", "done"]
     assert script.told(Finished)[0].state == "failed"
-    assert stage.engine.errors == {0: "1 tokens, 2 were asked for"}
+    assert stage.engine.errors == {0: "ended after 1 of 2 tokens: the server ignores ignore_eos"}
 
 
 # ------------------------------------------------------------------ servers that come and go

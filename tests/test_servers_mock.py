@@ -439,6 +439,21 @@ def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None
     assert explained.startswith(about["verdict"]["text"])
 
 
+def test_requests_that_fail_stand_in_the_default_output(tmp_path: Path) -> None:
+    with mock("--models", "x", *QUICK, "--fail", "1") as url:
+        output = ok("compare", "--systems", "dedicated", "--engine", f"attach+urls={url}", "--models", "llama-3.2-1b",
+                    "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1", "--rate-scale",
+                    "1", "--no-plot", "--set", "window_s=4", "--set", "warmup_s=0", "-o", tmp_path)  # fmt: skip
+        (run,) = tmp_path.glob("dedicated-*")
+        explained = ok("explain", run, "--misses", "--slo", "absolute:ttft=9,tpot=9")
+    (line,) = (line for line in output.splitlines() if line.startswith("dedicated: ") and "requests failed: " in line)
+    count, of = line.split()[1], line.split()[3]
+    assert count == of
+    assert f"requests failed: {count} HTTP 500: " in line
+    assert next(row for row in explained.splitlines() if row.startswith("all ")).split()[-2:] == ["100", "%"]
+    assert "failed: the server refused it" in explained
+
+
 def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
     from harness.answers.comparison import records
     from harness.answers.text import invalid

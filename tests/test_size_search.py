@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -18,11 +20,15 @@ from harness.cli.app import main
 from harness.cli.python import _trace as traced
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
+from harness.rows import record
 from harness.run.shard import Shard
 from harness.run.teller import Silent
+from harness.study import shared
 from harness.study.compare import filled
+from harness.study.degrees import fitting, widened
 from harness.study.load import study
-from harness.study.size import Asked, Curve, Sized, Verdict, Work, views
+from harness.study.size import Asked, Curve, Sized, Verdict, Work, located
+from harness.study.traffic import views
 from tests.cases import cases
 from traces import schema
 from traces.load import of_table, trace
@@ -77,6 +83,76 @@ def test_the_search_finds_the_fewest_and_asks_few(tmp_path: Path, need: int, poo
     assert (curve.fewest(0.99, "each"), curve.fewest(0.99, "pooled")) == (need, pooled)
     assert len(work.asks) <= 16
     assert len(set(work.asks)) == len(work.asks)
+
+
+def test_a_search_goes_below_the_least_count_while_it_holds(tmp_path: Path) -> None:
+    for need, least in ((7, 8), (2, 8), (8, 8), (9, 8)):
+        work = Faked(question(["prism"], least=least, most=24, growth=()), {("h100", "prism"): (need, need)}, tmp_path)
+        (curve,) = work.answered().values()
+        assert curve.fewest(0.99, "each") == need
+        assert work.asks[0][-1] == least
+    work = Faked(question(["prism"], least=8, most=8, growth=()), {("h100", "prism"): (7, 7)}, tmp_path)
+    (curve,) = work.answered().values()
+    assert list(curve.tried) == [8]
+    alone = Curve("h100", "prism", {8: verdict(8, 1.0, 1.0)})
+    told = sized(asked=question(least=8, most=8), curves={("h100", "prism"): alone}, best=("h100", "prism", 8))
+    assert "; 8 is the least that was tried" in words.sentence(told)
+
+
+def test_what_is_rented_is_the_answer_with_spares_in_whole_nodes() -> None:
+    """7 GPUs of $4.464 an hour, one spare, a node of 8: $857 a day."""
+    usd = {"h200": Price(4.464, "2026-01-01", "a list")}
+    asked = question(["prism"], kinds=("h200",), spare=1, node=8, prices=usd)
+    curve = Curve("h200", "prism", {7: verdict(7, 1.0, 1.0)})
+    told = sized(asked=asked, curves={("h200", "prism"): curve}, best=("h200", "prism", 7))
+    assert words.rent(told) == "rent 8 h200 (7 + 1 spare, one node): $857 a day, $26,000 a month"
+    assert "spare: 1 more is rented: no loss of a GPU was run" in words.lines(told)
+    unpriced = sized(asked=question(["prism"], kinds=("h200",), prices={}), curves=told.curves, best=told.best)
+    assert words.rent(unpriced) == "rent 7 h200"
+
+
+def test_a_kind_that_cannot_hold_a_model_is_a_row_and_the_others_are_answered(tmp_path: Path) -> None:
+    asked = question(
+        ["prism"], kinds=("l40s", "h200"), growth=(), setting={"trace": "sample", "models": "qwen-3-235b-a22b*1"}
+    )
+    work = Faked(asked, {("h200", "prism"): (8, 8), ("l40s", "prism"): (8, 8)}, tmp_path)
+    curves = work.answered()
+    assert curves["h200", "prism"].fewest(0.99, "each") == 8
+    assert not curves["l40s", "prism"].tried
+    assert re.match(
+        r"qwen-3-235b-a22b\S* needs [0-9.]+ GiB on each of 8 l40s, which has 4", curves["l40s", "prism"].stopped
+    )
+    told = sized(asked=asked, curves=curves, best=("h200", "prism", 8), rules={"h200": "x"})
+    assert [row[:3] for row in words.table(told).rows] == [("h200", "prism", "8"), ("l40s", "all", "-")]
+    assert any(line.startswith("l40s: qwen-3-235b-a22b") for line in words.lines(told))
+    with pytest.raises(UserError, match="on each of 8 l40s"):
+        Faked(question(["prism"], kinds=("l40s",), setting=asked.setting), {}, tmp_path)
+
+
+def test_more_gpus_that_do_not_help_are_named() -> None:
+    flat = Curve("h100", "prism", {19: verdict(19, 0.99, 0.989), 24: verdict(24, 0.99, 0.989)}, "> 24")
+    steep = Curve("h100", "static", {19: verdict(19, 0.9, 0.7), 24: verdict(24, 0.95, 0.8)}, "> 24")
+    rows = words.table(sized(curves={(c.kind, c.system): c for c in (flat, steep)}, best=None)).rows
+    assert {row[1]: row[-1] for row in rows} == {
+        "prism": "more do not help: m 98.9 % on 19, 24", "static": "load on 24: m 80.0 %",
+    }  # fmt: skip
+
+
+def test_compare_takes_the_least_degree_that_fits_as_size_does(tmp_path: Path) -> None:
+    setting = {"trace": "sample", "models": "llama-3.3-70b,llama-3.1-8b", "gpu": "h100", "gpus": 4}
+    wide, told = widened(setting, tmp_path)
+    assert {m.name: m.tp for m in model_set(wide["models"]).members} == {"llama-3.3-70b/1": 4, "llama-3.1-8b/1": 1}
+    assert told == "h100: llama-3.3-70b/1 on 4 GPUs, the fewest on which it fits"
+    assert model_set(wide["models"]).members[0].tp == fitting(setting, "h100", 4, tmp_path)[1]["llama-3.3-70b/1"]
+    for same in ({**setting, "models": "llama-3.1-8b*2"}, {**setting, "gpu": "l40s", "models": "qwen-3-235b-a22b*1"}):
+        assert widened(same, tmp_path) == (same, "")
+
+
+def test_paths_of_what_is_stored_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = located({"trace": "a/spend.parquet", "models": "mine.toml", "served": 4})
+    assert there == {"trace": str(tmp_path / "a/spend.parquet"), "models": str(tmp_path / "mine.toml"), "served": 4}
+    assert located({"trace": "sample", "models": "llama-3.1-8b*2"})["trace"] == "sample"
 
 
 def test_no_count_in_the_range_is_said(tmp_path: Path) -> None:
@@ -149,7 +225,7 @@ def sized(**more: Any) -> Sized:
     fields: dict[str, Any] = {
         "asked": question(["prism", "static", "elastic"]), "views": (),
         "curves": {(c.kind, c.system): c for c in (curve, other, lacking)}, "degrees": {}, "best": ("h100", "prism", 3),
-        "grown": {1.5: 4, 2.0: None}, "cold_s": {"m": 0.7, "n": 2.0}, "homes": {"0": ("m",), "1": ("n",)},
+        "grown": {1.5: 4, 2.0: None}, "cold_s": {"m": 0.7, "n": 2.0}, "placed": {"0": {"m": 1.0}, "1": {"n": 1.0}},
         "million_tokens_hour": 18.0, "dedicated": {"h100": 12}, "lacks": "",
     }  # fmt: skip
     return Sized(**fields | more)
@@ -157,12 +233,39 @@ def sized(**more: Any) -> Sized:
 
 def test_the_answer_is_a_sentence_with_what_is_saved_and_what_pooling_hides() -> None:
     told = words.sentence(sized())
-    assert told.startswith("3 h100 with prism: every model at 99 % of SLOs (m least, 99.8 %)")
+    assert told.startswith(
+        "rent 3 h100: $216 a day, $6,600 a month; 3 h100 with prism: every model at 99 % of SLOs (m "
+    )
     assert "GPUs of its own for each model are 12: sharing saves 9" in told
     assert "pooled over models 2 would do, and m have 96.8 %" in told
     assert told.endswith("elastic takes 4")
     nothing = sized(best=None)
     assert words.sentence(nothing).startswith("no strategy holds 99 % for every model on 1 to 64 GPUs: ")
+
+
+def test_a_placement_says_where_each_model_is_at_home_and_who_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over two runs a has 9 of 10 requests on GPU 0. b and c share GPU 1, d moves from 2 to 3, e takes two."""
+    runs = {
+        "one": [("a", "0")] * 4 + [("b", "1")] * 3 + [("d", "2>3")] * 2 + [("e", "4+5")],
+        "two": [("a", "0")] * 5 + [("a", "1")] + [("c", "1")] * 200 + [("c", "0")] + [("b", "")] + [("d", "2")] * 2,
+    }
+    read = {Path(name): pa.table(dict(zip(("model", "gpus"), zip(*rows, strict=True), strict=True)))
+            for name, rows in runs.items()}  # fmt: skip
+    monkeypatch.setattr(record, "read", lambda run, columns: read[run])
+    shares = shared.placed(map(Path, runs))
+    assert shares == {
+        "0": {"a": 0.9, "c": pytest.approx(1 / 201)}, "1": {"c": pytest.approx(200 / 201), "b": 1.0, "a": 0.1},
+        "2": {"d": 1.0}, "3": {"d": 0.5}, "4": {"e": 1.0}, "5": {"e": 1.0},
+    }  # fmt: skip
+    assert shared.homes(shares) == {"a": "0", "c": "1", "b": "1", "d": "2", "e": "4"}
+    assert shared.apart(shares) == ["d", "e"]
+    assert shared.together(shares) == {("b", "c"): ["1"]}
+    lines = [
+        line for line in words.lines(sized(placed=shares)) if line.startswith(("placement: ", "GPU 0: ", "GPU 1: "))
+    ]
+    assert lines[0] == "placement: in % of each model's requests; always apart: d, e; share their home: b and c (GPU 1)"
+    assert lines[1:3] == ["GPU 0: a at home 90 %, 1 other with less than 1 %",
+                          "GPU 1: b at home 100 %, c at home 100 %, a 10 %"]  # fmt: skip
 
 
 def test_money_is_of_what_is_held() -> None:
@@ -197,12 +300,12 @@ def test_a_long_log_is_replayed_whole_and_in_its_busiest_hour(tmp_path: Path) ->
     columns = {"request_id": range(n), "arrival_s": [float(t) for t in when], "model": ["a"] * n,
                "prompt_tokens": [5] * n, "output_tokens": [5] * n}  # fmt: skip
     schema.write(schema.table(columns, {"span_s": 14_400.0, "name": "log"}), path := tmp_path / "log.parquet")
-    whole, hour = views(question(setting={"trace": str(path)}), tmp_path)
+    whole, hour = views(str(path), 3, tmp_path)
     assert (whole.name, whole.seeds, hour.name, hour.seeds) == ("second half of the log", (0,), "busiest hour", (0, 1))
     cut = trace(hour.trace)
     assert cut.span_s == 3600.0
     assert len(cut) >= 600
-    again = trace(views(question(setting={"trace": str(path)}), tmp_path)[1].trace)
+    again = trace(views(str(path), 3, tmp_path)[1].trace)
     assert again.sha256 == cut.sha256
     assert of_table(schema.read(path), "x").span_s == 14_400.0
 

@@ -91,6 +91,19 @@ def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
     assert [*words.why(other)][1].endswith("is 2 GPUs more (4 h100, $144 more a day)")
 
 
+def test_an_explanation_has_the_numbers_of_its_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A model meets 98 of 100 in the busiest hour and 999 of 1,000 in the log: 98.0 % stands in both, not 99.7."""
+    views = {"log": {"a": {0: Hour(1000, 1, {"KV": 1})}}, "hour": {"a": {0: Hour(100, 2, {"KV": 2})}}}
+    monkeypatch.setattr(size_why, "_by_view", lambda *_: views)
+    monkeypatch.setattr(size_why, "_changes", lambda *_: [])
+    of = kept(*ROWS)
+    reason = size_why.why(of, tmp_path)
+    assert reason.met == {"a": pytest.approx(0.98)}
+    assert reason.models == {"a": {0: Hour(1100, 3, {"KV": 3})}}
+    (row,) = (line.split() for line in words.why(reason) if line.startswith("a "))
+    assert row[1:3] == ["98.0", "1,100"]
+
+
 def test_without_room_weights_bind_where_they_are_more_than_the_memory() -> None:
     unfit = replace(failed(), tried=tried("prism", 2, None, unfit="no placement"))
     assert unfit.first == "weights"

@@ -14,9 +14,13 @@ from harness.policy.types import UserError
 from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec
 from harness.run.streams import lines
+from harness.study.traffic import million_tokens_hour
 from tests.cases import cases
+from tests.test_cli import bench
 from tests.test_workloads import SPAN_S, drawn
 from traces import schema
+from traces.chosen import chosen
+from traces.kept import canonical
 from traces.load import manifest, sized
 from traces.load import trace as load
 from workloads.models import ModelSet, Served, model_set, sets, shape
@@ -108,3 +112,104 @@ def test_a_trace_of_ones_own_says_who_gets_what(tmp_path: Path) -> None:
     )
     assert line.count(" <- ") == 3
     assert lines(Setup(Spec("static", trace="sample", models="llama-3.2-1b*2"))) == []
+
+
+# ---------------------------------------------------------------- streams of a log without a model
+
+
+ABSOLUTE = ("--slo", "absolute:ttft=1s,tpot=50ms")
+TWO = '[[model]]\nname = "chat"\nshape = "llama-3.2-1b"\n[[model]]\nname = "code"\nshape = "llama-3.2-1b"\n'
+
+
+def of_log(tmp_path: Path) -> tuple[Path, Path]:
+    """A log of 300 requests, of which 80 are of chat-v2, and a set of chat and code."""
+    (log := tmp_path / "two.csv").write_text("timestamp,model,prompt_tokens,completion_tokens\n" + "".join(
+        f"{i / 5},{'code' if i % 3 == 0 else 'chat' if i < 180 else 'chat-v2'},800,150\n"
+        for i in range(300)))  # fmt: skip
+    (models := tmp_path / "two.toml").write_text(TWO)
+    load_models.cache_clear()
+    return log, models
+
+
+def test_a_log_with_streams_that_no_model_serves_is_refused_with_counts(tmp_path: Path) -> None:
+    log, models = of_log(tmp_path)
+    for command in ("compare", "size"):
+        refused = bench(command, "--systems", "static", "--trace", log, "--models", models, *ABSOLUTE)
+        assert refused.exit_code == 2
+        assert refused.stderr.splitlines()[-1] == (
+            "error: log two: 80 of 300 requests are of streams for which set two has no model: chat-v2 80 "
+            "(--rename OLD=NEW, or --drop-streams NAME,... leaves them out, '*' all of them)"
+        )
+    assert bench("compare", "--systems", "static", "--models", models, "--dry-run", *ABSOLUTE).exit_code == 0  # fitted
+
+
+@cases(("options", "why"), [
+    (("--rename", "chat-v3=chat"), '--rename chat-v3=chat: the log has no stream "chat-v3"; did you mean chat-v2?'),
+    (("--rename", "chat-v2=chat", "--rename", "chat-v2=code"), "--rename: chat-v2 is there twice"),
+    (("--rename", "chat-v2=chat,chat-v2=code"), "--rename: chat-v2 is there twice"),
+    (("--drop-streams", "rag"), '--drop-streams rag: the log has no stream "rag"'),
+    (("--rename", "chat=a,code=b", "--drop-streams", "*"), "--drop-streams * leaves no request of 300"),
+])  # fmt: skip
+def test_a_stream_that_is_not_there_and_a_log_without_requests_are_refused(
+    tmp_path: Path, options: tuple[str, ...], why: str
+) -> None:
+    log, models = of_log(tmp_path)
+    refused = bench("size", "--systems", "static", "--trace", log, "--models", models, *ABSOLUTE, *options)
+    assert refused.exit_code == 2
+    assert refused.stderr.splitlines()[-1].startswith(f"error: {why}")
+
+
+def test_of_a_named_trace_no_stream_is_chosen() -> None:
+    refused = bench("size", "--trace", "sample", "--drop-streams", "*", *ABSOLUTE)
+    assert (refused.exit_code, 'not of "sample"' in refused.stderr) == (2, True)
+
+
+def test_renamed_streams_are_one_and_dropped_ones_are_counted(tmp_path: Path) -> None:
+    log, _ = of_log(tmp_path)
+
+    def made(rename: dict[str, str], *drop: str) -> tuple[dict[str, int], float]:
+        rows = load(str(canonical(log, tmp_path, streams=chosen(rename, drop, ["chat", "code"]))[0]))
+        return dict(zip(rows.models, np.bincount(rows.model).tolist(), strict=True)), rows.kept_share
+
+    assert made({"chat-v2": "chat"}) == ({"chat": 200, "code": 100}, 1.0)
+    assert made({"chat": "code", "code": "chat"}) == ({"chat": 100, "chat-v2": 80, "code": 120}, 1.0)  # all at once
+    for name in ("*", "chat-v2"):
+        counts, kept = made({}, name)
+        assert counts == {"chat": 120, "code": 100}
+        assert kept == pytest.approx(220 / 300)
+
+
+def test_requests_of_a_gateway_whose_clock_is_off_are_shifted(tmp_path: Path) -> None:
+    """Gateways a and b take requests in turn, each second one; b's clock is 40 s late, so its rows stand later."""
+    rows = [(t + 40 * (t % 2), "ab"[t % 2]) for t in range(10)]
+    (log := tmp_path / "both.csv").write_text("timestamp,gateway,prompt_tokens,completion_tokens\n" + "".join(
+        f"{at + 0.5},{gateway},{100 + k},5\n" for k, (at, gateway) in enumerate(rows)))  # fmt: skip
+    made = tmp_path / "both.parquet"
+    common = ("trace", "convert", log, "-o", made, "--sort")
+    for name, column in (("b", ("--column", "model=gateway")), ("b", ("--column", "src=gateway", "--model", "chat"))):
+        assert bench(*common, *column, "--shift", f"{name}=-40").exit_code == 0
+        assert load(str(made)).arrival_s.tolist() == [t + 0.5 for t in range(10)]
+        assert load(str(made)).prompt_tokens.tolist() == [100 + t for t in range(10)]
+    refused = bench(*common, "--column", "model=gateway", "--shift", "c=3")
+    assert (refused.exit_code, refused.stderr) == (2, 'error: --shift c=3: the log has no stream "c" (it has a, b)\n')
+    assert "no number of seconds" in bench(*common, "--model", "m", "--shift", "b=soon").stderr
+
+
+def test_a_size_is_of_the_requests_that_are_served_and_says_their_share(tmp_path: Path) -> None:
+    log, models = of_log(tmp_path)
+    common = ("size", "--systems", "static", "--gpus", "1", "--trace", log, "--models", models, *ABSOLUTE)
+    size = (*common, "--json", "--no-plot", "-o", tmp_path / "out", "--grow", "1.5")
+    part, whole = (bench(*size, *way) for way in (("--drop-streams", "*"), ("--rename", "chat-v2=chat")))
+    assert "in the whole log, of 73.3 % of the log's requests" in json.loads(part.stdout)["sentence"]
+    assert "of the log" not in json.loads(whole.stdout)["sentence"].partition("whole log")[2]
+    lines = bench(*common, "--drop-streams", "*", "--dry-run").stdout.splitlines()
+    assert lines[0] == "streams by name: chat (120 requests), code (100 requests)"
+
+
+def test_tokens_by_which_a_price_is_divided_are_those_of_the_models() -> None:
+    """s0 and s1 of five streams are served: the others' tokens cost nothing."""
+    rows = drawn(300, streams=5)
+    models = ModelSet("own", tuple(Served(name, shape("llama-3.2-1b")) for name in ("s0", "s1")))
+    mine = np.isin(rows.model, [0, 1])
+    tokens = (rows.prompt_tokens.astype(int) + rows.output_tokens)[mine].sum()
+    assert million_tokens_hour(rows, models) == pytest.approx(tokens / SPAN_S * 3600 / 1e6)

@@ -20,7 +20,7 @@ from harness.policy.types import UserError
 from harness.run.setup import load_trace
 from tests.cases import cases
 from traces import readers, schema, synthetic
-from traces.convert import convert
+from traces.convert import convert, table
 from traces.load import Trace, listing, manifest, of_table, present, sized, trace
 from traces.stats import stats
 from traces.unpickle import Record, unpickle
@@ -356,10 +356,46 @@ def test_times_in_another_unit_are_suspected(tmp_path: Path) -> None:
     assert late.startswith('my.csv:4: column "t" is 9e12, after the year 2100 as s: a finer unit')
 
 
-def test_a_repeated_id_names_both_rows(tmp_path: Path) -> None:
-    path = csv(tmp_path / "my.csv", ["7,0.1,1,1,a", "8,0.2,1,1,a", "7,0.3,1,1,a"], "id,t,in,out,m")
-    with pytest.raises(UserError, match=r'my.csv:4: column "id" is "7", as in .*my.csv:2 already'):
-        convert(path, COLUMNS | {"request_id": "id"})
+def test_a_row_with_the_id_of_an_earlier_one_is_left_out_and_counted(tmp_path: Path) -> None:
+    rows = ["7,0.1,1,1,a", "8,0.2,1,1,a", "7,0.3,1,1,a", ",0.4,1,1,a", ",0.5,1,1,a"]
+    for name in ("id", "request_id"):  # named, or by its usual name
+        path = csv(tmp_path / f"{name}.csv", rows, f"{name},t,in,out,m")
+        made = table(path, COLUMNS | ({"request_id": "id"} if name == "id" else {}))
+        assert made["src_row"].to_pylist() == [2, 3, 5, 6]
+        assert schema.metadata(made)["dropped"] == {"with the id of an earlier row": 1}
+
+
+def test_a_row_whose_status_is_a_failure_is_left_out_whatever_it_used(tmp_path: Path) -> None:
+    states = ["200", "499", "503", "", "success", "FAILED", "timeout", "201 Created", "finished", "client disconnected"]
+    path = csv(
+        tmp_path / "my.csv", [f"{k / 10},9,{9 * (k != 1)},a,{s}" for k, s in enumerate(states)], "t,in,out,m,status"
+    )
+    made = table(path, COLUMNS)
+    assert made["src_row"].to_pylist() == [2, 5, 6, 9, 10]
+    left = {"with status 499": 1, "with status 503": 1, "with status FAILED": 1, "with status timeout": 1,
+            "with status client disconnected": 1}  # fmt: skip
+    assert schema.metadata(made)["dropped"] == left
+    assert "left out: 1 with status 499, 1 with status 503" in readers.told(schema.metadata(made))
+
+
+@cases(("row", "column"), [
+    (",1,1,a", "t"), ("nan,1,1,a", "t"), ("-1,1,1,a", "t"), ("x,1,1,a", "t"), ("0.3,x,1,a", "in"), ("0.3,,1,a", "in"),
+    ("0.3,1.5,1,a", "in"), ("0.3,1,0,a", "out"), ("0.3,1,-7,a", "out"), ("0.3,1,3000000000,a", "out"),
+    ("0.3,1,1,", "m"), ("0.3,1,1,\x01", "m"),
+])  # fmt: skip
+def test_each_refusal_of_a_row_names_the_option_that_leaves_it_out(tmp_path: Path, row: str, column: str) -> None:
+    rows = [*GOOD, row, "0.9,1,1,a"]
+    why = refusal(tmp_path, rows)
+    assert why.startswith(f'my.csv:4: column "{column}" is ')
+    assert "--drop-bad leaves such rows out)" in why
+    assert len(converted(tmp_path, rows, drop_bad=True)) == 3
+
+
+def test_a_date_out_of_order_is_shown_as_it_stands(tmp_path: Path) -> None:
+    rows = ["2026-04-27T18:00:05Z,1,1,a", "2026-04-27T18:00:00Z,1,1,a"]
+    assert refusal(tmp_path, rows).startswith(
+        'my.csv:3: column "t" is "2026-04-27T18:00:00Z", earlier than the row before'
+    )
 
 
 def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:

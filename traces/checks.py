@@ -18,10 +18,10 @@ MOST_TOKENS = np.iinfo(np.int32).max
 MOST_S = 1e9  # nanoseconds of 63 bits end at 9.2e9 s
 
 
-def times(seconds: NDArray[np.float64], where: Where, column: str) -> None:
+def times(seconds: NDArray[np.float64], where: Where, column: str, way_out: str) -> None:
     """Raise UserError for a time that is not finite or is negative."""
-    _none(~np.isfinite(seconds), seconds, where, column, "not a finite time")
-    _none(seconds < 0, seconds, where, column, "a negative time")
+    _none(~np.isfinite(seconds), seconds, where, column, f"not a finite time ({way_out})")
+    _none(seconds < 0, seconds, where, column, f"a negative time ({way_out})")
 
 
 def reached(seconds: NDArray[np.float64], where: Where, column: str) -> None:
@@ -29,23 +29,29 @@ def reached(seconds: NDArray[np.float64], where: Where, column: str) -> None:
     _none(seconds > MOST_S, seconds, where, column, f"later than {MOST_S:g} s")
 
 
-def ordered(seconds: NDArray[np.float64], where: Where, column: str, way_out: str, after_s: float = -np.inf) -> None:
-    """Raise UserError for a time before the one above it, which of the first is `after_s`."""
+def ordered(
+    seconds: NDArray[np.float64], where: Where, column: str, way_out: str, after_s: float = -np.inf,
+    shown: NDArray[Any] | None = None,
+) -> None:  # fmt: skip
+    """Raise UserError for a time before the one above it, which of the first is `after_s`.
+
+    `shown` has the stamps as the file has them, where those are no numbers of seconds.
+    """
     later = np.diff(seconds, prepend=after_s) < 0
-    _none(later, seconds, where, column, f"earlier than the row before ({way_out})")
+    _none(later, seconds if shown is None else shown, where, column, f"earlier than the row before ({way_out})")
 
 
 def tokens(counts: NDArray[np.int64], where: Where, column: str, way_out: str) -> None:
     """Raise UserError for a count below 1, or of 2^31 and more."""
-    _none(counts < 0, counts, where, column, "a negative number of tokens")
+    _none(counts < 0, counts, where, column, f"a negative number of tokens ({way_out})")
     _none(counts == 0, counts, where, column, f"no tokens at all ({way_out})")
-    _none(counts > MOST_TOKENS, counts, where, column, "more tokens than any model serves")
+    _none(counts > MOST_TOKENS, counts, where, column, f"more tokens than any model serves ({way_out})")
 
 
-def names(values: list[str], codes: NDArray[Any], where: Where, column: str) -> None:
+def names(values: list[str], codes: NDArray[Any], where: Where, column: str, way_out: str) -> None:
     """Raise UserError for a name that is empty or cannot be printed; `codes` are the rows' indices into the names."""
     bad = np.array([not (name and name.isprintable()) for name in values], bool)[codes]
-    _none(bad, np.array(values, object)[codes], where, column, "no name")
+    _none(bad, np.array(values, object)[codes], where, column, f"no name ({way_out})")
 
 
 def unique(ids: NDArray[Any], where: Where, column: str) -> None:

@@ -12,11 +12,12 @@ import csv
 import io
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,8 @@ from numpy.typing import NDArray
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from traces import checks, records, schema, usual
+from traces import checks, prefix, records, schema, usual
+from traces.served import Source, answered, only
 from traces.unpickle import unpickle
 from traces.usual import EPOCH_S, LAST_EPOCH_S, MEAN_GAP_S, PER_SECOND, TimeUnit
 
@@ -37,17 +39,10 @@ if TYPE_CHECKING:
 HELP = "bench trace convert --help lists formats"
 PICKLED = frozenset({"Request"})
 HEADER_BYTES = 1 << 20
+HEAD_RECORDS = 1000  # in which the names of columns are looked for
 CLOCK = r"^\s*(?P<h>\d+):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d+)?)\s*$"
 
 DROP = "--drop-bad leaves such rows out"
-
-
-class Source(NamedTuple):
-    """Raw columns of a file, and the place of each row in it."""
-
-    columns: Mapping[str, pa.Array]
-    where: Callable[[int], str]
-    line: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # of rows
 
 
 def convert(
@@ -76,6 +71,16 @@ def convert(
         columns |= usual.named(path, missing, names_of(path))
     source = _read(path, columns)
     return canonical(path, source, columns, model=model, block_tokens=block_tokens, **how)
+
+
+def table(path: Path, columns: Mapping[str, str] | None = None, **how: Any) -> pa.Table:
+    """Convert a table of no known format as `convert` does; ids and states of requests are found by usual names too.
+
+    Rows whose state says that they failed, and further rows of an id, are left out and counted in `dropped`.
+    """
+    given = dict(columns or {})
+    more = {key: name for key, name in usual.optional(names_of(path)).items() if key not in given}
+    return convert(path, given | more, **how)
 
 
 def canonical(
@@ -116,15 +121,13 @@ def canonical(
         raise UserError(f"{path}: no rows")
     unit = time_unit or usual.unit(columns["arrival_s"], source.columns[columns["arrival_s"]], trusted=trust_times)
     left = dict(dropped or {})
+    source = answered(path, source, columns, left)
     if drop_bad:
         source = _sound(path, source, columns, unit, left)
     else:
-        _filled(source, columns.get("model"))
+        _filled(source, columns)
     when, resolution_s = _times(source, columns["arrival_s"], unit, sort, trust_times)
     tokens = {key: _tokens(source, columns[key]) for key in ("prompt_tokens", "output_tokens")}
-    if "request_id" in columns:
-        ids = source.columns[columns["request_id"]]
-        checks.unique(ids.to_numpy(zero_copy_only=False), source.where, columns["request_id"])
     for key, counts in tokens.items():
         checks.tokens(counts, source.where, columns[key], DROP)
     keep = np.ones(len(when), bool)
@@ -132,6 +135,11 @@ def canonical(
         keep = tokens["prompt_tokens"] + tokens["output_tokens"] <= max_tokens
         if not keep.all():
             left[schema.longer(max_tokens)] = int((~keep).sum())
+    if drop_bad and block_tokens is not None:
+        hashes = _cast(source, columns["prefix_hashes"], schema.COLUMNS["prefix_hashes"])
+        bad = keep & prefix.odd(hashes, block_tokens, tokens["prompt_tokens"])
+        left |= {"whose blocks cannot be read": int(bad.sum())} if bad.any() else {}
+        keep &= ~bad
     if not keep.any():
         raise UserError(f"{path}: no row is left of {len(keep)}")
     if resolution_s == 1.0:
@@ -151,13 +159,12 @@ def canonical(
     for key, column in columns.items():
         if key not in out and key not in tokens and not (key == "model" and model is not None):
             out[key] = _cast(source, column, schema.COLUMNS[key]).take(pa.array(order))
-            if pa.types.is_list(out[key].type) and out[key].flatten().null_count:
-                row = next(i for i, ids in enumerate(out[key].to_pylist()) if None in (ids or ()))
-                raise UserError(f'{source.where(int(order[row]))}: column "{column}" has an empty id')
     if "model" in out:
         models = out["model"].combine_chunks() if isinstance(out["model"], pa.ChunkedArray) else out["model"]
         codes = np.asarray(models.indices.to_numpy(zero_copy_only=False), np.int64)
-        checks.names(models.dictionary.to_pylist(), codes, lambda row: source.where(int(order[row])), columns["model"])
+        checks.names(
+            models.dictionary.to_pylist(), codes, lambda row: source.where(int(order[row])), columns["model"], DROP
+        )
     elif not (model and model.isprintable()):
         raise UserError(f'--model "{model}" is no name')
     if model is not None:
@@ -179,9 +186,13 @@ def canonical(
         "time_scale": 1.0,
         **(extra or {}),
     }
+    made = schema.table(out, meta | ({} if block_tokens is None else {"block_tokens": block_tokens}))
     if block_tokens is not None:
-        meta["block_tokens"] = block_tokens
-    return schema.table(out, meta)
+        code = np.asarray(made["model"].combine_chunks().indices.to_numpy(), np.int32)
+        hashes, prompt = made["prefix_hashes"], made["prompt_tokens"].to_numpy().astype(np.int32)
+        prefix.read(hashes, block_tokens, code, prompt, lambda row: source.where(int(order[row])),
+                    columns["prefix_hashes"], DROP)  # fmt: skip
+    return made
 
 
 def names_of(path: Path) -> list[str]:
@@ -193,7 +204,12 @@ def names_of(path: Path) -> list[str]:
         return list(_schema(path).names)
     if kind == "csv":
         return _header(path)
-    return list(records.paths(next(iter(records.records(path)))[1]))
+    return _names(record for _, record in records.records(path))
+
+
+def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """List the names in the first records: not all have all."""
+    return list(dict.fromkeys(name for row in islice(rows, HEAD_RECORDS) for name in records.paths(row)))
 
 
 def _read(path: Path, columns: Mapping[str, str]) -> Source:
@@ -314,12 +330,12 @@ def _pickled(path: Path) -> list[dict[str, Any]]:
     return [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in unpickled]
 
 
-def _filled(source: Source, model: str | None) -> None:
-    """UserError for an empty value; `model` is the column of models, of which one may stand for all rows."""
-    for name, values in source.columns.items():
-        if values.null_count:
+def _filled(source: Source, columns: Mapping[str, str]) -> None:
+    """UserError for an empty value, but of ids and states; one model may stand for all rows."""
+    for key, name in columns.items():
+        if key not in usual.OPTIONAL and (values := source.columns.get(name)) is not None and values.null_count:
             row = values.is_null().index(True).as_py()
-            way = f"--model NAME gives all rows one; {DROP}" if name == model else DROP
+            way = f"--model NAME gives all rows one; {DROP}" if key == "model" else DROP
             raise UserError(f'{source.where(row)}: column "{name}" is empty ({way})')
 
 
@@ -334,7 +350,8 @@ def _sound(path: Path, source: Source, columns: Mapping[str, str], unit: TimeUni
         values = arrays[column]
         blank = _blank(values)
         if key == "model":
-            wrong = np.zeros(count, bool)
+            names = ["" if name is None else str(name) for name in values.to_pylist()]
+            wrong = ~blank & np.array([not name.isprintable() for name in names])
         elif key == "arrival_s":
             wrong = ~_are_times(values, unit) & ~blank
         else:
@@ -347,11 +364,7 @@ def _sound(path: Path, source: Source, columns: Mapping[str, str], unit: TimeUni
             if here := int((mask & keep).sum()):
                 left[reason] = left.get(reason, 0) + here
             keep &= ~mask
-    if not keep.any():
-        raise UserError(f"{path}: no row is left of {count}: " + ", ".join(f"{n} {why}" for why, n in left.items()))
-    kept = np.flatnonzero(keep)
-    columns_ = {name: values.take(pa.array(kept)) for name, values in arrays.items()}
-    return Source(columns_, lambda row: source.where(int(kept[row])), lambda rows: source.line(kept[rows]))
+    return only(path, source, keep, left)
 
 
 def _blank(values: pa.Array) -> NDArray[np.bool_]:
@@ -389,7 +402,7 @@ def _are_times(values: pa.Array, unit: TimeUnit) -> NDArray[np.bool_]:
 
 def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -> dict[str, pa.Array]:
     """Turn records into columns; one that a record lacks is empty there."""
-    _has(path, wanted, list(records.paths(rows[0])))
+    _has(path, wanted, _names(rows))
     columns = {}
     for name in wanted:
         values = [records.dig(row, name) for row in rows]
@@ -452,10 +465,11 @@ def _times(
         raise UserError(f'{source.where(0)}: column "{column}" holds dates (--time-unit datetime)')
     else:
         name = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}[unit]
-        when = _numbers(source, column, pa.float64(), f"not a time in {name} ({HELP})") / PER_SECOND[unit]
-        checks.times(when, source.where, column)
+        when = _numbers(source, column, pa.float64(), f"not a time in {name} ({HELP}; {DROP})") / PER_SECOND[unit]
+        checks.times(when, source.where, column, DROP)
     if not sort:
-        checks.ordered(when, source.where, column, "--sort puts rows in order")
+        dated = np.array(raw.to_pylist(), object) if unit in {"datetime", "clock"} else None
+        checks.ordered(when, source.where, column, "--sort puts rows in order", shown=dated)
     first, last = float(when.min()), float(when.max())
     if last > LAST_EPOCH_S and not trust:
         row = int(when.argmax())
@@ -482,7 +496,9 @@ def _dates(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
     bad = stamps.isna().to_numpy()
     if bad.any():
         row = int(bad.argmax())
-        raise UserError(f'{source.where(row)}: column "{column}" is "{raw[row]}", not a date as in ISO 8601 ({HELP})')
+        raise UserError(
+            f'{source.where(row)}: column "{column}" is "{raw[row]}", not a date as in ISO 8601 ({HELP}; {DROP})'
+        )
     ns = stamps.dt.as_unit("ns").astype("int64").to_numpy()
     return np.asarray((ns - ns.min()) / 1e9, np.float64)
 
@@ -501,13 +517,13 @@ def _clock(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
     parts = pc.extract_regex(text, CLOCK)
     if parts.null_count:
         row = parts.is_null().index(True).as_py()
-        raise UserError(f'{source.where(row)}: column "{column}" is "{text[row]}", not HH:MM:SS[.mmm] ({HELP})')
+        raise UserError(f'{source.where(row)}: column "{column}" is "{text[row]}", not HH:MM:SS[.mmm] ({HELP}; {DROP})')
     h, m, s = (pc.struct_field(parts, name).cast(pa.float64()).to_numpy(zero_copy_only=False) for name in "hms")
     return np.asarray(3600 * h + 60 * m + s, np.float64)
 
 
 def _tokens(source: Source, column: str) -> NDArray[np.int64]:
-    return np.asarray(_numbers(source, column, pa.int64(), "not a whole number of tokens"), np.int64)
+    return np.asarray(_numbers(source, column, pa.int64(), f"not a whole number of tokens ({DROP})"), np.int64)
 
 
 def _numbers(source: Source, column: str, kind: pa.DataType, why: str) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""A log given where a trace is meant: converted once, dealt where that is asked, and kept as a canonical Parquet."""
+"""A log given where a trace is meant: converted once, its streams chosen and dealt, and kept as Parquet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.policy.types import UserError
 from harness.store import Kind, digest
-from traces import deal, readers, schema
+from traces import chosen, deal, readers, schema
 from traces.load import log
 from traces.records import readable
 
@@ -15,14 +15,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def meant(text: str, folder: Path, how: deal.Asked | None = None) -> tuple[str, str]:
-    """Return the trace that a name or a path means, dealt where that is asked, and a line that says how a log was read.
+def meant(
+    text: str, folder: Path, how: deal.Asked | None = None, streams: chosen.Chosen | None = None
+) -> tuple[str, str]:
+    """Return the trace that a name or a path means, and a line that says how a log was read.
 
-    A log is converted below `folder`. UserError for what cannot be dealt; a file that is not there is told of later.
+    A log is converted below `folder`, its streams chosen and dealt where that is asked. UserError for what cannot be
+    dealt or has no streams to choose; a file that is not there is told of later.
     """
     if (path := Path(text)).is_file():
-        trace, report = canonical(path, folder, how)
+        trace, report = canonical(path, folder, how, streams)
         return str(trace), report
+    if streams is not None:
+        raise UserError(f'--rename and --drop-streams choose streams of a file, not of "{text}" (bench list traces)')
     if how is None or path.suffix:
         return text, ""
     if not log(text.partition("+")[0]) or "+models" in text:
@@ -30,29 +35,35 @@ def meant(text: str, folder: Path, how: deal.Asked | None = None) -> tuple[str, 
     return text + str(how), ""
 
 
-def canonical(path: Path, folder: Path, how: deal.Asked | None = None) -> tuple[Path, str]:
+def canonical(
+    path: Path, folder: Path, how: deal.Asked | None = None, streams: chosen.Chosen | None = None
+) -> tuple[Path, str]:
     """Return the canonical Parquet of a log below `folder`, and a line that says how it was made.
 
-    Its name has the hash of the log's bytes and of how it is dealt, so that the same log is converted once. A canonical
-    Parquet that is not dealt is its own.
+    Its name has the hash of the log's bytes and of how its streams are chosen and dealt, so that the same log is
+    converted once. A canonical Parquet of which nothing is asked is its own.
     """
     already = path.suffix == ".parquet" and not schema.foreign(path)
-    if already and how is None:
+    asked = [way for way in (streams, how) if way is not None]
+    if already and not asked:
         return path, ""
     with readable(path):
-        name = digest(schema.file_sha256(path), "" if how is None else how, VERSION)[:8]
+        name = digest(schema.file_sha256(path), "".join(map(str, asked)), VERSION)[:8]
 
     def make() -> pa.Table:
         rows, report = (schema.read(path), path.name) if already else readers.converted(path)
-        if how is None:
-            return schema.noted(rows, "", said=report)
-        rows, note = deal.dealt(rows, how)
-        return schema.noted(rows, note, said=f"{report}; {note}")
+        if streams is not None:
+            rows, note = chosen.of(rows, streams)
+            report += f"; {note}" if note else ""
+        if how is not None:
+            rows, note = deal.dealt(rows, how)
+            rows, report = schema.noted(rows, note), f"{report}; {note}"
+        return schema.noted(rows, "", said=report)
 
     out = folder / f"{path.name.partition('.')[0]}-{name}.parquet"
     folder.mkdir(parents=True, exist_ok=True)
     return out, str(schema.metadata(LOGS.kept(out, {}, make)).get("said", ""))
 
 
-VERSION = 1  # of what conversions give: another one converts anew
+VERSION = 2  # of what conversions give: another one converts anew
 LOGS = Kind(schema.read, lambda path, rows, _: schema.write(rows, path), lost=(OSError, UserError))

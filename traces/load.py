@@ -59,6 +59,7 @@ class Trace:
     notice: str | None  # a line to print first
     greedy: bool = False  # every request asks for temperature 0 (column `sampling`)
     left_out: str = ""  # what its name asks to leave out: how many of how many requests
+    kept_share: float = 1.0  # of a log's requests, without the streams that were dropped
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -310,6 +311,7 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
     arrival_s, ids = spilled.like(n, np.float64), spilled.like(n, np.uint64)
     model, prompt, output = (spilled.like(n, np.int32) for _ in range(3))
     src_row, streams = spilled.like(n, np.int64), dict[str, int]()
+    drop = "bench trace convert --drop-bad leaves such rows out"
     begin, last_s, greedy = 0, -np.inf, "sampling" in form.schema.names
     for rows in pieces:
         here = slice(begin, begin + rows.num_rows)
@@ -323,17 +325,17 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
             return f"{source}:{lines[row]}"
 
         stamps = rows["arrival_s"].to_numpy()
-        checks.times(stamps, where, "arrival_s")
+        checks.times(stamps, where, "arrival_s", drop)
         checks.reached(stamps, where, "arrival_s")
         checks.ordered(stamps, where, "arrival_s", "bench trace convert --sort", last_s)
         arrival_s[here], last_s = stamps, stamps[-1]
         for column, lengths in (("prompt_tokens", prompt), ("output_tokens", output)):
             counts = rows[column].to_numpy().astype(np.int64)
-            checks.tokens(counts, where, column, "bench trace convert --drop-bad")
+            checks.tokens(counts, where, column, drop)
             lengths[here] = counts
         ids[here] = rows["request_id"].to_numpy()
         words, codes = _words(rows["model"])
-        checks.names(words, codes, where, "model")
+        checks.names(words, codes, where, "model", drop)
         greedy = greedy and _greedy(rows["sampling"], where)
         model[here] = np.array([streams.setdefault(word, len(streams)) for word in words], np.int32)[codes]
         begin = here.stop
@@ -376,6 +378,7 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
         length_origin=str(meta.get("length_origin", "measured")),
         notice=None,
         greedy=greedy,
+        kept_share=float(meta.get("kept_share", 1.0)),
     )
     return replace(made, sha256=_sha256(made, {}))
 
@@ -383,7 +386,7 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
 KINDS: Mapping[str, tuple[type, ...]] = {  # of what the metadata of a trace may say
     "span_s": (int, float), "streams": (list,), "maker": (str, NoneType), "fit": (str, NoneType), "ordered": (bool,),
     "timestamp_resolution_s": (int, float, NoneType), "name": (str,), "tier": (str,), "licence": (str,), "note": (str,),
-    "length_origin": (str,),
+    "length_origin": (str,), "kept_share": (int, float),
 }  # fmt: skip
 
 

@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from harness.policy.types import UserError
-from traces import convert, records
+from traces import convert, records, schema
 from traces.records import Record
+from traces.served import Source
 
 
 class Request(NamedTuple):
@@ -33,8 +34,9 @@ class Request(NamedTuple):
     prompt_tokens: Any  # with those that a cache has
     output_tokens: Any
     session: Any = None  # what its conversation, or its client, is called
-    blocks: Sequence[int] | None = None  # ids of the prompt's blocks, in their order
+    blocks: Any = None  # ids of the prompt's blocks, a list in their order
     before_s: float = 0.0  # it came so long before `at`
+    id: Any = None  # of the request: further rows with it are left out
 
 
 Reading = Request | str | None
@@ -65,7 +67,7 @@ def read(
     lines: list[int] = []
     read_: list[Request] = []
     dropped: dict[str, int] = {}
-    unblocked = 0
+    unblocked, ids = 0, set[str]()
     for line, record in records.records(path, fields):
         for part in (record,) if expand is None else expand(record):
             got = request(part)
@@ -82,6 +84,16 @@ def read(
                             f'{path}:{line}: "{column}" is {_shown(got.at)}, no time ({convert.DROP})'
                         ) from None
                     got = "whose time cannot be read"
+            if isinstance(got, Request) and block_tokens and not _are_ids(got.blocks):
+                if not drop_bad:
+                    raise UserError(
+                        f"{path}:{line}: its blocks are {_shown(got.blocks)}, no list of ids ({convert.DROP})"
+                    )
+                got = "whose blocks cannot be read"
+            if isinstance(got, Request) and not blank(got.id):
+                name = str(got.id)
+                got = schema.AGAIN if name in ids else got
+                ids.add(name)
             if isinstance(got, str):
                 dropped[got] = dropped.get(got, 0) + 1
                 continue
@@ -107,7 +119,7 @@ def read(
         del columns["model"]
     named = {key: names.get(key, key) for key in columns}
     place = np.asarray(lines, np.int64)
-    source = convert.Source(
+    source = Source(
         {named[key]: values for key, values in columns.items()}, lambda row: f"{path}:{place[row]}",
         lambda rows: place[rows],
     )  # fmt: skip
@@ -175,11 +187,16 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _are_ids(blocks: Any) -> bool:
+    """Tell whether the blocks of a prompt are whole numbers in a list, or are not told."""
+    return blocks is None or (isinstance(blocks, list) and all(type(block) is int for block in blocks))
+
+
 def _whole(got: Request, block_tokens: int) -> Sequence[int]:
     """Return the blocks of a prompt that are full; none where the log does not have them all."""
+    blocks: Sequence[int] = got.blocks or ()
     try:
         whole = int(got.prompt_tokens) // block_tokens
-        blocks = [int(block) for block in got.blocks or ()]
     except (TypeError, ValueError):
         return ()
     return blocks[:whole] if len(blocks) >= whole else ()

@@ -21,6 +21,8 @@ def read(
     model: NDArray[np.int32],
     prompt_tokens: NDArray[np.int32],
     where: Where,
+    column: str = "prefix_hashes",
+    way_out: str = "bench trace convert --drop-bad",
 ) -> Prefix:
     """Read a column of hashes as ids of whole blocks, numbered from 0 for each stream apart.
 
@@ -31,17 +33,14 @@ def read(
     if not isinstance(block_tokens, int) or isinstance(block_tokens, bool) or block_tokens < 1:
         raise UserError(f'{where(0)}: column "prefix_hashes" without block_tokens in the metadata (--block-tokens)')
     lists = hashes.combine_chunks()
-    given = np.diff(lists.offsets.to_numpy().astype(np.int64))
-    whole, rest = np.divmod(prompt_tokens.astype(np.int64), block_tokens)
-    odd = (given != 0) & (given != whole) & (given != whole + (rest > 0))
-    if odd.any():
-        at = int(odd.argmax())
+    given, whole = np.diff(lists.offsets.to_numpy().astype(np.int64)), prompt_tokens.astype(np.int64) // block_tokens
+    if (bad := odd(lists, block_tokens, prompt_tokens)).any():
+        at = int(bad.argmax())
+        what = "an empty id" if None in (lists[at].as_py() or ()) else f"{given[at]} ids"
         raise UserError(
-            f'{where(at)}: column "prefix_hashes" has {given[at]} ids for {prompt_tokens[at]} prompt tokens in '
-            f"blocks of {block_tokens}"
+            f'{where(at)}: column "{column}" has {what} for {prompt_tokens[at]} prompt tokens in blocks of '
+            f"{block_tokens} ({way_out})"
         )
-    if lists.flatten().null_count:
-        raise UserError(f'{where(0)}: column "prefix_hashes" has empty ids')
     kept = np.minimum(given, whole)
     offsets = np.concatenate(([0], np.cumsum(kept)))
     row = np.repeat(np.arange(len(kept)), kept)
@@ -54,10 +53,19 @@ def read(
     if broken.any():
         at = int(broken.argmax())
         raise UserError(
-            f'{where(int(row[at]))}: column "prefix_hashes" has {values[at]} behind other blocks than '
+            f'{where(int(row[at]))}: column "{column}" has {values[at]} behind other blocks than '
             f"{where(int(row[first[prefix.ids[at]]]))}: an id must stand for a block and all before it"
         )
     return prefix
+
+
+def odd(lists: pa.Array, block_tokens: int, prompt_tokens: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell which rows have ids of another number than their blocks, or an empty one."""
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    given, (whole, rest) = np.diff(offsets), np.divmod(prompt_tokens.astype(np.int64), block_tokens)
+    ids = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
+    empty = np.add.reduceat(np.append(ids.is_null().to_numpy(zero_copy_only=False), False), offsets[:-1] - offsets[0])
+    return np.asarray((given != 0) & ((given != whole) & (given != whole + (rest > 0)) | (empty > 0)), bool)
 
 
 def picked(prefix: Prefix, row: I8) -> Prefix:

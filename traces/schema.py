@@ -54,6 +54,9 @@ COLUMNS = REQUIRED | OPTIONAL
 TIERS = ("replayed", "composed", "synthetic")
 
 
+AGAIN = "with the id of an earlier row"  # why a row is left out
+
+
 def longer(tokens: int) -> str:
     """Return the reason for which a row of more tokens is left out."""
     return f"of more than {tokens} tokens"
@@ -173,12 +176,12 @@ def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
 
 
 def foreign(path: Path) -> bool:
-    """Tell whether a Parquet has none but foreign columns of time and tokens."""
+    """Tell whether a Parquet has none but foreign columns of time and tokens, as rows of a run have."""
     try:
         names = set(pq.read_schema(path).names)
     except (OSError, ValueError, MemoryError, pa.ArrowException):
         return False
-    return not names & {*REQUIRED} - {"model", "prompt_tokens"}
+    return "arrival_ns" in names or not names & {*REQUIRED} - {"model", "prompt_tokens"}
 
 
 def _first(error: BaseException) -> str:

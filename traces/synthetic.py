@@ -64,6 +64,7 @@ class Preset:
     requests: int = 0  # of each stream's clients together; 0: `WAVES` a client
     prompt: int = 1024  # tokens of each request where lengths are "fixed"
     output: int = 256
+    range_ratio: float = 0.0  # fixed lengths are drawn evenly within this share of both, as vLLM's bench does
     think_s: float = 0.0  # from the end of a request to the client's next
 
     def __str__(self) -> str:
@@ -88,7 +89,7 @@ class Preset:
     def laws(self) -> tuple[Law, Law]:
         """The laws of prompt and output."""
         if self.lengths == "fixed":
-            return fixed(self.prompt), fixed(self.output)
+            return ranged(self.prompt, self.range_ratio), ranged(self.output, self.range_ratio)
         return LENGTHS[self.lengths]
 
     @property
@@ -140,9 +141,10 @@ SHAREGPT_PROMPT = Law((*AT[:-1], 0.999, 1.0), (1, 14, 108, 589, 1114, 1555, 1760
 SHAREGPT_OUTPUT = Law(AT, (16, 45, 130, 265, 400, 569, 735, 955, 1309))
 
 
-def fixed(tokens: int) -> Law:
-    """Return the law of one length."""
-    return Law((0.0, 1.0), (tokens, tokens), log=False)
+def ranged(tokens: int, ratio: float) -> Law:
+    """Return the law of a length: each whole number within this share of it as often; of 0 it is one length."""
+    least, most = math.ceil(tokens * (1 - ratio)), math.floor(tokens * (1 + ratio))
+    return Law((0.0, 1.0), (least - 0.5, most + 0.5) if ratio else (tokens, tokens), log=False)
 
 
 def doubled(law: Law) -> Law:
@@ -287,14 +289,14 @@ PRESETS: Mapping[str, Preset] = {
 }
 # as many streams as there are models
 SIZED = frozenset({"hyperbolic-like", "hyperbolic-like-drift", "aegaeon-like", "closed"})
-FREE = ("models", "span_s", "rate_rps", "drift_s", "herd_s", "clients", "requests", "prompt", "output", "think_s",
-        "lengths", "max_tokens")  # fmt: skip
+FREE = ("models", "span_s", "rate_rps", "drift_s", "herd_s", "clients", "requests", "prompt", "output", "range_ratio",
+        "think_s", "lengths", "max_tokens")  # fmt: skip
 OPEN = frozenset(PRESETS) - {"closed"}
 ONLY: Mapping[str, frozenset[str]] = {  # who else has it not
     "rate_rps": frozenset({"aegaeon-like"}),
     "herd_s": frozenset({"hyperbolic-like", "hyperbolic-like-drift"}),
     **dict.fromkeys(("span_s", "drift_s"), OPEN),
-    **dict.fromkeys(("clients", "requests", "prompt", "output", "think_s"), frozenset({"closed"})),
+    **dict.fromkeys(("clients", "requests", "prompt", "output", "range_ratio", "think_s"), frozenset({"closed"})),
 }
 WAVES = 10  # requests of a client, unless said
 NOMINAL_TPOT_S = 0.05  # only for forecasts of closed loops: about what readers are promised
@@ -349,8 +351,13 @@ def _check(p: Preset, text: str) -> None:
         raise UserError(f"trace {text}: models is {p.models}, above {MOST_MODELS}")
     if p.clients and p.sent <= p.clients:
         raise UserError(f"trace {text}: {p.sent} requests of {p.clients} clients: the first of each is only warm-up")
-    if p.lengths == "fixed" and p.prompt + p.output > p.max_tokens:
-        raise UserError(f"trace {text}: {p.prompt} + {p.output} tokens are above max_tokens, {p.max_tokens}")
+    if not 0 <= p.range_ratio < 1:
+        raise UserError(f"trace {text}: range_ratio is {p.range_ratio:g}, not a share from 0 to below 1")
+    if p.range_ratio and p.lengths != "fixed":
+        raise UserError(f"trace {text}: range_ratio is of fixed lengths, and lengths is {p.lengths}")
+    prompt, output = (math.floor(length * (1 + p.range_ratio)) for length in (p.prompt, p.output))
+    if p.lengths == "fixed" and prompt + output > p.max_tokens:
+        raise UserError(f"trace {text}: {prompt} + {output} tokens are above max_tokens, {p.max_tokens}")
     if p.name == "arena-like":
         _arena(p.models)
     if p.name == "aegaeon-like":

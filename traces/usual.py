@@ -31,6 +31,11 @@ USUAL: Mapping[str, tuple[str, ...]] = {  # by canonical name: what logs call it
                       "responsetokens", "tokensout", "generationtokens", "numdecodetokens", "ngeneratedtokens"),
     "model": ("model", "modelname", "modelid", "modelgroup", "servedmodelname", "deployment", "engine"),
 }  # fmt: skip
+OPTIONAL: Mapping[str, tuple[str, ...]] = {  # which a table need not have
+    "request_id": ("requestid", "reqid", "xrequestid"),
+    "status": ("status", "statuscode", "httpstatus", "httpstatuscode", "responsestatus", "respstatuscode"),
+}
+UNSERVED = ("fail", "error", "cancel", "abort", "timeout", "timedout", "reject", "throttl", "exception", "disconnect")
 UNITS: Mapping[str, TimeUnit] = {
     "ms": "ms",
     "millis": "ms",
@@ -68,6 +73,22 @@ def named(path: Path, missing: Iterable[str], names: Sequence[str]) -> dict[str,
             f"{', '.join(names[:SHOWN])}{more})"
         )
     return columns
+
+
+def optional(names: Sequence[str]) -> dict[str, str]:
+    """Find the columns of ids and states of requests that have a usual name."""
+    fits = {key: [name for plain in OPTIONAL[key] for name in names if _plain(name) == plain] for key in OPTIONAL}
+    return {key: every[0] for key, every in fits.items() if every}
+
+
+def served(status: Any) -> bool:
+    """Tell whether a request with this status was served: none, 0, an HTTP status of 2xx, or no word of a failure."""
+    text = "" if status is None else str(status).strip()
+    number = _number(text.partition(" ")[0]) if text else None
+    if number is not None:
+        return number == 0 or 200 <= number < 300
+    plain = _plain(text)
+    return plain.startswith("no") or not any(word in plain for word in UNSERVED)
 
 
 def _plain(name: str) -> str:

@@ -63,7 +63,7 @@ def build(
 ) -> Jobs:
     """Make the jobs of the window [0, window_s) and of the `warmup_s` before it; ids are positions in arrival order.
 
-    none       the trace at its own stamps: the rate scale is 1
+    none       the trace at its own stamps: the rate scale is 1; without a warm-up unless one is asked for
     rotate     ceil(rate_scale) copies, every stream of every copy at its own circular offset
     replicate  the same copies at equal stamps
     time       one copy, its stamps divided by rate_scale (and the span with them)
@@ -93,7 +93,7 @@ def build(
         window_s = span_s
     positive("window", window_s)
     if warmup_s is None:
-        warmup_s = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s))
+        warmup_s = 0.0 if scaling == "none" else min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s))
     if not 0 <= warmup_s < np.inf:
         raise UserError(f"warm-up is {warmup_s} s, not 0 or more")
     picking = Picking(trace, models, seed, rate_scale if scaling == "time" else 1.0, fold=fold, assign=assign)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
+from harness.answers import explain
 from harness.answers.commands import again, short_path
 from harness.answers.explain import CAUSES
 from harness.answers.table import Table
@@ -28,7 +29,8 @@ from harness.run.room import Remedy
 from harness.run.server_line import server_line
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
-from harness.study.compare import gap_in_swaps, load_of, rooflines, stream_rule
+from harness.run.streams import stem
+from harness.study.compare import gap_in_swaps, planners, replayed, rooflines, stream_rule, traffic
 from harness.study.measure import Measured
 from harness.study.study import AA
 from harness.study.summary import Column, Summary, SystemSummary, rate_key, scores
@@ -45,7 +47,8 @@ def answer(measured: Measured, shown: Summary, rule: str) -> str:
     told = verdict(measured.table, shown, rule)
     spec = measured.reference
     where = spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)
-    return f"{told} ({stem(spec.models)}, {where})" if told else ""
+    facts = filter(None, (stem(spec.models), where, streams.share(Setup(spec).trace.kept_share)))
+    return f"{told} ({', '.join(facts)})" if told else ""
 
 
 def headline(measured: Measured, shown: Summary) -> Iterator[str]:
@@ -53,8 +56,11 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
     spec = measured.reference
     setup = Setup(spec)
     trace, models = setup.trace, setup.models
-    requests, halved, loop = load_of(spec)
-    load = f"{requests} requests in {trace.span_s:g} s" + ", a half of which each seed replays" * halved
+    requests, loop = traffic(spec)
+    part = replayed(spec)
+    load = f"{requests} requests in {trace.span_s:g} s" + (f"; replayed: {part}" if part else "")
+    if spec.warmup_s and loop is None:
+        load += f"; before the window {spec.warmup_s:g} s run that are not counted, the last of the same"
     if loop is not None:
         load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(setup.realism)
@@ -64,7 +70,7 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
         fidelity += f" · {unchecked}"
     rule, _, kind = measured.target.rule.partition("@")
     base = f" (P95 on dedicated{kind and f' {kind}'})" if rule.endswith("P95") else ""
-    plans = f" · {setting.plans([spec.plan])}"
+    plans = f" · {setting.plans([spec.plan])}" if planners(measured.study.systems.values(), measured.study.spec) else ""
     machine = f" · {asked}" if (asked := setting.machine(as_dict(spec))) else ""
     cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]
     if spec.prefix_cache is None and measured.study.spec.get("prefix_cache"):
@@ -93,11 +99,6 @@ def _gaps(spec: Spec, shown: Summary) -> str:
     return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
 
 
-def stem(text: str) -> str:
-    """Return the name of a file without folder and ending; other names as they are."""
-    return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
-
-
 def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
     """Yield the lines under the table: the systems that are not in it, its limits, and its findings."""
     yield from failures(measured.failed) + stated(measured.table, "skipped", "skipped")
@@ -105,6 +106,7 @@ def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
     yield from own_degrees(measured.table)
     yield from invalid(measured.table)
     yield from unchecked_lines(measured.table)
+    yield from failed(measured, shown)
     yield from served(measured, shown)
     yield from idle(measured, shown)
     yield from _refused(measured, shown)
@@ -124,6 +126,14 @@ def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
 def failures(failed: Mapping[str, str]) -> list[str]:
     """List the systems that left a comparison, a line each with the policy's failure."""
     return [f"{label}: {why}" for label, why in failed.items()]
+
+
+def failed(measured: Measured, shown: Summary) -> Iterator[str]:
+    """Yield a line for each system of which requests failed at the rate shown: their number and the reasons."""
+    for label in (row.label for row in shown.systems if not row.infeasible):
+        runs = [record.meta(measured.folder.parent / run) for run in _runs(measured, label, shown.rate_scale)]
+        if failures := explain.failed(runs):
+            yield f"{label}: {failures}"
 
 
 def served(measured: Measured, shown: Summary) -> list[str]:
@@ -373,9 +383,12 @@ def _table(
     return Table(["system", *(c.name for c in columns)], rows, shown.marked, groups=groups, strong=strong)
 
 
-def records(shown: Summary) -> Table:
-    """Return a row a system for other programs: label, GPUs, then mean, low and high of each column in its own unit."""
-    rows = [_record(shown, system) for system in shown.systems]
+def records(shown: Summary, **facts: Any) -> Table:
+    """Return a row a system for other programs: label, GPUs, then mean, low and high of each column in its own unit.
+
+    `facts` stand in every row.
+    """
+    rows = [_record(shown, system) | facts for system in shown.systems]
     return Table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
 
 
@@ -446,6 +459,8 @@ def facts(measured: Measured, rule: str) -> dict[str, Any]:
         "host": measured.reference.host,
         "checked": checked(measured.reference.gpu, measured.reference.host),
         "scaling": measured.reference.scaling,
+        "replayed": replayed(measured.reference),
+        "warmup_s": measured.reference.warmup_s,
         "streams": stream_rule(measured.reference),
         "plan_origin": measured.reference.plan,
         "slo": measured.target.rule,

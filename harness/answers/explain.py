@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Cause(NamedTuple):
-    """A cause of waiting (record.WAITS) in words."""
+    """A cause of a miss (causes.CAUSES) in words."""
 
     phrase: str
     what: str
@@ -48,7 +49,9 @@ CAUSES: Mapping[str, Cause] = {
     ),
     "time_slice": Cause("others' time slices", "in a step, while other processes had its GPU"),
     "contention": Cause("contention", "running, slowed by work that runs on its GPU at the same time"),
+    "failed": Cause("failed", "the server refused it, stopped early or was lost"),
 }
+REASONS = 3  # of failures
 SHOWN = 5  # of the latest misses
 SHOWN_NS = 50_000  # shorter parts round to 0.0000 s and are not shown
 CARRYING = {"absent_s": "not asked for", "grant_s": "waiting for memory", "link_s": "on its links", "tail_s": "then"}
@@ -113,15 +116,35 @@ def request(
 
 
 def verdict(about: Mapping[str, Any]) -> Iterator[str]:
-    """Say whether a run on real servers is valid, how often they slept and woke, and which server served which model.
+    """Say whether a run on real servers is valid, what failed, how often servers woke, and who served which model.
 
     Yield nothing for other runs.
     """
     if validity := about.get("verdict"):
         yield validity["text"]
+    if failures := failed([about]):
+        yield failures
     if wakes := about.get("wakes"):
         yield wakes["text"]
     yield from (f"{model}: {by}" for model, by in (about.get("served") or {}).items())
+
+
+def failed(abouts: Sequence[Mapping[str, Any]]) -> str:
+    """Say how many requests of some runs failed, warm-up included, and why; empty where none did."""
+    count = sum(about["counts"].get("failed", 0) for about in abouts)
+    reasons = Counter[str]()
+    for about in abouts:
+        reasons.update(about.get("failures") or {})
+    if not count:
+        return ""
+    total = sum(sum(about["counts"].values()) for about in abouts)
+    more = (
+        f"; and {len(reasons) - REASONS} reason{'s' * (len(reasons) > REASONS + 1)} more"
+        if len(reasons) > REASONS
+        else ""
+    )
+    why = "; ".join(f"{n:,} {reason}" for reason, n in reasons.most_common(REASONS))
+    return f"{count:,} of {total:,} requests failed{f': {why}{more}' if why else ''}"
 
 
 def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
@@ -153,7 +176,7 @@ def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: st
     if not missed:
         return
     why = causes.shares(rows, slo, definition, score)
-    shown = [wait for wait in WAITS if why[wait]]
+    shown = [cause for cause in CAUSES if why[cause]]
     cells = [["model", "offered", "missed", "TTFT", "TPOT", *shown]]
     late = [score < 1, ~definitions.ttft(rows, slo), ~definitions.tpot(rows, slo)]
     for i, model in [*enumerate(rows.models), (-1, "all")]:

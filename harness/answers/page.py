@@ -31,6 +31,7 @@ from harness.rows.definitions import DEFINITIONS
 from harness.rows.estimate import NONE, Estimate
 from harness.rows.sealed import WAY_OUT, Damaged
 from harness.run import slo as slos
+from harness.run import streams
 from harness.study import misses, size_kept
 from harness.study.compare import NAME, summary
 from harness.study.summary import Column, Summary
@@ -305,7 +306,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     kinds = " or ".join(f"clusters of {kind}" if mix.mixed(kind) else kind for kind in asked.kinds)
     return Page(
         f"How many {kinds} hold {100 * asked.target:g} % of SLOs for every model of "
-        f"{comparison.stem(str(asked.setting['models']))} on {trace}?",
+        f"{streams.stem(str(asked.setting['models']))} on {trace}?",
         f"{kept.sentence}{sure}.",
         pictures,
         [Table(head, rows, title="Strategies, the cheapest first").filled(),

@@ -16,6 +16,8 @@ from harness.rows.estimate import NONE, SHARE, Estimate
 from harness.rows.held import DAY_H
 from harness.run.spec import Spec
 from harness.run.spec import asked as asked_system
+from harness.run.streams import share
+from harness.study import shared
 from harness.study.bases import by_kind
 from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict
 from harness.study.size_kept import Words
@@ -24,7 +26,9 @@ from harness.study.study import named
 from harness.study.table import of_unchecked
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "one count lower")
+MONTH_DAYS = 365 / 12
 MOST_HOMES = 12  # lines of GPUs
+PAIR, SAME = 2, 0.0005  # counts that are compared; of attainment, within which they are alike
 MODELS = 12  # rows of models
 MEANS: Mapping[str, str] = {
     "load": "waiting for weights that are out, or on their way in",
@@ -32,6 +36,7 @@ MEANS: Mapping[str, str] = {
     "admission": "held by the strategy while the weights were in",
     "compute": "waiting for a step, or in steps slower than alone",
     "weights": "no room for all weights",
+    "failed": "failed, as a server refused it or stopped early",
 }
 
 
@@ -41,19 +46,46 @@ def sentence(sized: Sized) -> str:
     level = f"{100 * asked.target:g} %"
     if best is None:
         parts = (_nearest(sized, kind) for kind in asked.kinds)
-        return f"no strategy holds {level} for every model on {asked.least} to {asked.most} GPUs: {'; '.join(parts)}"
+        where = f"for every model on {asked.least} to {asked.most} GPUs{kept(sized)}"
+        return f"no strategy holds {level} {where}: {'; '.join(parts)}"
     kind, name, gpus = best
     verdict = sized.curves[kind, name].tried[gpus]
     worst, share = verdict.worst
-    views = " and ".join(f"the {view.name}" for view in sized.views)
+    views = " and ".join(f"the {view.name}" for view in sized.views) + kept(sized)
     least = f"{worst} least, {100 * share:.1f} %"
-    answer = f"{cluster(kind, gpus)} with {name}: every model at {level} of SLOs ({least}) in {views}"
+    answer = f"{rent(sized)}; {cluster(kind, gpus)} with {name}: every model at {level} of SLOs ({least}) in {views}"
+    if asked.least == asked.most > 1:
+        answer += f"; {gpus} is the least that was tried"
     if (alone := sized.dedicated.get(kind)) is not None and alone > gpus:
         answer += f"; GPUs of its own for each model are {alone}: sharing saves {alone - gpus}"
     if (pooled := sized.curves[kind, name].fewest(asked.target, "pooled")) is not None and pooled < gpus:
         less = sized.curves[kind, name].tried[pooled]
         answer += f"; pooled over models {pooled} would do, and {less.worst[0]} have {100 * less.worst[1]:.1f} %"
     return f"{answer}; {_next(sized)}" if _next(sized) else answer
+
+
+def rent(sized: Sized) -> str:
+    """Say what to rent for the best, and what that costs: `rent 8 h200 (7 + 1 spare, one node): $857 a day`."""
+    assert sized.best is not None
+    asked, (kind, _, gpus) = sized.asked, sized.best
+    bought, parts = asked.bought(gpus), []
+    if asked.spare:
+        parts.append(f"{gpus} + {asked.spare} spare")
+    if asked.node > 1:
+        nodes = bought // asked.node
+        parts.append("one node" if nodes == 1 else f"{nodes} nodes of {asked.node}")
+    text = f"rent {cluster(kind, bought)}" + (f" ({', '.join(parts)})" if parts else "")
+    if (usd := asked.usd_hour(kind, gpus)) is None:
+        return text
+    month = usd * DAY_H * MONTH_DAYS
+    digits = 1 - math.floor(math.log10(month))  # two that say something
+    return f"{text}: ${usd * DAY_H:,.0f} a day, ${round(month, digits):,.0f} a month"
+
+
+def kept(sized: Sized) -> str:
+    """Say which share of a log's requests the answer is for; empty where that is all of them."""
+    told = share(sized.kept_share)
+    return told and f", {told}"
 
 
 def cluster(kind: str, gpus: int) -> str:
@@ -80,13 +112,18 @@ def _nearest(sized: Sized, kind: str) -> str:
              for gpus, verdict in curve.tried.items() if not verdict.unfit and curve.system not in BOUNDS]  # fmt: skip
     if not tried:
         return f"none has room on {kind}"
-    share, name, gpus = max(tried)
-    return f"{name} on {cluster(kind, gpus)} comes nearest, its worst model at {100 * share:.1f} %"
+    met, name, gpus = max(tried)
+    return f"{name} on {cluster(kind, gpus)} comes nearest, its worst model at {100 * met:.1f} %"
 
 
 def table(sized: Sized) -> Table:
     """Return the table: a row a kind and system, the cheapest first."""
-    curves = [curve for curve in sized.curves.values() if curve.tried or curve.stopped == ONE_KIND]
+    curves, refused = list[Curve](), set[str]()
+    for curve in sized.curves.values():
+        none = not curve.tried and curve.kind not in sized.rules and bool(sized.rules)
+        if (curve.tried or curve.stopped == ONE_KIND or none) and curve.kind not in refused:
+            curves.append(curve)
+        refused |= {curve.kind} if none else set()
     return Table(HEAD, [_row(sized, curve) for curve in sorted(curves, key=lambda curve: _rank(sized.asked, curve))])
 
 
@@ -99,7 +136,8 @@ def _rank(asked: Asked, curve: Curve) -> tuple[Any, ...]:
 def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     asked = sized.asked
     if not curve.tried:
-        return (curve.kind, curve.system, *(NONE,) * 6, curve.stopped)
+        every = curve.kind not in sized.rules and curve.stopped != ONE_KIND
+        return (curve.kind, "all" if every else curve.system, *(NONE,) * 6, _cut(curve.stopped))
     gpus, pooled = (curve.fewest(asked.target, by) for by in ("each", "pooled"))
     at = gpus if gpus is not None else max(curve.tried)
     verdict = curve.tried[at]
@@ -124,7 +162,19 @@ def _why(curve: Curve, gpus: int | None) -> str:
     """Say what binds below the answer; without one, why the search ended, or what binds on the most GPUs tried."""
     if gpus is not None:
         return binds(curve, gpus)
+    if flat := _flat(curve):
+        return flat
     return _cut(curve.stopped) if ":" in curve.stopped else _load(curve.tried[max(curve.tried)])
+
+
+def _flat(curve: Curve) -> str:
+    """Say that more GPUs do not help, where the worst model meets as much on fewer; empty elsewhere."""
+    ran = sorted((n, verdict) for n, verdict in curve.tried.items() if not verdict.unfit)
+    if len(ran) < PAIR:
+        return ""
+    (few, less), (most, more) = ran[-2:]
+    (name, share), (_, before) = more.worst, less.worst
+    return f"more do not help: {name} {100 * share:.1f} % on {few}, {most}" if share <= before + SAME else ""
 
 
 def binds(curve: Curve, gpus: int) -> str:
@@ -152,7 +202,7 @@ def lines(sized: Sized) -> Iterator[str]:
     yield from table(sized).text(WIDTH)
     yield ""
     pairs = list(told(sized))
-    most = len(pairs) - max(0, len(sized.homes) - MOST_HOMES) if sized.best is not None else len(pairs)
+    most = len(pairs) - max(0, len(sized.placed) - MOST_HOMES) if sized.best is not None else len(pairs)
     yield from (f"{what}: {text}" for what, text in pairs[:most])
     if most < len(pairs):
         yield f"... and {len(pairs) - most} GPUs more (--json)"
@@ -176,11 +226,18 @@ def setting(sized: Sized) -> str:
 def told(sized: Sized) -> Iterator[tuple[str, str]]:
     """Yield what is told below the table, in pairs: of all kinds of GPU, then of the best; last the models by GPU."""
     asked = sized.asked
+    refused = dict[str, str]()
     of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
     for label, name in of_unchecked(of).items():
         yield "unchecked", f"{label}, {check_command(name)}"
+    for curve in sized.curves.values():
+        if curve.stopped and not curve.tried and sized.rules and curve.kind not in sized.rules:
+            refused.setdefault(curve.kind, curve.stopped)
+    yield from refused.items()
     for kind, line in sized.servers.items():
         yield "server" if len(sized.servers) == 1 else f"server on {kind}", line.removeprefix("server: ")
+    for line in sized.streams:
+        yield "streams", line.removeprefix("streams ")
     if based := base(sized):
         yield "SLO", based
     for kind, degrees in sized.degrees.items():
@@ -196,6 +253,8 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
         yield "longest P95 of a model", ", ".join(_tail(sized.tails, k) for k in (0, 1))
     bought = asked.bought(gpus)
     extra = "" if bought == gpus else f" ({gpus} for the target, {asked.spare} spare, nodes of {asked.node})"
+    if asked.spare:
+        yield "spare", f"{asked.spare} more {'is' if asked.spare == 1 else 'are'} rented: no loss of a GPU was run"
     kinds = mix.names(kind)
     usd, lacks = asked.usd_hour(kind, gpus), [name for name in kinds if name not in asked.prices]
     held = f"{cluster(kind, bought)}{extra}, {bought * DAY_H} GPU-hours"
@@ -217,8 +276,34 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
         each = (f"x {times:g}: {'> ' + str(asked.most) if n is None else n}" for times, n in sized.grown.items())
         yield "more traffic", ", ".join(each) + " GPUs"
     card = mix.kinds(kind, gpus) if mix.mixed(kind) else ()
-    for gpu, models in sized.homes.items():
-        yield f"GPU {gpu}" + (f" ({card[int(gpu)]})" if card else ""), ", ".join(models)
+    if sized.placed:
+        yield "placement", _placement(sized.placed)
+    home = shared.homes(sized.placed)
+    for gpu, shares in sized.placed.items():
+        yield f"GPU {gpu}" + (f" ({card[int(gpu)]})" if card else ""), _here(shares, gpu, home)
+
+
+def _placement(shares: shared.Shares) -> str:
+    """Say which models are always apart and which share a GPU."""
+    alone, groups = shared.apart(shares), shared.together(shares)
+    text = "in % of each model's requests"
+    if alone:
+        text += f"; always apart: {', '.join(alone)}"
+    if groups:
+        each = (f"{' and '.join(models)} (GPU {', '.join(gpus)})" for models, gpus in groups.items())
+        text += f"; share their home: {', '.join(each)}"
+    return text
+
+
+def _here(shares: Mapping[str, float], gpu: str, home: Mapping[str, str]) -> str:
+    """List the models of a GPU with the share of their requests there, those at home first."""
+    order = sorted(shares, key=lambda model: (home[model] != gpu, -shares[model]))
+    listed = [f"{model}{' at home' * (home[model] == gpu)} {100 * shares[model]:.0f} %" for model in order
+              if home[model] == gpu or shares[model] >= shared.SHARE]  # fmt: skip
+    less = len(shares) - len(listed)
+    return ", ".join(
+        [*listed, *([f"{less} other{'s' * (less > 1)} with less than {100 * shared.SHARE:.0f} %"] if less else [])]
+    )
 
 
 def _tail(tails: Mapping[str, tuple[float, float]], k: int) -> str:
@@ -262,13 +347,15 @@ def facts(sized: Sized) -> dict[str, Any]:
         })  # fmt: skip
     best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
     return {
-        "sentence": sentence(sized), "best": best, "target": asked.target, "slo": asked.rule,
+        "sentence": sentence(sized), "kept_share": sized.kept_share, "best": best, "target": asked.target,
+        "slo": asked.rule,
         "slo_by_gpu": dict(sized.rules), "servers": dict(sized.servers), "definition": asked.definition,
         "own_gpus": dict(sized.dedicated),
         "systems": curves, "more_traffic": dict(sized.grown),
         "p95": {name: dict(zip(("ttft_s", "tpot_s"), map(_finite, pair), strict=True))
                 for name, pair in sized.tails.items()},
-        "cold_start_s": dict(sized.cold_s), "homes": {gpu: list(models) for gpu, models in sized.homes.items()},
+        "cold_start_s": dict(sized.cold_s), "homes": shared.homes(sized.placed),
+        "placed": {gpu: dict(shares) for gpu, shares in sized.placed.items()},
         "degrees": {kind: dict(of) for kind, of in sized.degrees.items()},
         "prices": {name: asked.prices[name]._asdict()
                    for kind in asked.kinds for name in mix.names(kind) if name in asked.prices},
@@ -361,15 +448,18 @@ def _models(reason: Why) -> Iterator[tuple[str, ...]]:
         total = summed(hours)
         return 1 - total.missed / max(1, total.offered)
 
-    ordered = sorted(reason.models.items(), key=lambda pair: met([*pair[1].values()]))
+    def least(name: str) -> float:
+        return reason.met.get(name, met([*reason.models[name].values()]))
+
+    ordered = sorted(reason.models.items(), key=lambda pair: least(pair[0]))
     for name, hours in ordered[:MODELS]:
         every = [*hours.values()]
         at, worst = min(hours.items(), key=lambda pair: met([pair[1]]))
         below = sum(met([hour]) < target for hour in every)
-        yield (name, f"{100 * met(every):.1f}", f"{sum(h.offered for h in every):,}", _binding(every),
+        yield (name, f"{100 * least(name):.1f}", f"{sum(h.offered for h in every):,}", _binding(every),
                f"{below} of {len(every)}", f"hour {at}: {100 * met([worst]):.1f} %, {_binding([worst])}")  # fmt: skip
     if len(ordered) > MODELS:
-        yield (f"{len(ordered) - MODELS} more", f">= {100 * met([*ordered[MODELS][1].values()]):.1f}", *(NONE,) * 4)
+        yield (f"{len(ordered) - MODELS} more", f">= {100 * least(ordered[MODELS][0]):.1f}", *(NONE,) * 4)
 
 
 def _binding(hours: Sequence[Hour]) -> str:

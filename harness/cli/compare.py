@@ -23,6 +23,7 @@ from harness.cli.options import (
     LIMIT,
     MORE,
     MOVED,
+    ONCE,
     OUT,
     PARTS,
     RESULTS,
@@ -120,16 +121,20 @@ def compare(
     from harness.policy.types import UserError
     from harness.run.setup import load_trace
     from harness.study import sensitivity, shards
-    from harness.study.compare import stem_of, summary
+    from harness.study.compare import replayed, stem_of, summary
+    from harness.study.degrees import widened
     from harness.study.measure import measure
 
     typed = click.get_current_context().meta.get(WORDS, ())
     if len(given := list(dict.fromkeys(word for word in typed if word in FORMS))) > 1:
         raise UserError(f"{' and '.join(given)}: one form at a time")
     rule = slo_rule(slo, slo_scale, setting["models"])
-    asked = compared(systems, {**setting, **settings}, rates, seeds, rule, definition, controls)
-    asked = replace(asked.only(precision=precision, budget=budget), level=target / 100)
     folder = real(out or RESULTS)
+    fitted, wide = widened({**setting, **settings}, folder)
+    if wide:
+        click.echo(wide, err=form is not None)
+    asked = compared(systems, fitted, rates, seeds, rule, definition, controls)
+    asked = replace(asked.only(precision=precision, budget=budget), level=target / 100)
     if dry_run:
         dry(asked, False, folder)
         return
@@ -147,14 +152,15 @@ def compare(
     shown = summary(measured.table, measured.about, rule)
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = not no_plot and form != "answer" and not all(system.infeasible for system in shown.systems)
+    part = replayed(measured.reference)
     if form is None:
         _print(measured, shown, rule, stem if plots else None, every)
     elif form == "answer":
         prose(words.answer(measured, shown, rule) or "no system ran")
     elif form == "json":
-        click.echo(words.records(shown).json("systems", words.facts(measured, rule)))
+        click.echo(words.records(shown, replayed=part).json("systems", words.facts(measured, rule)))
     elif form == "csv":
-        click.echo(words.records(shown).csv(), nl=False)
+        click.echo(words.records(shown, replayed=part).csv(), nl=False)
     else:
         marked = ["", *shown.marked] * bool(shown.marked)
         table = [*words.whole(shown).markdown("---"), *marked] if form == "markdown" else words.narrow(shown).latex()
@@ -178,7 +184,7 @@ def compared(
     Without a number of seeds it begins with a few, and has a budget for more.
     """
     from harness.policy.types import UserError
-    from harness.study.compare import comparison, filled
+    from harness.study.compare import comparison, filled, repeats
 
     listed = [name.strip() for name in systems.split(",") if name.strip()]
     if not listed:
@@ -189,9 +195,14 @@ def compared(
     ctx = click.get_current_context(silent=True)
     unsaid = [key for key in ("trace", "gpus") if ctx and ctx.get_parameter_source(key) is ParameterSource.DEFAULT]
     given = filled(given, unsaid)
-    budget = MORE if seeds is None and given.get("engine") == "sim" else 0
-    return comparison(names, given, rates=rates, seeds=seeds or FIRST_SEEDS, rule=rule, definition=definition,
-                      controls=controls, budget=budget)  # fmt: skip
+    once = given.get("scaling") == "none"
+    if once and ctx and ctx.get_parameter_source("plan") is ParameterSource.DEFAULT:
+        del given["plan"]
+    budget = MORE if seeds is None and given.get("engine") == "sim" and not once else 0
+    number = seeds or (ONCE if once else FIRST_SEEDS)
+    asked = comparison(names, given, rates=rates, seeds=number, rule=rule, definition=definition, controls=controls,
+                       budget=budget)  # fmt: skip
+    return asked.only(seeds=1) if once and seeds is None and repeats(asked.spec) else asked
 
 
 def _so_far(measured: Measured, rule: str) -> list[str]:

@@ -388,14 +388,56 @@ def _spread(ctx: click.Context, _param: click.Parameter, text: str | None) -> No
         ctx.meta[SPREAD] = spread(text)
 
 
+def _kept(ctx: click.Context, param: click.Parameter, given: Any) -> None:
+    """Keep the streams of a log that are renamed or dropped, for `_as_trace`."""
+    ctx.meta[f"bench.{param.name}"] = given
+
+
+def _renamed(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
+    _kept(ctx, param, read_pairs(ctx, param, tuple(part for pair in pairs for part in pair.split(","))))
+
+
+def _dropped(ctx: click.Context, param: click.Parameter, text: str | None) -> None:
+    _kept(ctx, param, listed("--drop-streams", text) or [])
+
+
+def _shifted(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
+    from harness.policy.types import UserError
+
+    given = dict[str, float]()
+    for name, text in read_pairs(ctx, param, tuple(part for pair in pairs for part in pair.split(","))).items():
+        try:
+            given[name] = float(text.removesuffix("s"))
+        except ValueError:
+            given[name] = math.nan
+        if not math.isfinite(given[name]):
+            raise UserError(f'--shift {name}: "{text}" is no number of seconds')
+    _kept(ctx, param, given)
+
+
+def chosen_streams(ctx: click.Context) -> Any:
+    """Return what the command line asks of the streams of its log; None where that is nothing."""
+    from harness.policy.types import UserError
+    from harness.run.setup import load_models
+    from traces.chosen import EVERY, chosen
+
+    rename, drop, shift_s = (ctx.meta.get(f"bench.{key}") for key in ("rename", "drop_streams", "shift"))
+    models = ctx.params.get("models")
+    every = EVERY in (drop or ())
+    if every and models is None:
+        raise UserError(f"--drop-streams '{EVERY}' needs a set of models: name the streams")
+    members = load_models(str(models)).members if every else ()
+    return chosen(rename or {}, drop or (), [member.stream or member.name for member in members], shift_s or {})
+
+
 def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
-    """Convert a log, and deal it where --spread asks for that; stderr says how."""
-    how = ctx.meta.get(SPREAD)
-    if how is None and not Path(text).is_file():
+    """Convert a log, its streams chosen and dealt as options ask; stderr says how."""
+    how, streams = ctx.meta.get(SPREAD), chosen_streams(ctx)
+    if how is None and streams is None and not Path(text).is_file():
         return text
     from traces.kept import meant
 
-    trace, report = meant(text, RESULTS / "traces", how)
+    trace, report = meant(text, RESULTS / "traces", how, streams)
     if report:
         click.echo(f"{report}: {os.path.relpath(trace)}", err=True)
     return trace
@@ -404,6 +446,7 @@ def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
 SPREAD = "bench.spread"  # key of the context's meta
 SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
                        default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
+ONCE = 2  # of --scaling none: a run of either half
 FIRST_SEEDS, MORE = 9, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
 SEEDS = click.option("--seeds", type=SOME_SEEDS, metavar="N",
                      help=f"Seeds of each point.  [default: {FIRST_SEEDS}, then as --budget allows]")  # fmt: skip
@@ -422,6 +465,14 @@ SLO = grouped(
     click.option("--slo-scale", type=Number(), metavar="X",
                  help="Multiple of the base.  [default: 5; 1 for seconds]"),
 )  # fmt: skip
+STREAMS = grouped(
+    click.option("--rename", multiple=True, is_eager=True, expose_value=False, callback=_renamed, metavar="OLD=NEW",
+                 help="Give a stream of the log the name of its model; several by commas."),
+    click.option("--drop-streams", is_eager=True, expose_value=False, callback=_dropped, metavar="NAME,...",
+                 help="Leave out requests of these streams of the log; '*': all for which the set has no model."),
+    click.option("--shift", multiple=True, is_eager=True, expose_value=False, callback=_shifted, metavar="NAME=S",
+                 help="Let requests of a stream, or of a gateway (column src), come S seconds later (-S: earlier)."),
+)  # fmt: skip
 TRACED = grouped(
     click.option("--spread", metavar="N[:FIELD=V,...]", is_eager=True, expose_value=False, callback=_spread,
                  help="Deal the log's sessions to N models, as 12:zipf=1.2,idle=some,together=pairs."),
@@ -429,7 +480,8 @@ TRACED = grouped(
                  shell_complete=complete(trace_names),
                  metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, a canonical Parquet, or a "
                  "log, which is converted."),
-    click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
+    STREAMS,
+    click.option("--models", default=WORLD["models"], show_default=True, is_eager=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
                  help="Model set by name, a TOML file, or models (bench list models) as "
                  "llama-3.1-8b*2,Qwen/Qwen3-14B,m/config.json:tp=2:dtype=fp8."),

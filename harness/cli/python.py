@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from harness.answers import size as words
 from harness.engines.costs.prices import prices
-from harness.rows import record
+from harness.rows.loaded import Requests
 from harness.study import size as sizes
 from harness.study.compare import comparison, filled, judged_by, stem_of
 from harness.study.measure import Measured, measure
 from harness.study.size import Asked, Sized
 from traces import deal
+from traces.chosen import Chosen, chosen
 from traces.kept import meant
 from workloads import slo as rules
 from workloads.models import model_set
-from workloads.usual import SIZED, TRACE
+from workloads.usual import SIZED, TRACE, WORLD
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,15 +53,10 @@ class Comparison:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """A row a request of all runs: what `harness.load` gives, with the label in place of the spec's columns."""
-        import pandas as pd
-
-        frames = []
-        for run, label in self.measured.about.runs.items():
-            rows = record.load(self.folder.parent / run).requests
-            rows = rows[[name for name in rows.columns if not name.startswith("p_")]]
-            frames.append(rows.assign(label=label))
-        return pd.concat(frames, ignore_index=True)
+        """A row a request of all runs, with the run's name and label. UserError above 2 GB: `load` reads some."""
+        runs = self.measured.about.runs
+        rows = Requests([self.folder.parent / run for run in runs], None).frame()
+        return rows.assign(label=rows["run"].astype("str").map(dict(runs)))
 
 
 def compare(
@@ -68,6 +64,9 @@ def compare(
     *,
     trace: str | None = None,
     spread: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    drop_streams: Sequence[str] = (),
+    shift_s: Mapping[str, float] | None = None,
     slo: str | None = None,
     slo_scale: float | None = None,
     rate_scale: Sequence[float] | None = None,
@@ -85,8 +84,9 @@ def compare(
     """
     folder = Path(out).resolve()
     names = systems.split(",") if isinstance(systems, str) else list(systems)
-    if trace is not None or spread is not None:
-        setting["trace"] = _trace(trace or TRACE, spread, folder)
+    streams = _streams(rename, drop_streams, shift_s, setting.get("models", WORLD["models"]))
+    if trace is not None or spread is not None or streams is not None:
+        setting["trace"] = _trace(trace or TRACE, spread, folder, streams)
     setting = filled(setting)
     rule = rules.asked(slo, slo_scale, model_set(setting["models"]))
     asked = comparison([name.strip() for name in names], setting, rates=rate_scale, seeds=seeds,
@@ -94,12 +94,19 @@ def compare(
     return Comparison(measure(asked, folder, stem=stem_of(asked), workers=workers))
 
 
-def _trace(text: str, spread: str | None, out: Path) -> str:
-    """Convert a log, and deal it where that is asked for; stderr says how."""
-    trace, report = meant(text, out / "traces", None if spread is None else deal.spread(spread))
+def _trace(text: str, spread: str | None, out: Path, streams: Chosen | None = None) -> str:
+    """Convert a log, its streams chosen and dealt as is asked; stderr says how."""
+    trace, report = meant(text, out / "traces", None if spread is None else deal.spread(spread), streams)
     if report:
         sys.stderr.write(f"{report}: {trace}\n")
     return trace
+
+
+def _streams(
+    rename: Mapping[str, str] | None, drop: Sequence[str], shift_s: Mapping[str, float] | None, models: str
+) -> Chosen | None:
+    served = [member.stream or member.name for member in model_set(models).members]
+    return chosen(rename or {}, drop, served, shift_s or {})
 
 
 class Answer:
@@ -128,6 +135,9 @@ def size(
     trace: str,
     models: str,
     spread: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    drop_streams: Sequence[str] = (),
+    shift_s: Mapping[str, float] | None = None,
     slo: str | None = None,
     slo_scale: float | None = None,
     gpu: str | Sequence[str] = "h100",
@@ -152,9 +162,10 @@ def size(
     rule = rules.asked(slo, slo_scale, model_set(models))
     rules.parse(rule)
     kinds, names = (tuple(x.split(",") if isinstance(x, str) else x) for x in (gpu, systems))
+    streams = _streams(rename, drop_streams, shift_s, models)
     usd = prices({kind: str(dollars) for kind, dollars in (price or {}).items()})
     asked = Asked(
-        {**setting, "trace": _trace(trace, spread, folder), "models": models}, kinds, *gpus, names, rule,
-        definition or judged_by(rule), target / 100, usd, spare, node, tuple(grow), windows,
+        sizes.located({**setting, "trace": _trace(trace, spread, folder, streams), "models": models}), kinds, *gpus,
+        names, rule, definition or judged_by(rule), target / 100, usd, spare, node, tuple(grow), windows,
     )  # fmt: skip
     return Answer(sizes.size(asked, folder, workers=workers))

@@ -37,7 +37,10 @@ from harness.cli.terminal import folded, prose, teller
 from workloads.usual import SIZED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.run.shard import Shard
+    from harness.study.size import Outlook
 
 ALL = "all"
 RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
@@ -60,7 +63,8 @@ MOST_GPUS = 4096
     default="1-64",
     show_default=True,
     metavar="LEAST-MOST",
-    help="Counts that are tried; of several kinds in one cluster, whole copies of it.",
+    help="Counts that are tried first; fewer follow while they hold, unless one count is given. Of several kinds in "
+    "one cluster, whole copies of it.",
 )
 @click.option("--target", type=Number(50, 100, min_open=True, max_open=True), default=99.0, show_default=True,
               metavar="PERCENT", help="Share of requests that meet their SLO, for every model.")  # fmt: skip
@@ -69,7 +73,7 @@ MOST_GPUS = 4096
 @click.option("--price", multiple=True, callback=read_pairs, metavar="KIND=USD",
               help="Price of a GPU an hour, instead of the listed one; several by commas.")  # fmt: skip
 @click.option("--spare", type=click.IntRange(0, MOST_GPUS), default=0, show_default=True, metavar="N",
-              help="GPUs to hold for one that fails.")  # fmt: skip
+              help="GPUs to rent beside those that the target takes: arithmetic, no failure is run.")  # fmt: skip
 @click.option("--node", type=click.IntRange(1, MOST_GPUS), default=1, show_default=True, metavar="N",
               help="GPUs of a node: whole ones are bought.")  # fmt: skip
 @click.option(
@@ -82,6 +86,9 @@ MOST_GPUS = 4096
               help="Windows that a generator draws.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the streams, the counts that may be tried and the time; run nothing."
+)
 @LIMIT
 @WORKERS
 @PARTS
@@ -106,6 +113,7 @@ def size(
     collect: bool,
     as_json: bool,
     no_plot: bool,
+    dry_run: bool,
     workers: int | None,
     machine: bool,
     out: Path | None,
@@ -130,11 +138,14 @@ def size(
     least, most = _span(span)
     tried = _kinds(kinds)
     asked = sizes.Asked(
-        {key: value for key, value in {**setting, **settings}.items() if value is not None},
+        sizes.located({key: value for key, value in {**setting, **settings}.items() if value is not None}),
         tuple(tried), least, most, tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
         prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
     )  # fmt: skip
     folder = real(out or RESULTS)
+    if dry_run:
+        _dry(*sizes.outlook(asked, folder))
+        return
     if shard is not None:
         with teller(machine=machine) as told:
             mine, every = sizes.size_shard(asked, folder, shard, workers=workers, teller=told)
@@ -160,6 +171,21 @@ def size(
     click.echo(" · ".join(short_path(path) for path in (answer, *figure)), err=as_json)
     if not as_json:
         click.echo(f"next: bench explain {short_path(answer)}")
+
+
+def _dry(searches: Sequence[Outlook], streams: Sequence[str]) -> None:
+    """Show the streams of the log, then each search with its cost."""
+    from harness.answers.table import aligned
+
+    rows = [("GPU", "system", "GPUs", "runs", "minutes")]
+    rows += [(search.kind, search.system, f"{search.least}-{search.most}", f"<= {search.runs}",
+              f"<= {search.seconds / 60:.2g}") for search in searches]  # fmt: skip
+    total = sum(search.seconds for search in searches) / 60
+    for line in (*streams, *aligned(rows)):
+        click.echo(line)
+    click.echo(
+        f"at most {total:.2g} min on one core, beside base runs of the SLO; stored runs that are current cost nothing"
+    )
 
 
 def _kinds(text: str) -> list[str]:

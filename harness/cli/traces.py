@@ -17,8 +17,10 @@ from harness.cli.options import (
     MOST_INT,
     PATH,
     POSITIVE,
+    STREAMS,
     TARGET,
     Whole,
+    chosen_streams,
     complete,
     examples,
     read_pairs,
@@ -126,6 +128,7 @@ def _fact(value: Any) -> str:
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
 @click.option("--spread", metavar="N[:FIELD=V,...]",
               help="Deal sessions to N models, as 12:zipf=1.2,idle=some,together=pairs.")  # fmt: skip
+@STREAMS
 @click.option("--rate-rps", type=POSITIVE, metavar="R", help="Rate that --from servegen draws.  [default: 10]")
 @click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Block size of prefix_hashes.")
 @click.option("--sort", is_flag=True, help="Sort the rows by time.")
@@ -141,8 +144,8 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
     the column prefix_hashes, with --block-tokens.
     """
     from harness.policy.types import UserError
+    from traces import chosen, deal, schema
     from traces import convert as converter
-    from traces import deal, schema
 
     if empty is not None:
         click.echo("--empty is deprecated, and 0.3.0 removes it: --drop-bad does what --empty drop did", err=True)
@@ -156,13 +159,16 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
     how = deal.spread(spread) if spread else None
     asked = {name: value for name, value in options.items() if value not in {None, False}}
     if columns or (reader is None and "block_tokens" in asked):
-        rows, report = converter.convert(source, columns, **asked), source.name
+        rows, report = converter.table(source, columns, **asked), source.name
         report += readers.told(schema.metadata(rows))
     elif reader is not None:
         rows = readers.read(reader, source, **asked)
         report = f"{source.name} read as a log of {reader}{readers.told(schema.metadata(rows))}"
     else:
         rows, report = readers.converted(source, **asked)
+    if (streams := chosen_streams(click.get_current_context())) is not None:
+        rows, note = chosen.of(rows, streams)
+        report += f"; {note}" if note else ""
     if how is not None:
         rows, note = deal.dealt(rows, how)
         rows, report = schema.noted(rows, note), f"{report}; {note}"

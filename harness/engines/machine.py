@@ -94,6 +94,7 @@ class Config:
     kept_pages: float = KEPT_PAGES  # of elastic KV, that a model keeps mapped while its weights are in
     noise: float = 0.0
     seed: int = 0
+    window_s: float = math.inf  # statistics are of [0, window_s)
     start_s: float = 0.0
     token_times: bool = False
     plan: Mapping[str, Plan] = field(default_factory=dict)

@@ -86,6 +86,7 @@ class WallClock:
         self._zero_s = self._end_s = math.inf  # the process's clock at 0 s, none before `begin`; the run's end
         self._R = np.zeros(0, stamps.FIELDS)
         self._places: dict[Gpus, int] = {}
+        self._busy_at: dict[float, float] = {}  # seconds of steps that had ended as the window began, and as it ended
         self._future: list[tuple[float, int]] = []  # a heap of arrivals
         self._heirs: dict[int, int] = {}  # of closed loops: each request's successor
 
@@ -149,7 +150,13 @@ class WallClock:
         """Read the clock; it stops at the run's end."""
         if self.begun:
             self.now_s = min(time.monotonic() - self._zero_s, self._end_s)
+            for at_s in (0.0, self.config.window_s):
+                if at_s <= self.now_s and at_s not in self._busy_at:
+                    self._busy_at[at_s] = self._busy_s()
         return self.now_s
+
+    def _busy_s(self) -> float:
+        return float(sum(counts.busy_s for counts in self.counts.values()))
 
     def poll(self, until_s: float) -> Event | None:
         """See Engine: requests that are due come, then one step after the other is done until something is told."""
@@ -225,13 +232,15 @@ class WallClock:
         request.since_s = self.now_s
 
     def stats(self) -> dict[str, float]:
-        """See Engine."""
+        """See Engine; a step counts for the window in which it ends."""
+        window_s = self.config.window_s
+        busy_s = self._busy_at.get(window_s, self._busy_s())
         return {
             "steps": float(sum(counts.steps for counts in self.counts.values())),
             "preemptions": float(self._R["preemptions"].sum()),
-            "gpu_busy_s": float(sum(counts.busy_s for counts in self.counts.values())),
+            "gpu_busy_s": busy_s - self._busy_at.get(0.0, busy_s),
             "gpus": float(len(self.cluster.gpus)),
-            "span_s": self.now_s - self.config.start_s,
+            "span_s": window_s if math.isfinite(window_s) else max(0.0, self.now_s),
         }
 
     # ------------------------------------------------------------ requests

@@ -101,7 +101,10 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """Return counters of the whole run for its metadata; asked for after `rows`."""
+        """Return counters of the run for its metadata; asked for after `rows`.
+
+        Sums of seconds and bytes are over `span_s`, which is the window: neither warm-up nor drain.
+        """
         ...
 
     def close(self) -> None:

@@ -8,6 +8,8 @@ Alone, on an idle GPU under the same batching limits, a request takes its own st
 of `compute` is the time its steps took longer, batched with others or computed again; that of other causes is all their
 time. `host` has no excess where an engine tells the time alone, which includes it. The excess of a gap is taken beyond
 the mean of the request's own decode steps alone. Where no engine tells (real servers), running counts for nothing.
+A request that failed, as a server refused it or stopped early, missed for that: its cause is `failed`, whatever it
+waited for.
 
 The longest gap is beyond any limit that the request misses between two tokens, so it explains a miss by any SLO.
 """
@@ -20,7 +22,7 @@ import numpy as np
 
 from harness.rows.attainment import late, limits
 from harness.rows.definitions import DEFINITIONS, tpot, ttft
-from harness.rows.record import WAITS
+from harness.rows.record import STATES, WAITS
 from harness.rows.requests import take
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from harness.rows.attainment import Limits, Slo
     from harness.rows.requests import Bools, Floats, Rows
 
+CAUSES = (*WAITS, "failed")  # of misses
 HOST, COMPUTE = WAITS.index("host"), WAITS.index("compute")
 
 
@@ -78,12 +81,13 @@ def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
 
 
 def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
-    """Return the cause, an index of record.WAITS, of most of each request's excess in the parts missed.
+    """Return the cause, an index of CAUSES, of most of each request's excess in the parts missed, or `failed`.
 
     Ties go to the earlier cause. A request without excess is slow alone: `compute`.
     """
     excess = (excess_s(rows) * parts_missed(rows, limits(rows, slo), definition)[:, :, None]).sum(axis=1)
-    return np.where(excess.any(axis=1), excess.argmax(axis=1), COMPUTE)
+    waited = np.where(excess.any(axis=1), excess.argmax(axis=1), COMPUTE)
+    return np.where(rows.state == STATES.index("failed"), CAUSES.index("failed"), waited)
 
 
 def shares(rows: Rows, slo: Slo, definition: str, scores: Floats) -> dict[str, float]:
@@ -94,13 +98,13 @@ def shares(rows: Rows, slo: Slo, definition: str, scores: Floats) -> dict[str, f
 def of_counts(count: NDArray[np.int64]) -> dict[str, float]:
     """Return each cause's share of all misses that were counted; {} without any."""
     whole = int(count.sum())
-    return {wait: float(x / whole) for wait, x in zip(WAITS, count, strict=True)} if whole else {}
+    return {wait: float(x / whole) for wait, x in zip(CAUSES, count, strict=True)} if whole else {}
 
 
 def counts(rows: Rows, slo: Slo, definition: str, scores: Floats) -> NDArray[np.int64]:
     """Count a definition's misses (score < 1) by the cause that explains each."""
     which = scores < 1.0
     if not which.any():
-        return np.zeros(len(WAITS), np.int64)
+        return np.zeros(len(CAUSES), np.int64)
     missed = main(take(rows, which), limits(rows, slo).take(which), definition)
-    return np.bincount(missed, minlength=len(WAITS))
+    return np.bincount(missed, minlength=len(CAUSES))

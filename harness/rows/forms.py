@@ -20,7 +20,7 @@ RUN: Mapping[str, Any] = {  # requests.parquet
     "tier": TEXT, "fit": TEXT, "plan_origin": TEXT, "stats": {str: float}, "skipped": TEXT, "infeasible": TEXT,
     "refused": int, "first_refused": str, "counts": {str: int}, "end_s": (float, None), "departs": TEXT,
     "degrees": TEXT, "measured_on": {}, "verdict": ({"text": str, "reasons": [str]}, None),
-    "wakes": ({"text": str}, None), "served": ({str: str}, None), "arithmetic": TEXT,
+    "wakes": ({"text": str}, None), "served": ({str: str}, None), "failures": ({str: int}, None), "arithmetic": TEXT,
 }  # fmt: skip
 
 PANEL = {

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,6 @@ from harness.rows.sealed import WAY_OUT, Damaged, Facts
 from harness.rows.whole import patient, replacing, sync
 
 if TYPE_CHECKING:
-    import pandas as pd
     from numpy.typing import NDArray
 
 ROWS = "requests.parquet"
@@ -475,38 +474,6 @@ def _opened(folder: Path, use: Any, of_part: Any) -> Any:
         raise UserError(f"{folder}: no run here ({ROWS} is missing); name a folder that bench wrote") from None
 
 
-class Frames(NamedTuple):
-    """Tidy pandas frames. Columns p_* are fields of the spec, repeated in both; `run` is the folder's name."""
-
-    runs: pd.DataFrame  # one row a run: p_*, fidelity, tier, skipped, infeasible, n_<state>, s_<engine statistic>
-    requests: pd.DataFrame  # one row a request: seconds from the window's start (`*_s`), waits, tokens, state
-
-
-def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Frames:
-    """Load the frames of one run, of a sweep (the runs in or named by its folder), or of all runs under `path`.
-
-    `columns` limits what is read of each request (names of `SCHEMA`). Raises UserError where there is no run.
-    """
-    import pandas as pd
-
-    folders = runs(path)
-    facts, frames = [], []
-    for folder in folders:
-        table, about = read(folder, columns), meta(folder)
-        params = {f"p_{key}": _cell(value) for key, value in _flat(about.get("spec") or {})}
-        facts.append(
-            {"run": folder.name, **params}
-            | {key: about.get(key) for key in ("fidelity", "tier", "fit", "skipped", "infeasible", "end_s")}
-            | {f"n_{key}": value for key, value in (about.get("counts") or {}).items()}
-            | {f"s_{key}": value for key, value in (about.get("stats") or {}).items()}
-        )
-        if table.num_rows:
-            frames.append(_seconds(table).assign(run=folder.name, **params))
-    rows = pd.concat(frames, ignore_index=True) if frames else _seconds(SCHEMA.empty_table()).assign(run="")
-    words = [c for c in rows.columns if c in _DICTS or c == "run" or (c.startswith("p_") and rows[c].dtype == "str")]
-    return Frames(pd.DataFrame(facts), rows.astype(dict.fromkeys(words, "category")))
-
-
 def runs(path: str | os.PathLike[str]) -> list[Path]:
     """Paths of runs: `path` itself, all under it, or those that its sweep's table names beside it; sorted."""
     path = Path(path)
@@ -523,25 +490,3 @@ def runs(path: str | os.PathLike[str]) -> list[Path]:
     if not folders:
         raise UserError(f"{path}: no runs here; name a folder that bench wrote (bench compare makes one)")
     return sorted(folders)
-
-
-def _seconds(table: pa.Table) -> pd.DataFrame:
-    frame: pd.DataFrame = table.to_pandas()
-    stamps = [c for c in frame.columns if c.endswith("_ns")]
-    for name in stamps:
-        column = frame[name]
-        seconds = column.map(lambda x: None if x is None else x / 1e9) if name == "token_ns" else column / 1e9
-        frame[name] = seconds
-    return frame.rename(columns={name: name[:-3] + "_s" for name in stamps})
-
-
-def _flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in spec.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _cell(value: Any) -> Any:
-    return dumps(value) if isinstance(value, list) else value

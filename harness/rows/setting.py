@@ -11,8 +11,8 @@ SHARED = {"turns": "processes take turns on a GPU", "fluid": "GPUs shared as und
 
 PLANS = {  # the requests that offline planners saw, as captions name them
     "held-out": "plans from requests that are not replayed",
-    "window": "plans know the window",
-    "trace": "plans know the trace",
+    "window": "oracle: plans know the window",
+    "trace": "oracle: plans know the trace",
     "prefix": "plans from the first tenth of the trace",
 }
 LAW = "kernels take turns"  # the law by which models share a GPU in the simulator (docs/semantics.md)

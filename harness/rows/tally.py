@@ -18,7 +18,6 @@ from harness import spilled
 from harness.rows import causes
 from harness.rows.attainment import Limits, busy, interpolated, norm_s, quantile, tpot_s
 from harness.rows.definitions import DEFINITIONS, both
-from harness.rows.record import WAITS
 from harness.rows.requests import Rows, take
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Attained:
     whole: Floats
     scores: float = 0.0  # of all, weighted
     weights: float = 0.0
-    causes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(WAITS), np.int64))  # of misses
+    causes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(causes.CAUSES), np.int64))  # of misses
 
     @property
     def share(self) -> float:

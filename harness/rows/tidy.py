@@ -261,7 +261,7 @@ def measures(offered: Rows, slo: Slo, window_s: float) -> dict[str, float]:
 def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     """Compute shares of capacity (KV bytes x seconds, GPU seconds) from an engine's statistics; others as they are.
 
-    The engine's span is the whole run, warm-up and drain included.
+    All shares are over one span, the window: neither warm-up nor drain.
     """
     gpu_s = stats.get("gpus", 0.0) * stats.get("span_s", 0.0)
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)

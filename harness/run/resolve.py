@@ -19,7 +19,7 @@ from harness.policy import mix
 from harness.policy.events import Woke
 from harness.policy.fields import asked, meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
-from harness.run import sources
+from harness.run import sources, streams
 from harness.run.placement import check as placed
 from harness.run.placement import homes
 from harness.run.setup import SIMULATOR, Setup, blamed, load_models
@@ -132,6 +132,7 @@ def resolve(spec: Spec) -> Spec:
         sources.imported(policy)  # one line for a file that is not Python
     setup = Setup(spec)
     trace = setup.trace
+    streams.check(setup)
     if trace.greedy:
         spec = replace(spec, sampling="greedy")
     if spec.trace_sha256 not in {"", trace.sha256}:
@@ -144,6 +145,7 @@ def resolve(spec: Spec) -> Spec:
         raise UserError(f'profile is "{spec.profile}", not the path of a .json')
     if spec.host_bytes is not None and asked(spec.engine).name != SIMULATOR:
         raise UserError(f"host_bytes: on {spec.engine} weights lie where they lie; {SIMULATOR} alone takes it")
+    streams.halves(setup)
     _hold(setup)
     known = traits(spec)
     if known.wall_clock:
@@ -159,6 +161,8 @@ def resolve(spec: Spec) -> Spec:
     reads = known.reads_slo and spec.workload == "trace"
     window_s: float | None = span_s
     warmup_s, scaling = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s)), spec.scaling
+    if scaling == "none":  # what runs before the window would be of the same requests
+        warmup_s = 0.0
     if closed(trace) is not None:
         window_s, warmup_s, scaling = None, FIRST_S, "clients" if scaling == "rotate" else scaling
     window_s = window_s if spec.window_s is None else spec.window_s

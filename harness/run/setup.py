@@ -197,6 +197,7 @@ class Setup:
             noise=spec.noise or 0.0,
             seed=spec.seed,
             start_s=-(spec.warmup_s or 0.0),
+            window_s=spec.window_s or math.inf,
             token_times=spec.token_times,
             plan=_plan(spec.trace, models, spec.rate_scale, spec.plan, spec.seed, spec.assign),
             homes=dict(spec.homes),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.policy.types import UserError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from harness.run.setup import Setup
     from harness.run.spec import Spec
@@ -18,6 +21,66 @@ DRAWN = {
     "shuffled": "as each seed draws; seed",
     "square": "each of the busiest meets each size of model once in {} seeds; seed",
 }
+
+
+def check(setup: Setup) -> None:
+    """Raise UserError where a log, a file, has requests of streams that no model of the set serves, with their counts.
+
+    Of named traces and generators, models have some of the streams.
+    """
+    from traces.chosen import listed
+    from workloads.picking import assigned
+
+    trace, models = setup.trace, setup.models
+    if trace.maker is not None or not _file(setup.spec.trace):
+        return
+    served = {stream for stream, _ in assigned(trace, models, setup.spec.seed, setup.spec.assign).streams}
+    if served >= {*trace.models}:
+        return
+    counts = _requests(setup)
+    if left := {name: n for name, n in counts.items() if n and name not in served}:
+        count, of = sum(left.values()), sum(counts.values())
+        raise UserError(
+            f"log {trace.name}: {count:,} of {of:,} requests are of streams for which set {stem(models.name)} has no "
+            "model: "
+            f"{listed(left)} (--rename OLD=NEW, or --drop-streams NAME,... leaves them out, '*' all of them)"
+        )
+
+
+def _file(trace: str) -> bool:
+    return trace.endswith(".parquet") or Path(trace).is_file()
+
+
+def _requests(setup: Setup) -> dict[str, int]:
+    """Count the requests of each stream."""
+    trace = setup.trace
+    return dict(zip(trace.models, np.bincount(trace.model, minlength=len(trace.models)).tolist(), strict=True))
+
+
+def stem(text: str) -> str:
+    """Return the name of a file without folder and ending; other names as they are."""
+    return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
+
+
+def halves(setup: Setup) -> None:
+    """Raise UserError where half of a log has no requests, and is to be replayed or planned from."""
+    from workloads.picking import window_fold
+
+    trace, spec = setup.trace, setup.spec
+    if spec.workload == "base" or window_fold(trace, spec.seed, spec.plan) is None:
+        return
+    early = int(np.searchsorted(trace.arrival_s, trace.span_s / 2))
+    if early in {0, len(trace)}:
+        half = "second" if early else "first"
+        raise UserError(
+            f"{trace.name}: its {half} half, of {trace.span_s / 2:g} s, has no request, and each half is planned "
+            "from the other (--plan trace replays all of it)"
+        )
+
+
+def share(kept: float) -> str:
+    """Say which share of a log's requests is replayed; empty where that is all of them."""
+    return "" if kept >= 1 else f"of {min(99.9, 100 * kept):.3g} % of the log's requests"
 
 
 def lines(setup: Setup, *, every: bool = False) -> list[str]:
@@ -31,23 +94,32 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
     if not spec.trace.endswith(".parquet"):
         return []
     assignment = assigned(trace, models, spec.seed, spec.assign)
-    pairs = [
-        (name, stream) for name, (stream, _) in zip(models.names, assignment.streams, strict=True) if name != stream
-    ]
+    dealt = [(name, stream) for name, (stream, _) in zip(models.names, assignment.streams, strict=True)]
+    pairs = [(name, stream) for name, stream in dealt if name != stream]
     head = f"streams {assignment.rule if assignment.rule != 'released' else 'as the set names them'}"
     if not pairs or assignment.rule == "released":
-        return [head]
-    requests = dict(zip(trace.models, np.bincount(trace.model, minlength=len(trace.models)).tolist(), strict=True))
+        return [f"{head}: {_each(dealt, _requests(setup))}"] if every else [head]
+    requests = _requests(setup)
     shown = pairs if every else pairs[:MOST]
-    listed = ", ".join(f"{model} <- {stream} ({requests.get(stream, 0):,} requests)" for model, stream in shown)
+    listed = _each(shown, requests)
     more = f", {len(pairs) - len(shown)} more (--dry-run lists all)" if len(shown) < len(pairs) else ""
     if assignment.rule == "by name":
         equal = len(models.names) - len(pairs)
+        if every:
+            return [f"{head}: {trace.name} -> {models.name}: {_each(dealt, requests)}"]
         return [f"{head}: {equal} of {len(models.names)} models; {trace.name} -> {models.name}: {listed}{more}"]
     how = ""
     if assignment.rule in DRAWN:
         how = f" ({DRAWN[assignment.rule].format(square_seeds(trace, models))} {spec.seed})"
     return [f"{head}{how}: {trace.name} -> {models.name}: {listed}{more}"]
+
+
+def _each(pairs: Iterable[tuple[str, str]], requests: Mapping[str, int]) -> str:
+    """List models, each with its stream where that has another name, and the requests."""
+    return ", ".join(
+        f"{model + f' <- {stream}' * (model != stream)} ({requests.get(stream, 0):,} requests)"
+        for model, stream in pairs
+    )
 
 
 def of_all(specs: Iterable[Spec], *, every: bool = False) -> list[str]:

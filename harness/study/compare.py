@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from harness.engines.costs import kernels, quantities
 from harness.policy import fields, mix
 from harness.policy.types import Inst, Unsupported
-from harness.run.setup import Setup, load_models
-from harness.run.spec import Spec
+from harness.run.forecast import reads_plan
+from harness.run.setup import Setup, load_models, load_trace
+from harness.run.spec import Spec, from_dict
+from harness.run.spec import asked as asked_system
 from harness.study.study import AA, CONTROLS, PRECISION, Condition, Sample, Scope, Study, named
 from workloads import slo
 from workloads.build import closed, idle_to_swap, rate_rps
-from workloads.picking import assigned, window_fold
+from workloads.picking import FOLDED_S, assigned, window_fold
 from workloads.usual import TRACE, WORLD, memory
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from traces.synthetic import Preset
 
 NAME = "comparison"
+SPEC_KEYS = frozenset(field.name for field in fields_of(Spec))
 
 
 def filled(setting: Mapping[str, Any], unsaid: Collection[str] = ()) -> dict[str, Any]:
@@ -72,6 +76,9 @@ def comparison(
         first = next((name for name in listed if name not in CONTROLS), next(iter(listed)))
         listed[first + AA] = listed[first]
     fixed = (1.0,) if rates is None and setting.get("scaling") == "none" else rates
+    once = setting.get("scaling") == "none" and "plan" not in setting
+    if once and load_trace(str(setting["trace"])).maker is None and not planners(listed.values(), setting):
+        setting = {**setting, "plan": "trace"}  # nobody plans from it
     return Study(
         name=NAME,
         systems=listed,
@@ -85,6 +92,30 @@ def comparison(
         by_model=True,
         layout="table",
     )
+
+
+def planners(texts: Iterable[str], setting: Mapping[str, Any]) -> list[str]:
+    """Return the systems, as --systems takes them, that plan from requests of the trace."""
+    given = {key: value for key, value in setting.items() if key in SPEC_KEYS}
+    return [text for text in texts if reads_plan(from_dict({**given, **asked_system(text)}))]
+
+
+def repeats(setting: Mapping[str, Any]) -> bool:
+    """Tell whether all seeds of a setting that takes a trace as it came replay the same requests."""
+    trace, plan = load_trace(str(setting["trace"])), str(setting.get("plan", Spec("").plan))
+    return trace.maker is None and window_fold(trace, 0, plan) == window_fold(trace, 1, plan)
+
+
+def replayed(spec: Spec) -> str:
+    """Say which part of a replayed trace each seed replays; empty of one that is drawn."""
+    trace = Setup(spec).trace
+    if trace.maker is not None:
+        return ""
+    if window_fold(trace, spec.seed, spec.plan) is None:
+        return "all of it" + (" once, as it came" if spec.scaling == "none" else "")
+    if trace.span_s < FOLDED_S:
+        return "even seeds its second half, odd ones its first"
+    return "its second half"
 
 
 def judged_by(rule: str) -> str:
@@ -116,14 +147,14 @@ def asker(about: About) -> str:
     return next(files, contend[0])
 
 
-def load_of(spec: Spec) -> tuple[int, bool, Preset | None]:
-    """Return the requests of a comparison at the trace's rate, and whether a seed replays a half of them.
+def traffic(spec: Spec) -> tuple[int, Preset | None]:
+    """Return the requests of a comparison at the trace's rate.
 
     Last comes the generator of a closed loop; None where requests come by themselves.
     """
     setup = Setup(spec)
     requests = round(setup.trace.span_s * rate_rps(setup.trace, setup.models))
-    return requests, window_fold(setup.trace, spec.seed, spec.plan) is not None, closed(setup.trace)
+    return requests, closed(setup.trace)
 
 
 def stream_rule(spec: Spec) -> str:

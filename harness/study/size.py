@@ -12,40 +12,38 @@ Runs are those of a sweep: they are stored, checked and resumed as all others ar
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from operator import le
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from harness.engines.costs.prices import Price
 from harness.policy import mix
 from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
-from harness.run import room, score, sweep
-from harness.run.resolve import alone, resolve, traits
+from harness.run import room, score, streams, sweep
+from harness.run.estimates import Costs
+from harness.run.resolve import resolve, traits
 from harness.run.server_line import server_line
-from harness.run.setup import Setup, load_models, load_trace
+from harness.run.setup import Setup, load_trace
 from harness.run.shard import Progress, Shard
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
+from harness.study.degrees import NoRoom, fitting
+from harness.study.shared import placed
 from harness.study.study import UNSHARED, named
-from traces import schema
-from workloads.models import as_asked
+from harness.study.traffic import View, million_tokens_hour, views
 
-HOUR_S = 3600.0
 BOUNDS = (UNSHARED, "dedicated")  # recommended never: a bound, and the base to save from
 WINDOWS = 3  # drawn of a generator
 GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
-FULL = 0.92  # of a GPU's memory for weights and one request, where a degree of parallelism is chosen
 ONE_KIND = "not tried: it takes GPUs of one kind"
 Criterion = Literal["each", "pooled"]
 
@@ -83,14 +81,6 @@ class Asked:
         prices = [(self.prices.get(name), n) for name, n in mix.copies(kind, self.bought(gpus))]
         known = [price.usd_hour * n for price, n in prices if price is not None]
         return sum(known) if len(known) == len(prices) else None
-
-
-class View(NamedTuple):
-    """A stretch of the traffic that is replayed."""
-
-    name: str  # whole log, busiest hour
-    trace: str
-    seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -157,13 +147,15 @@ class Sized:
     best: tuple[str, str, int] | None  # kind, system, GPUs: the cheapest on which every model holds the target
     grown: Mapping[float, int | None]  # GPUs of the best for more traffic; None: more than the most
     cold_s: Mapping[str, float]  # seconds in which each model is loaded from the host, on the best's kind
-    homes: Mapping[str, tuple[str, ...]]  # by GPU: models that were served there by the best
-    million_tokens_hour: float  # prompt and output, in the whole log
+    placed: Mapping[str, Mapping[str, float]]  # by GPU and model: the share of its requests that ran there, of the best
+    million_tokens_hour: float  # prompt and output of what the models serve, in the whole log
     dedicated: Mapping[str, int]  # by kind: GPUs where each model has its own
     lacks: str  # memory that the best lacks on one GPU fewer; "": load binds
     tails: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # P95 of TTFT and TPOT in s, of the best
     rules: Mapping[str, str] = field(default_factory=dict)  # of SLOs by kind of GPU; of a mix with the kind of the base
     servers: Mapping[str, str] = field(default_factory=dict)  # by kind: what the servers do, and the KV that is left
+    kept_share: float = 1.0  # of the log's requests: the others' streams were dropped
+    streams: tuple[str, ...] = ()  # by which rule streams and models meet
 
 
 def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
@@ -197,19 +189,57 @@ def progress(asked: Asked, out: Path) -> Iterator[Progress]:
                 yield Progress((" ".join(key),), work.found, 0, "")
 
 
+class Outlook(NamedTuple):
+    """The search of a strategy on a kind of GPU before anything is run; it ends earlier where it finds its answer."""
+
+    kind: str
+    system: str
+    least: int  # GPUs that are tried first
+    most: int
+    runs: int  # at most
+    seconds: float  # of a processor, at most
+
+
+def outlook(asked: Asked, out: Path) -> tuple[list[Outlook], list[str]]:
+    """Return the searches of a question with their cost, and the streams of its log; nothing is run."""
+    work, costs = Work(asked, out, None, Silent()), Costs.of(out)
+    rows = []
+    for (kind, name), curve in work.curves().items():
+        if curve.stopped:
+            continue
+        per, view, begin = mix.size(kind), work.views[0], work.begins[kind][1]
+        doublings = math.ceil(math.log2(work.most(kind) / per / begin)) if work.most(kind) > per * begin else 0
+        counts = 1 if own_count(work.systems[name]) else 1 + 2 * doublings
+        cost_s = costs.cpu_s(resolve(replace(work.spec(kind, name, per * begin, view, view.seeds[0]), slo="")))
+        runs = counts * sum(len(view.seeds) for view in work.views)
+        rows.append(Outlook(kind, name, per * begin, work.most(kind), runs, runs * cost_s))
+    setup = Setup(work.spec(work.kinds[0], next(iter(work.systems)), 1, work.views[0], 0))
+    return rows, streams.lines(setup, every=True)
+
+
 class Work:
     """One call of `size`."""
 
     def __init__(self, asked: Asked, out: Path, workers: int | None, teller: Teller) -> None:
         self.asked, self.out, self.workers, self.teller = asked, out, workers, teller
         self.systems = named(asked.systems)
-        self.views = views(asked, out)
-        self.sets = {kind: _fitting(asked, kind, out) for kind in asked.kinds}
+        self.views = views(str(asked.setting["trace"]), asked.windows, out)
+        self.sets: dict[str, tuple[str, dict[str, int]]] = {}
+        self.begins: dict[str, tuple[int, int]] = {}
+        self.refused: dict[str, str] = {}  # kinds that cannot hold a model, and why
         self._clusters: dict[tuple[str, int], Cluster] = {}
-        self._floor = {kind: self._ends(kind) for kind in asked.kinds}
-        for kind in asked.kinds:  # a mistake shows before anything is run
+        for kind in asked.kinds:
+            try:
+                self.sets[kind] = fitting(asked.setting, kind, asked.most, out)
+                self.begins[kind] = self._ends(kind)
+            except NoRoom as why:
+                self.refused[kind] = str(why)
+        self.kinds = [kind for kind in asked.kinds if kind not in self.refused]
+        if not self.kinds:
+            raise NoRoom("; ".join(self.refused.values()))
+        for kind in self.kinds:  # a mistake shows before anything is run
             for name in self.systems:
-                traits(self._spec(kind, name, self._most(kind), self.views[0], self.views[0].seeds[0]))
+                traits(self.spec(kind, name, self.most(kind), self.views[0], self.views[0].seeds[0]))
         self._targets: dict[tuple[str, str], SloTarget] = {}
         self.found = 0  # runs of all counts so far
 
@@ -218,20 +248,20 @@ class Work:
         asked = self.asked
         curves, best, grown = self.search(list(self.curves()))
         cold: dict[str, float] = {}
-        homes: dict[str, tuple[str, ...]] = {}
+        shares: dict[str, dict[str, float]] = {}
         if best is not None:
             kind, name, gpus = best
             cold = self._cold_s(kind, name, gpus)
-            homes = _homes(curves[kind, name].tried[gpus].runs)
-        trace = load_trace(str(asked.setting["trace"]))
-        tokens = float(trace.prompt_tokens.sum(dtype=np.int64) + trace.output_tokens.sum(dtype=np.int64))
+            shares = placed(curves[kind, name].tried[gpus].runs)
+        trace, base = load_trace(str(asked.setting["trace"])), self._setup(self.kinds[0])
         alone = {kind: sum(model.tp for model in self.cluster(kind).models.values())
-                 for kind in asked.kinds if not mix.mixed(kind)}  # fmt: skip
+                 for kind in self.kinds if not mix.mixed(kind)}  # fmt: skip
         return Sized(asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
-                     best, grown, cold, homes, tokens / trace.span_s * HOUR_S / 1e6, alone,
+                     best, grown, cold, shares, million_tokens_hour(trace, base.models, base.spec.assign), alone,
                      self._lacks(curves, best), tails(curves[best[:2]].tried[best[2]].runs) if best else {},
-                     {kind: self.under(kind, self.views[0]).rule for kind in asked.kinds},
-                     {kind: server_line(self._setup(kind)) for kind in asked.kinds})  # fmt: skip
+                     {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
+                     {kind: server_line(self._setup(kind)) for kind in self.kinds},
+                     trace.kept_share, tuple(streams.lines(base)))  # fmt: skip
 
     def part(self, shard: Shard) -> tuple[int, int]:
         """Search a shard's strategies; returns how many searches these are, and how many there are."""
@@ -247,7 +277,8 @@ class Work:
         curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name))
                   for kind in kinds for name in self.systems}  # fmt: skip
         if all(curve.stopped for curve in curves.values()):
-            raise UserError(f"{', '.join(kinds)}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
+            mixes = ", ".join(kind for kind in kinds if kind not in self.refused)
+            raise UserError(f"{mixes}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
         return curves
 
     def search(
@@ -293,7 +324,7 @@ class Work:
         if below is None or not below.unfit or below.gpus != gpus - mix.size(kind):
             return ""
         view = self.views[0]
-        spec = self.under(kind, view).spec(self._spec(kind, name, below.gpus, view, view.seeds[0]))
+        spec = self.under(kind, view).spec(self.spec(kind, name, below.gpus, view, view.seeds[0]))
         short = room.short_bytes(spec)
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
@@ -316,17 +347,17 @@ class Work:
         Counts are of copies of a mix in here; of one kind, a copy is a GPU.
         """
         tried, target, size = curve.tried, self.asked.target, mix.size(curve.kind)
-        most = self._most(curve.kind) // size
+        most = self.most(curve.kind) // size
         if curve.stopped:
             return None
         if own_count(self.systems[curve.system]):
-            alone = traits(self._spec(curve.kind, curve.system, size, self.views[0], self.views[0].seeds[0])).gpus
+            alone = traits(self.spec(curve.kind, curve.system, size, self.views[0], self.views[0].seeds[0])).gpus
             return None if tried else alone
         answer = curve.fewest(target, by)
         held = None if answer is None else answer // size
         fails = [n // size for n, verdict in tried.items()
                  if not verdict.holds(target, by) and (answer is None or n < answer)]  # fmt: skip
-        floor, begin = self._floor[curve.kind]
+        floor, begin = self.begins[curve.kind]
         floor, begin = max(floor, least), max(begin, least)
         low = max(fails, default=floor - 1)
         if held is None:
@@ -341,7 +372,7 @@ class Work:
         middle = (held + low) // 2
         return middle * size if held - low > 1 and middle * size not in tried else None
 
-    def _most(self, kind: str) -> int:
+    def most(self, kind: str) -> int:
         """Return the most GPUs of a kind, or of whole copies of a mix, that may be tried. UserError for no copy."""
         size = mix.size(kind)
         if size > self.asked.most:
@@ -349,13 +380,15 @@ class Work:
         return self.asked.most - self.asked.most % size
 
     def _refused(self, kind: str, name: str) -> str:
-        """Say why a system is not tried on a mix; empty where it is."""
+        """Say why a system is not tried on a kind; empty where it is."""
+        if kind in self.refused:
+            return self.refused[kind]
         return "" if takes(self.systems[name], kind) else ONE_KIND
 
     def _cap(self, curve: Curve, first: Iterable[Curve]) -> int:
         """Return the most copies of a curve's kind that cost no more than the cheapest answer of the first strategy."""
         best, size = self._best(first), mix.size(curve.kind)
-        most = self._most(curve.kind) // size
+        most = self.most(curve.kind) // size
         if best is None or self._base(curve) in BOUNDS:
             return most
         kind, _, gpus = best
@@ -384,22 +417,27 @@ class Work:
         return str(asked_system(self.systems[curve.system])["system"])
 
     def _ends(self, kind: str) -> tuple[int, int]:
-        """Return the fewest copies that can be asked for, and those whose memory holds all weights: tried first."""
+        """Return the fewest copies that hold each model alone, and those that are tried first.
+
+        These hold all weights, and are no fewer than asked for; where they hold the target, fewer are tried.
+        """
         size, cluster = mix.size(kind), self.cluster(kind)
         weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
         largest = max(n for _, n in mix.parts(kind))
-        floor = max(math.ceil(self.asked.least / size), *(math.ceil(m.tp / largest) for m in cluster.models.values()))
-        most = self._most(kind) // size
+        floor = max(math.ceil(m.tp / largest) for m in cluster.models.values())
+        most, asked = self.most(kind) // size, math.ceil(self.asked.least / size)
+        if self.asked.least == self.asked.most:  # one count, and no other
+            floor = max(floor, asked)
         if floor > most:
-            raise UserError(f"--gpus ends at {self.asked.most}, and a model takes {floor * size} {kind}")
-        return floor, min(most, max(floor, math.ceil(weights / sum(gpu.mem_bytes for gpu in cluster.gpus))))
+            raise NoRoom(f"--gpus ends at {self.asked.most}, and a model takes {floor * size} {kind}")
+        return floor, min(most, max(floor, asked, math.ceil(weights / sum(gpu.mem_bytes for gpu in cluster.gpus))))
 
     # ------------------------------------------------------------ runs
 
     def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
         """Run strategies on counts, in all windows, and add their verdicts."""
         points = [(curve, n, view, seed) for curve, n in asks for view in self.views for seed in view.seeds]
-        specs = [self.under(curve.kind, view).spec(self._spec(curve.kind, curve.system, n, view, seed, times))
+        specs = [self.under(curve.kind, view).spec(self.spec(curve.kind, curve.system, n, view, seed, times))
                  for curve, n, view, seed in points]  # fmt: skip
         folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
         self.found += len(specs)
@@ -447,7 +485,7 @@ class Work:
         """Return so many GPUs of a kind (one, or one copy of a mix), with all models, each at its degree."""
         n = gpus or mix.size(kind)
         if (kind, n) not in self._clusters:
-            spec = self._spec(kind, next(iter(self.systems)), n, self.views[0], self.views[0].seeds[0])
+            spec = self.spec(kind, next(iter(self.systems)), n, self.views[0], self.views[0].seeds[0])
             setup = Setup(resolve(replace(spec, system=UNSHARED, preset=None, fields=(), slo="")))
             self._clusters[kind, n] = setup.cluster
         return self._clusters[kind, n]
@@ -455,7 +493,7 @@ class Work:
     def under(self, kind: str, view: View) -> SloTarget:
         """Return the SLO seconds on a kind of GPU, of the traffic of a view."""
         if (kind, view.trace) not in self._targets:
-            spec = self._spec(kind, next(iter(self.systems)), mix.size(kind), view, view.seeds[0])
+            spec = self.spec(kind, next(iter(self.systems)), mix.size(kind), view, view.seeds[0])
             self._targets[kind, view.trace] = slo_target(
                 spec, self.asked.rule, self.out, workers=self.workers, teller=self.teller
             )
@@ -463,9 +501,10 @@ class Work:
 
     def _setup(self, kind: str) -> Setup:
         """Return one GPU of a kind, or one copy of a mix, with all models, each at its degree."""
-        return Setup(self._spec(kind, next(iter(self.systems)), mix.size(kind), self.views[0], self.views[0].seeds[0]))
+        return Setup(self.spec(kind, next(iter(self.systems)), mix.size(kind), self.views[0], self.views[0].seeds[0]))
 
-    def _spec(self, kind: str, system: str, gpus: int, view: View, seed: int, times: float = 1.0) -> Spec:
+    def spec(self, kind: str, system: str, gpus: int, view: View, seed: int, times: float = 1.0) -> Spec:
+        """Return the spec of one run."""
         models, _ = self.sets[kind]
         fields = {**self.asked.setting, "trace": view.trace, "models": models, "gpu": kind, "gpus": gpus}
         spec = from_dict({**fields, **asked_system(self.systems[system])})
@@ -475,10 +514,18 @@ class Work:
 
     def _cold_s(self, kind: str, system: str, gpus: int) -> dict[str, float]:
         """Compute the seconds in which each model comes in from the host, on idle links."""
-        cluster = Setup(resolve(replace(self._spec(kind, system, gpus, self.views[0], self.views[0].seeds[0]), slo=""))
+        cluster = Setup(resolve(replace(self.spec(kind, system, gpus, self.views[0], self.views[0].seeds[0]), slo=""))
                         ).cluster  # fmt: skip
         return {name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
                 for name, model in cluster.models.items()}  # fmt: skip
+
+
+def located(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Make paths of files absolute, so that what is stored holds from any folder."""
+    files = {"trace": ".parquet", "models": ".toml", "table": ".toml"}
+    paths = {key: os.path.abspath(setting[key]) for key, suffix in files.items()  # noqa: PTH100 - a link keeps its name
+             if str(setting.get(key, "")).endswith(suffix)}  # fmt: skip
+    return {**setting, **paths}
 
 
 def own_count(system: str) -> bool:
@@ -489,94 +536,3 @@ def own_count(system: str) -> bool:
 def takes(system: str, kind: str) -> bool:
     """Tell whether a system, as --systems takes it, places on GPUs of this kind, or of this mix of kinds."""
     return not mix.mixed(kind) or getattr(Setup(from_dict(asked_system(system))).make_policy, "mixed", False)
-
-
-def views(asked: Asked, out: Path) -> tuple[View, ...]:
-    """Return the stretches that are replayed: all of the trace; its busiest hour, where it is longer than two.
-
-    A log under two hours is replayed half by half, each half planned from the other; of a longer one the second half
-    is. A generator draws windows.
-    """
-    name = str(asked.setting["trace"])
-    trace = load_trace(name)
-    if trace.maker is not None:
-        return (View("trace", name, tuple(range(asked.windows))),)
-    whole = View("whole log" if trace.span_s < 2 * HOUR_S else "second half of the log", name,
-                 (0, 1) if trace.span_s < 2 * HOUR_S else (0,))  # fmt: skip
-    if trace.span_s <= 2 * HOUR_S or not name.endswith(".parquet"):
-        return (whole,)
-    edges = np.arange(0, trace.span_s - HOUR_S + 1, 600.0)
-    counts = np.searchsorted(trace.arrival_s, edges + HOUR_S) - np.searchsorted(trace.arrival_s, edges)
-    begin = float(edges[counts.argmax()])
-    rows = schema.read(Path(name))
-    inside = pc.and_(pc.greater_equal(rows["arrival_s"], begin), pc.less(rows["arrival_s"], begin + HOUR_S))
-    hour = rows.filter(inside)
-    at = hour.schema.get_field_index("arrival_s")
-    hour = hour.set_column(at, hour.schema.field(at), pc.subtract(hour["arrival_s"], pa.scalar(begin)))
-    hour = schema.noted(hour, f"the busiest hour, from {begin / HOUR_S:.2f} h on", span_s=HOUR_S,
-                        name=f"{trace.name}-hour", streams=list(trace.models))  # fmt: skip
-    path = out / "traces" / f"{Path(name).stem}-hour.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    schema.write(hour, path)
-    return (whole, View("busiest hour", str(path), (0, 1)))
-
-
-def _fitting(asked: Asked, kind: str, out: Path) -> tuple[str, dict[str, int]]:
-    """Return the model set with the smallest degree of parallelism at which each model fits on a kind of GPU.
-
-    A degree that the set gives stays where it fits; the set itself is returned where none is changed.
-    """
-    models = str(asked.setting["models"])
-    gpus = max(1, asked.most // mix.size(kind)) * mix.size(kind)
-    spec = from_dict({**asked.setting, "system": "unshared", "gpu": kind, "gpus": gpus, "models": models})
-    setup = Setup(replace(spec, slo=""))  # not resolved: that refuses a model that is too large for one GPU
-    cluster, members = setup.cluster, {member.name: member for member in setup.models.members}
-    have = max(gpu.mem_bytes for gpu in cluster.gpus)
-    room_bytes = FULL * have
-    chosen: dict[str, int] = {}
-    for name, model in cluster.models.items():
-        need = {tp: _bytes(model.at(tp)) for tp in model.degrees if tp >= model.tp}
-        fits = [tp for tp, taken in need.items() if taken <= room_bytes and le(*alone(setup, members[name], tp))]
-        if not fits:
-            raise UserError(f"{name} needs {min(need.values()) / GIB:.1f} GiB on each of {max(need)} {kind}, which has "
-                            f"{have / GIB:.1f}")  # fmt: skip
-        if fits[0] != model.tp:
-            chosen[name] = fits[0]
-    return (with_degrees(models, chosen, out, kind), chosen) if chosen else (models, {})
-
-
-def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str) -> str:
-    """Write a model set with other degrees of parallelism for some of its models; returns its path."""
-    lines = []
-    for member, shape in zip(load_models(models).members, as_asked(models), strict=True):
-        lines += ["[[model]]", f"name = {record.dumps(member.name)}", f"shape = {record.dumps(shape)}",
-                  f"tp = {degrees.get(member.name, member.tp)}"]  # fmt: skip
-        if member.stream is not None:
-            lines.append(f"stream = {record.dumps(member.stream)}")
-        if member.shift_s:
-            lines.append(f"shift_s = {member.shift_s!r}")
-    stem = Path(models).stem.replace("*", "x").replace(",", "_").replace(":", "_")[:60]
-    path = out / "sets" / f"{stem}-{suffix.replace('*', 'x').replace('+', '-')}.toml"
-    record.write_bytes(path, ("\n".join(lines) + "\n").encode())
-    return str(path)
-
-
-def _bytes(model: Any) -> int:
-    """Return what weights and one longest request of a model take on each GPU."""
-    return int(model.weight_bytes + model.kv_token_bytes * model.max_tokens)
-
-
-def _homes(runs: Iterable[Path]) -> dict[str, tuple[str, ...]]:
-    """Group the models of a run by the GPUs that served them, in the first of these runs."""
-    first = next(iter(runs))
-    rows = record.read(first, ["model", "gpus"])
-    on: dict[str, dict[str, int]] = {}
-    for model, gpus in zip(rows["model"].to_pylist(), rows["gpus"].to_pylist(), strict=True):
-        for gpu in _each(gpus):
-            on.setdefault(gpu, {})[model] = on.setdefault(gpu, {}).get(model, 0) + 1
-    keys = sorted(on, key=lambda gpu: (len(gpu), gpu))
-    return {gpu: tuple(sorted(on[gpu], key=lambda name: -on[gpu][name])) for gpu in keys}
-
-
-def _each(gpus: Any) -> Iterator[str]:
-    yield from (part for part in str(gpus or "").replace(">", "+").split("+") if part.strip().isdecimal())

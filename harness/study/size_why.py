@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -20,16 +20,17 @@ import numpy as np
 from harness.policy.types import UserError
 from harness.rows import attainment, causes, record, requests
 from harness.rows.definitions import DEFINITIONS
-from harness.rows.record import WAITS
 from harness.run import slo as slos
 from harness.run.slo import SloTarget
 from harness.run.teller import Silent, Teller
-from harness.study.size import BOUNDS, HOUR_S, Asked, Curve, Verdict, Work, own_count, takes, with_degrees
+from harness.study.degrees import with_degrees
+from harness.study.size import BOUNDS, Asked, Curve, Verdict, Work, own_count, takes
 from harness.study.size_kept import Kept, Tried
+from harness.study.traffic import HOUR_S
 
 BINDS: Mapping[str, str] = {  # what is short, by the cause of a wait
     "load": "load", "kv": "KV", "transfer": "KV", "admission": "admission", "host": "compute", "queue": "compute",
-    "compute": "compute", "time_slice": "compute", "contention": "compute",
+    "compute": "compute", "time_slice": "compute", "contention": "compute", "failed": "failed",
 }  # fmt: skip
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
     "weights": ("prism", "elastic", "qlm", "swap"),
@@ -83,6 +84,7 @@ class Why:
     weights_bytes: int
     memory_bytes: int  # of all GPUs
     changes: tuple[Change, ...]
+    met: Mapping[str, float] = field(default_factory=dict)  # by model: its least attainment in a view, as in the table
 
     @property
     def binds(self) -> Counter[str]:
@@ -112,11 +114,16 @@ def why(kept: Kept, out: Path, *, system: str | None = None, workers: int | None
     """
     tried = _failing(kept, system)
     work = Work(kept.asked, out, workers, teller or Silent())
-    models = {} if tried.unfit else _by_hour(kept, work, tried)
+    views = {} if tried.unfit else _by_view(kept, work, tried)
+    models, met = _merged(views), dict[str, float]()
+    for by_model in views.values():
+        for model, hours in by_model.items():
+            total = summed(hours.values())
+            met[model] = min(met.get(model, 1.0), 1.0 - total.missed / max(1, total.offered))
     of = work.cluster(tried.gpu, tried.gpus)
     weights = sum(model.weight_bytes * model.tp for model in of.models.values())
     memory = sum(gpu.mem_bytes for gpu in of.gpus)
-    reason = Why(kept, tried.gpu, tried.label, tried.gpus, tried, models, weights, memory, ())
+    reason = Why(kept, tried.gpu, tried.label, tried.gpus, tried, models, weights, memory, (), met)
     changes = [_run(change, tried, out, workers, teller) for change in _changes(reason, work, out)[:MOST]]
     return replace(reason, changes=tuple(changes))
 
@@ -144,19 +151,33 @@ def _failing(kept: Kept, system: str | None) -> Tried:
 # ------------------------------------------------------------------ what binds
 
 
-def _by_hour(kept: Kept, work: Work, tried: Tried) -> dict[str, dict[int, Hour]]:
-    """Count misses by model, hour and what binds, over all runs of what was tried."""
+Hours = Mapping[str, Mapping[int, Hour]]  # by model and hour
+
+
+def _by_view(kept: Kept, work: Work, tried: Tried) -> dict[str, dict[str, dict[int, Hour]]]:
+    """Count misses by view, model, hour and what binds, over all runs of what was tried."""
     views = {view.trace: view for view in work.views}
-    by_model: dict[str, dict[int, Hour]] = {}
+    by_view: dict[str, dict[str, dict[int, Hour]]] = {}
     for run in tried.runs:
         if not record.exists(run):
             raise UserError(f"{run} is gone: bench size makes it again")
         trace = str(record.meta(run)["spec"]["trace"])
         view = views.get(trace) or next(iter(views.values()))
         for (model, hour), counted in _of_run(run, work.under(tried.gpu, view), kept.asked.definition).items():
-            hours = by_model.setdefault(model, {})
+            hours = by_view.setdefault(view.name, {}).setdefault(model, {})
             hours[hour] = summed([*([hours[hour]] if hour in hours else []), counted])
-    return by_model
+    return by_view
+
+
+def _merged(views: Mapping[str, Hours]) -> dict[str, dict[int, Hour]]:
+    """Add the hours of all views."""
+    merged: dict[str, dict[int, Hour]] = {}
+    for by_model in views.values():
+        for model, hours in by_model.items():
+            mine = merged.setdefault(model, {})
+            for hour, counted in hours.items():
+                mine[hour] = summed([*([mine[hour]] if hour in mine else []), counted])
+    return merged
 
 
 def _of_run(run: Path, under: SloTarget, definition: str) -> dict[tuple[str, int], Hour]:
@@ -174,7 +195,7 @@ def _of_run(run: Path, under: SloTarget, definition: str) -> dict[tuple[str, int
     keys = [(rows.models[code], hour) for code, hour in zip(rows.model.tolist(), hours.tolist(), strict=True)]
     binds: dict[tuple[str, int], Counter[str]] = {key: Counter() for key in keys}
     for at, k in zip(missed.tolist(), main.tolist(), strict=True):
-        binds[keys[at]][BINDS[WAITS[k]]] += 1
+        binds[keys[at]][BINDS[causes.CAUSES[k]]] += 1
     return {key: Hour(n, binds[key].total(), binds[key]) for key, n in Counter(keys).items()}
 
 
@@ -186,7 +207,7 @@ def _changes(reason: Why, work: Work, out: Path) -> list[Change]:
     asked, done = reason.kept.asked, {(row.gpu, row.label, row.gpus) for row in reason.kept.tried}
     binds = reason.first
     mine = reason.system.partition(":")[0]
-    names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS[binds])
+    names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS.get(binds, ()))
     names = [
         name
         for name in dict.fromkeys(names)
@@ -233,8 +254,8 @@ def _longer(reason: Why, work: Work) -> float | None:
         asked = replace(reason.kept.asked, rule=scaled(reason.kept.asked.rule, times), kinds=(reason.kind,),
                         systems=(reason.system,))  # fmt: skip
         other = Work(asked, work.out, work.workers, work.teller)
-        by_model = _by_hour(reason.kept._replace(asked=asked), other, reason.tried).values()
-        totals = [summed(by.values()) for by in by_model]
+        views = _by_view(reason.kept._replace(asked=asked), other, reason.tried).values()
+        totals = [summed(hours.values()) for by_model in views for hours in by_model.values()]
         if all(of.missed <= math.ceil((1 - target) * of.offered - NEVER) for of in totals):
             return times
     return None

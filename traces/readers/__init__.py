@@ -85,7 +85,7 @@ def converted(path: Path, **asked: Any) -> tuple[pa.Table, str]:
     from traces import convert, schema
 
     name = known(path)
-    rows = read(name, path, **asked) if name else convert.convert(path, **asked)
+    rows = read(name, path, **asked) if name else convert.table(path, **asked)
     return rows, f"{path.name} read as {f'a log of {name}' if name else 'a table'}{told(schema.metadata(rows))}"
 
 

@@ -36,7 +36,7 @@ def read(path: Path, **asked: Any) -> pa.Table:
         blocks = record.get("hash_ids")
         return log.Request(
             record.get("timestamp"), stream, record.get("input_length"), record.get("output_length"),
-            conversation[chat], blocks if isinstance(blocks, list) else None,
+            conversation[chat], blocks,
         )  # fmt: skip
 
     known: dict[str, Any] = {"licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}

@@ -49,7 +49,8 @@ def request(record: Record) -> log.Reading:
         asked.get("input_tokens"),
         asked.get("output_tokens"),
         context.get("session_id"),
-        blocks if isinstance(blocks, list) else None,
+        blocks,
+        id=asked.get("request_id"),
     )
 
 

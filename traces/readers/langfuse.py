@@ -27,7 +27,8 @@ NAMES = {
 }
 FIELDS = frozenset(
     {"start_time", "startTime", "provided_model_name", "providedModelName", "model", "usage_details", "usageDetails",
-     "usage", "promptTokens", "completionTokens", "level", "type", "trace_id", "traceId", "session_id", "sessionId"}
+     "usage", "promptTokens", "completionTokens", "level", "type", "trace_id", "traceId", "session_id", "sessionId",
+     "id"}
 )  # fmt: skip
 
 
@@ -44,6 +45,7 @@ def request(record: Record) -> log.Reading:
         _sum(usage, "input", "promptTokens") if usage else record.get("promptTokens"),
         _sum(usage, "output", "completionTokens") if usage else record.get("completionTokens"),
         _first(record, "session_id", "sessionId", "trace_id", "traceId"),
+        id=record.get("id"),
     )
 
 

@@ -24,7 +24,8 @@ NAMES = {
     "prompt_tokens": "prompt_tokens",
     "output_tokens": "completion_tokens",
 }
-FIELDS = frozenset({*NAMES.values(), "model", "status", "cache_hit", "call_type", "session_id", "trace_id", "end_user"})
+FIELDS = frozenset({*NAMES.values(), "model", "status", "cache_hit", "call_type", "session_id", "trace_id", "end_user",
+                    "request_id", "id"})  # fmt: skip
 TEXT = ("completion", "responses", "messages", "generate_content")  # in the names of calls that generate text
 
 
@@ -43,6 +44,7 @@ def request(record: Record) -> log.Reading:
         record.get("prompt_tokens"),
         record.get("completion_tokens"),
         record.get("session_id") or record.get("trace_id") or record.get("end_user"),
+        id=record.get("request_id") or record.get("id"),
     )
 
 

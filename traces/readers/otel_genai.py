@@ -45,6 +45,7 @@ def request(span: Record) -> log.Reading:
         _otel.first(told, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
         _otel.first(told, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
         told.get("gen_ai.conversation.id") or span["trace"],
+        id=span["id"],
     )
 
 

@@ -7,7 +7,7 @@ time is the number of ten digits or more in its file's name (seconds since 1970,
 
 Stamps are drawn evenly in the interval between two scrapes, prompts and outputs paired at random: single requests are
 not in a counter. Lengths are drawn in their bucket, evenly, or where there is a sum so that they add up to it. Models
-are told apart by the label model_name.
+are told apart by the label model_name. Requests that clients aborted, and those that failed, are left out and counted.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ DONE, PROMPT, OUTPUT = (
 )  # fmt: skip
 PROMPT_SUM, OUTPUT_SUM = "vllm:request_prompt_tokens_sum", "vllm:request_generation_tokens_sum"
 READ = frozenset({DONE, PROMPT, OUTPUT, PROMPT_SUM, OUTPUT_SUM})
+UNSERVED = {"abort": "aborted", "error": "failed"}  # reasons for which a request ended without its answer
 STEEPEST = 2.0**6  # power by which lengths lean to an end of their bucket
 LINE = re.compile(r"(?P<name>[\w:]+)\{(?P<labels>[^}]*)\}\s+(?P<value>\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -50,6 +51,7 @@ class Series(NamedTuple):
     """Counters of a model, added over servers and reasons."""
 
     done: Points
+    unserved: dict[str, Points]  # requests that ended without an answer, by UNSERVED
     prompt: dict[float, Points]  # by the bucket's upper bound
     output: dict[float, Points]
     prompt_sum: Points  # empty where it was not asked for
@@ -63,12 +65,16 @@ def read(path: Path, *, name: str | None = None, model: str | None = None, jitte
     times: list[NDArray[np.float64]] = []
     lengths: list[tuple[I8, I8]] = []
     owners: list[str] = []
+    left = dict[str, int]()
     begin = min(min(series.done) for series in models.values())
     end = max(max(series.done) for series in models.values())
     for label, series in sorted(models.items()):
         for kind in ("prompt", "output"):
             if not getattr(series, kind):
                 raise UserError(f"{path}: no {PROMPT if kind == 'prompt' else OUTPUT} of {label}")
+        for reason, points in series.unserved.items():
+            if count := round(max(points.values())):
+                left[reason] = left.get(reason, 0) + count
         stamps = sorted(series.done)
         rises = [_rise(series.done, a, b) for a, b in pairwise(stamps)]
         bounded(f"{path}: requests of {label}", sum(rises), "a shorter range")
@@ -92,6 +98,7 @@ def read(path: Path, *, name: str | None = None, model: str | None = None, jitte
     return schema.table(columns, {
         "name": name or path.name.split(".")[0], "tier": "synthetic", "licence": "not stated", "source": path.name,
         "length_origin": "sampled", "span_s": float(end - begin), "jitter_seed": jitter_seed, "streams": sorted(models),
+        "dropped": left,
         "note": "drawn from counters: rates and lengths of each interval are the log's, single requests are not",
     })  # fmt: skip
 
@@ -101,17 +108,21 @@ def _models(path: Path, model: str | None) -> dict[str, Series]:
     for at, labels, value in _samples(path):
         what = labels.get("__name__", "")
         if what in READ and math.isfinite(value):
+            if what == DONE and (ended := UNSERVED.get(labels.get("finished_reason", ""))):
+                what = ended
             key = (what, model or labels.get("model_name", "") or "unnamed", labels.get("le", ""))
             values[key][tuple(sorted(f"{k}={v}" for k, v in labels.items()))][at] = value
     if not values:
         raise UserError(
             f"{path}: none of {DONE}, {PROMPT}, {OUTPUT} is in it (ask for the counters, not for rate() of them)"
         )
-    series = defaultdict[str, Series](lambda: Series({}, defaultdict(dict), defaultdict(dict), {}, {}))
+    series = defaultdict[str, Series](lambda: Series({}, {}, defaultdict(dict), defaultdict(dict), {}, {}))
     for (what, label, le), each in values.items():
         summed = _summed(each.values())
         whole = {DONE: series[label].done, PROMPT_SUM: series[label].prompt_sum, OUTPUT_SUM: series[label].output_sum}
-        if what in whole:
+        if what in UNSERVED.values():
+            series[label].unserved[what] = summed
+        elif what in whole:
             whole[what].update(summed)
         else:
             bound = _number(le)

@@ -40,6 +40,7 @@ def request(span: Record) -> log.Reading:
         _otel.first({"service": named, **told}, "gen_ai.response.model", "gen_ai.request.model", "service"),
         _otel.first(told, "gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"),
         _otel.first(told, "gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"),
+        id=span["id"],
     )
 
 

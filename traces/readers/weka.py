@@ -47,7 +47,7 @@ def read(path: Path, **asked: Any) -> pa.Table:
             blocks = [_local(call["scope"], block) for block in blocks]
         return log.Request(
             call.get("t"), call.get("model"), call.get("in"), call.get("out"), call.get("session"),
-            blocks if isinstance(blocks, list) else None,
+            blocks,
         )  # fmt: skip
 
     known: dict[str, Any] = {"licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}

@@ -9,7 +9,9 @@ request failed without a token, all of that is host: nothing shows that it ran.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from harness.engines import rows, stamps
 from harness.policy.types import Gpus, Jobs
 from harness.rows.record import SCHEMA
 
+NUMBER = re.compile(r"[0-9]+")
 SAID = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns")
 
 
@@ -102,6 +105,11 @@ def batches(
     )  # fmt: skip
 
 
+def whole(log: Log, errors: Mapping[int, str]) -> list[str]:
+    """Return why each request failed, "" elsewhere; `errors` are beyond what the client knows."""
+    return [errors.get(i, error) for i, error in enumerate(log.error)]
+
+
 def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
     """Return a table of the client's facts of each request beside its row.
 
@@ -121,10 +129,18 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
             "tries": log.tries,
             "usage_tokens": pa.array(log.usage_tokens, mask=log.usage_tokens < 0),
             "prompt_ns": pa.array(log.prompt_ns, mask=log.prompt_ns < 0),
-            "error": [errors.get(i, error) for i, error in enumerate(log.error)],
+            "error": whole(log, errors),
             **{name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in lists.items()},
         }
     )
+
+
+def failures(errors: Iterable[str]) -> dict[str, int]:
+    """Count errors by their text; those that differ in numbers alone are one, `as` the first of them."""
+    alike = dict[str, Counter[str]]()
+    for error in filter(None, errors):
+        alike.setdefault(NUMBER.sub("#", error), Counter())[error] += 1
+    return {("as " if len(each) > 1 else "") + next(iter(each)): each.total() for each in alike.values()}
 
 
 def parquet(data: pa.Table) -> bytes:

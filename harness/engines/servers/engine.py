@@ -45,6 +45,7 @@ from harness.policy.view import KvState, View, Weights
 LEAD_S = 0.1  # from the order to begin to the window's first moment: the client must have heard it by then
 SILENT_S = 120.0  # without a byte from its server, a request fails
 CLIENT = "client.parquet"
+IGNORED = "the server ignores ignore_eos"  # which every request sets
 
 Connect = Callable[[Jobs, int, Style], Client]
 
@@ -229,7 +230,8 @@ class Servers(WallClock):
         r, up = request.rid, self.sent.pop(request.rid, None)
         self.cancelled.discard(r)
         if how == "done" and tokens != request.output_tokens:
-            how, self.errors[r] = "failed", f"{tokens} tokens, {request.output_tokens} were asked for"
+            why = f": {IGNORED}" if tokens < request.output_tokens else ""
+            how, self.errors[r] = "failed", f"ended after {tokens} of {request.output_tokens} tokens{why}"
         elif how == "dropped" and r in self.errors:  # given up here, for want of a server
             how = "failed"
         if up is None:
@@ -472,9 +474,15 @@ class Servers(WallClock):
             "evicts": float(self.evicts),
             "faults": float(len(self.fleet.faults)),
             "gpus": float(len(self.cluster.gpus)),
-            "span_s": self.now_s - self.config.start_s,
+            "span_s": self.config.window_s if math.isfinite(self.config.window_s) else max(0.0, self.now_s),
             **(woken if self.kind.keep is not None else {}),
         }
+
+    def _why_failed(self) -> list[str]:
+        """Return why requests failed, without those that the policy dropped."""
+        assert self.log is not None
+        every = account.whole(self.log, self.errors)
+        return [every[i] for i in np.flatnonzero(self._ends == stamps.NAMES.index("failed")).tolist()]
 
     def about(self) -> dict[str, Any]:
         """Return the verdict whether the run measured its servers, and the servers themselves; see Observed."""
@@ -485,6 +493,8 @@ class Servers(WallClock):
             "verdict": {**plain, "reasons": list(judged.reasons), "text": judged.text},
             "served": self.kind.served(),
         }
+        if failures := account.failures(self._why_failed()):
+            facts["failures"] = failures
         if (keep := self.kind.keep) is not None:
             facts["wakes"] = wakes.summary(self.wakes, keep.idle_s, wakes.told(self.fleet.logs, keep.line))
         return facts

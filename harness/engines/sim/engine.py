@@ -38,6 +38,7 @@ from harness.engines.machine import (
 )
 from harness.engines.sim import kernel, records, state
 from harness.engines.sim.host_memory import HostMemory
+from harness.engines.sim.span import Span
 from harness.engines.sim.state import State
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Failed, Finished, Freed, Preempted, Prefilled, TurnEnded, Woke
@@ -173,6 +174,7 @@ class Sim:
         self._models: NDArray[Any] = np.zeros(0)
         self._logs: list[NDArray[Any]] = []
         self._view = SimView(self, config.start_s)
+        self._span = Span(config.window_s)
         self._spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that an action may need
         self._options = options
         self._weights: NDArray[Any] = np.zeros(0)
@@ -529,7 +531,7 @@ class Sim:
     def poll(self, until_s: float) -> Event | None:
         """Return the next event due by `until_s`; see Engine."""
         S = self.S
-        if until_s < S.quiet_s[0]:  # no call into the kernel
+        if until_s < S.quiet_s[0] and until_s < self._span.next_s:  # no call into the kernel
             if until_s > S.now[0]:
                 S.now[0] = self._view.now_s = until_s
             return None
@@ -541,8 +543,11 @@ class Sim:
                 return self._landed(event) if self._landing else event
             if self._told:  # behind what happened before
                 return self._told.popleft()
-            code = kernel.advance(S.at, until_s)
+            code = kernel.advance(S.at, min(until_s, self._span.next_s))
             self._view.now_s = S.now[0]
+            if code == state.NOTHING and S.now[0] >= self._span.next_s:
+                self._span.note(S.gpus[: self.config.gpus])
+                continue
             if code == state.NOTHING:
                 return None
             if code == state.GROW:
@@ -853,9 +858,9 @@ class Sim:
     # ------------------------------------------------------------ results
 
     def stats(self) -> dict[str, float]:
-        """Return the counters of the whole run, for a run's metadata."""
+        """Return counters of the whole run, and sums over its window, for a run's metadata."""
         S, n = self.S, self.config.gpus
-        w, gpus = S.s, S.gpus[:n]
+        w = S.s
         steps = max(1.0, float(S.batches["steps"].sum()))  # those of a span one by one
         return {
             "steps": float(w["steps"]),
@@ -868,15 +873,9 @@ class Sim:
             "chunk_bound": float(w["by_chunk"]) / steps,
             "prefill_bound": float(w["by_prefill"]) / steps,
             **self._hit_share(),
-            "gpu_busy_s": float(gpus["busy_s"].sum()),
-            "gpu_hbm_s": float(gpus["hbm_s"].sum()),
-            "gpu_flop_s": float(gpus["flop_s"].sum()),
-            "gpu_held_s": float(gpus["held_s"].sum()),
-            "kv_byte_s": float(gpus["kv_byte_s"].sum()),
-            "kv_cap_bytes": float((gpus["cap"] - (gpus["used"] - gpus["kv_bytes"])).sum()),
+            **self._span.stats(S.gpus[:n], float(w["now"])),
             "link_busy_s": float(S.links["busy_s"].sum()),
             "gpus": float(n),
-            "span_s": float(w["now"] - self.config.start_s),
         }
 
     def _hit_share(self) -> dict[str, float]:

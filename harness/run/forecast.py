@@ -1,0 +1,76 @@
+"""Systems that plan from requests: only for these a replayed trace is cut into what they see and what is replayed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from harness.loop import system
+from harness.loop.guard import guarded
+from harness.policy.events import Woke
+from harness.policy.types import Infeasible, Plan, Unsupported
+from harness.run.setup import Setup, blamed, load_models
+from harness.run.spec import Spec
+from traces.load import sized
+
+NAMED = re.compile(r"\.plan\b")  # in a system's file: it may read forecasts later too
+
+
+class Watched(dict[str, Plan]):
+    """Forecasts that note whether they are read."""
+
+    read = False
+
+    def __getitem__(self, model: str) -> Plan:
+        self.read = True
+        return super().__getitem__(model)
+
+    def get(self, model: str, default: Any = None) -> Any:
+        """See dict."""
+        self.read = True
+        return super().get(model, default)
+
+    def __iter__(self) -> Iterator[str]:
+        self.read = True
+        return super().__iter__()
+
+    def values(self) -> Any:
+        """See dict."""
+        self.read = True
+        return super().values()
+
+    def items(self) -> Any:
+        """See dict."""
+        self.read = True
+        return super().items()
+
+
+def reads_plan(spec: Spec) -> bool:
+    """Tell whether a spec's system plans from requests: its file names forecasts, or its start reads them.
+
+    Raises Failed where the system's file fails.
+    """
+    trace = sized(spec.trace, len(load_models(spec.models).members))
+    same = replace(spec, engine="sim", trace=trace, plan="trace", scaling="rotate", rate_scale=1.0, seed=0,
+                   window_s=None, slo="", slo_s=(), placement="", homes=())  # fmt: skip
+    with blamed(spec):
+        return _reads(same)
+
+
+@cache
+def _reads(spec: Spec) -> bool:
+    if NAMED.search(system.path(spec.system).read_text("utf-8")):
+        return True
+    setup = Setup(spec)
+    try:
+        plan = Watched(setup.cluster.plan)
+        with guarded():
+            policy = system.build(setup.make_policy, replace(setup.cluster, plan=plan), setup.keywords)
+            for _ in policy.on(Woke("start"), setup.engine.view()):
+                pass
+    except (Infeasible, Unsupported):
+        return True  # not known
+    return plan.read

@@ -1,0 +1,91 @@
+"""The least degrees of tensor parallelism at which the models of a set fit on a kind of GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from operator import le
+from pathlib import Path
+from typing import Any
+
+from harness.policy import mix
+from harness.policy.types import GIB, UserError
+from harness.rows import record
+from harness.run.resolve import alone
+from harness.run.setup import Setup, load_models
+from harness.run.spec import Spec, from_dict
+from traces.load import sized
+from workloads.models import as_asked
+
+FULL = 0.92  # of a GPU's memory for weights and one request, where a degree of parallelism is chosen
+
+
+class NoRoom(UserError):
+    """A kind of GPU cannot hold a model."""
+
+
+def fitting(setting: Mapping[str, Any], kind: str, most: int, out: Path) -> tuple[str, dict[str, int]]:
+    """Return the model set with the smallest degree of parallelism at which each model fits on a kind of GPU.
+
+    A degree that the set gives stays where it fits; the set itself is returned where none is changed. Raises NoRoom
+    for a model that fits at no degree.
+    """
+    models = str(setting["models"])
+    gpus = max(1, most // mix.size(kind)) * mix.size(kind)
+    fields = {"system": "unshared", "gpu": kind, "gpus": gpus, "models": models}
+    trace = sized(str(setting.get("trace", Spec("").trace)), len(load_models(models).members))
+    spec = from_dict({**setting, **fields, "trace": trace})
+    setup = Setup(replace(spec, slo=""))  # not resolved: that refuses a model that is too large for one GPU
+    cluster, members = setup.cluster, {member.name: member for member in setup.models.members}
+    have = max(gpu.mem_bytes for gpu in cluster.gpus)
+    room_bytes = FULL * have
+    chosen: dict[str, int] = {}
+    for name, model in cluster.models.items():
+        need = {tp: _bytes(model.at(tp)) for tp in model.degrees if tp >= model.tp}
+        fits = [tp for tp, taken in need.items() if taken <= room_bytes and le(*alone(setup, members[name], tp))]
+        if not fits:
+            raise NoRoom(f"{name} needs {min(need.values()) / GIB:.1f} GiB on each of {max(need)} {kind}, which has "
+                            f"{have / GIB:.1f}")  # fmt: skip
+        if fits[0] != model.tp:
+            chosen[name] = fits[0]
+    return (with_degrees(models, chosen, out, kind), chosen) if chosen else (models, {})
+
+
+def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str) -> str:
+    """Write a model set with other degrees of parallelism for some of its models; returns its path."""
+    lines = []
+    for member, shape in zip(load_models(models).members, as_asked(models), strict=True):
+        lines += ["[[model]]", f"name = {record.dumps(member.name)}", f"shape = {record.dumps(shape)}",
+                  f"tp = {degrees.get(member.name, member.tp)}"]  # fmt: skip
+        if member.stream is not None:
+            lines.append(f"stream = {record.dumps(member.stream)}")
+        if member.shift_s:
+            lines.append(f"shift_s = {member.shift_s!r}")
+    stem = Path(models).stem.replace("*", "x").replace(",", "_").replace(":", "_")[:60]
+    path = out / "sets" / f"{stem}-{suffix.replace('*', 'x').replace('+', '-')}.toml"
+    record.write_bytes(path, ("\n".join(lines) + "\n").encode())
+    return str(path)
+
+
+def _bytes(model: Any) -> int:
+    """Return what weights and one longest request of a model take on each GPU."""
+    return int(model.weight_bytes + model.kv_token_bytes * model.max_tokens)
+
+
+def widened(setting: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], str]:
+    """Return a setting of which no model exceeds the GPUs of its degree, and a line that says which were too large.
+
+    The models of a set that all fit keep their degrees, and so do those that fit at none: a run says why.
+    """
+    kind, given = str(setting["gpu"]), {key: value for key, value in setting.items() if value is not None}
+    if given.get("engine", "sim") != "sim" or given.get("table") or mix.mixed(kind):
+        return dict(setting), ""
+    setup = Setup(from_dict({**given, "system": "unshared"}))
+    if all(le(*alone(setup, member, member.tp)) for member in setup.models.members):
+        return dict(setting), ""
+    try:
+        models, chosen = fitting(given, kind, int(given["gpus"]), out)
+    except NoRoom:
+        return dict(setting), ""
+    told = ", ".join(f"{name} on {tp} GPUs" for name, tp in chosen.items())
+    return {**setting, "models": models}, f"{kind}: {told}, the fewest on which it fits"
