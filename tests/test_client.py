@@ -130,7 +130,7 @@ def test_a_burst_leaves_at_once() -> None:
 
 def test_stamps_are_in_order() -> None:
     with scripted(lambda _: tokens(5)) as server:
-        told, log = replayed(jobs([0.001 * k for k in range(20)]), server.url)
+        told, log = replayed(jobs([0.001 * k for k in range(20)], output=5), server.url)
     for rid in range(20):
         mine = [t.kind for t in told if t.rid == rid]
         assert mine == ["arrived", "written", "first", "done"]
@@ -252,7 +252,7 @@ def test_a_request_that_is_given_up_before_its_time_never_leaves() -> None:
 
 def test_a_further_try_replaces_the_one_before() -> None:
     answers: Iterator[Pieces] = iter([[*chunked(event("a"), event("b"))[:-1], CLOSE], tokens(3)])
-    with scripted(lambda _: next(answers)) as server, client(jobs([0.0])) as sender:
+    with scripted(lambda _: next(answers)) as server, client(jobs([0.0], output=3)) as sender:
         to = Server(server.url, "m")
         sender.route("m", to)
         sender.begin(time.monotonic_ns(), False)
@@ -331,7 +331,7 @@ def test_a_connection_that_the_server_closed_is_no_failure() -> None:
 
 
 def test_states_add_up_under_all_faults_at_once() -> None:
-    kinds: list[Pieces] = [tokens(2), *(pieces for pieces, _, _ in FAULTS.values()), [HANG]]
+    kinds: list[Pieces] = [tokens(1), *(pieces for pieces, _, _ in FAULTS.values()), [HANG]]
     n = 30 * len(kinds)
     work = jobs([0.0005 * k for k in range(n)])
     work.output_tokens[:] = np.arange(n) % len(kinds) + 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.policy.types import UserError
-from harness.store import Kind, digest
+from harness.store import Kind, digest, seal, whole
 from traces import deal, readers, schema
 from traces.load import log
 from traces.records import readable
@@ -55,4 +56,20 @@ def canonical(path: Path, folder: Path, how: deal.Asked | None = None) -> tuple[
 
 
 VERSION = 1  # of what conversions give: another one converts anew
-LOGS = Kind(schema.read, lambda path, rows, _: schema.write(rows, path), lost=(OSError, UserError))
+
+
+def _read(path: Path) -> pa.Table:
+    if not whole(path, rows=True):
+        raise UserError(f"{path}: damaged")
+    return schema.read(path)
+
+
+def _write(path: Path, rows: pa.Table, _: object) -> None:
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    schema.write(rows, part)
+    with part.open("r+b") as file:
+        seal(file)
+    part.replace(path)
+
+
+LOGS = Kind(_read, _write, lost=(OSError, UserError))

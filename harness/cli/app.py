@@ -18,6 +18,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from harness.cli.codes import MEANS, Code
 from harness.cli.options import HEARD, WIDTH, WORDS, examples
+from harness.loop import strangers
 from harness.loop.interrupted import Terminated, terminable
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
@@ -83,6 +84,7 @@ class Bench(click.Group):
         """Find the command, and keep the command line for messages that name the next one."""
         ctx.meta[WORDS] = list(args)
         _typed(args)
+        strangers.name(*args)
         if args and (now := FORMER.get(args[0])):
             from harness.policy.types import UserError
 
@@ -92,7 +94,7 @@ class Bench(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and write out all that it printed."""
-        with terminable():
+        with terminable(), strangers.limited():
             code = super().invoke(ctx)
             sys.stdout.flush()
         return code

@@ -86,7 +86,8 @@ MOST_GPUS = 4096
 @WORKERS
 @PARTS
 @JSON_PROGRESS
-@click.option("-o", "--out", type=PATH, metavar="DIR", help="Folder for runs, and for the figure.  [default: results/]")
+@click.option("-o", "--out", type=PATH, is_eager=True, metavar="DIR",
+              help="Folder for runs, the figure, and logs that are converted.  [default: results/]")  # fmt: skip
 def size(
     *,
     kinds: str,

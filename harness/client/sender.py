@@ -198,7 +198,7 @@ class Sender:
     def _write(self, rid: int, to: Server, connection: Connection) -> None:
         self._book.step(rid, SENT)
         self._open[rid] = connection
-        at_ns = connection.ask(rid, to, self._bodies.request(rid, to))
+        at_ns = connection.ask(rid, to, self._bodies.request(rid, to), self._jobs.output_tokens.item(rid))
         if self._book.write_ns[rid] < 0:
             self._book.write_ns[rid] = at_ns
             self._tell("written", rid, at_ns, 0)

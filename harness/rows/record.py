@@ -29,6 +29,7 @@ from harness.policy.types import UserError
 from harness.rows import forms, parts, sealed, waits
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
 from harness.rows.whole import patient, replacing, sync
+from harness.store import seal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -222,7 +223,7 @@ def _parquet(out: Any, parts: Iterable[Any], schema: pa.Schema, metadata: Callab
             writer.close()
         raise
     writer.close()
-    sealed.seal(out)
+    seal(out)
 
 
 def _value(field: pa.Field) -> pa.DataType:

@@ -23,7 +23,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 
 from harness import toml
 from harness.engines.costs.constants import CONSTANTS, GONE
-from harness.loop import meaning
+from harness.loop import meaning, strangers
 from harness.policy import fields
 from harness.policy.fields import meant
 from harness.policy.types import Option, UserError
@@ -256,9 +256,11 @@ def stored(values: Mapping[str, Any]) -> Spec:
 
 
 def read(path: Path) -> Spec:
-    """Read a spec from a TOML file, with `usual.memory`; UserError names the file and the key or line."""
+    """Read a user's spec from a TOML file, with `usual.memory`; UserError names the file and the key or line."""
     given = toml.tables(path)
-    return from_dict({**given, **memory(given)}, f"{path}: ")
+    made = from_dict({**given, **memory(given)}, f"{path}: ")
+    strangers.name(made.system, made.engine)
+    return made
 
 
 def asked(text: str) -> dict[str, Any]:
