@@ -388,7 +388,7 @@ def _json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {size / 1e6:.1f} MB, no config (at most {MOST_BYTES / 1e6:.0f} MB)")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise UserError(f"{path}: no JSON ({str(error).splitlines()[0]})") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: {_shown(value)}, not a table of keys")

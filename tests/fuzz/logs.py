@@ -45,9 +45,9 @@ PROMETHEUS: dict[str, Any] = {"status": "success", "data": {"resultType": "matri
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
     """Yield one odd value a case at each place of each format; then whole files that are damaged, and dumps."""
     for name, record in SOUND.items():
-        for number, (where, odd) in enumerate(_changed(record)):
+        for number, (where, value) in enumerate(odd(record)):
             path = here / f"{name}-{number}.jsonl"
-            path.write_text("\n".join(json.dumps(each) for each in (record, odd, record)))
+            path.write_text("\n".join(json.dumps(each) for each in (record, value, record)))
             yield _convert(f"{name} {where}", path, name, *(("--drop-bad",) if number % 3 == 0 else ()))
         data = json.dumps([record] * 3).encode()
         for k in range(6):
@@ -60,8 +60,8 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
             yield _convert(f"{name} bit {k}", path, name)
         (path := here / f"{name}.json.gz").write_bytes(gzip.compress(data)[:-5])
         yield _convert(f"{name} gzip cut", path, name, accept=False)
-    for number, (where, odd) in enumerate(_changed(PROMETHEUS)):
-        (path := here / f"prometheus-{number}.json").write_text(json.dumps(odd))
+    for number, (where, value) in enumerate(odd(PROMETHEUS)):
+        (path := here / f"prometheus-{number}.json").write_text(json.dumps(value))
         yield _convert(f"prometheus {where}", path, "prometheus")
     yield from _dumps(here)
     for what in (
@@ -88,16 +88,16 @@ def _convert(what: str, path: Path, reader: str, *more: str, accept: bool = True
     return Case(f"logs/{what}", argv, path.name, accept=accept)
 
 
-def _changed(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+def odd(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield copies with one place changed to each odd value."""
     for place in _places(value):
-        for odd in ODD:
+        for other in ODD:
             copy = deepcopy(value)
             inner = copy
             for key in place[:-1]:
                 inner = inner[key]
-            inner[place[-1]] = odd
-            yield f"{'.'.join(map(str, place))} {str(odd)[:12]!r}", copy
+            inner[place[-1]] = other
+            yield f"{'.'.join(map(str, place))} {str(other)[:12]!r}", copy
 
 
 def _places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
