@@ -1,4 +1,4 @@
-"""What a check says it did not run: each branch of a policy is run by a case, or its lines are named."""
+"""Each branch of a policy is run by a case of `bench check`, or its lines are named."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_what_no_case_reached_is_said_by_check_and_by_comparisons(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     line, planted = BRANCHES["later"]
     (file := tmp_path / "mine.py").write_text(SOURCE.replace(line, planted))
-    said = ok("check", file)
-    assert "mine.py: all laws hold\n  no case reached line " in said
-    assert vetted.unreached(str(file)) in said
+    printed = ok("check", file)
+    assert "mine.py: all laws hold\n  no case reached line " in printed
+    assert vetted.unreached(str(file)) in printed
     done = bench(*COMPARE[:2], file, *COMPARE[3:], "--slo", "absolute:ttft=1,tpot=1", "-o", tmp_path / "out")
     assert f"checked in part: mine: no case of bench check reached {vetted.unreached(str(file))}" in done.stdout
 

@@ -1,4 +1,4 @@
-"""What the cases of a check reached of a system's file: lines of its functions, actions answered, events heard.
+"""Parts of a system's file that the cases of a check reached: lines of its functions, actions, events.
 
 A law says nothing of code that no case ran: an error raised there, or where a copy is first used, breaks no law.
 """
@@ -69,7 +69,7 @@ class Reached:
 
     @property
     def text(self) -> str:
-        """What no trial reached, in words; "" where all was."""
+        """The parts that no trial reached, in words; "" where all was."""
         events = (f"the event {name}" for name in sorted(self._hears - self._heard))
         parts = [*sorted(self._uses - self._needs), *events]
         if lines := self.lines:
