@@ -16,15 +16,33 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.client.body import OFFSETS, Bodies, Server, Style
 from harness.client.client import Client, Told
 from harness.client.log import STATES, Log
+from harness.client.verdict import verdict
 from harness.engines.llamacpp import LlamaCpp
+from harness.engines.servers import account
 from harness.engines.vllm import Vllm
 from harness.policy.types import Jobs, UserError
 from tests.cases import cases
-from tests.scripted import CLOSE, HANG, HEAD, RESET, Asked, Pieces, chunked, error, event, scripted, tokens
+from tests.scripted import (
+    CLOSE,
+    DONE,
+    HANG,
+    HEAD,
+    RESET,
+    Asked,
+    Pieces,
+    chunked,
+    error,
+    event,
+    scripted,
+    tokens,
+    usage_only,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = Style(spare=0)
@@ -458,3 +476,34 @@ def test_an_arrival_tells_whether_it_left_by_a_route_and_a_route_that_it_is_in_f
     with scripted(lambda _: tokens(1)) as server:
         told, _ = replayed(jobs([0.0, 0.0]), server.url)
     assert [t.tokens for t in told if t.kind == "arrived"] == [1, 1]
+
+
+# ---------------------------------------------------------------- several tokens in an event
+
+
+def test_the_usage_counts_events_of_several_tokens() -> None:
+    """A gateway sends 41 tokens in ten events: the request is done, and its tokens are spread over the events."""
+    answer = chunked(*(event("several words") for _ in range(10)), usage_only(41), DONE)
+    with scripted(lambda _: answer) as server:
+        told, log = replayed(jobs([0.0], output=41), server.url)
+    assert [(t.kind, t.tokens) for t in told][-1] == ("done", 41)
+    assert (log.by_event.tolist(), log.tokens.tolist()) == ([True], [10])
+    spread = account.chunks(log, 0, float("inf")).tokens
+    assert spread.tolist() == [4, 4, 4, 4, 5, 4, 4, 4, 4, 4]
+    judged = verdict(log, 0.0)
+    assert judged.by_event == 1
+    assert "tokens by event in 1 requests" in judged.text
+
+
+@given(st.integers(1, 40), st.integers(1, 200))
+def test_tokens_of_the_usage_are_spread_evenly_and_none_is_lost(events: int, usage: int) -> None:
+    one = np.ones(1, np.int64)
+    log = Log(
+        one, one, one, one, one, one, np.full(1, 200, np.int16), np.full(1, 4, np.int8), [""], np.ones(1, np.int32),
+        one * usage, -one, np.array([0, events]), np.arange(events) + 1, np.ones(events, np.int32),
+        np.zeros(events, bool), True, 0.0, 1.0, 0,
+    )  # fmt: skip
+    spread = account.chunks(log, 0, float("inf")).tokens
+    assert spread.sum() == usage
+    assert spread[0] >= 1
+    assert spread.max() - spread[spread > 0].min() <= 1 or usage < events

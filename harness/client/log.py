@@ -51,6 +51,12 @@ class Log(NamedTuple):
         return np.asarray(total[self.offsets[1:]] - total[self.offsets[:-1]], np.int64)
 
     @property
+    def by_event(self) -> NDArray[np.bool_]:
+        """Requests whose tokens are known by event: done, and the usage counts others than their chunks do."""
+        some = np.diff(self.offsets) > 0
+        return np.asarray((self.done_ns >= 0) & some & (self.usage_tokens > 0) & (self.usage_tokens != self.tokens))
+
+    @property
     def first_ns(self) -> NDArray[np.int64]:
         """The first chunk of each request."""
         some = np.diff(self.offsets) > 0

@@ -236,6 +236,8 @@ class Sender:
         """End a request, and schedule its successor in a closed loop after its think time."""
         book, connection = self._book, self._open.get(rid)
         tokens = 0 if connection is None else connection.response.made
+        if connection is not None and tokens and state == DONE and connection.response.usage_tokens > 0:
+            tokens = connection.response.usage_tokens  # an event may hold several
         self._let_go(rid)
         book.step(rid, state)
         book.end_ns[rid] = now_ns

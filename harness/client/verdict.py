@@ -3,6 +3,7 @@
     lag              of a request that was to leave: write - due; due is the intended time, or when the policy sent it
     offered          requests due, over the time from the first due to the last
     achieved         those of them that left, or failed to connect, over the time from the first due to the last write
+    by event         requests with several tokens in an event: the usage counts them, and they are spread over events
     chunks per read  > 1 where the client reads late, or a server sends several at once
     other load       cores busy with processes that are neither the client nor the servers
 
@@ -40,14 +41,16 @@ class Verdict(NamedTuple):
     chunks_per_read: float
     other_cores: float  # nan: not measured
     precise: bool
+    by_event: int = 0  # requests whose tokens are known by event alone (`Log.by_event`)
 
     @property
     def text(self) -> str:
         """The verdict in a line."""
+        events = f"; tokens by event in {self.by_event} requests: several came in one" if self.by_event else ""
         if not self.valid:
-            return "invalid: " + "; ".join(self.reasons)
+            return "invalid: " + "; ".join(self.reasons) + events
         fine = "" if self.precise else "; no claim below a millisecond: the kernel's timer is not there"
-        return f"valid: lag P99 {1e3 * self.lag_p99_s:.2f} ms{fine}"
+        return f"valid: lag P99 {1e3 * self.lag_p99_s:.2f} ms{fine}{events}"
 
 
 def verdict(log: Log, other_cores: float) -> Verdict:
@@ -84,6 +87,7 @@ def verdict(log: Log, other_cores: float) -> Verdict:
     return Verdict(
         not reasons, tuple(reasons), log.precise and bool(p99_s < FINE_LAG_P99_S), float(p50_s), float(p99_s),
         float(max_s), ttft_s, offered, achieved, per_read, other_cores, log.precise,
+        int(log.by_event.sum()),
     )  # fmt: skip
 
 

@@ -4,8 +4,8 @@ A chunk may carry the number of tokens so far, if the server was asked for it (`
 `timings.predicted_n`): the chunk's tokens are then the increase, with or without text. Else a chunk with text is one
 token, and a chunk without text (empty, a role, or usage alone) is none. The last usage is kept beside (`usage_tokens`).
 It can differ from the sum of the chunks: a server that was not asked to count holds a token's bytes back until they are
-a character. The chunks then stay as they came, and the usage has the number of tokens. llama.cpp also reports the
-seconds of the prompt, from its beginning (`timings.prompt_ms`).
+a character, or any sends several tokens in an event. The chunks then stay as they came, and the usage has the number.
+llama.cpp also reports the seconds of the prompt, from its beginning (`timings.prompt_ms`).
 
 A count that is no whole number, falls, or exceeds what was asked for fails the request with that reason.
 """
