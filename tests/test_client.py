@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -500,10 +501,39 @@ def test_tokens_of_the_usage_are_spread_evenly_and_none_is_lost(events: int, usa
     one = np.ones(1, np.int64)
     log = Log(
         one, one, one, one, one, one, np.full(1, 200, np.int16), np.full(1, 4, np.int8), [""], np.ones(1, np.int32),
-        one * usage, -one, np.array([0, events]), np.arange(events) + 1, np.ones(events, np.int32),
+        one * usage, -one, -one, np.array([0, events]), np.arange(events) + 1, np.ones(events, np.int32),
         np.zeros(events, bool), True, 0.0, 1.0, 0,
     )  # fmt: skip
     spread = account.chunks(log, 0, float("inf")).tokens
     assert spread.sum() == usage
     assert spread[0] >= 1
     assert spread.max() - spread[spread > 0].min() <= 1 or usage < events
+
+
+# ---------------------------------------------------------------- a warm cache
+
+
+def warm(usage: object) -> bytes:
+    return b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+
+
+def test_prompts_differ_by_the_salt_of_a_run() -> None:
+    work, to = jobs([0.0], prompt=50), Server("http://h:1", "m")
+    bodies = [Bodies(work, 0, PLAIN._replace(salt=salt)).request(0, to) for salt in (0, 0, 1, 2)]
+    assert bodies[0] == bodies[1]
+    assert len({*bodies}) == 3
+    assert len({len(body) for body in bodies}) == 1
+
+
+@cases(
+    ("details", "hits"),
+    [({"cached_tokens": 48}, 20), ({"cached_tokens": 0}, 0), (None, 0), ({"cached_tokens": "x"}, 0), ({}, 0)],
+)
+def test_a_prompt_that_a_cache_had_is_seen_and_the_run_is_invalid(details: object, hits: int) -> None:
+    usage = {"completion_tokens": 2, "prompt_tokens_details": details}
+    with scripted(lambda _: chunked(event("a"), event("b"), warm(usage), DONE)) as server:
+        _, log = replayed(jobs([0.001 * k for k in range(20)]), server.url)
+    judged = verdict(log, 0.0)
+    assert judged.cached == hits
+    assert ("a cache had prompt tokens of 20 of 20 requests" in judged.text) is bool(hits)
+    assert not (hits and judged.valid)

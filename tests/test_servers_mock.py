@@ -26,7 +26,7 @@ from harness.client.log import STATES, Book
 from harness.client.sender import Sender, Setup
 from harness.client.states import REQUEST, STRICT, Diagram, IllegalStepError
 from harness.engines import attach
-from harness.engines.machine import Config, Served
+from harness.engines.machine import Config, Served, machine
 from harness.engines.servers import engine as module
 from harness.engines.servers.engine import CLIENT, Servers
 from harness.engines.servers.fleet import Fleet, Up
@@ -437,6 +437,19 @@ def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None
     assert table["skipped"] == ["skipped: static, Limit"]
     explained = ok("explain", folder)
     assert explained.startswith(about["verdict"]["text"])
+
+
+def test_runs_on_attached_servers_have_a_salt_each() -> None:
+    salts = set()
+    with mock("--models", "x", *QUICK) as url:
+        for _ in range(3):
+            kind = attach.Attached(
+                Config((Served("a", shape("llama-3.2-1b")),)), machine(Config(())), attach.Fields(url)
+            )
+            kind.ready(Path())
+            salts.add(kind.style.salt)
+    assert len(salts) == 3
+    assert 0 not in salts
 
 
 def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:

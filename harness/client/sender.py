@@ -215,6 +215,7 @@ class Sender:
                 self._tell("first", rid, now_ns, tokens[0])
         book.status[rid] = response.status
         book.usage_tokens[rid], book.prompt_ns[rid] = response.usage_tokens, response.prompt_ns
+        book.cached_tokens[rid] = response.cached_tokens
         if response.error:
             connection.rid = -1
             self._end(rid, FAILED, now_ns, response.error)

@@ -5,6 +5,7 @@
     achieved         those of them that left, or failed to connect, over the time from the first due to the last write
     by event         requests with several tokens in an event: the usage counts them, and they are spread over events
     chunks per read  > 1 where the client reads late, or a server sends several at once
+    cached           requests whose prompt the server had in a cache, as its usage says: no two prompts are alike
     other load       cores busy with processes that are neither the client nor the servers
 
 A run that breaks a limit is invalid, and every table and figure says so.
@@ -22,6 +23,7 @@ LAG_P99_S = 0.005
 LAG_OF_TTFT = 0.05  # of the median TTFT
 RATE_GAP = 0.005  # between achieved and offered
 CHUNKS_PER_READ = 1.1
+CACHED = 0.01  # of the requests that had an answer
 OTHER_CORES = 0.2
 FINE_LAG_P99_S = 0.001  # what a claim below a millisecond needs
 
@@ -42,11 +44,13 @@ class Verdict(NamedTuple):
     other_cores: float  # nan: not measured
     precise: bool
     by_event: int = 0  # requests whose tokens are known by event alone (`Log.by_event`)
+    cached: int = 0  # requests that found tokens of their prompt in a cache
 
     @property
     def text(self) -> str:
         """The verdict in a line."""
         events = f"; tokens by event in {self.by_event} requests: several came in one" if self.by_event else ""
+        events += f"; a cache had prompt tokens of {self.cached} requests" if self.cached and self.valid else ""
         if not self.valid:
             return "invalid: " + "; ".join(self.reasons) + events
         fine = "" if self.precise else "; no claim below a millisecond: the kernel's timer is not there"
@@ -80,6 +84,9 @@ def verdict(log: Log, other_cores: float) -> Verdict:
         )
     if per_read > CHUNKS_PER_READ:
         reasons.append(f"{per_read:.2f} chunks came in a read, the limit {CHUNKS_PER_READ:g}")
+    cached = int((log.cached_tokens > 0).sum())
+    if cached > CACHED * came.sum():
+        reasons.append(f"a cache had prompt tokens of {cached} of {int(came.sum())} requests, the limit {CACHED:.0%}")
     if np.isnan(other_cores):
         reasons.append("the load of other processes was not measured")
     elif other_cores > OTHER_CORES:
@@ -87,7 +94,7 @@ def verdict(log: Log, other_cores: float) -> Verdict:
     return Verdict(
         not reasons, tuple(reasons), log.precise and bool(p99_s < FINE_LAG_P99_S), float(p50_s), float(p99_s),
         float(max_s), ttft_s, offered, achieved, per_read, other_cores, log.precise,
-        int(log.by_event.sum()),
+        int(log.by_event.sum()), cached,
     )  # fmt: skip
 
 

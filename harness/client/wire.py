@@ -42,6 +42,7 @@ class Response:
         self.complete = False  # the response is read to its end: the connection is free again
         self.broken = False  # what came is not what was asked for: the connection is of no use
         self.usage_tokens = -1  # what the server says that it made; -1: it did not say
+        self.cached_tokens = -1  # of the prompt, which the server says that it had in a cache; -1: it did not say
         self.prompt_ns = -1  # how long its prompt took by the server's own account; -1: it did not say
         self.made = 0  # tokens of all chunks
         self._keeps = False  # the server does not close the connection after this response
@@ -135,6 +136,8 @@ class Response:
             return 0
         if usage and total is not None:
             self.usage_tokens = total
+        if usage and type(cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens")) is int:
+            self.cached_tokens = min(max(-1, cached), ANY)
         if timings and (prompt_ms := timings.get("prompt_ms")) is not None:
             self.prompt_ns = min(max(-1, round(prompt_ms * 1e6)), LONGEST_NS)
         if self._counts and choices and total is not None:

@@ -5,6 +5,9 @@ is served by the one of its name; those without a namesake take the others in th
 or stopped: a `Load` is done at once wherever a policy puts the model, and evictions, limits and the like are refused.
 What policies know of sizes and speeds is what the spec says of its GPUs, and may not be the servers'.
 
+Their caches may be warm, so prompts differ from run to run by a salt, which the run's verdict has; a run whose prompts
+were found in a cache all the same is invalid.
+
 A key goes to the hosts of the URLs and nowhere else: redirects are refused, and so are URLs with a user or a password.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -85,7 +89,7 @@ class Attached:
         ours = {to for to, _ in self.matched.values()}
         styles = [STYLE_OF.get(maker, OPENAI) for server, maker in offers if server in ours]
         self.style = styles[0] if styles.count(styles[0]) == len(styles) else OPENAI
-        self.style = self.style._replace(key_env=self.key_env)
+        self.style = self.style._replace(key_env=self.key_env, salt=1 + secrets.randbelow(1 << 32))
 
     def close(self) -> None:
         """See Kind: nothing is ours."""

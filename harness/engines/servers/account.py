@@ -126,6 +126,7 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
             "tries": log.tries,
             "usage_tokens": pa.array(log.usage_tokens, mask=log.usage_tokens < 0),
             "by_event": log.by_event,
+            "cached_tokens": pa.array(log.cached_tokens, mask=log.cached_tokens < 0),
             "prompt_ns": pa.array(log.prompt_ns, mask=log.prompt_ns < 0),
             "error": [errors.get(i, error) for i, error in enumerate(log.error)],
             **{name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in lists.items()},

@@ -482,7 +482,7 @@ class Servers(WallClock):
         judged = verdict(self.log, self._other_cores)
         plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in judged._asdict().items()}
         facts: dict[str, Any] = {
-            "verdict": {**plain, "reasons": list(judged.reasons), "text": judged.text},
+            "verdict": {**plain, "reasons": list(judged.reasons), "text": judged.text, "salt": self.kind.style.salt},
             "served": self.kind.served(),
         }
         if (keep := self.kind.keep) is not None:
