@@ -26,7 +26,7 @@ from harness.client.log import STATES, Book
 from harness.client.sender import Sender, Setup
 from harness.client.states import REQUEST, STRICT, Diagram, IllegalStepError
 from harness.engines import attach
-from harness.engines.machine import Config, Served, machine
+from harness.engines.machine import Config, Served
 from harness.engines.servers import engine as module
 from harness.engines.servers.engine import CLIENT, Servers
 from harness.engines.servers.fleet import Fleet, Up
@@ -443,9 +443,8 @@ def test_runs_on_attached_servers_have_a_salt_each() -> None:
     salts = set()
     with mock("--models", "x", *QUICK) as url:
         for _ in range(3):
-            kind = attach.Attached(
-                Config((Served("a", shape("llama-3.2-1b")),)), machine(Config(())), attach.Fields(url)
-            )
+            kind = attach.Attached.__new__(attach.Attached)
+            kind.config, kind.urls, kind.key_env, kind.lacks = config(), (url, url), "", ""
             kind.ready(Path())
             salts.add(kind.style.salt)
     assert len(salts) == 3
