@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from harness.policy.types import UserError
 from harness.store import Kind, digest, seal, whole
 from traces import deal, readers, schema
+from traces.guarded import reading, regular
 from traces.load import log
-from traces.records import readable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,8 @@ def canonical(path: Path, folder: Path, how: deal.Asked | None = None) -> tuple[
     already = path.suffix == ".parquet" and not schema.foreign(path)
     if already and how is None:
         return path, ""
-    with readable(path):
+    regular(path)
+    with reading(path):
         name = digest(schema.file_sha256(path), "" if how is None else how, VERSION)[:8]
 
     def make() -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -64,6 +65,7 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
         (path := here / f"prometheus-{number}.json").write_text(json.dumps(value))
         yield _convert(f"prometheus {where}", path, "prometheus")
     yield from _dumps(here)
+    yield from _files(here)
     for what in (
         "",
         "x",
@@ -126,3 +128,28 @@ def _dumps(here: Path) -> Iterator[Case]:
     for what, text in texts.items():
         (path := here / f"{what}.sql").write_text(text)
         yield Case(f"logs/dump {what}", ("trace", "convert", str(path), "-o", "out.parquet"), path.name, accept=False)
+
+
+def _files(here: Path) -> Iterator[Case]:
+    """Yield what stands where a log is meant: packed and cut, a bomb, pipes, devices, empty and odd JSON."""
+    record = json.dumps(SOUND["litellm"]).encode()
+    packed = gzip.compress(b"\n".join([record] * 2000))
+    files = {
+        **{f"cut-{k}.jsonl.gz": packed[: len(packed) * k // 8] for k in range(1, 8)},
+        **{f"damaged-{k}.jsonl.gz": packed[: 20 + k] + b"\xff" * 9 + packed[29 + k :] for k in range(0, 200, 25)},
+        "tail.jsonl.gz": packed[:-4], "twice.jsonl.gz": packed + b"x" * 20, "gzip.csv": packed, "list.json": b"[]",
+        "lists.json": b"[[]]", "table.json": b"{}", "null.json": b"null", "header.csv": b"time,model,prompt_tokens\n",
+        "deep.json": b"[" * 9000, "deep.jsonl": record + b"\n" + b'{"a":' * 9000,
+        "digits.json": b"[" + b"9" * 9000 + b"]",
+        "bomb.json.gz": gzip.compress(bytes(1 << 28), 1), "toml.toml": b'system = "x"\n', "zeros.csv": bytes(100_000),
+    }  # fmt: skip
+    for name, data in files.items():
+        (path := here / name).write_bytes(data)
+        for reader in ((), ("--from", "litellm"), ("--from", "prometheus")):
+            argv = ("trace", "convert", str(path), "-o", "out.parquet", *reader)
+            limit = ("--unpack-gb", "0.1") if name.startswith("bomb") else ()
+            yield Case(f"logs/{name} {''.join(reader[1:])}", (*argv, *limit), name, accept=name == "twice.jsonl.gz")
+    os.mkfifo(pipe := here / "pipe.csv")
+    for path in (pipe, Path("/dev/zero"), Path("/dev/null"), here):
+        for argv in (("trace", "convert", str(path), "-o", "out.parquet"), ("trace", "stats", str(path))):
+            yield Case(f"logs/{argv[1]} {path.name}", argv, path.name, accept=False)
