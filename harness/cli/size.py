@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from harness.run.shard import Shard
 
 ALL = "all"
+LEAST_GROWTH = 0.01  # times the traffic
 RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 MOST_GPUS = 4096
 
@@ -209,6 +210,6 @@ def _growth(text: str) -> list[float]:
         times = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         times = [0.0]
-    if bad := [x for x in times if not 0 < x <= 100]:
-        raise UserError(f'--grow "{text}": {bad[0]:g} is not a number above 0, up to 100')
+    if bad := [x for x in times if not LEAST_GROWTH <= x <= 100]:
+        raise UserError(f'--grow "{text}": {bad[0]:g} is not a number from {LEAST_GROWTH:g} to 100')
     return times

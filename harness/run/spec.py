@@ -67,7 +67,7 @@ class Spec:
     engine: str = WORLD["engine"]
     gpu: str = WORLD["gpu"]  # a kind, or a mix of kinds (policy/mix.py), of which `gpus` is a whole number of copies
     gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = WORLD["gpus"]
-    node_gpus: Count = 8
+    node_gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 8
     models: str = WORLD["models"]  # a set of workloads/sets/, the path of a .toml, or models by name or path
     trace: str = TRACE  # of traces/manifest.toml, or the path of a .parquet
     trace_sha256: str = ""  # of the rows replayed
