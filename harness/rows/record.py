@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness import spilled
+from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.rows import forms, parts, sealed, waits
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
@@ -315,8 +316,12 @@ def _bytes(path: Path, chunks: Iterable[bytes]) -> None:
 def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
     """Read the rows of a run, in order of id, of any schema.
 
-    Raises UserError where there is none, it is of a later schema, or it is damaged.
+    Raises UserError where there is none, it is of a later schema, or it is damaged, and for an unknown column.
     """
+    if columns is not None:
+        columns = [columns] if isinstance(columns, str) else list(columns)
+        if unknown := next((name for name in columns if name not in SCHEMA.names), None):
+            raise UserError(f'no column "{unknown}"{meant(str(unknown), SCHEMA.names)} (harness.rows.record.SCHEMA)')
     return _opened(Path(folder), lambda path: _rows(path, columns), lambda part, name: _of_part(part, name, columns))
 
 

@@ -148,7 +148,12 @@ def _files(here: Path) -> Iterator[Case]:
         for reader in ((), ("--from", "litellm"), ("--from", "prometheus")):
             argv = ("trace", "convert", str(path), "-o", "out.parquet", *reader)
             limit = ("--unpack-gb", "0.1") if name.startswith("bomb") else ()
-            yield Case(f"logs/{name} {''.join(reader[1:])}", (*argv, *limit), name, accept=name == "twice.jsonl.gz")
+            yield Case(
+                f"logs/{name} {''.join(reader[1:])}",
+                (*argv, *limit),
+                name,
+                accept=name in {"twice.jsonl.gz", "gzip.csv"},
+            )
     os.mkfifo(pipe := here / "pipe.csv")
     for path in (pipe, Path("/dev/zero"), Path("/dev/null"), here):
         for argv in (("trace", "convert", str(path), "-o", "out.parquet"), ("trace", "stats", str(path))):
