@@ -136,3 +136,13 @@ def test_an_error_keeps_its_connection_and_an_excerpt() -> None:
 def test_tokens_before_an_error_stay() -> None:
     response, made = fed(chunked(event("a"), b"data: {\n\n", event("b"), DONE))
     assert (made, response.made, response.broken) == ([1], 1, True)
+
+
+def test_a_stream_without_an_end_is_cut_at_what_was_asked_for() -> None:
+    response = Response(False)
+    response.begin(5)
+    made = sum(
+        len(response.feed(piece)) for piece in [HEAD, *(b"%x\r\n%b\r\n" % (len(x), x) for x in [event("a")] * 100)]
+    )
+    assert response.error == "more than the 5 tokens that were asked for: the server does not end"
+    assert (response.broken, made) == (True, 14)

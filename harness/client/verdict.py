@@ -57,8 +57,11 @@ class Verdict(NamedTuple):
         return f"valid: lag P99 {1e3 * self.lag_p99_s:.2f} ms{fine}{events}"
 
 
-def verdict(log: Log, other_cores: float) -> Verdict:
-    """Judge a run by its log and by the load of other processes (`load.OtherLoad`; nan: not measured)."""
+def verdict(log: Log, other_cores: float, behind: str = "") -> Verdict:
+    """Judge a run by its log and by the load of other processes (`load.OtherLoad`; nan: not measured).
+
+    `behind` is why its parent ended it early; "" where it did not.
+    """
     due, left = log.due_ns >= 0, log.write_ns >= 0
     lags_s = 1e-9 * (log.write_ns - log.due_ns)[due & left]
     p50_s, p99_s, max_s = np.quantile(lags_s, [0.5, 0.99, 1.0]) if lags_s.size else [np.nan] * 3
@@ -68,7 +71,7 @@ def verdict(log: Log, other_cores: float) -> Verdict:
     reads = len(log.chunk_ns) - int(log.chunk_shared.sum())
     per_read = len(log.chunk_ns) / reads if reads else 1.0
 
-    reasons = []
+    reasons = [behind] if behind else []
     if not lags_s.size:
         reasons.append("no request left")
     if p99_s > LAG_P99_S:

@@ -21,6 +21,7 @@ EXCERPT = 200  # characters of what a server said that enter an error
 DECODE = json.JSONDecoder().decode  # json.loads guesses the encoding of bytes first
 KEPT = 4096  # bytes of a body that is no stream
 LINE = 1 << 20  # bytes of an event
+FLUSHED = 8  # events beyond the tokens, of servers that send a last text without one
 ANY = 1 << 30  # tokens of a request whose limit is not known
 LONGEST_NS = 1 << 60  # of a prompt, 36 years: more is no time
 
@@ -126,6 +127,8 @@ class Response:
         elif tokens > 0:
             self.made += tokens
             self._chunks.append(tokens)
+            if self.made > self._most + FLUSHED:
+                self._fail(f"more than the {self._most} tokens that were asked for: the server does not end")
 
     def _tokens(self, chunk: dict[str, Any]) -> int:
         """Count the tokens that a chunk adds; a count that cannot be right fails the request."""
