@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.check.trial import ACTIONS, EVENTS, Trial, needs
 from harness.loop import system
+from harness.policy.actions import Wake
 
 SHOWN = 12  # runs of lines in a sentence
 
@@ -27,6 +28,8 @@ class Reached:
         self.file = str(system.path(name))
         code = compile(Path(self.file).read_bytes(), self.file, "exec")
         self._left = {_key(inner): lines for inner, lines in _functions(code)}  # lines that are still to be reached
+        self._lines = {line for lines in self._left.values() for line in lines}
+        self._ran = set[int]()
         self._uses, self._needs, self._hears, self._heard = set[str](), set[str](), set[str](), set[str]()
 
     @contextmanager
@@ -48,14 +51,16 @@ class Reached:
         def line(frame: FrameType, event: str, _arg: Any) -> Any:
             if event == "line":
                 left.discard(frame.f_lineno)
+                ran.add(frame.f_lineno)
             return line
 
-        left.discard(frame.f_lineno)
-        return line
+        ran = self._ran
+        return line(frame, "line", None)
 
     def add(self, trial: Trial) -> None:
         """Count the actions and events of a trial."""
-        self._uses |= {use for use in trial.uses if use.partition(".")[0] in {kind.__name__ for kind in ACTIONS}}
+        kinds = {kind.__name__ for kind in ACTIONS if kind is not Wake}  # a timer is the loop's
+        self._uses |= {use for use in trial.uses if use.partition(".")[0] in kinds}
         self._hears |= {kind.__name__ for kind in trial.hears if kind in EVENTS}
         self._heard |= {type(decision.event).__name__ for decision in trial.decisions}
         for action in {action for decision in trial.decisions for action in decision.actions}:
@@ -65,7 +70,7 @@ class Reached:
     @property
     def lines(self) -> list[int]:
         """The lines of functions that no trial reached, in order."""
-        return sorted(line for lines in self._left.values() for line in lines)
+        return sorted(self._lines - self._ran)
 
     @property
     def text(self) -> str:

@@ -59,8 +59,8 @@ def terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, hook, own = signal.signal(signal.SIGTERM, stop), sys.unraisablehook, signal.getsignal(signal.SIGINT)
-    if own is signal.default_int_handler:  # elsewhere it is ignored, or a caller's
+    before, hook, usual = signal.signal(signal.SIGTERM, stop), sys.unraisablehook, signal.getsignal(signal.SIGINT)
+    if usual is signal.default_int_handler:  # elsewhere it is ignored, or a caller's
         _CAME.clear()
         signal.signal(signal.SIGINT, interrupt)
     sys.unraisablehook = swallowed
@@ -68,5 +68,5 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = hook
-        signal.signal(signal.SIGINT, own)
+        signal.signal(signal.SIGINT, usual)
         signal.signal(signal.SIGTERM, before)
