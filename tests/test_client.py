@@ -500,7 +500,8 @@ def test_the_usage_counts_events_of_several_tokens() -> None:
 def test_tokens_of_the_usage_are_spread_evenly_and_none_is_lost(events: int, usage: int) -> None:
     first = np.ones(1, np.int64)
     log = Log(
-        first, first, first, first, first, first, np.full(1, 200, np.int16), np.full(1, 4, np.int8), [""], np.ones(1, np.int32),
+        first, first, first, first, first, first, np.full(1, 200, np.int16), np.full(1, 4, np.int8), [""],
+        np.ones(1, np.int32),
         first * usage, -first, -first, np.array([0, events]), np.arange(events) + 1, np.ones(events, np.int32),
         np.zeros(events, bool), True, 0.0, 1.0, 0,
     )  # fmt: skip
