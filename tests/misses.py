@@ -1,7 +1,7 @@
 """The misses of the bench's own runs by window and block: `python -m tests.misses` makes tests/misses.parquet anew.
 
-Four systems on light8 by the release's assignment and on heavy8 by Latin squares, 72 windows of 300 s each at six rates,
-the same windows for all. tests/test_pooled.py draws windows of these, to see what intervals cover where start,
+Four systems on light8 by the assignment of the release, and on heavy8 by Latin squares: 72 windows of 300 s at six
+rates, the same windows for all. tests/test_pooled.py draws windows of these, to see what intervals cover where start,
 assignment and bursts are the simulator's. It takes a quarter of an hour of a core.
 """
 
