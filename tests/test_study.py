@@ -66,7 +66,7 @@ def test_every_system_is_in_the_full_run_of_prisms_figures(name: str) -> None:
 def test_figure_7_is_as_large_as_promised() -> None:
     fig7 = study("fig7")
     assert fig7.first == "prism"
-    assert {"muxserve:plusplus", "elastic", "static:rate", "static:equal", "qlm"} < set(fig7.systems)
+    assert {"muxserve:plusplus", "elastic", "static:rate", "static:equal", "qlm", "qlm+way=host"} < set(fig7.systems)
     assert len([system for system in fig7.systems if "quotas" in system]) == 1  # MuxServe++ with quotas and without
     quick = [condition for condition in fig7.condition if fig7.axis(condition) == "rate_scale" and not condition.extra]
     have = [(c.spec["models"], c.vary.get("gpus", c.spec.get("gpus")), c.spec.get("assign", "released"),
