@@ -23,7 +23,8 @@ from harness.policy.types import UserError
 from harness.rows import record
 from harness.run.shard import Shard
 from harness.run.teller import Silent
-from harness.study import shared
+from harness.study import shared, size_kept, size_why
+from harness.study import size as sizes
 from harness.study.compare import filled
 from harness.study.degrees import fitting, widened
 from harness.study.load import study
@@ -132,10 +133,25 @@ def test_a_kind_that_cannot_hold_a_model_is_a_row_and_the_others_are_answered(tm
 def test_more_gpus_that_do_not_help_are_named() -> None:
     flat = Curve("h100", "prism", {19: verdict(19, 0.99, 0.989), 24: verdict(24, 0.99, 0.989)}, "> 24")
     steep = Curve("h100", "static", {19: verdict(19, 0.9, 0.7), 24: verdict(24, 0.95, 0.8)}, "> 24")
-    rows = words.table(sized(curves={(c.kind, c.system): c for c in (flat, steep)}, best=None)).rows
+    curves = {(c.kind, c.system): c for c in (flat, steep)}
+    rows = words.table(sized(curves=curves, best=None, short={("h100", "prism"): "KV"})).rows
     assert {row[1]: row[-1] for row in rows} == {
-        "prism": "more do not help: m 98.9 % on 19, 24", "static": "load on 24: m 80.0 %",
+        "prism": "more do not help: m 98.9 % on 19, 24; KV binds", "static": "load on 24: m 80.0 %",
     }  # fmt: skip
+    assert steep.flat is None
+
+
+def test_what_binds_where_more_gpus_do_not_help_is_what_explain_names(tmp_path: Path) -> None:
+    """An SLO below the time of a prompt alone: no count of GPUs meets it, and steps are what is short."""
+    asked = question(["static"], most=2, rule="absolute:ttft=0.0001,tpot=0.0001", growth=())
+    answer = sizes.size(asked, tmp_path)
+    assert answer.short == {("h100", "static"): "compute"}
+    (row,) = words.table(answer).rows
+    assert row[-1].startswith("more do not help: ")
+    assert row[-1].endswith(" 0.0 % on 1, 2; compute binds")
+    told = size_kept.read(size_kept.keep(answer, words.words(answer), tmp_path))
+    reason = size_why.why(told, tmp_path)
+    assert reason.binds.most_common(1)[0][0] == "compute"
 
 
 def test_compare_takes_the_least_degree_that_fits_as_size_does(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.study import size_why
 from harness.study.size import Verdict
+from harness.study.size_binds import Hour
 from harness.study.size_kept import Kept, Tried
-from harness.study.size_why import Change, Hour, Why, scaled
+from harness.study.size_why import Change, Why, scaled
 from tests.cases import cases
 from tests.test_size_search import question, verdict
 

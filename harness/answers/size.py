@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,15 +19,15 @@ from harness.run.streams import share
 from harness.study import shared
 from harness.study.bases import by_kind
 from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict
+from harness.study.size_binds import Hour, misses, summed
 from harness.study.size_kept import Words
-from harness.study.size_why import MOST, Hour, Why, summed
+from harness.study.size_why import MOST, Why
 from harness.study.study import named
 from harness.study.table import of_unchecked
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "one count lower")
 MONTH_DAYS = 365 / 12
 MOST_HOMES = 12  # lines of GPUs
-PAIR, SAME = 2, 0.0005  # counts that are compared; of attainment, within which they are alike
 MODELS = 12  # rows of models
 MEANS: Mapping[str, str] = {
     "load": "waiting for weights that are out, or on their way in",
@@ -154,27 +153,27 @@ def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     bound = curve.system in BOUNDS
     return (
         curve.kind, curve.system + (" (bound)" if bound else ""), counted, pooled_text, met.text(SHARE),
-        f"{100 * verdict.worst[1]:.1f}", day, token, _why(curve, gpus),
+        f"{100 * verdict.worst[1]:.1f}", day, token, _why(sized, curve, gpus),
     )  # fmt: skip
 
 
-def _why(curve: Curve, gpus: int | None) -> str:
+def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
     """Say what binds below the answer; without one, why the search ended, or what binds on the most GPUs tried."""
     if gpus is not None:
         return binds(curve, gpus)
-    if flat := _flat(curve):
+    if flat := _flat(curve, sized.short.get((curve.kind, curve.system))):
         return flat
     return _cut(curve.stopped) if ":" in curve.stopped else _load(curve.tried[max(curve.tried)])
 
 
-def _flat(curve: Curve) -> str:
-    """Say that more GPUs do not help, where the worst model meets as much on fewer; empty elsewhere."""
-    ran = sorted((n, verdict) for n, verdict in curve.tried.items() if not verdict.unfit)
-    if len(ran) < PAIR:
+def _flat(curve: Curve, short: str | None) -> str:
+    """Say that more GPUs do not help, and what binds; empty where they do."""
+    if curve.flat is None:
         return ""
-    (few, less), (most, more) = ran[-2:]
-    (name, share), (_, before) = more.worst, less.worst
-    return f"more do not help: {name} {100 * share:.1f} % on {few}, {most}" if share <= before + SAME else ""
+    less, more = curve.flat
+    name, share = more.worst
+    what = f"more do not help: {name} {100 * share:.1f} % on {less.gpus}, {more.gpus}"
+    return f"{what}; {short} binds" if short else what
 
 
 def binds(curve: Curve, gpus: int) -> str:
@@ -342,7 +341,7 @@ def facts(sized: Sized) -> dict[str, Any]:
         usd = asked.usd_hour(curve.kind, each) if each is not None else None
         curves.append({
             "gpu": curve.kind, "system": curve.system, "gpus": each, "gpus_pooled": pooled, "usd_hour": usd,
-            "stopped": curve.stopped,
+            "stopped": curve.stopped, "binds": sized.short.get((curve.kind, curve.system)),
             "tried": [_tried(n, verdict) for n, verdict in sorted(curve.tried.items())],
         })  # fmt: skip
     best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
@@ -463,7 +462,7 @@ def _models(reason: Why) -> Iterator[tuple[str, ...]]:
 
 
 def _binding(hours: Sequence[Hour]) -> str:
-    total = Counter(summed(hours).binds)
+    total = misses(hours)
     first = total.most_common(1)
     return f"{first[0][0]} {100 * first[0][1] / total.total():.0f} %" if first else NONE
 

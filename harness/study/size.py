@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -38,12 +39,14 @@ from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
 from harness.study.degrees import NoRoom, fitting
 from harness.study.shared import placed
+from harness.study.size_binds import by_view, misses
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
 
 BOUNDS = (UNSHARED, "dedicated")  # recommended never: a bound, and the base to save from
 WINDOWS = 3  # drawn of a generator
 GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
+PAIR, SAME = 2, 0.0005  # counts that are compared; of attainment, within which they are alike
 ONE_KIND = "not tried: it takes GPUs of one kind"
 Criterion = Literal["each", "pooled"]
 
@@ -132,6 +135,14 @@ class Curve:
         lower = [n for n in self.tried if n < gpus]
         return self.tried[max(lower)] if lower else None
 
+    @property
+    def flat(self) -> tuple[Verdict, Verdict] | None:
+        """The verdicts on the two largest counts, where the worst model meets no more on the larger; else None."""
+        ran = [self.tried[n] for n in sorted(self.tried) if not self.tried[n].unfit][-PAIR:]
+        if len(ran) < PAIR or ran[1].worst[1] > ran[0].worst[1] + SAME:
+            return None
+        return ran[0], ran[1]
+
 
 Curves = Mapping[tuple[str, str], Curve]  # by kind and system
 
@@ -156,6 +167,7 @@ class Sized:
     servers: Mapping[str, str] = field(default_factory=dict)  # by kind: what the servers do, and the KV that is left
     kept_share: float = 1.0  # of the log's requests: the others' streams were dropped
     streams: tuple[str, ...] = ()  # by which rule streams and models meet
+    short: Mapping[tuple[str, str], str] = field(default_factory=dict)  # what binds, where more GPUs do not help
 
 
 def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
@@ -261,7 +273,7 @@ class Work:
                      self._lacks(curves, best), tails(curves[best[:2]].tried[best[2]].runs) if best else {},
                      {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
                      {kind: server_line(self._setup(kind)) for kind in self.kinds},
-                     trace.kept_share, tuple(streams.lines(base)))  # fmt: skip
+                     trace.kept_share, tuple(streams.lines(base)), self._short(curves))  # fmt: skip
 
     def part(self, shard: Shard) -> tuple[int, int]:
         """Search a shard's strategies; returns how many searches these are, and how many there are."""
@@ -327,6 +339,18 @@ class Work:
         spec = self.under(kind, view).spec(self.spec(kind, name, below.gpus, view, view.seeds[0]))
         short = room.short_bytes(spec)
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
+
+    def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
+        """Return what binds in most misses on the most GPUs, of each strategy without an answer that more do not help."""
+        short = {}
+        for key, curve in curves.items():
+            if curve.flat is None or curve.fewest(self.asked.target, "each") is not None:
+                continue
+            views = by_view(curve.flat[1].runs, self.views, partial(self.under, curve.kind), self.asked.definition)
+            total = misses(hour for of in views.values() for hours in of.values() for hour in hours.values())
+            if total:
+                short[key] = total.most_common(1)[0][0]
+        return short
 
     # ------------------------------------------------------------ search
 

@@ -9,29 +9,20 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-import numpy as np
-
 from harness.policy.types import UserError
-from harness.rows import attainment, causes, record, requests
-from harness.rows.definitions import DEFINITIONS
-from harness.run import slo as slos
-from harness.run.slo import SloTarget
 from harness.run.teller import Silent, Teller
 from harness.study.degrees import with_degrees
 from harness.study.size import BOUNDS, Asked, Curve, Verdict, Work, own_count, takes
+from harness.study.size_binds import Hour, by_view, misses, summed
 from harness.study.size_kept import Kept, Tried
-from harness.study.traffic import HOUR_S
 
-BINDS: Mapping[str, str] = {  # what is short, by the cause of a wait
-    "load": "load", "kv": "KV", "transfer": "KV", "admission": "admission", "host": "compute", "queue": "compute",
-    "compute": "compute", "time_slice": "compute", "contention": "compute", "failed": "failed",
-}  # fmt: skip
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
     "weights": ("prism", "elastic", "qlm", "swap"),
     "KV": ("elastic", "prism", "qlm"),
@@ -42,22 +33,6 @@ OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource 
 LONGER = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the SLO
 MOST = 4  # changes that are run
 NEVER = 1e-9
-
-
-class Hour(NamedTuple):
-    """A model's requests in an hour of the windows."""
-
-    offered: int
-    missed: int
-    binds: Mapping[str, int]  # misses by what binds
-
-
-def summed(hours: Iterable[Hour]) -> Hour:
-    """Return the requests, misses and what binds of several hours together."""
-    every, binds = list(hours), Counter[str]()
-    for hour in every:
-        binds.update(hour.binds)
-    return Hour(sum(hour.offered for hour in every), sum(hour.missed for hour in every), binds)
 
 
 class Change(NamedTuple):
@@ -89,7 +64,7 @@ class Why:
     @property
     def binds(self) -> Counter[str]:
         """Misses of all models by what binds."""
-        return Counter(summed(hour for hours in self.models.values() for hour in hours.values()).binds)
+        return misses(hour for hours in self.models.values() for hour in hours.values())
 
     @property
     def first(self) -> str:
@@ -156,17 +131,7 @@ Hours = Mapping[str, Mapping[int, Hour]]  # by model and hour
 
 def _by_view(kept: Kept, work: Work, tried: Tried) -> dict[str, dict[str, dict[int, Hour]]]:
     """Count misses by view, model, hour and what binds, over all runs of what was tried."""
-    views = {view.trace: view for view in work.views}
-    by_view: dict[str, dict[str, dict[int, Hour]]] = {}
-    for run in tried.runs:
-        if not record.exists(run):
-            raise UserError(f"{run} is gone: bench size makes it again")
-        trace = str(record.meta(run)["spec"]["trace"])
-        view = views.get(trace) or next(iter(views.values()))
-        for (model, hour), counted in _of_run(run, work.under(tried.gpu, view), kept.asked.definition).items():
-            hours = by_view.setdefault(view.name, {}).setdefault(model, {})
-            hours[hour] = summed([*([hours[hour]] if hour in hours else []), counted])
-    return by_view
+    return by_view(tried.runs, work.views, partial(work.under, tried.gpu), kept.asked.definition)
 
 
 def _merged(views: Mapping[str, Hours]) -> dict[str, dict[int, Hour]]:
@@ -178,25 +143,6 @@ def _merged(views: Mapping[str, Hours]) -> dict[str, dict[int, Hour]]:
             for hour, counted in hours.items():
                 mine[hour] = summed([*([mine[hour]] if hour in mine else []), counted])
     return merged
-
-
-def _of_run(run: Path, under: SloTarget, definition: str) -> dict[tuple[str, int], Hour]:
-    names = [name for name in record.SCHEMA.names if name != "token_ns" or DEFINITIONS[definition].by_token]
-    rows = requests.rows(record.read(run, names))
-    inside = requests.in_window(rows, record.meta(run)["spec"]["window_s"] or math.inf)
-    slo = attainment.limits(rows, slos.limits(run, under)).take(inside)
-    rows = requests.take(rows, inside)
-    score = DEFINITIONS[definition].score(rows, slo)
-    if score is None:
-        raise UserError(f"{run.name} has no token times, which {definition} needs")
-    missed = np.flatnonzero(score < 1)
-    main = causes.main(requests.take(rows, score < 1), slo.take(score < 1), definition)
-    hours = np.maximum(0, rows.arrival_s // HOUR_S).astype(int)
-    keys = [(rows.models[code], hour) for code, hour in zip(rows.model.tolist(), hours.tolist(), strict=True)]
-    binds: dict[tuple[str, int], Counter[str]] = {key: Counter() for key in keys}
-    for at, k in zip(missed.tolist(), main.tolist(), strict=True):
-        binds[keys[at]][BINDS[causes.CAUSES[k]]] += 1
-    return {key: Hour(n, binds[key].total(), binds[key]) for key, n in Counter(keys).items()}
 
 
 # ------------------------------------------------------------------ changes
