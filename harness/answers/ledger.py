@@ -18,7 +18,7 @@ UNKNOWN = "nothing is known that is sufficient"
 
 
 def markdown(ledger: Ledger) -> Iterator[str]:
-    """Yield the ledger as Markdown: classes by paper, what they mean, then every statement once with its comparisons."""
+    """Yield the ledger as Markdown: classes by paper, their meaning, and every statement once with its comparisons."""
     yield "# Claims"
     yield ""
     yield from _wrapped(
