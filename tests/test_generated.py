@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from harness import toml
 from harness.cli import generated
 from harness.cli.app import main
 from harness.cli.reference import COMMAND
@@ -168,7 +168,7 @@ def test_cells_of_tables_can_be_read() -> None:
 
 
 def test_each_system_has_a_card_and_regret_is_of_the_defaults() -> None:
-    cards = toml.tables(ROOT / "systems" / "cards.toml")
+    cards = tomllib.loads((ROOT / "systems" / "cards.toml").read_text("utf-8"))
     assert sorted(cards) == system.names()
     assert all(set(card) == {"best", "departs", "wins"} and all(card.values()) for card in cards.values())
     leans = re.compile(r"for it|against it|unknown|^none$|a bound|either way")

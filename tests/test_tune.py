@@ -74,8 +74,8 @@ def test_two_systems_do_not_share_their_draws(mine: None) -> None:
 def test_a_system_that_fits_with_no_draw_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "SEEDS", (1000,))
     monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))
-    monkeypatch.setattr(tune, "TRACES", ("sample",))
-    monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1, assign="shuffled"))
+    monkeypatch.setattr(tune, "WORLDS", (("sample", "shuffled"),))
+    monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1))
     with pytest.raises(UserError, match=r"weaver fits with no draw on 1 GPU\(s\): --gpus N gives it more"):
         tune.tune(["weaver"], tmp_path, draws=2, workers=1)
     (kept,) = tune.tune(["weaver"], tmp_path, draws=2, gpus=2, workers=1)
@@ -99,6 +99,16 @@ def test_the_draw_that_holds_most_is_chosen() -> None:
     assert tune.choose([of(0.7, 0.8), of(0.7, 0.8)]) == 0  # of equals the first
 
 
+def test_regret_is_of_the_defaults_against_what_holds_most() -> None:
+    assert tune.Tuned("prism", (of(0.5, 0.9), of(0.75, 0.8), of(0.6, 0.95)), 1).regret == 0.25
+    assert tune.Tuned("prism", (of(0.5, 0.9), of(0.25, 0.99)), 0).regret == 0.0
+
+
+def test_worlds_have_streams_by_chance_by_squares_and_as_released_and_drift() -> None:
+    assert {assign for _, assign in tune.WORLDS} == {"shuffled", "square", "released"}
+    assert any("drift" in trace for trace, _ in tune.WORLDS)
+
+
 def test_what_no_draw_holds_is_not_called_tuned() -> None:
     assert not tune.Tuned("qlm", (of(0.0, 0.3), of(0.0, 0.5)), 1).tuned
     assert tune.Tuned("qlm", (of(0.0, 0.5), of(0.03, 0.3)), 1).tuned
@@ -112,8 +122,8 @@ def test_what_no_draw_holds_is_not_called_tuned() -> None:
 def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "SEEDS", (1000, 1001))
     monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))
-    monkeypatch.setattr(tune, "TRACES", ("sample",))
-    monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1, assign="shuffled"))
+    monkeypatch.setattr(tune, "WORLDS", (("sample", "shuffled"),))
+    monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1))
     args = ["tune", "--systems", "static,elastic", "--draws", "3", "-o", str(tmp_path / "runs"), "--to",
             str(tmp_path / "tuned.toml"), "--workers", "1"]  # fmt: skip
     result = CliRunner().invoke(main, args, catch_exceptions=False)
@@ -125,6 +135,8 @@ def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.Monk
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     kept = tomllib.loads((tmp_path / "tuned.toml").read_text("utf-8"))
     assert kept["command"] == "bench tune --systems static,elastic --draws 3"
+    assert kept["worlds"] == ["sample shuffled"]
+    assert result.stdout.count("regret of the defaults") == 2
     for name in ("static", "elastic"):
         assert [draw["fields"] for draw in kept[name]["draw"]] == tune.drawn(name, 3)
         assert all(0 <= draw[key] <= 1 for draw in kept[name]["draw"] for key in ("held", "score"))

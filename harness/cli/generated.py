@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness import toml
 from harness.cli import reference, vocabulary
 from harness.cli.reference import COMMAND, GENERATED, table
 from harness.loop import system
@@ -82,7 +82,9 @@ def _systems() -> Iterator[str]:
     )
     yield from table("system,how it shares GPUs,source", rows)
     yield CARDS
-    cards, tuned = (toml.tables(ROOT / "systems" / name) for name in ("cards.toml", "tuned.toml"))
+    cards, tuned = (
+        tomllib.loads((ROOT / "systems" / name).read_text("utf-8")) for name in ("cards.toml", "tuned.toml")
+    )
     yield from table(
         "system,best form here,departs from its source,regret,where it wins",
         ((f"`{name}`", card["best"], card["departs"], regret(name, tuned.get(name)), card["wins"])

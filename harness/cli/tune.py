@@ -105,4 +105,5 @@ def _lines(tuned: Tuned, every: bool) -> Sequence[str]:
         rows.append((name, held, gain, score, shown(draw.fields)))
     mark = " (unchecked)" if vetted.unchecked([tuned.system]) else ""
     why = f"draw {tuned.chosen} is chosen" if tuned.chosen else "the defaults stay: no draw is better"
-    return [f"{tuned.system}{mark}: {why} (of {len(tuned.draws)} draws)", *aligned(rows, None if every else room())]
+    why = f"{why} (of {len(tuned.draws)} draws); regret of the defaults {100 * tuned.regret:.2f} points"
+    return [f"{tuned.system}{mark}: {why}", *aligned(rows, None if every else room())]

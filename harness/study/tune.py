@@ -1,9 +1,11 @@
 """Fair tuning: fields that papers leave open are drawn equally often for each system, never on evaluation seeds.
 
-    cell    a trace, rate and seed; all draws of all systems share the cells
+    world   a trace, and how its streams are given to models
+    cell    a world, rate and seed; all draws of all systems share the cells
     held    share of the cells in which 99 % of both SLOs are met, by which figures compare systems
     score   mean over cells of pooled attainment of TTFT and TPOT
-    unit    a trace and seed, over the rates: intervals count it once, since its rates share arrivals and assignment
+    unit    a world and seed, over the rates: intervals count it once, since its rates share arrivals and assignment
+    regret  what the defaults hold less than the draw that holds most
 
 Draws are stratified (Latin hypercube): n draws of a number take one from each nth of its range, in logarithm where the
 range exceeds a decade; the values of a choice come about equally often. Draw 0 is the defaults. Chosen is the draw that
@@ -19,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from harness import toml
 from harness.loop import system
@@ -36,12 +38,17 @@ from harness.run.teller import Teller
 from harness.study.bases import TUNING_SEEDS, slo_target
 from harness.study.search import LEVEL
 
-TRACES = ("arena-like", "hyperbolic-like")
+Assign = Literal["released", "shuffled", "square"]
+# Streams by chance, by a Latin square and as the release gives them; popularity that stays and that drifts.
+WORLDS: tuple[tuple[str, Assign], ...] = (
+    ("arena-like", "shuffled"), ("hyperbolic-like", "shuffled"), ("hyperbolic-like", "square"),
+    ("hyperbolic-like-drift", "square"), ("hyperbolic-like", "released"),
+)  # fmt: skip
 # 0.6 to 23 requests a second: at the lowest a system misses only by its own moves, at the highest none holds its SLOs
 RATE_SCALES = (0.5, 2.0, 4.0, 8.0)
 SEEDS = TUNING_SEEDS[:4]
 RULE, DEFINITION = "5xP95", "both"
-BASE = Spec("", models="heavy8", gpus=2, pool_bytes=round(67.28 * GIB), assign="shuffled",
+BASE = Spec("", models="heavy8", gpus=2, pool_bytes=round(67.28 * GIB),
             chunk_tokens=2048, batch_cap=256, mem_fraction=0.9, admission="prompt")  # fmt: skip
 DRAWS = 16
 DECADE, DIGITS = 10.0, 3  # beyond the first a range is drawn in logarithm; significant digits of a drawn number
@@ -66,6 +73,11 @@ class Tuned:
     system: str
     draws: tuple[Draw, ...]
     chosen: int
+
+    @property
+    def regret(self) -> float:
+        """The share of cells that the defaults, draw 0, hold less than the draw that holds most."""
+        return max(draw.held for draw in self.draws) - self.draws[0].held
 
     @property
     def tuned(self) -> bool:
@@ -120,8 +132,10 @@ def tune(
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")
     tried = {name: drawn(name, draws) for name in (shard.part(systems, str) if shard else systems)}
     base = replace(BASE, gpus=gpus or BASE.gpus)
-    under = {trace: slo_target(replace(base, system=systems[0], trace=trace), RULE, out, workers=workers, teller=teller)
-             for trace in TRACES}  # fmt: skip
+    under = {
+        trace: slo_target(replace(base, system=systems[0], trace=trace), RULE, out, workers=workers, teller=teller)
+        for trace, _ in WORLDS
+    }
     return [_tuned(base, name, fields, under, out, workers, teller) for name, fields in tried.items()]
 
 
@@ -129,13 +143,12 @@ def _tuned(
     base: Spec, name: str, tried: Sequence[Fields], under: Mapping[str, SloTarget], out: Path, workers: int | None,
     teller: Teller | None,
 ) -> Tuned:  # fmt: skip
-    cells = [(trace, seed, rate) for trace in TRACES for seed in SEEDS for rate in RATE_SCALES]
+    cells = [(world, seed, rate) for world in WORLDS for seed in SEEDS for rate in RATE_SCALES]
+    each = [replace(base, system=name, fields=tuple(fields.items())) for fields in tried]
     specs = [
-        under[trace].spec(
-            replace(base, system=name, fields=tuple(fields.items()), trace=trace, seed=seed, rate_scale=rate)
-        )
-        for fields in tried
-        for trace, seed, rate in cells
+        under[trace].spec(replace(spec, trace=trace, assign=assign, seed=seed, rate_scale=rate))
+        for spec in each
+        for (trace, assign), seed, rate in cells
     ]
     runs = sweep(specs, out, workers=workers, teller=teller, what=name)
     if not any(score.ran(run) for run in runs):
@@ -143,9 +156,9 @@ def _tuned(
     folders = iter(runs)
     units, scores = [], []
     for _ in tried:
-        got = {cell: score.attained(next(folders), under[cell[0]], [DEFINITION])[DEFINITION] for cell in cells}
+        got = {cell: score.attained(next(folders), under[cell[0][0]], [DEFINITION])[DEFINITION] for cell in cells}
         held = {cell: float(share >= LEVEL) for cell, share in got.items()}
-        units.append([fmean(held[trace, seed, rate] for rate in RATE_SCALES) for trace in TRACES for seed in SEEDS])
+        units.append([fmean(held[world, seed, rate] for rate in RATE_SCALES) for world in WORLDS for seed in SEEDS])
         scores.append(round(fmean(got.values()), PLACES))
     chosen_from = [
         Draw(fields, round(fmean(mine), PLACES), mean, rounded([a - b for a, b in zip(mine, units[0], strict=True)]))
@@ -175,9 +188,9 @@ def shown(fields: Fields) -> str:
 
 
 HEAD = """\
-# Written by the command below. Each draw: its values; held, the share of (trace, rate, seed) in which 99 %
+# Written by the command below. Each draw: its values; held, the share of (world, rate, seed) in which 99 %
 # of both SLOs are met; its score, the mean attainment of both; the gain of held over draw 0, the defaults
-# before tuning, with a 95 % interval over (trace, seed). Chosen: the most held, then the best score, then
+# before tuning, with a 95 % interval over (world, seed). Chosen: the most held, then the best score, then
 # the first. `tuned` is false where no draw holds any: the choice is by its score alone, and no tuning.
 """
 
@@ -190,12 +203,11 @@ def as_toml(tunings: Sequence[Tuned], day: str, command: str, gpus: int | None =
         "date": date.fromisoformat(day),
         "command": command,
         "seeds": SEEDS,
-        "traces": TRACES,
+        "worlds": [" ".join(world) for world in WORLDS],
         "rate_scales": RATE_SCALES,
         "models": BASE.models,
         "gpus": gpus or BASE.gpus,
         **({"pool_bytes": BASE.pool_bytes} if BASE.pool_bytes is not None else {}),
-        "assign": BASE.assign,
         "slo": RULE,
     }
     systems = {
