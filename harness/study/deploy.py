@@ -5,9 +5,9 @@ model's requests ran. Each is told what the simulated server had, and its share 
 where it is alone there or takes turns; what its weights, its process and its KV memory take where that is fixed; where
 KV memory is taken on demand, all, under kvcached. Files name what a strategy orders beyond that, which no server does.
 
-Keys are those of llama-swap (config-schema.json 032d741, config.example.yaml 0046040: `groups`, `concurrencyLimit`, 10
-unless set, beyond which a request is refused) and of the chart of vllm-project/production-stack
-(helm/values.schema.json 01eaf92, helm/templates/deployment-vllm-multi.yaml 010004e).
+Keys are those of llama-swap 0bdb372 (config-schema.json; config.example.yaml: of `concurrencyLimit`, 10 unless set,
+beyond which a request is refused) and of the chart of vllm-project/production-stack a6c01db (helm/values.schema.json,
+helm/templates/deployment-vllm-multi.yaml, which turns prefix caching off unless it is asked for).
 """
 
 from __future__ import annotations
