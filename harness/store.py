@@ -3,17 +3,28 @@
 A kept thing lies at a path, whole or absent. Its inputs stand among its facts, or as a digest in its name. What is
 absent, cut, damaged or made of other inputs is made anew. `harness/rows/stored.py` lists the kinds of files that the
 bench keeps beside its rows.
+
+Parquet files are sealed: between the last page and the footer, where readers of Parquet never look, `seal` puts a mark,
+the SHA-256 of all bytes before it, and that of all behind it. So a flipped bit is detected anywhere: page checksums
+would leave the headers of pages and the footer, which holds the facts.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
+
+MARK = b"benchSHA"
+DIGEST = sha256().digest_size
+SEAL = len(MARK) + 2 * DIGEST
+BLOCK = 1 << 20  # bytes that are read at a time: a mapped file would count as this process's memory
+TAIL = 8  # the length of the footer in 4 bytes, and PAR1
 
 T = TypeVar("T")
 Facts = Mapping[str, Any]
@@ -67,3 +78,48 @@ class Kind(Generic[T]):
 
 def _text(facts: Facts) -> str:
     return json.dumps(dict(facts), sort_keys=True)
+
+
+def seal(file: IO[bytes]) -> None:
+    """Put the digests into a Parquet file that was just written, open for reading too."""
+    file.seek(-TAIL, os.SEEK_END)
+    start = file.seek(-TAIL - int.from_bytes(file.read(4), "little"), os.SEEK_END)
+    footer = file.read()
+    file.flush()
+    body = _digest(file, start)
+    file.seek(start)
+    file.write(MARK + body + sha256(footer).digest() + footer)
+
+
+def whole(path: Path, *, rows: bool) -> bool:
+    """Tell whether a Parquet file's footer, and on request its rows, are as they were sealed, or it has no seal.
+
+    Raises OSError where it cannot be read.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < TAIL + SEAL:
+            return True
+        file.seek(-TAIL, os.SEEK_END)
+        start = size - TAIL - SEAL - int.from_bytes(file.read(4), "little")
+        if start < 0:
+            return True
+        file.seek(start)
+        digests, footer = file.read(SEAL), file.read()
+        if not digests.startswith(MARK):
+            return True
+        body, tail = digests[len(MARK) : -DIGEST], digests[-DIGEST:]
+        return sha256(footer).digest() == tail and (not rows or _digest(file, start) == body)
+
+
+def _digest(file: IO[bytes], size: int) -> bytes:
+    """Return the SHA-256 digest of the first `size` bytes of a file."""
+    digest = sha256()
+    file.seek(0)
+    while size > 0:
+        block = file.read(min(size, BLOCK))
+        if not block:
+            break
+        digest.update(block)
+        size -= len(block)
+    return digest.digest()

@@ -82,6 +82,11 @@ Share = Annotated[float, Gt(0), Le(1)]
 
 def tables(path: Path) -> dict[str, Any]:
     """Parse a file, whatever its form. UserError names the file and the line."""
+    if path.is_fifo() and path.absolute().parts[1] not in {
+        "dev",
+        "proc",
+    }:  # a named one may stand anywhere; `<(...)` is a user's
+        raise UserError(f"{path}: a pipe, not a file")
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)

@@ -53,6 +53,7 @@ def draw(counted: pd.DataFrame, trace: Mapping[str, Any], caption: str) -> Figur
     share = np.sort(counts.sum(1))[::-1] / counts.sum()
     axis.plot(np.arange(1, len(share) + 1), 100 * share, "o-", color=style.BLUE, markersize=2.5)
     axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
     axis.set_title("popularity", loc="left")
     axis.set_xlabel("rank of model")
     axis.set_ylabel("% of requests")
@@ -95,6 +96,7 @@ def _share_above(axis: Any, values: NDArray[Any], color: str, label: str, line: 
     keep = np.unique(np.linspace(0, max(0, len(ordered) - 1), 400).astype(np.int64))[: len(ordered)]
     axis.plot(ordered[keep], above[keep], line, color=color, label=label)
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axis.set_ylim(0, 101)
 
 

@@ -208,6 +208,7 @@ def theme() -> Iterator[None]:
         "figure.dpi": 100,
         "savefig.dpi": 300,
         "axes.unicode_minus": False,
+        "text.parse_math": False,  # a name may hold dollar signs
     }
     rc: Any = dict(sns.plotting_context("paper")) | dict(sns.axes_style("ticks")) | ours
     with mpl.rc_context():

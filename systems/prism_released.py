@@ -19,6 +19,9 @@ Yu et al., "Prism: Unleashing GPU Sharing for Cost-Efficient Multi-LLM Serving";
               model in its engine (gpu/request_queue.py, RequestWrapper, MAX_QUEUE_LEN); memory is not looked at
               (admission_control, net_available)
 
+Models that share GPUs have one parallel configuration (an author in prism-research's issue 4), so sets of
+several tensor-parallel degrees are refused: any model may come to any GPU.
+
 What differs. The release starts from a file of placements; here models start by falling demand, each where demand over
 free memory is lowest. A model comes back where that is lowest, too, and in order of its first request: the release
 takes models by their share of late requests, and of the GPUs within 5 GB of the emptiest the one whose requests have
@@ -44,7 +47,7 @@ from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import footprint, groups, one_request
-from harness.policy.types import Batch, Cluster, Gpus, Inst, Model, Option, Request
+from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Model, Option, Request
 from harness.policy.view import View
 
 DECISION_S = 12e-6  # as prism.py, whose events these are
@@ -103,6 +106,9 @@ class PrismReleased:
         self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Request.slo"}
                               | ({f"Load.way:{self.way}"} if self.way != "host" else set()))  # fmt: skip
         self.models = {m: Tenant(m, x) for m, x in self.cluster.models.items()}
+        if len(degrees := sorted({x.tp for x in self.cluster.models.values()})) > 1:
+            unlike = " and ".join(map(str, degrees))
+            raise Infeasible(f"models that share GPUs have one tensor-parallel degree in Prism's release, not {unlike}")
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """Answer one event."""

@@ -348,11 +348,12 @@ class Slinfer:
         del w.jobs[rid]
         w.prompts.pop(rid, None)
         w.node.stuck.clear()
-        more = self.need(w, None, view, 1 + self.growth) if w.jobs else 0
-        if more < w.kv_bytes / (1 + self.growth):  # worker.py, check_whether_need_kv_scale_in
-            yield from self.sized(w, more)
-        if not w.jobs:
-            w.idle_s = view.now_s
+        if w.jobs:
+            more = self.need(w, None, view, 1 + self.growth)
+            if more < w.kv_bytes / (1 + self.growth):  # worker.py, check_whether_need_kv_scale_in
+                yield from self.sized(w, more)
+        else:  # its engine's limit stays: a new one is in force only after the next request is let in, which 0 fails
+            w.kv_bytes, w.idle_s = 0, view.now_s
             yield Wake(view.now_s + self.keep_s, "idle")
         yield from self.turn(w.node, view)
 

@@ -58,6 +58,9 @@ A router holds a request until the server of its model is up. The rule of each p
               fifo.priority; fifo.go 0811ad0, enqueue)
     exclusive   1 for models whose group is exclusive, with victim=group; else 0
     persistent   1 for models whose server no other group stops, with victim=group; else 0
+    pinned    1 for models whose servers start first and stay for good, beside those that swap on the same GPUs, with
+              victim=group; else 0 (a group with `swap: false` and `persistent`; config.example.yaml cd46f56). Servers
+              then reserve KV memory for `slots` requests
     costs     of stopping some models, with victim=cost; else 1 (llama-swap: matrix.evict_costs)
     way       rung of a start. A stop and start of the engine that all systems share is `cold`
 """
@@ -75,9 +78,10 @@ from harness.policy.actions import Action, Admit, Evict, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import by_model, choice, number, numbers
 from harness.policy.placement import groups, instances, one_request
-from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
+from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Request, UserError
 from harness.policy.view import View
 
+FOR_EVER_S = 1e9  # more than any run
 DECISION_S = 8e-6  # mean of arena-chat on heavy8, one GPU, at its own rate and a quarter of it, busy x86-64, 2026-11-22
 
 
@@ -117,12 +121,13 @@ class Swap:
     victim: str = choice("lru", "name", "cost", "group", "none")
     pools: str = choice("each", "one")
     slots: int = number(0, 0, 256)
-    keep_s: float = number(0.0, 0, 86400)
+    keep_s: float = number(0.0, 0, FOR_EVER_S)
     look_s: float = number(0.0, 0, 3600)
-    keep: str = by_model(0, 86400)
+    keep: str = by_model(0, FOR_EVER_S)
     priority: str = by_model(-1e6, 1e6)
     exclusive: str = by_model(0, 1)
     persistent: str = by_model(0, 1)
+    pinned: str = by_model(0, 1)
     costs: str = by_model(0, 1e6)
     way: str = choice("cold", "disk", "sleep", "sleep2", "host", "pool")
     spread: str = choice("rate", "weights", tuned=True)  # of models over pools, if no placement is given
@@ -134,6 +139,7 @@ class Swap:
     ranks: Mapping[str, float] = field(init=False)
     alone: Mapping[str, float] = field(init=False)  # as `exclusive` and `persistent` say
     lasting: Mapping[str, float] = field(init=False)
+    pins: Mapping[str, float] = field(init=False)  # as `pinned` says
     cost: Mapping[str, float] = field(init=False)
     home: dict[str, Pool] = field(default_factory=dict, init=False)  # by model
     sent: dict[int, str] = field(default_factory=dict, init=False)  # the model of each request that is being served
@@ -158,17 +164,48 @@ class Swap:
         asked = {"Limit"} if self.slots else set[str]()
         asked |= set[str]() if self.way == "host" else {f"Load.way:{self.way}"}
         self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Wake", "Cluster.homes"} | asked)
-        process = "kept" if "sleep" in self.way else "gpu" if self.most == 1 else "model"
+        beside = self.most > 1 or self.pinned
+        process = "kept" if "sleep" in self.way else "model" if beside else "gpu"
         self.options = {"kv": "paged", "process": process}
         self.keeps_s = numbers(self, "keep", self.cluster.models, self.keep_s)
         self.ranks = numbers(self, "priority", self.cluster.models, 0.0)
         self.alone = numbers(self, "exclusive", self.cluster.models, 0.0)
         self.lasting = numbers(self, "persistent", self.cluster.models, 0.0)
+        self.pins = numbers(self, "pinned", self.cluster.models, 0.0)
         self.cost = numbers(self, "costs", self.cluster.models, 1.0)
         self.need = {m: self.cluster.models[m].weight_bytes + self.kv_bytes(m) for m in self.cluster.models}
         most = self.most * (len(self.cluster.gpus) if self.pools == "one" or self.victim == "group" else 1)
         for places in self.routers():
             self.home |= dict.fromkeys(places, Pool(places, most))
+        self.refuse()
+
+    def refuse(self) -> None:
+        """Raise UserError for a setting of some models that would change nothing."""
+        grouped = {"exclusive": self.exclusive, "persistent": self.persistent, "pinned": self.pinned}
+        if self.victim != "group" and (idle := next((name for name, text in grouped.items() if text), None)):
+            raise UserError(f"field {idle}: it has an effect with victim=group alone")
+        if self.victim != "cost" and self.costs:
+            raise UserError("field costs: it has an effect with victim=cost alone")
+        if self.pinned and not self.slots:
+            raise UserError("field pinned: servers beside each other reserve KV memory: slots=N, the requests of each")
+        for m in self.cluster.models if self.pinned else ():
+            stays = [n for n in self.cluster.models if n != m and self.pins[n] and self.shared(m, n)]
+            have = min(self.cluster.gpus[g].mem_bytes for g in self.home[m].places[m][0])
+            if sum(self.need[n] for n in (m, *stays)) > have:
+                raise Infeasible(
+                    f"{m} has no room beside the pinned {', '.join(stays)} on GPUs of {have / GIB:.1f} GiB"
+                )
+        for m in (m for m in self.cluster.models if self.lasting[m]):
+            if all(not self.alone[n] or self.shared(m, n) for n in self.cluster.models if n != m):
+                raise UserError(
+                    f"field persistent: {m} shares its GPUs with all that could stop it, and members of a group swap: "
+                    f"pinned={m}=1 keeps it"
+                )
+
+    def shared(self, m: str, n: str) -> bool:
+        """Tell whether two models are of one group: their places have GPUs in common."""
+        mine, its = ({g for at in self.home[x].places[x] for g in at} for x in (m, n))
+        return bool(mine & its)
 
     def kv_bytes(self, m: str) -> int:
         """KV memory that a server reserves on each of its GPUs: for `slots` requests, or one where that is too much."""
@@ -237,7 +274,7 @@ class Swap:
 
     def start(self, now_s: float) -> Iterator[Action]:
         """Start servers of the models with the highest forecast rates, as far as they fit."""
-        for m in sorted(self.cluster.models, key=lambda m: -self.rate(m)):
+        for m in sorted(self.cluster.models, key=lambda m: (-self.pins[m], -self.rate(m))):
             pool = self.home[m]
             if self.slots:
                 gpus = {g for place in pool.places[m] for g in place}
@@ -373,7 +410,8 @@ class Swap:
     def room(self, pool: Pool, m: str, without: Collection[str] = ()) -> Gpus | None:
         """Return the place with most free memory, of a model's places that have room for its server; None for none."""
         if self.victim == "group":
-            return None if self.excluded(pool, m) else pool.places[m][0]
+            place = pool.places[m][0]
+            return None if self.excluded(pool, m) or not self.beside(pool, m, place) else place
         if len(pool.servers) - len(without) >= pool.most:
             return None
         free = [gpu.mem_bytes for gpu in self.cluster.gpus]
@@ -383,10 +421,17 @@ class Swap:
         fit = [at for at in pool.places[m] if min(free[g] for g in at) >= self.need[m]]
         return max(fit, key=lambda at: min(free[g] for g in at), default=None)
 
+    def beside(self, pool: Pool, m: str, place: Gpus) -> bool:
+        """Tell whether a server has room on its GPUs beside those that stay."""
+        used = Counter[int]()
+        for n, server in pool.servers.items():
+            used.update(dict.fromkeys(place_of(server), server.need) if n != m else {})
+        return not self.pinned or all(used[g] + self.need[m] <= self.cluster.gpus[g].mem_bytes for g in place)
+
     def excluded(self, pool: Pool, m: str) -> Sequence[str]:
         """Return the servers beside which model m has none: those of its group, and by `exclusive` of others."""
         mine = {g for at in pool.places[m] for g in at}
-        others = [n for n in pool.servers if n != m]
+        others = [n for n in pool.servers if n != m and not self.pins[n]] if not self.pins[m] else []
         return [n for n in others if (self.alone[m] and not self.lasting[n]) or mine & set(place_of(pool.servers[n]))]
 
     def bring(self, pool: Pool, m: str, place: Gpus, now_s: float) -> Iterator[Action]:

@@ -92,7 +92,7 @@ class Constant(WallClock):
         for _ in range(0 if self.flight else len(self.lanes)):
             batch = self.lanes[0]
             self.lanes.rotate(-1)
-            asking = list(self.batches.get(batch, ())) if batch.inst in self.loaded else ()
+            asking = list(self.members(batch)) if batch.inst in self.loaded else ()
             members = [req for req in asking if self.takes(req)]
             if members:
                 self.charge(members)

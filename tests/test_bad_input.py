@@ -423,3 +423,42 @@ def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
     assert done.stderr == ""
+
+
+# ------------------------------------------------------------------ odd numbers and names
+
+
+def test_odd_numbers_of_a_price_a_growth_and_a_node_are_one_line(tmp_path: Path) -> None:
+    for count in ("²", "٢", "0", "9" * 30, "1" * 5000, "-1", "4097"):
+        mistake(bench("price", f"llama-3.1-8b@{count}xh100"))
+    size = (
+        "size",
+        "--trace",
+        "sample",
+        "--models",
+        "llama-3.2-1b",
+        "--systems",
+        "static",
+        "--gpus",
+        "1-1",
+        "-o",
+        tmp_path,
+    )
+    for grow in ("1e-300", "1e-3", "1e300", "nan", "inf"):
+        mistake(bench(*size, "--grow", grow), "--grow", "is not a number from 0.01 to 100")
+    mistake(bench(*COMPARE, "--set", "node_gpus=9223372036854775807", "-o", tmp_path), "node_gpus")
+
+
+def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "set.toml").write_text('[[model]]\nname = "a$x_{$"\nshape = "llama-3.2-1b"\n')
+    (tmp_path / "t$^$.csv").write_text("time,model,prompt_tokens,output_tokens\n" + "".join(
+        f"{k / 4},a$x_{{$,100,20\n" for k in range(100)))  # fmt: skip
+    (tmp_path / "mine$_{$.py").write_text((ROOT / "tests" / "sound" / "admits_each.py").read_text("utf-8"))
+    done = bench("compare", "--systems", f"{tmp_path}/mine$_{{$.py,static:equal", "--trace", tmp_path / "t$^$.csv",
+                 "--models", tmp_path / "set.toml", "--seeds", "1", "--rate-scale", "1", "--slo",
+                 "absolute:ttft=1,tpot=1", "-o", tmp_path / "out")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (sweep,) = (path.parent for path in (tmp_path / "out").glob("*/attainment.parquet"))
+    assert bench("plot", sweep, "--rename", "static:equal=$x_{$", "-o", tmp_path / "figure").exit_code == 0
+    assert bench("trace", "stats", tmp_path / "t$^$.csv", "-o", tmp_path / "t.pdf").exit_code == 0
+    assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from harness.engines.costs import shapes
 from harness.policy.parameters import attention, parameters, stored_bytes
 from harness.policy.types import Experts, Latent, Sliding, UserError
 from harness.run.spec import Spec, canonical
+from tests.cases import cases
 from workloads import checkpoint, gguf, models, quantised
 from workloads.models import checkpoints, model_set, shape
 
@@ -288,8 +290,14 @@ def header(path: Path, keys: dict[str, Any], tensors: dict[str, tuple[tuple[int,
     out += b"".join(text(key) + value(of) for key, of in keys.items())
     for name, (dims, kind) in tensors.items():
         out += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, 0)
-    path.write_bytes(out)
+    path.write_bytes(out + bytes(-len(out) % 32 + max(_bytes(*tensor) for tensor in tensors.values())))
     return str(path)
+
+
+def _bytes(dims: tuple[int, ...], kind: int) -> int:
+    """Return the bytes of a tensor: they all begin at 0, and the longest counts."""
+    block, size = gguf.TYPES[kind]
+    return math.prod(dims) // block * size
 
 
 def q4(path: Path, **changed: Any) -> str:
@@ -454,3 +462,75 @@ def test_degrees_divide_heads_and_experts() -> None:
     assert shapes.degrees(odd) == (1,)
     mixtral = shape("mixtral-8x7b")
     assert 2 * shapes.weight_bytes(mixtral, 2) == pytest.approx(shapes.weight_bytes(mixtral), rel=1e-3)
+
+
+@cases(
+    ("changed", "says"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, not a count from 1 to 1,000"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"), ({"hidden_size": -1}, "hidden_size is -1"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"), ({"num_key_value_heads": 3}, "do not divide"),
+        ({"head_dim": 0}, "head_dim is 0"), ({"head_dim": True}, "head_dim is true"),
+        ({"intermediate_size": 4096.0}, "intermediate_size is 4096.0"), ({"vocab_size": 10**30}, "vocab_size is 1000"),
+        ({"sliding_window": True}, "sliding_window is true"), ({"sliding_window": "4096"}, "sliding_window is"),
+        ({"sliding_window": 64, "sliding_window_pattern": "GX"}, "sliding_window_pattern"),
+        ({"tie_word_embeddings": "true"}, "tie_word_embeddings"), ({"vision_config": {"depth": "x"}}, "vision_config"),
+        ({"num_local_experts": 10**9, "num_experts_per_tok": 2}, "num_local_experts is 1000000000"),
+        ({"mlp_only_layers": [[1]], "num_local_experts": 8, "num_experts_per_tok": 2}, "another kind"),
+        ({"hidden_size": 10**6, "intermediate_size": 10**7, "num_hidden_layers": 1000}, "parameters, above"),
+    ],
+)  # fmt: skip
+def test_a_size_that_cannot_be_is_named_with_its_bounds(changed: dict[str, Any], says: str) -> None:
+    assert says in refused(DENSE | changed)
+
+
+@cases("index", ["{", "[]", '{"metadata": 3}', '{"metadata": {"total_size": "x"}}', '{"metadata": {"total_size": -1}}'])
+def test_a_damaged_index_is_no_missing_one(index: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "m", DENSE)
+    assert shape(folder)
+    (tmp_path / "m" / checkpoint.INDEX).write_text(index)
+    with pytest.raises(UserError, match="index"):
+        shape(folder)
+
+
+def test_a_gguf_is_held_against_its_bytes(tmp_path: Path) -> None:
+    whole = Path(q4(tmp_path / "m.gguf")).read_bytes()
+    for keep, says in ((len(whole) - 1, "it is cut"), (200, "GGUF header"), (30, "GGUF header")):
+        (tmp_path / "cut.gguf").write_bytes(whole[:keep])
+        with pytest.raises(UserError, match=says):
+            shape(str(tmp_path / "cut.gguf"))
+    twice = whole.replace(b"ffn_gate", b"ffn_down")
+    (tmp_path / "twice.gguf").write_bytes(twice)
+    with pytest.raises(UserError, match="is there twice"):
+        shape(str(tmp_path / "twice.gguf"))
+
+
+@cases(
+    ("changed", "says"),
+    [
+        ({"split.count": 3}, "one of 3 files"), ({"llama.block_count": 10**9}, "block_count is 1000000000"),
+        ({"llama.attention.head_count": 0}, "head_count is 0"), ({"llama.attention.head_count_kv": 3}, "do not divide"),
+        ({"llama.context_length": 0}, "context_length is 0"),
+        ({"llama.embedding_length": 2**31}, "embedding_length"),
+        ({"llama.feed_forward_length": 0}, "feed_forward_length is missing"), ({"general.alignment": 0}, "alignment"),
+    ],
+)  # fmt: skip
+def test_a_gguf_of_sizes_that_cannot_be_is_one_line(changed: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=says):
+        shape(q4(tmp_path / "m.gguf", **changed))
+
+
+@cases(
+    ("dims", "says"),
+    [((2**32,) * 4, "is cut|parameters"), ((1,) * 5, "5 dimensions"), ((3,), "whole blocks"), ((0,), "0 numbers")],
+)
+def test_a_tensor_that_cannot_be_is_named(dims: tuple[int, ...], says: str, tmp_path: Path) -> None:
+    keys = {"general.architecture": "llama"}
+    path = header(tmp_path / "m.gguf", keys, {"x": ((256,), 12)})
+    data = Path(path).read_bytes()
+    place = data.index(struct.pack("<IQ", 1, 256))
+    (tmp_path / "m.gguf").write_bytes(
+        data[:place] + struct.pack(f"<I{len(dims)}Q", len(dims), *dims) + data[place + 12 :]
+    )
+    with pytest.raises(UserError, match=says):
+        shape(path)

@@ -66,13 +66,16 @@ RULE = [
     (gain((0.9, 1.06)), here(1.0, 0.95, 1.05), "size"),  # on both sides: no direction
     (gain((0.9, 1.06)), here(1.5, 1.35, 1.65, n=2), "open"),  # one window: from 1.25
     (gain((0.9, 1.06)), here(1.5, 1.4, 1.6, n=2), "contradicted"),  # from 1.33
-    # "up to" is an upper bound, "at least" a lower one
-    (gain(1.6, "up to"), here(1.1, 1.05, 1.2), "size"),
+    # "up to" is an upper bound, which anything between 1 and it meets; "at least" is a lower one
+    (gain(1.6, "up to"), here(1.1, 1.05, 1.2), "up to"),
+    (gain(1.77, "up to"), here(1.09, 1.07, 1.11), "up to"),
+    (gain(1.6, "up to"), here(1.47, 1.2, 1.7), "up to"),  # the point lies below 1.48
+    (gain(1.6, "up to"), here(1.49, 1.41, 1.7), "size"),
     (gain(1.6, "up to"), here(1.75, 1.6, 1.9), "size"),
     (gain(1.6, "up to"), here(1.76, 1.6, 1.9), "direction"),
     (gain(1.6, "up to"), here(1.1, 0.9, 1.2), "open"),
     (gain(1.6, "up to"), here(0.8, 0.7, 0.9), "contradicted"),
-    (gain(0.61, "up to"), here(0.9, 0.8, 0.95), "size"),
+    (gain(0.61, "up to"), here(0.9, 0.8, 0.95), "up to"),
     (gain(0.61, "up to"), here(0.45, 0.4, 0.5), "direction"),
     (gain(2.0, "at least"), here(9.0, 7.0, 12.0), "size"),
     (gain(2.0, "at least"), here(1.8, 1.7, 2.0), "size"),
@@ -99,7 +102,7 @@ RULE = [
     (plain(), here(124.0, 110.0, 151.0), "open"),
     (plain(), here(143.0, 139.0, 147.0, n=3), "contradicted"),  # one window: 135 to 151
     (plain(), here(143.0, 129.0, 158.0, n=3), "open"),  # one window: 116 to 176
-    (plain(32.0, "up to"), here(20.0, 18.0, 22.0), "size"),
+    (plain(32.0, "up to"), here(20.0, 18.0, 22.0), "up to"),
     (plain(32.0, "up to"), here(48.0, 47.0, 49.0), "contradicted"),
     # a calculation is its own interval
     (plain(1.3), here(0.78, 0.78, 0.78, n=1), "contradicted"),
@@ -142,6 +145,7 @@ def test_seeds_and_bounds_state_their_number_and_limit() -> None:
     ("parts", "says"),
     [
         (["size", "size"], "size"), (["size", "direction"], "direction"), (["contradicted"] * 2, "contradicted"),
+        (["size", "up to"], "up to"), (["size", "up to", "direction"], "direction"), (["up to", "open"], "open"),
         (["size", "contradicted"], "open"), (["direction", "open"], "open"), (["size", "not run"], "not run"),
         (["does not fit", "not run"], "does not fit"), (["input"], "input"), ([], "not run"),
     ],

@@ -176,7 +176,8 @@ def test_help_imports_no_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     light = {"harness.cli", "harness.cli.app", "harness.cli.codes", "harness.cli.options", "harness.loop",
-             "harness.loop.interrupted", "harness.rows", "harness.rows.definitions", "harness.target"}  # fmt: skip
+             "harness.loop.interrupted", "harness.loop.strangers", "harness.rows", "harness.rows.definitions",
+             "harness.target"}  # fmt: skip
     assert set(done.stdout.splitlines()[-1].split()) == light
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,15 +17,33 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.client.body import OFFSETS, Bodies, Server, Style
 from harness.client.client import Client, Told
 from harness.client.log import STATES, Log
+from harness.client.verdict import verdict
 from harness.engines.llamacpp import LlamaCpp
+from harness.engines.servers import account
 from harness.engines.vllm import Vllm
 from harness.policy.types import Jobs, UserError
 from tests.cases import cases
-from tests.scripted import CLOSE, HANG, HEAD, RESET, Asked, Pieces, chunked, error, event, scripted, tokens
+from tests.scripted import (
+    CLOSE,
+    DONE,
+    HANG,
+    HEAD,
+    RESET,
+    Asked,
+    Pieces,
+    chunked,
+    error,
+    event,
+    scripted,
+    tokens,
+    usage_only,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = Style(spare=0)
@@ -130,7 +149,7 @@ def test_a_burst_leaves_at_once() -> None:
 
 def test_stamps_are_in_order() -> None:
     with scripted(lambda _: tokens(5)) as server:
-        told, log = replayed(jobs([0.001 * k for k in range(20)]), server.url)
+        told, log = replayed(jobs([0.001 * k for k in range(20)], output=5), server.url)
     for rid in range(20):
         mine = [t.kind for t in told if t.rid == rid]
         assert mine == ["arrived", "written", "first", "done"]
@@ -252,7 +271,7 @@ def test_a_request_that_is_given_up_before_its_time_never_leaves() -> None:
 
 def test_a_further_try_replaces_the_one_before() -> None:
     answers: Iterator[Pieces] = iter([[*chunked(event("a"), event("b"))[:-1], CLOSE], tokens(3)])
-    with scripted(lambda _: next(answers)) as server, client(jobs([0.0])) as sender:
+    with scripted(lambda _: next(answers)) as server, client(jobs([0.0], output=3)) as sender:
         to = Server(server.url, "m")
         sender.route("m", to)
         sender.begin(time.monotonic_ns(), False)
@@ -331,7 +350,7 @@ def test_a_connection_that_the_server_closed_is_no_failure() -> None:
 
 
 def test_states_add_up_under_all_faults_at_once() -> None:
-    kinds: list[Pieces] = [tokens(2), *(pieces for pieces, _, _ in FAULTS.values()), [HANG]]
+    kinds: list[Pieces] = [tokens(1), *(pieces for pieces, _, _ in FAULTS.values()), [HANG]]
     n = 30 * len(kinds)
     work = jobs([0.0005 * k for k in range(n)])
     work.output_tokens[:] = np.arange(n) % len(kinds) + 1
@@ -458,3 +477,64 @@ def test_an_arrival_tells_whether_it_left_by_a_route_and_a_route_that_it_is_in_f
     with scripted(lambda _: tokens(1)) as server:
         told, _ = replayed(jobs([0.0, 0.0]), server.url)
     assert [t.tokens for t in told if t.kind == "arrived"] == [1, 1]
+
+
+# ---------------------------------------------------------------- several tokens in an event
+
+
+def test_the_usage_counts_events_of_several_tokens() -> None:
+    """A gateway sends 41 tokens in ten events: the request is done, and its tokens are spread over the events."""
+    answer = chunked(*(event("several words") for _ in range(10)), usage_only(41), DONE)
+    with scripted(lambda _: answer) as server:
+        told, log = replayed(jobs([0.0], output=41), server.url)
+    assert [(t.kind, t.tokens) for t in told][-1] == ("done", 41)
+    assert (log.by_event.tolist(), log.tokens.tolist()) == ([True], [10])
+    spread = account.chunks(log, 0, float("inf")).tokens
+    assert spread.tolist() == [4, 4, 4, 4, 5, 4, 4, 4, 4, 4]
+    judged = verdict(log, 0.0)
+    assert judged.by_event == 1
+    assert "tokens by event in 1 requests" in judged.text
+
+
+@given(st.integers(1, 40), st.integers(1, 200))
+def test_tokens_of_the_usage_are_spread_evenly_and_none_is_lost(events: int, usage: int) -> None:
+    first = np.ones(1, np.int64)
+    log = Log(
+        first, first, first, first, first, first, np.full(1, 200, np.int16), np.full(1, 4, np.int8), [""],
+        np.ones(1, np.int32),
+        first * usage, -first, -first, np.array([0, events]), np.arange(events) + 1, np.ones(events, np.int32),
+        np.zeros(events, bool), True, 0.0, 1.0, 0,
+    )  # fmt: skip
+    spread = account.chunks(log, 0, float("inf")).tokens
+    assert spread.sum() == usage
+    assert spread[0] >= 1
+    assert spread.max() - spread[spread > 0].min() <= 1 or usage < events
+
+
+# ---------------------------------------------------------------- a warm cache
+
+
+def warm(usage: object) -> bytes:
+    return b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+
+
+def test_prompts_differ_by_the_salt_of_a_run() -> None:
+    work, to = jobs([0.0], prompt=50), Server("http://h:1", "m")
+    bodies = [Bodies(work, 0, PLAIN._replace(salt=salt)).request(0, to) for salt in (0, 0, 1, 2)]
+    assert bodies[0] == bodies[1]
+    assert len({*bodies}) == 3
+    assert len({len(body) for body in bodies}) == 1
+
+
+@cases(
+    ("details", "hits"),
+    [({"cached_tokens": 48}, 20), ({"cached_tokens": 0}, 0), (None, 0), ({"cached_tokens": "x"}, 0), ({}, 0)],
+)
+def test_a_prompt_that_a_cache_had_is_seen_and_the_run_is_invalid(details: object, hits: int) -> None:
+    usage = {"completion_tokens": 2, "prompt_tokens_details": details}
+    with scripted(lambda _: chunked(event("a"), event("b"), warm(usage), DONE)) as server:
+        _, log = replayed(jobs([0.001 * k for k in range(20)]), server.url)
+    judged = verdict(log, 0.0)
+    assert judged.cached == hits
+    assert ("a cache had prompt tokens of 20 of 20 requests" in judged.text) is bool(hits)
+    assert not (hits and judged.valid)

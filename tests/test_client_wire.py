@@ -92,7 +92,14 @@ def test_a_body_without_a_length_ends_at_done() -> None:
         (chunked(b"data: {not json\n\n"), "malformed chunk: {not json"),
         (chunked(b"data: 7\n\n"), "malformed chunk: 7"),
         (chunked(b'data: {"choices": [3]}\n\n'), "malformed chunk"),
-        (chunked(b'data: {"choices":[{"text":"a"}],"usage":{"completion_tokens":"x"}}\n\n'), "malformed chunk"),
+        (chunked(b'data: {"choices":[{"text":"a"}],"usage":{"completion_tokens":"x"}}\n\n'), 'counts "x" tokens'),
+        (chunked(event("a", 2**31)), "counts 2147483648 tokens, 1073741824 were asked for"),
+        (chunked(event("a", -1)), "counts -1 tokens"),
+        (chunked(event("a"), usage_only(3), usage_only(2)), "counts 2 tokens after 3"),
+        (chunked(b'data: {"choices":[],"usage":{"completion_tokens":true}}\n\n'), "counts true tokens"),
+        (chunked(b'data: {"choices":[],"usage":{"completion_tokens":1.5}}\n\n'), "counts 1.5 tokens"),
+        (chunked(b"data: " + b"[" * 90_000 + b"\n\n"), "malformed chunk"),
+        ([b"HTTP/1.1 200 OK\r\n\r\n", *[b"data: " + b"x" * 400_000] * 3], "an event of more than 1 MiB"),
         (chunked(b'data: {"error": {"message": "out of memory"}}\n\n', DONE), "the server said"),
         (chunked(event("a")), "the stream ended without [DONE]"),
         ([b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"choices": []}'], "the stream ended without [DONE]"),
@@ -106,6 +113,20 @@ def test_what_is_not_an_answer_fails_with_its_reason(pieces: list[bytes], says: 
     assert not response.ended
 
 
+def test_more_tokens_than_were_asked_for_fail() -> None:
+    response = Response(True)
+    response.begin(3)
+    assert [made for piece in chunked(event("a", 2), event("b", 4)) for made in response.feed(piece)] == [2]
+    assert response.error == "the server counts 4 tokens, 3 were asked for"
+
+
+def test_words_of_a_server_are_printed_escaped_and_cut() -> None:
+    response, _ = fed(error(500, "\x1b[31m\u202e" + "x" * 1000))
+    assert response.error.startswith("HTTP 500: \\x1b[31m\\u202exxx")
+    assert response.error.isprintable()
+    assert len(response.error) < 300
+
+
 def test_an_error_keeps_its_connection_and_an_excerpt() -> None:
     response, made = fed(error(503, json.dumps("x" * 10_000)))
     assert (made, response.status, response.reusable) == ([], 503, True)
@@ -115,3 +136,13 @@ def test_an_error_keeps_its_connection_and_an_excerpt() -> None:
 def test_tokens_before_an_error_stay() -> None:
     response, made = fed(chunked(event("a"), b"data: {\n\n", event("b"), DONE))
     assert (made, response.made, response.broken) == ([1], 1, True)
+
+
+def test_a_stream_without_an_end_is_cut_at_what_was_asked_for() -> None:
+    response = Response(False)
+    response.begin(5)
+    made = sum(
+        len(response.feed(piece)) for piece in [HEAD, *(b"%x\r\n%b\r\n" % (len(x), x) for x in [event("a")] * 100)]
+    )
+    assert response.error == "more than the 5 tokens that were asked for: the server does not end"
+    assert (response.broken, made) == (True, 14)

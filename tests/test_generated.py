@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 
+from harness import toml
 from harness.cli import generated
 from harness.cli.app import main
 from harness.cli.reference import COMMAND
@@ -164,3 +165,17 @@ def test_cells_of_tables_can_be_read() -> None:
     ]
     assert len(cells) > 1000
     assert [cell for cell in cells if cell[1] > MOST_CELL] == []
+
+
+def test_each_system_has_a_card_and_regret_is_of_the_defaults() -> None:
+    cards = toml.tables(ROOT / "systems" / "cards.toml")
+    assert sorted(cards) == system.names()
+    assert all(set(card) == {"best", "departs", "wins"} and all(card.values()) for card in cards.values())
+    leans = re.compile(r"for it|against it|unknown|^none$|a bound|either way")
+    assert all(leans.search(card["departs"]) for card in cards.values())
+    drawn = [{"fields": {"placement": place}, "held": held} for place, held in (("even", 0.5), ("rate", 0.75))]
+    assert generated.regret("elastic", None) == ""
+    assert generated.regret("elastic", {"draw": drawn}) == "0.0"
+    assert generated.regret("elastic", {"draw": [drawn[1] | {"held": 0.25}, drawn[0]]}) == "25.0"
+    assert generated.regret("elastic", {"draw": drawn[:1]}) == "not drawn"
+    assert generated.regret("elastic", {"draw": [drawn[1] | {"held": 0.0}]}) == "no draw holds any"

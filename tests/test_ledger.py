@@ -237,7 +237,7 @@ def test_a_study_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("static / chunked, rate at 99 % TTFT", False), ("chunked / static, rate at 99 % TTFT", True),
     ]  # fmt: skip
     (absent,) = full.lines
-    assert (full.verdict, absent.note, absent.here) == ("not run", ledger.FULL, "-")
+    assert (full.verdict, absent.note, absent.here) == ("full form", "`bench study mine --full` runs it", "-")
     assert absent.where == "sample, llama-3.1-8b*3, more"
     before = files(tmp_path / "out")
     assert ledger.of_study("mine.toml", tmp_path / "out", 1, Silent()) == held
@@ -317,11 +317,23 @@ def test_a_statement_of_several_studies_is_one() -> None:
     assert len(merged([ROW, ROW])) == 2  # without a name each is its own
 
 
-def test_a_page_counts_five_classes_and_has_each_statement_once() -> None:
+def test_a_page_begins_with_a_table_by_paper_and_class() -> None:
+    sized = ROW._replace(paper="Q, figure 2", lines=(LINE._replace(says="size"),))
+    below = sized._replace(number="up to 1.6x", lines=(LINE._replace(says="up to"),))
+    page = list(words.markdown(Ledger((ROW, sized, sized, below), {})))
+    head = page.index("| paper | size | up to | direction | contradicted | open | input |")
+    assert page[head + 1] == "|---|---:|---:|---:|---:|---:|---:|"
+    assert page[head + 2 : head + 5] == ["| P |  |  | 1 |  |  |  |", "| Q | 2 | 1 |  |  |  |  |", ""]
+    assert not any(line.startswith(("- **", "## ")) for line in page[:head])
+
+
+def test_a_page_counts_its_classes_and_has_each_statement_once() -> None:
     weaker = LINE._replace(what="prism / chunked", says="open", evidence=True, where="elsewhere", weak="9 misses")
     page = list(words.markdown(Ledger((ROW._replace(lines=(LINE, weaker)),), {"fig7": "no trace\nhere"})))
     counts = [line for line in page if line.startswith("- **")]
-    assert [line.split("**")[1] for line in counts] == ["0 size", "1 direction", "0 contradicted", "0 open", "0 input"]
+    assert [line.split("**")[1] for line in counts] == [
+        "0 size", "0 up to", "1 direction", "0 contradicted", "0 open", "0 input"
+    ]  # fmt: skip
     text = "\n".join(page)
     assert text.count("it holds 2x") == 1
     assert "\n## P\n" in text
@@ -335,10 +347,7 @@ def test_a_page_counts_five_classes_and_has_each_statement_once() -> None:
     assert words.counted([ROW, ROW._replace(lines=(LINE._replace(says="open"),))]) == "1 direction, 1 open"
 
 
-def test_sizes_of_an_up_to_are_counted_apart_and_nothing_is_said_of_what_nobody_ran() -> None:
-    sized = ROW._replace(lines=(LINE._replace(says="size"),))
-    page = "\n".join(words.markdown(Ledger((sized, sized._replace(number="up to 1.6x")), {})))
-    assert "- **2 size** (1 of an 'up to'): the paper's number" in page
+def test_nothing_is_said_of_what_nobody_ran() -> None:
     lacks = ROW._replace(lines=(LINE._replace(says="not testable", here="-", note=""),), why="lacks its trace")
     assert list(words.block(lacks))[1:] == ["", "- lacks its trace"]
 
@@ -348,10 +357,10 @@ def test_no_line_of_a_page_is_longer_than_100() -> None:
     assert max(map(len, words.markdown(Ledger((long,), {})))) <= 100
 
 
-@pytest.mark.parametrize("verdict", ["size", "direction", "contradicted", "open", "input", "not run"])
+@pytest.mark.parametrize("verdict", ["size", "up to", "direction", "contradicted", "open", "input", "not run"])
 def test_what_a_class_is_due_to_is_called_sufficient_never_the_cause(verdict: str) -> None:
     told = "\n".join(words.block(ROW._replace(lines=(LINE._replace(says=verdict),))))
-    assert ("sufficient" in told) == (verdict != "size")
+    assert ("sufficient" in told) == (verdict not in {"size", "up to"})
     none = "\n".join(words.block(ROW._replace(lines=(LINE._replace(says=verdict),), why="")))
     assert (words.UNKNOWN in none) == (verdict == "contradicted")
 

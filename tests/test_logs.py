@@ -67,17 +67,6 @@ def as_copy(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def as_insert(path: Path, rows: list[dict[str, Any]]) -> Path:
-    def literal(value: Any) -> str:
-        return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
-
-    names = ", ".join(f'"{name}"' for name in rows[0])
-    lines = [f"INSERT INTO public.\"LiteLLM_SpendLogs\" ({names}) VALUES ({', '.join(map(literal, r.values()))});"
-             for r in rows]  # fmt: skip
-    path.write_text("-- PostgreSQL database dump\n" + "\n".join(lines) + "\n")
-    return path
-
-
 def as_json(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text(json.dumps({"data": rows, "total": len(rows)}))
     return path
@@ -99,7 +88,6 @@ FORMS: Mapping[str, tuple[str, Callable[[Path, list[dict[str, Any]]], Path]]] = 
     "JSON lines, packed": ("spend.jsonl.gz", as_jsonl_gz),
     "Parquet": ("spend.parquet", as_parquet),
     "dump by COPY": ("copy.sql", as_copy),
-    "dump by INSERT": ("insert.sql", as_insert),
 }
 
 
@@ -570,8 +558,13 @@ def test_a_dump_takes_names_from_its_create_table(tmp_path: Path) -> None:
     path = tmp_path / "d.sql"
     path.write_text('CREATE TABLE public.logs (\n    "startTime" timestamp NOT NULL,\n    n integer,\n'
                     "    CONSTRAINT p PRIMARY KEY (n)\n);\n"
-                    "INSERT INTO public.logs VALUES ('2026-01-01 00:00:00'::timestamp, 5),\n"
-                    " (E'it''s\\n', NULL);\n")  # fmt: skip
+                    "COPY public.logs FROM stdin;\n2026-01-01 00:00:00\t5\nit's\\n\t\\N\n\\.\n")  # fmt: skip
     assert [row for _, row in records.records(path)] == [
         {"startTime": "2026-01-01 00:00:00", "n": "5"}, {"startTime": "it's\n", "n": ""},
     ]  # fmt: skip
+
+
+def test_a_dump_by_insert_is_refused_with_the_way_to_a_csv(tmp_path: Path) -> None:
+    (path := tmp_path / "d.sql").write_text("-- PostgreSQL database dump\nINSERT INTO public.logs (n) VALUES (1);\n")
+    with pytest.raises(UserError, match=r"d\.sql:2: logs by INSERT.*psql -c '\\copy"):
+        readers.converted(path)

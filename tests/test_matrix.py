@@ -17,7 +17,7 @@ from harness.cli.app import main
 from harness.cli.lists import page
 from harness.engines.servers import host
 from harness.engines.sim.engine import Sim
-from harness.loop import engine, system
+from harness.loop import engine, strangers, system
 from harness.loop.replay import replay
 from harness.policy.types import Jobs, Unsupported
 from harness.run import matrix
@@ -111,6 +111,7 @@ def test_a_broken_file_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.Mo
         return [str(path) for path in paths]
 
     engines, systems = files("engine", ENGINES), files("system", SYSTEMS)
+    monkeypatch.setattr(strangers, "known", lambda _: None)  # as of files that lie in systems/
     monkeypatch.setattr(engine, "names", lambda: (engines[0], "sim", engines[1]))
     monkeypatch.setattr(system, "names", lambda: [*systems[:2], "static", systems[2]])
     result = CliRunner().invoke(main, ["list", "systems", "--all"])

@@ -228,10 +228,11 @@ def test_sizes_of_a_mix_are_whole_copies_and_its_price_is_that_of_all(tmp_path: 
     assert work._refused(MIX, "static") == ""
     assert words.cluster(MIX, 18) == "6 h100 + 12 l40s"
     held = Curve(MIX, "static", {12: verdict(12, 1.0, 1.0)})
-    answer = sized(asked=asked, curves={(MIX, "static"): held}, best=(MIX, "static", 12),
-                   homes={"3": ("m",), "4": ("n",)}, tails={"m": (0.2, 0.03), "n": (0.3, math.nan)})  # fmt: skip
+    tails = {"m": (0.2, 0.03), "n": (0.3, math.nan)}
+    placed = {"3": {"m": 1.0}, "4": {"n": 1.0}}
+    answer = sized(asked=asked, curves={(MIX, "static"): held}, best=(MIX, "static", 12), placed=placed, tails=tails)
     told = dict(words.told(answer))
-    assert (told["GPU 3 (h100)"], told["GPU 4 (l40s)"]) == ("m", "n")
+    assert (told["GPU 3 (h100)"], told["GPU 4 (l40s)"]) == ("m at home 100 %", "n at home 100 %")
     assert told["longest P95 of a model"] == "TTFT 0.3 s (n), TPOT 30 ms (m)"
     assert told["held"].startswith("4 h100 + 8 l40s, 288 GPU-hours and $480 a day")
     for more in ({"spare": 1}, {"node": 8}):

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from harness.rows.pooled import (
     verdict,
     worst,
 )
+from tests import misses
 from tests.bursts import BLOCK_S, LEVEL, worlds
 from tests.cases import cases
 
@@ -339,3 +341,68 @@ def test_crossings_by_seed_do_not_cover() -> None:
         curves = [dict(zip(world.rates_rps.tolist(), attained[:, k].tolist(), strict=True)) for k in range(5)]
         tally.add(statistics.interval([alone(curve) for curve in curves]), 1.0)
     assert tally.coverage < 0.92 or abs(tally.bias) > 0.05
+
+
+def ours() -> dict[tuple[str, str], Counts]:
+    """Return the misses of the bench's own runs, by models and system: a unit a window (tests/misses.py)."""
+    rows = pq.read_table(misses.FILE).to_pandas()
+    out = dict[tuple[str, str], Counts]()
+    for (models, system), each in rows.groupby(["models", "system"], observed=True):
+        missed, offered = (
+            each.pivot_table(index="rate_scale", columns="seed", values=name, aggfunc="sum")
+            for name in ("missed", "offered")
+        )
+        out[str(models), str(system)] = Counts(
+            missed.index.to_numpy(np.float64), missed.to_numpy(np.float64), offered.to_numpy(np.float64)
+        )
+    return out
+
+
+def picked(c: Counts, windows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Counts:
+    return Counts(c.rates_rps, c.missed[:, windows], c.offered[:, windows])
+
+
+def of_our_runs(trials: int, windows: int) -> tuple[dict[str, float], dict[str, float], float]:
+    """Draw windows of the bench's own runs, of which all together are the truth; return coverage and A/A.
+
+    Coverage is of the crossing of each system, by models and system, and of its ratio to static:rate; the last is the
+    share of trials in which a system, on windows of its own, is told apart from itself.
+    """
+    rng, told = np.random.default_rng(5), list[bool]()
+    crossings, ratios = dict[str, float](), dict[str, float]()
+    for (models, system), c in (all_ := ours()).items():
+        base = all_[models, "static:rate"]
+        at, over = crossing(c, LEVEL).mean, ratio(c, base, LEVEL).mean
+        alone, pair = Tally(), Tally()
+        for _ in range(trials):
+            drawn_ = rng.integers(0, c.units, windows)
+            alone.add(crossing(picked(c, drawn_), LEVEL), at)
+            pair.add(ratio(picked(c, drawn_), picked(base, drawn_), LEVEL), over)
+            other = picked(c, rng.integers(0, c.units, windows))
+            told.append(verdict(ratio(picked(c, drawn_), other, LEVEL)).p < 0.05)
+        name = f"{system} on {models}"
+        crossings[name] = alone.coverage
+        if system != "static:rate":
+            ratios[name] = pair.coverage
+    return crossings, ratios, float(np.mean(told))
+
+
+def test_intervals_cover_misses_of_our_own_runs() -> None:
+    crossings, ratios, told = of_our_runs(40, 36)
+    assert np.mean([*crossings.values(), *ratios.values()]) >= 0.88, f"{crossings}, {ratios}"
+    assert told <= 0.1
+
+
+# Its share of misses is .5 to 1.1 % from .35 to 2.8 times the trace's rate, and comes from few windows: 36 that have
+# none of these say too little. Its crossing is covered in .80, .85 and .88 at 36, 18 and 9 windows, its ratio in .94.
+SCARCE = "prism:osdi26 on heavy8"
+
+
+@pytest.mark.full
+@cases(("windows", "least", "scarce"), [(36, 0.92, 0.77), (18, 0.88, 0.8), (9, 0.88, 0.83)])
+def test_intervals_cover_misses_of_our_own_runs_closely(windows: int, least: float, scarce: float) -> None:
+    crossings, ratios, told = of_our_runs(300, windows)
+    assert min(ratios.values()) >= least, ratios
+    assert crossings.pop(SCARCE) >= scarce
+    assert min(crossings.values()) >= least, crossings
+    assert told <= 0.075

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.engines.costs import quantities
 from harness.engines.sim.engine import Sim
 from harness.policy.actions import Admit, Evict, Load
 from harness.policy.placement import groups
-from harness.policy.types import GIB, Inst, Request
+from harness.policy.types import GIB, Infeasible, Inst, Request
 from systems.prism_released import PrismReleased, need, priority
 from tests.cases import cases
 from tests.test_prism import of, run, states, work, world
@@ -95,3 +97,13 @@ def test_models_start_by_falling_demand_where_demand_over_free_memory_is_lowest(
     assert policy.models["m1"].demand == pytest.approx(4.0 * 150 * kv / 0.1)  # 150 tokens a request, TPOT SLO 0.1 s
     assert set(groups(policy.cluster, 1)) == {(0,), (1,)}
     assert policy.free(0) < policy.cluster.gpus[0].mem_bytes - 2 * GIB
+
+
+def test_models_of_unlike_degrees_are_refused() -> None:
+    alike = world(3, 8.0, gpus=4)
+    cluster = Sim(alike).cluster
+    by_degree = [replace(alike, models=tuple(m._replace(tp=tp) for m, tp in zip(alike.models, degrees, strict=True)))
+                 for degrees in ((2, 2, 2), (1, 2, 1))]  # fmt: skip
+    assert PrismReleased(cluster).models.keys() == PrismReleased(Sim(by_degree[0]).cluster).models.keys()
+    with pytest.raises(Infeasible, match=r"one tensor-parallel degree in Prism's release, not 1 and 2$"):
+        PrismReleased(Sim(by_degree[1]).cluster)

@@ -13,7 +13,7 @@ import pytest
 from harness.engines import rows, stamps
 from harness.engines.costs.coef import COST
 from harness.engines.costs.layout import UNITS, Field, fields, record
-from harness.engines.sim import engine, kernel, records, state
+from harness.engines.sim import engine, kernel, records, span, state
 from harness.rows.record import WAITS
 from tests.cases import cases
 
@@ -144,6 +144,7 @@ def test_every_field_is_read() -> None:
     known = {(name, field.name) for name, field in FIELDS}
     assert reads <= known
     by_name = {name for module in (engine, rows) for name in named(Path(str(module.__file__)).read_text())}
+    by_name |= set(span.SUMS.values())
     addresses = {*state.TABLES, *state.NUMBERS, *(n for _, lengths in state.NUMBERS.values() for n in lengths.split())}
     assert {
         (name, field)

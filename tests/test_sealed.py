@@ -17,6 +17,7 @@ import pytest
 import harness
 from harness.policy.types import UserError
 from harness.rows import forms, record, sealed, tidy
+from harness.store import MARK, SEAL
 from harness.study.study import AXES
 from tests.cases import cases
 from tests.fuzz.results import COMPARE, GONE, Store, changed, facts, flipped, rewrite
@@ -72,8 +73,8 @@ def test_no_flipped_bit_of_a_scored_table_is_used(store: Store) -> None:
 def test_facts_alone_are_held_against_the_footers_digest(store: Store) -> None:
     """`meta` does not read the rows, so a bit in them is none of its business; one in the footer is."""
     data = store.rows.read_bytes()
-    mark = data.rindex(sealed.MARK)
-    for at, fails in ((mark // 2, False), (mark + sealed.SEAL + 5, True)):
+    mark = data.rindex(MARK)
+    for at, fails in ((mark // 2, False), (mark + SEAL + 5, True)):
         other = bytearray(data)
         other[at] ^= 1
         store.rows.write_bytes(other)
@@ -90,7 +91,7 @@ def test_readers_of_parquet_do_not_see_the_digests(tmp_path: Path) -> None:
     record.write(tmp_path / "run", [batch(1000)], META)
     path = tmp_path / "run" / record.ROWS
     assert pq.read_table(path).to_pylist() == batch(1000).to_pylist()
-    assert path.read_bytes().count(sealed.MARK) == 1
+    assert path.read_bytes().count(MARK) == 1
     record.write_table(tmp_path / "empty.parquet", pa.table({"a": pa.array([], pa.int64())}), {})
     assert pq.read_table(tmp_path / "empty.parquet").num_rows == 0
 
@@ -99,7 +100,7 @@ def test_tables_without_digests_are_read(store: Store) -> None:
     """As releases before wrote them."""
     for path in (store.rows, store.scored):
         rewrite(path, pq.read_table(path), facts(path))
-        assert sealed.MARK not in path.read_bytes()
+        assert MARK not in path.read_bytes()
     assert bench("explain", store.rows.parent, "--misses").exit_code == 0
     assert bench("explain", store.scored.parent, "--misses").exit_code == 0
     assert len(harness.load(store.top).runs) == 2

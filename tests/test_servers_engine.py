@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.client.client import Told
+from harness.engines import wallclock
 from harness.engines.machine import Config, Served
+from harness.engines.servers import engine as module
 from harness.engines.servers import fleet
 from harness.engines.servers.engine import CLIENT
 from harness.loop.engine import Observed
@@ -113,6 +115,28 @@ def test_fewer_tokens_than_asked_for_is_a_failure(monkeypatch: pytest.MonkeyPatc
     assert [row["state"] for row in rows] == ["failed", "done"]
     assert script.told(Finished)[0].state == "failed"
     assert stage.engine.errors == {0: "ended after 1 of 2 tokens: the server ignores ignore_eos"}
+
+
+def test_a_request_leaves_its_batch_without_a_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 3,000 requests a second thousands are in flight: to compare them all at each end is what falls behind."""
+
+    def compared(*_: object) -> bool:
+        raise AssertionError("a request was compared with another")
+
+    monkeypatch.setattr(wallclock.Live, "__eq__", compared)
+    stage = Stage(monkeypatch)
+    _, rows = stage.run(Script(routed("a"), {Woke}), jobs(*((1.0 + 0.001 * k, "a", 3) for k in range(20))))
+    assert {row["state"] for row in rows} == {"done"}
+
+
+def test_a_run_that_falls_behind_its_client_ends_and_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEHIND_S", -1e9)  # so that every event is late
+    stage = Stage(monkeypatch)
+    _, rows = stage.run(Script(routed("a"), {Woke}), jobs((1.0, "a", 50), (5.0, "a", 2)))
+    assert {row["state"] for row in rows} == {"unfinished"}
+    judged = stage.engine.about()["verdict"]
+    assert not judged["valid"]
+    assert "s behind its client's events: it is the limit, not the servers" in judged["text"]
 
 
 # ------------------------------------------------------------------ servers that come and go

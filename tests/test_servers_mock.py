@@ -454,6 +454,18 @@ def test_requests_that_fail_stand_in_the_default_output(tmp_path: Path) -> None:
     assert "failed: the server refused it" in explained
 
 
+def test_runs_on_attached_servers_have_a_salt_each() -> None:
+    salts = set()
+    with mock("--models", "x", *QUICK) as url:
+        for _ in range(3):
+            kind = attach.Attached.__new__(attach.Attached)
+            kind.config, kind.urls, kind.key_env, kind.lacks = config(), (url, url), "", ""
+            kind.ready(Path())
+            salts.add(kind.style.salt)
+    assert len(salts) == 3
+    assert 0 not in salts
+
+
 def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
     from harness.answers.comparison import records
     from harness.answers.text import invalid

@@ -27,7 +27,7 @@ ENGINE = (
 # docs/empirical-vllm-memory-results.md. KV GiB, and the GiB by which ours may be off.
 STARTS = {
     "llama-3.1-8b": (51.38, 0.5), "qwen-3-32b": (4.45, 0.5), "gpt-oss-120b": (3.33, 0.5),
-    # Too large by 0.73, where gpt-oss-120b is too small by 0.21: no law of weights or step that we know moves both.
+    # Too large by 0.73, where gpt-oss-120b is too small by 0.21: padded experts explain this one alone (process.py).
     "gpt-oss-20b": (50.28, 0.75),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from harness.loop import engine, meaning
@@ -19,6 +21,7 @@ from harness.rows import forms, record, stored
 from harness.run import sources
 from harness.store import Kind, digest
 from tests.cases import cases
+from tests.test_bad_input import bench
 from traces.kept import LOGS, canonical
 
 LEADS = pa.Table.from_pylist([{"constant": "swap", "mean": 0.5}], schema=forms.LEAD_COLUMNS)
@@ -169,7 +172,7 @@ def test_names_are_those_of_before(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     lines = [f"{k}.5,a,{k + 1},5,s{k // 4}" for k in range(40)]
     log.write_text("\n".join(["time,model,prompt_tokens,output_tokens,session", *lines]))
-    assert canonical(log, tmp_path / "kept")[0].name == "log-5df6e69f.parquet"
+    assert canonical(log, tmp_path / "kept")[0].name == "log-6a609197.parquet"
     assert digest("a", 1, "") == "caeba72cd6103538cb7721e56e55b8bcf3813560689f77c8f1cb5c8ab668919d"  # SHA-256 of "a 1 "
 
 
@@ -201,3 +204,19 @@ def test_a_file_that_counts_as_before_hashes_as_before(tmp_path: Path, monkeypat
     assert sources._hash({mine}) != before
     as_before[meaning.digest(mine)[:16]] = old
     assert sources._hash({mine}) == before
+
+
+def test_a_log_is_converted_below_the_results_that_were_asked_for_and_again_where_it_is_damaged(tmp_path: Path) -> None:
+    log, out = tmp_path / "t.csv", tmp_path / "out"
+    log.write_text("time,model,prompt_tokens,output_tokens\n" + "".join(f"{k},a,100,3\n" for k in range(200)))
+    asked = ("compare", "--systems", "static", "--trace", log, "--models", "llama-3.2-1b", "--rate-scale", "1",
+             "--seeds", "1", "--slo", "absolute:ttft=1,tpot=1", "--no-plot")  # fmt: skip
+    done = bench(*asked, "-o", out)
+    assert done.exit_code == 0, done.output
+    (kept,) = (out / "traces").iterdir()
+    whole = kept.read_bytes()
+    for at in (len(whole) // 3, len(whole) - 20):  # in its rows, and in its footer
+        kept.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert canonical(log, out / "traces")[0] == kept
+        assert pq.read_table(kept).equals(pq.read_table(io.BytesIO(whole)))
+        assert LOGS.read(kept).num_rows == 200

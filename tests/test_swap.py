@@ -18,7 +18,7 @@ from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import domains
-from harness.policy.types import Cluster, Gpu, Gpus, Inst, Jobs, Model, Plan, Request, UserError
+from harness.policy.types import Cluster, Gpu, Gpus, Infeasible, Inst, Jobs, Model, Plan, Request, UserError
 from systems.swap import Swap, place_of
 from tests.cases import cases
 from workloads.models import shape
@@ -289,9 +289,39 @@ def test_a_persistent_group_is_not_stopped_by_others() -> None:
     assert brief(x.first) == "+a +b"
     assert x.ask("a") == "0"
     assert x.ask("c") == "-b +c 1"  # while a serves
-    # of two models of one group the other stops all the same: SwapStopsPrevious
-    y = Router("llama-swap-exclusive", "ab", gpus=1, persistent="a=1")
-    assert y.ask("b") == "-a +b 0"
+    # of two models of one group the other stops all the same (SwapStopsPrevious), so that it would change nothing
+    with pytest.raises(UserError, match=r"field persistent: a shares its GPUs with all that could stop it.*pinned=a=1"):
+        Router("llama-swap-exclusive", "ab", gpus=1, persistent="a=1")
+
+
+def test_pinned_models_stay_beside_a_group_that_swaps() -> None:
+    # config.example.yaml cd46f56: a group with `swap: false`, `persistent: true`, beside one that swaps on the same GPU
+    x = Router("llama-swap-exclusive", "abcd", holds=3.0, pinned="a=1 c=1", slots=4)
+    assert brief(x.first).split()[-3:] == ["+a", "+c", "+b"]  # pinned ones first; then as the rates say, beside them
+    assert x.ask("a") == "0"
+    assert x.ask("c") == "1"
+    assert x.ask("d") == "-b +d 2"  # members of the other group stop each other, whoever serves beside
+    with pytest.raises(Infeasible, match="b has no room beside the pinned a, c"):
+        Router("llama-swap-exclusive", "abcd", holds=2.0, pinned="a=1 c=1", slots=4)
+
+
+@cases(
+    ("preset", "fields", "says"),
+    [
+        ("llama-swap", {"persistent": "a=1"}, "victim=group alone"),
+        ("llama-swap", {"pinned": "a=1", "slots": 4}, "victim=group"),
+        ("llama-swap-exclusive", {"costs": "a=2"}, "victim=cost alone"),
+        ("llama-swap-exclusive", {"pinned": "a=1"}, "slots=N"),
+    ],
+)
+def test_a_setting_of_some_models_without_effect_is_refused(preset: str, fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Router(preset, "abc", **fields)
+
+
+def test_a_server_may_stay_for_longer_than_a_day() -> None:
+    x = Router("ollama", "ab", keep="a=1e9")
+    assert x.policy.keeps_s["a"] == 1e9
 
 
 def test_a_group_that_is_not_exclusive_comes_beside_one_that_is() -> None:

@@ -260,7 +260,7 @@ def test_the_paper_of_figure_7() -> None:
     claims = study("fig7").claim
     ratios = [(claim.system, claim.over, claim.paper) for claim in claims if claim.over]
     ours = "prism:osdi26 or prism_released"
-    both = "muxserve:plusplus or muxserve:plusplus+quotas=none"
+    both = "muxserve:plusplus or muxserve:plusplus+quotas=bytes or muxserve:plusplus+quotas=none"
     assert [ratio for ratio in ratios if isinstance(ratio[2], float)] == [(ours, both, 2.3), (ours, "best static", 3.5)]
     fewest = [claim for claim in claims if claim.what == "fewest" and claim.paper != "never"]
     counts = [(claim.on["trace"], claim.paper) for claim in fewest]

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 from traces import checks, prefix, records, schema, usual
+from traces.guarded import reading, regular
 from traces.served import Source, answered, only
 from traces.unpickle import unpickle
 from traces.usual import EPOCH_S, LAST_EPOCH_S, MEAN_GAP_S, PER_SECOND, TimeUnit
@@ -67,10 +68,12 @@ def convert(
     if (block_tokens is None) is ("prefix_hashes" in columns):
         raise UserError("prefix_hashes and the tokens of their blocks (--block-tokens) are given together")
     wanted = ("arrival_s", "prompt_tokens", "output_tokens", *(("model",) if model is None else ()))
-    if missing := [key for key in wanted if key not in columns]:
-        columns |= usual.named(path, missing, names_of(path))
-    source = _read(path, columns)
-    return canonical(path, source, columns, model=model, block_tokens=block_tokens, **how)
+    regular(path)
+    with reading(path):
+        if missing := [key for key in wanted if key not in columns]:
+            columns |= usual.named(path, missing, names_of(path))
+        source = _read(path, columns)
+        return canonical(path, source, columns, model=model, block_tokens=block_tokens, **how)
 
 
 def table(path: Path, columns: Mapping[str, str] | None = None, **how: Any) -> pa.Table:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.policy.types import UserError
-from harness.store import Kind, digest
+from harness.store import Kind, digest, seal, whole
 from traces import chosen, deal, readers, schema
+from traces.guarded import reading, regular
 from traces.load import log
-from traces.records import readable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +48,8 @@ def canonical(
     asked = [way for way in (streams, how) if way is not None]
     if already and not asked:
         return path, ""
-    with readable(path):
+    regular(path)
+    with reading(path):
         name = digest(schema.file_sha256(path), "".join(map(str, asked)), VERSION)[:8]
 
     def make() -> pa.Table:
@@ -66,4 +68,20 @@ def canonical(
 
 
 VERSION = 2  # of what conversions give: another one converts anew
-LOGS = Kind(schema.read, lambda path, rows, _: schema.write(rows, path), lost=(OSError, UserError))
+
+
+def _read(path: Path) -> pa.Table:
+    if not whole(path, rows=True):
+        raise UserError(f"{path}: damaged")
+    return schema.read(path)
+
+
+def _write(path: Path, rows: pa.Table, _: object) -> None:
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    schema.write(rows, part)
+    with part.open("r+b") as file:
+        seal(file)
+    part.replace(path)
+
+
+LOGS = Kind(_read, _write, lost=(OSError, UserError))

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from harness.policy.types import UserError
 from traces import convert, records, schema
+from traces.guarded import reading
 from traces.records import Record
 from traces.served import Source
 
@@ -70,7 +71,8 @@ def read(
     unblocked, ids = 0, set[str]()
     for line, record in records.records(path, fields):
         for part in (record,) if expand is None else expand(record):
-            got = request(part)
+            with reading(path, line):
+                got = request(part)
             if got is None:
                 continue
             if isinstance(got, Request):

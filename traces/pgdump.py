@@ -1,8 +1,8 @@
-r"""Tables of a plain-text PostgreSQL dump, by COPY or INSERT, as records.
+r"""Tables of a plain-text PostgreSQL dump, by COPY, as records.
 
 Read are the statements of https://www.postgresql.org/docs/current/app-pgdump.html: `COPY name (columns) FROM stdin;`
-with tab-separated lines up to `\.`, and `INSERT INTO name (columns) VALUES (...), ...;`. One without a list of columns
-takes them from the table's CREATE TABLE. All other statements are passed over, and so are other tables.
+with tab-separated lines up to `\.`. One without a list of columns takes them from the table's CREATE TABLE. All other
+statements are passed over, and so are other tables; INSERT into a table of logs (pg_dump --inserts) is refused.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from typing import TextIO
 from harness.policy.types import UserError
 
 COPY = re.compile(r"COPY\s+(?P<table>[^\s(]+)\s*(?:\((?P<columns>[^)]*)\))?\s*FROM\s+stdin", re.IGNORECASE)
-INSERT = re.compile(
-    r"INSERT\s+INTO\s+(?P<table>[^\s(]+)\s*(?:\((?P<columns>[^)]*)\))?\s*(?:OVERRIDING\s+\w+\s+VALUE\s+)?VALUES",
-    re.IGNORECASE,
-)
+INSERT = re.compile(r"INSERT\s+INTO\s+(?P<table>[^\s(]+)", re.IGNORECASE)
 CREATE = re.compile(r"CREATE\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?(?P<table>[^\s(]+)\s*\(", re.IGNORECASE)
 CONSTRAINTS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "EXCLUDE", "LIKE")
 ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\"}
-LITERAL = re.compile(
-    r"\s*(?:(?P<text>E?'(?:[^']|'')*')|(?P<word>[^\s,()']+))(?:::\"?[\w ]+\"?(?:\(\d+\))?(?:\[\])?)?\s*", re.IGNORECASE
-)
 LOGS = re.compile(r"SpendLogs|observations|traces?|logs?|requests?", re.IGNORECASE)  # of a table that holds a log
+
+
+COPIES = "dump it without --inserts, or psql -c '\\copy \"{}\" to log.csv csv header'"
 
 
 def is_dump(text: str) -> bool:
@@ -61,23 +58,9 @@ def rows(path: Path, text: TextIO, fields: Collection[str] | None) -> Iterator[t
             if wanted is None:
                 passed[table] = None
         elif (put := INSERT.match(line)) is not None:
-            table, names = _head(path, number, put, created)
-            wanted = _wanted(table, names, fields)
-            statement = line[put.end() :]
-            last = number
-            while not _closed(statement):
-                last, more = next(lines, (last, ""))
-                if not more:
-                    raise UserError(f"{path}:{number}: ends within INSERT INTO {table}: cut off")
-                statement += more
-            if wanted is None:
-                passed[table] = None
-                continue
-            for values in _tuples(path, number, statement):
-                if len(values) != len(names):
-                    raise UserError(f"{path}:{number}: {len(values)} values, INSERT INTO {table} has {len(names)}")
-                match = True
-                yield number, {name: values[place] for place, name in wanted}
+            if LOGS.search(table := _name(put["table"])):
+                raise UserError(f"{path}:{number}: {table} by INSERT, which is not read: {COPIES.format(table)}")
+            passed[table] = None
     if not match:
         there = f" (it has rows of {', '.join(list(passed)[:8])})" if passed else ""
         raise UserError(f"{path}: a dump without rows of a log{there}")
@@ -118,43 +101,3 @@ def _unescaped(cell: str) -> str:
     if "\\" not in cell:
         return cell
     return re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[1]), cell)
-
-
-def _closed(statement: str) -> bool:
-    """Tell whether a statement ends here: a semicolon at the end, outside of quotes."""
-    return statement.rstrip().endswith(";") and statement.count("'") % 2 == 0
-
-
-def _tuples(path: Path, line: int, statement: str) -> Iterator[list[str]]:
-    at, end = 0, len(statement)
-    while (at := _past(statement, at, " \t\r\n,")) < end and statement[at] == "(":
-        values: list[str] = []
-        at += 1
-        while True:
-            match = LITERAL.match(statement, at)
-            if match is None:
-                raise UserError(f"{path}:{line}: INSERT has a value that is no literal: {statement[at : at + 30]!r}")
-            values.append(_literal(match))
-            at = match.end()
-            if statement[at : at + 1] == ")":
-                break
-            if statement[at : at + 1] != ",":
-                raise UserError(f"{path}:{line}: INSERT has a value that is no literal: {statement[at : at + 30]!r}")
-            at += 1
-        at += 1
-        yield values
-
-
-def _past(text: str, at: int, blank: str) -> int:
-    while at < len(text) and text[at] in blank:
-        at += 1
-    return at
-
-
-def _literal(match: re.Match[str]) -> str:
-    text = match["text"]
-    if text is None:
-        return "" if match["word"].upper() == "NULL" else match["word"]
-    escaped = text[0] in "eE"
-    inner = text[2 if escaped else 1 : -1].replace("''", "'")
-    return _unescaped(inner) if escaped else inner

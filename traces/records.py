@@ -11,18 +11,16 @@ import gzip
 import io
 import json
 import re
-import zlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.policy.types import UserError
 from traces import pgdump
+from traces.guarded import SAID, reading, regular
 
 Record = Mapping[str, Any]
 HEAD_BYTES = 1 << 16
@@ -32,38 +30,33 @@ NO_VLLM_TEXT = (
     "vLLM's text log has no token counts and names no model: start vLLM with --otlp-traces-endpoint and convert the "
     "spans (--from vllm-otlp), or scrape its /metrics (--from prometheus)"
 )
-SAID = 80  # characters of an error of a library
 
 
 def opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
     """Open a file, unpacked where it is gzip's. UserError where there is none."""
+    regular(path)
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError(f"{path}: a folder, not a file")
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     return gzip.open(path) if packed else path.open("rb")
 
 
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Raise UserError where a file cannot be read within the block: cut short, damaged, of another kind."""
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
-        raise UserError(f"{path}: not readable: {next(iter(str(error).splitlines()), '')[:SAID]}") from None
-
-
 def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple[int, Record]]:
     """Yield the records of a file with their lines; of tables only these fields. UserError where it cannot be read."""
-    with readable(path):
+    with reading(path):
         with opened(path) as file:
             head = file.read(HEAD_BYTES)
-        yield from _of_kind(path, head, fields)
+        every = _of_kind(path, head, fields)
+        if (first := next(every, None)) is None:
+            raise UserError(f"{path}: no rows")
+        yield first
+        yield from every
 
 
 def kind(path: Path) -> str:
     """Tell what a file holds: parquet, dump, json or csv. UserError for what no reader takes."""
-    with readable(path), opened(path) as file:
+    with reading(path), opened(path) as file:
         return _kind(path, file.read(HEAD_BYTES))
 
 

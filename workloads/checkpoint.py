@@ -21,11 +21,13 @@ from typing import Any, NamedTuple
 
 from harness.policy.parameters import parameters, stored_bytes
 from harness.policy.types import Experts, Latent, Shape, Sliding, UserError
-from workloads import gguf, quantised
+from workloads import bounds, gguf, quantised
+from workloads.bounds import shown
 
 MOST_BYTES = 4_000_000  # of a config; those with a list of all modules have 0.3 MB
-MOST_INT = 10**9
+MOST_INDEX = 200_000_000  # bytes of an index: those of the largest checkpoints have 20 MB
 INDEX = "model.safetensors.index.json"
+MOST_TOTAL = 1e16  # bytes of a checkpoint
 NEAR = 0.01  # of an index's bytes: the keys explain the checkpoint
 NAMES: Mapping[str, tuple[str, ...]] = {
     name: tuple(keys.split())
@@ -146,8 +148,7 @@ def read(name: str, dtype: str | None = None, kv_dtype: str | None = None) -> Sh
     if path.suffix == ".gguf":
         return quantised.loaded(gguf.read(path, label), str(path), dtype, kv_dtype)
     named = of_config(label, _json(path), str(path), _beside(path.parent / "hf_quant_config.json"))
-    total = _beside(path.parent / INDEX).get("metadata", {}).get("total_size")
-    if isinstance(total, int | float) and total > 0:
+    if (total := _total(path.parent / INDEX)) is not None:
         ours = stored_bytes(named.shape)
         whole = min((ours, ours + named.draft_bytes), key=lambda size: abs(size / total - 1))
         if abs(whole / total - 1) > NEAR and abs(2 * whole / total - 1) > NEAR:  # or it is stored in 32 bits
@@ -160,7 +161,11 @@ def read(name: str, dtype: str | None = None, kv_dtype: str | None = None) -> Sh
 
 def of_config(label: str, raw: Mapping[str, Any], where: str, beside: Mapping[str, Any] | None = None) -> Read:
     """Return the checkpoint of a config's keys; `beside` is its `hf_quant_config.json`. Raises UserError as `read`."""
-    return _Config(label, raw, where).read(beside or {})
+    try:
+        made = _Config(label, raw, where).read(beside or {})
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"{where}: a value of another kind than its key has ({shown(str(error))})") from None
+    return made._replace(shape=bounds.sound(made.shape, where))
 
 
 class _Config:
@@ -216,21 +221,18 @@ class _Config:
 
     def count(self, name: str) -> int | None:
         """Return a count under any of its names; None where there is none. Raises UserError if two disagree."""
-        named = {key: self.whole(key) for key in NAMES[name] if key in self.keys}
+        named = {key: self.whole(key, name) for key in NAMES[name] if key in self.keys}
         if name == "ffn":  # of both, that of dense layers stands first
             return next(iter(named.values()), None)
         if len({*named.values()}) > 1:
             raise self.wrong(" and ".join(f"{key} {value}" for key, value in named.items()) + " contradict each other")
         return next(iter(named.values()), None)
 
-    def whole(self, key: str) -> int:
-        value = self.keys[key]
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_INT:
-            raise self.wrong(f"{key} is {_shown(value)}, not a count")
-        return value
+    def whole(self, key: str, name: str) -> int:
+        return bounds.count(self.keys[key], name, key, self.where)
 
     def need(self, name: str) -> int:
-        if not (value := self.count(name)):
+        if (value := self.count(name)) is None:
             raise self.wrong(f"no {NAMES[name][0]}")
         return value
 
@@ -247,7 +249,9 @@ class _Config:
 
     def tied(self) -> bool:
         for keys in (self.keys, self.raw):
-            if isinstance(stated := keys.get("tie_word_embeddings"), bool):
+            if (stated := keys.get("tie_word_embeddings")) is not None:
+                if not isinstance(stated, bool):
+                    raise self.wrong(f"tie_word_embeddings is {shown(stated)}, not true or false")
                 return stated
         return str(self.keys.get("model_type", "")).startswith(TIED)
 
@@ -257,8 +261,8 @@ class _Config:
         names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         if missing := next((name for name in names if name not in self.keys), None):
             raise self.wrong(f"kv_lora_rank without {missing}")
-        kv_rank, nope, rope, v = (self.whole(name) for name in names)
-        return Latent(self.whole("q_lora_rank") if "q_lora_rank" in self.keys else 0, kv_rank, nope, rope, v)
+        kv_rank, nope, rope, v = (self.whole(name, "rank") for name in names)
+        return Latent(self.whole("q_lora_rank", "rank") if "q_lora_rank" in self.keys else 0, kv_rank, nope, rope, v)
 
     def experts(self, layers: int) -> Experts | None:
         count, top = self.count("experts"), self.count("top")
@@ -268,10 +272,10 @@ class _Config:
             raise self.wrong(f"{count} experts without {NAMES['top'][0]}")
         if top > count:
             raise self.wrong(f"{top} experts of each token, of {count}")
-        if (width := self.count("expert_ffn")) is None and (width := self.keys.get("intermediate_size")) is None:
-            raise self.wrong(f"{count} experts without {NAMES['expert_ffn'][0]}")
-        if not isinstance(width, int):
-            raise self.wrong(f"intermediate_size is {_shown(width)}, not a count")
+        if (width := self.count("expert_ffn")) is None:
+            if "intermediate_size" not in self.keys:
+                raise self.wrong(f"{count} experts without {NAMES['expert_ffn'][0]}")
+            width = self.whole("intermediate_size", "expert_ffn")
         shared = self.count("shared_ffn")
         if shared is None:
             shared = (self.count("shared") or 0) * width
@@ -290,8 +294,7 @@ class _Config:
         key = next((key for key in NAMES["every"] if key in self.keys), "")
         if isinstance(every := self.keys.get(key, 1), list):
             return sum(bool(x) for x in self.each(key, layers))
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise self.wrong(f"{key} is {_shown(every)}, not a count")
+        every = bounds.count(every, "every", key, self.where)
         first = self.count("first_dense") or 0
         if first > layers:
             raise self.wrong(f"{first} dense layers at first, of {layers}")
@@ -301,7 +304,7 @@ class _Config:
 
     def listed(self, key: str) -> list[Any]:
         if not isinstance(value := self.keys[key], list):
-            raise self.wrong(f"{key} is {_shown(value)}, not a list")
+            raise self.wrong(f"{key} is {shown(value)}, not a list")
         return value
 
     def each(self, key: str, layers: int) -> list[Any]:
@@ -311,14 +314,13 @@ class _Config:
         return value
 
     def sliding(self, layers: int) -> Sliding | None:
-        window = self.keys.get("sliding_window")
+        window, chunk = self.window("sliding_window"), self.window("attention_chunk_size")
         if self.keys.get("use_sliding_window") is False:
             window = None
-        chunk = self.keys.get("attention_chunk_size")
         if "layer_types" in self.keys:
             kinds = self.each("layer_types", layers)
             if strange := next((kind for kind in kinds if kind not in (*WHOLE, *WINDOWED)), None):
-                raise self.wrong(f"layer_types: no model of {_shown(strange)}")
+                raise self.wrong(f"layer_types: no model of {shown(strange)}")
             slide = sum(kind in WINDOWED for kind in kinds)
             if slide and not (window or chunk):
                 raise self.wrong("layer_types has sliding layers, and there is no sliding_window")
@@ -326,7 +328,11 @@ class _Config:
             slide = (
                 sum(bool(x) for x in self.listed("no_rope_layers"))
                 if self.keys.get("no_rope_layers")
-                else (layers - layers // int(self.keys.get("no_rope_layer_interval") or 4))
+                else (
+                    layers - layers // self.whole("no_rope_layer_interval", "every")
+                    if self.keys.get("no_rope_layer_interval")
+                    else layers - layers // 4
+                )
             )
         elif not window:
             return None
@@ -335,15 +341,17 @@ class _Config:
             if every is None and str(self.keys.get("model_type", "")).startswith("gemma"):
                 every = 2 if str(self.keys["model_type"]) == "gemma2" else 6
             if isinstance(every, str):  # "LLLG", again and again
+                if not every or set(every) - set("LG"):
+                    raise self.wrong(f"sliding_window_pattern is {shown(every)}, not as LLLG")
                 slide = sum(every[i % len(every)] == "L" for i in range(layers))
             else:
                 slide = layers - (layers // every if isinstance(every, int) and every > 1 else 0)
         tokens = window or chunk
-        if isinstance(tokens, list):
-            raise self.wrong(f"sliding_window is {_shown(tokens)}, not a count")
-        if not slide or not isinstance(tokens, int):
-            return None
-        return Sliding(slide, tokens)
+        return Sliding(slide, tokens) if slide and tokens else None
+
+    def window(self, key: str) -> int | None:
+        """Return the tokens of a window; None where there is none, or it is 0."""
+        return self.whole(key, "window") if self.keys.get(key) else None
 
     def vision(self, hidden: int) -> int:
         """Count the parameters of a vision tower and of its way into the text model."""
@@ -352,19 +360,23 @@ class _Config:
             return 0
 
         def of(*names: str, least: int = 0) -> int:
-            value = next((tower[n] for n in names if isinstance(tower.get(n), int) and tower[n]), least)
-            return int(value)
+            key = next((n for n in names if isinstance(tower.get(n), int) and tower[n]), None)
+            return least if key is None else bounds.count(tower[key], "vision", f"vision_config.{key}", self.where)
 
         width = of("embed_dim", "hidden_size", "vt_hidden_size", "width")
         if "embed_dim" in tower and "depth" in tower and of("hidden_size") == hidden:
             width = of("embed_dim")
         layers = of("depth", "num_hidden_layers", "vt_num_hidden_layers", "layers")
         wide = of("intermediate_size", "vt_intermediate_size", "mlp_dim")
-        wide = wide or round(width * float(tower.get("mlp_ratio", 4)))
+        ratio = tower.get("mlp_ratio", 4)
+        if type(ratio) not in (int, float) or not 0 < ratio <= 100:
+            raise self.wrong(f"vision_config.mlp_ratio is {shown(ratio)}, not a ratio")
+        wide = wide or round(width * ratio)
         if not width or not layers:
             raise self.wrong("vision_config has no hidden_size or num_hidden_layers")
         gated = str(tower.get("hidden_act", "gelu")) == "silu" or tower.get("model_type") == "pixtral"
-        merge = of("spatial_merge_size", least=int(self.raw.get("spatial_merge_size") or 1)) ** 2
+        stated = self.raw.get("spatial_merge_size") or 1
+        merge = of("spatial_merge_size", least=bounds.count(stated, "vision", "spatial_merge_size", self.where)) ** 2
         return (
             layers * (4 * width * width + (3 if gated else 2) * width * wide)
             + width * 3 * of("patch_size", least=14) ** 2 * of("temporal_patch_size", least=1)
@@ -383,30 +395,32 @@ class _Config:
         return sum(parameters(last)) + n * (2 * shape.hidden**2 + 2 * shape.hidden * shape.vocab)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise UserError(f"{path}: {size / 1e6:.1f} MB, no config (at most {MOST_BYTES / 1e6:.0f} MB)")
+def _json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
+    if (size := path.stat().st_size) > most:
+        raise UserError(f"{path}: {size / 1e6:.1f} MB, no config (at most {most / 1e6:.0f} MB)")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise UserError(f"{path}: no JSON ({str(error).splitlines()[0]})") from None
+    except (OSError, RecursionError, ValueError) as error:
+        raise UserError(f"{path}: no JSON ({next(iter(str(error).splitlines()), 'damaged')})") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path}: {_shown(value)}, not a table of keys")
+        raise UserError(f"{path}: {shown(value)}, not a table of keys")
     return value
 
 
 def _beside(path: Path) -> dict[str, Any]:
-    """Return the keys of a file beside a config; none where there is no such file. An index may be large."""
+    """Return the keys of a file beside a config; none where there is no such file."""
+    return _json(path) if path.is_file() else {}
+
+
+def _total(path: Path) -> float | None:
+    """Return the bytes of all tensors that an index states; None where there is none, or it does not say."""
     if not path.is_file():
-        return {}
-    if path.name == INDEX:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            head = file.read(1 << 16)
-        size = re.search(r'"total_size"\s*:\s*(\d+)', head)
-        return {"metadata": {"total_size": int(size[1])}} if size else {}
-    return _json(path)
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=True, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+        return None
+    metadata = _json(path, MOST_INDEX).get("metadata")
+    if not isinstance(metadata, dict | None):
+        raise UserError(f"{path}: metadata is {shown(metadata)}, not a table of keys")
+    if (total := (metadata or {}).get("total_size")) is None:
+        return None
+    if type(total) not in (int, float) or not 0 < total < MOST_TOTAL:
+        raise UserError(f"{path}: metadata.total_size is {shown(total)}, not a number of bytes")
+    return float(total)

@@ -4,7 +4,7 @@ A format is bytes of a parameter, scales included. Embeddings, head, router and 
 modules that the config names (`ignore`, `modules_to_not_convert`, `ignored_layers`, `exclude_modules`); of a group of
 modules that is quantised in part, `Format` has the mean. Conventions of names, as their readers have them:
 
-    re:PATTERN   a regular expression (compressed-tensors)
+    re:PATTERN   a regular expression (compressed-tensors), matched in bounded time (patterns.py)
     a.*.b        a shell pattern, of a module or of one that holds it (modelopt, transformers' mxfp4)
     a.b          a module, one that holds it, or a part of its path (transformers, vLLM)
 """
@@ -12,7 +12,6 @@ modules that is quantised in part, `Format` has the mean. Conventions of names, 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from harness.policy.fields import meant
 from harness.policy.parameters import attention, parameters
 from harness.policy.types import Format, Formats, Shape, UserError
+from workloads.patterns import Pattern, Steps, Unbounded
 
 PLAIN = Format("bf16", 2.0)
 # Bytes of a parameter: values, and scales by the sizes of their blocks (microscaling, OCP MX 1.0: 8 bits for 32 values;
@@ -122,8 +122,13 @@ def _stored(stated: Mapping[str, Any], where: str) -> tuple[Format, Callable[[st
     method = stated.get("quant_method")
     if method is None and "quant_algo" in stated:
         method = "modelopt"
-    lists = [name for key in LISTS for name in (stated.get(key) or [])]
-    kept = _matcher([str(name) for name in lists])
+    lists = list[str]()
+    for key in LISTS:
+        listed = stated.get(key) or []
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            raise wrong(f"{key} is {json.dumps(listed)[:40]}, not a list of names")
+        lists += listed
+    kept = _matcher(lists, wrong)
     bits, group = stated.get("bits", stated.get("w_bit", 4)), stated.get("group_size", stated.get("q_group_size", 128))
 
     def body(name: str) -> bool:
@@ -140,7 +145,7 @@ def _stored(stated: Mapping[str, Any], where: str) -> tuple[Format, Callable[[st
             rules = stated.get("dynamic") or {}
             if any(not str(rule).startswith("-:") for rule in rules):
                 raise wrong("dynamic: no model of bits that differ between modules")
-            skipped = _matcher([f"re:.*{rule[2:]}" for rule in rules])
+            skipped = _matcher([f"re:.*{rule[2:]}" for rule in rules], wrong)
             whole = stated.get("lm_head") is True
             return _integer(bits, group, wrong), lambda name: skipped(name) or (kept if whole else body)(name)
         case "bitsandbytes":
@@ -209,12 +214,12 @@ def _kv8(stated: Mapping[str, Any]) -> bool:
     return algorithm == "FP8" or (isinstance(scheme, dict) and scheme.get("num_bits") == 8)
 
 
-def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Return a test of whether a module's name is one of those listed."""
-    exact, tests = set[str](), list[Callable[[str], bool]]()
+def _matcher(patterns: Sequence[str], wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
+    """Return a test of whether a module's name is one of those listed. `wrong` makes the error for a pattern."""
+    exact, tests, steps = set[str](), list[Callable[[str], bool]](), Steps()
     for pattern in patterns:
         if pattern.startswith("re:"):
-            tests.append(_expression(pattern[3:]))
+            tests.append(_expression(pattern[3:], steps, wrong))
         elif "*" in pattern:
             inner = _inner(pattern)
             tests.append(lambda name, p=inner: any(fnmatchcase(_inner(n), p) for n in _holders(name)))  # type: ignore[misc]
@@ -228,12 +233,18 @@ def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     return kept
 
 
-def _expression(text: str) -> Callable[[str], bool]:
+def _expression(text: str, steps: Steps, wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
+    def matches(name: str) -> bool:
+        try:
+            return any(pattern.matches(prefix + name) for prefix in ("", "language_model."))
+        except Unbounded as why:
+            raise wrong(f"{json.dumps(text)[:60]}: {why}") from None
+
     try:
-        pattern = re.compile(text)
-    except re.error:
-        return lambda _: False
-    return lambda name: any(pattern.match(prefix + name) is not None for prefix in ("", "language_model."))
+        pattern = Pattern(text, steps)
+    except Unbounded as why:
+        raise wrong(f"{json.dumps(text)[:60]}: {why}") from None
+    return matches
 
 
 def _inner(name: str) -> str:

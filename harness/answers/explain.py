@@ -131,7 +131,7 @@ def verdict(about: Mapping[str, Any]) -> Iterator[str]:
 
 def failed(abouts: Sequence[Mapping[str, Any]]) -> str:
     """Say how many requests of some runs failed, warm-up included, and why; empty where none did."""
-    count = sum(about["counts"].get("failed", 0) for about in abouts)
+    count = sum(about.get("counts", {}).get("failed", 0) for about in abouts)
     reasons = Counter[str]()
     for about in abouts:
         reasons.update(about.get("failures") or {})

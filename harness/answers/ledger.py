@@ -18,7 +18,7 @@ UNKNOWN = "nothing is known that is sufficient"
 
 
 def markdown(ledger: Ledger) -> Iterator[str]:
-    """Yield the ledger as Markdown: the number of each class, then every statement once, with its comparisons."""
+    """Yield the ledger as Markdown: classes by paper, what they mean, then every statement with its comparisons."""
     yield "# Claims"
     yield ""
     yield from _wrapped(
@@ -29,10 +29,10 @@ def markdown(ledger: Ledger) -> Iterator[str]:
     yield ""
     verdicts = [s.verdict for s in ledger.statements if s.stands]
     kept = [word for word in SAYS if word in CLASSES or word in verdicts]
-    bounds = sum(s.verdict == "size" and s.number.startswith("up to") for s in ledger.statements if s.stands)
+    yield from _by_paper([s for s in ledger.statements if s.stands], kept)
+    yield ""
     for word in kept:
-        among = f" ({bounds} of an 'up to')" if word == "size" and bounds else ""
-        yield from _wrapped(f"**{verdicts.count(word)} {word}**{among}: {SAYS[word]}", "- ")
+        yield from _wrapped(f"**{verdicts.count(word)} {word}**: {SAYS[word]}", "- ")
     for paper, group in groupby(sorted(ledger.statements, key=_of), key=_of):
         yield from ("", f"## {paper}")
         for statement in group:
@@ -42,6 +42,15 @@ def markdown(ledger: Ledger) -> Iterator[str]:
         yield from ("", "## Not among them", "")
         for name, why in (*ledger.missing.items(), *((name, "not asked for (--only)") for name in ledger.left)):
             yield from _wrapped(escaped(f"{name}: {why}"), "- ")
+
+
+def _by_paper(statements: Sequence[Statement], classes: Sequence[str]) -> Iterator[str]:
+    """Yield the number of statements by paper and class as a Markdown table."""
+    yield f"| paper | {' | '.join(classes)} |"
+    yield f"|---{'|---:' * len(classes)}|"
+    for paper, group in groupby(sorted(statements, key=_of), key=_of):
+        verdicts = [statement.verdict for statement in group]
+        yield f"| {escaped(paper)} | {' | '.join(str(verdicts.count(word) or '') for word in classes)} |"
 
 
 def _of(statement: Statement) -> str:
@@ -76,9 +85,9 @@ def _told(line: Line) -> str:
 
 
 def _why(statement: Statement) -> str:
-    """Return the reason for a class; empty for "size"."""
+    """Return the reason for a class; empty for "size" and "up to"."""
     match statement.verdict:
-        case "size":
+        case "size" | "up to":
             return ""
         case "input":
             return f"input: {statement.why}"

@@ -67,20 +67,27 @@ def _range(standings: Sequence[Standing]) -> str:
 
 
 def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
-    """Count the verdicts on fitted traces that cases of real logs in the same setting bear out; none without both."""
-    shares = []
+    """Count the verdicts on fitted traces that cases of real logs in the same setting bear out; none without both.
+
+    Only cases in which both systems fit count; verdicts without one are counted apart.
+    """
+    shares, apart = [], 0
     for panel in (panel for panel in panels if panel["tier"] == "synthetic"):
         logs = [log for log in panels if log["tier"] != "synthetic"
                 and all(log[key] == panel[key] for key in ("models", "gpus", "own"))]  # fmt: skip
         for (key, *pair), standing in standings.items():
-            c = crossings.cases(_of_pair(standings, logs, pair)) if key == panel["condition"] else None
-            if c is not None and standing.says.startswith(("ahead", "behind", "equal")):
+            if key != panel["condition"] or not standing.says.startswith(("ahead", "behind", "equal")):
+                continue
+            every = _of_pair(standings, logs, pair)
+            if (c := crossings.cases([s for s in every if "does not fit" not in s.note])) is not None:
                 shares.append(c.agree(standing.says) / c.of)
+            apart += bool(every) and c is None
     if shares:
-        every, most = sum(share == 1.0 for share in shares), sum(0.5 < share < 1.0 for share in shares)
+        every_case, most = sum(share == 1.0 for share in shares), sum(0.5 < share < 1.0 for share in shares)
         yield (
-            f"real logs confirm {every} of {len(shares)} verdicts on fitted traces in every case, {most} in most, "
-            f"{len(shares) - every - most} in half or fewer"
+            f"real logs on which both systems fit confirm {every_case} of {len(shares)} fitted verdicts in every case, "
+            f"{most} in most, {len(shares) - every_case - most} in half or fewer"
+            + (f"; {apart} more have none" if apart else "")
         )
 
 

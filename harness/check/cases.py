@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.engines import machine
 from harness.engines.costs import quantities, shapes
@@ -102,4 +103,29 @@ def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
         "no-requests": case("no-requests")._replace(jobs=case("none").jobs.first(0)),
         "refused": case("refused", Config(_models(6), gpus=3), ample=False, refuse=4),
         "late": case("late", decision_s=0.05, control_s=0.02),
+        "drift": _drifting(case("drift", Config(_models(4), gpus=3), span_s=60.0)),
+        "spare-gpu": _hot(case("spare-gpu", Config(three, gpus=3), span_s=25.0)),
     }
+
+
+def _drifting(case: Case) -> Case:
+    """Return a case whose popular model changes: of each quarter of the requests, most are of another one."""
+    n, k = len(case.jobs), len(case.config.models)
+    popular = np.arange(n, dtype=np.int32) * k // n
+    return _to(case, np.where(np.arange(n) % 8 == 7, case.jobs.model, popular))
+
+
+def _hot(case: Case) -> Case:
+    """Return a case in which one model has all requests but the first few: other GPUs are idle beside it for 20 s."""
+    last = np.arange(len(case.jobs)) >= len(case.config.models)
+    model = np.where(last, 0, np.arange(len(case.jobs)) % len(case.config.models))
+    together = np.where(last, np.maximum(case.jobs.arrival_s, 1.0), 0.01 * np.arange(len(case.jobs)))
+    return _to(case._replace(jobs=replace(case.jobs, arrival_s=np.sort(together))), model)
+
+
+def _to(case: Case, model: NDArray[Any]) -> Case:
+    """Return a case with other models of its requests, and the plan that follows."""
+    span_s = float(case.jobs.arrival_s[-1])
+    plan = {m: case.config.plan[m]._replace(rate_rps=float((model == k).sum()) / span_s)
+            for k, m in enumerate(case.jobs.models)}  # fmt: skip
+    return case._replace(jobs=replace(case.jobs, model=model.astype(np.int32)), config=replace(case.config, plan=plan))

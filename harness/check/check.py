@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, redirect_stderr
+from contextlib import ExitStack, nullcontext, redirect_stderr
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -21,6 +21,7 @@ from typing import IO
 from harness.check.cases import cases
 from harness.check.findings import Breach, Failure, known
 from harness.check.laws import FILE_LAWS, LAWS, TRIAL_LAWS, deterministic, prints
+from harness.check.reached import Reached
 from harness.check.trial import Subject, TooLong, Trial, run, subject
 from harness.loop import system
 from harness.loop.guard import Endless
@@ -60,8 +61,9 @@ def others(make: type) -> list[tuple[tuple[str, Option], ...]]:
 
 
 def check(
-    name: str, *, quick: bool = True, only: str | None = None, case: str | None = None, twice: bool = True
-) -> list[Failure]:
+    name: str, *, quick: bool = True, only: str | None = None, case: str | None = None, twice: bool = True,
+    reached: Reached | None = None,
+) -> list[Failure]:  # fmt: skip
     """Return a system's broken laws, by its name or path: the first breach of each, shrunk; none if it conforms.
 
     `only` one law, only one case; without `twice` no second process, which takes most of the time of a short check, and
@@ -83,12 +85,15 @@ def check(
     if "starts" in failures or only == "pure":
         return [f for law, f in failures.items() if law in wanted | {"starts"}]
     here: dict[str, list[str]] = {}
-    trials = subjects(name, quick, case)
+    with nullcontext() if reached is None else reached.watched():
+        trials = subjects(name, quick, case)
     reasons = []  # for no run
     with tempfile.TemporaryFile() as out, ExitStack() as stack:
         other = None
         for key, subject in trials.items():
-            trial = run(subject)
+            trial = run(subject) if reached is None else run(subject, reach=reached.watched)
+            if reached is not None:
+                reached.add(trial)
             if other is None and twice and "deterministic" in wanted:  # the kernel is compiled by now
                 other = other_process([name], quick, case, out)
                 stack.callback(_end, other)

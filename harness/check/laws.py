@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 import re
@@ -25,7 +26,7 @@ from harness.loop import system
 from harness.loop.guard import Endless, Fault, error_text, quiet
 from harness.loop.recorder import Decision, Read
 from harness.loop.replay import Livelock
-from harness.policy.actions import brief
+from harness.policy.actions import Wake, brief
 from harness.policy.events import Arrived, Woke
 from harness.policy.fields import domains
 from harness.policy.types import Cluster, Infeasible, Inst, Jobs, UserError
@@ -83,6 +84,20 @@ def pure(name: str) -> Iterator[Breach]:
         yield from (Breach(f"line {line}: {what}") for line, what in impure(_source(name) or ""))
     except (SyntaxError, ValueError):  # ValueError: null bytes
         return  # `starts` says so
+
+
+def named(name: str) -> Iterator[Breach]:
+    """Check that every action that the file builds is named in it for `uses`, whether a case runs that line or not."""
+    try:
+        tree = ast.parse(_source(name) or "")
+    except (SyntaxError, ValueError):
+        return  # `starts` says so
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    declared = {re.split("[.:]", text)[0] for text in texts} | {Wake.__name__}
+    kinds = {kind.__name__ for kind in ACTIONS} - declared
+    lines = {call.func.id: call.lineno for call in ast.walk(tree)
+             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in kinds}  # fmt: skip
+    yield from (Breach(f'line {line} builds {kind}, but "{kind}" is not in uses') for kind, line in lines.items())
 
 
 def _source(name: str) -> str | None:
@@ -342,7 +357,7 @@ def prints(trial: Trial) -> list[str]:
     return [*(f"{zlib.crc32(repr(d).encode()):08x}" for d in trial.decisions), rows]
 
 
-FILE_LAWS: Mapping[str, Callable[[str], Iterator[Breach]]] = {"pure": pure, "starts": starts}
+FILE_LAWS: Mapping[str, Callable[[str], Iterator[Breach]]] = {"pure": pure, "starts": starts, "declared": named}
 TRIAL_LAWS: Mapping[str, Callable[[Trial], Iterator[Breach]]] = {
     "declared": declared,
     "fresh-view": fresh_view,

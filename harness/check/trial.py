@@ -11,7 +11,7 @@ import signal
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import MISSING, fields, replace
 from functools import cache
 from hashlib import sha256
@@ -119,9 +119,11 @@ class Trial(NamedTuple):
     seen: int = 0  # requests that had come by the end
     kv_bytes: int = 0  # held at the end, on GPUs
     held: Sequence[Held] = ()  # in order of time; the last one is of the end
+    hears: frozenset[type] = frozenset()
 
 
 Note = Callable[[str, str], None]  # law, what breaks it
+Reach = Callable[[], AbstractContextManager[None]]
 
 
 class TooLong(Livelock):
@@ -158,7 +160,8 @@ class Lent:
 class Probe:
     """A system around another: records its decisions, lends it views, and notes what it does with them."""
 
-    def __init__(self, policy: System, cluster: Cluster, requests: int) -> None:
+    def __init__(self, policy: System, cluster: Cluster, requests: int, reach: Reach = nullcontext) -> None:
+        self._reach = reach
         self.hears, self.uses, self.options = policy.hears, policy.uses, policy.options
         self.decisions: list[Decision] = []
         self.notes: list[tuple[str, Breach]] = []
@@ -212,7 +215,7 @@ class Probe:
 
         self._heard(event)
         lent: Any = Lent(ask, look)
-        with _limited(LONGEST_S):
+        with _limited(LONGEST_S), self._reach():
             actions = tuple(islice(self._policy.on(event, lent), MOST_ACTIONS))
         for action in actions:
             self._answered(action)
@@ -397,25 +400,30 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None, *, watched: bool = True) -> Trial:
+def run(
+    subject: Subject, jobs: Jobs | None = None, end_s: float | None = None, *, watched: bool = True,
+    reach: Reach = nullcontext,
+) -> Trial:  # fmt: skip
     """Try a subject, on its case's workload or another one, to its end or to an earlier time.
 
-    Where only decisions and rows matter, memory need not be `watched`: half of a trial's time.
+    Where only decisions and rows matter, memory need not be `watched`: half of a trial's time. The policy's own code
+    runs within contexts of `reach`.
     """
     case = subject.case
     jobs = case.jobs if jobs is None else jobs
     try:
-        policy, engine = subject.assemble()
+        with reach():
+            policy, engine = subject.assemble()
     except Infeasible as why:
         return Trial(subject, jobs, frozenset(), (), (), impossible=str(why))
     except Fault as fault:
         return Trial(subject, jobs, frozenset(), (), (), error=fault.__cause__ or fault)
-    probe = Probe(policy, engine.cluster, len(jobs))
+    probe = Probe(policy, engine.cluster, len(jobs), reach)
     limitless = policy.options.get("memory") == "unlimited"
     stand = Stand(engine, case.refuse, probe.note, case.config, limitless, watched)
     if end_s is None:
         end_s = patience_s(probe.uses, case.size) + (float(jobs.arrival_s[-1]) if len(jobs) else 0.0)
-    trial = Trial(subject, jobs, probe.uses, probe.decisions, probe.notes)
+    trial = Trial(subject, jobs, probe.uses, probe.decisions, probe.notes, hears=probe.hears)
     try:
         replay(probe, stand, jobs, end_s=end_s, decision_s=case.decision_s, control_s=case.control_s, log=probe)
     except (Infeasible, Unsupported) as why:

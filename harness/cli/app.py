@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from importlib import import_module
 from typing import Any
@@ -18,7 +19,8 @@ from click.exceptions import NoArgsIsHelpError
 
 from harness.cli.codes import MEANS, Code
 from harness.cli.options import HEARD, WIDTH, WORDS, examples
-from harness.loop.interrupted import Terminated, terminable
+from harness.loop import strangers
+from harness.loop.interrupted import Terminated, came, terminable
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
@@ -83,6 +85,7 @@ class Bench(click.Group):
         """Find the command, and keep the command line for messages that name the next one."""
         ctx.meta[WORDS] = list(args)
         _typed(args)
+        strangers.name(*args)
         if args and (now := FORMER.get(args[0])):
             from harness.policy.types import UserError
 
@@ -92,7 +95,7 @@ class Bench(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and write out all that it printed."""
-        with terminable():
+        with terminable(), strangers.limited():
             code = super().invoke(ctx)
             sys.stdout.flush()
         return code
@@ -104,8 +107,10 @@ class Bench(click.Group):
         try:
             code = super().main(*args, **extra)
         except click.Abort as error:
-            click.echo("interrupted: finished runs are kept; the same command resumes there", err=True)
-            code = Code.TERMINATED if isinstance(error.__cause__, Terminated) else Code.INTERRUPTED
+            code = _interrupted(isinstance(error.__cause__, Terminated))
+        except MemoryError:
+            click.echo("error: out of memory", err=True)
+            code = Code.REFUSED
         except click.ClickException as error:
             if not isinstance(error, NoArgsIsHelpError):  # its message is the help
                 click.ClickException.__init__(error, one_line(error.message))
@@ -123,11 +128,20 @@ class Bench(click.Group):
         except Exception as error:
             from harness.policy.types import UserError
 
+            terminated = came(signal.SIGTERM)
+            if (terminated or came(signal.SIGINT)) and not isinstance(error, UserError):  # what an import makes of it
+                sys.exit(_interrupted(terminated))
             if not isinstance(error, UserError):
                 raise
             click.echo("error: " + "\n".join(map(one_line, error.lines)), err=True)
             code = Code[getattr(error, "exits", "REFUSED")]
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted(terminated: bool) -> Code:
+    """Say that a command was ended, and return its exit code."""
+    click.echo("interrupted: finished runs are kept; the same command resumes there", err=True)
+    return Code.TERMINATED if terminated else Code.INTERRUPTED
 
 
 def one_line(text: str) -> str:

@@ -1,19 +1,23 @@
 """Documents that are written from the code: `python -m harness.cli.generated` brings them up to date.
 
-Whole pages are those of `reference` (docs/reference/) and `vocabulary`. Two hand-written files have a generated table
-between two marks: harness/README.md of modules, from the first lines of their docstrings, and systems/README.md.
+Whole pages are those of `reference` (docs/reference/) and `vocabulary`. Two hand-written files have generated tables
+between two marks: harness/README.md of modules, from the first lines of their docstrings, and systems/README.md, from
+systems/cards.toml and systems/tuned.toml too.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from harness import toml
 from harness.cli import reference, vocabulary
 from harness.cli.reference import COMMAND, GENERATED, table
 from harness.loop import system
+from harness.policy.fields import domains
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = "docs/reference"
@@ -23,6 +27,10 @@ FOLDERS = (
     "policy", "loop", "rows", "client", "engines/costs", "engines", "engines/torch", "engines/sim",
     "engines/sim/kernel", "engines/servers", "mock", "run", "study", "answers", "validate", "check", "cli",
 )  # fmt: skip
+CARDS = """
+Each in its best form, with what it departs from, which way that leans, and where it is ahead here. *Regret*: points of
+held cells by which the default is behind the best draw of `tuned.toml`, on its cells; blank where nothing was drawn.
+"""
 PAPER = re.compile(r'([A-Z][\w, ]+ et al\.), "([^"]+)", (arXiv \d+\.\d+|[A-Z][A-Za-z ]+ 20\d\d)')
 RELEASE = re.compile(r"(?<![\w/])(?<!fork )([\w-]+/(?!\S+\.(?:go|h|yaml) )[\w.-]+) [0-9a-f]{7}\b")  # not a file in one
 
@@ -73,6 +81,23 @@ def _systems() -> Iterator[str]:
         for sentence, source in [described(ast.get_docstring(ast.parse(system.path(name).read_text("utf-8"))) or "")]
     )
     yield from table("system,how it shares GPUs,source", rows)
+    yield CARDS
+    cards, tuned = (toml.tables(ROOT / "systems" / name) for name in ("cards.toml", "tuned.toml"))
+    yield from table(
+        "system,best form here,departs from its source,regret,where it wins",
+        ((f"`{name}`", card["best"], card["departs"], regret(name, tuned.get(name)), card["wins"])
+         for name in system.names() for card in [cards[name]]),
+    )  # fmt: skip
+
+
+def regret(name: str, record: Mapping[str, Any] | None) -> str:
+    """Return how many points of cells fewer a system's defaults hold than its best draw; in words if none tells it."""
+    if record is None:
+        return ""
+    defaults = {field: domain.default for field, domain in domains(system.find(name)).items() if domain.tuned}
+    of_default = [draw["held"] for draw in record["draw"] if draw["fields"] == defaults]
+    most = max(draw["held"] for draw in record["draw"])
+    return "no draw holds any" if not most else f"{100 * (most - of_default[0]):.1f}" if of_default else "not drawn"
 
 
 def described(docstring: str) -> tuple[str, str]:

@@ -290,7 +290,8 @@ PROCESSES = click.IntRange(1, 4096)
 MOST_INT = (1 << 63) - 1
 SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # of a limit: a timer ticks within it, and counts so far
 ALL = click.option("--all", "every", is_flag=True, help="Every line and column.  [default: one screen]")
-OUT = click.option("-o", "--out", type=PATH, metavar="DIR", help="Folder for runs.  [default: results/]")
+OUT = click.option("-o", "--out", type=PATH, is_eager=True, metavar="DIR",
+                   help="Folder for runs, and for logs that are converted.  [default: results/]")  # fmt: skip
 
 
 def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
@@ -367,6 +368,18 @@ HEARD = [  # options of every command
 ]  # fmt: skip
 
 
+def _trusted(_ctx: click.Context, _param: click.Parameter, on: bool) -> None:
+    """Lift the limit on files of code for as long as this command runs."""
+    from harness.loop import strangers
+
+    if on:
+        strangers.trust()
+
+
+TRUST = click.option("--trust", is_flag=True, expose_value=False, callback=_trusted,
+                     help="Run the system's file that stored results name. It is code: know who wrote it.")  # fmt: skip
+
+
 def _moved(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
     """Refuse an option of an earlier release, and say where it went."""
     from harness.policy.types import UserError
@@ -437,7 +450,7 @@ def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
         return text
     from traces.kept import meant
 
-    trace, report = meant(text, RESULTS / "traces", how, streams)
+    trace, report = meant(text, (ctx.params.get("out") or RESULTS) / "traces", how, streams)
     if report:
         click.echo(f"{report}: {os.path.relpath(trace)}", err=True)
     return trace

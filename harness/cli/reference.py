@@ -45,8 +45,6 @@ SAID: Mapping[str, Mapping[str, str]] = {
         "chunk_tokens": "tokens of a step with chunked prefill, 0: whole prompts; none: as that server",
         "prefill_tokens": "most prompt tokens of a step, where prompts go whole; none: as that server",
         "watermark": "share of KV memory that admission of a prompt leaves free",
-        "admission": "KV that a prompt needs to be let in: its own (prompt), its next piece's (chunk), or all to its "
-        "last token (output); none: as that server",
         "mem_fraction": "share of the card that engines may use; none: as that server",
         "token_times": "store the time of each token",
     },

@@ -21,6 +21,7 @@ from harness.cli.options import (
     PATH,
     RESULTS,
     TARGET,
+    TRUST,
     WORDS,
     Number,
     examples,
@@ -303,6 +304,7 @@ def _stale(made: Path) -> str:
 @click.option(
     "--definition", type=DEFINITION, help="Definition of a miss.  [default: both; e2e for an SLO by solo latency]"
 )
+@TRUST
 @ALL
 def explain(
     *,
@@ -401,6 +403,7 @@ def _size_why(folder: Path, system: str | None) -> None:
 @click.argument("run", type=PATH)
 @click.option("-o", "--out", type=TARGET, metavar="FILE",
               help="A .json or .json.gz file.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
+@TRUST
 def timeline(run: Path, out: Path | None) -> None:
     """Write a stored run as a trace for Perfetto.
 

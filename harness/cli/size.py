@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from harness.study.size import Outlook
 
 ALL = "all"
+LEAST_GROWTH = 0.01  # times the traffic
 RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 MOST_GPUS = 4096
 
@@ -96,7 +97,8 @@ MOST_GPUS = 4096
 @WORKERS
 @PARTS
 @JSON_PROGRESS
-@click.option("-o", "--out", type=PATH, metavar="DIR", help="Folder for runs, and for the figure.  [default: results/]")
+@click.option("-o", "--out", type=PATH, is_eager=True, metavar="DIR",
+              help="Folder for runs, the figure, and logs that are converted.  [default: results/]")  # fmt: skip
 def size(
     *,
     kinds: str,
@@ -242,6 +244,6 @@ def _growth(text: str) -> list[float]:
         times = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         times = [0.0]
-    if bad := [x for x in times if not 0 < x <= 100]:
-        raise UserError(f'--grow "{text}": {bad[0]:g} is not a number above 0, up to 100')
+    if bad := [x for x in times if not LEAST_GROWTH <= x <= 100]:
+        raise UserError(f'--grow "{text}": {bad[0]:g} is not a number from {LEAST_GROWTH:g} to 100')
     return times

@@ -25,6 +25,7 @@ from harness.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from harness.check.findings import Failure
+    from harness.check.reached import Reached
 
 STAGES = "stages.jsonl"  # of the stages of `make gpu`
 
@@ -66,16 +67,18 @@ def check(
     for name in systems.names() if every else [system or ""]:
         if store and name not in systems.names():
             raise UserError(f"{name} is not in systems/: what it passes is kept without --store")
-        content = vetted.content(name)
-        if failures := conform(name, quick=not full, only=law, case=case):
+        content, seen = vetted.content(name), _reached(name)
+        if failures := conform(name, quick=not full, only=law, case=case, reached=seen):
             broken = True
         elif not (law or case):
             passed[name] = content
             try:
-                vetted.keep(content)
+                vetted.keep(content, seen.text if seen else "")
             except (OSError, UserError) as error:  # a folder that cannot be written
                 click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
         _told(name, failures, last=not every)
+        if seen and seen.text and not failures:
+            click.echo(f"  no {'case' if not case else f'run of {case}'} reached {seen.text}")
         for line in () if failures else _idle_by_rule(systems.find(name)):
             click.echo(line)
     if store:
@@ -85,6 +88,16 @@ def check(
     if not every:
         beside = "elastic" if system == "static" else "static"
         click.echo(f"next: bench compare --systems {shlex.quote(system or '')},{beside}")
+
+
+def _reached(name: str) -> Reached | None:
+    """Return what notes the lines of a system's file that cases reach; None where the file cannot be read."""
+    from harness.check.reached import Reached
+
+    try:
+        return Reached(name)
+    except (SyntaxError, ValueError):  # which the law `starts` says
+        return None
 
 
 def _idle_by_rule(make: Any) -> Iterator[str]:

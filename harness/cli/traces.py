@@ -101,6 +101,15 @@ def _fact(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _unpacked(ctx: click.Context, _param: click.Parameter, most_gb: float | None) -> None:
+    """Allow a file to unpack to so much for as long as this command runs."""
+    from traces.guarded import MOST_GB
+
+    if most_gb is not None:
+        token = MOST_GB.set(most_gb)
+        ctx.call_on_close(lambda: MOST_GB.reset(token))
+
+
 @trace.command(epilog=examples(
     "bench trace convert --from burstgpt BurstGPT_1.csv -o burstgpt.parquet",
     "bench trace convert log.csv -o mine.parquet --column arrival_s=time --column model=name "
@@ -133,6 +142,8 @@ def _fact(value: Any) -> str:
 @click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Block size of prefix_hashes.")
 @click.option("--sort", is_flag=True, help="Sort the rows by time.")
 @click.option("--trust-times", is_flag=True, help="Accept times that look like another unit.")
+@click.option("--unpack-gb", type=POSITIVE, callback=_unpacked, expose_value=False, metavar="GB",
+              help="Most that a packed file may unpack to.  [default: 8]")  # fmt: skip
 def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], spread: str | None,
             empty: str | None, **options: Any) -> None:  # fmt: skip
     """Make a canonical trace of a log or a released format.

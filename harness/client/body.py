@@ -1,8 +1,8 @@
 """Request bodies: completions of token-id prompts of an exact length, and of a forced length, as bytes on the wire.
 
 All prompts are slices of one seeded sequence of token ids, each from an offset of its own, so that no prefix cache
-finds one in another. Ids are written in fields of one width, which JSON allows. So a prompt is a slice of bytes too,
-and all that a request costs when it leaves is a copy.
+finds one in another; a salt makes them others than those of runs before. Ids are written in fields of one width, which
+JSON allows. So a prompt is a slice of bytes too, and all that a request costs when it leaves is a copy.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Style(NamedTuple):
     ids: tuple[int, int] = (300, 1000)  # prompts are of token ids from the first to before the second
     keep_alive: bool = True  # False: a connection a request
     spare: int = 48  # connections that are kept open for a burst
+    salt: int = 0  # drawn for a run on servers that others warm: prompts differ from those of any run before
     key_env: str = ""  # the environment variable that holds a bearer key; it is read where it is sent, and kept nowhere
 
 
@@ -54,7 +55,8 @@ class Bodies:
         width = len(str(high - 1))
         fields = np.array([f"{i:{width}d}," for i in range(low, high)], f"S{width + 1}")
         length = OFFSETS + (int(self._prompt.max()) if len(self._prompt) else 0)
-        self._ids = fields[np.random.default_rng(seed).integers(0, high - low, length, np.uint16)].tobytes()
+        draw = np.random.default_rng([seed, style.salt] if style.salt else seed)
+        self._ids = fields[draw.integers(0, high - low, length, np.uint16)].tobytes()
         self._width = width + 1
         self._heads: dict[Server, tuple[bytes, bytes]] = {}
 

@@ -34,6 +34,7 @@ class Log(NamedTuple):
     tries: NDArray[np.int32]  # how often it was sent
     usage_tokens: NDArray[np.int64]  # what the server says that it made; see wire.py where the chunks' sum differs
     prompt_ns: NDArray[np.int64]  # how long its prompt took by the server's own account
+    cached_tokens: NDArray[np.int64]  # of its prompt, that the server says to have had in a cache
     offsets: NDArray[np.int64]  # n + 1: the chunks of request i are offsets[i] to before offsets[i + 1]
     chunk_ns: NDArray[np.int64]  # a chunk: when the read that completed it came
     chunk_tokens: NDArray[np.int32]  # a chunk
@@ -49,6 +50,12 @@ class Log(NamedTuple):
         """Tokens in the chunks of each request."""
         total = np.concatenate([[0], np.cumsum(self.chunk_tokens, dtype=np.int64)])
         return np.asarray(total[self.offsets[1:]] - total[self.offsets[:-1]], np.int64)
+
+    @property
+    def by_event(self) -> NDArray[np.bool_]:
+        """Requests whose tokens are known by event: done, and the usage counts others than their chunks do."""
+        some = np.diff(self.offsets) > 0
+        return np.asarray((self.done_ns >= 0) & some & (self.usage_tokens > 0) & (self.usage_tokens != self.tokens))
 
     @property
     def first_ns(self) -> NDArray[np.int64]:
@@ -72,7 +79,7 @@ class Columns(NamedTuple):
     illegal: tuple[str, ...]
 
 
-NS = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns", "usage_tokens", "prompt_ns")
+NS = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns", "usage_tokens", "prompt_ns", "cached_tokens")
 KINDS = {**dict.fromkeys(NS, "q"), "status": "h", "state": "b", "tries": "i"}
 CHUNKS = {"rid": "i", "ns": "q", "tokens": "i", "shared": "b"}
 
@@ -86,7 +93,7 @@ class Book:
 
         self.intended_ns, self.due_ns, self.write_ns = (column(name, -1) for name in NS[:3])
         self.byte_ns, self.done_ns, self.end_ns = (column(name, -1) for name in NS[3:6])
-        self.usage_tokens, self.prompt_ns = (column(name, -1) for name in NS[6:])
+        self.usage_tokens, self.prompt_ns, self.cached_tokens = (column(name, -1) for name in NS[6:])
         self.status, self.state, self.tries = (column(name, 0) for name in ("status", "state", "tries"))
         self.errors: dict[int, str] = {}
         self.cut: dict[int, int] = {}
@@ -106,8 +113,8 @@ class Book:
         self.step(rid, WAITING)
         self.cut[rid] = self._spilt + len(self._rid)
         self.errors.pop(rid, None)
-        for column in (self.write_ns, self.byte_ns, self.done_ns, self.end_ns, self.usage_tokens, self.prompt_ns):
-            column[rid] = -1
+        for name in NS[2:]:
+            getattr(self, name)[rid] = -1
         self.status[rid] = 0
 
     def chunks(self, rid: int, ns: int, tokens: list[int]) -> None:

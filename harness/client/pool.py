@@ -46,10 +46,10 @@ class Connection(asyncio.Protocol):
         if not self.pool.tls:
             self._fd = transport.get_extra_info("socket").fileno()
 
-    def ask(self, rid: int, to: Server, request: bytes) -> int:
-        """Send a request; return the time at which the kernel had it."""
+    def ask(self, rid: int, to: Server, request: bytes, most: int) -> int:
+        """Send a request for at most so many tokens; return the time at which the kernel had it."""
         self.rid, self.to = rid, to
-        self.response.begin()
+        self.response.begin(most)
         sent = 0
         if self._fd >= 0:
             try:

@@ -198,7 +198,7 @@ class Sender:
     def _write(self, rid: int, to: Server, connection: Connection) -> None:
         self._book.step(rid, SENT)
         self._open[rid] = connection
-        at_ns = connection.ask(rid, to, self._bodies.request(rid, to))
+        at_ns = connection.ask(rid, to, self._bodies.request(rid, to), self._jobs.output_tokens.item(rid))
         if self._book.write_ns[rid] < 0:
             self._book.write_ns[rid] = at_ns
             self._tell("written", rid, at_ns, 0)
@@ -215,6 +215,7 @@ class Sender:
                 self._tell("first", rid, now_ns, tokens[0])
         book.status[rid] = response.status
         book.usage_tokens[rid], book.prompt_ns[rid] = response.usage_tokens, response.prompt_ns
+        book.cached_tokens[rid] = response.cached_tokens
         if response.error:
             connection.rid = -1
             self._end(rid, FAILED, now_ns, response.error)
@@ -236,6 +237,8 @@ class Sender:
         """End a request, and schedule its successor in a closed loop after its think time."""
         book, connection = self._book, self._open.get(rid)
         tokens = 0 if connection is None else connection.response.made
+        if connection is not None and tokens and state == DONE and connection.response.usage_tokens > 0:
+            tokens = connection.response.usage_tokens  # an event may hold several
         self._let_go(rid)
         book.step(rid, state)
         book.end_ns[rid] = now_ns

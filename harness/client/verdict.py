@@ -3,7 +3,9 @@
     lag              of a request that was to leave: write - due; due is the intended time, or when the policy sent it
     offered          requests due, over the time from the first due to the last
     achieved         those of them that left, or failed to connect, over the time from the first due to the last write
+    by event         requests with several tokens in an event: the usage counts them, and they are spread over events
     chunks per read  > 1 where the client reads late, or a server sends several at once
+    cached           requests whose prompt the server had in a cache, as its usage says: no two prompts are alike
     other load       cores busy with processes that are neither the client nor the servers
 
 A run that breaks a limit is invalid, and every table and figure says so.
@@ -21,6 +23,7 @@ LAG_P99_S = 0.005
 LAG_OF_TTFT = 0.05  # of the median TTFT
 RATE_GAP = 0.005  # between achieved and offered
 CHUNKS_PER_READ = 1.1
+CACHED = 0.01  # of the requests that had an answer
 OTHER_CORES = 0.2
 FINE_LAG_P99_S = 0.001  # what a claim below a millisecond needs
 
@@ -40,18 +43,25 @@ class Verdict(NamedTuple):
     chunks_per_read: float
     other_cores: float  # nan: not measured
     precise: bool
+    by_event: int = 0  # requests whose tokens are known by event alone (`Log.by_event`)
+    cached: int = 0  # requests that found tokens of their prompt in a cache
 
     @property
     def text(self) -> str:
         """The verdict in a line."""
+        events = f"; tokens by event in {self.by_event} requests: several came in one" if self.by_event else ""
+        events += f"; a cache had prompt tokens of {self.cached} requests" if self.cached and self.valid else ""
         if not self.valid:
-            return "invalid: " + "; ".join(self.reasons)
+            return "invalid: " + "; ".join(self.reasons) + events
         fine = "" if self.precise else "; no claim below a millisecond: the kernel's timer is not there"
-        return f"valid: lag P99 {1e3 * self.lag_p99_s:.2f} ms{fine}"
+        return f"valid: lag P99 {1e3 * self.lag_p99_s:.2f} ms{fine}{events}"
 
 
-def verdict(log: Log, other_cores: float) -> Verdict:
-    """Judge a run by its log and by the load of other processes (`load.OtherLoad`; nan: not measured)."""
+def verdict(log: Log, other_cores: float, behind: str = "") -> Verdict:
+    """Judge a run by its log and by the load of other processes (`load.OtherLoad`; nan: not measured).
+
+    `behind` is why its parent ended it early; "" where it did not.
+    """
     due, left = log.due_ns >= 0, log.write_ns >= 0
     lags_s = 1e-9 * (log.write_ns - log.due_ns)[due & left]
     p50_s, p99_s, max_s = np.quantile(lags_s, [0.5, 0.99, 1.0]) if lags_s.size else [np.nan] * 3
@@ -61,7 +71,7 @@ def verdict(log: Log, other_cores: float) -> Verdict:
     reads = len(log.chunk_ns) - int(log.chunk_shared.sum())
     per_read = len(log.chunk_ns) / reads if reads else 1.0
 
-    reasons = []
+    reasons = [behind] if behind else []
     if not lags_s.size:
         reasons.append("no request left")
     if p99_s > LAG_P99_S:
@@ -77,6 +87,9 @@ def verdict(log: Log, other_cores: float) -> Verdict:
         )
     if per_read > CHUNKS_PER_READ:
         reasons.append(f"{per_read:.2f} chunks came in a read, the limit {CHUNKS_PER_READ:g}")
+    cached = int((log.cached_tokens > 0).sum())
+    if cached > CACHED * came.sum():
+        reasons.append(f"a cache had prompt tokens of {cached} of {int(came.sum())} requests, the limit {CACHED:.0%}")
     if np.isnan(other_cores):
         reasons.append("the load of other processes was not measured")
     elif other_cores > OTHER_CORES:
@@ -84,6 +97,7 @@ def verdict(log: Log, other_cores: float) -> Verdict:
     return Verdict(
         not reasons, tuple(reasons), log.precise and bool(p99_s < FINE_LAG_P99_S), float(p50_s), float(p99_s),
         float(max_s), ttft_s, offered, achieved, per_read, other_cores, log.precise,
+        int(log.by_event.sum()), cached,
     )  # fmt: skip
 
 

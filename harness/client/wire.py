@@ -4,8 +4,10 @@ A chunk may carry the number of tokens so far, if the server was asked for it (`
 `timings.predicted_n`): the chunk's tokens are then the increase, with or without text. Else a chunk with text is one
 token, and a chunk without text (empty, a role, or usage alone) is none. The last usage is kept beside (`usage_tokens`).
 It can differ from the sum of the chunks: a server that was not asked to count holds a token's bytes back until they are
-a character. The chunks then stay as they came, and the usage has the number of tokens. llama.cpp also reports the
-seconds of the prompt, from its beginning (`timings.prompt_ms`).
+a character, or any sends several tokens in an event. The chunks then stay as they came, and the usage has the number.
+llama.cpp also reports the seconds of the prompt, from its beginning (`timings.prompt_ms`).
+
+A count that is no whole number, falls, or exceeds what was asked for fails the request with that reason.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ import httptools
 EXCERPT = 200  # characters of what a server said that enter an error
 DECODE = json.JSONDecoder().decode  # json.loads guesses the encoding of bytes first
 KEPT = 4096  # bytes of a body that is no stream
+LINE = 1 << 20  # bytes of an event
+FLUSHED = 8  # events beyond the tokens, of servers that send a last text without one
+ANY = 1 << 30  # tokens of a request whose limit is not known
+LONGEST_NS = 1 << 60  # of a prompt, 36 years: more is no time
 
 
 class Response:
@@ -28,14 +34,16 @@ class Response:
         self._counts = counts  # whether chunks were asked to carry the number of tokens so far
         self.begin()
 
-    def begin(self) -> None:
-        """Expect the response to a new request."""
+    def begin(self, most: int = ANY) -> None:
+        """Expect the response to a new request, of at most so many tokens."""
+        self._most = most
         self.status = 0  # of HTTP; 0: none yet
         self.error = ""  # why the request failed
         self.ended = False  # the stream said that it ends
         self.complete = False  # the response is read to its end: the connection is free again
         self.broken = False  # what came is not what was asked for: the connection is of no use
         self.usage_tokens = -1  # what the server says that it made; -1: it did not say
+        self.cached_tokens = -1  # of the prompt, which the server says that it had in a cache; -1: it did not say
         self.prompt_ns = -1  # how long its prompt took by the server's own account; -1: it did not say
         self.made = 0  # tokens of all chunks
         self._keeps = False  # the server does not close the connection after this response
@@ -86,6 +94,8 @@ class Response:
                 return
             if line.startswith(b"data:"):
                 self._event(line[5:].strip())
+        if len(self._rest) > LINE:
+            self._fail(f"an event of more than {LINE >> 20} MiB{_excerpt(self._rest[:EXCERPT])}")
 
     def on_message_complete(self) -> None:
         """See httptools."""
@@ -109,7 +119,7 @@ class Response:
         try:
             chunk = DECODE(data.decode())
             tokens = self._tokens(chunk)
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
             self._fail(f"malformed chunk{_excerpt(data)}")
             return
         if "error" in chunk:
@@ -117,21 +127,43 @@ class Response:
         elif tokens > 0:
             self.made += tokens
             self._chunks.append(tokens)
+            if self.made > self._most + FLUSHED:
+                self._fail(f"more than the {self._most} tokens that were asked for: the server does not end")
 
     def _tokens(self, chunk: dict[str, Any]) -> int:
-        """Count the tokens that a chunk adds."""
+        """Count the tokens that a chunk adds; a count that cannot be right fails the request."""
         choices, usage, timings = chunk.get("choices") or (), chunk.get("usage"), chunk.get("timings")
         total = usage.get("completion_tokens") if usage else timings.get("predicted_n") if timings else None
+        if total is not None and (wrong := self._wrong(total)):
+            self._fail(wrong)
+            return 0
         if usage and total is not None:
-            self.usage_tokens = int(total)
+            self.usage_tokens = total
+        if usage and type(cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens")) is int:
+            self.cached_tokens = min(max(-1, cached), ANY)
         if timings and (prompt_ms := timings.get("prompt_ms")) is not None:
-            self.prompt_ns = round(prompt_ms * 1e6)
+            self.prompt_ns = min(max(-1, round(prompt_ms * 1e6)), LONGEST_NS)
         if self._counts and choices and total is not None:
             return int(total) - self.made
         return int(any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices))
 
+    def _wrong(self, total: Any) -> str:
+        """Say what is wrong with a server's number of tokens so far; "" where it can be."""
+        if type(total) is not int or total < 0:
+            return f"the server counts {shown(json.dumps(total))} tokens, which is no whole number"
+        if total > self._most:
+            return f"the server counts {shown(str(total))} tokens, {self._most} were asked for"
+        before = max(self.usage_tokens, self.made if self._counts else 0)
+        return f"the server counts {total} tokens after {before}" if total < before else ""
+
 
 def _excerpt(data: bytes) -> str:
     """Return an excerpt of what a server sent, on one line."""
-    text = " ".join(data.decode("utf-8", "replace").split())
-    return f": {text[:EXCERPT]}" if text else ""
+    text = shown(data.decode("utf-8", "replace"))
+    return f": {text}" if text else ""
+
+
+def shown(text: str, most: int = EXCERPT) -> str:
+    """Return words of a server as they are printed: on one line, cut, and with every other character escaped."""
+    short = " ".join(text[: 8 * most].split())[:most]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)

@@ -4,6 +4,11 @@ Each URL is an OpenAI-compatible endpoint that serves one model or more, as its 
 is served by the one of its name; those without a namesake take the others in the order of the URLs. Nothing is loaded
 or stopped: a `Load` is done at once wherever a policy puts the model, and evictions, limits and the like are refused.
 What policies know of sizes and speeds is what the spec says of its GPUs, and may not be the servers'.
+
+Their caches may be warm, so prompts differ from run to run by a salt, which the run's verdict has; a run whose prompts
+were found in a cache all the same is invalid.
+
+A key goes to the hosts of the URLs and nowhere else: redirects are refused, and so are URLs with a user or a password.
 """
 
 from __future__ import annotations
@@ -11,10 +16,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import secrets
 import socket
-import urllib.error
-import urllib.request
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,6 +28,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from harness.client.body import OPENAI, Server, Style
+from harness.client.wire import shown
 from harness.engines import machine as machines
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.machine import Config, Machine
@@ -31,7 +38,8 @@ from harness.engines.sglang import Sglang
 from harness.engines.vllm import Vllm
 from harness.policy.types import Inst, Option, UserError
 
-ANSWER_S = 10.0  # for the list of models
+ANSWER_S, ANSWER_BYTES = 10.0, 4_000_000  # of the whole list of models
+NAME = 80  # characters of a server's model that are printed
 # By who says to have made a server; "bench": ours (bench mock).
 STYLE_OF = {**{kind.name: kind.style for kind in (LlamaCpp, Sglang, Vllm)}, "bench": Style()}
 HERE = {"localhost", "127.0.0.1", "::1"}
@@ -59,6 +67,8 @@ class Attached:
 
     def __init__(self, config: Config, priced: Machine, fields: Fields) -> None:
         self.config, self.key_env = config, fields.key_env
+        if "@" in fields.urls:
+            raise UserError("urls: a URL with a user or a password is refused, and not shown: key_env=NAME names a key")
         self.urls = tuple(url for text in fields.urls.split(",") if (url := text.strip()))
         for url in self.urls:
             _base(url)
@@ -79,7 +89,7 @@ class Attached:
         ours = {to for to, _ in self.matched.values()}
         styles = [STYLE_OF.get(maker, OPENAI) for server, maker in offers if server in ours]
         self.style = styles[0] if styles.count(styles[0]) == len(styles) else OPENAI
-        self.style = self.style._replace(key_env=self.key_env)
+        self.style = self.style._replace(key_env=self.key_env, salt=1 + secrets.randbelow(1 << 32))
 
     def close(self) -> None:
         """See Kind: nothing is ours."""
@@ -98,27 +108,67 @@ class Attached:
 
     def served(self) -> dict[str, str]:
         """See Kind."""
-        return {m: f"served as {to.model} at {to.url}, matched by {how}" for m, (to, how) in self.matched.items()}
+        return {
+            m: f"served as {shown(to.model, NAME)} at {to.url}, matched by {how}"
+            for m, (to, how) in self.matched.items()
+        }
 
 
 def models(url: str, key: str = "") -> list[tuple[Server, str]]:
     """List the models that a URL serves, each with the owner that its server states. Raises UserError."""
     base = _base(url)
-    request = urllib.request.Request(f"{base}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(request, timeout=ANSWER_S) as answer:
-            listed = json.load(answer)["data"]
-        offers = [(Server(base, str(entry["id"])), str(entry.get("owned_by", ""))) for entry in listed]
-    except urllib.error.HTTPError as error:
-        raise UserError(f"{base}/v1/models: HTTP {error.code}") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise UserError(f"{base} does not answer: {getattr(error, 'reason', None) or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{base}/v1/models is no list of models, as OpenAI's is") from None
+        listed = json.loads(_answer(base, key))["data"]
+        offers = [(entry["id"], str(entry.get("owned_by", ""))) for entry in listed]
+        sound = all(isinstance(name, str) and name for name, _ in offers)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        sound = False
+    if not sound:
+        raise UserError(f"{base}/v1/models is no list of models, as OpenAI's is")
     if not offers:
         raise UserError(f"{base} serves no model")
-    return offers
+    return [(Server(base, name), maker) for name, maker in offers]
+
+
+def _answer(base: str, key: str) -> bytes:
+    """Return what a server answers for its models. UserError where it is a redirect, an error, too long or too slow."""
+    parts, late, where = urlsplit(base), threading.Event(), f"{base}/v1/models"
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
+
+    line: list[socket.socket] = []
+
+    def end() -> None:
+        late.set()
+        for open_ in line or [connection.sock]:  # none before it is connected, which has a limit of its own
+            with suppress(OSError, AttributeError):
+                open_.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(ANSWER_S, end)
+    timer.start()
+    try:
+        connection.connect()
+        line.append(connection.sock)  # which it forgets where a server closes after its answer
+        path = f"{parts.path}/v1/models"
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
+        answer = connection.getresponse()
+        body = answer.read(ANSWER_BYTES + 1) if answer.status == http.client.OK else b""
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        if not late.is_set():
+            why = shown(str(error)) or type(error).__name__
+            raise UserError(f"{base} does not answer: {why}") from None
+    finally:
+        timer.cancel()
+        connection.close()
+    if late.is_set():
+        raise UserError(f"{where}: no whole answer within {ANSWER_S:g} s")
+    if 300 <= answer.status < 400:
+        raise UserError(f"{where}: HTTP {answer.status}, a redirect, which no key follows: name the server itself")
+    if answer.status != http.client.OK:
+        raise UserError(f"{where}: HTTP {answer.status}")
+    if len(body) > ANSWER_BYTES:
+        raise UserError(f"{where}: an answer of more than {ANSWER_BYTES / 1e6:.0f} MB")
+    return body
 
 
 def _base(url: str) -> str:

@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -76,7 +76,7 @@ class WallClock:
         self.config = config
         self.now_s = config.start_s  # when the clock was last read: it stands still while a policy decides
         self.live: dict[int, Live] = {}
-        self.batches: dict[Batch, list[Live]] = {}  # in order of Admit
+        self.batches: dict[Batch, dict[int, Live]] = {}  # by id, in order of Admit
         self.counts: dict[Batch, Counts] = {}
         self.routes: dict[str, Batch] = {}
         self.oracle = False
@@ -249,6 +249,10 @@ class WallClock:
         """Return the KV of a model's requests."""
         return sum(self.kv_bytes(request) for request in self.live.values() if request.model == model)
 
+    def members(self, batch: Batch) -> Collection[Live]:
+        """Return the requests of a batch, in order of Admit."""
+        return self.batches.get(batch, {}).values()
+
     def gone(self, rid: int) -> Refusal | None:
         """Return the refusal of any action on a request that is gone, else None."""
         if rid in self.live:
@@ -284,7 +288,7 @@ class WallClock:
         if request.batch != batch:
             self.withdrawn(request)
             request.batch = batch
-            self.batches.setdefault(batch, []).append(request)
+            self.batches.setdefault(batch, {})[who] = request
             self.charge(())
         return None
 
@@ -295,7 +299,7 @@ class WallClock:
     def _leave(self, request: Live) -> None:
         if request.batch is not None:
             self.release(request)
-            self.batches[request.batch].remove(request)
+            del self.batches[request.batch][request.rid]
 
     def stepped(self, batch: Batch, stepping: Iterable[Live], begun_s: float) -> None:
         """Record a step from `begun_s` to now: each of its requests has its next token, and KV of all before it."""
@@ -375,7 +379,7 @@ class WallView:
 
     def batch(self, batch: Batch) -> BatchState:
         """See View."""
-        counts, members = self._requests.counts.get(batch, Counts()), self._requests.batches.get(batch, [])
+        counts, members = self._requests.counts.get(batch, Counts()), self._requests.members(batch)
         prompts = [request.ctx_tokens for request in members if not request.kv_tokens]
         decodes = [request.ctx_tokens for request in members if request.kv_tokens]
         return BatchState(
@@ -385,7 +389,7 @@ class WallView:
 
     def members(self, batch: Batch) -> tuple[int, ...]:
         """See View."""
-        return tuple(request.rid for request in self._requests.batches.get(batch, ()))
+        return tuple(self._requests.batches.get(batch, ()))
 
     def request(self, rid: int) -> RequestState:
         """See View."""

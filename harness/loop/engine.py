@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from harness.loop import strangers
 from harness.policy import fields
 from harness.policy.actions import Action
 from harness.policy.events import Done, Event
@@ -185,11 +186,14 @@ def module(text: str) -> ModuleType:
     name, file = fields.asked(text).name, path(text)
     try:
         return _of_file(file) if name.endswith(".py") else importlib.import_module(f"harness.engines.{name}")
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:
         raise _blamed(file, error) from error
 
 
 def _of_file(file: Path) -> ModuleType:
+    strangers.known(file)
     name = f"_engine_{file}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)

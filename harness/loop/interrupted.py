@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,22 +19,54 @@ class Terminated(Interrupted):
     """SIGTERM came. What a Ctrl-C passes through, this does."""
 
 
+AGAIN_S = 0.01  # after which a signal whose exception was swallowed comes again
+_CAME: set[int] = set()  # signals whose exceptions were raised within `terminable`
+
+
+def came(*numbers: int) -> bool:
+    """Tell whether one of these signals came in this process since `terminable` began."""
+    return not _CAME.isdisjoint(numbers)
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
     """Raise Terminated at SIGTERM, so that what is open gets closed. Outside the main thread nothing changes.
 
-    A batch system ends all processes of a job, and the parent its workers: a second SIGTERM disturbs no closing.
+    A batch system ends all processes of a job, and the parent its workers: a second SIGTERM disturbs no closing. An
+    exception that Python swallows, as it does in a `__del__`, is raised again a moment later.
     """
 
     def stop(_signum: int, _frame: FrameType | None) -> None:
+        _CAME.add(signal.SIGTERM)
         signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which processes that are started now inherit
         raise Terminated
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        _CAME.add(signal.SIGINT)
+        signal.default_int_handler(signum, frame)
+
+    def swallowed(args: sys.UnraisableHookArgs) -> None:
+        if not isinstance(args.exc_value, KeyboardInterrupt):
+            hook(args)
+            return
+        number = signal.SIGTERM if isinstance(args.exc_value, Terminated) else signal.SIGINT
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, stop)
+        timer = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))  # not at once: it would be swallowed here too
+        timer.daemon = True
+        timer.start()
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before, hook, usual = signal.signal(signal.SIGTERM, stop), sys.unraisablehook, signal.getsignal(signal.SIGINT)
+    if usual is signal.default_int_handler:  # elsewhere it is ignored, or a caller's
+        _CAME.clear()
+        signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = swallowed
     try:
         yield
     finally:
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGINT, usual)
         signal.signal(signal.SIGTERM, before)

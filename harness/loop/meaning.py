@@ -44,7 +44,7 @@ def digest(path: Path) -> str:
 def _values(path: Path, stamp: int) -> str:  # noqa: ARG001 - the stamp is part of the key
     content = path.read_bytes()
     if path.suffix == ".toml":
-        with suppress(tomllib.TOMLDecodeError, UnicodeDecodeError):  # told where it is read
+        with suppress(ValueError, RecursionError):  # told where it is read
             content = json.dumps(tomllib.loads(content.decode()), default=str).encode()
     return sha256(content).hexdigest()
 

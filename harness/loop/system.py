@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from harness.loop import strangers
 from harness.loop.guard import Fault, guarded
 from harness.policy.actions import Action
 from harness.policy.events import Event
@@ -91,9 +92,13 @@ def path(name: str) -> Path:
 
 
 def module(name: str) -> ModuleType:
-    """Import the module of a system, by name or by path. Raises as `path` does, and Fault if its import fails."""
+    """Import the module of a system, by name or by path. Raises as `path` does, and Fault if its import fails.
+
+    UserError for a file of code that only stored results name (harness/loop/strangers.py).
+    """
     file = path(name)
     if name.endswith(".py"):
+        strangers.known(file)
         spec = importlib.util.spec_from_file_location(f"_system_{file.stem}", file)
         assert spec is not None
         assert spec.loader is not None

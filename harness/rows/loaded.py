@@ -47,7 +47,7 @@ class Requests:
 
     def __init__(self, folders: Sequence[Path], columns: Sequence[str] | None) -> None:
         self._folders = {folder.name: folder for folder in folders}
-        self._columns = None if columns is None else list(columns)
+        self._columns = record.chosen(columns)
 
     def __len__(self) -> int:
         """Count the requests; only facts of runs are read."""

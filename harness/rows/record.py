@@ -25,10 +25,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness import spilled
+from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.rows import forms, parts, sealed, waits
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
 from harness.rows.whole import patient, replacing, sync
+from harness.store import seal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -221,7 +223,7 @@ def _parquet(out: Any, parts: Iterable[Any], schema: pa.Schema, metadata: Callab
             writer.close()
         raise
     writer.close()
-    sealed.seal(out)
+    seal(out)
 
 
 def _value(field: pa.Field) -> pa.DataType:
@@ -310,11 +312,22 @@ def _bytes(path: Path, chunks: Iterable[bytes]) -> None:
 # ------------------------------------------------------------------ read
 
 
+def chosen(columns: Sequence[str] | None) -> list[str] | None:
+    """List the columns that are asked for, of a name alone it. UserError for one that rows do not have."""
+    if columns is None:
+        return None
+    columns = [columns] if isinstance(columns, str) else list(columns)
+    if unknown := next((name for name in columns if name not in SCHEMA.names), None):
+        raise UserError(f'no column "{unknown}"{meant(str(unknown), SCHEMA.names)} (harness.rows.record.SCHEMA)')
+    return columns
+
+
 def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
     """Read the rows of a run, in order of id, of any schema.
 
-    Raises UserError where there is none, it is of a later schema, or it is damaged.
+    Raises UserError where there is none, it is of a later schema, or it is damaged, and for an unknown column.
     """
+    columns = chosen(columns)
     return _opened(Path(folder), lambda path: _rows(path, columns), lambda part, name: _of_part(part, name, columns))
 
 

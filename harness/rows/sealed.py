@@ -1,9 +1,6 @@
-"""Parquet files with digests of their bytes, and facts that are checked against a form.
+"""Parquet files whose digests (`harness/store.py`) and facts are checked, these against a form.
 
-Between the last page and the footer, where readers of Parquet never look, `seal` puts a mark, the SHA-256 of all bytes
-before it, and that of all behind it. So a flipped bit is detected anywhere: page checksums would leave the headers of
-pages and the footer, which holds the facts. Files of earlier releases and of other programs have no mark, and are
-checked against their form alone.
+Files of earlier releases and of other programs have no digests, and are checked against their form alone.
 """
 
 from __future__ import annotations
@@ -14,20 +11,15 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.policy.types import UserError
+from harness.store import whole
 
-MARK = b"benchSHA"
-DIGEST = sha256().digest_size
-SEAL = len(MARK) + 2 * DIGEST
-BLOCK = 1 << 20  # bytes that are read at a time: a mapped file would count as this process's memory
-TAIL = 8  # the length of the footer in 4 bytes, and PAR1
 WAY_OUT = "delete its folder and run again"
 MOST_SHOWN = 60  # characters of a wrong value
 WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", None: "null"}
@@ -55,20 +47,6 @@ def _told(where: str, value: Any) -> Any:
     return [_told(f"{where} {i + 1}", item) for i, item in enumerate(value)] if isinstance(value, list) else value
 
 
-# ------------------------------------------------------------------ digests
-
-
-def seal(file: IO[bytes]) -> None:
-    """Put the digests into a Parquet file that was just written, open for reading too."""
-    file.seek(-TAIL, os.SEEK_END)
-    start = file.seek(-TAIL - int.from_bytes(file.read(4), "little"), os.SEEK_END)
-    footer = file.read()
-    file.flush()
-    body = _digest(file, start)
-    file.seek(start)
-    file.write(MARK + body + sha256(footer).digest() + footer)
-
-
 def intact(path: Path, *, rows: bool) -> None:
     """Check a file's footer, and on request its rows, against its digests; skip a file without them.
 
@@ -77,34 +55,8 @@ def intact(path: Path, *, rows: bool) -> None:
     if not path.is_file():
         path.stat()  # raises where there is nothing
         raise Damaged(f"{path}: not a file; move it away and run again")
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size < TAIL + SEAL:
-            return
-        file.seek(-TAIL, os.SEEK_END)
-        start = size - TAIL - SEAL - int.from_bytes(file.read(4), "little")
-        if start < 0:
-            return
-        file.seek(start)
-        digests, footer = file.read(SEAL), file.read()
-        if not digests.startswith(MARK):
-            return
-        body, tail = digests[len(MARK) : -DIGEST], digests[-DIGEST:]
-        if sha256(footer).digest() != tail or (rows and _digest(file, start) != body):
-            raise Damaged(f"{path}: damaged: its bytes are not those that were written; {WAY_OUT}")
-
-
-def _digest(file: IO[bytes], size: int) -> bytes:
-    """Return the SHA-256 digest of the first `size` bytes of a file."""
-    digest = sha256()
-    file.seek(0)
-    while size > 0:
-        block = file.read(min(size, BLOCK))
-        if not block:
-            break
-        digest.update(block)
-        size -= len(block)
-    return digest.digest()
+    if not whole(path, rows=rows):
+        raise Damaged(f"{path}: damaged: its bytes are not those that were written; {WAY_OUT}")
 
 
 # ------------------------------------------------------------------ facts and columns

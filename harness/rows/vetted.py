@@ -42,6 +42,15 @@ def vetted(name: str) -> bool:
     return passed in shipped().values() or TEXTS.current(_note(passed), {}) is not None
 
 
+def unreached(name: str) -> str:
+    """Return in words what of a file given by path no case of its check reached; "" where all was."""
+    try:
+        note = _note(content(name))
+        return TEXTS.read(note) if name.endswith(".py") and TEXTS.current(note, {}) is not None else ""
+    except (UserError, OSError, UnicodeDecodeError):
+        return ""
+
+
 def unchecked(names: Iterable[str]) -> list[str]:
     """Return those of some systems that are given by path and have not passed."""
     return [name for name in dict.fromkeys(names) if name.endswith(".py") and not vetted(name)]
@@ -62,9 +71,12 @@ def _read() -> dict[str, Any]:
     return tomllib.loads(SHIPPED.read_text("utf-8")) if SHIPPED.is_file() else {}
 
 
-def keep(passed: str) -> None:
-    """Note on this machine that a file of this hash has passed. Raises UserError where nothing can be written."""
-    TEXTS.write(_note(passed), "", {})
+def keep(passed: str, unreached: str = "") -> None:
+    """Note on this machine that a file of this hash has passed, and what of it no case reached.
+
+    Raises UserError where nothing can be written.
+    """
+    TEXTS.write(_note(passed), unreached, {})
 
 
 def store(passed: dict[str, str], names: Iterable[str], under: str | None = None) -> None:

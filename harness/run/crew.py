@@ -80,12 +80,13 @@ class Crew:
         self._idle, self._busy, self._queue = [], {}, []
         for process in processes:
             process.terminate()
+        for pipe in pipes:  # before any is waited for: one that did not hear the signal ends by its pipe
+            pipe.close()
+        until_s = time.monotonic() + CLOSE_S  # for all together
         for process in processes:
-            process.join(CLOSE_S)
+            process.join(max(0.0, until_s - time.monotonic()))
             process.kill()
             process.join()
-        for pipe in pipes:
-            pipe.close()
 
     def _give(self, task: Task, out: Path) -> None:
         pipe, process = self._idle.pop() if self._idle else _started()

@@ -23,7 +23,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 
 from harness import toml
 from harness.engines.costs.constants import CONSTANTS, GONE
-from harness.loop import meaning
+from harness.loop import meaning, strangers
 from harness.policy import fields
 from harness.policy.fields import meant
 from harness.policy.types import Option, UserError
@@ -67,7 +67,7 @@ class Spec:
     engine: str = WORLD["engine"]
     gpu: str = WORLD["gpu"]  # a kind, or a mix of kinds (policy/mix.py), of which `gpus` is a whole number of copies
     gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = WORLD["gpus"]
-    node_gpus: Count = 8
+    node_gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 8
     models: str = WORLD["models"]  # a set of workloads/sets/, the path of a .toml, or models by name or path
     trace: str = TRACE  # of traces/manifest.toml, or the path of a .parquet
     trace_sha256: str = ""  # of the rows replayed
@@ -258,9 +258,11 @@ def stored(values: Mapping[str, Any]) -> Spec:
 
 
 def read(path: Path) -> Spec:
-    """Read a spec from a TOML file, with `usual.memory`; UserError names the file and the key or line."""
+    """Read a user's spec from a TOML file, with `usual.memory`; UserError names the file and the key or line."""
     given = toml.tables(path)
-    return from_dict({**given, **memory(given)}, f"{path}: ")
+    made = from_dict({**given, **memory(given)}, f"{path}: ")
+    strangers.name(made.system, made.engine)
+    return made
 
 
 def asked(text: str) -> dict[str, Any]:

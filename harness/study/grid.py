@@ -204,7 +204,11 @@ def _trace(spec: Spec, gpus: int, window_s: float) -> str:
     if not window_s:
         return name
     trace = load_trace(name)
-    return name if trace.maker is None or trace.span_s >= window_s else f"{trace.maker}+span_s={window_s:g}"
+    if trace.maker is None:
+        return name
+    if trace.span_s < window_s:
+        return f"{trace.maker}+span_s={window_s:g}"
+    return trace.maker if trace.notice else name  # with a notice it stands in for the one of that name
 
 
 def most_gpus(study: Study, full: bool) -> int:

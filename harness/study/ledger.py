@@ -26,7 +26,7 @@ from harness.study.measure import Measured, measure
 from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
 from harness.study.study import START, Claim, Study
 
-FULL = "only --full runs its condition"
+FULL = "`bench study NAME --full` runs it"
 
 
 class Line(NamedTuple):
@@ -284,7 +284,7 @@ def _not_run(asked: Study, claim: Claim) -> Line:
     traces = "; ".join(asked.varied(condition).get("trace", (asked.settings(condition).get("trace", ""),)))
     where = ", ".join(filter(None, (traces, "; ".join(asked.sets(condition)), condition.name)))
     what = claims.claim_text(claim, asked, asked.axis(condition))
-    return Line(what, where, NONE, "not run", FULL, evidence=claim.evidence)
+    return Line(what, where, NONE, "full form", FULL.replace("NAME", asked.name), evidence=claim.evidence)
 
 
 def of_driver(name: str, out: Path, workers: int | None, teller: Teller) -> Source:

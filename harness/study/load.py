@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from harness import toml
-from harness.loop import system
+from harness.loop import strangers, system
 from harness.policy.fields import asked, meant
 from harness.policy.types import UserError
 from harness.rows.definitions import DEFINITIONS
@@ -56,12 +56,22 @@ def study(name: str) -> Study:
         raise UserError(f'no study "{name}"{meant(name, have)} (there is: {", ".join(have)}; or a .toml)')
     path = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     data = toml.tables(path)
+    strangers.name(*_texts(data))
     try:
         loaded = _made(path.stem, data)
         check(loaded)
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from None
     return loaded
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every string of a TOML file: a user who names the file names what is in it."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def _made(name: str, data: dict[str, Any]) -> Study:

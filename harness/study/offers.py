@@ -23,7 +23,7 @@ from harness.policy.fields import meant
 from harness.policy.types import GIB, UserError
 from harness.run.server_line import server_line
 from harness.run.setup import Setup
-from harness.run.spec import from_dict
+from harness.run.spec import MOST_GPUS, from_dict
 
 QUANT3 = ("qwen-3-32b@2xh100", "qwen-3-32b:dtype=fp8_block@h100", "qwen-3-32b:dtype=int4@l40s")
 SETTINGS = (
@@ -74,7 +74,7 @@ def offer(text: str) -> Offer:
     """Take MODEL@[N x]KIND apart. UserError for another form, or an unknown kind."""
     model, at, where = text.rpartition("@")
     count, times, kind = where.rpartition("x") if where[:1].isdigit() else ("1", "x", where)
-    if not at or not model or not count.isdigit() or not times or int(count) < 1:
+    if not (at and model and times and count.isascii() and count.isdecimal() and 1 <= int(count[:9]) <= MOST_GPUS):
         raise UserError(f'"{text}" is not MODEL@KIND or MODEL@NxKIND, as qwen-3-32b@2xh100')
     return Offer(model, quantities.gpu(kind).kind, int(count))
 

@@ -3,7 +3,8 @@
     input         the paper's number is a constant of ours, so nothing is tested
     size          the point lies within a factor 1.25 of the paper's number and the interval within 1.5; of what is
                   above or below no difference (of the excess over 1 of a ratio), and of the nearer end of a range.
-                  "Up to" and "at least" leave the other side open, on which the direction has to hold
+                  "At least" leaves the other side open, on which the direction has to hold
+    up to         the paper says "up to": no more than that (the same factors), on its side, and not within them of it
     direction     the interval excludes no difference on the paper's side; where seeds count (reached, never, met,
                   missed), all of them do as the paper says
     contradicted  the interval excludes no difference on the other side, or no seed does as the paper says; where the
@@ -13,13 +14,15 @@
 That nothing differs (`equal`) is of size where the interval lies within 0.8 to 1.25 (two one-sided tests) and
 contradicted where it lies beyond. A statement about several systems is contradicted by one of them. Where a paper
 leaves open what it means (which of two systems, which workload), each is a reading, and a statement has the class that
-all readings give it: size and direction together are direction, and whatever else is mixed is open (`of_statement`).
+all readings give it: size and "up to" together are "up to", both with direction are direction, and whatever else is
+mixed is open (`of_statement`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
@@ -28,7 +31,8 @@ from harness.rows.estimate import Estimate
 from harness.study.study import Claim
 
 CLASSES = {
-    "size": "the paper's number, within a factor 1.25 (the interval within 1.5); of an 'up to', no more than it says",
+    "size": "the paper's number, within a factor 1.25 (the interval within 1.5)",
+    "up to": "no more than the paper's 'up to', which any gain below it meets",
     "direction": "the paper's direction, not shown to be its size",
     "contradicted": "the opposite, or another size where there is no direction",
     "open": "not decided",
@@ -38,10 +42,11 @@ REASONS = {  # why a statement has no class
     "not comparable": "the paper leaves out what a comparison needs",
     "not testable": "a datum is missing, which is named",
     "does not fit": "the models do not fit for a system here",
+    "full form": "only --full runs its condition, and this ledger is of the quick form",
     "not run": "no run decides it",
 }
 SAYS = {**CLASSES, **REASONS}
-DECIDED = ("size", "direction", "contradicted")
+DECIDED = ("size", "up to", "direction", "contradicted")
 SEEDS = {  # words of a paper about every run, with the condition under which a statement holds
     "reached": "every seed reaches it",
     "never": "no seed reaches it",
@@ -120,7 +125,9 @@ def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> s
     point = (-math.inf if here.sign == "<" else here.mean, math.inf if here.sign == ">" else here.mean)
     sized = _inside(point, stated.within(NEAR)) and _inside((low, high), stated.within(WIDE))
     if sized and not isinstance(claim.paper, str) and (holds or not stated.side):
-        return "size"
+        number = goal(replace(claim, bound="")) if claim.bound == "up to" else stated
+        of_size = _inside(point, number.within(NEAR)) and _inside((low, high), number.within(WIDE))
+        return "size" if of_size else "up to"
     if holds:
         return "direction"
     if not stated.side and _apart(predicted(here, windows), stated.within(NEAR)):
@@ -132,7 +139,7 @@ def judged_order(claim: Claim, standing: Standing) -> str:
     """Return the class of a claim by who is ahead, in place of a ratio where a curve is flat."""
     if (ratio := standing.decisive) is not None:
         word = judged(claim, ratio)
-        return "direction" if word == "size" else word
+        return "direction" if word in {"size", "up to"} else word
     if known := untried(claim):
         return known
     if claim.paper == "equal":
@@ -170,7 +177,8 @@ def together(words: Sequence[str]) -> str:
         return words[0]
     if lacks := next((why for why in REASONS if why in kinds), ""):
         return lacks
-    return "direction" if kinds and kinds <= {"size", "direction"} else "open" if kinds else "not run"
+    weakest = next((word for word in ("direction", "up to") if word in kinds), "open")
+    return weakest if kinds and kinds <= {"size", "up to", "direction"} else "open" if kinds else "not run"
 
 
 def all_of(words: Sequence[str]) -> str:

@@ -341,7 +341,7 @@ class Work:
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
     def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
-        """Return what binds in most misses on the most GPUs, of strategies that more GPUs do not help."""
+        """Return what binds in most misses on the most GPUs, of each strategy that more GPUs do not help."""
         short = {}
         for key, curve in curves.items():
             if curve.flat is None or curve.fewest(self.asked.target, "each") is not None:

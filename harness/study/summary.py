@@ -79,6 +79,7 @@ def columns(definition: str, level: float) -> tuple[Column, ...]:
         Column("dip", "deepest", "dip %", "%", 1, None, ""),
         Column("ttft_p50_s", "TTFT s", "P50", "s", 1, False, "ttft_p50_s"),
         Column("ttft_p95_s", "TTFT s", "P95", "s", 1, False, "ttft_p95_s", brief=True),
+        Column("ttft_p99_s", "TTFT s", "P99", "s", 1, False, "ttft_p99_s"),
         Column("tpot_p50_s", "TPOT ms", "P50", "ms", 1e3, False, "tpot_p50_s"),
         Column("tpot_p95_s", "TPOT ms", "P95", "ms", 1e3, False, "tpot_p95_s", brief=True),
         Column(tidy.HITS, "prefix", "hits %", "%", 100, None, tidy.HITS, brief=True),

@@ -51,6 +51,12 @@ def of_unchecked(systems: Mapping[str, str]) -> dict[str, str]:
     return {label: name for label, name in systems.items() if name in late}
 
 
+def partly(rows: pa.Table) -> dict[str, str]:
+    """Return the labels of systems that passed `bench check` in part: what of their file no case of it reached."""
+    systems = dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True))
+    return {label: part for label, name in systems.items() if (part := vetted.unreached(name))}
+
+
 def schema() -> pa.Schema:
     """Return the columns of a study's table: condition (the panel's key) and x before those of `tidy.TABLE_SCHEMA`."""
     word = tidy.TABLE_SCHEMA.field("run").type

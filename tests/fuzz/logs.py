@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -45,9 +46,9 @@ PROMETHEUS: dict[str, Any] = {"status": "success", "data": {"resultType": "matri
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
     """Yield one odd value a case at each place of each format; then whole files that are damaged, and dumps."""
     for name, record in SOUND.items():
-        for number, (where, odd) in enumerate(_changed(record)):
+        for number, (where, value) in enumerate(odd(record)):
             path = here / f"{name}-{number}.jsonl"
-            path.write_text("\n".join(json.dumps(each) for each in (record, odd, record)))
+            path.write_text("\n".join(json.dumps(each) for each in (record, value, record)))
             yield _convert(f"{name} {where}", path, name, *(("--drop-bad",) if number % 3 == 0 else ()))
         data = json.dumps([record] * 3).encode()
         for k in range(6):
@@ -60,10 +61,11 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
             yield _convert(f"{name} bit {k}", path, name)
         (path := here / f"{name}.json.gz").write_bytes(gzip.compress(data)[:-5])
         yield _convert(f"{name} gzip cut", path, name, accept=False)
-    for number, (where, odd) in enumerate(_changed(PROMETHEUS)):
-        (path := here / f"prometheus-{number}.json").write_text(json.dumps(odd))
+    for number, (where, value) in enumerate(odd(PROMETHEUS)):
+        (path := here / f"prometheus-{number}.json").write_text(json.dumps(value))
         yield _convert(f"prometheus {where}", path, "prometheus")
     yield from _dumps(here)
+    yield from _files(here)
     for what in (
         "",
         "x",
@@ -88,16 +90,16 @@ def _convert(what: str, path: Path, reader: str, *more: str, accept: bool = True
     return Case(f"logs/{what}", argv, path.name, accept=accept)
 
 
-def _changed(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+def odd(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield copies with one place changed to each odd value."""
     for place in _places(value):
-        for odd in ODD:
+        for other in ODD:
             copy = deepcopy(value)
             inner = copy
             for key in place[:-1]:
                 inner = inner[key]
-            inner[place[-1]] = odd
-            yield f"{'.'.join(map(str, place))} {str(odd)[:12]!r}", copy
+            inner[place[-1]] = other
+            yield f"{'.'.join(map(str, place))} {str(other)[:12]!r}", copy
 
 
 def _places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -126,3 +128,33 @@ def _dumps(here: Path) -> Iterator[Case]:
     for what, text in texts.items():
         (path := here / f"{what}.sql").write_text(text)
         yield Case(f"logs/dump {what}", ("trace", "convert", str(path), "-o", "out.parquet"), path.name, accept=False)
+
+
+def _files(here: Path) -> Iterator[Case]:
+    """Yield what stands where a log is meant: packed and cut, a bomb, pipes, devices, empty and odd JSON."""
+    record = json.dumps(SOUND["litellm"]).encode()
+    packed = gzip.compress(b"\n".join([record] * 2000))
+    files = {
+        **{f"cut-{k}.jsonl.gz": packed[: len(packed) * k // 8] for k in range(1, 8)},
+        **{f"damaged-{k}.jsonl.gz": packed[: 20 + k] + b"\xff" * 9 + packed[29 + k :] for k in range(0, 200, 25)},
+        "tail.jsonl.gz": packed[:-4], "twice.jsonl.gz": packed + b"x" * 20, "gzip.csv": packed, "list.json": b"[]",
+        "lists.json": b"[[]]", "table.json": b"{}", "null.json": b"null", "header.csv": b"time,model,prompt_tokens\n",
+        "deep.json": b"[" * 9000, "deep.jsonl": record + b"\n" + b'{"a":' * 9000,
+        "digits.json": b"[" + b"9" * 9000 + b"]",
+        "bomb.json.gz": gzip.compress(bytes(1 << 28), 1), "toml.toml": b'system = "x"\n', "zeros.csv": bytes(100_000),
+    }  # fmt: skip
+    for name, data in files.items():
+        (path := here / name).write_bytes(data)
+        for reader in ((), ("--from", "litellm"), ("--from", "prometheus")):
+            argv = ("trace", "convert", str(path), "-o", "out.parquet", *reader)
+            limit = ("--unpack-gb", "0.1") if name.startswith("bomb") else ()
+            yield Case(
+                f"logs/{name} {''.join(reader[1:])}",
+                (*argv, *limit),
+                name,
+                accept=name in {"twice.jsonl.gz", "gzip.csv"},
+            )
+    os.mkfifo(pipe := here / "pipe.csv")
+    for path in (pipe, Path("/dev/zero"), Path("/dev/null"), here):
+        for argv in (("trace", "convert", str(path), "-o", "out.parquet"), ("trace", "stats", str(path))):
+            yield Case(f"logs/{argv[1]} {path.name}", argv, path.name, accept=False)

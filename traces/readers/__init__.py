@@ -15,6 +15,8 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traces.guarded import reading, regular
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -53,11 +55,11 @@ def read(name: str, path: Path, /, **asked: Any) -> pa.Table:
     if all(param.kind is not Parameter.VAR_KEYWORD for param in takes.values()):
         for option in asked.keys() - takes.keys():
             raise UserError(f"the reader {name} takes no --{option.replace('_', '-')}: its format leaves no choice")
+    regular(path)
     if path.is_dir() and not getattr(module, "FOLDER", False):
         raise UserError(f"{path}: a folder; {name} reads a file")
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(f"{path}: no such file")
-    table: pa.Table = reader(path, **asked)
+    with reading(path):
+        table: pa.Table = reader(path, **asked)
     return table
 
 
@@ -67,9 +69,10 @@ def known(path: Path) -> str | None:
 
     if path.is_dir() or path.suffix in {".pkl", ".pickle"}:
         return None
-    first = next(iter(records.records(path)))[1]
-    with records.opened(path) as file:
-        head = file.read(HEAD_BYTES)
+    with reading(path):
+        first = next(iter(records.records(path)))[1]
+        with records.opened(path) as file:
+            head = file.read(HEAD_BYTES)
     fits = {name: len(mark) for name in names() if (mark := _mark(find(name), first, head)) is not None}
     return max(fits, key=fits.__getitem__, default=None)
 
@@ -84,6 +87,7 @@ def converted(path: Path, **asked: Any) -> tuple[pa.Table, str]:
     """Convert any log by the reader that knows it, else by usual names of columns; with a line that says how."""
     from traces import convert, schema
 
+    regular(path)
     name = known(path)
     rows = read(name, path, **asked) if name else convert.table(path, **asked)
     return rows, f"{path.name} read as {f'a log of {name}' if name else 'a table'}{told(schema.metadata(rows))}"

@@ -16,10 +16,11 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,7 @@ DONE, PROMPT, OUTPUT = (
     "vllm:request_success_total", "vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket",
 )  # fmt: skip
 PROMPT_SUM, OUTPUT_SUM = "vllm:request_prompt_tokens_sum", "vllm:request_generation_tokens_sum"
+WHOLE = {DONE: "done", PROMPT_SUM: "prompt_sum", OUTPUT_SUM: "output_sum"}  # counters without buckets, in Series
 READ = frozenset({DONE, PROMPT, OUTPUT, PROMPT_SUM, OUTPUT_SUM})
 UNSERVED = {"abort": "aborted", "error": "failed"}  # reasons for which a request ended without its answer
 STEEPEST = 2.0**6  # power by which lengths lean to an end of their bucket
@@ -47,15 +49,29 @@ I8 = NDArray[np.int64]
 Points = dict[float, float]  # time -> value of a counter
 
 
+class Curve(NamedTuple):
+    """A counter that only rises, as steps: its value from each time on."""
+
+    at_s: NDArray[np.float64]
+    value: NDArray[np.float64]
+
+    def at(self, when: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the values at some times; 0 before the first step."""
+        return np.concatenate([[0.0], self.value])[np.searchsorted(self.at_s, when, "right")]
+
+
+NEVER = Curve(np.zeros(0), np.zeros(0))
+
+
 class Series(NamedTuple):
     """Counters of a model, added over servers and reasons."""
 
-    done: Points
-    unserved: dict[str, Points]  # requests that ended without an answer, by UNSERVED
-    prompt: dict[float, Points]  # by the bucket's upper bound
-    output: dict[float, Points]
-    prompt_sum: Points  # empty where it was not asked for
-    output_sum: Points
+    done: Curve = NEVER
+    unserved: Mapping[str, Curve] = MappingProxyType({})  # requests that ended without an answer, by UNSERVED
+    prompt: Mapping[float, Curve] = MappingProxyType({})  # by the bucket's upper bound
+    output: Mapping[float, Curve] = MappingProxyType({})
+    prompt_sum: Curve = NEVER  # where it was not asked for
+    output_sum: Curve = NEVER
 
 
 def read(path: Path, *, name: str | None = None, model: str | None = None, jitter_seed: int = 0) -> pa.Table:
@@ -66,16 +82,16 @@ def read(path: Path, *, name: str | None = None, model: str | None = None, jitte
     lengths: list[tuple[I8, I8]] = []
     owners: list[str] = []
     left = dict[str, int]()
-    begin = min(min(series.done) for series in models.values())
-    end = max(max(series.done) for series in models.values())
+    begin = min(float(series.done.at_s[0]) for series in models.values())
+    end = max(float(series.done.at_s[-1]) for series in models.values())
     for label, series in sorted(models.items()):
         for kind in ("prompt", "output"):
             if not getattr(series, kind):
                 raise UserError(f"{path}: no {PROMPT if kind == 'prompt' else OUTPUT} of {label}")
-        for reason, points in series.unserved.items():
-            if count := round(max(points.values())):
+        for reason, curve in series.unserved.items():
+            if count := round(float(curve.value[-1])):
                 left[reason] = left.get(reason, 0) + count
-        stamps = sorted(series.done)
+        stamps = series.done.at_s.tolist()
         rises = [_rise(series.done, a, b) for a, b in pairwise(stamps)]
         bounded(f"{path}: requests of {label}", sum(rises), "a shorter range")
         for (a, b), count in zip(pairwise(stamps), rises, strict=True):
@@ -116,50 +132,45 @@ def _models(path: Path, model: str | None) -> dict[str, Series]:
         raise UserError(
             f"{path}: none of {DONE}, {PROMPT}, {OUTPUT} is in it (ask for the counters, not for rate() of them)"
         )
-    series = defaultdict[str, Series](lambda: Series({}, {}, defaultdict(dict), defaultdict(dict), {}, {}))
+    series = dict[str, Series]()
     for (what, label, le), each in values.items():
-        summed = _summed(each.values())
-        whole = {DONE: series[label].done, PROMPT_SUM: series[label].prompt_sum, OUTPUT_SUM: series[label].output_sum}
+        item, summed = series.get(label, Series()), _summed(each.values())
+        if what in WHOLE:
+            series[label] = item._replace(**{WHOLE[what]: summed})  # type: ignore[arg-type]  # one of three curves
+            continue
         if what in UNSERVED.values():
-            series[label].unserved[what] = summed
-        elif what in whole:
-            whole[what].update(summed)
+            series[label] = item._replace(unserved={**item.unserved, what: summed})
+            continue
+        bound = _number(le)
+        if not (bound > 0 and (bound == math.inf or bound <= MOST_TOKENS)):
+            raise UserError(f'{path}: a bucket of {what} has le="{le}", no number of tokens')
+        if what == PROMPT:
+            series[label] = item._replace(prompt={**item.prompt, bound: summed})
         else:
-            bound = _number(le)
-            if not (bound > 0 and (bound == math.inf or bound <= MOST_TOKENS)):
-                raise UserError(f'{path}: a bucket of {what} has le="{le}", no number of tokens')
-            getattr(series[label], "prompt" if what == PROMPT else "output")[bound].update(summed)
-    if not any(item.done for item in series.values()):
+            series[label] = item._replace(output={**item.output, bound: summed})
+    if not any(len(item.done.at_s) for item in series.values()):
         raise UserError(f"{path}: no {DONE} is in it")
-    return {label: item for label, item in series.items() if item.done}
+    return {label: item for label, item in series.items() if len(item.done.at_s)}
 
 
-def _summed(each: Any) -> Points:
+def _summed(each: Iterable[Points]) -> Curve:
     """Add counters of several servers: each as much as it rose since it was first seen, also over its restarts."""
-    rising: list[Points] = []
+    rising = []
     for points in each:
-        total, before, rose = 0.0, None, Points()
-        for at in sorted(points):
-            if before is not None:
-                total += points[at] - before if points[at] >= before else points[at]
-            before, rose[at] = points[at], total
-        rising.append(rose)
-    out: Points = {}
-    for at in sorted({at for rose in rising for at in rose}):
-        out[at] = sum(_at(rose, at) for rose in rising)
-    return out
+        at_s, value = np.array(sorted(points.items()), np.float64).T
+        steps = np.diff(value)
+        rising.append(Curve(at_s, np.concatenate([[0.0], np.cumsum(np.where(steps >= 0, steps, value[1:]))])))
+    every = np.unique(np.concatenate([curve.at_s for curve in rising]))
+    return Curve(every, np.sum([curve.at(every) for curve in rising], axis=0))
 
 
-def _at(points: Points, when: float) -> float:
-    return points.get(when, max((value for at, value in points.items() if at <= when), default=0.0))
-
-
-def _rise(points: Points, a: float, b: float) -> int:
-    return max(0, round(_at(points, b) - _at(points, a)))
+def _rise(curve: Curve, a: float, b: float) -> int:
+    before, after = curve.at(np.array([a, b]))
+    return max(0, round(float(after - before)))
 
 
 def _lengths(
-    draw: np.random.Generator, buckets: Mapping[float, Points], sums: Points, a: float, b: float, count: int
+    draw: np.random.Generator, buckets: Mapping[float, Curve], sums: Curve, a: float, b: float, count: int
 ) -> I8:
     """Draw lengths: the interval's own where its buckets hold all its requests, else by shares of the whole range.
 
@@ -170,7 +181,7 @@ def _lengths(
     if complete := each.sum() == count:
         bucket = draw.permutation(np.repeat(np.arange(len(bounds)), each))
     else:
-        all_ = np.diff([0.0, *(max(buckets[bound].values()) for bound in bounds)]).clip(0)
+        all_ = np.diff([0.0, *(buckets[bound].value[-1] for bound in bounds)]).clip(0)
         shares = all_ / all_.sum() if all_.sum() else np.full(len(bounds), 1 / len(bounds))
         bucket = draw.choice(len(bounds), count, p=shares)
     finite = [bound for bound in bounds if math.isfinite(bound)] or [1.0]
@@ -182,7 +193,7 @@ def _lengths(
     def leaning(power: float) -> I8:
         return np.asarray(np.maximum(1, np.floor(low)[bucket] + np.ceil(at**power * span[bucket])), np.int64)
 
-    if not (complete and sums):
+    if not (complete and len(sums.at_s)):
         return leaning(1.0)
     total, short, long = _rise(sums, a, b), STEEPEST, 1 / STEEPEST
     for _ in range(40):  # bisections: the higher the power, the fewer tokens

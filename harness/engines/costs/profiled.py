@@ -58,6 +58,8 @@ Measured = Mapping[str, Mapping[int, Mapping[int, Steps]]]  # by model, GPUs and
 def read(path: str) -> Measured:
     """Read a file of measured steps; UserError names it, and the key of a mistake."""
     try:
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+            raise UserError(f"profile {path}: not a file")
         return _read(path, Path(path).stat().st_mtime_ns)
     except OSError as error:
         raise UserError(f"profile {path}: {error.strerror}") from None
@@ -67,7 +69,7 @@ def read(path: str) -> Measured:
 def _read(path: str, stamp: int) -> Measured:  # noqa: ARG001 - the stamp is part of the key
     try:
         values = json.loads(Path(path).read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"profile {path}: not JSON: {error}") from None
     measured: dict[str, dict[int, dict[int, Steps]]] = {}
     for model, gpus, share, points in _levels(path, values):

@@ -37,15 +37,20 @@ class Chunks(NamedTuple):
 
 
 def chunks(log: Log, zero_ns: int, end_s: float) -> Chunks:
-    """Return the chunks that came by the end; tokens that only the usage counts came with the last one."""
+    """Return the chunks that came by the end.
+
+    Where the usage of a request that is done counts other tokens than its chunks, that number is spread over them.
+    """
     ns = log.chunk_ns - zero_ns
     kept = ns <= end_s * 1e9
     of = np.repeat(np.arange(len(log.state)), np.diff(log.offsets))
     offsets = np.concatenate([[0], np.cumsum(np.bincount(of[kept], minlength=len(log.state)))]).astype(np.int64)
     tokens = log.chunk_tokens[kept].astype(np.int64)
-    whole = (log.done_ns >= 0) & (log.done_ns - zero_ns <= end_s * 1e9) & (np.diff(offsets) > 0)
-    missing = np.where(whole, np.maximum(0, log.usage_tokens - log.tokens), 0)
-    tokens[offsets[1:][whole] - 1] += missing[whole]
+    whole = log.by_event & (log.done_ns - zero_ns <= end_s * 1e9)
+    for i in np.flatnonzero(whole).tolist():
+        a, b = offsets[i], offsets[i + 1]
+        until = np.maximum(1, np.floor(np.arange(1, b - a + 1) * log.usage_tokens[i] / (b - a) + 0.5)).astype(np.int64)
+        tokens[a:b] = np.diff(until, prepend=0)
     return Chunks(offsets, ns[kept], tokens)
 
 
@@ -128,6 +133,8 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
             "status": log.status,
             "tries": log.tries,
             "usage_tokens": pa.array(log.usage_tokens, mask=log.usage_tokens < 0),
+            "by_event": log.by_event,
+            "cached_tokens": pa.array(log.cached_tokens, mask=log.cached_tokens < 0),
             "prompt_ns": pa.array(log.prompt_ns, mask=log.prompt_ns < 0),
             "error": whole(log, errors),
             **{name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in lists.items()},

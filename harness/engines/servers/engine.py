@@ -43,6 +43,7 @@ from harness.policy.types import Batch, Fidelity, Host, Inst, Jobs, Phase, Reque
 from harness.policy.view import KvState, View, Weights
 
 LEAD_S = 0.1  # from the order to begin to the window's first moment: the client must have heard it by then
+BEHIND_S = 10.0  # after which a run whose events wait so long to be taken in ends, and is invalid
 SILENT_S = 120.0  # without a byte from its server, a request fails
 CLIENT = "client.parquet"
 IGNORED = "the server ignores ignore_eos"  # which every request sets
@@ -80,6 +81,7 @@ class Servers(WallClock):
         self.cancelled: set[int] = set()  # requests given up whose end the client has still to tell
         self.errors: dict[int, str] = {}  # why requests failed, beyond what the client knows
         self.loads = self.evicts = 0
+        self.behind = ""  # why the run ended early
         self._heard: deque[Told] = deque()  # from the client, and not yet taken in
         self._zero_ns = 0  # the client's clock at 0 s
         self._expected = 0  # requests that the client has still to announce
@@ -136,7 +138,7 @@ class Servers(WallClock):
 
     def idle(self) -> bool:
         """Tell whether every request has ended."""
-        return not self._expected and super().idle()
+        return bool(self.behind) or (not self._expected and super().idle())
 
     def clock(self) -> float:
         """Read the clock; it stands at the start until the client begins."""
@@ -173,7 +175,12 @@ class Servers(WallClock):
             self._heard.extend(self.client.poll(0.0))
             self.clock()  # nothing that was told lies ahead of it
         if self._heard:
-            self._take(self._heard.popleft())
+            told = self._heard.popleft()
+            if time.monotonic_ns() - told.at_ns > BEHIND_S * 1e9 and not self.behind:
+                self.behind = (
+                    f"the bench fell {BEHIND_S:g} s behind its client's events: it is the limit, not the servers"
+                )
+            self._take(told)
             return True
         for change in self.fleet.changes():
             self._changed(change)
@@ -211,7 +218,7 @@ class Servers(WallClock):
         request = self.live[r] = Live(r, model, prompt, jobs.output_tokens.item(r), due_s)
         if (batch := self.routes.get(model)) is not None:
             self._R["admit"][r], request.batch = due_s, batch
-            self.batches.setdefault(batch, []).append(request)
+            self.batches.setdefault(batch, {})[r] = request
             if sent:
                 self._sending(request, due_s)
             else:
@@ -286,7 +293,7 @@ class Servers(WallClock):
     def _flow(self, inst: Inst) -> None:
         """Offer the members of an instance anew after a change there, and route later arrivals."""
         for batch in [batch for batch in self.batches if batch.inst == inst]:
-            for request in self.batches[batch]:
+            for request in list(self.members(batch)):
                 if request.rid not in self.sent:
                     self._offer(request)
         for model, batch in self.routes.items():
@@ -487,10 +494,10 @@ class Servers(WallClock):
     def about(self) -> dict[str, Any]:
         """Return the verdict whether the run measured its servers, and the servers themselves; see Observed."""
         assert self.log is not None
-        judged = verdict(self.log, self._other_cores)
+        judged = verdict(self.log, self._other_cores, self.behind)
         plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in judged._asdict().items()}
         facts: dict[str, Any] = {
-            "verdict": {**plain, "reasons": list(judged.reasons), "text": judged.text},
+            "verdict": {**plain, "reasons": list(judged.reasons), "text": judged.text, "salt": self.kind.style.salt},
             "served": self.kind.served(),
         }
         if failures := account.failures(self._why_failed()):

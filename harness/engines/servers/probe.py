@@ -179,6 +179,7 @@ class Rig:
     def __init__(self, subject: Subject, folder: Path) -> None:
         self._subject, self._logs = subject, folder / "logs"
         self._up: dict[Inst, Seat] = {}
+        self._sent = 0
         self._begun: dict[str, list[tuple[float, float]]] = {}  # spans of starts and sleeps, with those of their ends
 
     def __enter__(self) -> Self:
@@ -342,7 +343,8 @@ class Rig:
         prompt, output = np.array(sizes, np.int32).T
         never = np.full(n, np.inf)
         jobs = Jobs(models, np.zeros(n), np.arange(n, dtype=np.int32) % len(insts), prompt, output, never, never)
-        with Client(jobs, seed=0, timeout_s=SILENT_S, style=self._subject.style) as client:
+        self._sent += 1  # other prompts each time: a server that is not ours may have a cache of prefixes
+        with Client(jobs, seed=self._sent, timeout_s=SILENT_S, style=self._subject.style) as client:
             client.begin(time.monotonic_ns() + LEAD_NS, False)
             for batch in np.split(np.arange(n), rounds):
                 for rid in batch.tolist():

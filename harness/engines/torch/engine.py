@@ -355,7 +355,7 @@ class Torch(Core):
         """See WallClock: KV stays where it is."""
         if request.batch is not None:
             batch, kv = request.batch, self.kv.get(request.rid)
-            self.batches[batch].remove(request)
+            del self.batches[batch][request.rid]
             if kv is not None and not request.kv_tokens and request.rid not in self.stepping:
                 self.release(request)  # of a prompt that has begun
             self.residents.leave_if_due(batch.inst)

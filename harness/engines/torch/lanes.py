@@ -80,12 +80,10 @@ def formed(engine: Core, lane: Lane, order: Run) -> tuple[list[Row], list[Event]
     assert not isinstance(place, Host)
     cap = c.batch_cap if order.seqs is None else min(order.seqs, c.batch_cap)
     chunk = c.chunk_tokens if order.chunk_tokens is None else order.chunk_tokens
-    members = [request for request in engine.batches.get(batch, ()) if request.rid not in engine.stepping]
+    members = [request for request in engine.members(batch) if request.rid not in engine.stepping]
     members = [request for request in members if request.rid not in engine.moves.moving]
     events, rows = list[Event](), list[Row]()
-    swapped = any(
-        request.rid in engine.kv and engine.kv[request.rid].swapped for request in engine.batches.get(batch, ())
-    )
+    swapped = any(request.rid in engine.kv and engine.kv[request.rid].swapped for request in engine.members(batch))
     if c.admission == "chunk" and lane.phase != "decode" and not swapped:
         decoding = sum(request.kv_tokens > 0 for request in members) if lane.phase == "mixed" else 0
         _grow(
@@ -189,7 +187,7 @@ def ended(engine: Core, lane: Lane) -> Literal["time", "steps", "empty", "stuck"
         return "time"
     if lane.step is not None:
         return None
-    members = engine.batches.get(lane.batch, [])
+    members = engine.members(lane.batch)
     mine = [
         request for request in members if lane.phase == "mixed" or bool(request.kv_tokens) == (lane.phase == "decode")
     ]

@@ -59,7 +59,7 @@ class Moves:
         if isinstance(who, Batch):
             if failed := self.engine.nowhere(who.inst):
                 return failed
-            requests, place = list(self.engine.batches.get(who, ())), who.inst.place
+            requests, place = list(self.engine.members(who)), who.inst.place
         else:
             if failed := self.engine.gone(who):
                 return failed

@@ -41,7 +41,7 @@ class Seen(WallView):
     def batch(self, batch: Batch) -> BatchState:
         """See View."""
         engine = self._own
-        counts, members, place = engine.counts.get(batch, Counts()), engine.batches.get(batch, []), batch.inst.place
+        counts, members, place = engine.counts.get(batch, Counts()), engine.members(batch), batch.inst.place
         prompts = [request for request in members if not request.kv_tokens]
         whole = [request for request in members if request.kv_tokens]
         assert not isinstance(place, Host)

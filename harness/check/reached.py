@@ -1,0 +1,109 @@
+"""Parts of a system's file that the cases of a check reached: lines of its functions, actions, events.
+
+A law says nothing of code that no case ran: an error raised there, or where a copy is first used, breaks no law.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from harness.check.trial import ACTIONS, EVENTS, Trial, needs
+from harness.loop import system
+from harness.policy.actions import Wake
+
+SHOWN = 12  # runs of lines in a sentence
+
+
+class Reached:
+    """The lines, actions and events of a system's file that trials have reached so far."""
+
+    def __init__(self, name: str) -> None:
+        """Read the file of a system, by name or path. Raises UserError, and SyntaxError where it is not Python."""
+        self.file = str(system.path(name))
+        code = compile(Path(self.file).read_bytes(), self.file, "exec")
+        self._left = {_key(inner): lines for inner, lines in _functions(code)}  # lines that are still to be reached
+        self._lines = {line for lines in self._left.values() for line in lines}
+        self._ran = set[int]()
+        self._uses, self._needs, self._hears, self._heard = set[str](), set[str](), set[str](), set[str]()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note the lines of the file that run within the context."""
+        before = sys.gettrace()
+        sys.settrace(self._called)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _called(self, frame: FrameType, _event: str, _arg: Any) -> Any:
+        code = frame.f_code
+        left = self._left.get(_key(code)) if code.co_filename == self.file else None
+        if not left:
+            return None
+
+        def line(frame: FrameType, event: str, _arg: Any) -> Any:
+            if event == "line":
+                left.discard(frame.f_lineno)
+                ran.add(frame.f_lineno)
+            return line
+
+        ran = self._ran
+        return line(frame, "line", None)
+
+    def add(self, trial: Trial) -> None:
+        """Count the actions and events of a trial."""
+        kinds = {kind.__name__ for kind in ACTIONS if kind is not Wake}  # a timer is the loop's
+        self._uses |= {use for use in trial.uses if use.partition(".")[0] in kinds}
+        self._hears |= {kind.__name__ for kind in trial.hears if kind in EVENTS}
+        self._heard |= {type(decision.event).__name__ for decision in trial.decisions}
+        for action in {action for decision in trial.decisions for action in decision.actions}:
+            for need in needs(action):
+                self._needs |= {need, need.partition(":")[0]}
+
+    @property
+    def lines(self) -> list[int]:
+        """The lines of functions that no trial reached, in order."""
+        return sorted(self._lines - self._ran)
+
+    @property
+    def text(self) -> str:
+        """The parts that no trial reached, in words; "" where all was."""
+        events = (f"the event {name}" for name in sorted(self._hears - self._heard))
+        parts = [*sorted(self._uses - self._needs), *events]
+        if lines := self.lines:
+            runs = _runs(lines)
+            more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+            parts.append(f"line{'s' * (len(lines) > 1)} {', '.join(runs[:SHOWN])}{more}")
+        return ", ".join(parts)
+
+
+def _key(code: CodeType) -> tuple[str, int]:
+    return code.co_qualname, code.co_firstlineno
+
+
+def _functions(code: CodeType) -> Iterator[tuple[CodeType, set[int]]]:
+    """Yield the functions of a file, with the lines of each: classes and modules run when they are imported."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            if inner.co_flags & inspect.CO_OPTIMIZED:  # a function
+                lines = {line for _, _, line in inner.co_lines() if line is not None}
+                yield inner, lines - {inner.co_firstlineno} if inner.co_name[0] != "<" else lines
+            yield from _functions(inner)
+
+
+def _runs(lines: list[int]) -> list[str]:
+    """Return lines as runs: 47, 58-66."""
+    runs: list[list[int]] = []
+    for line in lines:
+        if runs and line == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], line]
+        else:
+            runs.append([line])
+    return ["-".join(map(str, run)) for run in runs]

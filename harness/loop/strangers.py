@@ -1,0 +1,67 @@
+"""Files of code that a command may import, where it is limited to those that its user names.
+
+Stored results name the file of the system that made them, and may come from a stranger. So a command imports, beside
+what lies in this repository, only files that its own words name, or a TOML file that these words name; `--trust` lifts
+the limit. It is kept in the environment, which worker processes inherit. A program that imports the bench as a library
+has none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LIMIT = "BENCH_CODE"  # files apart by os.pathsep; unset: any
+ANY = "*"
+END = ".py"
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Import no file of code but those that are named from here on, until the end of the context."""
+    before = os.environ.get(LIMIT)
+    os.environ[LIMIT] = ""
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[LIMIT]
+        else:
+            os.environ[LIMIT] = before
+
+
+def name(*words: str) -> None:
+    """Allow the files of code that a user's words name: those of a command line, or values of a TOML file."""
+    limit = os.environ.get(LIMIT, ANY)
+    if limit != ANY:
+        more = (path for word in words for path in _named(word))
+        os.environ[LIMIT] = os.pathsep.join(dict.fromkeys([*filter(None, [limit]), *more]))
+
+
+def trust() -> None:
+    """Allow every file, whoever names it."""
+    if LIMIT in os.environ:
+        os.environ[LIMIT] = ANY
+
+
+def known(file: Path) -> None:
+    """Raise UserError for a file of code that the user of this command did not name."""
+    from harness.policy.types import UserError
+
+    limit = os.environ.get(LIMIT, ANY)
+    if limit != ANY and os.path.realpath(file) not in limit.split(os.pathsep):
+        raise UserError(
+            f"{file} is code that stored results name, and this command does not: bench explain and bench timeline "
+            "run it with --trust"
+        )
+
+
+def _named(word: str) -> Iterator[str]:
+    """Yield the paths that a word may name, alone or as one of a list or the value of an option."""
+    begins = [0, *(i + 1 for i, c in enumerate(word) if c in ",=")]
+    at = word.find(END)
+    while at >= 0:
+        yield from (os.path.realpath(word[i : at + len(END)]) for i in begins if i < at)
+        at = word.find(END, at + 1)

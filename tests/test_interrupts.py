@@ -1,0 +1,114 @@
+"""Ctrl-C and SIGTERM at random instants end a command soon, with their exit codes and whole results."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness.loop.interrupted import Terminated, came, terminable
+from harness.loop.system import ROOT
+from harness.policy.types import UserError
+from harness.rows import record
+from tests.cases import cases
+from tests.test_bad_input import COMPARE, bench
+
+PATIENCE_S = 20.0  # of an end, far below the 30 s after which workers are killed
+TRIES = 60 if os.environ.get("BENCH_FULL") else 4
+SWALLOWS = """
+import os, signal, sys
+from harness.loop.interrupted import Terminated, terminable
+class Swallows:
+    def __del__(self):
+        os.kill(os.getpid(), {number})
+        for _ in range(10**5): pass
+try:
+    with terminable():
+        Swallows()
+        print("swallowed", flush=True)
+        while True: pass
+except Terminated:
+    sys.exit(143)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+IMPORTS = """
+import os, signal, sys
+from harness.cli import app
+def load(name):
+    os.kill(os.getpid(), signal.SIGINT)
+app.load = lambda name: command
+import click
+@click.command()
+def command():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ImportError("numpy.core.multiarray failed to import")
+app.main(["list"], prog_name="bench")
+"""
+
+
+def code(text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@cases(("number", "exits"), [(int(signal.SIGTERM), 143), (int(signal.SIGINT), 130)])
+def test_a_signal_whose_exception_a_destructor_swallows_comes_again(number: int, exits: int) -> None:
+    done = code(SWALLOWS.format(number=number))
+    assert (done.returncode, done.stdout) == (exits, "swallowed\n"), done.stderr
+
+
+def test_an_import_that_fails_by_an_interrupt_is_interrupted() -> None:
+    done = code(IMPORTS)
+    assert (done.returncode, done.stderr) == (
+        130,
+        "interrupted: finished runs are kept; the same command resumes there\n",
+    )
+
+
+def test_a_signal_is_remembered_until_the_next_command() -> None:
+    with pytest.raises(Terminated), terminable():
+        signal.raise_signal(signal.SIGTERM)
+    assert came(signal.SIGTERM)
+    with terminable():
+        assert not came(signal.SIGTERM, signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_a_command_ends_soon_at_whatever_instant_it_is_interrupted(tmp_path: Path) -> None:
+    draw = random.Random(9)
+    for k in range(TRIES):
+        number, out = draw.choice([signal.SIGINT, signal.SIGTERM]), tmp_path / f"out{k}"
+        command = [sys.executable, "-m", "harness", *COMPARE, "--seeds", "6", "--workers", "2", "-o", str(out)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+            try:
+                run.wait(draw.uniform(0.3, 8.0))
+            except subprocess.TimeoutExpired:
+                run.send_signal(number)
+            begun_s = time.monotonic()
+            assert run.stderr is not None
+            _, err = run.communicate(timeout=PATIENCE_S)
+        assert run.returncode in {0, 128 + number, -number}, (
+            err.decode()
+        )  # before the command line is there: the signal
+        assert time.monotonic() - begun_s < PATIENCE_S
+        for folder in (path.parent for path in out.rglob("requests.parquet")) if out.exists() else ():
+            record.read(folder)
+
+
+def test_columns_may_be_any_sequence_and_a_misspelt_one_is_named(tmp_path: Path) -> None:
+    assert bench(*COMPARE, "--slo", "absolute:ttft=1,tpot=1", "-o", tmp_path).exit_code == 0
+    for columns in (("first_ns",), ["first_ns"], "first_ns"):
+        assert "first_s" in harness.load(tmp_path, columns=columns).requests.frame()
+    with pytest.raises(UserError, match=r'no column "frist_ns".*first_ns'):
+        harness.load(tmp_path, columns=("frist_ns",))

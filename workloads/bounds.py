@@ -1,0 +1,49 @@
+"""Bounds of a decoder's dimensions, whatever file states them: they hold before anything computes with a number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from harness.policy.parameters import parameters
+from harness.policy.types import Shape, UserError
+
+LIMITS: Mapping[str, tuple[int, int]] = {  # least and most of a dimension
+    "layers": (1, 1000), "hidden": (1, 10**6), "q_heads": (1, 10**4), "kv_heads": (1, 10**4), "head_dim": (1, 10**5),
+    "ffn": (1, 10**7), "vocab": (1, 10**8), "context": (1, 10**8), "experts": (0, 10**5), "top": (0, 10**5),
+    "expert_ffn": (1, 10**7), "shared": (0, 1000), "shared_ffn": (0, 10**7), "first_dense": (0, 1000),
+    "every": (1, 1000), "draft": (0, 100), "rank": (0, 10**6), "window": (1, 10**8), "vision": (0, 10**6),
+}  # fmt: skip
+MOST_PARAMETERS = 1e14
+SHOWN = 60  # characters of a wrong value
+
+
+def count(value: Any, name: str, key: str, where: str) -> int:
+    """Return a dimension's number. UserError names the file and the key where it is no whole number in its bounds."""
+    least, most = LIMITS[name]
+    if type(value) is not int:
+        raise UserError(f"{where}: {key} is {shown(value)}, not a count")
+    if not least <= value <= most:
+        raise UserError(f"{where}: {key} is {shown(value)}, not a count from {least} to {most:,}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """Return a value of a file on one line, cut."""
+    try:
+        text = json.dumps(value, default=str)
+    except (ValueError, RecursionError):  # thousands of digits, or lists within lists
+        text = f"a {type(value).__name__} too long to show"
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def sound(shape: Shape, where: str) -> Shape:
+    """Return a shape whose parts fit together. UserError where they do not."""
+    if shape.q_heads % shape.kv_heads:
+        raise UserError(f"{where}: {shape.q_heads} attention heads do not divide among {shape.kv_heads} KV heads")
+    if (experts := shape.experts) is not None and not 1 <= experts.top <= experts.routed:
+        raise UserError(f"{where}: {experts.top} experts of each token, of {experts.routed}")
+    if (total := sum(parameters(shape))) > MOST_PARAMETERS:
+        raise UserError(f"{where}: its keys make {total:.3g} parameters, above {MOST_PARAMETERS:.0e}")
+    return shape
