@@ -119,6 +119,7 @@ def plan(sized: Sized, out: Path) -> Plan:
         for action in start:
             if isinstance(action, Load) and isinstance(action.inst.place, tuple):
                 at.setdefault(action.inst.model, []).append(action.inst.place)
+        at = {m: list(dict.fromkeys(each)) for m, each in at.items()}
     limits = {(action.model, action.gpu): action.kv_bytes for action in start if isinstance(action, Limit)}
     shapes = dict(zip(setup.models.names, as_asked(spec.models), strict=True))
     seats = tuple(_seats(setup, cluster, at, limits, shapes, moves=moves, elastic=elastic))
@@ -128,12 +129,14 @@ def plan(sized: Sized, out: Path) -> Plan:
     if beyond := sorted(name for name in policy.uses if not PLAIN.fullmatch(name)):
         notes.append(f"{label} also orders {', '.join(beyond)}, which these servers do not: they may meet fewer SLOs")
     if moves and not any(seat.turns for seat in seats):
-        notes.append(f"{label} moves models among GPUs; here each stays where most of its requests ran")
+        notes.append(f"{label} moves models or takes them out; here each stays where most of its requests ran")
     sharing = policy.options.get("sharing", "fluid") if spec.sharing == "own" else spec.sharing
     if sharing == "fluid" and any(seat.beside and not seat.turns for seat in seats):
         notes.append("servers of one GPU compute at the same time under MPS: nvidia-cuda-mps-control -d, before them")
     if any(seat.on.elastic for seat in seats):
         notes.append("servers of one GPU share its KV memory by kvcached, which their environment must have")
+    if "Limit" in policy.uses and any(seat.on.elastic for seat in seats):
+        notes.append(f"{label} limits the KV memory of each as it runs; these files set no limit")
     copies = {seat.serve.model: seat.copy for seat in seats if seat.copy > 1}
     notes += [f"{m} has {n} servers: send each request to one of them" for m, n in copies.items()]
     notes += [f"{m} had no request: it has no server" for m in setup.models.names if m not in at]
@@ -152,12 +155,14 @@ def _seats(
 ) -> Iterator[Seat]:
     """Yield the servers by GPU, then by model."""
     config, models = setup.config, cluster.models
-    tenants = {g: [m for m in at for place in at[m] if g in place] for g in range(len(cluster.gpus))}
-    left = {g: cluster.gpus[g].mem_bytes - sum(models[m].weight_bytes for m in here) for g, here in tenants.items()}
+    tenants = {g: [(m, len(place)) for m in at for place in at[m] if g in place] for g in range(len(cluster.gpus))}
+    left = {g: cluster.gpus[g].mem_bytes - sum(models[m].at(tp).weight_bytes for m, tp in here)
+            for g, here in tenants.items()}  # fmt: skip
     group = _groups([place for each in at.values() for place in each])
     first = {node: config.nodes.index(node) for node in config.nodes}
     everyone = sorted((place, m, k) for m, each in at.items() for k, place in enumerate(each, start=1))
     for port, (place, m, copy) in enumerate(everyone, start=PORT):
+        weight_bytes = models[m].at(len(place)).weight_bytes
         beside = any(len(tenants[g]) > 1 for g in place)
         turns = moves and len({x for g in group[place] for x in tenants[g]}) > 1
         turns = turns and (not elastic or any(left[g] < 0 for g in group[place]))
@@ -172,7 +177,7 @@ def _seats(
         shared = elastic and beside and not turns
         if beside and not turns and not elastic:  # as much KV for each as its limit, else what is left, alike
             kv = min(left[g] // len(tenants[g]) if (x := limits.get((m, g))) is None else x for g in place)
-            whole = (models[m].weight_bytes + kv) / card
+            whole = (weight_bytes + kv) / card
         near = tuple(g - first[node] for g in place)
         account = f"bench-{port}" if shared else None
         fraction = math.floor(1000 * whole) / 1000
@@ -181,7 +186,7 @@ def _seats(
         serve = commands.Serve(
             m, Path(repo(shapes[m])), port, models[m].max_tokens, config.batch_cap, chunk, drawn=False
         )
-        yield Seat(serve, place, on, node, turns, beside, models[m].weight_bytes, _formats(shapes[m]), copy)
+        yield Seat(serve, place, on, node, turns, beside, weight_bytes, _formats(shapes[m]), copy)
 
 
 def _formats(shape: str) -> tuple[str, ...]:
