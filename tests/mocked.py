@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.client.body import Server, Style
+from harness.engines import commands
 from harness.engines.machine import Config, Machine
-from harness.engines.servers import commands
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Keep, Seat, Sleep
 from harness.engines.servers.process import Process, free_port

@@ -16,8 +16,9 @@ import pytest
 
 from harness.client.body import OPENAI, Server
 from harness.client.log import DONE, Log
+from harness.engines import commands
 from harness.engines.costs import fit_whole, quantities
-from harness.engines.servers import commands, probe
+from harness.engines.servers import probe
 from harness.engines.servers.fleet import Seat, Sleep
 from harness.engines.servers.probe import Probe, Rig, Subject
 from harness.engines.servers.process import Process, free_port

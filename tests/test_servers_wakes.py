@@ -12,8 +12,8 @@ import pytest
 from harness.answers import explain
 from harness.client.log import DONE, SENT, Book, Log, assemble
 from harness.engines import llamacpp
+from harness.engines.commands import LLAMACPP_WAKES
 from harness.engines.servers import wakes
-from harness.engines.servers.commands import LLAMACPP_WAKES
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Keep
 from harness.loop.replay import replay

@@ -210,6 +210,12 @@ def repos() -> Mapping[str, str]:
     return {entry.repo: name for name, entry in listed.items() if entry.repo}
 
 
+def repo(text: str) -> str:
+    """Return the id on huggingface.co of a model as asked for; its path or name where it has none."""
+    name = asked(text).name
+    return next((repo for repo, shape in repos().items() if shape == name), name)
+
+
 def named(name: str) -> str:
     """Return a shape's name for its id on huggingface.co; any other name stays, and so does a path that exists."""
     return name if "/" not in name or Path(name).exists() else repos().get(name, name)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.run.shard import Shard
+    from harness.study.deploy import Way
     from harness.study.size import Outlook
 
 ALL = "all"
@@ -80,6 +81,8 @@ MOST_GPUS = 4096
 @click.option(
     "--grow", default="1.25,1.5,2", show_default=True, metavar="LIST", help="Times the traffic, of the answer."
 )
+@click.option("--deploy", type=click.Choice(["vllm", "llama-swap", "helm"]), metavar="WAY",
+              help="Write files that start the answer: vllm (a shell script), llama-swap or helm (YAML).")  # fmt: skip
 @SERVING
 @SLO
 @click.option("--definition", type=DEFINITION, help="Definition of attainment.  [default: that of --slo]")
@@ -106,6 +109,7 @@ def size(
     spare: int,
     node: int,
     grow: str,
+    deploy: Way | None,
     settings: dict[str, Any],
     slo: str | None,
     slo_scale: float | None,
@@ -130,6 +134,7 @@ def size(
     from harness.answers import size as words
     from harness.engines.costs.prices import prices
     from harness.policy.types import UserError
+    from harness.study import deploy as deployed
     from harness.study import size as sizes
     from harness.study.compare import judged_by
     from harness.study.size_kept import keep
@@ -144,6 +149,8 @@ def size(
         tuple(tried), least, most, tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
         prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
     )  # fmt: skip
+    if deploy is not None:
+        deployed.deployable(asked)
     folder = real(out or RESULTS)
     if dry_run:
         _dry(*sizes.outlook(asked, folder))
@@ -170,7 +177,8 @@ def size(
 
         stem = (FIGURES if out is None else folder) / answer.name
         figure = fig_size.render(answer, stem, f"bench plot {short_path(answer)}")[:1]
-    click.echo(" · ".join(short_path(path) for path in (answer, *figure)), err=as_json)
+    files = [] if deploy is None else deployed.write(sized, deploy, folder, answer)
+    click.echo(" · ".join(short_path(path) for path in (answer, *figure, *files)), err=as_json)
     if not as_json:
         click.echo(f"next: bench explain {short_path(answer)}")
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.client.body import Style
+from harness.engines import commands
 from harness.engines.machine import Config, Machine
-from harness.engines.servers import commands, folder
+from harness.engines.servers import folder
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Keep
 from harness.engines.servers.started import Started

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.client.body import Style
+from harness.engines import commands
 from harness.engines.machine import Config, Machine
-from harness.engines.servers import commands, host
+from harness.engines.servers import host
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Sleep
 from harness.engines.servers.started import Started

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness.engines import commands
 from harness.engines.machine import Config, Machine
-from harness.engines.servers import commands, host
+from harness.engines.servers import host
 from harness.engines.servers.engine import Servers
 from harness.engines.sglang import Fields, Sglang
 from harness.policy.types import Option

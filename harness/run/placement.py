@@ -17,7 +17,7 @@ from annotated_types import MinLen
 from harness import toml
 from harness.loop.guard import guarded
 from harness.policy import mix
-from harness.policy.actions import Load
+from harness.policy.actions import Action, Load
 from harness.policy.events import Woke
 from harness.policy.fields import meant
 from harness.policy.types import Gpus, Infeasible, Unsupported, UserError
@@ -62,22 +62,27 @@ def check(places: Mapping[str, Gpus], setup: Setup, where: str) -> None:
             raise UserError(f"{where}{m} is on GPUs {list(gpus)}, of several kinds ({', '.join(kinds)}): it takes one")
 
 
-@lru_cache(64)
 def _start(spec: Spec) -> Mapping[str, Gpus]:
     """Return the GPUs on which a system loads each model at its start; the first ones of a model loaded twice."""
     places: dict[str, Gpus] = {}
-    setup = Setup(spec)
     try:
-        with blamed(spec):
-            policy, engine = setup.policy, setup.engine
-            with closing(engine):
-                engine.ready()
-                with guarded():
-                    for action in policy.on(Woke("start"), engine.view()):
-                        if isinstance(action, Load) and isinstance(action.inst.place, tuple):
-                            places.setdefault(action.inst.model, action.inst.place)
+        for action in begun(spec):
+            if isinstance(action, Load) and isinstance(action.inst.place, tuple):
+                places.setdefault(action.inst.model, action.inst.place)
     except (Infeasible, Unsupported) as why:
         raise UserError(f"placement {spec.label}: {why}") from None
     except Failed as failed:  # of no system that is compared, so none can leave
         raise UserError(f"placement {failed}") from failed
     return places
+
+
+@lru_cache(64)
+def begun(spec: Spec) -> tuple[Action, ...]:
+    """Return the actions with which a system begins. Raises Infeasible, Unsupported, and Failed for its faults."""
+    setup = Setup(spec)
+    with blamed(spec):
+        policy, engine = setup.policy, setup.engine
+        with closing(engine):
+            engine.ready()
+            with guarded():
+                return tuple(policy.on(Woke("start"), engine.view()))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from harness.policy.types import Gpus
 from harness.rows import record
 
 SHARE = 0.01  # of a model's requests on a GPU: what is less is not listed
@@ -29,6 +30,17 @@ def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
                     on.setdefault(gpu, Counter())[pair["model"]] += pair["count_all"]
     keys = sorted(on, key=lambda gpu: (len(gpu), gpu))
     return {gpu: {model: n / total[model] for model, n in on[gpu].most_common()} for gpu in keys}
+
+
+def places(runs: Iterable[Path]) -> dict[str, Gpus]:
+    """Return the GPU or the group with most of each model's requests, over all of these runs; first ones of moves."""
+    on: dict[str, Counter[Gpus]] = {}
+    for run in runs:
+        rows = record.read(run, ["model", "gpus"])
+        for pair in rows.group_by(["model", "gpus"]).aggregate([([], "count_all")]).to_pylist():
+            if gpus := tuple(map(int, re.findall(r"\d+", (pair["gpus"] or "").partition(">")[0]))):
+                on.setdefault(pair["model"], Counter())[gpus] += pair["count_all"]
+    return {model: counts.most_common(1)[0][0] for model, counts in on.items()}
 
 
 def homes(shares: Shares) -> dict[str, str]:

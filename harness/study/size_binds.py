@@ -1,4 +1,4 @@
-"""What binds where requests miss: by model and hour of the window, the main cause of each miss (rows/causes.py)."""
+"""Causes that bind where requests miss: by model and hour of the window, the main one of each miss (rows/causes.py)."""
 
 from __future__ import annotations
 

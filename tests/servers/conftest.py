@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.engines.commands import Command
 from harness.engines.servers import environments
-from harness.engines.servers.commands import Command
 from harness.engines.servers.process import Process, launch
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.engines.servers import commands, kvcached
-from harness.engines.servers.commands import Command, Cpu, Gpu, PdMux, Serve
+from harness.engines import commands
+from harness.engines.commands import Command, Cpu, Gpu, PdMux, Serve
+from harness.engines.servers import kvcached
 from harness.engines.servers.folder import TINY, dummy
 from harness.policy.types import Experts, UserError
 from tests.cases import cases
@@ -91,6 +92,19 @@ def test_what_a_vllm_on_a_card_is_told() -> None:
     kvcached_own = {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1", "KVCACHED_IPC_NAME": "bench-a"}
     assert elastic.env == {**v1, **kvcached_own}
     assert commands.vllm(PYTHON, SERVE, Gpu()).env == quiet  # without kvcached the runner is vLLM's choice
+
+
+def test_what_an_operator_types_states_the_sizes_that_the_bench_starts_a_server_with() -> None:
+    on = Gpu(2, 0.25, elastic="bench-a", v1_runner=True, others=(3,))
+    typed, ours = commands.vllm_serve(SERVE, on), commands.vllm(PYTHON, SERVE, on)
+    assert " ".join(typed.argv) == (
+        "vllm serve /models/a --served-model-name a --port 12345 --max-model-len 2048 --max-num-seqs 64"
+        " --max-num-batched-tokens 512 --gpu-memory-utilization 0.25 --tensor-parallel-size 2"
+    )
+    assert typed.env["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert typed.env.items() <= ours.env.items()
+    sizes = typed.argv[typed.argv.index("--max-model-len") : typed.argv.index("--tensor-parallel-size")]
+    assert set(sizes) <= set(ours.argv)
 
 
 def test_sglangs_backends_are_its_own_choice_unless_named() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.engines.servers.commands import Command, Cpu, Serve
-from harness.engines.servers.commands import llamacpp as command
+from harness.engines.commands import Command, Cpu, Serve
+from harness.engines.commands import llamacpp as command
 from harness.engines.servers.folder import TINY, weights
 from harness.policy.types import UserError
 from tests.servers.ask import complete

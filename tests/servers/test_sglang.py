@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness.engines.servers.commands import SGLANG_RELEASE, SGLANG_RESUME, Command, Gpu, PdMux, Serve
-from harness.engines.servers.commands import sglang as command
+from harness.engines.commands import SGLANG_RELEASE, SGLANG_RESUME, Command, Gpu, PdMux, Serve
+from harness.engines.commands import sglang as command
 from harness.engines.servers.environments import variables
 from tests.servers.ask import body
 

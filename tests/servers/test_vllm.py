@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.engines.servers.commands import Command, Cpu, Serve
-from harness.engines.servers.commands import vllm as command
+from harness.engines.commands import Command, Cpu, Serve
+from harness.engines.commands import vllm as command
 from harness.engines.servers.folder import TINY, dummy
 from tests.servers.ask import complete
 from tests.servers.conftest import Start
@@ -60,7 +60,7 @@ def test_two_servers_answer_and_end_with_all_their_processes(vllm: Path, cache: 
 
 @pytest.mark.timeout(900)
 def test_its_parser_reads_every_command_line_as_meant(vllm: Path, tmp_path: Path) -> None:
-    from harness.engines.servers.commands import Gpu, vllm_sleep, vllm_wake
+    from harness.engines.commands import Gpu, vllm_sleep, vllm_wake
 
     serve = Serve("a", tmp_path / "a", 12_345, 2048, 64, 512)
     common: dict[str, object] = {

@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from harness.client.body import Server, Style
+from harness.engines.commands import Ask
 from harness.engines.machine import Refusal
-from harness.engines.servers.commands import Ask
 from harness.engines.servers.process import PortTaken, Process
 from harness.engines.servers.states import SERVER, WEIGHTS, State
 from harness.policy.actions import Action, Evict, Load

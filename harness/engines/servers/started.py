@@ -24,10 +24,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.client.body import Server, Style
+from harness.engines import commands
 from harness.engines import machine as machines
 from harness.engines.costs import shapes
 from harness.engines.machine import Config, Machine
-from harness.engines.servers import commands, environments, folder, host, kvcached
+from harness.engines.servers import environments, folder, host, kvcached
 from harness.engines.servers.fleet import Keep, Seat, Sleep
 from harness.engines.servers.host import Card
 from harness.engines.servers.mps import Mps

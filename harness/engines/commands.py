@@ -6,7 +6,7 @@ in its release 0.24.0, whose vLLM `make gpu-servers` runs (also `vllm/entrypoint
 (`sglang/srt/server_args.py`, `arg_groups/`) and the same in 0.5.17 (fields of `ServerArgs`;
 `sglang/srt/multiplex/pdmux_context.py`), xllamacpp 2026.10.11549 (`llamacpp.py` here), and ovg-project/kvcached
 (`kvcached/utils.py` at 04e342f: KVCACHED_IPC_NAME; `kvcached/autopatch.py` at 2d5f52b: ENABLE_KVCACHED,
-KVCACHED_AUTOPATCH). All servers listen on loopback and are ready when they answer `/health`.
+KVCACHED_AUTOPATCH). All servers but those of `vllm_serve` listen on loopback, and are ready when they answer `/health`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 ACCOUNT = re.compile(
     r"[A-Za-z0-9_-]{1,64}"
 )  # `_sanitize_segment` of kvcached leaves it as it is; its limits are by name
-LAUNCHER = Path(__file__).with_name("llamacpp.py")
+LAUNCHER = Path(__file__).parent / "servers" / "llamacpp.py"
 
 
 class Command(NamedTuple):
@@ -63,6 +63,7 @@ class Gpu:
     elastic: str | None = None  # kvcached: KV memory is taken on demand, under this name of the server's account
     kv_bytes: int | None = None  # of a static partition; None: what `fraction` leaves beside all else of the process
     v1_runner: bool = False  # vLLM: kvcached 0.1.6 has no adapter to V2 before vLLM 0.28
+    others: tuple[int, ...] = ()  # further GPUs of its tensor-parallel group
 
     def __post_init__(self) -> None:
         if self.elastic is not None and not ACCOUNT.fullmatch(self.elastic):
@@ -122,9 +123,8 @@ def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eage
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(serve.weights), "--served-model-name", serve.model, *_drawn(serve)),
         *("--host", HOST, "--port", str(serve.port), "--disable-uvicorn-access-log"),
-        *("--max-model-len", str(serve.max_tokens), "--max-num-seqs", str(serve.batch_cap)),
-        *("--max-num-batched-tokens", str(serve.chunk_tokens), "--no-enable-prefix-caching"),
-        *("--generation-config", "vllm"),
+        *_steps(serve),
+        *("--no-enable-prefix-caching", "--generation-config", "vllm"),
     ]
     env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
     if isinstance(on, Cpu):
@@ -132,16 +132,23 @@ def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eage
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(on.threads)}
     else:
         # Before it loads, vLLM asks for so much free memory; the pool is then the bytes alone (`gpu_worker.py`).
-        argv += ["--gpu-memory-utilization", f"{on.fraction:g}"]
+        argv += _share(on)
         if on.kv_bytes is not None:
             argv += ["--kv-cache-memory-bytes", str(on.kv_bytes)]
-        env |= _gpu(on) | ({"VLLM_USE_V2_MODEL_RUNNER": "0"} if on.v1_runner else {})
+        env |= _vllm_gpu(on)
     if sleep:
         argv.append("--enable-sleep-mode")
         env["VLLM_SERVER_DEV_MODE"] = "1"  # without it the routes below do not exist
     if eager:
         argv.append("--enforce-eager")
     return Command(tuple(argv), env, f"http://{HOST}:{serve.port}/health")
+
+
+def vllm_serve(serve: Serve, on: Gpu) -> Command:
+    """Return the command of a vLLM server as an operator types it: with what was sized, all else as vLLM has it."""
+    argv = ("vllm", "serve", str(serve.weights), "--served-model-name", serve.model, "--port", str(serve.port),
+            *_steps(serve), *_share(on), "--tensor-parallel-size", str(1 + len(on.others)))  # fmt: skip
+    return Command(argv, _vllm_gpu(on), f"http://{HOST}:{serve.port}/health")
 
 
 def vllm_sleep(level: Literal[1, 2]) -> Ask:
@@ -220,8 +227,21 @@ def _drawn(serve: Serve) -> tuple[str, ...]:
     return ("--load-format", "dummy") if serve.drawn else ()
 
 
+def _steps(serve: Serve) -> tuple[str, ...]:
+    return ("--max-model-len", str(serve.max_tokens), "--max-num-seqs", str(serve.batch_cap),
+            "--max-num-batched-tokens", str(serve.chunk_tokens))  # fmt: skip
+
+
+def _share(on: Gpu) -> tuple[str, ...]:
+    return "--gpu-memory-utilization", f"{on.fraction:g}"
+
+
+def _vllm_gpu(on: Gpu) -> dict[str, str]:
+    return _gpu(on) | ({"VLLM_USE_V2_MODEL_RUNNER": "0"} if on.v1_runner else {})
+
+
 def _gpu(on: Gpu) -> dict[str, str]:
-    env = {"CUDA_VISIBLE_DEVICES": str(on.index)}
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, (on.index, *on.others)))}
     if on.sm_percent is not None:
         env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(on.sm_percent)
     if on.elastic is not None:

@@ -1,0 +1,303 @@
+"""The answer of `bench size` as files that start it: lines of `vllm serve`, or YAML of llama-swap or of a Helm chart.
+
+Servers stand where the strategy loads the models at its start; of strategies that move weights, where most of each
+model's requests ran. Each is told what the simulated server had, and its share of the card: all that engines may use
+where it is alone there or takes turns; what its weights, its process and its KV memory take where that is fixed; where
+KV memory is taken on demand, all, under kvcached. Files name what a strategy orders beyond that, which no server does.
+
+Keys are those of llama-swap 0bdb372 (config-schema.json; config.example.yaml: of `concurrencyLimit`, 10 unless set,
+beyond which a request is refused) and of the chart of vllm-project/production-stack a6c01db (helm/values.schema.json,
+helm/templates/deployment-vllm-multi.yaml, which turns prefix caching off unless it is asked for).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from harness.engines import commands
+from harness.policy import fields
+from harness.policy.actions import Limit, Load
+from harness.policy.types import GIB, Cluster, Gpus, UserError
+from harness.rows import record
+from harness.run.placement import begun
+from harness.run.resolve import resolve
+from harness.run.server_line import server_line
+from harness.run.setup import SIMULATOR, Setup
+from harness.run.teller import Silent
+from harness.study.shared import places
+from harness.study.size import Asked, Sized, Work
+from workloads.models import as_asked, asked, repo
+
+Way = Literal["vllm", "llama-swap", "helm"]
+WAYS = get_args(Way)
+PORT = 8001  # of the first server
+START_S = 900  # within which a server must answer
+POD_CPUS, POD_BYTES = 4, 8 * GIB  # a GPU; beside weights, of which a pod has a copy while it loads
+# What servers do by themselves, or a router before them, of what a strategy asks for.
+PLAIN = re.compile(r"Load(\.way:.*)?|Evict|Limit|Run|Admit|Wake|Cluster\..*|Request\..*|view\..*")
+KEY = re.compile(r"(?!yes|true|false|null|off)[a-z][a-zA-Z_]{2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A server of the placement."""
+
+    serve: commands.Serve
+    gpus: Gpus  # of the whole cluster
+    on: commands.Gpu  # of its node
+    node: int
+    turns: bool = False  # the servers of its GPUs run one at a time
+    beside: bool = False  # others are on its GPUs
+    weight_bytes: int = 0  # on each of its GPUs, with its process
+    options: tuple[str, ...] = ()  # formats
+    copy: int = 1  # number among the servers of its model
+
+    @property
+    def command(self) -> commands.Command:
+        """Its command line."""
+        command = commands.vllm_serve(self.serve, self.on)
+        return command._replace(argv=(*command.argv, *self.options))
+
+    @property
+    def name(self) -> str:
+        """Its name, unlike any other's."""
+        return self.serve.model if self.copy == 1 else f"{self.serve.model}:{self.copy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Servers, and lines that say what they are."""
+
+    seats: tuple[Seat, ...]
+    release: str  # of vLLM; empty where none is named
+    notes: tuple[str, ...]
+
+
+def deployable(setting: Asked) -> None:
+    """Raise UserError where the servers of a question are not vLLM's."""
+    engine, host = (str(setting.setting.get(key, default)) for key, default in (("engine", SIMULATOR), ("host", "")))
+    if fields.asked(engine).name != SIMULATOR:
+        raise UserError(f"--deploy: engine {engine} starts its servers itself: --set engine={SIMULATOR}")
+    if host.startswith("sglang-"):
+        raise UserError(f"--deploy: the settings of {host} are SGLang's, the files are vLLM's: --host vllm-0.15")
+
+
+def write(sized: Sized, way: Way, out: Path, into: Path) -> list[Path]:
+    """Write the files of an answer whose runs are below `out`, a file a node where that is needed; return their paths.
+
+    UserError where there is no answer, or where this way cannot start it.
+    """
+    texts = files(plan(sized, out), way)
+    for name, text in texts.items():
+        record.write_bytes(into / name, text.encode())
+    return [into / name for name in texts]
+
+
+def plan(sized: Sized, out: Path) -> Plan:
+    """Return the servers of an answer. UserError where there is none, and for a model that is cut in other ways."""
+    if sized.best is None:
+        raise UserError("--deploy: no strategy holds the target, so there is nothing to deploy")
+    kind, label, gpus = sized.best
+    work = Work(sized.asked, out, None, Silent())
+    view = work.views[0]
+    spec = resolve(work.under(kind, view).spec(work.spec(kind, label, gpus, view, view.seeds[0])))
+    setup = Setup(spec)
+    policy, cluster = setup.policy, setup.engine.cluster
+    moves, elastic = "Evict" in policy.uses, policy.options.get("kv") == "elastic"
+    start = begun(spec)
+    at: dict[str, list[Gpus]] = {}
+    if moves:
+        at = {m: [place] for m, place in places(sized.curves[kind, label].tried[gpus].runs).items()}
+    else:
+        for action in start:
+            if isinstance(action, Load) and isinstance(action.inst.place, tuple):
+                at.setdefault(action.inst.model, []).append(action.inst.place)
+        at = {m: list(dict.fromkeys(each)) for m, each in at.items()}
+    limits = {(action.model, action.gpu): action.kv_bytes for action in start if isinstance(action, Limit)}
+    shapes = dict(zip(setup.models.names, as_asked(spec.models), strict=True))
+    seats = tuple(_seats(setup, cluster, at, limits, shapes, moves=moves, elastic=elastic))
+    series, _, release = setup.spec.host.rpartition("-")
+    notes = [f"{gpus} {kind} with {label}, as bench size found them; port {PORT} is the first of {len(seats)}",
+             server_line(setup)]  # fmt: skip
+    if beyond := sorted(name for name in policy.uses if not PLAIN.fullmatch(name)):
+        notes.append(f"{label} also orders {', '.join(beyond)}, which these servers do not: they may meet fewer SLOs")
+    if moves and not any(seat.turns for seat in seats):
+        notes.append(f"{label} moves models or takes them out; here each stays where most of its requests ran")
+    sharing = policy.options.get("sharing", "fluid") if spec.sharing == "own" else spec.sharing
+    if sharing == "fluid" and any(seat.beside and not seat.turns for seat in seats):
+        notes.append("servers of one GPU compute at the same time under MPS: nvidia-cuda-mps-control -d, before them")
+    if any(seat.on.elastic for seat in seats):
+        notes.append("servers of one GPU share its KV memory by kvcached, which their environment must have")
+    if "Limit" in policy.uses and any(seat.on.elastic for seat in seats):
+        notes.append(f"{label} limits the KV memory of each as it runs; these files set no limit")
+    copies = {seat.serve.model: seat.copy for seat in seats if seat.copy > 1}
+    notes += [f"{m} has {n} servers: send each request to one of them" for m, n in copies.items()]
+    notes += [f"{m} had no request: it has no server" for m in setup.models.names if m not in at]
+    return Plan(seats, release if series == "vllm" else "", tuple(notes))
+
+
+def _seats(
+    setup: Setup,
+    cluster: Cluster,
+    at: Mapping[str, Sequence[Gpus]],
+    limits: Mapping[tuple[str, int], int | None],
+    shapes: Mapping[str, str],
+    *,
+    moves: bool,
+    elastic: bool,
+) -> Iterator[Seat]:
+    """Yield the servers by GPU, then by model."""
+    config, models = setup.config, cluster.models
+    tenants = {g: [(m, len(place)) for m in at for place in at[m] if g in place] for g in range(len(cluster.gpus))}
+    left = {g: cluster.gpus[g].mem_bytes - sum(models[m].at(tp).weight_bytes for m, tp in here)
+            for g, here in tenants.items()}  # fmt: skip
+    group = _groups([place for each in at.values() for place in each])
+    first = {node: config.nodes.index(node) for node in config.nodes}
+    everyone = sorted((place, m, k) for m, each in at.items() for k, place in enumerate(each, start=1))
+    for port, (place, m, copy) in enumerate(everyone, start=PORT):
+        weight_bytes = models[m].at(len(place)).weight_bytes
+        beside = any(len(tenants[g]) > 1 for g in place)
+        turns = moves and len({x for g in group[place] for x in tenants[g]}) > 1
+        turns = turns and (not elastic or any(left[g] < 0 for g in group[place]))
+        node = config.nodes[place[0]]
+        if any(config.nodes[g] != node for g in place):
+            raise UserError(f"--deploy: {m} is on GPUs {list(place)} of several nodes, which no line here starts")
+        member = next(member for member in setup.served.members if member.name == m)
+        if member.shape.dp > 1 or member.shape.ep > 1:
+            raise UserError(f"--deploy: {m} is cut by dp or ep, and the lines state tensor parallelism alone")
+        card = setup.machine.of(config.kinds[place[0]]).spec.mem_bytes
+        whole = config.mem_fraction if config.pool_bytes is None else config.pool_bytes / card
+        shared = elastic and beside and not turns
+        if beside and not turns and not elastic:  # as much KV for each as its limit, else what is left, alike
+            kv = min(left[g] // len(tenants[g]) if (x := limits.get((m, g))) is None else x for g in place)
+            whole = (weight_bytes + kv) / card
+        near = tuple(g - first[node] for g in place)
+        account = f"bench-{port}" if shared else None
+        fraction = math.floor(1000 * whole) / 1000
+        on = commands.Gpu(near[0], fraction, elastic=account, v1_runner=shared, others=near[1:])
+        chunk = config.chunk_tokens or config.prefill_tokens
+        serve = commands.Serve(
+            m, Path(repo(shapes[m])), port, models[m].max_tokens, config.batch_cap, chunk, drawn=False
+        )
+        yield Seat(serve, place, on, node, turns, beside, weight_bytes, _formats(shapes[m]), copy)
+
+
+def _formats(shape: str) -> tuple[str, ...]:
+    """Return the options for formats of a model as asked for; FP8 is made of BF16 weights, others have their files."""
+    entry = asked(shape)
+    weights = ("--quantization", "fp8") if entry.dtype == "fp8" else ()
+    kv = ("--kv-cache-dtype", entry.kv_dtype) if entry.kv_dtype not in {None, "bf16"} else ()
+    return (*weights, *(text for text in kv if text))
+
+
+def _groups(every: Iterable[Gpus]) -> dict[Gpus, frozenset[int]]:
+    """Return for each place the GPUs that it is connected with, by places that overlap."""
+    joined: list[frozenset[int]] = []
+    places_ = list(every)
+    for place in places_:
+        touching = [gpus for gpus in joined if gpus & set(place)]
+        joined = [gpus for gpus in joined if gpus not in touching] + [frozenset(place).union(*touching)]
+    return {place: next(gpus for gpus in joined if place[0] in gpus) for place in places_}
+
+
+# ------------------------------------------------------------------ files
+
+
+def files(made: Plan, way: Way) -> dict[str, str]:
+    """Return the files of a plan by name. UserError where models take turns and this way has none who swaps them."""
+    taking = next((seat for seat in made.seats if seat.turns), None)
+    if taking is not None and way != "llama-swap":
+        where = " and ".join(map(str, taking.gpus))
+        raise UserError(f"--deploy {way}: models take turns on GPU {where}, which llama-swap does: --deploy llama-swap")
+    if way == "helm":
+        return {"values.yaml": _yaml(made, _values(made))}
+    nodes = sorted({seat.node for seat in made.seats})
+    text, stem, suffix = (_lines, "vllm", "sh") if way == "vllm" else (_swap, "llama-swap", "yaml")
+    return {f"{stem}-node{node}.{suffix}" if len(nodes) > 1 else f"{stem}.{suffix}":
+            text(made, [seat for seat in made.seats if seat.node == node]) for node in nodes}  # fmt: skip
+
+
+def _lines(made: Plan, seats: Sequence[Seat]) -> str:
+    """Return a shell script; servers start one after the other, as each measures the free memory of its GPU."""
+    up = f'up() {{ until curl -sf "http://{commands.HOST}:$1/health"; do kill -0 $! || exit 1; sleep 1; done; }}'
+    lines = ["#!/bin/sh", *(f"# {note}" for note in made.notes), up]
+    for seat in seats:
+        env = " ".join(f"{key}={shlex.quote(value)}" for key, value in seat.command.env.items())
+        lines += [f"{env} {shlex.join(seat.command.argv)} &", f"up {seat.serve.port}"]
+    return "\n".join([*lines, "wait"]) + "\n"
+
+
+def _swap(made: Plan, seats: Sequence[Seat]) -> str:
+    """Return a config of llama-swap: a group for GPUs that models share, which swaps where they take turns."""
+    group = _groups([seat.gpus for seat in seats])
+    models, groups = dict[str, Any](), dict[str, Any]()
+    for seat in seats:
+        command = seat.command
+        models[seat.name] = {
+            "cmd": shlex.join(command.argv), "env": [f"{key}={value}" for key, value in command.env.items()],
+            "proxy": f"http://{commands.HOST}:{seat.serve.port}", "ttl": 0, "concurrencyLimit": seat.serve.batch_cap,
+            **({"useModelName": seat.serve.model} if seat.copy > 1 else {}),
+        }  # fmt: skip
+        name = f"gpu {'+'.join(map(str, sorted(group[seat.gpus])))}"
+        at = groups.setdefault(name, {"swap": seat.turns, "exclusive": False, "members": []})
+        at["members"].append(seat.name)
+    stay = [seat.name for seat in seats if not seat.turns]
+    hooks = {"hooks": {"on_startup": {"preload": stay}}} if stay else {}
+    return _yaml(made, {"healthCheckTimeout": START_S, "models": models, "groups": groups, **hooks})
+
+
+def _values(made: Plan) -> dict[str, Any]:
+    """Return values of the chart: pods that ask for whole GPUs, or, where some share one, pods that name theirs."""
+    pinned = any(seat.beside for seat in made.seats)
+    if pinned and len({seat.node for seat in made.seats}) > 1:
+        raise UserError("--deploy helm: models share GPUs of several nodes, and a pod names its GPU on one: "
+                        "--deploy vllm")  # fmt: skip
+    specs = []
+    for k, seat in enumerate(made.seats):
+        if seat.copy > 1 and not pinned:
+            continue
+        serve, on, n = seat.serve, seat.on, len(seat.gpus)
+        env = {key: value for key, value in seat.command.env.items() if key != "CUDA_VISIBLE_DEVICES"}
+        if pinned:
+            env["NVIDIA_VISIBLE_DEVICES"] = ",".join(map(str, (on.index, *on.others)))
+        copies = 1 if pinned else sum(other.serve.model == serve.model for other in made.seats)
+        extra = ["--served-model-name", serve.model, "--max-num-batched-tokens", str(serve.chunk_tokens), *seat.options]
+        specs.append({
+            "name": f"m{k}-{re.sub('[^a-z0-9]+', '-', serve.model.lower()).strip('-')[:40]}".strip("-"),
+            "repository": "vllm/vllm-openai", "tag": f"v{made.release}.0" if made.release else "latest",
+            "modelURL": str(serve.weights), "replicaCount": copies, "requestCPU": POD_CPUS * n,
+            "requestMemory": f"{math.ceil((seat.weight_bytes * n + POD_BYTES) / GIB)}Gi",
+            "requestGPU": 0 if pinned else n,
+            "vllmConfig": {
+                "enablePrefixCaching": True, "maxModelLen": serve.max_tokens, "maxNumSeqs": serve.batch_cap,
+                "gpuMemoryUtilization": on.fraction, "tensorParallelSize": n, "extraArgs": extra,
+            },
+            "env": [{"name": key, "value": value} for key, value in env.items()],
+        })  # fmt: skip
+    return {"servingEngineSpec": {**({"runtimeClassName": "nvidia"} if pinned else {}), "modelSpec": specs}}
+
+
+def _yaml(made: Plan, content: Mapping[str, Any]) -> str:
+    """Return content as YAML, behind the notes of a plan; scalars are JSON, of which every one is YAML."""
+    return "\n".join([*(f"# {note}" for note in made.notes), *_block(content, "")]) + "\n"
+
+
+def _block(value: Any, pad: str) -> Iterator[str]:
+    entries = value.items() if isinstance(value, dict) else ((None, each) for each in value)
+    for key, each in entries:
+        head = "-" if key is None else f"{key if KEY.fullmatch(key) else json.dumps(key)}:"
+        if not isinstance(each, dict | list) or not each:
+            yield f"{pad}{head} {json.dumps(each)}"
+        elif key is None:  # its first line stands behind the dash
+            first, *rest = _block(each, f"{pad}  ")
+            yield from (f"{pad}- {first.strip()}", *rest)
+        else:
+            yield f"{pad}{head}"
+            yield from _block(each, f"{pad}  ")
