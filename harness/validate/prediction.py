@@ -45,6 +45,7 @@ SAME = 0.01  # of attainment, within which two systems are not in order
 CAMPAIGN: dict[str, Any] = {
     "models": "llama-3.1-8b*4", "trace": str(REQUESTS.relative_to(ROOT)), "gpu": "h100", "gpus": 1, "scaling": "time",
     "plan": "trace", "warmup_s": 0.0, "served": 1024, "chunk_tokens": 2048, "batch_cap": 256, "mem_fraction": 0.9,
+    "admission": "prompt",
 }  # fmt: skip
 
 

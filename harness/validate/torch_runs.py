@@ -67,7 +67,7 @@ def spec(
     """Return the spec of a workload, of no system yet, as the simulator of a card would run it."""
     base = Spec("prism", models=MODELS, gpus=devices, trace=trace, served=served, rate_scale=rate, seed=seed,
                 window_s=window_s, warmup_s=WARMUP_S, drain_s=DRAIN_S, chunk_tokens=2048, batch_cap=256,
-                mem_fraction=0.9)  # fmt: skip
+                mem_fraction=0.9, admission="prompt")  # fmt: skip
     ttft_s, tpot_s = serving.slo_s
     slo_s = tuple((name, ttft_s, tpot_s) for name in Setup(base).models.names)
     return replace(base, slo=f"absolute:ttft={ttft_s:g},tpot={tpot_s:g}", slo_s=slo_s)
