@@ -93,7 +93,7 @@ def test_the_answer_and_its_caption(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert degrees.startswith(
         "own degrees of parallelism: alpaserve, first-fit, muxserve, random, temporal; all others"
     )
-    assert sum(line.startswith("size") for line in rest) == 4  # within an "up to"
+    assert sum(line.startswith("up to") for line in rest) == 4
     assert len(rest) + 3 <= 30
     assert max(map(len, (first, setting, *rest))) <= 100
 

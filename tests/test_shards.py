@@ -171,7 +171,7 @@ def test_a_comparison_is_collected_too(tmp_path: Path) -> None:
 
 
 def test_a_tuning_goes_by_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "TRACES", ("hyperbolic-like+span_s=60",))
+    monkeypatch.setattr(tune, "WORLDS", (("hyperbolic-like+span_s=60", "shuffled"),))
     monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))
     monkeypatch.setattr(tune, "SEEDS", tune.SEEDS[:1])
     monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*3"))
