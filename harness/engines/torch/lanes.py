@@ -167,7 +167,7 @@ def _prompts(
             ):
                 break
         kv = engine.kv[request.rid]
-        start, most = kv.tokens, len(kv.blocks) * engine.config.block_tokens - kv.tokens
+        start, most = kv.tokens, len(kv.blocks) * kv.account.pages.block_tokens - kv.tokens
         count = request.ctx_tokens - start if whole else min(left, request.ctx_tokens - start)
         if most < count and (whole or most == 0):
             break
