@@ -23,9 +23,7 @@ class Held(NamedTuple):
     name: str  # of the setting: the study's name of the system
     met: Estimate
     worst: Estimate  # the same of the model that has least
-    gpu_h: (
-        Estimate  # GPU-hours a day for which weights were on a GPU or on their way; the mean over runs, of the window
-    )
+    gpu_h: Estimate  # GPU-hours a day for which weights were on a GPU or on their way, over the window
     loads: float  # mean of whole runs
     gpus: int  # of the panel
 

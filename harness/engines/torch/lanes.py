@@ -109,14 +109,18 @@ def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: lis
                 break
             if engine.moves.touch(kv.account):
                 break  # somebody is on the way out or in: nobody else is chosen until then
-            victims = [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is kv.account]
-            events.append(engine.preempt(victims[-1]))
+            events.append(engine.preempt(_latest(engine, members, kv.account)))
     held = [
         request
         for request in decodes
         if request.rid in engine.live and request.kv_tokens and request.rid not in engine.moves.moving
     ]
     return [Row(request, request.ctx_tokens - 1, 1) for request in held if engine.hold(request, request.ctx_tokens)]
+
+
+def _latest(engine: Core, members: list[Live], account: Account) -> Live:
+    """Return the member let in last of those with KV in an account, who loses it where none is free."""
+    return [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is account][-1]
 
 
 def _tokens(engine: Core, request: Live, done: int) -> int:
@@ -140,7 +144,7 @@ def _grow(engine: Core, members: list[Live], left: int, events: list[Event], *, 
         while not engine.hold(request, _tokens(engine, request, kv.tokens + count)):
             if engine.moves.touch(kv.account):
                 return  # somebody is on the way out or in: nobody else is chosen until then
-            victim = [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is kv.account][-1]
+            victim = _latest(engine, members, kv.account)
             events.append(engine.preempt(victim))
             if victim is request:
                 return

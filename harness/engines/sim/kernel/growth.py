@@ -108,7 +108,7 @@ def due_blocks(S: int, b: int, f: int) -> int:
 def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
     """Take blocks for the next pieces of prompts that are let in, or for all of them; 1: some member lost its own.
 
-    Where none is free the latest member loses its own, be it the prompt itself (vLLM up to 0.17, v1/core/sched/
+    Where none is free the latest member loses its own, be it the prompt itself (vLLM 0.8 to 0.18, v1/core/sched/
     scheduler.py, `schedule`).
     """
     B = batch_at(S, b)
