@@ -28,7 +28,7 @@ SETS = {
 
 
 def made(models: str, folder: Path) -> pa.Table:
-    """Run a set; return (models, system, rate_rps, seed, block, missed, offered), a row a block of a window."""
+    """Run a set; return (models, system, rate_scale, seed, block, missed, offered), a row a block of a window."""
     gpus, assign, scales = SETS[models]
     ok("compare", "--systems", ",".join(SYSTEMS), "--models", models, "--gpus", gpus, "--assign", assign, "--trace",
        "hyperbolic-like+span_s=300", "--rate-scale", scales, "--seeds", str(WINDOWS), "--budget", "0", "--no-plot",
