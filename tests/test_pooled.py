@@ -97,6 +97,15 @@ def test_where_nothing_was_missed_the_upper_limit_is_that_of_no_episode() -> Non
     assert limits.high[0] * 10_000 == pytest.approx(3.69 * 8.0, rel=0.02)
 
 
+def test_a_rate_rests_on_no_more_episodes_than_the_next() -> None:
+    """Ten windows with a miss each; at the next rate two windows have them all, which may be bad here as well."""
+    missed = np.zeros((2, 2000))
+    missed[0, :10], missed[1, :2] = 1.0, 40.0
+    limits = shares(Counts(np.array([1.0, 2.0]), missed, np.full((2, 2000), 5.0)))
+    assert limits.high[0] * 10_000 == pytest.approx(7.22 * 5.0, rel=0.02)  # 2 episodes are 7.22 at most (Garwood)
+    assert limits.low[0] * 10_000 == pytest.approx(0.242 * 5.0, rel=0.02)
+
+
 def test_a_slope_is_that_of_logarithms() -> None:
     estimate = slope(even([1.0, 2.0, 4.0, 8.0], [1.0, 4.0, 16.0, 64.0]), LEVEL)
     assert estimate is not None
@@ -393,16 +402,10 @@ def test_intervals_cover_misses_of_our_own_runs() -> None:
     assert told <= 0.1
 
 
-# Its share of misses is .5 to 1.1 % from .35 to 2.8 times the trace's rate, and comes from few windows: 36 that have
-# none of these say too little. Its crossing is covered in .80, .85 and .88 at 36, 18 and 9 windows, its ratio in .94.
-SCARCE = "prism:osdi26 on heavy8"
-
-
 @pytest.mark.full
-@cases(("windows", "least", "scarce"), [(36, 0.92, 0.77), (18, 0.88, 0.8), (9, 0.88, 0.83)])
-def test_intervals_cover_misses_of_our_own_runs_closely(windows: int, least: float, scarce: float) -> None:
+@cases(("windows", "least"), [(36, 0.92), (18, 0.88), (9, 0.88)])
+def test_intervals_cover_misses_of_our_own_runs_closely(windows: int, least: float) -> None:
     crossings, ratios, told = of_our_runs(300, windows)
     assert min(ratios.values()) >= least, ratios
-    assert crossings.pop(SCARCE) >= scarce
     assert min(crossings.values()) >= least, crossings
     assert told <= 0.075

@@ -5,10 +5,11 @@ a rate together. The sampling unit is the window: which model meets which stream
 is planned for it decides all of it, so that stretches of one window are no independent draws. Windows are the same for
 every rate and system: comparisons are paired.
 
-Intervals are 95 %. That of a share of misses treats the number of independent episodes as a Poisson count and uses its
-exact limits (Garwood 1936); the number is the inverse of the squared relative standard error, clustered by unit. That
-of a crossing is by inversion: the rates at which the upper and the lower limit of the share, each made monotone, cross
-the level. That of a ratio joins two of those (MOVER, Zou and Donner 2008) with the correlation of their units.
+Intervals are 95 %. That of a share of misses treats the number of independent episodes as a Poisson count and uses
+its exact limits (Garwood 1936); the number is the inverse of the squared relative standard error, clustered by unit,
+and at no rate more than at the next. That of a crossing is by inversion: the rates at which the upper and the lower
+limit of the share, each made monotone, cross the level. That of a ratio joins two of those (MOVER, Zou and Donner
+2008) with the correlation of their units.
 `tests/test_pooled.py` measures their coverage, also on misses of the bench's own runs (`tests/misses.parquet`).
 """
 
@@ -109,6 +110,8 @@ def shares(c: Counts) -> Shares:
     few = (_t(c.units) / Z) ** 2  # a variance from few units is itself uncertain
     variance = np.maximum((_residuals(c) ** 2).sum(axis=1) * few, missed)  # an episode has a miss at least
     events = np.divide(missed**2, variance, out=np.zeros_like(missed), where=some)
+    # A window that is rare and bad may not show until the next rate.
+    events[:-1] = np.minimum(events[:-1], np.where(some[1:], events[1:], np.inf))
     size = np.divide(missed, events, out=np.ones_like(missed), where=some)
     for i in np.flatnonzero(~some)[::-1]:  # where nothing was missed, an episode as at the next rate, or the one before
         near = size[i + 1 :] if i + 1 < len(size) else size[some][-1:]
