@@ -1427,6 +1427,21 @@ def bound(
     return {"all": steps} | {cap: n for cap, n in counts.items() if n}
 
 
+def test_what_waits_for_its_own_account_leaves_the_spans_of_others_whole() -> None:
+    """Eight prompts wait for the limit of m0; m1 has its prompt and 27 decode steps in hardly a span more."""
+    both: list[tuple[float, Action]] = [(NEVER, Load(M1.inst)), (NEVER, Admit("m1", M1)), (NEVER, Run(M1))]
+    limit = (NEVER, Limit("m0", 0, 8 * 4 * kv_token_bytes(SHAPE)))
+    begun = []
+    for output in (28, 1):
+        rows = [(0.0, 0, 4, 28), (0.0, 1, 4, output), *((0.3 + 0.3 * k, 0, 4, 4) for k in range(8))]
+        w = small(rows, [*SERVE, *both, limit], models=2)
+        assert apart(w) == []
+        sim, _ = drive(w)
+        assert (sim.S.requests["kv"][2:] > 0).sum() == 5
+        begun.append(sim.stats()["steps"])
+    assert begun[0] - begun[1] <= 3
+
+
 def test_the_batch_cap_binds_where_members_wait_behind_as_many() -> None:
     two = [(0.0, 0, 1, 9), (0.1, 0, 1, 1)]
     # the second comes within the first prefill: all eight decode steps keep it out

@@ -6,7 +6,7 @@ import math
 
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lent import demand_on, lend, slowed
-from harness.engines.sim.kernel.memory import fits, needs, needs_far, put, touches
+from harness.engines.sim.kernel.memory import exceeds, fits, holds, needs, needs_far, put, touches
 from harness.engines.sim.state import (
     HALF_NS,
     IDLE,
@@ -27,14 +27,14 @@ SWEEPS = 3  # over the lanes of a pool, until how much of the time each is on it
 
 
 @jit
-def give_back(S: int, i: int) -> None:
-    """Cut all spans on the GPUs of an instance, so that memory is what the steps begun so far need."""
+def give_back(S: int, i: int, others: bool) -> None:
+    """Cut the spans that hold blocks of an account, or all on its GPUs, so that memory is what begun steps need."""
     W = world(S)
     for p in range(W.n_gpus):
         lane = gpu_at(S, p).head
         while lane >= 0:
             nxt = lane_at(S, lane).next
-            if lane_at(S, lane).busy == SPAN and touches(S, lane >> 1, i):
+            if lane_at(S, lane).busy == SPAN and (touches(S, lane >> 1, i) if others else holds(S, lane >> 1, i)):
                 cut(S, lane)
             lane = nxt
 
@@ -44,7 +44,11 @@ def room(S: int, i: int, n: int, grow_: int) -> bool:
     """Tell whether n more blocks fit once nothing is held in advance."""
     if fits(S, i, n, grow_):
         return True
-    give_back(S, i)
+    if exceeds(S, i, n, grow_):
+        give_back(S, i, False)
+        if exceeds(S, i, n, grow_):
+            return False
+    give_back(S, i, True)
     return fits(S, i, n, grow_)
 
 

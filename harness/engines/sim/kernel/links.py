@@ -429,7 +429,7 @@ def serve_grants(S: int) -> None:
         if X.stage == GRANT and not barred(S, X.inst):
             i = X.inst
             if not granted(S, x):
-                give_back(S, i)
+                give_back(S, i, True)
             if granted(S, x):
                 for j in range(inst_at(S, i).gpu_count):
                     g = gpu_at(S, inst_at(S, i).gpus[j])

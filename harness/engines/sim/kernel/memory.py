@@ -85,6 +85,22 @@ def promised(S: int, g: int) -> int:
 
 
 @jit
+def grown_bytes(S: int, i: int, n: int, grow_: int) -> int:
+    """Return the bytes of an account with n more blocks, as `fits` has them."""
+    I = inst_at(S, i)
+    if grow_ == 2:
+        return max(0, kv_bytes(S, i, I.blocks + n) - I.granule * (I.gone // I.granule_blocks) - I.kept)
+    return held_bytes(S, i, I.blocks + n)
+
+
+@jit
+def exceeds(S: int, i: int, n: int, grow_: int) -> bool:
+    """Tell whether n more blocks go beyond the limit of an account."""
+    I = inst_at(S, i)
+    return I.limit >= 0 and grown_bytes(S, i, n, grow_) > I.limit
+
+
+@jit
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
     """Tell whether n more blocks fit now, in an account of contiguous KV as one chunk.
 
@@ -94,14 +110,10 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
     W = world(S)
     if W.unlimited:
         return True
-    if not has_chunk(S, i, n):
+    if not has_chunk(S, i, n) or exceeds(S, i, n, grow_):
         return False
     I = inst_at(S, i)
-    h = held_bytes(S, i, I.blocks + n)
-    if grow_ == 2:
-        h = max(0, kv_bytes(S, i, I.blocks + n) - I.granule * (I.gone // I.granule_blocks) - I.kept)
-    if I.limit >= 0 and h > I.limit:
-        return False
+    h = grown_bytes(S, i, n, grow_)
     for j in range(I.gpu_count):
         g = gpu_at(S, I.gpus[j])
         if g.used + h - I.held + (0 if grow_ else promised(S, I.gpus[j])) > g.cap:
@@ -161,6 +173,19 @@ def touches(S: int, b: int, i: int) -> bool:
     f = batch_at(S, b).remote
     while f >= 0:
         if remote_at(S, f).count > 0 and shares_gpu(S, i, remote_at(S, f).inst):
+            return True
+        f = remote_at(S, f).next
+    return False
+
+
+@jit
+def holds(S: int, b: int, i: int) -> bool:
+    """Tell whether a batch, or KV that its running members attend elsewhere, is in the account of an instance."""
+    if batch_at(S, b).inst == i:
+        return True
+    f = batch_at(S, b).remote
+    while f >= 0:
+        if remote_at(S, f).count > 0 and remote_at(S, f).inst == i:
             return True
         f = remote_at(S, f).next
     return False
