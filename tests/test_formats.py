@@ -126,10 +126,11 @@ def test_layers_of_unlike_heads_cost_what_their_parts_do() -> None:
     near, q, spec = shape("llama-3.1-8b"), quantities.quantities("h200"), quantities.gpu("h200")
     far = near._replace(kv_heads=4, head_dim=256)
     both = far._replace(sliding=Sliding(16, 1 << 20, near.kv_heads, near.head_dim))
-    B = np.array([32.0])
-    for seconds in (kernels.decode_kernels_s, kernels.prefill_kernels_s):
-        parts = [float(seconds(q, spec, s, 1, B, 4096)[0]) for s in (near, far, both)]
-        assert parts[2] == pytest.approx(sum(parts[:2]) / 2)
+    B, each = np.array([32.0]), (near, far, both)
+    decode = [float(kernels.decode_kernels_s(q, spec, s, 1, B, 4096.0)[0]) for s in each]
+    prefill = [float(kernels.prefill_kernels_s(q, spec, s, 1, B, np.array([4096.0]))[0]) for s in each]
+    assert decode[2] == pytest.approx(sum(decode[:2]) / 2)
+    assert prefill[2] == pytest.approx(sum(prefill[:2]) / 2)
     table = coefficients.tables([(s, 1) for s in (near, far, both)], "h200", HOST).cost
     for column in ("kbytes", "wbytes", "fl_tok", "fl_area", "query_bytes", "result_bytes"):
         assert table[column][2] == pytest.approx(table[column][:2].mean()), column

@@ -62,10 +62,49 @@ def code(text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+DEAF = """
+import ctypes, os, sys, threading, time
+from harness.loop import interrupted
+def tell():
+    main = threading.main_thread().ident
+    while sys._current_frames()[main].f_lineno != line:
+        time.sleep(0)
+    os.kill(os.getpid(), {number})
+interrupted.DEAF_S = 2
+lock = ctypes.create_string_buffer(256)
+libc = ctypes.CDLL(None)
+line = 17  # the last
+sys.setswitchinterval(100)  # who tells runs only where this thread waits: in the library
+with interrupted.terminable():
+    libc.pthread_mutex_lock(lock)
+    threading.Thread(target=tell, daemon=True).start()
+    libc.pthread_mutex_lock(lock)
+"""
+
+
 @cases(("number", "exits"), [(int(signal.SIGTERM), 143), (int(signal.SIGINT), 130)])
 def test_a_signal_whose_exception_a_destructor_swallows_comes_again(number: int, exits: int) -> None:
     done = code(SWALLOWS.format(number=number))
     assert (done.returncode, done.stdout) == (exits, "swallowed\n"), done.stderr
+
+
+@cases(("number", "exits"), [(int(signal.SIGTERM), 143), (int(signal.SIGINT), 130)])
+def test_a_signal_ends_a_process_whose_library_waits_for_ever(number: int, exits: int) -> None:
+    """The call goes on after a signal, and lets no Python run, as Arrow's futures do that lost their task."""
+    done = code(DEAF.format(number=number))
+    assert (done.returncode, done.stderr) == (exits, "interrupted: a library did not return; finished runs are kept\n")
+
+
+def test_a_command_without_addresses_is_refused_before_its_libraries_fail() -> None:
+    """They would crash, or wait for a thread that has ended, at one limit or another below."""
+    for kib in (100_000, 300_000, 310_000, 2_000_000):
+        for words in (COMPARE, ("list", "systems")):
+            done = subprocess.run(
+                ["/bin/sh", "-c", f'ulimit -v {kib}; exec "$@"', "sh", sys.executable, "-m", "harness", *words],
+                cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            )  # fmt: skip
+            says = f"error: ulimit -v is {kib}, the bench needs 3145728: raise it, or limit memory by a cgroup\n"
+            assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
 
 
 def test_an_import_that_fails_by_an_interrupt_is_interrupted() -> None:

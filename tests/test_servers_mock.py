@@ -171,8 +171,9 @@ def test_a_wake_that_fails_names_server_model_and_error(capsys: pytest.CaptureFi
     assert [row["state"] for row in rows] == ["done", "done", "failed", "failed", "done"]
     assert [span["what"] for span in engine.side()["servers"]].count("start") == 3
     why = "the server of {0} on GPU 0 did not wake: server {0}-gpu0 answers /wake_up?tags=weights with HTTP 400: "
-    for why_failed, fault, model in zip((engine.errors[2], engine.errors[3]), engine.side()["faults"], "ab", strict=True):
-        assert why_failed == fault
+    faults = engine.side()["faults"]
+    assert [engine.errors[rid] for rid in (2, 3)] == faults
+    for fault, model in zip(faults, "ab", strict=True):
         assert fault.startswith(why.format(model))
         assert "knows no tags" in fault.splitlines()[0]
         assert "its log ends with:" in fault
