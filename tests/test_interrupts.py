@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import harness
@@ -19,9 +20,17 @@ from harness.policy.types import UserError
 from harness.rows import record
 from tests.cases import cases
 from tests.test_bad_input import COMPARE, bench
+from tests.test_servers_mock import ENGINE, SPEC
 
 PATIENCE_S = 20.0  # of an end, far below the 30 s after which workers are killed
-TRIES = 60 if os.environ.get("BENCH_FULL") else 4
+WAYS = {  # to an end: of workers, one process, servers, a check's second process, a server that serves until then
+    "workers": (*COMPARE, "--seeds", "6", "--workers", "2", "-o", "OUT"),
+    "one process": (*COMPARE, "--seeds", "6", "--workers", "1", "-o", "OUT"),
+    "servers": ("run", "SPEC", "-o", "OUT"),
+    "check": ("check", "static"),
+    "mock": ("mock", "--models", "llama-3.2-1b", "--port", "0"),
+}
+TRIES = 60 // len(WAYS) if os.environ.get("BENCH_FULL") else 1
 SWALLOWS = """
 import os, signal, sys
 from harness.loop.interrupted import Terminated, terminable
@@ -124,23 +133,31 @@ def test_a_signal_is_remembered_until_the_next_command() -> None:
 
 
 @pytest.mark.slow
-def test_a_command_ends_soon_at_whatever_instant_it_is_interrupted(tmp_path: Path) -> None:
-    draw = random.Random(9)
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_command_ends_soon_at_whatever_instant_it_is_interrupted(way: str, tmp_path: Path) -> None:
+    """It leaves no process and no half result, whatever it was at."""
+    draw, spec = random.Random(way), tmp_path / "spec.toml"
+    spec.write_text(SPEC + f'engine = "{ENGINE}"\ngpus = 2\n')
     for k in range(TRIES):
         number, out = draw.choice([signal.SIGINT, signal.SIGTERM]), tmp_path / f"out{k}"
-        command = [sys.executable, "-m", "harness", *COMPARE, "--seeds", "6", "--workers", "2", "-o", str(out)]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+        words = [{"SPEC": str(spec), "OUT": str(out)}.get(word, word) for word in WAYS[way]]
+        with subprocess.Popen(
+            [sys.executable, "-m", "harness", *words], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        ) as run:  # fmt: skip
+            family = list[psutil.Process]()
             try:
                 run.wait(draw.uniform(0.3, 8.0))
             except subprocess.TimeoutExpired:
+                family = psutil.Process(run.pid).children(recursive=True)
                 run.send_signal(number)
             begun_s = time.monotonic()
             assert run.stderr is not None
             _, err = run.communicate(timeout=PATIENCE_S)
-        assert run.returncode in {0, 128 + number, -number}, (
-            err.decode()
-        )  # before the command line is there: the signal
+        before = -number  # the command line was not there yet
+        assert run.returncode in {0, 128 + number, before}, err.decode()
         assert time.monotonic() - begun_s < PATIENCE_S
+        assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
         for folder in (path.parent for path in out.rglob("requests.parquet")) if out.exists() else ():
             record.read(folder)
 
