@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 import harness
-from harness.loop.interrupted import Terminated, came, terminable
+from harness.loop.guard import Fault, guarded
+from harness.loop.interrupted import Interrupted, Terminated, came, terminable
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
 from harness.rows import record
@@ -122,6 +123,14 @@ def test_an_import_that_fails_by_an_interrupt_is_interrupted() -> None:
         130,
         "interrupted: finished runs are kept; the same command resumes there\n",
     )
+
+
+@cases("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_while_a_policy_is_asked_is_not_its_fault(number: signal.Signals) -> None:
+    with pytest.raises(Interrupted), terminable(), guarded():
+        signal.raise_signal(number)
+    with pytest.raises(Fault, match="KeyboardInterrupt"), terminable(), guarded():
+        raise KeyboardInterrupt
 
 
 def test_a_signal_is_remembered_until_the_next_command() -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT came while a policy was asked: what it raises by itself is its fault, and no Ctrl-C."""
+    """SIGINT came, also while a policy was asked: a KeyboardInterrupt that it raises by itself is its fault."""
 
 
 class Terminated(Interrupted):
@@ -43,9 +43,9 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which processes that are started now inherit
         raise Terminated
 
-    def interrupt(signum: int, frame: FrameType | None) -> None:
+    def interrupt(_signum: int, _frame: FrameType | None) -> None:
         _CAME.add(signal.SIGINT)
-        signal.default_int_handler(signum, frame)
+        raise Interrupted
 
     def swallowed(args: sys.UnraisableHookArgs) -> None:
         if not isinstance(args.exc_value, KeyboardInterrupt):
