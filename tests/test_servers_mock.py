@@ -153,45 +153,6 @@ def test_servers_that_sleep_keep_their_processes() -> None:
     assert (engine.stats()["loads"], engine.stats()["evicts"]) == (4.0, 4.0)
 
 
-REFUSES = """
-from tests import mocked
-from harness.engines.servers.engine import Servers
-
-def make(config, options, machine):
-    return Servers(config, mocked.Mocked(config, ("--ttft-ms", "3", "--itl-ms", "0"), sleeps=mocked.NO_WAKE))
-"""
-
-
-def test_a_wake_that_fails_names_server_model_and_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """The requests that waited for it fail with the reason; the model's next load starts a server anew."""
-    room = mocked.WEIGHT_BYTES + 2 * mocked.TOKENS * mocked.TOKEN_BYTES
-    kind = mocked.Mocked(config(pool_bytes=room), (*QUICK, "--log"), sleeps=mocked.NO_WAKE)
-    policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo", "way": "sleep"})
-    engine, rows = served(kind, policy, jobs(5, 0.2, 4))
-    assert [row["state"] for row in rows] == ["done", "done", "failed", "failed", "done"]
-    assert [span["what"] for span in engine.side()["servers"]].count("start") == 3
-    why = "the server of {0} on GPU 0 did not wake: server {0}-gpu0 answers /wake_up?tags=weights with HTTP 400: "
-    faults = engine.side()["faults"]
-    assert [engine.errors[rid] for rid in (2, 3)] == faults
-    for fault, model in zip(faults, "ab", strict=True):
-        assert fault.startswith(why.format(model))
-        assert "knows no tags" in fault.splitlines()[0]
-        assert "its log ends with:" in fault
-    assert capsys.readouterr().err.count("did not wake") == 2
-
-
-def test_a_row_says_that_a_wake_failed(tmp_path: Path) -> None:
-    (tmp_path / "refuses.py").write_text(REFUSES)
-    output = ok("compare", "--systems", "swap+way=sleep+queue=fifo", "--engine", tmp_path / "refuses.py", "--models",
-                "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1",
-                "--rate-scale", "1", "--no-plot", "--set", "window_s=4", "--set", "warmup_s=0", "-o",
-                tmp_path / "out")  # fmt: skip
-    line = next(line for line in output.splitlines() if " requests failed: " in line)
-    assert line.startswith("swap+queue=fifo+way=sleep: ")
-    assert " on GPU 0 did not wake: server llama-3.2-1b" in line
-    assert " answers /wake_up?tags=weights with HTTP 400: " in line
-
-
 def test_a_server_that_is_killed_takes_its_requests_with_it_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
     kind = mocked.Mocked(config(), ("--ttft-ms", "4", "--itl-ms", "50"))
 
