@@ -135,7 +135,7 @@ def limit(lag_ms: Mapping[float, float]) -> str:
     held = [rate for rate in lag_ms if rate < late]
     upto = f"up to {held[-1]:,.0f} requests/s" if held else "at no rate"
     return (
-        f"lag P99 is within {LIMIT_MS:g} ms {upto}; at {late:,.0f} it is {lag_ms[late]:.2f} ms: the client is the limit"
+        f"lag P99 is within {LIMIT_MS:g} ms {upto}; at {late:,.0f} it is {lag_ms[late]:.2f} ms: client or mock is the limit"
     )
 
 
