@@ -134,9 +134,8 @@ def limit(lag_ms: Mapping[float, float]) -> str:
         return f"lag P99 is within {LIMIT_MS:g} ms at each rate, up to {max(lag_ms):,.0f} requests/s"
     held = [rate for rate in lag_ms if rate < late]
     upto = f"up to {held[-1]:,.0f} requests/s" if held else "at no rate"
-    return (
-        f"lag P99 is within {LIMIT_MS:g} ms {upto}; at {late:,.0f} it is {lag_ms[late]:.2f} ms: client or mock is the limit"
-    )
+    says = f"at {late:,.0f} it is {lag_ms[late]:.2f} ms: client or mock is the limit"
+    return f"lag P99 is within {LIMIT_MS:g} ms {upto}; {says}"
 
 
 def bursts(url: str, pid: int) -> Row:
