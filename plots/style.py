@@ -312,15 +312,18 @@ def invalid(runs: pd.DataFrame) -> str:
 
 
 def unvetted(runs: pd.DataFrame) -> str:
-    """Name the systems whose file, as it is now, has not passed `bench check`."""
+    """Name the systems whose file, as it is now, has not passed `bench check`, or passed in part."""
     return unvetted_of(dict(zip(runs["label"], runs["system"], strict=True))) if "system" in runs else ""
 
 
 def unvetted_of(systems: Mapping[str, str]) -> str:
-    """Name the systems whose file, as it is now, has not passed `bench check`, from systems by label."""
-    late = set(vetted.unchecked(systems.values()))
-    labels = sorted(label for label, system in systems.items() if system in late)
-    return f"Unchecked, as bench check has not passed on the file: {', '.join(labels)}." if labels else ""
+    """Name the systems whose file, as it is now, has not passed `bench check`, or in part, from systems by label."""
+    says = {
+        vetted.UNCHECKED: "Unchecked, as bench check has not passed on the file",
+        vetted.IN_PART: "Checked in part, as no case of bench check reached all of the file",
+    }
+    by = {mark: sorted(label for label, name in systems.items() if vetted.mark(name) == mark) for mark in says}
+    return " ".join(f"{says[mark]}: {', '.join(labels)}." for mark, labels in by.items() if labels)
 
 
 def foot(text: str, letters: int, points: float = 5.0) -> tuple[str, float]:

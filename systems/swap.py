@@ -256,10 +256,12 @@ class Swap:
             case Arrived(request):
                 return self.arrived(request, now_s)
             case Finished(rid):
-                return self.finished(self.sent.pop(rid), now_s)
+                return self.finished(m, now_s) if (m := self.sent.pop(rid, None)) is not None else ()
             case Done(Load(Inst(m)), None):
                 self.home[m].servers[m].up_s = now_s
                 return self.serve(self.home[m], now_s)
+            case Done(Load(Inst(m)), "never"):
+                return self.lost(m, now_s)
             case Done(Evict(Inst(m))):
                 self.home[m].stopping.discard(m)
                 return self.serve(self.home[m], now_s)
@@ -286,6 +288,15 @@ class Swap:
                 yield from self.idle(m, now_s)
         if self.look_s:
             yield Wake(now_s + self.look_s, "look")
+
+    def lost(self, m: str, now_s: float) -> Iterator[Action]:
+        """Forget a server that did not start or wake, with its requests; the next one of its model starts another."""
+        pool = self.home[m]
+        del pool.servers[m]
+        self.sent = {rid: n for rid, n in self.sent.items() if n != m}
+        if pool.leaving == m:
+            pool.leaving = None
+        yield from self.serve(pool, now_s)
 
     def finished(self, m: str, now_s: float) -> Iterator[Action]:
         """Note that a request ended; a server without requests may stop."""

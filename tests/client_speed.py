@@ -29,12 +29,14 @@ from harness.client.body import Server, Style
 from harness.client.client import Client
 from harness.client.load import OtherLoad
 from harness.client.log import DONE, Log
-from harness.client.verdict import verdict
+from harness.client.verdict import FINE_LAG_P99_S, verdict
 from harness.policy.types import Jobs
 
 TOKENS, PROMPT_TOKENS, SECONDS = 16, 100, 10.0
 BURST, BURSTS, BURST_S = 40, 40, 0.002  # bursts of 40 equal stamps, and within what a burst is to be out
-RATES = (200.0, 1000.0, 3000.0)
+RATES = (200.0, 500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
+OTHER_RATES = (200.0, 1000.0)  # of other clients
+LIMIT_MS = 1e3 * FINE_LAG_P99_S  # of lag P99, beyond which the client is the limit
 HEAD = (f"{'client':12} {'offered/s':>10} {'achieved/s':>10} {'lag ms P50':>11} {'P99':>7} {'max':>7} "
         f"{'TTFT+ ms P50':>13} {'P99':>7} {'cores':>6} {'peak MB':>8} {'other cores':>12}  note")  # fmt: skip
 
@@ -123,6 +125,17 @@ def ours(url: str, pid: int, rate: float) -> Row:
     return Row("this client", judged.offered_per_s, judged.achieved_per_s, (log.write_ns - log.due_ns) / 1e6,
                overhead_ms, log.cpu_s / log.wall_s, log.peak_bytes / 1e6, other,
                f"{lost} lost; {judged.chunks_per_read:.3f} chunks a read; {judged.text}")  # fmt: skip
+
+
+def limit(lag_ms: Mapping[float, float]) -> str:
+    """Say up to which rate lag P99 is within `LIMIT_MS`, from its ms by rate in ascending order."""
+    late = next((rate for rate, ms in lag_ms.items() if not ms <= LIMIT_MS), None)
+    if late is None:
+        return f"lag P99 is within {LIMIT_MS:g} ms at each rate, up to {max(lag_ms):,.0f} requests/s"
+    held = [rate for rate in lag_ms if rate < late]
+    upto = f"up to {held[-1]:,.0f} requests/s" if held else "at no rate"
+    says = f"at {late:,.0f} it is {lag_ms[late]:.2f} ms: client or mock is the limit"
+    return f"lag P99 is within {LIMIT_MS:g} ms {upto}; {says}"
 
 
 def bursts(url: str, pid: int) -> Row:
@@ -233,15 +246,19 @@ def main() -> None:
     print(f"the load client before bench mock: {TOKENS} tokens a request, {SECONDS:g} s a row")
     print(HEAD)
     with mock() as (url, pid):
+        lag_ms = dict[float, float]()
         for rate in RATES:
-            print(ours(url, pid, rate).text, flush=True)
+            row = ours(url, pid, rate)
+            lag_ms[rate] = float(np.quantile(row.lag_ms, 0.99))
+            print(row.text, flush=True)
+        print(limit(lag_ms), flush=True)
         print(bursts(url, pid).text, flush=True)
         for name in OTHERS:
             command = os.environ.get(name.upper(), "")
             if not Path(command).is_file():
                 print(f"{name:12} skipped: the environment variable {name.upper()} does not name its command")
                 continue
-            for rate in RATES[:2]:
+            for rate in OTHER_RATES:
                 print(other_client(name, command, url, pid, rate).text, flush=True)
 
 

@@ -19,6 +19,7 @@ from harness.loop.system import ROOT
 from harness.policy.types import Cluster, Gpu, Inst, Model, Option, UserError
 
 WEIGHT_BYTES, TOKEN_BYTES, PAGE_BYTES, TOKENS = 1 << 20, 1 << 10, 1 << 18, 2048
+NO_WAKE = {"sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(2))}  # the mock refuses its tags
 
 
 @dataclass

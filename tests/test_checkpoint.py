@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.engines.costs import shapes
-from harness.policy.parameters import attention, parameters, stored_bytes
+from harness.policy.parameters import attention, kept_numbers, parameters, stored_bytes
 from harness.policy.types import Experts, Latent, Sliding, UserError
 from harness.run.spec import Spec, canonical
 from tests.cases import cases
@@ -171,6 +171,53 @@ def test_latent_attention_is_cut_over_heads_alone() -> None:
 def test_sliding_layers(keys: dict[str, Any], slide: int) -> None:
     entry = checkpoint.of_config("m", DENSE | keys, "m").shape.sliding
     assert entry == (Sliding(slide, 128) if slide else None)
+
+
+GEMMA_4: dict[str, Any] = {  # of 31 B
+    "model_type": "gemma4_text", "num_hidden_layers": 60, "hidden_size": 5376, "intermediate_size": 21504,
+    "num_attention_heads": 32, "num_key_value_heads": 16, "num_global_key_value_heads": 4, "head_dim": 256,
+    "global_head_dim": 512, "sliding_window": 1024, "attention_k_eq_v": True, "vocab_size": 262144,
+    "max_position_embeddings": 262144, "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 10,
+}  # fmt: skip
+
+
+def test_sliding_layers_of_heads_of_their_own() -> None:
+    """50 layers of 16 heads x 256 and 10 of 4 x 512, whose one projection of keys and values leaves two vectors."""
+    read = checkpoint.of_config("m", GEMMA_4, "m").shape
+    assert shapes.kv_token_bytes(read) == 2 * 2 * (50 * 16 * 256 + 10 * 4 * 512) == 901_120
+    assert 2 * kept_numbers(read) == 2 * 2 * 10 * 4 * 512 == 81_920  # of a token that left the window
+    assert [shapes.kv_token_bytes(read, tp) for tp in (2, 4, 8)] == [
+        901_120 // 2,
+        901_120 // 4,
+        2 * 2 * (50 * 2 * 256 + 10 * 512),
+    ]
+    slide = 50 * 5376 * 256 * (32 + 16 + 16 + 32)
+    whole = 10 * 5376 * 512 * (32 + 4 + 32)
+    assert parameters(read).attention == slide + whole
+    assert sum(parameters(read)) == pytest.approx(30.7e9, rel=0.001)  # as its card says
+
+
+def test_a_dense_ffn_beside_the_experts_of_each_layer() -> None:
+    """Gemma 4 of 26 B, of which its card says 25.2 B and 3.8 B of each token."""
+    keys = GEMMA_4 | {
+        "num_hidden_layers": 30, "hidden_size": 2816, "intermediate_size": 2112, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "num_global_key_value_heads": 2, "enable_moe_block": True, "num_experts": 128,
+        "top_k_experts": 8, "moe_intermediate_size": 704, "layer_types": GEMMA_4["layer_types"][:30],
+    }  # fmt: skip
+    read = checkpoint.of_config("m", keys, "m").shape
+    assert read.experts == Experts(layers=30, routed=128, top=8, ffn=704, shared_ffn=2112)
+    assert sum(parameters(read)) == pytest.approx(25.2e9, rel=0.005)
+    assert shapes.kv_token_bytes(read) == 2 * 2 * (25 * 8 * 256 + 5 * 2 * 512)
+
+
+def test_global_heads_count_where_keys_are_values_alone() -> None:
+    """As in transformers; where no layer slides, all are global."""
+    apart = DENSE | {"global_head_dim": 64, "num_global_key_value_heads": 1}
+    read = checkpoint.of_config("m", apart, "m").shape
+    assert (read.kv_heads, read.head_dim, read.keys_as_values) == (2, 64, False)
+    read = checkpoint.of_config("m", apart | {"attention_k_eq_v": True}, "m").shape
+    assert (read.kv_heads, read.head_dim, read.keys_as_values) == (1, 64, True)
+    assert attention(read) == [("q_proj", 256 * 8 * 64), ("k_proj", 256 * 64), ("o_proj", 256 * 8 * 64)]
 
 
 def test_a_vision_tower_counts_as_bytes_alone() -> None:
@@ -404,7 +451,10 @@ def test_paths_hold_from_any_folder() -> None:
         ({"index_topk": 2048}, "index_topk: no model of sparse attention"),
         ({"mamba_d_state": 16}, "mamba_d_state: no model of state-space layers"),
         ({"sliding_windows": [4, 5]}, "sliding_windows is not understood, and may change bytes or steps"),
-        ({"global_head_dim": 512}, "global_head_dim is not understood, and may change bytes or steps"),
+        ({"model_type": "gemma4_text"}, "no global_head_dim"),
+        ({"global_head_dim": 0}, "global_head_dim is 0, not a count"),
+        ({"attention_k_eq_v": 1}, "attention_k_eq_v is 1, not true or false"),
+        ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "8 attention heads do not divide among 3 KV"),
         ({"quantization_config": {"quant_method": "exl3"}}, 'quantization_config: quant_method "exl3" is not known'),
         ({"quantization_config": {"quant_method": "gptq", "bits": 5}}, "quantization_config: bits 5 in groups of 128"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP3"}}, "quantization_config: quant_algo"),

@@ -13,6 +13,7 @@ from harness.client.load import OtherLoad
 from harness.client.log import DONE, FAILED, SENT, Book, Log, assemble
 from harness.client.verdict import Verdict, verdict
 from tests.cases import cases
+from tests.client_speed import limit
 
 MS = 1_000_000
 
@@ -128,3 +129,10 @@ def test_other_load_is_the_machines_less_our_own(monkeypatch: pytest.MonkeyPatch
     assert nobody.cores() == 0.75
     assert load.own_s([os.getpid(), os.getpid()]) == pytest.approx(sum(cpu[:4]), abs=5.0)
     assert load.own_s([os.getpid()]) >= cpu.user + cpu.system
+
+
+def test_the_rate_at_which_the_client_is_the_limit_is_the_first_beyond_a_millisecond() -> None:
+    assert limit({200.0: 0.2, 1000.0: 1.0}) == "lag P99 is within 1 ms at each rate, up to 1,000 requests/s"
+    late = limit({200.0: 0.2, 1000.0: 1.01, 3000.0: 0.9})
+    assert late == "lag P99 is within 1 ms up to 200 requests/s; at 1,000 it is 1.01 ms: client or mock is the limit"
+    assert limit({200.0: float("nan")}).startswith("lag P99 is within 1 ms at no rate; at 200 it is nan ms")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.answers.comparison import roofline
 from harness.engines.costs import coefficients, experts, fit, fit_formats, kernels, profile, quantities, shapes
-from harness.policy.types import Format
+from harness.policy.types import Format, Sliding
 from harness.run.spec import Spec
 from workloads import quantised
 from workloads.models import shape
@@ -119,6 +119,21 @@ def test_sliding_layers_stop_at_their_window() -> None:
     both = [float(kernels.decode_attention_s(q, spec, oss, 1, 32, ctx)) for ctx in (8192, 16384)]
     full = [float(kernels.decode_attention_s(q, spec, oss._replace(sliding=None), 1, 32, ctx)) for ctx in (8192, 16384)]
     assert both[1] - both[0] == pytest.approx((full[1] - full[0]) / 2)  # 18 of 36 layers
+
+
+def test_layers_of_unlike_heads_cost_what_their_parts_do() -> None:
+    """Half of the layers as they are, half with other heads: the mean of both shapes, in bytes and in seconds."""
+    near, q, spec = shape("llama-3.1-8b"), quantities.quantities("h200"), quantities.gpu("h200")
+    far = near._replace(kv_heads=4, head_dim=256)
+    both = far._replace(sliding=Sliding(16, 1 << 20, near.kv_heads, near.head_dim))
+    B, each = np.array([32.0]), (near, far, both)
+    decode = [float(kernels.decode_kernels_s(q, spec, s, 1, B, 4096.0)[0]) for s in each]
+    prefill = [float(kernels.prefill_kernels_s(q, spec, s, 1, B, np.array([4096.0]))[0]) for s in each]
+    assert decode[2] == pytest.approx(sum(decode[:2]) / 2)
+    assert prefill[2] == pytest.approx(sum(prefill[:2]) / 2)
+    table = coefficients.tables([(s, 1) for s in (near, far, both)], "h200", HOST).cost
+    for column in ("kbytes", "wbytes", "fl_tok", "fl_area", "query_bytes", "result_bytes"):
+        assert table[column][2] == pytest.approx(table[column][:2].mean()), column
 
 
 def test_latent_attention_reads_one_vector_for_all_heads() -> None:

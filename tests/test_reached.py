@@ -73,6 +73,8 @@ def test_what_no_case_reached_is_said_by_check_and_by_comparisons(
     assert "mine.py: all laws hold\n  no case reached line " in printed
     assert vetted.unreached(str(file)) in printed
     done = bench(*COMPARE[:2], file, *COMPARE[3:], "--slo", "absolute:ttft=1,tpot=1", "-o", tmp_path / "out")
+    assert "mine (checked in part) " in done.stdout
+    assert "static (checked" not in done.stdout
     assert f"checked in part: mine: no case of bench check reached {vetted.unreached(str(file))}" in done.stdout
 
 

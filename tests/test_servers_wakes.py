@@ -1,4 +1,4 @@
-"""Servers that sleep by themselves when idle: which requests woke them, what that took, and who says so."""
+"""Servers that sleep: which requests woke those that do so when idle, what that took; and wakes that fail."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from harness.engines.commands import LLAMACPP_WAKES
 from harness.engines.servers import wakes
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Keep
+from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.events import Woke
 from harness.policy.types import Jobs, UserError
@@ -24,8 +25,10 @@ from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from tests import mocked, test_servers_started
 from tests.staged import MS, Script, Stage, jobs, routed, waits
+from tests.test_cli import ok
 from tests.test_servers_mock import Script as Everything
-from tests.test_servers_mock import config
+from tests.test_servers_mock import config, served
+from tests.test_servers_mock import jobs as alternating
 
 S = 1_000_000_000
 
@@ -154,6 +157,47 @@ def test_a_mock_that_sleeps_wakes_as_its_log_says() -> None:
     assert engine.stats()["wakes"] == len(engine.wakes)
     assert facts["logged"] >= 2
     assert ("their logs tell of" in facts["text"]) == (facts["logged"] != len(engine.wakes))
+
+
+# ------------------------------------------------------------------ wakes that fail
+
+REFUSES = """
+from tests import mocked
+from harness.engines.servers.engine import Servers
+
+def make(config, options, machine):
+    return Servers(config, mocked.Mocked(config, ("--ttft-ms", "3", "--itl-ms", "0"), sleeps=mocked.NO_WAKE))
+"""
+
+
+def test_a_wake_that_fails_names_server_model_and_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """The requests that waited for it fail with the reason; the model's next load starts a server anew."""
+    room = mocked.WEIGHT_BYTES + 2 * mocked.TOKENS * mocked.TOKEN_BYTES
+    kind = mocked.Mocked(config(pool_bytes=room), ("--ttft-ms", "3", "--itl-ms", "0", "--log"), sleeps=mocked.NO_WAKE)
+    policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo", "way": "sleep"})
+    engine, rows = served(kind, policy, alternating(5, 0.2, 4))
+    assert [row["state"] for row in rows] == ["done", "done", "failed", "failed", "done"]
+    assert [span["what"] for span in engine.side()["servers"]].count("start") == 3
+    why = "the server of {0} on GPU 0 did not wake: server {0}-gpu0 answers /wake_up?tags=weights with HTTP 400: "
+    faults = engine.side()["faults"]
+    assert [engine.errors[rid] for rid in (2, 3)] == faults
+    for fault, model in zip(faults, "ab", strict=True):
+        assert fault.startswith(why.format(model))
+        assert "knows no tags" in fault.splitlines()[0]
+        assert "its log ends with:" in fault
+    assert capsys.readouterr().err.count("did not wake") == 2
+
+
+def test_a_row_says_that_a_wake_failed(tmp_path: Path) -> None:
+    (tmp_path / "refuses.py").write_text(REFUSES)
+    output = ok("compare", "--systems", "swap+way=sleep+queue=fifo", "--engine", tmp_path / "refuses.py", "--models",
+                "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1",
+                "--rate-scale", "1", "--no-plot", "--set", "window_s=4", "--set", "warmup_s=0", "-o",
+                tmp_path / "out")  # fmt: skip
+    line = next(line for line in output.splitlines() if " requests failed: " in line)
+    assert line.startswith("swap+queue=fifo+way=sleep: ")
+    assert " on GPU 0 did not wake: server llama-3.2-1b" in line
+    assert " answers /wake_up?tags=weights with HTTP 400: " in line
 
 
 def test_llama_cpp_is_told_to_sleep_and_only_it_can_be() -> None:

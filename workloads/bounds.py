@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from harness.policy.parameters import parameters
+from harness.policy.parameters import alike, parameters
 from harness.policy.types import Shape, UserError
 
 LIMITS: Mapping[str, tuple[int, int]] = {  # least and most of a dimension
@@ -40,8 +40,9 @@ def shown(value: Any) -> str:
 
 def sound(shape: Shape, where: str) -> Shape:
     """Return a shape whose parts fit together. UserError where they do not."""
-    if shape.q_heads % shape.kv_heads:
-        raise UserError(f"{where}: {shape.q_heads} attention heads do not divide among {shape.kv_heads} KV heads")
+    for part in alike(shape):
+        if shape.q_heads % part.kv_heads:
+            raise UserError(f"{where}: {shape.q_heads} attention heads do not divide among {part.kv_heads} KV heads")
     if (experts := shape.experts) is not None and not 1 <= experts.top <= experts.routed:
         raise UserError(f"{where}: {experts.top} experts of each token, of {experts.routed}")
     if (total := sum(parameters(shape))) > MOST_PARAMETERS:

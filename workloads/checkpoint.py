@@ -1,10 +1,10 @@
 """Shapes from checkpoints as they are: `config.json`, a folder with one, or a `.gguf` file (`gguf.py`).
 
 A config is read by its keys, whatever its `architectures`: any decoder of (grouped heads or latent attention) x (dense
-FFN, or routed and shared experts) x (full or sliding layers). Keys have several names in use; `NAMES` has them all. The
-text part of a multimodal checkpoint is what is served; its vision tower counts as bytes. What would change bytes or
-steps and is not understood ends in one line that names the key: layers without attention, sparse attention,
-encoders, and any unknown key whose name speaks of a dimension (`STRUCTURE`).
+FFN, or routed and shared experts) x (full or sliding layers, whose heads may differ). Keys have several names in use;
+`NAMES` has them all. The text part of a multimodal checkpoint is what is served; its vision tower counts as bytes. What
+would change bytes or steps and is not understood ends in one line that names the key: layers without attention, sparse
+attention, encoders, and any unknown key whose name speaks of a dimension (`STRUCTURE`).
 
 Two things are in no key. Whether an FFN is gated follows from the activation (`UNGATED`, `hidden_activation`,
 `mlp_type`). Whether the head shares the embedding follows, where `tie_word_embeddings` is left out, from the default of
@@ -90,6 +90,7 @@ KNOWN = frozenset(
         "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim rope_head_dim use_mla"
         " sliding_window use_sliding_window max_window_layers sliding_window_pattern _sliding_window_pattern"
         " interleaved_sliding_window layer_types mlp_only_layers moe_layers moe_layers_enum mlp_layer_types"
+        " global_head_dim num_global_key_value_heads attention_k_eq_v enable_moe_block"
         " attention_chunk_size no_rope_layers no_rope_layer_interval quantization_config compression_config"
         " n_group topk_group num_expert_group ep_size norm_topk_prob use_qk_norm original_max_position_embeddings"
         " initial_context_length max_model_len n_ctx num_labels num_logits_to_keep num_return_sequences"
@@ -185,8 +186,6 @@ class _Config:
         layers, hidden, heads = (self.need(name) for name in ("layers", "hidden", "q_heads"))
         kv = self.count("kv_heads") or (1 if self.keys.get("multi_query") is True else heads)
         latent = self.latent()
-        if heads % kv:
-            raise self.wrong(f"{heads} attention heads do not divide among {kv} KV heads")
         if (dim := self.count("head_dim")) is None:
             if hidden % heads and latent is None:
                 raise self.wrong(f"no head_dim, and hidden_size {hidden} does not divide among {heads} heads")
@@ -198,6 +197,7 @@ class _Config:
             self.count("context") or self.rope_context(), experts=experts, latent=latent, sliding=self.sliding(layers),
             other_bytes=2 * self.vision(hidden),
         )  # fmt: skip
+        shape = bounds.sound(self.unlike(shape), self.where)
         draft = 2 * self.draft(shape)
         full = quantised.of_checkpoint(shape, {**self.raw, **self.keys}, beside, self.where)
         if full.formats is not None and draft:  # a draft layer is stored as the others are
@@ -281,6 +281,8 @@ class _Config:
             shared = (self.count("shared") or 0) * width
             if not shared and str(self.keys.get("model_type", "")).startswith("llama4"):
                 shared = width  # its one shared expert is in no key
+            if self.keys.get("enable_moe_block") is True:  # Gemma 4: a dense FFN beside the experts of each layer
+                shared = self.whole("intermediate_size", "ffn")
         with_experts = self.with_experts(layers)
         return Experts(with_experts, count, top, width, shared) if with_experts else None
 
@@ -348,6 +350,27 @@ class _Config:
                 slide = layers - (layers // every if isinstance(every, int) and every > 1 else 0)
         tokens = window or chunk
         return Sliding(slide, tokens) if slide and tokens else None
+
+    def unlike(self, shape: Shape) -> Shape:
+        """Return a shape whose layers that do not slide have the heads that a config states for them alone.
+
+        As in transformers, their KV heads count only where keys serve as values (`attention_k_eq_v`).
+        """
+        same, near = self.keys.get("attention_k_eq_v", False), shape.sliding
+        if not isinstance(same, bool):
+            raise self.wrong(f"attention_k_eq_v is {shown(same)}, not true or false")
+        if str(self.keys.get("model_type", "")).startswith("gemma4") and "global_head_dim" not in self.keys:
+            raise self.wrong("no global_head_dim")
+        if (near and near.layers) == shape.layers or not (same or "global_head_dim" in self.keys):
+            return shape
+        dim = self.whole("global_head_dim", "head_dim") if "global_head_dim" in self.keys else shape.head_dim
+        kv = shape.kv_heads
+        if same and "num_global_key_value_heads" in self.keys:
+            kv = self.whole("num_global_key_value_heads", "kv_heads")
+        return shape._replace(
+            kv_heads=kv, head_dim=dim, keys_as_values=same,
+            sliding=near and near._replace(kv_heads=shape.kv_heads, head_dim=shape.head_dim),
+        )  # fmt: skip
 
     def window(self, key: str) -> int | None:
         """Return the tokens of a window; None where there is none, or it is 0."""

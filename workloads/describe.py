@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.policy.parameters import parameters, stored_bytes
+from harness.policy.parameters import kept_numbers, kv_numbers, parameters, stored_bytes
 from harness.policy.types import Shape, UserError
 from workloads import checkpoint
 
@@ -38,20 +38,20 @@ def line(path: Path) -> str:
 def words(shape: Shape) -> str:
     """Describe a shape."""
     count, moe = sum(parameters(shape)) / 1e9, shape.experts
-    kv = shape.layers * (
-        shape.latent.kv_rank + shape.latent.rope_dim if shape.latent else 2 * shape.kv_heads * shape.head_dim
-    )
     parts = [
         f"{count:.2f} B parameters",
         f"{stored_bytes(shape) / 1e9:.2f} GB",
-        f"{kv * KV[shape.kv_format]} B of KV a token",
+        f"{KV[shape.kv_format] * kv_numbers(shape)} B of KV a token",
     ]
     if moe is not None:
         parts.append(f"{moe.top} of {moe.routed} experts in {moe.layers} of {shape.layers} layers")
     if shape.latent is not None:
         parts.append("latent attention")
     if shape.sliding is not None:
-        parts.append(f"{shape.sliding.layers} sliding layers of {shape.sliding.tokens}")
+        left = KV[shape.kv_format] * kept_numbers(shape)
+        parts.append(
+            f"{shape.sliding.layers} sliding layers of {shape.sliding.tokens} tokens, beyond which {left} B stay"
+        )
     if shape.formats is not None:
         parts.append("/".join(dict.fromkeys(entry.name for entry in shape.formats)))
     return ", ".join(parts)

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from harness.policy.fields import meant
-from harness.policy.parameters import attention, parameters
+from harness.policy.parameters import alike, attention, parameters
 from harness.policy.types import Format, Formats, Shape, UserError
 from workloads.patterns import Pattern, Steps, Unbounded
 
@@ -90,7 +90,9 @@ def modules(shape: Shape) -> dict[str, list[tuple[str, int]]]:
 
     return {
         "attention": [
-            (f"model.layers.{i}.self_attn.{name}", n) for i in range(shape.layers) for name, n in attention(shape)
+            (f"model.layers.{i}.self_attn.{name}", n)
+            for i, part in enumerate(part for part in alike(shape) for _ in range(part.layers))
+            for name, n in attention(part)
         ],
         "ffn": ffn("", range(dense), count.ffn),
         "experts": ffn(".experts.0", range(dense, shape.layers), count.experts),

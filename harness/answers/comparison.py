@@ -24,6 +24,7 @@ from harness.policy.types import GIB
 from harness.rows import estimate, record, setting, statistics, tidy
 from harness.rows.checked import checked, note
 from harness.rows.estimate import Estimate
+from harness.rows.vetted import IN_PART, UNCHECKED
 from harness.run import room, streams
 from harness.run.room import Remedy
 from harness.run.server_line import server_line
@@ -399,7 +400,8 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
         "control": system.control,
         "infeasible": system.infeasible,
         "invalid": system.invalid,
-        "unchecked": system.unchecked,
+        "unchecked": system.check == UNCHECKED,
+        "checked_in_part": system.check == IN_PART,
         "unserved": system.unserved,
         "rate_scale": shown.rate_scale,
         "offered_rps": shown.offered_rps,

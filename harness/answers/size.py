@@ -23,7 +23,7 @@ from harness.study.size_binds import Hour, misses, summed
 from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Why
 from harness.study.study import named
-from harness.study.table import of_unchecked
+from harness.study.table import of_partly, of_unchecked
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "one count lower")
 MONTH_DAYS = 365 / 12
@@ -229,6 +229,8 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
     of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
     for label, name in of_unchecked(of).items():
         yield "unchecked", f"{label}, {check_command(name)}"
+    for label, part in of_partly(of).items():
+        yield "checked in part", f"{label}: no case of bench check reached {part}"
     for curve in sized.curves.values():
         if curve.stopped and not curve.tried and sized.rules and curve.kind not in sized.rules:
             refused.setdefault(curve.kind, curve.stopped)

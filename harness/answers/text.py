@@ -28,7 +28,7 @@ from harness.study import claims
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
 from harness.study.study import AA
-from harness.study.table import unchecked
+from harness.study.table import marks, partly, unchecked
 
 SIDES = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}
 _row = itemgetter("row")  # of a panel
@@ -283,15 +283,17 @@ def _bounds(about: About) -> list[str]:
 def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
     """Label a panel's systems, with their GPUs where these are not the panel's, and what marks them.
 
-    The marks are "(unchecked)", and † where a system meets no SLO of some model.
+    The marks are "(unchecked)", "(checked in part)", and † where a system meets no SLO of some model.
     """
     took: dict[str, set[int]] = {}
     for name, gpus in zip(tidy.column(rows, "label"), tidy.column(rows, "gpus"), strict=True):
         took.setdefault(name, set()).add(gpus)
-    free, late = tidy.own_gpus(took, panel["gpus"]), unchecked(rows)
+    free, late = tidy.own_gpus(took, panel["gpus"]), marks(rows)
     shown = {name: tidy.with_gpus(name, counts) if name in free else name for name, counts in took.items()}
     gone = {name for name in shown if crossings.unserved(rows, panel["axis"], name, about.definitions[0])}
-    return {name: label + " (unchecked)" * (name in late) + MARK * (name in gone) for name, label in shown.items()}
+    return {
+        name: label + f" ({late.get(name)})" * (name in late) + MARK * (name in gone) for name, label in shown.items()
+    }
 
 
 def _below(rows: pa.Table, name: str, about: About) -> str:
@@ -350,8 +352,10 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | N
 
 
 def unchecked_lines(rows: pa.Table) -> list[str]:
-    """List the labels that are marked `unchecked`, a line each with the command that checks the system."""
-    return [f"unchecked: {label}, {check_command(name)}" for label, name in sorted(unchecked(rows).items())]
+    """List the systems that `bench check` did not pass, with its command, or passed in part, a line each."""
+    late = [f"unchecked: {label}, {check_command(name)}" for label, name in sorted(unchecked(rows).items())]
+    says = "no case of bench check reached"
+    return late + [f"checked in part: {label}: {says} {part}" for label, part in sorted(partly(rows).items())]
 
 
 def _unserved(shown: Shown) -> Iterator[str]:

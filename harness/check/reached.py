@@ -1,10 +1,12 @@
 """Parts of a system's file that the cases of a check reached: lines of its functions, actions, events.
 
-A law says nothing of code that no case ran: an error raised there, or where a copy is first used, breaks no law.
+A law says nothing of code that no case ran: an error raised there, or where a copy is first used, breaks no law. Lines
+that only raise Infeasible do not count: they are reached where models have no room, and a run that ends there says so.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 from collections.abc import Iterator
@@ -26,8 +28,9 @@ class Reached:
     def __init__(self, name: str) -> None:
         """Read the file of a system, by name or path. Raises UserError, and SyntaxError where it is not Python."""
         self.file = str(system.path(name))
-        code = compile(Path(self.file).read_bytes(), self.file, "exec")
-        self._left = {_key(inner): lines for inner, lines in _functions(code)}  # lines that are still to be reached
+        tree = ast.parse(Path(self.file).read_bytes(), self.file)
+        refusals, functions = set(_refusals(tree)), _functions(compile(tree, self.file, "exec"))
+        self._left = {_key(inner): lines - refusals for inner, lines in functions}  # still to be reached
         self._lines = {line for lines in self._left.values() for line in lines}
         self._ran = set[int]()
         self._uses, self._needs, self._hears, self._heard = set[str](), set[str](), set[str](), set[str]()
@@ -86,6 +89,15 @@ class Reached:
 
 def _key(code: CodeType) -> tuple[str, int]:
     return code.co_qualname, code.co_firstlineno
+
+
+def _refusals(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines of statements that raise Infeasible."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            name = node.exc.func
+            if isinstance(name, ast.Name) and name.id == "Infeasible":
+                yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def _functions(code: CodeType) -> Iterator[tuple[CodeType, set[int]]]:

@@ -23,6 +23,7 @@ from harness.loop import strangers
 from harness.loop.interrupted import Terminated, came, terminable
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
+LEAST_BYTES = 3 << 30  # of addresses: libraries reserve more than they use, and below crash or wait for ever
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
     "compare": ("compare.compare", "Compare systems on a trace: SLOs, latency, highest rate."),
     "size": ("size.size", "Find the fewest GPUs, and what they cost."),
@@ -91,6 +92,8 @@ class Bench(click.Group):
 
             raise UserError(f"bench {args[0]} is {now} now")
         name, _, rest = super().resolve_command(ctx, args)
+        if not {"-h", "--help"} & {*rest}:
+            _room()
         return name, load(name) if name else None, rest
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -184,6 +187,19 @@ def _typed(args: list[str]) -> None:
         os.getcwd()  # noqa: PTH109 - as below, without a path
     except FileNotFoundError:
         raise UserError("the folder that this is run in is gone: cd to one that is there") from None
+
+
+def _room() -> None:
+    """Raise UserError where a process may have fewer addresses than its libraries reserve."""
+    import resource
+
+    from harness.policy.types import UserError
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < LEAST_BYTES:
+        raise UserError(
+            f"ulimit -v is {limit >> 10}, the bench needs {LEAST_BYTES >> 10}: raise it, or limit memory by a cgroup"
+        )
 
 
 def _surrogate(word: str) -> bool:

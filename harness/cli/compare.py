@@ -223,7 +223,6 @@ def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, eve
     """Print the answer on one screen."""
     from harness.answers import comparison
     from harness.study import bound, sensitivity
-    from harness.study.table import partly
 
     if sentence := comparison.answer(measured, shown, rule):
         prose(sentence)
@@ -237,8 +236,6 @@ def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, eve
         prose(above)
     for note in comparison.notes(measured, shown, rule):
         prose(note)
-    for label, part in partly(measured.table).items():
-        prose(f"checked in part: {label}: no case of bench check reached {part}")
     if sentence := sensitivity.sentence_of(measured.folder):
         prose(sentence)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""

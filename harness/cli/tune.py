@@ -103,7 +103,7 @@ def _lines(tuned: Tuned, every: bool) -> Sequence[str]:
         gain = draw.gain.times(100).text(POINTS._replace(decimals=2))
         name, held, score = f"{k}{star}", f"{100 * draw.held:.2f}", f"{100 * draw.score:.2f}"
         rows.append((name, held, gain, score, shown(draw.fields)))
-    mark = " (unchecked)" if vetted.unchecked([tuned.system]) else ""
+    mark = f" ({vetted.mark(tuned.system)})" if vetted.mark(tuned.system) else ""
     why = f"draw {tuned.chosen} is chosen" if tuned.chosen else "the defaults stay: no draw is better"
     why = f"{why} (of {len(tuned.draws)} draws); regret of the defaults {100 * tuned.regret:.2f} points"
     return [f"{tuned.system}{mark}: {why}", *aligned(rows, None if every else room())]

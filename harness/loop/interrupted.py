@@ -7,18 +7,19 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT came while a policy was asked: what it raises by itself is its fault, and no Ctrl-C."""
+    """SIGINT came, also while a policy was asked: a KeyboardInterrupt that it raises by itself is its fault."""
 
 
 class Terminated(Interrupted):
     """SIGTERM came. What a Ctrl-C passes through, this does."""
 
 
+DEAF_S = 10  # for which a library may keep Python from hearing a signal
 AGAIN_S = 0.01  # after which a signal whose exception was swallowed comes again
 _CAME: set[int] = set()  # signals whose exceptions were raised within `terminable`
 
@@ -33,7 +34,8 @@ def terminable() -> Iterator[None]:
     """Raise Terminated at SIGTERM, so that what is open gets closed. Outside the main thread nothing changes.
 
     A batch system ends all processes of a job, and the parent its workers: a second SIGTERM disturbs no closing. An
-    exception that Python swallows, as it does in a `__del__`, is raised again a moment later.
+    exception that Python swallows, as it does in a `__del__`, is raised again a moment later. Where Python hears
+    nothing for `DEAF_S`, as a library waits, the process ends by the signal all the same.
     """
 
     def stop(_signum: int, _frame: FrameType | None) -> None:
@@ -41,9 +43,9 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which processes that are started now inherit
         raise Terminated
 
-    def interrupt(signum: int, frame: FrameType | None) -> None:
+    def interrupt(_signum: int, _frame: FrameType | None) -> None:
         _CAME.add(signal.SIGINT)
-        signal.default_int_handler(signum, frame)
+        raise Interrupted
 
     def swallowed(args: sys.UnraisableHookArgs) -> None:
         if not isinstance(args.exc_value, KeyboardInterrupt):
@@ -65,8 +67,42 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGINT, interrupt)
     sys.unraisablehook = swallowed
     try:
-        yield
+        with _watched({signal.SIGTERM} | ({signal.SIGINT} if usual is signal.default_int_handler else set())):
+            yield
     finally:
         sys.unraisablehook = hook
         signal.signal(signal.SIGINT, usual)
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _watched(numbers: set[signal.Signals]) -> Iterator[None]:
+    """End the process by a signal that its handler in Python does not hear, as the main thread is in a library."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    over = threading.Event()
+
+    def watch() -> None:
+        while heard := os.read(reads, 1):
+            number = heard[0]
+            for _ in range(DEAF_S if number in numbers else 0):  # each takes the interpreter from a library that has it
+                if over.wait(1.0) or number in _CAME:
+                    break
+            else:
+                if number in numbers:
+                    os.write(2, b"interrupted: a library did not return; finished runs are kept\n")
+                    os._exit(128 + number)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    with suppress(RuntimeError):  # no room for a thread
+        thread.start()
+    before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        over.set()
+        os.close(writes)
+        if thread.ident is not None:
+            thread.join()
+        os.close(reads)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.policy.types import Shape
+from harness.policy.types import Shape, Sliding
 
 PLAIN_BYTES = 2  # of a number in 16 bits
 
@@ -37,7 +37,7 @@ def parameters(shape: Shape, tp: int = 1) -> Parameters:
     dealt = min(shape.ep, tp)
     matrix = d * -(-shape.vocab // tp)
     return Parameters(
-        shape.layers * sum(count for _, count in attention(shape, tp)),
+        sum(part.layers * sum(count for _, count in attention(part, tp)) for part in alike(shape)),
         dense * mats * d * -(-shape.ffn // tp),
         moe.layers * -(-moe.routed // dealt) * mats * d * -(-moe.ffn // (tp // dealt)) if moe else 0,
         moe.layers * mats * d * -(-moe.shared_ffn // tp) if moe else 0,
@@ -62,13 +62,53 @@ def attention_gpus(shape: Shape, tp: int) -> int:
     return max(1, tp // shape.dp)
 
 
+def kv_numbers(shape: Shape, tp: int = 1) -> int:
+    """Return how many numbers of KV a token has on each GPU of a group of `tp`, in all layers.
+
+    Keys and values are two vectors also where one projection makes both, as only keys are rotated.
+    """
+    if shape.latent is not None:
+        return shape.layers * (shape.latent.kv_rank + shape.latent.rope_dim)
+    cut = attention_gpus(shape, tp)
+    return sum(2 * part.layers * max(1, part.kv_heads // cut) * part.head_dim for part in alike(shape))
+
+
+def kept_numbers(shape: Shape) -> int:
+    """Return `kv_numbers` of a token that has left the window of sliding layers."""
+    if shape.sliding is None:
+        return kv_numbers(shape)
+    rest = alike(shape)[-1]
+    return kv_numbers(rest._replace(layers=shape.layers - shape.sliding.layers, sliding=None))
+
+
+def alike(shape: Shape) -> tuple[Shape, ...]:
+    """Return a shape's layers as shapes whose attention is the same in each layer but for the window.
+
+    That is the shape itself, or those of its layers that slide and the others, where their heads differ.
+    """
+    near = shape.sliding
+    if near is None or (near.kv_heads is near.head_dim is None and not shape.keys_as_values):
+        return (shape,)
+    return (
+        shape._replace(
+            layers=near.layers,
+            kv_heads=near.kv_heads or shape.kv_heads,
+            head_dim=near.head_dim or shape.head_dim,
+            sliding=Sliding(near.layers, near.tokens),
+            keys_as_values=False,
+        ),
+        shape._replace(layers=shape.layers - near.layers, sliding=None),
+    )
+
+
 def attention(shape: Shape, tp: int = 1) -> list[tuple[str, int]]:
-    """List the matrices of a layer's attention by name, with their parameters on each GPU."""
+    """List the matrices of a layer's attention by name, with their parameters on each GPU; of shapes that are alike."""
     tp = attention_gpus(shape, tp)
     d, heads = shape.hidden, shape.q_heads // tp
     if (mla := shape.latent) is None:
         kv, head = max(1, shape.kv_heads // tp), d * shape.head_dim
-        return [("q_proj", heads * head), ("k_proj", kv * head), ("v_proj", kv * head), ("o_proj", heads * head)]
+        values = [] if shape.keys_as_values else [("v_proj", kv * head)]
+        return [("q_proj", heads * head), ("k_proj", kv * head), *values, ("o_proj", heads * head)]
     query = heads * (mla.nope_dim + mla.rope_dim)
     queries = (
         [("q_a_proj", d * mla.q_rank), ("q_b_proj", mla.q_rank * query)] if mla.q_rank else [("q_proj", d * query)]

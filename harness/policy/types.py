@@ -178,6 +178,8 @@ class Sliding(NamedTuple):
 
     layers: int
     tokens: int
+    kv_heads: int | None = None  # of these layers; None: the shape's
+    head_dim: int | None = None
 
 
 class Shape(NamedTuple):
@@ -198,6 +200,7 @@ class Shape(NamedTuple):
     experts: Experts | None = None
     latent: Latent | None = None
     sliding: Sliding | None = None
+    keys_as_values: bool = False  # layers that do not slide have no value projection; their KV has both all the same
     formats: Formats | None = None  # None: all in bf16
     kv_format: str = "bf16"  # of the KV cache: "bf16" or "fp8", on a processor "fp32"
     other_bytes: int = 0  # of weights that no text step reads: a vision tower

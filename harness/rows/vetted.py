@@ -21,6 +21,7 @@ from harness.rows.stored import TEXTS
 from harness.store import digest
 
 SHIPPED = ROOT / "systems" / "checked.toml"
+UNCHECKED, IN_PART = "unchecked", "checked in part"  # marks of rows
 LAWS = ROOT / "harness" / "check"
 HEAD = """\
 # SHA-256 of each system's file as it was when it last passed `bench check`.
@@ -49,6 +50,13 @@ def unreached(name: str) -> str:
         return TEXTS.read(note) if name.endswith(".py") and TEXTS.current(note, {}) is not None else ""
     except (UserError, OSError, UnicodeDecodeError):
         return ""
+
+
+def mark(name: str) -> str:
+    """Return the mark of a system's rows: UNCHECKED, IN_PART where no case reached all of its file, "" otherwise."""
+    if unchecked([name]):
+        return UNCHECKED
+    return IN_PART if unreached(name) else ""
 
 
 def unchecked(names: Iterable[str]) -> list[str]:

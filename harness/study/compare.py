@@ -132,11 +132,11 @@ def silent(systems: Collection[str]) -> tuple[str, ...]:
 def summary(table: pa.Table, about: About, rule: str) -> Summary:
     """Summarize a comparison at its most telling rate, from its table and facts."""
     from harness.study.summary import summarize
-    from harness.study.table import unchecked
+    from harness.study.table import marks
 
     names = list(about.systems)
     (panel,) = about.panels
-    return summarize(table, names, rule, about.level, controls=silent(names), unchecked=unchecked(table),
+    return summarize(table, names, rule, about.level, controls=silent(names), checks=marks(table),
                      halves=panel["halves"], bound=about.bound, subject=asker(about))  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -101,7 +102,7 @@ class SystemSummary:
     infeasible: bool  # some run has no room: then there are no values
     values: Mapping[str, Estimate | None]  # by the column's key
     invalid: bool = False  # of runs on real servers: some measured something else
-    unchecked: bool = False  # its file, as it is now, has not passed `bench check`
+    check: str = ""  # the mark of its file: "unchecked" by `bench check` as it is now, or "checked in part"
     unserved: str = ""  # the models of which it meets no SLO, in words: "4 of 16 models at 0 %"
 
     @property
@@ -138,10 +139,11 @@ class Summary:
     def name(self, system: SystemSummary) -> str:
         """Return the label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`.
 
-        It also says where the system does not fit, is invalid or unchecked, or (†) meets no SLO of some model.
+        It also says where the system does not fit, is invalid, unchecked or checked in part, or (†) meets no SLO of
+        some model.
         """
         label = system.label if system.gpus == self.gpus else tidy.with_gpus(system.label, [system.gpus])
-        marks = {"does not fit": system.infeasible, "invalid": system.invalid, "unchecked": system.unchecked}
+        marks = {"does not fit": system.infeasible, "invalid": system.invalid, system.check: bool(system.check)}
         return label + "".join(f" ({mark})" for mark, holds in marks.items() if holds) + MARK * bool(system.unserved)
 
     @property
@@ -182,15 +184,16 @@ def summarize(
     level: float,
     *,
     controls: Collection[str] = (),
-    unchecked: Collection[str] = (),
+    checks: Mapping[str, str] = MappingProxyType({}),
     halves: Sequence[Collection[int]] = (),
     bound: Mapping[str, Any] | None = None,
     subject: str = "",
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
-    `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so. What ran on
-    another number of GPUs than two or more contestants (`contiguous` has one a model) contends for nothing either.
+    `order` lists the labels; `controls` those that contend for nothing, `checks` has the marks of files by label. What
+    ran on another number of GPUs than two or more contestants (`contiguous` has one a model) contends for nothing
+    either.
     `halves` are the seeds that replay either half of a real trace: two case studies, of which there is no interval.
     `bound` is that of run/bound.py: above its `rate_scale` no policy attains `level` on its `gpus`. `subject` is the
     label that the answer is about, the first where it is not named.
@@ -216,7 +219,7 @@ def summarize(
             if label in unfit
             else _values(points.row(label, shown, wanted), label, definition, level, panel, (table, *sides)),
             label in invalid,
-            label in unchecked,
+            checks.get(label, ""),
             "" if label in unfit else crossings.unserved(table, "rate_scale", label, definition),
         )
         for label in labels

@@ -45,6 +45,12 @@ def unchecked(rows: pa.Table) -> dict[str, str]:
     return of_unchecked(dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True)))
 
 
+def marks(rows: pa.Table) -> dict[str, str]:
+    """Return the mark of each label that has one: its system's file is unchecked, or checked in part."""
+    systems = dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True))
+    return {label: mark for label, name in systems.items() if (mark := vetted.mark(name))}
+
+
 def of_unchecked(systems: Mapping[str, str]) -> dict[str, str]:
     """Return those of some systems by label whose file has not passed `bench check`."""
     late = set(vetted.unchecked(systems.values()))
@@ -53,7 +59,11 @@ def of_unchecked(systems: Mapping[str, str]) -> dict[str, str]:
 
 def partly(rows: pa.Table) -> dict[str, str]:
     """Return the labels of systems that passed `bench check` in part: what of their file no case of it reached."""
-    systems = dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True))
+    return of_partly(dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True)))
+
+
+def of_partly(systems: Mapping[str, str]) -> dict[str, str]:
+    """Return those of some systems by label that passed in part, with what of their file no case reached."""
     return {label: part for label, name in systems.items() if (part := vetted.unreached(name))}
 
 

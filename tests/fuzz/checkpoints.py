@@ -21,6 +21,9 @@ DENSE: dict[str, Any] = {
 MOE = {**DENSE, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "n_shared_experts": 1,
        "first_k_dense_replace": 1, "decoder_sparse_step": 1, "mlp_only_layers": [0]}  # fmt: skip
 MLA = {**DENSE, "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+GEMMA = {**DENSE, "model_type": "gemma4_text", "global_head_dim": 64, "num_global_key_value_heads": 1,
+         "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
+         "moe_intermediate_size": 128}  # fmt: skip
 QUANTISED = [
     {"quant_method": "fp8", "weight_block_size": [128, 128], "ignored_layers": ["re:.*gate", "lm_head"]},
     {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*q_proj": {}}},
@@ -29,7 +32,7 @@ QUANTISED = [
     {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head*"]},
 ]  # fmt: skip
 SEEN = {"vision_config": {"hidden_size": 64, "depth": 2, "patch_size": 14, "mlp_ratio": 4.0, "intermediate_size": 128}}
-DIMENSIONS = {key for key, value in (DENSE | MOE | MLA).items() if type(value) is int}
+DIMENSIONS = {key for key, value in (DENSE | MOE | MLA | GEMMA).items() if type(value) is int}
 WRONG = {repr(odd) for odd in (-1, True, 1.5, [1], {"a": 1}, 10**9, 10**30, 1e300)}  # whatever the dimension
 BESIDE = ("{", "[]", "3", '{"metadata": []}', '{"metadata": {"total_size": "x"}}', "[" * 5000, "\x00",
           '{"quantization": []}', '{"quantization": {"quant_algo": 7}}', '{"top_p": "x"}')  # fmt: skip
@@ -42,6 +45,7 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
         ("dense", DENSE),
         ("moe", MOE),
         ("mla", MLA),
+        ("gemma", GEMMA),
         ("seen", {**DENSE, **SEEN}),
     ]
     configs += [(f"quant{k}", {**DENSE, "quantization_config": each}) for k, each in enumerate(QUANTISED)]

@@ -72,12 +72,15 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
             for table in (cost, gemm, head, dec_rate, pre_rate, kernels):
                 table[i] = table[same]
             continue
-        L, d = shape.layers, shape.head_dim
+        L = shape.layers
         c = cost[i]
         c["kbytes"] = shapes.kv_token_bytes(shape, tp)  # also refuses a degree that heads do not divide by
-        heads, kv = shapes.heads_of(shape, tp)
+        kinds = parameters.alike(shape)
+        widths = [(kind.layers * kind.head_dim, *shapes.heads_of(kind, tp)) for kind in kinds]
+        queries, keys = sum(d * heads for d, heads, _ in widths), sum(d * kv for d, _, kv in widths)
         n, k = np.array(gemms(shape, tp)).T
-        plain = shape.experts is None and shape.formats is None and shape.latent is None and shape.dp == 1
+        plain = shape.experts is None and shape.formats is None and shape.latent is None
+        plain = plain and shape.dp == len(kinds) == 1
         products = (gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1) if plain  # the order of sums keeps its bits
                     else products_s(q, spec, shape, tp, m))  # fmt: skip
         layer = products + small_s(q["small"], spec, shape, tp, m)
@@ -97,15 +100,12 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         if (moe := shape.experts) is not None:
             each = parameters.parameters(shape, tp).experts * shapes.format_of(shape, "experts").weight_bytes
             c["xbytes"], c["xmiss"] = each, 1 - moe.top / moe.routed
-        c["fl_tok"], c["fl_area"] = 2 * weights, 4 * L * heads * d / shape.dp
+        c["fl_tok"], c["fl_area"] = 2 * weights, 4 * queries / shape.dp
         c["flops"] = q["gemm"]["best_flops_frac"] * spec.flops
         c["hbm"] = min(spec.hbm, max(large_gemm, h.scale_decode * c["kbytes"] / c["dec2"]))
         dec_rate[i], pre_rate[i] = _share_rates(q, spec, shape, tp, h)
         c["layers"] = L
-        c["query_bytes"], c["result_bytes"] = (
-            BF16 * L * d * (heads + 2 * kv) / shape.dp,
-            BF16 * L * d * heads / shape.dp,
-        )
+        c["query_bytes"], c["result_bytes"] = BF16 * (queries + 2 * keys) / shape.dp, BF16 * queries / shape.dp
         before, after = layer_kernels_s(q, spec, shape, tp, GRID)
         parts = np.stack([*before, *after], axis=1)
         kernels[i, :, : parts.shape[1]] = parts / parts.sum(axis=1, keepdims=True)

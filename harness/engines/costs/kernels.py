@@ -11,7 +11,7 @@ from harness.engines.costs import experts
 from harness.engines.costs.correction import correction
 from harness.engines.costs.quantities import F8, GpuSpec, Toml
 from harness.engines.costs.shapes import KV_BYTES, format_of, heads_of
-from harness.policy.parameters import attention_gpus
+from harness.policy.parameters import alike, attention_gpus
 from harness.policy.types import Experts, Format, Latent, Shape, UserError
 
 BF16 = 2  # bytes
@@ -130,9 +130,10 @@ def prefill_s(
 
 def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
     """Return the seconds a layer of the two norms, rope, activation and cache write of `m` tokens."""
-    queries, kv = heads_of(shape, tp)
+    each = [(part, heads_of(part, tp)) for part in alike(shape)]
+    numbers = sum(part.layers * (heads + 2 * kv) * part.head_dim for part, (heads, kv) in each) / shape.layers
     wide = (3 if shape.gated else 2) * (shape.ffn if shape.experts is None else shape.experts.shared_ffn) / tp
-    token = BF16 * (8 * shape.hidden + 2 * (queries + 2 * kv) * shape.head_dim)
+    token = BF16 * (8 * shape.hidden + 2 * numbers)
     moved = in_group(shape, m) * token + m * (BF16 * wide)
     return cast("F8", np.maximum(q["floor_s"], moved / (q["hbm_frac"] * spec.hbm)))
 
@@ -200,7 +201,7 @@ def gemms(shape: Shape, tp: int) -> Gemms:
     heads, kv = heads_of(shape, tp)
     ffn = shape.ffn / tp
     return Gemms(
-        ((heads + 2 * kv) * shape.head_dim, shape.hidden),
+        ((heads + (1 if shape.keys_as_values else 2) * kv) * shape.head_dim, shape.hidden),
         (shape.hidden, heads * shape.head_dim),
         ((2 if shape.gated else 1) * ffn, shape.hidden),
         (shape.hidden, ffn),
@@ -230,6 +231,8 @@ def decode_attention_s(
     """Return the seconds of all layers' decode attention; sliding layers read no more than their window."""
     if shape.latent is not None:
         return shape.layers * _latent_decode_s(spec, shape, tp, B, ctx, part)
+    if len(kinds := alike(shape)) > 1:
+        return sum((decode_attention_s(q, spec, kind, tp, B, ctx, part) for kind in kinds), start=np.zeros(()))
     (heads, kv), d = heads_of(shape, tp), shape.head_dim
     B, wide = in_group(shape, B), KV_BYTES[shape.kv_format]
     if shape.sliding is None:
@@ -245,6 +248,8 @@ def prefill_attention_s(
     """Return the seconds of all layers' causal attention over n prompts of `tokens` tokens."""
     if shape.latent is not None:
         return shape.layers * _latent_prefill_s(spec, shape, tp, n, tokens, part)
+    if len(kinds := alike(shape)) > 1:
+        return sum((prefill_attention_s(q, spec, kind, tp, n, tokens, part) for kind in kinds), start=np.zeros(()))
     (heads, kv), d = heads_of(shape, tp), shape.head_dim
     whole = prefill_s(q["prefill"], spec, in_group(shape, n), tokens, heads, kv, d, part)
     if shape.sliding is None:
@@ -304,10 +309,13 @@ def kernel_products_s(
     Of a mixture, the router counts to the output's, shared and routed experts to gate and up's and down's.
     """
     attention, dense = format_of(shape, "attention"), format_of(shape, "ffn")
-    qkv, out, up, down = gemms(shape, tp)
+    _, _, up, down = gemms(shape, tp)
     mine = in_group(shape, m)
-    first = product_s(q, spec, attention, mine, *qkv, part)
-    after = product_s(q, spec, attention, mine, *out, part)
+    first, after = np.zeros(()), np.zeros(())
+    for kind in alike(shape):
+        share, (qkv, out, _, _) = kind.layers / shape.layers, gemms(kind, tp)
+        first = first + share * product_s(q, spec, attention, mine, *qkv, part)
+        after = after + share * product_s(q, spec, attention, mine, *out, part)
     if (mla := shape.latent) is not None:
         heads = heads_of(shape, tp)[0]
         query = heads * (mla.nope_dim + mla.rope_dim)

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 from harness.engines.costs.shapes import BF16
-from harness.policy.parameters import attention_gpus
+from harness.policy.parameters import alike, attention_gpus
 from harness.policy.types import GIB, MIB, Shape
 
 # What a step loads outside of the allocator (cuBLAS, kernels): "non-torch forward increase" of 0.14 GiB on H100
@@ -72,7 +72,7 @@ class Memory(NamedTuple):
 def parts(shape: Shape, tp: int, tokens: int, seqs: int, graphs: bool) -> Parts:
     """Return the memory of a model's process, by the formula of this module."""
     cut = attention_gpus(shape, tp)
-    attention = 2 * shape.head_dim * (shape.q_heads // cut + max(1, shape.kv_heads // cut))
+    attention = max(2 * s.head_dim * (s.q_heads // cut + max(1, s.kv_heads // cut)) for s in alike(shape))
     ffn = (3 if shape.gated else 2) * -(-shape.ffn // tp)
     layer = tokens * BF16 * (shape.hidden + max(ffn, attention))
     sampler = min(seqs, tokens) * shape.vocab * SAMPLER_BYTES

@@ -13,6 +13,7 @@ from harness.engines.costs import shapes
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.kernels import decode_s, layer_kernels_s, part_of
 from harness.engines.costs.quantities import F8, GpuSpec, Toml, Way
+from harness.policy.parameters import alike
 from harness.policy.types import Gpus, Host, Inst, Shape, UserError
 
 
@@ -106,6 +107,7 @@ class TableProfile:
             return solo
         if not self.quantities:  # measured whole
             return solo / float(np.interp(sms / self.spec.sms, self._row(inst).share, self._row(inst).pre_rate))
+        shape = alike(shape)[-1]
         heads, kv = shapes.heads_of(shape, tp)
         at = self.quantities["decode"], self.spec, seqs, ctx_tokens / seqs, heads, kv, shape.head_dim
         part = part_of(self.quantities["share"], np.array(sms / self.spec.sms))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.policy.parameters import attention, attention_gpus, parameters, stored_bytes
+from harness.policy.parameters import alike, attention, attention_gpus, kv_numbers, parameters, stored_bytes
 from harness.policy.types import Format, Formats, Shape, UserError
 
 BF16 = 2  # bytes
@@ -50,6 +50,8 @@ def beyond_dense(shape: Shape) -> str | None:
         return "latent attention"
     if shape.sliding is not None:
         return "sliding layers"
+    if shape.keys_as_values:
+        return "attention without value projections"
     if shape.formats is not None:
         return f"weights in {format_of(shape, 'attention').name}"
     return None if shape.kv_format == "bf16" else f"a KV cache in {shape.kv_format}"
@@ -69,11 +71,7 @@ def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
     groups. Sequences are taken as balanced over them, so that each GPU has a share of every token.
     """
     _check(shape, tp)
-    if shape.latent is not None:
-        each = shape.layers * (shape.latent.kv_rank + shape.latent.rope_dim)
-    else:
-        each = 2 * shape.layers * max(1, shape.kv_heads // attention_gpus(shape, tp)) * shape.head_dim
-    return -(-KV_BYTES[shape.kv_format] * each // min(shape.dp, tp))
+    return -(-KV_BYTES[shape.kv_format] * kv_numbers(shape, tp) // min(shape.dp, tp))
 
 
 def degrees(shape: Shape) -> tuple[int, ...]:
@@ -87,13 +85,14 @@ def parts_by_weights(shape: Shape) -> tuple[list[float], list[float]]:
     It stands in where nothing tells kernels apart: on a machine that was measured whole. Of a mixture, the experts of
     a token count.
     """
-    *before, out = (count for _, count in attention(shape))
+    each = [[count * part.layers / shape.layers for _, count in attention(part)] for part in alike(shape)]
+    before, out = sum(sum(part[:-1]) for part in each), sum(part[-1] for part in each)
     width, moe = float(shape.ffn), shape.experts
     if moe is not None:
         dense = (shape.layers - moe.layers) * shape.ffn
         width = (dense + moe.layers * (moe.top * moe.ffn + moe.shared_ffn)) / shape.layers
     down = shape.hidden * width
-    weights = [sum(before), out, (2 if shape.gated else 1) * down, down]
+    weights = [before, out, (2 if shape.gated else 1) * down, down]
     first, *after = (size / sum(weights) for size in weights)
     return [first], after
 
@@ -103,10 +102,11 @@ def _undivided(shape: Shape, tp: int) -> str | None:
     for name, parts in (("dp", shape.dp), ("ep", shape.ep)):
         if tp > 1 and tp % parts:
             return f"{name}={parts} does"
-    kv = 1 if shape.latent is not None else shape.kv_heads
     cut = attention_gpus(shape, tp)
-    if not (tp >= 1 and shape.q_heads % cut == 0 and (kv % cut == 0 or cut % kv == 0)):
-        return f"{shape.q_heads} heads and {shape.kv_heads} KV heads do"
+    for part in alike(shape):
+        kv = 1 if shape.latent is not None else part.kv_heads
+        if not (tp >= 1 and shape.q_heads % cut == 0 and (kv % cut == 0 or cut % kv == 0)):
+            return f"{shape.q_heads} heads and {part.kv_heads} KV heads do"
     if (moe := shape.experts) is not None:
         unit = BLOCK if format_of(shape, "experts").name == "fp8_block" else 1
         each = tp // min(shape.ep, tp)

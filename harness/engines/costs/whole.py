@@ -169,7 +169,9 @@ class Machine:
             return shape
         dimensions = asdict(network)
         numbers = dimensions.pop("number_bytes")
-        dense = shape._replace(**dimensions, experts=None, latent=None, sliding=None, other_bytes=0)
+        dense = shape._replace(
+            **dimensions, experts=None, latent=None, sliding=None, keys_as_values=False, other_bytes=0
+        )
         return shapes.in_numbers(dense, numbers)
 
 

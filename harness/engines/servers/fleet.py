@@ -414,7 +414,15 @@ class Fleet:
                 up.tries += 1
                 self.start(up)
             else:
-                yield self._dead(up, str(word[1]))
+                yield self._dead(up, self._refused(up, word[1]))
+
+    def _refused(self, up: Up, error: UserError) -> str:
+        """Return why a server is given up: of an order that it did not obey, whose server, which order, and its log."""
+        if up.state not in {"waking", "falling asleep"}:
+            return str(error)
+        why = f"the server of {up.inst.model} on GPU {_gpu_text(up.inst)} did not {DOES[up.state]}: {error}"
+        last = up.process.last_lines() if up.process is not None else ""
+        return f"{why}; its log ends with:\n{last}" if last else why
 
     def _changed(self, change: Change) -> Change:
         up, what, why = change
@@ -456,7 +464,7 @@ def tell(process: Process, asks: tuple[Ask, ...]) -> None:
         try:
             connection.request("POST", ask.path, ask.body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            text = answer.read(200).decode(errors="replace")
+            text = " ".join(answer.read(200).decode(errors="replace").split())
         except (OSError, http.client.HTTPException) as error:
             raise UserError(f"server {process.name} does not answer {ask.path}: {error}") from None
         finally:
