@@ -26,7 +26,7 @@ PY := .venv/bin/python
 BENCH := $(PY) -m harness
 LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
 IMPORTS := import torch, triton, cuda.bindings.driver
-NODES := import distributed, ray, pyarrow
+NODES := import ray, pyarrow
 DOCUMENTED = .venv/.docs-$(shell cksum <requirements-docs.lock | cut -d' ' -f1)-$(LOCK)
 TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS) $(BESIDE)' | cksum | cut -d' ' -f1)
 SERVERS := harness/engines/servers
@@ -167,10 +167,10 @@ $(SGLANG): $(VLLM) | $(READY)
 	$(call quiet,sglang,$(call sees,.venv-sglang,.venv-vllm) && $(call into,.venv-sglang) --no-deps -r $(SERVERS)/sglang.txt && \
 	.venv-sglang/bin/python -c 'import sglang.srt.multiplex.pdmux_context' && touch $@)
 
-test-cluster: cluster ## tests on clusters of this machine: two nodes of Ray, Dask; workers, nodes and heads are killed
+test-cluster: cluster ## tests on clusters of this machine: two nodes of Ray; workers, nodes and heads are killed
 	@.venv-cluster/bin/python -m pytest -q -p no:xdist -m cluster tests/cluster
 
-cluster: $(CLUSTERED) ## .venv-cluster: Ray and Dask beside .venv, for --executor (0.3 GB)
+cluster: $(CLUSTERED) ## .venv-cluster: Ray beside .venv, for --executor (0.3 GB)
 
 # Its own packages are those of the lock that .venv has not.
 $(CLUSTERED): requirements-cluster.lock | $(READY)

@@ -321,7 +321,7 @@ def _executed(ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 
 
 EXECUTOR = click.option("--executor", metavar="KIND[:ADDRESS]", callback=_executed, expose_value=False,
-                        help="Run on a cluster: ray, ray:ADDRESS or dask:ADDRESS (make cluster).")  # fmt: skip
+                        help="Run on a cluster: ray or ray:ADDRESS (make cluster).")  # fmt: skip
 
 
 WORKERS = grouped(

@@ -112,6 +112,7 @@ def stored(path: Path) -> pa.Table:
 
     Raises Damaged, also for rates, models or counts that are none, and FileNotFoundError.
     """
+    record.present(path, record.footer(path))
     table = record.table(path, STORED, absent=LATER)
     rates = table["rate_scale"]
     if not pc.all(pc.and_(pc.is_finite(rates), pc.greater(rates, 0.0)), min_count=0).as_py():
