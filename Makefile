@@ -75,14 +75,12 @@ beside = $(STUDY) --engine $(2) -o results/fig7-torch-$(1) >$(TORCH_AT)/$(1).md 
 	cp results/fig7-torch-$(1)/fig7-torch.csv $(TORCH_AT)/$(1).csv && echo && cat $(TORCH_AT)/$(1).md
 RUN-fig7-torch = $(MAKE) torch && $(BENCH) calibrate --engine torch+wide=4 --models $(SHAPES) -o $(TORCH_AT) && \
 	$(call beside,simulator,sim) && $(call beside,devices,torch)
-# Weaver's claims are about TPOT and batches, which a study does not measure.
-RUN-weaver = $(if $(FULL),echo 'weaver runs all that it has: FULL=1 adds nothing' >&2;) \
-	$(BENCH) study weaver && $(PY) -m harness.study.weaving -o plots/out && $(PY) -m plots.fig_weaver plots/out/weaver.csv
+RUN-weaver = $(BENCH) study weaver --full
 reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; FULL=1: more; fig7 ENGINE=torch
 	@$(or $(RUN-$*$(ENGINE:%=-%)),$(if $(ENGINE),$(error ENGINE=$(ENGINE) runs no $*; fig7 runs with ENGINE=torch)),$(RUN-$*),$(RUN))
 
 # What `bench study` lists, but for the torch engine's devices and what another of these targets runs as well.
-STUDIES = $(PY) -c 'from harness.study import ledger, load; print(*sorted({*load.names(), *ledger.DRIVERS}))'
+STUDIES = $(PY) -c 'from harness.study import load; print(*load.names())'
 EVERY = $(filter-out fig7-torch prism-ablations pdmux-70b,$(shell $(STUDIES)))
 reproduce-all: $(READY) ## every study that the bench has, its table in .make/tables/; hours; a second call goes on; FULL=1: more
 	@mkdir -p .make/tables; for study in $(EVERY); do from=$$(date +%s); to=.make/tables/$$study$(if $(FULL),-full).txt; \

@@ -73,9 +73,7 @@ def stems(folder: str, pattern: str = "*.toml") -> list[str]:
 
 def study_names() -> list[str]:
     """Return the names of the studies."""
-    from harness.study.ledger import DRIVERS
-
-    return sorted([*stems("harness/study/studies"), *DRIVERS])
+    return stems("harness/study/studies")
 
 
 def gpu_names() -> list[str]:
