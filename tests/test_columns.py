@@ -247,6 +247,9 @@ def test_muxserves_systems_have_what_is_their_own(monkeypatch: pytest.MonkeyPatc
         "temporal": "muxserve:original", "first-fit": "first-fit", "random": "random",
     }  # fmt: skip
     assert {name for name, spec in specs.items() if spec.batch_cap == 256} == {"spatial", "muxserve++", "alpaserve"}
+    monkeypatch.delenv("PROFILES_DIR")
+    with pytest.raises(UserError, match="the environment variable PROFILES_DIR is not set"):
+        list(panels(study, full=False))
     monkeypatch.setenv("PROFILES_DIR", str(tmp_path))
     with pytest.raises(UserError, match=r"profile .*muxserve/llama-a100-sm-share.json: No such file"):
         list(panels(study, full=False))
