@@ -26,7 +26,7 @@ PY := .venv/bin/python
 BENCH := $(PY) -m harness
 LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
 IMPORTS := import torch, triton, cuda.bindings.driver
-NODES := import distributed, ray, pyarrow
+NODES := import ray, pyarrow
 DOCUMENTED = .venv/.docs-$(shell cksum <requirements-docs.lock | cut -d' ' -f1)-$(LOCK)
 TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS) $(BESIDE)' | cksum | cut -d' ' -f1)
 SERVERS := harness/engines/servers
@@ -75,14 +75,12 @@ beside = $(STUDY) --engine $(2) -o results/fig7-torch-$(1) >$(TORCH_AT)/$(1).md 
 	cp results/fig7-torch-$(1)/fig7-torch.csv $(TORCH_AT)/$(1).csv && echo && cat $(TORCH_AT)/$(1).md
 RUN-fig7-torch = $(MAKE) torch && $(BENCH) calibrate --engine torch+wide=4 --models $(SHAPES) -o $(TORCH_AT) && \
 	$(call beside,simulator,sim) && $(call beside,devices,torch)
-# Weaver's claims are about TPOT and batches, which a study does not measure.
-RUN-weaver = $(if $(FULL),echo 'weaver runs all that it has: FULL=1 adds nothing' >&2;) \
-	$(BENCH) study weaver && $(PY) -m harness.study.weaving -o plots/out && $(PY) -m plots.fig_weaver plots/out/weaver.csv
+RUN-weaver = $(BENCH) study weaver --full
 reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; FULL=1: more; fig7 ENGINE=torch
 	@$(or $(RUN-$*$(ENGINE:%=-%)),$(if $(ENGINE),$(error ENGINE=$(ENGINE) runs no $*; fig7 runs with ENGINE=torch)),$(RUN-$*),$(RUN))
 
 # What `bench study` lists, but for the torch engine's devices and what another of these targets runs as well.
-STUDIES = $(PY) -c 'from harness.study import ledger, load; print(*sorted({*load.names(), *ledger.DRIVERS}))'
+STUDIES = $(PY) -c 'from harness.study import load; print(*load.names())'
 EVERY = $(filter-out fig7-torch prism-ablations pdmux-70b,$(shell $(STUDIES)))
 reproduce-all: $(READY) ## every study that the bench has, its table in .make/tables/; hours; a second call goes on; FULL=1: more
 	@mkdir -p .make/tables; for study in $(EVERY); do from=$$(date +%s); to=.make/tables/$$study$(if $(FULL),-full).txt; \
@@ -167,10 +165,10 @@ $(SGLANG): $(VLLM) | $(READY)
 	$(call quiet,sglang,$(call sees,.venv-sglang,.venv-vllm) && $(call into,.venv-sglang) --no-deps -r $(SERVERS)/sglang.txt && \
 	.venv-sglang/bin/python -c 'import sglang.srt.multiplex.pdmux_context' && touch $@)
 
-test-cluster: cluster ## tests on clusters of this machine: two nodes of Ray, Dask; workers, nodes and heads are killed
+test-cluster: cluster ## tests on clusters of this machine: two nodes of Ray; workers, nodes and heads are killed
 	@.venv-cluster/bin/python -m pytest -q -p no:xdist -m cluster tests/cluster
 
-cluster: $(CLUSTERED) ## .venv-cluster: Ray and Dask beside .venv, for --executor (0.3 GB)
+cluster: $(CLUSTERED) ## .venv-cluster: Ray beside .venv, for --executor (0.3 GB)
 
 # Its own packages are those of the lock that .venv has not.
 $(CLUSTERED): requirements-cluster.lock | $(READY)

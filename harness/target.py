@@ -61,8 +61,3 @@ def pin() -> None:
 def compiled() -> str:
     """Return the processor and features that numba compiles for."""
     return f"{os.environ.get('NUMBA_CPU_NAME', '')}{os.environ.get('NUMBA_CPU_FEATURES', '')}"
-
-
-def export() -> None:
-    """Print the variables for the shell that starts what imports NumPy before the bench, such as a Dask worker."""
-    print("\n".join(f"export {key}='{value}'" for key, value in variables(name(), flags()).items()))

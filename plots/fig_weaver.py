@@ -1,12 +1,8 @@
-"""Weaver's figures 4 to 7: TPOT by rate, by the share that is offloaded and by control, and highest rates.
-
-python -m harness.study.weaving -o plots/out && python -m plots.fig_weaver plots/out/weaver.csv
-"""
+"""Weaver's figures 4 to 7: TPOT by rate, by the share that is offloaded and by control, and highest rates."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from harness.policy.types import UserError
+from harness.rows import record, tidy
+from harness.rows.about import About, Panel
 from plots import form, style
 
 if TYPE_CHECKING:
@@ -32,6 +29,12 @@ NAMES: Mapping[str, str] = {  # as systems are called in other figures
     "Weaver": "weaver", "MuxServe": "muxserve:weaver", "MuxServe-Temporal": "muxserve:temporal",
     "hot model": "weaver, hot model", "cold model": "weaver, cold model",
 }  # fmt: skip
+SERIES: Mapping[str, str] = {  # by system
+    "weaver": "Weaver", "dedicated": "dedicated", "muxserve": "MuxServe", "temporal": "MuxServe-Temporal",
+}  # fmt: skip
+OFFLOADED = " % offloaded"  # the ending of such systems' names
+COLD_RPS = 1.0
+HELD = 0.98  # of the requests offered, by every seed, where a line has a point
 PAPER: Mapping[str, Mapping[str, float]] = {  # 5.1: highest rates; 5.3: 175 ms, over 4.83, and 9.5 % less
     "highest": {"dedicated": 15.0, "Weaver": 22.0},
     "control": {"CPU": 175.0, "GPU": 175.0 / 4.83, "GPU, split": 175.0 / 4.83 * (1 - 0.095)},
@@ -100,24 +103,64 @@ def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
     axis.grid(visible=False, axis="y")
 
 
-def render(path: Path, command: str) -> list[Path]:
-    """Draw a file of points to .pdf, .png and .csv of its name; returns their paths. Raises UserError."""
-    try:
-        points = pd.read_csv(path, comment="#")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
+    """Return the points of the figures: panel, series, x, seed and value; a line ends where requests pile up."""
+
+    def of(panel: Panel, system: str, measure: str, model: str) -> pd.DataFrame:
+        rows: pd.DataFrame = table[(table["condition"] == panel["condition"]) & (table["label"] == system)
+                                   & (table["definition"] == measure) & (table["model"] == model)]  # fmt: skip
+        rows = rows[["seed", "value"]]
+        return rows.sort_values("seed")
+
+    parts = []
+    for panel in about.panels:
+        for name, series, system, x, measure, model in _shown(panel, about):
+            if name in {"hot", "cold", "muxserve"} and of(panel, system, "ended", "hot")["value"].min() < HELD:
+                continue  # beyond the knee latencies measure the run time
+            parts.append(of(panel, system, measure, model).assign(panel=name, series=series, x=x))
+    every: pd.DataFrame = pd.concat(parts)[["panel", "series", "x", "seed", "value"]]
+    return every
+
+
+Shown = tuple[str, str, str, float, str, str]  # panel, series, system, x, measure and model
+
+
+def _shown(panel: Panel, about: About) -> Iterator[Shown]:
+    """Yield what the figures show of a condition."""
+    rps = panel["unit_rps"] - COLD_RPS
+    match panel["name"]:
+        case "figures 4 and 5a":
+            for name in ("weaver", "dedicated"):
+                yield from ((model, SERIES[name], name, rps, "tpot_ms", model) for model in ("hot", "cold"))
+            for name in ("weaver", "muxserve", "temporal"):
+                yield "muxserve", SERIES[name], name, rps, "tpot_ms", "hot"
+        case "15 req/s":
+            for name in (name for name in about.systems if name.endswith(OFFLOADED)):
+                share = float(name.removesuffix(OFFLOADED)) / 100.0
+                yield from (("share", f"{model} model", name, share, "tpot_ms", model) for model in ("hot", "cold"))
+        case "30 req/s":
+            for name in ("dedicated", "weaver", "muxserve", "temporal"):
+                yield "highest", SERIES[name], name, 0.0, "done_rps", "hot"
+        case "long outputs":
+            for name in ("weaver", "muxserve"):
+                yield "highest", f"{SERIES[name]}, long outputs", name, 0.0, "done_rps", "hot"
+        case "L40S, 2 req/s":
+            for series, name in (("CPU", "CPU control"), ("GPU", "unsplit"), ("GPU, split", "weaver")):
+                yield "control", series, name, 0.0, "tpot_ms", "hot"
+
+
+def draws(folder: Path) -> bool:
+    """Tell whether a folder holds Weaver's study with all that the figures show (--full)."""
+    if not (folder / record.SWEEP).is_file() or record.footer(folder / record.SWEEP).get("study") != "weaver":
+        return False
+    about = About.read(folder / record.SWEEP)
+    shown = {name for panel in about.panels for name, *_ in _shown(panel, about)}
+    return shown == set(TITLES) and {"weaver", "dedicated", "muxserve", "temporal"} <= set(about.systems)
+
+
+def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:  # noqa: ARG001 - its caption is its own
+    """Draw the study in a folder to `stem`.pdf, .png and .csv; return their paths. Raises UserError."""
+    path = folder / record.SWEEP
+    shown = points(tidy.stored(path).to_pandas(), About.read(path))
     with style.theme():
-        return style.save(draw(points), path.with_suffix(""), points, command)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """POINTS.csv."""
-    try:
-        paths = render(Path(arguments[0]), "python -m plots.fig_weaver " + " ".join(arguments))
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
-    print(" · ".join(str(path) for path in paths))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        return style.save(draw(shown), stem, shown, command)

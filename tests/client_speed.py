@@ -1,9 +1,9 @@
-"""The client's punctuality and its cost before `bench mock`: a part of `make bench`.
+"""The client's punctuality and its cost before `tests/stub.py`: a part of `make bench`.
 
 16 tokens a request, 50 ms to the first, 10 ms between. Lag: write - intended. TTFT overhead: from the client's write to
-its first chunk, less what the mock says that it took from reading the request to handing the first token to its socket.
-AIPERF and GUIDELLM, where set, are the paths of AIPerf's and GuideLLM's commands: they have rows on the same mock.
-Their lag is at the mock, against the ideal grid laid through the least late request.
+its first chunk, less what the stub says that it took from reading the request to handing the first token to its socket.
+AIPERF and GUIDELLM, where set, are the paths of AIPerf's and GuideLLM's commands: they have rows on the same stub.
+Their lag is at the stub, against the ideal grid laid through the least late request.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Row(NamedTuple):
 
 
 @contextmanager
-def mock() -> Iterator[tuple[str, int]]:
-    """Yield a mock's URL and process; argument 1 names one that already runs, with argument 2 its process."""
+def stub() -> Iterator[tuple[str, int]]:
+    """Yield a stub's URL and process; argument 1 names one that already runs, with argument 2 its process."""
     if len(sys.argv) > 2:
         yield sys.argv[1], int(sys.argv[2])
         return
-    words = ["--models", "m", "--ttft-ms", "50", "--itl-ms", "10", "--port", "0", "--with-parent"]
-    with subprocess.Popen([sys.executable, "-m", "harness", "mock", *words], stdout=subprocess.PIPE, text=True) as tool:
+    words = ["--models", "m", "--ttft-ms", "50", "--itl-ms", "10", "--with-parent"]
+    with subprocess.Popen([sys.executable, "-m", "tests.stub", *words], stdout=subprocess.PIPE, text=True) as tool:
         assert tool.stdout is not None
         try:
             yield tool.stdout.readline().split()[-1], tool.pid
@@ -79,14 +79,14 @@ def mock() -> Iterator[tuple[str, int]]:
 
 
 def told(url: str) -> dict[str, Any]:
-    """Return the mock's rows by column."""
-    with urlopen(f"{url}/mock/stats") as answer:
-        return json.loads(answer.read())["rows"]  # type: ignore[no-any-return]
+    """Return the stub's rows by column."""
+    with urlopen(f"{url}/stub/rows") as answer:
+        return json.loads(answer.read())  # type: ignore[no-any-return]
 
 
 def reset(url: str) -> None:
-    """Forget what the mock saw."""
-    urlopen(Request(f"{url}/mock/reset", method="POST")).close()
+    """Forget what the stub saw."""
+    urlopen(Request(f"{url}/stub/reset", method="POST")).close()
 
 
 def jobs(at_s: NDArray[np.float64]) -> Jobs:
@@ -134,7 +134,7 @@ def limit(lag_ms: Mapping[float, float]) -> str:
         return f"lag P99 is within {LIMIT_MS:g} ms at each rate, up to {max(lag_ms):,.0f} requests/s"
     held = [rate for rate in lag_ms if rate < late]
     upto = f"up to {held[-1]:,.0f} requests/s" if held else "at no rate"
-    says = f"at {late:,.0f} it is {lag_ms[late]:.2f} ms: client or mock is the limit"
+    says = f"at {late:,.0f} it is {lag_ms[late]:.2f} ms: client or stub is the limit"
     return f"lag P99 is within {LIMIT_MS:g} ms {upto}; {says}"
 
 
@@ -156,7 +156,7 @@ def bursts(url: str, pid: int) -> Row:
 
 
 def other_client(name: str, command: str, url: str, pid: int, rate: float) -> Row:
-    """Measure another client at a constant rate, judged by what the mock saw."""
+    """Measure another client at a constant rate, judged by what the stub saw."""
     n = int(rate * SECONDS)
     reset(url)
     with tempfile.TemporaryDirectory() as folder:
@@ -171,7 +171,7 @@ def other_client(name: str, command: str, url: str, pid: int, rate: float) -> Ro
     rows = told(url)
     read_ns = np.sort(np.array(rows["read_ns"], float))
     if len(read_ns) < 2:
-        raise RuntimeError(f"{command}: the mock saw {len(read_ns)} requests")
+        raise RuntimeError(f"{command}: the stub saw {len(read_ns)} requests")
     span_s = (read_ns[-1] - read_ns[0]) / 1e9
     late_ms = read_ns / 1e6 - np.arange(len(read_ns)) * 1e3 / rate
     return Row(name, rate, (len(read_ns) - 1) / span_s, late_ms - late_ms.min(), np.array([]),
@@ -243,9 +243,9 @@ def tokenizer(folder: Path) -> None:
 
 def main() -> None:
     """Print the table."""
-    print(f"the load client before bench mock: {TOKENS} tokens a request, {SECONDS:g} s a row")
+    print(f"the load client before tests/stub.py: {TOKENS} tokens a request, {SECONDS:g} s a row")
     print(HEAD)
-    with mock() as (url, pid):
+    with stub() as (url, pid):
         lag_ms = dict[float, float]()
         for rate in RATES:
             row = ours(url, pid, rate)

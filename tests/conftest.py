@@ -7,18 +7,15 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from hypothesis import settings
 
 from harness.cli import terminal
-
-if TYPE_CHECKING:
-    from tests.mocks import Server
 
 DATA = {
     "traces_dir": "TRACES_DIR",
@@ -134,22 +131,6 @@ def profiles_dir() -> Path:
 def measured_dir() -> Path:
     """Return public measurements of real engines, end to end (MEASURED_DIR)."""
     return folder("MEASURED_DIR")
-
-
-@pytest.fixture(scope="module")
-def shared_mock() -> Iterator[Server]:
-    """Yield a mock server for all tests of a file."""
-    from tests.mocks import serving
-
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared_mock: Server) -> Server:
-    """Return the file's mock server, with its counts at 0."""
-    shared_mock.ask("/mock/reset")
-    return shared_mock
 
 
 @pytest.hookimpl(wrapper=True)

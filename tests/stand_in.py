@@ -20,7 +20,7 @@ import threading
 import time
 from pathlib import Path
 
-from harness.cli.app import load
+from tests import stub
 
 KNOWN = ("VLLM_", "CUDA_", "KVCACHED_", "ENABLE_KVCACHED", "HF_HUB_OFFLINE")
 MIB = 1 << 20
@@ -63,7 +63,7 @@ def alone(card: Path, port: int) -> None:
 
 
 def main(words: list[str]) -> None:
-    """Serve as `bench mock` does."""
+    """Serve as `tests/stub.py` does."""
     card, argv = Path(words[0]), words[1:]
     assert argv[:2] == ["-m", "vllm.entrypoints.openai.api_server"], argv
     asked = options(argv[2:])
@@ -73,10 +73,9 @@ def main(words: list[str]) -> None:
     if os.environ.get("ENABLE_KVCACHED") == "true":
         assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0", "kvcached 0.1.6 has no adapter for the second runner"
         (card / os.environ["KVCACHED_IPC_NAME"]).write_bytes(struct.pack("<qqq", 64 * MIB, 0, 0))
-    load("mock").main(
+    stub.main(
         ["--models", asked.served_model_name, "--port", str(asked.port), "--ttft-ms", "20", "--itl-ms", "2",
-         "--max-model-len", str(asked.max_model_len), "--sleep-ms", "100", "--wake-ms", "50"],
-        prog_name="bench mock",
+         "--max-model-len", str(asked.max_model_len), "--sleep-ms", "100", "--wake-ms", "50"]
     )  # fmt: skip
 
 

@@ -32,7 +32,6 @@ from harness.policy.types import UserError
 from harness.rows import record
 from harness.run.spec import Spec
 from harness.study import load as studies
-from harness.study.ledger import DRIVERS
 from harness.study.study import AA, AA_SEED
 from tests.cases import cases
 from tests.test_check import broken
@@ -203,7 +202,7 @@ def test_a_former_command_names_what_stands_for_it(former: str) -> None:
 
 def test_studies_are_listed_and_a_dry_run_runs_nothing(tmp_path: Path) -> None:
     listed = {line.split()[0]: line for line in ok("study").splitlines()}
-    assert {"study", str(len(studies.names()) + len(DRIVERS)), *studies.names(), *DRIVERS} == set(listed)
+    assert {"study", str(len(studies.names())), *studies.names()} == set(listed)
     assert "Prism, arXiv 2505.04021, figure 12" in listed["fig12"]
     output = ok("study", "fig12", "--dry-run", "--only", "equal rates; hyperbolic", "--seeds", "2", "-o", tmp_path)
     assert {line.split(" / ")[0] for line in output.splitlines() if " / " in line} == {"hyperbolic", "equal rates"}

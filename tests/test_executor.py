@@ -9,9 +9,9 @@ from harness.run import cluster, driver, executor, node
 from tests.cases import cases
 
 
-@cases("text", ["slurm", "dask", "ray2", "", "dask:"])
+@cases("text", ["slurm", "dask:tcp://10.0.0.1:8786", "ray2", ""])
 def test_what_is_no_executor_is_one_line(text: str) -> None:
-    with pytest.raises(UserError, match="is not ray, ray:ADDRESS or dask:ADDRESS"), executor.using(cluster.named(text)):
+    with pytest.raises(UserError, match="is not ray or ray:ADDRESS"), executor.using(cluster.named(text)):
         pass
 
 

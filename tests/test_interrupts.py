@@ -21,15 +21,14 @@ from harness.policy.types import UserError
 from harness.rows import record
 from tests.cases import cases
 from tests.test_bad_input import COMPARE, bench
-from tests.test_servers_mock import ENGINE, SPEC
+from tests.test_servers_stub import ENGINE, SPEC
 
 PATIENCE_S = 20.0  # of an end, far below the 30 s after which workers are killed
-WAYS = {  # to an end: of workers, one process, servers, a check's second process, a server that serves until then
+WAYS = {  # to an end: of workers, one process, servers, a check's second process
     "workers": (*COMPARE, "--seeds", "6", "--workers", "2", "-o", "OUT"),
     "one process": (*COMPARE, "--seeds", "6", "--workers", "1", "-o", "OUT"),
     "servers": ("run", "SPEC", "-o", "OUT"),
     "check": ("check", "static"),
-    "mock": ("mock", "--models", "llama-3.2-1b", "--port", "0"),
 }
 TRIES = 60 // len(WAYS) if os.environ.get("BENCH_FULL") else 1
 SWALLOWS = """

@@ -52,15 +52,13 @@ ARCHITECTURE = {
     "engines": Box("policy spilled rows engines.costs probe", f"numpy pyarrow {GPU}"),
     "engines.sim": Box("policy spilled target engines engines.costs", "llvmlite numba numpy pyarrow"),
     "engines.servers": Box("policy rows client engines engines.costs probe", "gguf numpy psutil pyarrow xllamacpp"),
-    # servers that stand in for real ones
-    "mock": Box("policy engines", "httptools uvloop"),
     # what is asked of it
     "traces": Box("policy spilled store", "numpy pandas pyarrow scipy"),
     "workloads": Box("policy spilled toml traces", "annotated_types numpy"),
     # many runs, and what they say
     "run": Box(
         "policy target toml loop rows engines engines.costs engines.sim traces workloads",
-        "annotated_types numpy pandas pyarrow scipy",  # Ray and Dask by name, in an environment of their own
+        "annotated_types numpy pandas pyarrow scipy",  # Ray by name, in an environment of their own
     ),
     "study": Box(
         "policy toml loop rows engines engines.costs traces workloads run",
@@ -74,7 +72,7 @@ ARCHITECTURE = {
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
     "plots": Box("policy rows", "PIL matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(
-        "policy loop rows engines.costs traces workloads mock run study answers validate check plots",
+        "policy loop rows engines.costs traces workloads run study answers validate check plots",
         "click numpy pandas pyarrow tqdm",
     ),
 }

@@ -19,7 +19,7 @@ from harness.engines.machine import Config, Served, cluster
 from harness.policy.types import Inst, UserError
 from harness.rows import record
 from harness.run.teller import Silent
-from harness.study import claims, ledger, load, weaving
+from harness.study import claims, ledger, load
 from harness.study.ledger import Ledger, Line, Source, Statement, merged
 from harness.study.measure import activation_s, measure
 from harness.study.rule import CLASSES
@@ -165,20 +165,48 @@ origin = "unknown"
 source = "nowhere"
 """
 
-WEAVER = """
+MEASURED = """
+paper = "Weaver, USENIX ATC 2025"
+systems = ["weaver"]
+layout = "claims"
+setting = "two models"
+slo = "absolute:ttft=1,tpot=1"
+along = "gpus"
+at = [4]
+measures = ["tp2_loss_16"]
+quick = { seeds = 2 }
+
+[spec]
+gpu = "a100-40g"
+host = "vllm-0.6"
+models = "weaver"
+trace = "hot-cold+span_s=10+rate_rps=1"
+scaling = "none"
+plan = "trace"
+drain_s = 0.0
+
+[[condition]]
+name = "two models"
+
 [[claim]]
+what = "measure"
+system = "weaver"
+measure = "tp2_loss_16"
 says = "TP2 loses 26.6 % at batch 16"
 section = "2.3"
 paper = 0.266
-measure = "tp2_loss_16"
 
 [[claim]]
+what = "measure"
+system = "weaver"
+measure = "tp2_loss_16"
 says = "... 0 to 100 %"
 section = "2.3"
 paper = [0.0, 1.0]
-measure = "tp2_loss_16"
 
 [[claim]]
+what = "measure"
+system = "weaver"
 says = "the top 5 % of models take 74.8 % of the tokens"
 section = "2.2"
 paper = 0.748
@@ -190,18 +218,6 @@ def bench(*args: object) -> Result:
     return CliRunner().invoke(main, [str(arg) for arg in args], catch_exceptions=False)
 
 
-@pytest.fixture
-def lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return Weaver's claims of `WEAVER`, and a trace of lengths."""
-    (tmp_path / "claims.toml").write_text(WEAVER)
-    monkeypatch.setattr(weaving, "CLAIMS", tmp_path / "claims.toml")
-    path = tmp_path / weaving.LENGTHS
-    path.parent.mkdir()
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023,700,240\n" * 4)
-    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
-    weaving.lengths.cache_clear()
-
-
 def written(folder: Path, name: str, text: str) -> str:
     (folder / name).write_text(text)
     return str(folder / name)
@@ -209,8 +225,8 @@ def written(folder: Path, name: str, text: str) -> str:
 
 def test_every_study_with_claims_is_a_source() -> None:
     assert list(ledger.sources()) == [
-        "aegaeon", "fig12", "fig7", "pdmux", "pdmux-70b", "prism-ablations", "prism-bridge", "warmserve",
-        "muxserve", "pagedattention", "weaver",
+        "aegaeon", "fig12", "fig7", "muxserve", "pagedattention", "pdmux", "pdmux-70b", "prism-ablations",
+        "prism-bridge", "warmserve", "weaver",
     ]  # fmt: skip
 
 
@@ -284,16 +300,16 @@ def test_parts_a_fleet_and_steps_as_statements(tmp_path: Path, monkeypatch: pyte
     assert all(line.evidence for line in ends.lines)
 
 
-@pytest.mark.usefixtures("lengths")
-def test_weavers_claims_as_statements_and_what_is_measured_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = ledger.of_driver("weaver", tmp_path / "out", 1, Silent())
+def test_claims_about_measures_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "mine.toml", MEASURED)
+    monkeypatch.chdir(tmp_path)
+    held = ledger.of_study("mine.toml", tmp_path / "out", 1, Silent())
     value, between, lacks = held.statements
     assert (value.paper, value.section) == ("Weaver, USENIX ATC 2025", "2.3")
     assert (value.verdict, between.verdict, between.why) == ("size", "size", "")
+    assert (value.lines[0].what, value.lines[0].where) == ("geometric lengths", "two models, 2 seeds")
     assert (lacks.verdict, lacks.why, lacks.lines[0].here) == ("not testable", "lacks OpenRouter's token counts", "-")
-    assert ledger.of_driver("weaver", tmp_path / "out", 1, Silent()) == held
+    assert ledger.of_study("mine.toml", tmp_path / "out", 1, Silent()) == held
 
 
 # ------------------------------------------------------------------ statements, and their page
@@ -375,7 +391,7 @@ def test_statements_of_the_studies_are_told_once_and_causes_are_sufficient() -> 
     assert {claim.name for claim in every if claim.evidence} <= names
     assert all(claim.section for claim in heads)
     assert not any(re.search(r"\b(the|its) cause\b", claim.why) for claim in every)
-    decided = [claim for claim in judged if claim.why and claim.comparable]
+    decided = [claim for claim in judged if claim.why and claim.comparable and not claim.measure]
     assert all("sufficient" in claim.why.lower() or "kernels take turns" in claim.why for claim in decided)
     assert {claim.paper for claim in judged} >= {"ahead", "met", "missed", "never", "reached"}
     assert [claim.paper for claim in every if isinstance(claim.paper, tuple) and claim.paper[1] >= 100 > claim.paper[0]
@@ -461,7 +477,6 @@ def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("lengths")
 def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:
     """Attainment from the rows of runs, an activation from bytes and links, and TP2's loss from two steps."""
     out = tmp_path / "out"
@@ -489,14 +504,15 @@ def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:
     assert activation_s(parts, claim) == pytest.approx(seconds, rel=1e-3)
     assert (claim.paper, claim.bound) == (0.7, "up to")
 
-    value, between, _ = ledger.of_driver("weaver", out, 1, Silent()).statements
-    config = Config((Served("m", shape("llama-3.1-8b"), 1, degrees=(2,)),), gpu="a100-40g", gpus=2, host=weaving.HOST)
+    measured = measure(load.study(written(tmp_path, "weaver.toml", MEASURED)), out, workers=1)
+    value, between, _ = claims.verdicts(measured.table, measured.about)
+    config = Config((Served("m", shape("llama-3.1-8b"), 1, degrees=(2,)),), gpu="a100-40g", gpus=2, host="vllm-0.6")
     profile = cluster(config).profile
     step_s = [profile.step_s(Inst("m", place), 16, 16 * (1024 + 64)) for place in ((0,), (0, 1))]
     loss = 1 - (16 / step_s[1]) / (2 * 16 / step_s[0])
-    assert value.lines[0].here == f"{loss:.3g} [{loss:.3g}, {loss:.3g}]"
-    assert value.verdict == ("size" if 0.266 / 1.25 <= loss <= 0.266 * 1.25 else "contradicted")
-    assert between.verdict == "size"
+    assert value.text == f"{loss:.3g} [{loss:.3g}, {loss:.3g}]"
+    assert value.says == ("size" if 0.266 / 1.25 <= loss <= 0.266 * 1.25 else "contradicted")
+    assert between.says == "size"
 
 
 def test_claims_that_only_full_runs_are_told_apart() -> None:

@@ -19,7 +19,8 @@ from harness.policy.events import Woke
 from harness.policy.memory import kv_manager
 from harness.policy.placement import footprint, one_request, searched, spread
 from harness.policy.search import Part, search
-from harness.policy.types import GIB, Cluster, Gpus, Infeasible
+from harness.policy.types import GIB, Cluster, Gpus, Infeasible, UserError
+from harness.run import floors
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
@@ -225,3 +226,29 @@ def test_a_queue_serves_the_models_that_live_on_its_gpu() -> None:
     crossed = {**homes, next(iter(homes)): (0, 1)}
     with pytest.raises(Infeasible, match="overlap"):
         _ = Setup(resolve(heavy8("qlm", homes=tuple(crossed.items())))).policy
+
+
+# ------------------------------------------------------------------ floors
+
+
+def test_floors_fit_and_random_ones_are_the_seeds() -> None:
+    models = "llama-7b*12,llama-13b*4,llama-30b:tp=4*2,llama-65b:tp=8"
+    spec = Spec("muxserve", preset="original", models=models, trace="power-law+models=19+rate_rps=1",
+                gpu="a100-80g", gpus=32, served=2048)  # fmt: skip
+    cluster = Setup(spec).engine.cluster
+    placed = {"first": floors.first_fit(cluster), **{str(k): floors.random(cluster, k) for k in range(3)}}
+    for homes in placed.values():
+        assert list(homes) == list(cluster.models)
+        for m, at in homes.items():
+            assert len(at) in cluster.models[m].degrees
+            assert len({cluster.gpus[g].node for g in at}) == 1
+        for g, gpu in enumerate(cluster.gpus):
+            here = [cluster.models[m].at(len(at)) for m, at in homes.items() if g in at]
+            assert sum(footprint(m, elastic=False) + one_request(m) for m in here) <= gpu.mem_bytes
+    assert placed["0"] == floors.random(cluster, 0)
+    assert placed["0"] != placed["1"] != placed["2"]
+    assert placed["first"]["llama-7b/1"] == (0,)
+    for name, key in (("first-fit", "first"), ("random", "2")):
+        assert dict(resolve(replace(spec, placement=name, seed=2)).homes) == placed[key]
+    with pytest.raises(UserError, match=r"placement random: no room is left for llama-13b"):
+        resolve(replace(spec, placement="random", models="llama-13b*3", trace="sample", gpus=1))

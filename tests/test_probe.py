@@ -1,4 +1,4 @@
-"""Servers timed from outside: in a world where a known table makes every stamp, then against bench mock."""
+"""Servers timed from outside: in a world where a known table makes every stamp, then against a stub."""
 
 from __future__ import annotations
 
@@ -262,13 +262,12 @@ def test_the_plan_stays_within_what_servers_take() -> None:
 
 
 @pytest.fixture
-def mock() -> Iterator[str]:
-    """Yield the URL of a mock that serves two of a model, each on a GPU of its own."""
+def stub() -> Iterator[str]:
+    """Yield the URL of a stub that serves two of a model, each on a GPU of its own."""
     command = [
         sys.executable,
         "-m",
-        "harness",
-        "mock",
+        "tests.stub",
         "--models",
         ",".join(f"llama-tiny/{k}" for k in (1, 2, 3, 4)),
         "--ttft-ms",
@@ -277,7 +276,7 @@ def mock() -> Iterator[str]:
         "4",
     ]
     with subprocess.Popen(
-        [*command, "--port", "0", "--with-parent"], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        [*command, "--with-parent"], stdout=subprocess.PIPE, text=True, cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     ) as running:  # fmt: skip
         assert running.stdout is not None
@@ -286,7 +285,7 @@ def mock() -> Iterator[str]:
 
 
 @pytest.mark.full
-def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stub_is_calibrated_from_start_to_table(tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # a real client
     monkeypatch.setattr(probe, "OtherLoad", Quiet())
     monkeypatch.setattr(probe, "PROMPTS", (1, 2, 3, 8, 64))
@@ -294,7 +293,7 @@ def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, mon
     monkeypatch.setattr(probe, "REPEATS", 2)
     monkeypatch.setattr(fit_whole, "KNOTS", (1,))
     notes = list[str]()
-    calibrated = calibrate.calibrate(f"attach+urls={mock}", ["llama-tiny"], tmp_path, notes.append, batch_cap=2)
+    calibrated = calibrate.calibrate(f"attach+urls={stub}", ["llama-tiny"], tmp_path, notes.append, batch_cap=2)
     machine = quantities.machine(str(calibrated.table))
     assert machine is not None
     assert machine.kind == "attach-h100"
@@ -313,16 +312,16 @@ def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, mon
 def test_a_server_that_obeys_is_put_to_sleep_and_woken(tmp_path: Path) -> None:
     ports = list[int]()
 
-    def mock_seat(inst: Inst, log: Path) -> Seat:
+    def stub_seat(inst: Inst, log: Path) -> Seat:
         ports.append(free_port())
-        words = f"mock --models m --ttft-ms 1 --sleep-ms 30 --wake-ms 50 --with-parent --port {ports[-1]}"
-        command = [sys.executable, "-m", "harness", *words.split()]
+        words = f"--models m --ttft-ms 1 --sleep-ms 30 --wake-ms 50 --with-parent --port {ports[-1]}"
+        command = [sys.executable, "-m", "tests.stub", *words.split()]
         url = f"http://127.0.0.1:{ports[-1]}"
         process = Process(command, os.environ | {"PYTHONPATH": str(ROOT)}, log, f"{url}/health")
         return Seat(Server(url, "m"), process)
 
     nap = Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1))
-    with Rig(subject(seat=mock_seat, sleeps={"sleep": nap}), tmp_path) as rig:
+    with Rig(subject(seat=stub_seat, sleeps={"sleep": nap}), tmp_path) as rig:
         taken = {what: rig.measured(Probe(what, {"shape": "m", "way": "sleep"})) for what in ("sleep", "wake")}
     assert len(ports) == 1  # one server takes all orders
     for what, least_s in (("sleep", 0.030), ("wake", 0.050)):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import harness
 from harness.policy.types import UserError
-from harness.rows import loaded, parts, record, whole
+from harness.rows import loaded, parts, record, tidy, whole
 from harness.rows.sealed import Damaged
 from tests.cases import cases
 
@@ -338,39 +338,13 @@ def test_load_gives_tidy_frames(tmp_path: Path) -> None:
     assert len(harness.load(tmp_path / "qlm-00").requests.frame()) == 0
 
 
-OLD = {"held": 1, "host": 2, "load": 3, "kv": 4, "move": 5, "turn": 6, "solo": 7, "slow": 8}  # waits of schema 1
-
-
-def of_schema_1(folder: Path, **spec: str) -> Path:
-    """Write a run as releases before 2 wrote it: other names of waits, no parts, no word of a schema."""
-    table = pa.Table.from_batches([batch(10)])
-    kept = {name: table[name] for name in table.column_names if not name.startswith(("ttft_", "alone_"))}
-    for wait in record.WAITS:
-        del kept[f"{wait}_ns"]
-    kept |= {f"{wait}_ns": pa.array([ns] * 10) for wait, ns in OLD.items()}
-    folder.mkdir()
-    pq.write_table(pa.table(kept).replace_schema_metadata({"spec": json.dumps(spec)}), folder / record.ROWS)
-    return folder
-
-
-@cases(("sharing", "slow"), [("own", "contention"), ("turns", "time_slice")])
-def test_files_of_schema_1_are_read(tmp_path: Path, sharing: str, slow: str) -> None:
-    run = of_schema_1(tmp_path / f"run-{sharing}", sharing=sharing)
-    table = record.read(run)
-    assert table.schema.equals(record.SCHEMA)
-    row = table.to_pylist()[1]
-    now = {"admission": 1, "host": 2, "load": 3, "kv": 4, "transfer": 5, "queue": 6, "compute": 7, slow: 8}
-    assert {wait: row[f"{wait}_ns"] for wait in record.WAITS} == dict.fromkeys(record.WAITS, 0) | now
-    assert row["ttft_kv_ns"] is row["alone_prefill_ns"] is None
-    assert record.read(run, ["id", "queue_ns"]).column_names == ["id", "queue_ns"]
-    frame = loaded.load(run).requests.frame()
-    assert frame["queue_s"].tolist() == [6e-9] * 10
-    assert frame["ttft_queue_s"].isna().all()
-
-
-def test_files_of_a_later_schema_are_refused(tmp_path: Path) -> None:
+@cases(("schema", "why"), {"earlier": (None, "is of schema 1: release 0.2.0 reads it"),
+                           "later": ("3", "is of schema 3, and this release reads 2: update it")})  # fmt: skip
+def test_files_of_another_schema_are_refused(tmp_path: Path, schema: str | None, why: str) -> None:
     record.write(tmp_path / "run", [batch(1)], META)
-    table = record.read(tmp_path / "run")
-    pq.write_table(table.replace_schema_metadata({"schema": "3"}), tmp_path / "run" / record.ROWS)
-    with pytest.raises(UserError, match="is of schema 3, and this release reads up to 2"):
-        record.read(tmp_path / "run")
+    scored = tmp_path / "run" / record.SWEEP
+    for path, table in ((tmp_path / "run" / record.ROWS, record.read(tmp_path / "run")), (scored, tidy.scores([]))):
+        pq.write_table(table.replace_schema_metadata({"schema": schema} if schema else {}), path)
+    for refused in (partial(record.read, tmp_path / "run"), partial(tidy.stored, scored)):
+        with pytest.raises(UserError, match=why):
+            refused()

@@ -137,7 +137,6 @@ def test_a_damaged_file_that_is_named_is_refused(store: Store) -> None:
         mistake(bench(*argv), f"{store.rows}: damaged: its bytes are not those that were written; delete its folder")
     for _, argv in store.of_sweep():
         mistake(bench(*argv), f"{store.scored}: damaged")
-    mistake(bench("upgrade", store.top), "damaged")
     with pytest.raises(UserError, match=r"attainment\.parquet: damaged"):
         harness.load(store.top)
     with pytest.raises(UserError, match=r"requests\.parquet: damaged"):
@@ -328,7 +327,7 @@ def test_something_in_the_way_is_one_line(put: Callable[[Path], object], store: 
     mistake(bench("explain", here.rows.parent, "--misses"), here.run)
     mistake(bench("plot", here.scored.parent, "--figure", "compare"), here.sweep)
     instead(here.top)
-    words = [("explain", here.top, "--misses"), ("plot", here.top), ("upgrade", here.top)]
+    words = [("explain", here.top, "--misses"), ("plot", here.top)]
     for argv in words if here.top.is_dir() else [*words, (*COMPARE, "-o", here.top)]:
         result = bench(*argv)  # where a path leads nowhere, click says how the command is used before
         assert (result.exit_code, result.stdout) == (2, "")

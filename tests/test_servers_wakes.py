@@ -23,12 +23,12 @@ from harness.policy.types import Jobs, UserError
 from harness.rows import tidy
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
-from tests import mocked, test_servers_started
+from tests import stubbed, test_servers_started
 from tests.staged import MS, Script, Stage, jobs, routed, waits
 from tests.test_cli import ok
-from tests.test_servers_mock import Script as Everything
-from tests.test_servers_mock import config, served
-from tests.test_servers_mock import jobs as alternating
+from tests.test_servers_stub import Script as Everything
+from tests.test_servers_stub import config, served
+from tests.test_servers_stub import jobs as alternating
 
 S = 1_000_000_000
 
@@ -133,9 +133,9 @@ def test_servers_that_never_sleep_say_nothing_of_wakes(monkeypatch: pytest.Monke
     assert "wakes" not in {**stage.engine.stats(), **stage.engine.about()}
 
 
-def test_a_mock_that_sleeps_wakes_as_its_log_says() -> None:
-    options = ("--flavour", "llama.cpp", "--log", "--ttft-ms", "20", "--itl-ms", "1")
-    kind = mocked.Mocked(config(), (*options, "--sleep-idle-s", "0.3", "--wake-ms", "150"))
+def test_a_stub_that_sleeps_wakes_as_its_log_says() -> None:
+    options = ("--ttft-ms", "20", "--itl-ms", "1", "--sleep-idle-s", "0.3", "--wake-ms", "150")
+    kind = stubbed.Stubbed(config(), options)
     kind.keep = Keep(0.3, LLAMACPP_WAKES)
     kind.style = kind.style._replace(keep_alive=False, spare=0)
     at_s = np.array([0.0, 0.05, 3.0, 3.02, 3.1])
@@ -151,7 +151,7 @@ def test_a_mock_that_sleeps_wakes_as_its_log_says() -> None:
     assert [row["state"] for row in rows] == ["done"] * 5
     assert {wake.rid for wake in engine.wakes} >= {2, 4}
     woken = {wake.rid: wake.seconds for wake in engine.wakes}
-    assert min(woken[2], woken[4]) >= 0.149  # what the mock waits, but for its clock's millisecond
+    assert min(woken[2], woken[4]) >= 0.149  # what the stub waits, but for its clock's millisecond
     assert rows[2]["load_ns"] >= 149 * MS
     assert rows[2]["load_ns"] + rows[2]["compute_ns"] + rows[2]["host_ns"] == rows[2]["done_ns"] - rows[2]["arrival_ns"]
     assert engine.stats()["wakes"] == len(engine.wakes)
@@ -162,18 +162,18 @@ def test_a_mock_that_sleeps_wakes_as_its_log_says() -> None:
 # ------------------------------------------------------------------ wakes that fail
 
 REFUSES = """
-from tests import mocked
+from tests import stubbed
 from harness.engines.servers.engine import Servers
 
 def make(config, options, machine):
-    return Servers(config, mocked.Mocked(config, ("--ttft-ms", "3", "--itl-ms", "0"), sleeps=mocked.NO_WAKE))
+    return Servers(config, stubbed.Stubbed(config, ("--ttft-ms", "3", "--itl-ms", "0"), sleeps=stubbed.NO_WAKE))
 """
 
 
 def test_a_wake_that_fails_names_server_model_and_error(capsys: pytest.CaptureFixture[str]) -> None:
     """The requests that waited for it fail with the reason; the model's next load starts a server anew."""
-    room = mocked.WEIGHT_BYTES + 2 * mocked.TOKENS * mocked.TOKEN_BYTES
-    kind = mocked.Mocked(config(pool_bytes=room), ("--ttft-ms", "3", "--itl-ms", "0", "--log"), sleeps=mocked.NO_WAKE)
+    room = stubbed.WEIGHT_BYTES + 2 * stubbed.TOKENS * stubbed.TOKEN_BYTES
+    kind = stubbed.Stubbed(config(pool_bytes=room), ("--ttft-ms", "3", "--itl-ms", "0"), sleeps=stubbed.NO_WAKE)
     policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo", "way": "sleep"})
     engine, rows = served(kind, policy, alternating(5, 0.2, 4))
     assert [row["state"] for row in rows] == ["done", "done", "failed", "failed", "done"]

@@ -57,7 +57,7 @@ def test_stored_results_run_no_code_but_where_it_is_trusted(theirs: Path, tmp_pa
     for args in (
         request, timeline, ("explain", run, "--misses"), ("explain", sweep, "--misses"), ("plot", sweep, "-o", figure),
         ("report", sweep, "-o", page), ("run", spec, "--dry-run", "-o", results), ("run", spec, "-o", results),
-        ("upgrade", results), (*COMPARE, "--slo", "absolute:ttft=1,tpot=1", "-o", results),
+        (*COMPARE, "--slo", "absolute:ttft=1,tpot=1", "-o", results),
     ):  # fmt: skip
         assert not ran(theirs, *args), args
     for args in (request, timeline):

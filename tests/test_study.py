@@ -31,8 +31,9 @@ POOL = round(67.28 * GIB)
 
 def test_every_file_is_a_study_with_claims() -> None:
     assert load.names() == [
-        "aegaeon", "fig12", "fig7", "fig7-torch", "idle", "keepalive", "pdmux", "pdmux-70b", "prism-ablations",
-        "prism-assumptions", "prism-bridge", "prism-regimes", "real-logs", "replicas", "warmserve",
+        "aegaeon", "fig12", "fig7", "fig7-torch", "idle", "keepalive", "muxserve", "pagedattention", "pdmux",
+        "pdmux-70b", "prism-ablations", "prism-assumptions", "prism-bridge", "prism-regimes", "real-logs", "replicas",
+        "warmserve", "weaver",
     ]  # fmt: skip
     for name in load.names():
         asked = study(name)

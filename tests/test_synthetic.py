@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from harness.policy.types import UserError
 from harness.run.setup import load_models, load_trace
 from tests.cases import cases
-from traces import readers, realism, schema, synthetic
+from traces import laws, readers, realism, schema, synthetic
 from traces.load import Trace, of_table, sized, trace
 from traces.realism import fit_of
 from traces.stats import stats
 from traces.synthetic import Drawn, draw, preset
-from workloads.build import build
+from workloads.build import build, rate_rps
 
 F8 = NDArray[np.float64]
 NAMES = (*sorted(synthetic.OPEN), "hyperbolic-like+models=18", "arena-like+models=18", "arena-like+models=8")
@@ -366,3 +366,59 @@ def test_aegaeon_targets_are_the_released_files(traces_dir: Path, models: int, r
 
     measured = stats(released(models)) | {"idle_median_s": stats(released(80))["idle_median_s"]}
     close(measured, f"aegaeon-like.{models}x{rate}")
+
+
+# ---------------------------------------------------------------- streams with rates and laws of lengths
+
+
+def test_the_kth_most_popular_stream_has_a_rate_in_proportion_to_k_to_minus_alpha() -> None:
+    name = "power-law+models=4+rate_rps=40+alpha=1.3+span_s=500"
+    p, drawn = preset(name), draw(name, 3)
+    assert p.rates == pytest.approx([40 / (k + 1) ** 1.3 for k in range(4)])
+    counts = np.bincount(drawn.model, minlength=4)
+    assert (abs(counts - 500 * np.array(p.rates)) < 5 * np.sqrt(500 * np.array(p.rates))).all()
+    assert (draw("power-law+rate_rps=0.001+span_s=1", 0).model == np.arange(8)).sum() <= 8
+    assert sorted(draw("power-law+rate_rps=0.001+span_s=1", 0).model.tolist()) == [*range(8)]  # at least one of each
+    assert rate_rps(trace(name), load_models("llama-3.2-1b*4")) == pytest.approx(sum(p.rates))
+
+
+def test_hot_and_cold_are_streams_of_these_names() -> None:
+    drawn = draw("hot-cold+rate_rps=20+cold_rps=2+lengths=fixed+prompt=512+output=1024+span_s=400", 1)
+    assert drawn.models == ("cold", "hot")
+    cold, hot = np.bincount(drawn.model)
+    assert (cold / 400, hot / 400) == (pytest.approx(2.0, rel=0.2), pytest.approx(20.0, rel=0.1))
+    assert {*zip(drawn.prompt_tokens.tolist(), drawn.output_tokens.tolist(), strict=True)} == {(512, 1024)}
+
+
+@cases(("data", "law"), [(data, law) for data in laws.MEANS for law in laws.LAWS])
+def test_lengths_of_a_law_have_the_data_sets_means_and_fit(data: str, law: str) -> None:
+    name = f"poisson+rate_rps=20+span_s=1000+lengths={law}-{data}"
+    drawn = draw(name, 5)
+    both = np.stack([drawn.prompt_tokens, drawn.output_tokens], 1)
+    assert both.mean(0) == pytest.approx(laws.MEANS[data], rel=0.04)
+    assert both.min() >= 1
+    assert both.sum(1).max() <= preset(name).longest_tokens == 2048
+    assert laws.law(f"{law}-{data}") == law
+
+
+def test_lengths_beyond_the_bound_are_left_out_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / laws.CONV
+    path.parent.mkdir()
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023,700,240\n" * 400 + "2023,2000,240\n2023,9,0\n")
+    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
+    laws.rows.cache_clear()
+    assert (len(laws.rows(2048)), np.unique(laws.rows(2048), axis=0).tolist()) == (400, [[700, 240]])
+    laws.rows.cache_clear()
+
+
+@cases(
+    ("name", "why"),
+    [
+        ("poisson+models=2", r'"\+models=2" is not'), ("hot-cold+alpha=1", r'"\+alpha=1" is not'),
+        ("power-law+lengths=sharegpt", 'lengths is "sharegpt"'), ("poisson+rate_rps=0", "rate_rps is 0"),
+        ("poisson+lengths=fixed+prompt=4000", "4000 . 256 tokens are above max_tokens, 2048"),
+    ],
+)  # fmt: skip
+def test_what_such_a_generator_does_not_take_is_a_line(name: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        preset(name)

@@ -6,6 +6,7 @@ import gzip
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from traces import readers, schema, synthetic
 from traces.convert import convert, table
 from traces.load import Trace, listing, manifest, of_table, present, sized, trace
 from traces.stats import stats
-from traces.unpickle import Record, unpickle
 
 COLUMNS = {"arrival_s": "t", "prompt_tokens": "in", "output_tokens": "out", "model": "m"}
 
@@ -461,49 +461,28 @@ def test_sorting_changes_only_the_order(
 # ---------------------------------------------------------------- pickles
 
 
-class Request:
-    """A request as a serving benchmark would have pickled it."""
-
-    def __init__(self, req_id: int, adapter_dir: str, prompt_len: int, output_len: int, req_time: float) -> None:
-        self.req_id, self.adapter_dir, self.req_time = req_id, adapter_dir, req_time
-        self.prompt_len, self.output_len, self.prompt = prompt_len, output_len, "Hello " * prompt_len
-
-
 class Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.system, ("echo owned > owned",)
 
 
-@cases("protocol", [2, 3, 4, 5])
-def test_a_pickle_of_requests_is_read_without_its_class(tmp_path: Path, protocol: int) -> None:
-    path = tmp_path / "real_trace.pkl"
-    requests = [Request(i, f"rank-{i % 3}", 2 + i, 3 + i, 0.25 * i) for i in range(9)]
-    path.write_bytes(pickle.dumps(requests, protocol))
-    first = unpickle(path, frozenset({"Request"}))[0]
-    assert type(first) is Record
-    loaded = of_table(readers.read("arena", path), path.name)
-    assert loaded.arrival_s.tolist() == [0.25 * i for i in range(9)]
-    assert loaded.models == ("rank-0", "rank-1", "rank-2")
-    assert loaded.output_tokens.tolist() == [3 + i for i in range(9)]
+PICKLES = {
+    "a program": ("evil.pkl", pickle.dumps(Evil())),
+    "under another name": ("evil.csv", pickle.dumps(Evil())),
+    "records as text": ("old.pickle", pickle.dumps([1], 0)),
+}
 
 
-@cases("payload", [Evil(), [Request(0, "a", 1, 1, 0.0), Evil()], print, Path("x")])
-def test_a_pickle_that_would_run_code_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payload: object
+@cases(("name", "data"), PICKLES)
+def test_a_pickle_is_refused_with_the_way_to_convert_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("evil.pkl").write_bytes(pickle.dumps(payload))
-    with pytest.raises(UserError, match=r"evil\.pkl: refuses to load"):
-        readers.read("arena", Path("evil.pkl"))
+    Path(name).write_bytes(data)
+    for read in (readers.converted, partial(readers.read, "arena"), partial(convert, columns=COLUMNS)):
+        with pytest.raises(UserError, match=rf"^{name}: a pickle, which is not read.*write its records as CSV"):
+            read(Path(name))
     assert not Path("owned").exists()
-
-
-@cases("damage", [b"", b"\x80\x04garbage", pickle.dumps([])[:-1], pickle.dumps({"a": 1})])
-def test_a_damaged_pickle_is_a_users_mistake(tmp_path: Path, damage: bytes) -> None:
-    path = tmp_path / "bad.pkl"
-    path.write_bytes(damage)
-    with pytest.raises(UserError, match=r"bad\.pkl"):
-        readers.read("arena", path)
 
 
 # ---------------------------------------------------------------- readers of released formats

@@ -26,7 +26,7 @@ from systems.prism import Prism
 from systems.prism_released import PrismReleased
 from systems.serverlessllm_released import ServerlessLlmReleased
 from tests.cases import cases
-from traces import synthetic
+from traces import quantiles, synthetic
 from traces.load import trace
 from workloads.models import model_set, shapes
 
@@ -165,10 +165,10 @@ def test_arena_counts_and_quantiles(traces_dir: Path) -> None:
     assert [(int(s[0] // 10), int(-(-s[-1] // 10))) for s in each] == list(synthetic.ARENA_USE)
     early = [int((s < 5 * sum(use)).sum()) for s, use in zip(each, synthetic.ARENA_USE, strict=True)]
     assert early == list(synthetic.ARENA_EARLY)
-    for law, tokens in ((synthetic.ARENA_PROMPT, arena.prompt_tokens), (synthetic.ARENA_OUTPUT, arena.output_tokens)):
+    for law, tokens in ((quantiles.ARENA_PROMPT, arena.prompt_tokens), (quantiles.ARENA_OUTPUT, arena.output_tokens)):
         assert np.quantile(tokens, law.at) == pytest.approx(law.tokens, abs=1e-9)
     both = spearmanr(arena.prompt_tokens, arena.output_tokens).statistic
-    assert round(float(both), 3) == synthetic.RANK_CORRELATION["arena"]
+    assert round(float(both), 3) == quantiles.RANK_CORRELATION["arena"]
 
 
 def test_sharegpt_quantiles(traces_dir: Path) -> None:
@@ -179,9 +179,9 @@ def test_sharegpt_quantiles(traces_dir: Path) -> None:
             rows += [(int(row["Input Length"]), int(row["Output Length"])) for row in csv.DictReader(file)]
     assert len(rows) == 63_195
     prompt, output = np.array(rows).T
-    for law, tokens in ((synthetic.SHAREGPT_PROMPT, prompt), (synthetic.SHAREGPT_OUTPUT, output)):
+    for law, tokens in ((quantiles.SHAREGPT_PROMPT, prompt), (quantiles.SHAREGPT_OUTPUT, output)):
         assert np.quantile(tokens, law.at) == pytest.approx(law.tokens, abs=1e-9)
-    assert round(float(spearmanr(prompt, output).statistic), 3) == synthetic.RANK_CORRELATION["sharegpt"]
+    assert round(float(spearmanr(prompt, output).statistic), 3) == quantiles.RANK_CORRELATION["sharegpt"]
 
 
 # ---------------------------------------------------------------- systems

@@ -1,9 +1,8 @@
 """Any table of requests becomes a canonical trace: name its columns, and every trap on the way is an error or a flag.
 
-Read are CSV, Parquet, JSON in whatever arrangement (a name with dots reaches into objects), plain PostgreSQL dumps, and
-pickled lists of records (see `unpickle`); text also under gzip. Columns with a usual name need not be named
-(`traces/usual.py`). A million rows of CSV take about a second, of JSON a few. Formats whose columns are known have a
-reader each (`traces/readers/`).
+Read are CSV, Parquet and JSON in whatever arrangement (a name with dots reaches into objects); text also under gzip.
+Columns with a usual name need not be named (`traces/usual.py`). A million rows of CSV take about a second, of JSON a
+few. Formats whose columns are known have a reader each (`traces/readers/`).
 """
 
 from __future__ import annotations
@@ -31,14 +30,12 @@ from harness.policy.types import UserError
 from traces import checks, prefix, records, schema, usual
 from traces.guarded import reading, regular
 from traces.served import Source, answered, only
-from traces.unpickle import unpickle
 from traces.usual import EPOCH_S, LAST_EPOCH_S, MEAN_GAP_S, PER_SECOND, TimeUnit
 
 if TYPE_CHECKING:
     import pandas as pd
 
 HELP = "bench trace convert --help lists formats"
-PICKLED = frozenset({"Request"})
 HEADER_BYTES = 1 << 20
 HEAD_RECORDS = 1000  # in which the names of columns are looked for
 CLOCK = r"^\s*(?P<h>\d+):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d+)?)\s*$"
@@ -200,8 +197,6 @@ def canonical(
 
 def names_of(path: Path) -> list[str]:
     """List the names of a file's columns; those inside of objects with dots."""
-    if path.suffix in {".pkl", ".pickle"}:
-        return list(_pickled(path)[0])
     kind = records.kind(path)
     if kind == "parquet":
         return list(_schema(path).names)
@@ -222,12 +217,10 @@ def _read(path: Path, columns: Mapping[str, str]) -> Source:
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if suffixes[-1:] in ([".parquet"], [".pq"]):
         return _parquet(path, wanted)
-    if suffixes[-1:] in ([".pkl"], [".pickle"]):
-        return _pickle(path, wanted)
     if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
         return _jsonl(path, wanted)
-    if (kind := records.kind(path)) in {"json", "dump"}:
-        lines, rows = zip(*records.records(path, None if kind == "json" else set(wanted)), strict=True)
+    if (kind := records.kind(path)) == "json":
+        lines, rows = zip(*records.records(path), strict=True)
         return _placed(path, _columns(path, rows, wanted), np.asarray(lines, np.int64))
     return _parquet(path, wanted) if kind == "parquet" else _csv(path, wanted)
 
@@ -320,17 +313,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f'the key "{next(key for key in keys if keys.count(key) > 1)}" is there twice')
     return record
-
-
-def _pickle(path: Path, wanted: list[str]) -> Source:
-    return _typed(path, _columns(path, _pickled(path), wanted))
-
-
-def _pickled(path: Path) -> list[dict[str, Any]]:
-    unpickled = unpickle(path, PICKLED)
-    if not isinstance(unpickled, list) or not unpickled:
-        raise UserError(f"{path}: holds no list of records")
-    return [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in unpickled]
 
 
 def _filled(source: Source, columns: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
-"""Any file of a log as records: JSON in whatever arrangement, CSV, Parquet and plain PostgreSQL dumps, also under gzip.
+"""Any file of a log as records: JSON in whatever arrangement, CSV and Parquet, also under gzip.
 
 What a file holds is told by its first bytes, not by its name. Each record has its place: the line where it begins, or
-the row of a Parquet. Only the columns that are asked for are read of a CSV, a Parquet or a dump.
+the row of a Parquet. Only the columns that are asked for are read of a CSV or a Parquet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from harness.policy.types import UserError
-from traces import pgdump
 from traces.guarded import SAID, reading, regular
 
 Record = Mapping[str, Any]
@@ -29,6 +28,13 @@ VLLM_TEXT = re.compile(r"Received request \S+:|Added request \S+\.|Avg prompt th
 NO_VLLM_TEXT = (
     "vLLM's text log has no token counts and names no model: start vLLM with --otlp-traces-endpoint and convert the "
     "spans (--from vllm-otlp), or scrape its /metrics (--from prometheus)"
+)
+DUMP = re.compile(r"--|PGDMP|(COPY|INSERT INTO|SET|CREATE)\s", re.IGNORECASE)
+NO_DUMP = "a PostgreSQL dump, which is not read: psql -c '\\copy \"TABLE\" to log.csv csv header' writes a table as CSV"
+PICKLES = frozenset({".pkl", ".pickle"})
+NO_PICKLE = (
+    "a pickle, which is not read, as reading runs code: load it where you trust it, and write its records as CSV or "
+    "JSON lines (json.dumps(vars(record)))"
 )
 
 
@@ -55,7 +61,7 @@ def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple
 
 
 def kind(path: Path) -> str:
-    """Tell what a file holds: parquet, dump, json or csv. UserError for what no reader takes."""
+    """Tell what a file holds: parquet, json or csv. UserError for what no reader takes."""
     with reading(path), opened(path) as file:
         return _kind(path, file.read(HEAD_BYTES))
 
@@ -63,15 +69,15 @@ def kind(path: Path) -> str:
 def _kind(path: Path, head: bytes) -> str:
     if head.startswith(b"PAR1"):
         return "parquet"
-    if head.startswith(b"PGDMP"):
-        raise UserError(f"{path}: a dump in PostgreSQL's custom format (pg_restore -f log.sql {path.name} unpacks it)")
+    if head.startswith(b"\x80") or path.suffix in PICKLES:
+        raise UserError(f"{path}: {NO_PICKLE}")
     text = head.decode("utf-8-sig", "replace").lstrip()
     if not text:
         raise UserError(f"{path}: no rows")
     if VLLM_TEXT.search(text) and not text.startswith(("{", "[")):
         raise UserError(f"{path}: {NO_VLLM_TEXT}")
-    if pgdump.is_dump(text):
-        return "dump"
+    if DUMP.match(text):
+        raise UserError(f"{path}: {NO_DUMP}")
     return "json" if text[0] in "{[" else "csv"
 
 
@@ -83,7 +89,7 @@ def _of_kind(path: Path, head: bytes, fields: Collection[str] | None) -> Iterato
         yield from _json(path)
     else:
         with opened(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-            yield from pgdump.rows(path, text, fields) if what == "dump" else _csv(path, text, fields)
+            yield from _csv(path, text, fields)
 
 
 def _parquet(path: Path, fields: Collection[str] | None) -> Iterator[tuple[int, Record]]:

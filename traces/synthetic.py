@@ -8,6 +8,9 @@ arena-like             stands in for Arena-Chat: its 27 streams, or the 4, 8 or 
 aegaeon-like           equal rates, Poisson, ShareGPT lengths: the kind of Aegaeon's released workloads
 sample                 a minute to try things on
 closed                 a closed loop: clients that each send the next request when the last one has ended
+poisson                one Poisson stream, its lengths of a law of a data set's means (traces/laws.py)
+power-law              Poisson streams, of which the k-th most popular has a rate in proportion to k^-alpha
+hot-cold               two Poisson streams, cold at cold_rps and hot at rate_rps
 
 A stream comes in clusters of geometric size while it is on; on and off times are lognormal. Herds are a crowd within
 2.5 s, ticks a clock's. The streams of arena-like are Poisson from the first to the last use of each in Arena-Chat's ten
@@ -29,8 +32,9 @@ from numpy.typing import NDArray
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from traces import schema
+from traces import laws, poisson, schema
 from traces.arrivals import MOST_REQUESTS, bounded, on_off, positive, rng, zipf
+from traces.quantiles import LENGTHS, RANK_CORRELATION, Law, quantile, ranged
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
@@ -55,7 +59,9 @@ class Preset:
     name: str
     models: int  # streams
     span_s: float = 600.0
-    rate_rps: float = 0.0  # of each stream, where all have the same
+    rate_rps: float = 0.0  # of each stream, where all have the same; else of the most popular
+    alpha: float = 0.9  # exponent of popularity
+    cold_rps: float = 1.0  # of the stream "cold"
     drift_s: float = 0.0  # streams exchange their popularity every so many seconds; 0: never
     herd_s: float = 0.0  # mean seconds between the herds of a stream that has them; 0: none come
     lengths: str = "arena"
@@ -80,13 +86,27 @@ class Preset:
         return str(self).replace(f"+models={self.models}", "") if self.name in SIZED else str(self)
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """Requests per second of each stream, where each has a rate of its own; else none."""
+        match self.name:
+            case "poisson":
+                return (self.rate_rps,)
+            case "hot-cold":
+                return self.cold_rps, self.rate_rps
+            case "power-law":
+                return tuple(self.rate_rps * (k + 1) ** -self.alpha for k in range(self.models))
+        return ()
+
+    @property
     def longest_tokens(self) -> int:
         """No request has more tokens, whatever the seed."""
-        prompt, output = self.laws
+        if self.lengths in laws.NAMES:
+            return self.max_tokens
+        prompt, output = self.quantiles
         return min(self.max_tokens, math.floor(prompt.tokens[-1]) + math.floor(output.tokens[-1]))
 
     @property
-    def laws(self) -> tuple[Law, Law]:
+    def quantiles(self) -> tuple[Law, Law]:
         """The laws of prompt and output."""
         if self.lengths == "fixed":
             return ranged(self.prompt, self.range_ratio), ranged(self.output, self.range_ratio)
@@ -100,7 +120,7 @@ class Preset:
     @property
     def nominal_s(self) -> float:
         """Seconds that a client of a closed loop spends on a request, for forecasts that need a rate."""
-        return self.think_s + NOMINAL_TPOT_S * float(_quantile(np.array([0.5]), self.laws[1])[0])
+        return self.think_s + NOMINAL_TPOT_S * float(quantile(np.array([0.5]), self.quantiles[1])[0])
 
     def times(self, scale: float) -> Preset:
         """Return the closed loop with `scale` times the clients, each of whom sends as many requests as before."""
@@ -112,59 +132,12 @@ class Preset:
         """Names of the streams, in the order of the models that they belong to."""
         if self.name == "arena-like":
             return tuple(stream.name for stream in _arena(self.models))
+        if self.name == "hot-cold":
+            return "cold", "hot"
         if self.name == "aegaeon-like":
             return tuple(f"synth_model_{k:02d}" for k in range(self.models))
         first, word = (0, "stream-") if self.name == "sample" else (1, "model_")
         return tuple(f"{word}{k + first}" for k in range(self.models))
-
-
-# ------------------------------------------------------------------ lengths, in tokens
-
-
-class Law(NamedTuple):
-    """Quantiles of a length: between them its logarithm is linear, or (`log` off) the length itself."""
-
-    at: tuple[float, ...]
-    tokens: tuple[float, ...]
-    log: bool = True
-
-
-AT = (0.0, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.0)
-# Quantiles of Arena-Chat's 1,500 rows (VTC-artifact 192c2e2, fair_bench/real_trace.pkl). A tenth of outputs is 513.
-ARENA_PROMPT = Law(AT, (2, 5, 13, 40, 161, 432, 653.15, 902.27, 1021))
-ARENA_OUTPUT = Law(AT, (2, 17.9, 62, 211, 458.25, 513, 513, 785, 977))
-# The released notebook of Prism's Hyperbolic figure draws both from 8 to 512, each as likely (its JSON has none).
-UNIFORM = Law((0.0, 1.0), (7.5, 512.5), log=False)
-# Quantiles of 63,195 rows, those of 76 of Aegaeon's released synth-*-1.0-1.0.csv (25SOSP-Aegaeon 1c3b110,
-# aegaeon/sim/simdata): ShareGPT, history in the prompt.
-SHAREGPT_PROMPT = Law((*AT[:-1], 0.999, 1.0), (1, 14, 108, 589, 1114, 1555, 1760, 2187, 5053, 26276))
-SHAREGPT_OUTPUT = Law(AT, (16, 45, 130, 265, 400, 569, 735, 955, 1309))
-
-
-def ranged(tokens: int, ratio: float) -> Law:
-    """Return the law of a length: each whole number within this share of it as often; of 0 it is one length."""
-    least, most = math.ceil(tokens * (1 - ratio)), math.floor(tokens * (1 + ratio))
-    return Law((0.0, 1.0), (least - 0.5, most + 0.5) if ratio else (tokens, tokens), log=False)
-
-
-def doubled(law: Law) -> Law:
-    """Return the law of twice the length."""
-    return law._replace(tokens=tuple(2 * x for x in law.tokens))
-
-
-LENGTHS: Mapping[str, tuple[Law, Law]] = {
-    "arena": (ARENA_PROMPT, ARENA_OUTPUT),
-    "uniform": (UNIFORM, UNIFORM),
-    "sharegpt": (SHAREGPT_PROMPT, SHAREGPT_OUTPUT),
-    "sharegpt-ix2": (doubled(SHAREGPT_PROMPT), SHAREGPT_OUTPUT),  # as synth-*-2.0-1.0.csv
-    "sharegpt-ox2": (SHAREGPT_PROMPT, doubled(SHAREGPT_OUTPUT)),  # as synth-*-1.0-2.0.csv
-}
-RANK_CORRELATION = {  # Spearman's, of prompt and output
-    "arena": 0.264,
-    "uniform": 0.0,
-    "fixed": 0.0,
-    **dict.fromkeys(("sharegpt", "sharegpt-ix2", "sharegpt-ox2"), 0.064),
-}
 
 
 # ------------------------------------------------------------------ streams
@@ -285,18 +258,27 @@ PRESETS: Mapping[str, Preset] = {
         Preset("aegaeon-like", 8, rate_rps=0.1, lengths="sharegpt", max_tokens=4096),  # the least context of its models
         Preset("sample", 8, span_s=60.0),
         Preset("closed", 1, lengths="fixed", clients=8),
+        Preset("poisson", 1, rate_rps=1.0, lengths="geometric-sharegpt", max_tokens=2048),
+        Preset("power-law", 8, rate_rps=1.0, lengths="geometric-sharegpt", max_tokens=2048),
+        Preset("hot-cold", 2, rate_rps=10.0, lengths="geometric-sharegpt", max_tokens=2048),
     )
 }
+RATED = frozenset(name for name, preset in PRESETS.items() if preset.rates)  # streams have rates of their own
 # as many streams as there are models
-SIZED = frozenset({"hyperbolic-like", "hyperbolic-like-drift", "aegaeon-like", "closed"})
-FREE = ("models", "span_s", "rate_rps", "drift_s", "herd_s", "clients", "requests", "prompt", "output", "range_ratio",
-        "think_s", "lengths", "max_tokens")  # fmt: skip
+SIZED = frozenset({"hyperbolic-like", "hyperbolic-like-drift", "aegaeon-like", "closed", "power-law"})
+FREE = ("models", "span_s", "rate_rps", "alpha", "cold_rps", "drift_s", "herd_s", "clients", "requests", "prompt",
+        "output", "range_ratio", "think_s", "lengths", "max_tokens")  # fmt: skip
 OPEN = frozenset(PRESETS) - {"closed"}
 ONLY: Mapping[str, frozenset[str]] = {  # who else has it not
-    "rate_rps": frozenset({"aegaeon-like"}),
+    "models": frozenset(PRESETS) - {"poisson", "hot-cold"},
+    "rate_rps": RATED | {"aegaeon-like"},
+    "alpha": frozenset({"power-law"}),
+    "cold_rps": frozenset({"hot-cold"}),
     "herd_s": frozenset({"hyperbolic-like", "hyperbolic-like-drift"}),
-    **dict.fromkeys(("span_s", "drift_s"), OPEN),
-    **dict.fromkeys(("clients", "requests", "prompt", "output", "range_ratio", "think_s"), frozenset({"closed"})),
+    "span_s": OPEN,
+    "drift_s": OPEN - RATED,
+    **dict.fromkeys(("prompt", "output"), RATED | {"closed"}),
+    **dict.fromkeys(("clients", "requests", "range_ratio", "think_s"), frozenset({"closed"})),
 }
 WAVES = 10  # requests of a client, unless said
 NOMINAL_TPOT_S = 0.05  # only for forecasts of closed loops: about what readers are promised
@@ -335,12 +317,14 @@ def _check(p: Preset, text: str) -> None:
     positive(f"trace {text}: span_s", p.span_s)
     if p.span_s > MOST:
         raise UserError(f"trace {text}: span_s is {p.span_s:g}, above {MOST:g}")
-    known = (*LENGTHS, *(("fixed",) if p.name == "closed" else ()))
+    known = (*laws.NAMES, "fixed") if p.rates else (*LENGTHS, *(("fixed",) if p.name == "closed" else ()))
     if p.lengths not in known:
         raise UserError(f'trace {text}: lengths is "{p.lengths}" ({", ".join(known)})')
-    least_of = {"models": 1, "rate_rps": 0, "drift_s": 0, "herd_s": 0, "max_tokens": 2}
+    least_of = {"models": 1, "rate_rps": 0, "alpha": 0, "cold_rps": 0, "drift_s": 0, "herd_s": 0, "max_tokens": 2}
     if p.name == "closed":
-        least_of |= {"clients": 1, "requests": 0, "prompt": 1, "output": 1, "think_s": 0}
+        least_of |= {"clients": 1, "requests": 0, "think_s": 0}
+    if p.lengths == "fixed":
+        least_of |= {"prompt": 1, "output": 1}
     for key, least in least_of.items():
         value = getattr(p, key)
         if not least <= value <= MOST:
@@ -360,7 +344,7 @@ def _check(p: Preset, text: str) -> None:
         raise UserError(f"trace {text}: {prompt} + {output} tokens are above max_tokens, {p.max_tokens}")
     if p.name == "arena-like":
         _arena(p.models)
-    if p.name == "aegaeon-like":
+    if p.rates or p.name == "aegaeon-like":
         positive(f"trace {text}: rate_rps", p.rate_rps)
     bounded(f"trace {text}", _expected(p), "fewer models, clients or seconds, or a lower rate")
     if p.drift_s:
@@ -380,6 +364,8 @@ def _expected(p: Preset) -> float:
             return p.models * p.rate_rps * p.span_s
         case "closed":
             return float(p.models * p.sent)
+        case _ if p.rates:
+            return math.fsum(p.rates) * p.span_s
         case _:
             return sum(HYPERBOLIC[k % len(HYPERBOLIC)].requests for k in range(p.models)) * p.span_s / PER_S
 
@@ -405,6 +391,8 @@ def draw(name: str | Preset, seed: int) -> Drawn:
             return _drawn(p, seed, [Stream(name, n) for name, n in zip(p.streams, counts, strict=True)], counts)
         case "closed":
             return _loop(p, seed)
+        case _ if p.rates:
+            return _poisson(p, seed)
         case _:
             laws = [HYPERBOLIC[k % len(HYPERBOLIC)]._replace(name=name) for k, name in enumerate(p.streams)]
             if p.name == "hyperbolic-like-drift":  # the two in the middle of popularity
@@ -426,7 +414,7 @@ def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table
     meta: dict[str, Any] = {"name": p.label, "maker": str(p), "tier": "synthetic", "licence": "Apache-2.0"}
     meta |= {"length_origin": "uniform" if p.lengths == "uniform" else "sampled", "span_s": drawn.span_s, "seed": seed}
     meta |= {"timestamp_resolution_s": None}
-    meta |= {"ordered": True} if p.name in SIZED else {}
+    meta |= {"ordered": True} if p.name in SIZED or p.rates else {}
     meta |= {"fit": fit} if fit else {}
     return schema.table(columns, meta)
 
@@ -439,6 +427,19 @@ def _loop(p: Preset, seed: int) -> Drawn:
     prompt, output = _lengths(p, seed, len(wave))
     stamps_s = np.asarray(wave[order] * p.nominal_s, np.float64)
     return Drawn(p.span_s, p.streams, stamps_s, model[order], prompt, output)
+
+
+def _poisson(p: Preset, seed: int) -> Drawn:
+    """Draw streams with rates of their own; their lengths are of a law, or all equal."""
+
+    def lengths(n: int, rng: np.random.Generator) -> I4:
+        if p.lengths == "fixed":
+            return np.tile(np.array((p.prompt, p.output), np.int32), (n, 1))
+        return laws.draw(p.lengths, n, rng, p.max_tokens)
+
+    drawn = poisson.draw(p.name, p.rates, p.span_s, lengths, seed)
+    prompt, output = drawn.lengths.T
+    return Drawn(p.span_s, p.streams, drawn.arrival_s, drawn.model, prompt.copy(), output.copy())
 
 
 def _released(p: Preset, seed: int) -> Drawn:
@@ -561,8 +562,8 @@ def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
     """Pairs with the measured marginals and rank correlation, cut to `max_tokens` at the prompt's start."""
     r = 2 * np.sin(np.pi / 6 * RANK_CORRELATION[p.lengths])  # of the normals whose ranks correlate so
     a, b = rng(seed, p.name, "lengths").standard_normal((2, n))
-    laws = p.laws
-    prompt, output = _quantile(_cdf(a), laws[0]), _quantile(_cdf(r * a + np.sqrt(1 - r * r) * b), laws[1])
+    of_prompt, of_output = p.quantiles
+    prompt, output = quantile(_cdf(a), of_prompt), quantile(_cdf(r * a + np.sqrt(1 - r * r) * b), of_output)
     output = np.minimum(output, p.max_tokens - 1)
     return np.minimum(prompt, p.max_tokens - output), output
 
@@ -570,8 +571,3 @@ def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
 def _cdf(x: F8) -> F8:
     """Return the standard normal's."""
     return 0.5 + 0.5 * np.fromiter(map(math.erf, (x / math.sqrt(2)).tolist()), np.float64, len(x))
-
-
-def _quantile(u: F8, law: Law) -> I4:
-    tokens = np.exp(np.interp(u, law.at, np.log(law.tokens))) if law.log else np.interp(u, law.at, law.tokens)
-    return np.clip(np.rint(tokens), math.ceil(law.tokens[0]), math.floor(law.tokens[-1])).astype(np.int32)

@@ -284,8 +284,9 @@ def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assi
 
 def rate_rps(trace: Rows, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
     """Return requests per second at rate scale 1: as the generator means them, or as counted where a seed replays."""
-    if trace.maker is not None and (each := synthetic.preset(trace.maker).rate_rps):
-        return each * len(models.members)
+    made = None if trace.maker is None else synthetic.preset(trace.maker)
+    if made is not None and made.rate_rps:
+        return math.fsum(made.rates) or made.rate_rps * len(models.members)
     every = [
         (len(r.model), r.span_s) for r in Picking(trace, models, seed, fold=window_fold(trace, seed, origin)).rows()
     ]

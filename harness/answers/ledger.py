@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 
-from harness.answers.table import WIDTH, Table, folded, printed
+from harness.answers.table import WIDTH, Table
 from harness.rows.estimate import NONE
-from harness.study.claims import Line as Judged
-from harness.study.claims import Part, paper_text, reason
 from harness.study.ledger import Ledger, Line, Statement
 from harness.study.rule import CLASSES, SAYS
 
@@ -118,25 +116,3 @@ def counted(statements: Iterable[Statement]) -> str:
     """Count the statements of each class, in a line."""
     verdicts = [statement.verdict for statement in statements if statement.stands]
     return ", ".join(f"{verdicts.count(word)} {word}" for word in SAYS if word in verdicts) or "no claims"
-
-
-# ------------------------------------------------------------------ of a driver
-
-
-def driven(parts: Iterable[Part]) -> Iterator[str]:
-    """Yield the answer of a driver: its lines and tables, and last its claims."""
-    every = list(parts)
-    yield from printed(part for part in every if not isinstance(part, Judged))
-    yield from claimed([part for part in every if isinstance(part, Judged)])
-
-
-def claimed(lines: Sequence[Judged]) -> Iterator[str]:
-    """Yield the claims as text: class, the paper's number, the result here, the claim; below it why they differ."""
-    width = max((len(line.verdict.text) for line in lines), default=0)
-    for section, verdict, law in lines:
-        of = f", {law}" if law else ""
-        paper = paper_text(verdict.claim)
-        yield f"{verdict.says:12} {paper:>10}  here {verdict.text:{width}} {verdict.claim.subject}{of} ({section})"
-        if why := reason(verdict):
-            indent = " " * 13
-            yield from folded(indent + why, WIDTH, indent)

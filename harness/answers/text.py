@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.answers import ratios, tradeoff, without
+from harness.answers import measured, ratios, tradeoff, without
 from harness.answers.commands import check_command
 from harness.answers.ratios import Standings
 from harness.answers.table import Table, brief, joined, printed
@@ -47,6 +47,10 @@ class Shown(NamedTuple):
 
 def lines(shown: Shown) -> Iterator[str]:
     """Yield the lines of a study: a screen that ends with the notes on all of it; with `every` all lines."""
+    if shown.about.layout == "claims":
+        yield from measured.lines(shown.table, shown.about)
+        yield from (*own_degrees(shown.table), *invalid(shown.table), *unchecked_lines(shown.table))
+        return
     body, ends = (printed(some, markdown=shown.markdown) for some in parts(shown))
     yield from brief(body, every=shown.every or shown.markdown, tail=ends)
 

@@ -33,7 +33,6 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "check": ("tools.check", "Test that a system keeps the rules."),
     "claims": ("claims.claims", "Test every paper's claims against runs made here."),
     "list": ("lists.list_", "List systems, engines, models, GPUs, traces and studies."),
-    "mock": ("mock.mock", "Serve OpenAI's API with set latencies and no model."),
     "new": ("tools.new", "Write a small annotated system, or a TOML to begin with."),
     "plot": ("runs.plot", "Draw stored results as PDF, PNG and CSV."),
     "price": ("price.price", "Price a million tokens of a model, by its GPUs."),
@@ -43,7 +42,6 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "timeline": ("runs.timeline", "Write a stored run as a trace for Perfetto."),
     "trace": ("traces.trace", "Look at traces, convert logs, draw synthetic ones."),
     "tune": ("tune.tune", "Tune systems alike, on seeds that no evaluation uses."),
-    "upgrade": ("runs.upgrade", "Rewrite results of earlier releases with current names."),
     "validate": ("validate.validate", "Compare the simulator with measured end-to-end runs."),
 }
 

@@ -84,8 +84,5 @@ def _make_part(shard: Shard, only: list[str] | None, workers: int | None, told: 
     for name in ledger.named(only):
         told.say(f"claims of {name}")
         folder = real(RESULTS) / name
-        if name in ledger.DRIVERS:
-            runs += ledger.run_part(name, shard, folder, workers=workers, teller=told)
-        else:
-            runs += shards.measure_shard(load.study(name), folder, shard, workers=workers, teller=told).runs
+        runs += shards.measure_shard(load.study(name), folder, shard, workers=workers, teller=told).runs
     return runs

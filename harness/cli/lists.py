@@ -257,15 +257,12 @@ def host_rows() -> Rows:
 @list_.command(epilog=examples("bench list studies", "bench study fig7 --dry-run"))
 def studies() -> None:
     """List studies: figures of papers, and others."""
-    from harness.rows.estimate import NONE
     from harness.study import load
-    from harness.study.ledger import DRIVERS
 
     rows = [("study", "layout", "conditions", "systems", "after")]
     for name in load.names():
         entry = load.study(name)
         rows.append((name, entry.layout, str(len(entry.condition)), str(len(entry.systems)), entry.paper))
-    rows += [(name, "claims", NONE, NONE, driver.PAPER) for name, driver in DRIVERS.items()]
     answer = f"{len(rows) - 1} studies come with the bench; bench study NAME runs one, --dry-run shows its cost"
     screen([answer, *aligned(rows, min(WIDTH, room()))], every=False)
 

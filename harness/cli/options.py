@@ -73,9 +73,7 @@ def stems(folder: str, pattern: str = "*.toml") -> list[str]:
 
 def study_names() -> list[str]:
     """Return the names of the studies."""
-    from harness.study.ledger import DRIVERS
-
-    return sorted([*stems("harness/study/studies"), *DRIVERS])
+    return stems("harness/study/studies")
 
 
 def gpu_names() -> list[str]:
@@ -321,7 +319,7 @@ def _executed(ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 
 
 EXECUTOR = click.option("--executor", metavar="KIND[:ADDRESS]", callback=_executed, expose_value=False,
-                        help="Run on a cluster: ray, ray:ADDRESS or dask:ADDRESS (make cluster).")  # fmt: skip
+                        help="Run on a cluster: ray or ray:ADDRESS (make cluster).")  # fmt: skip
 
 
 WORKERS = grouped(

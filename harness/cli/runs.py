@@ -1,4 +1,4 @@
-"""`bench run`, `plot`, `explain`, `timeline` and `upgrade`: make a run, and use stored results."""
+"""`bench run`, `plot`, `explain` and `timeline`: make a run, and use stored results."""
 
 from __future__ import annotations
 
@@ -428,24 +428,6 @@ def timeline(run: Path, out: Path | None) -> None:
     record.write_bytes(path, trace_event.document(events, facts, path))
     span = f"{trace.end_s - trace.start_s:.0f} s, {table.num_rows:,} requests on {len(trace.gpu_bytes)} GPUs"
     click.echo(f"{short_path(path)}: {len(events):,} events of {span}; open it at https://ui.perfetto.dev")
-
-
-@click.command(epilog=examples("bench upgrade", "bench upgrade /data/results"))
-@click.argument("results", type=PATH, required=False)
-def upgrade(results: Path | None) -> None:
-    """Rewrite results of earlier releases with current names.
-
-    Columns, measures, and runs whose spec names files get new names: a file counts by its content, not by its path.
-    Every command reads results of earlier releases without this too.
-    """
-    from harness.run.upgrade import upgrade
-
-    folder = results or RESULTS
-    with Terminal() as teller:
-        upgraded = upgrade(folder, teller.progress)
-    for old, new in upgraded.names.items():
-        click.echo(f"{old} is {new}")
-    click.echo(f"{short_path(folder)}: {upgraded.files} files rewritten, {len(upgraded.names)} runs renamed")
 
 
 def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None, every: bool) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from click.core import ParameterSource
 
 from harness.answers.commands import real, short_path
 from harness.answers.table import aligned
@@ -42,10 +41,6 @@ if TYPE_CHECKING:
     from harness.study.grid import Panel
     from harness.study.measure import Measured
     from harness.study.study import Sample, Study
-
-
-# options that all studies take
-OF_DRIVERS = ("name", "full", "seeds", "dry_run", "no_plot", "workers", "machine", "out")
 
 
 @click.command(epilog=examples(
@@ -119,16 +114,12 @@ def study(
     from harness.policy.types import UserError
     from harness.study import load as studies
     from harness.study import shards
-    from harness.study.ledger import DRIVERS
     from harness.study.measure import measure
 
     if name is None:
         from harness.cli import lists
 
         click.get_current_context().invoke(lists.studies)
-        return
-    if name in DRIVERS:
-        _drive(name, seeds, real(out or RESULTS / name), workers, machine=machine, dry_run=dry_run, full=full)
         return
     asked = studies.study(name).only(
         listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
@@ -160,38 +151,18 @@ def study(
     sys.stdout.flush()
     if not no_plot:
         stem = folder / asked.name if out is not None else drawn_at(measured.folder)
-        paths = figures(measured, "study", stem, f"bench study {name}")
+        paths = figures(measured, _figure(measured), stem, f"bench study {name}")
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
         sys.exit(Code.REFUSED)
 
 
-def _drive(
-    name: str, seeds: int | None, out: Path, workers: int | None, *, machine: bool, dry_run: bool, full: bool
-) -> None:
-    """Print the answer of a study that a driver of its own runs."""
-    from harness.answers.ledger import driven
-    from harness.policy.types import UserError
-    from harness.study import ledger, receipt
+def _figure(measured: Measured) -> str:
+    """Return the figure of a study: one of its name that draws it, or else that of its layout."""
+    import plots
 
-    ctx = click.get_current_context()
-    for param in ctx.command.params:
-        given = ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
-        if given and param.name not in OF_DRIVERS:
-            raise UserError(f"{name} has no {param.opts[-1]}: its runs are those of its claims")
-    driver = ledger.DRIVERS[name]
-    seeds = seeds or driver.SEEDS
-    if full:
-        click.echo(f"{name} runs all that it has: --full adds nothing", err=True)
-    if dry_run:
-        click.echo(f"{driver.count(seeds)} runs; stored runs that are current cost nothing")
-        return
-    with teller(machine=machine) as told:
-        text = receipt.answered(
-            out, seeds, driver.inputs(), lambda: driven(driver.parts(seeds, out, workers=workers, teller=told))
-        )
-    for line in text:
-        click.echo(line)
+    name = measured.study.name
+    return name if name in plots.names() and plots.draws(plots.find(name), measured.folder) else "study"
 
 
 def drawn_at(folder: Path) -> Path:

@@ -148,11 +148,10 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
             empty: str | None, **options: Any) -> None:  # fmt: skip
     """Make a canonical trace of a log or a released format.
 
-    Files: CSV, JSON in any arrangement, Parquet, plain PostgreSQL dumps, pickled lists of records (by a restricted
-    unpickler), text also under gzip; of prometheus and servegen folders. A format is known by its columns, or named by
-    --from, whose settings other options replace; else the usual names of columns are. Of a log only stamps, counts,
-    names of models and keyed hashes of sessions and prompt blocks are read. Ids of the blocks that prompts share are
-    the column prefix_hashes, with --block-tokens.
+    Files: CSV, JSON in any arrangement, Parquet, text also under gzip; of prometheus and servegen folders. A format is
+    known by its columns, or named by --from, whose settings other options replace; else the usual names of columns are.
+    Of a log only stamps, counts, names of models and keyed hashes of sessions and prompt blocks are read. Ids of the
+    blocks that prompts share are the column prefix_hashes, with --block-tokens.
     """
     from harness.policy.types import UserError
     from traces import chosen, deal, schema

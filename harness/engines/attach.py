@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from harness.client.body import OPENAI, Server, Style
+from harness.client.body import OPENAI, Server
 from harness.client.wire import shown
 from harness.engines import machine as machines
 from harness.engines.llamacpp import LlamaCpp
@@ -40,8 +40,7 @@ from harness.policy.types import Inst, Option, UserError
 
 ANSWER_S, ANSWER_BYTES = 10.0, 4_000_000  # of the whole list of models
 NAME = 80  # characters of a server's model that are printed
-# By who says to have made a server; "bench": ours (bench mock).
-STYLE_OF = {**{kind.name: kind.style for kind in (LlamaCpp, Sglang, Vllm)}, "bench": Style()}
+STYLE_OF = {kind.name: kind.style for kind in (LlamaCpp, Sglang, Vllm)}  # by who says to have made a server
 HERE = {"localhost", "127.0.0.1", "::1"}
 
 

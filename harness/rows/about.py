@@ -36,6 +36,9 @@ class About:
     runs: Mapping[str, str]  # by folder: the system's name
     texts: Mapping[str, str] = field(default_factory=dict)  # by name: the system as --systems takes it
     fuller: str = ""  # what --full has more of
+    setting: str = ""  # of all runs in words, where claims are about measures
+    headline: str = ""  # the first line of its answer, with {} where the numbers stand
+    shown: tuple[str, ...] = ()  # measures that the answer has a table of
     bound: Mapping[str, Any] | None = None  # of a comparison along rates, as study.bound has it
 
     @classmethod

@@ -35,12 +35,13 @@ CLAIM = {
     "what": str, "system": str, "over": str, "definition": str, "on": {}, "paper": (float, str, [float], None),
     "why": str, "comparable": bool, "shape": str, "tp": int, "subject": str, "says": str, "metric": str, "bound": str,
     "even": (float, None), "at": float, "lacks": str, "input": str, "section": str, "name": str, "evidence": bool,
-    "also": [{}],
+    "also": [{}], "measure": str, "model": str, "most": bool, "least": str, "headline": str,
 }  # fmt: skip
 SCORED: Mapping[str, Any] = {  # attainment.parquet
     "schema": int, "key": str, "study": str, "layout": str, "paper": str, "level": float, "definitions": [str],
     "slo": str, "titles": [str], "systems": [str], "texts": {str: str}, "controls": [str], "seeds": int,
     "sample": {"rule": str, "points": int, "each": str, "digits": int, "below": float}, "fuller": str,
+    "setting": str, "headline": str, "shown": [str],
     "panels": [PANEL], "claims": [CLAIM], "values": [(float, None)], "notes": [str],
     "judges": [{"rule": str, "seconds": ({str: [float, float]}, None), "runs": [str]}], "runs": {str: str},
     "bound": ({"definition": str, "rate_scale": float, "gpus": int}, None),

@@ -88,12 +88,12 @@ class Requests:
         """Return all requests where they lie, as a dataset of PyArrow with a column `run`; nothing is read.
 
         `polars.scan_pyarrow_dataset` and DuckDB take it. Columns are those of the files (docs/schema.md): whole
-        nanoseconds, of all columns. UserError for files of an earlier form, which `of` reads.
+        nanoseconds, of all columns. UserError for files of another schema.
         """
         from pyarrow import dataset, fs
 
-        if old := next((f for f in self._folders.values() if record.meta(f).get("schema") != record.VERSION), None):
-            raise UserError(f"{old}: of an earlier form, which is not scanned: requests.of(RUN) reads it")
+        for folder in self._folders.values():
+            record.present(folder, record.meta(folder))
         schema = SCHEMA.insert(0, pa.field("run", CODES))
         alone = {name: folder for name, folder in self._folders.items() if (folder / record.ROWS).is_file()}
         packed = {parts.find(folder) for name, folder in self._folders.items() if name not in alone}

@@ -47,9 +47,8 @@ FORMS = {ROWS: forms.RUN, SWEEP: forms.SCORED, SENSITIVITY: forms.LEADS, TURNS: 
          SIZE: forms.SIZED}  # of facts, by file  # fmt: skip
 
 STATES = ("done", "dropped", "failed", "unfinished")
-VERSION = 2  # `schema` of the files that are written, but 1; nullable columns come without another
+VERSION = 2  # `schema` of the files that are written and read; nullable columns come without another
 WAITS = waits.WAITS
-OF_SCHEMA_1 = {"held": "admission", "move": "transfer", "turn": "queue", "solo": "compute", "slow": "contention"}
 META = (
     "schema", "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped",
     "infeasible", "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served", "arithmetic",
@@ -323,9 +322,9 @@ def chosen(columns: Sequence[str] | None) -> list[str] | None:
 
 
 def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
-    """Read the rows of a run, in order of id, of any schema.
+    """Read the rows of a run, in order of id.
 
-    Raises UserError where there is none, it is of a later schema, or it is damaged, and for an unknown column.
+    Raises UserError where there is none, it is of another schema, or it is damaged, and for an unknown column.
     """
     columns = chosen(columns)
     return _opened(Path(folder), lambda path: _rows(path, columns), lambda part, name: _of_part(part, name, columns))
@@ -354,7 +353,7 @@ class Pieces:
 def read_by_pieces(folder: str | os.PathLike[str]) -> pa.Table | Pieces:
     """Read the rows of a run as `read` does; those of a long one are read later, in pieces."""
     about, path = meta(folder), Path(folder) / ROWS
-    if sum((about.get("counts") or {}).values()) <= spilled.MOST_HELD or about.get("schema") != VERSION:
+    if sum((about.get("counts") or {}).values()) <= spilled.MOST_HELD:
         return read(folder)
     if (about.get("spec") or {}).get("token_times") or not path.is_file():
         return read(folder)
@@ -420,14 +419,11 @@ def _of_part(part: Path, name: str, columns: Sequence[str] | None) -> pa.Table:
 
 def _rows(path: Path, columns: Sequence[str] | None) -> pa.Table:
     about, form = footer(path), SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
-    if (version := about.get("schema", 1)) > VERSION:
-        raise UserError(f"{path} is of schema {version}, and this release reads up to {VERSION}: update it")
+    present(path, about)
     with sealed.reading(path):
         sealed.intact(path, rows=True)
         with pq.ParquetFile(path, memory_map=True) as file:
-            rows = file.read(form.names if version == VERSION else None)
-    if version < VERSION:
-        rows = sealed.filled(path, _of_schema_1(rows, about.get("spec", {})), SCHEMA).cast(SCHEMA)
+            rows = file.read(form.names)
     return _checked(path, about, sealed.filled(path, rows, form))
 
 
@@ -440,14 +436,13 @@ def _checked(path: Path, about: Mapping[str, Any], rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _of_schema_1(table: pa.Table, spec: Mapping[str, Any]) -> pa.Table:
-    """Convert rows of schema 1: causes of waiting had other names, and `slow` was one or the other by sharing."""
-    sliced = spec.get("sharing") == "turns"
-    now = OF_SCHEMA_1 | ({"slow": "time_slice"} if sliced else {})
-    names = {f"{old}_ns": f"{new}_ns" for old, new in now.items()}
-    table = table.rename_columns([names.get(name, name) for name in table.column_names])
-    none = "contention_ns" if sliced else "time_slice_ns"
-    return table.append_column(SCHEMA.field(none), pa.array(np.zeros(len(table), np.int64)))
+def present(path: Path, about: Mapping[str, Any]) -> None:
+    """UserError for a file, with the facts of its footer, of an earlier or a later schema."""
+    version = about.get("schema", 1)
+    if version > VERSION:
+        raise UserError(f"{path} is of schema {version}, and this release reads {VERSION}: update it")
+    if version < VERSION:
+        raise UserError(f"{path} is of schema {version}: release 0.2.0 reads it, and rewrites it by bench upgrade")
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:

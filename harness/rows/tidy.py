@@ -112,6 +112,7 @@ def stored(path: Path) -> pa.Table:
 
     Raises Damaged, also for rates, models or counts that are none, and FileNotFoundError.
     """
+    record.present(path, record.footer(path))
     table = record.table(path, STORED, absent=LATER)
     rates = table["rate_scale"]
     if not pc.all(pc.and_(pc.is_finite(rates), pc.greater(rates, 0.0)), min_count=0).as_py():
@@ -139,20 +140,22 @@ def scores(runs: Iterable[Run]) -> pa.Table:
     return table.cast(plain).sort_by([(name, "ascending") for name in ORDER]).cast(TABLE_SCHEMA).combine_chunks()
 
 
-def score(run: Run, *, by_model: bool = True, definitions: Collection[str] = tuple(DEFINITIONS)) -> pa.Table:
+def score(
+    run: Run, *, by_model: bool = True, definitions: Collection[str] = tuple(DEFINITIONS), more: Iterable[Value] = ()
+) -> pa.Table:
     """Score one run into rows of the tidy table: these definitions and every measure, pooled and by model.
 
-    Without `by_model` only attainment is there per model.
+    Without `by_model` only attainment is there per model. `more` are further rows of a run that could run.
     """
     spec = run.meta.get("spec") or {}
     skipped, infeasible = run.meta.get("skipped"), run.meta.get("infeasible")
-    values: list[_Value] = []
+    values: list[Value] = []
     if skipped:
-        values += [_Value(name, "pooled", None, 0, None) for name in definitions]
+        values += [Value(name, "pooled", None, 0, None) for name in definitions]
     elif infeasible:
-        values += [_Value(name, over, None, 0, 0.0) for name in definitions for over in ("pooled", "mean", "worst")]
+        values += [Value(name, over, None, 0, 0.0) for name in definitions for over in ("pooled", "mean", "worst")]
     else:
-        values += _values(run, spec, by_model, definitions)
+        values += [*_values(run, spec, by_model, definitions), *more]
     about = {
         **spec,
         "run": run.name,
@@ -186,7 +189,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
-class _Value(NamedTuple):
+class Value(NamedTuple):
     """A row of the tidy table, without the facts of its run."""
 
     definition: str
@@ -198,31 +201,31 @@ class _Value(NamedTuple):
     offered: Sequence[float] | None = None
 
 
-def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Collection[str]) -> Iterator[_Value]:
+def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Collection[str]) -> Iterator[Value]:
     sums = tallied(run, spec, definitions, by_model=by_model)
     models, counts = sums.models, sums.offered.tolist()
     n = sum(counts)
     for name, of in sums.attained.items():
         if name in sums.lacks:
-            yield _Value(name, "pooled", None, n, None)
+            yield Value(name, "pooled", None, n, None)
             continue
         each = of.per_model(models)
-        yield _Value(name, "pooled", None, n, _known(of.share), of.missed.sum(axis=0), of.asked.sum(axis=0))
-        yield _Value(name, "mean", None, n, _known(share(np.array(list(each.values())))))
-        yield _Value(name, "worst", None, n, _known(min(each.values(), default=math.nan)))
-        yield _Value(name, "jain", None, n, _known(jain(each.values())))
+        yield Value(name, "pooled", None, n, _known(of.share), of.missed.sum(axis=0), of.asked.sum(axis=0))
+        yield Value(name, "mean", None, n, _known(share(np.array(list(each.values())))))
+        yield Value(name, "worst", None, n, _known(min(each.values(), default=math.nan)))
+        yield Value(name, "jain", None, n, _known(jain(each.values())))
         for model, value in each.items():
             index = models.index(model)
-            yield _Value(name, "model", model, counts[index], value, of.missed[index], of.asked[index])
+            yield Value(name, "model", model, counts[index], value, of.missed[index], of.asked[index])
         for wait, value in causes.of_counts(of.causes).items():
-            yield _Value(f"missed_{name}_{wait}", "pooled", None, n, value)
+            yield Value(f"missed_{name}_{wait}", "pooled", None, n, value)
     for name, value in sums.pooled.values(sums.window_s, sums.quantiles()).items():
-        yield _Value(name, "pooled", None, n, _known(value))
+        yield Value(name, "pooled", None, n, _known(value))
     for code, quantiles in sums.by_model() if by_model else ():
         for name, value in sums.each[code].values(sums.window_s, quantiles).items():
-            yield _Value(name, "model", models[code], counts[code], _known(value))
+            yield Value(name, "model", models[code], counts[code], _known(value))
     for name, value in utilisation(run.meta.get("stats") or {}).items():
-        yield _Value(name, "pooled", None, n, _known(value))
+        yield Value(name, "pooled", None, n, _known(value))
 
 
 def tallied(

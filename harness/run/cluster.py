@@ -1,4 +1,4 @@
-"""Ray or Dask as an executor: tasks in batches of about ten seconds, longest first, on whatever machines there are.
+"""Ray as an executor: tasks in batches of about ten seconds, longest first, on whatever machines there are.
 
 Results go to the folder of results where a node sees it, and else come back as bytes. What is lost with a worker or a
 node is retried on another; what a shared folder holds by then is not made again.
@@ -40,26 +40,25 @@ BATCH_S = 10.0  # of work in a batch
 SHARES = 4  # batches that each slot gets at least, so that none waits long for the last one
 AHEAD = 2  # batches sent for each slot
 BASE_BYTES, REQUEST_BYTES = 700 << 20, 1_000  # of a worker's memory; of each request of its trace
-PACKAGED = {"ray": "ray", "dask": "distributed"}
 DATA = ("TRACES_DIR", "PROFILES_DIR", "MEASURED_DIR", "MODELS_DIR", "BENCH_PART_AGE_S", "BENCH_LATE_S")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "data", "node_modules")
 
 
 def named(text: str) -> Cluster:
-    """Return the cluster that a text names: ray, ray:ADDRESS or dask:ADDRESS. UserError for another text."""
+    """Return the cluster that a text names: ray or ray:ADDRESS. UserError for another text."""
     kind, _, address = text.partition(":")
-    if kind not in PACKAGED or (kind == "dask" and not address):
-        raise UserError(f'--executor "{text}" is not ray, ray:ADDRESS or dask:ADDRESS')
-    return Cluster(kind, address)
+    if kind != "ray":
+        raise UserError(f'--executor "{text}" is not ray or ray:ADDRESS; shards (--shard) need no cluster')
+    return Cluster(address)
 
 
 class Cluster:
-    """An executor (`executor.Executor`) on Ray or Dask; it connects when tasks come first."""
+    """An executor (`executor.Executor`) on Ray; it connects when tasks come first."""
 
-    def __init__(self, kind: str, address: str) -> None:
-        if find_spec(PACKAGED[kind]) is None:
-            raise UserError(f"{kind} is not here: make cluster, then .venv-cluster/bin/python -m harness for bench")
-        self.kind, self.address = kind, address
+    def __init__(self, address: str) -> None:
+        if find_spec("ray") is None:
+            raise UserError("ray is not here: make cluster, then .venv-cluster/bin/python -m harness for bench")
+        self.address = address
         self._pipe: Connection | None = None
         self._process: BaseProcess | None = None
         self._slots = 1
@@ -124,15 +123,14 @@ class Cluster:
         """Start the driver, with all files that the tasks need; anew where those of before lack some."""
         files = {path for task in tasks for path in _files(task.spec)}
         if self._process is not None:
-            if self.kind != "ray" or all((self._staged / _travelling(path)).exists() for path in files):
+            if all((self._staged / _travelling(path)).exists() for path in files):
                 return
             self.shutdown()
         self._temporary = Path(tempfile.mkdtemp(prefix="bench-driver-"))
-        if self.kind == "ray":
-            _stage(self._staged, files)
+        _stage(self._staged, files)
         variables = {key: os.environ[key] for key in (*DATA, *target.variables(target.name(), target.flags()))
                      if key in os.environ}  # fmt: skip
-        place = driver.Place(self.kind, self.address, str(self._staged), variables)
+        place = driver.Place(self.address, str(self._staged), variables)
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=driver.main, args=(theirs, place, str(self._log)), daemon=True)
@@ -162,7 +160,7 @@ class Cluster:
         if word == "lost":
             where = self.address or "of this machine"
             self.shutdown()
-            raise UserError(f"{self.kind} {where}: {value} (finished runs are kept; the same command resumes there)")
+            raise UserError(f"ray {where}: {value} (finished runs are kept; the same command resumes there)")
         return word, value
 
     def _heard(self) -> tuple[int, list[Answer]]:
@@ -190,7 +188,7 @@ class Cluster:
 
     def _send(self, number: int, tasks: Sequence[Task], token: str) -> None:
         assert self._pipe is not None
-        moved = tuple(task._replace(spec=_moved(task.spec, absolute=self.kind != "ray")) for task in tasks)
+        moved = tuple(task._replace(spec=_moved(task.spec)) for task in tasks)
         batch = Batch(moved, str(self._out), token, self._facts, LIMIT_S.get())
         longest = max(len(load_trace(task.spec.trace)) * task.spec.rate_scale for task in tasks)
         with suppress(OSError):  # it died: `_received` reports it
@@ -234,13 +232,13 @@ def _travelling(path: Path) -> Path:
     return Path("files") / sha256(path.read_bytes()).hexdigest()[:16] / path.name
 
 
-def _moved(spec: Spec, *, absolute: bool) -> Spec:
+def _moved(spec: Spec) -> Spec:
     """Return a spec that names its files as the node has them."""
     changes: dict[str, Any] = {}
     for key in FILES:
         if (path := _named(spec, key)) is not None:
             rule, colon, _ = str(getattr(spec, key)).rpartition("classes:")
-            changes[key] = f"{rule}{colon}{path.resolve() if absolute else _travelling(path)}"
+            changes[key] = f"{rule}{colon}{_travelling(path)}"
     return replace(spec, **changes) if changes else spec
 
 

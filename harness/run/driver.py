@@ -13,11 +13,11 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from harness.run import boot, sources
 from harness.run.messages import Answer, Batch, Refused
@@ -29,33 +29,12 @@ RETRIES = 5  # of a batch whose worker or node died
 class Place(NamedTuple):
     """A cluster, and what its workers are given."""
 
-    kind: str  # of CLIENTS
     address: str  # "": a running one of this machine
     sources: str  # folder of our packages and of the user's files, which travels
     variables: Mapping[str, str]
 
 
-class Client(Protocol):
-    """A connection to a cluster."""
-
-    def slots(self) -> int:
-        """Return the number of tasks that it runs at once."""
-        ...
-
-    def submit(self, batch: Batch, memory_bytes: int) -> Any:
-        """Send a batch; return a handle."""
-        ...
-
-    def ready(self, handles: list[Any]) -> list[Any]:
-        """Return the handles that are done; wait for some for at most `STEP_S`."""
-        ...
-
-    def result(self, handle: Any) -> list[Answer] | Refused:
-        """Return a batch's answers. Raises what the cluster raises where it was lost for good."""
-        ...
-
-
-class OnRay:
+class Client:
     """A connection to Ray."""
 
     def __init__(self, place: Place) -> None:
@@ -67,59 +46,24 @@ class OnRay:
         self._work = ray.remote(boot.work)
 
     def slots(self) -> int:
-        """See Client."""
+        """Return the number of tasks that it runs at once."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def submit(self, batch: Batch, memory_bytes: int) -> Any:
-        """See Client."""
+        """Send a batch; return a handle."""
         options = {"num_cpus": 1, "memory": memory_bytes, "max_retries": RETRIES, "scheduling_strategy": "SPREAD"}
         version = batch.asked["sources of the bench"]
         return self._work.options(**options).remote(pickle.dumps(batch), sources.PACKAGES, version)
 
     def ready(self, handles: list[Any]) -> list[Any]:
-        """See Client."""
+        """Return the handles that are done; wait for some for at most `STEP_S`."""
         done, _ = self._ray.wait(handles, num_returns=1, timeout=STEP_S)
         return list(done)
 
     def result(self, handle: Any) -> list[Answer] | Refused:
-        """See Client."""
+        """Return a batch's answers. Raises what Ray raises where it was lost for good."""
         answers: list[Answer] | Refused = pickle.loads(self._ray.get(handle))
         return answers
-
-
-class OnDask:
-    """A connection to Dask, whose workers were started in a checkout of the same sources."""
-
-    def __init__(self, place: Place) -> None:
-        distributed: Any = importlib.import_module("distributed")
-        self._client = distributed.Client(place.address, timeout="20s")
-        self._wait = distributed.wait
-        self._late = distributed.TimeoutError
-        self._work = importlib.import_module("harness.run.node").work
-
-    def slots(self) -> int:
-        """See Client."""
-        return max(1, int(sum(self._client.nthreads().values())))
-
-    def submit(self, batch: Batch, memory_bytes: int) -> Any:  # noqa: ARG002 - Dask watches it by itself
-        """See Client."""
-        return self._client.submit(self._work, batch, pure=False, retries=RETRIES)
-
-    def ready(self, handles: list[Any]) -> list[Any]:
-        """See Client."""
-        with suppress(self._late):
-            self._wait(handles, timeout=STEP_S, return_when="FIRST_COMPLETED")
-        if self._client.status != "running":
-            raise ConnectionError("the scheduler is gone")
-        return [handle for handle in handles if handle.done()]
-
-    def result(self, handle: Any) -> list[Answer] | Refused:
-        """See Client."""
-        answers: list[Answer] | Refused = handle.result()
-        return answers
-
-
-CLIENTS: Mapping[str, Callable[[Place], Client]] = {"ray": OnRay, "dask": OnDask}
 
 
 def main(pipe: Connection, place: Place, log: str) -> None:
@@ -130,7 +74,7 @@ def main(pipe: Connection, place: Place, log: str) -> None:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     try:
-        client: Client = CLIENTS[place.kind](place)
+        client = Client(place)
         pipe.send(("slots", client.slots()))
         _serve(pipe, client)
     except EOFError:

@@ -1,4 +1,4 @@
-"""A placement that all systems of a comparison share: from a file, or the start of one system.
+"""A placement that all systems of a comparison share: from a file, the start of one system, or a floor (floors.py).
 
 It separates a system's use of memory from the effect of its placement of models.
 """
@@ -21,6 +21,7 @@ from harness.policy.actions import Action, Load
 from harness.policy.events import Woke
 from harness.policy.fields import meant
 from harness.policy.types import Gpus, Infeasible, Unsupported, UserError
+from harness.run.floors import FLOORS
 from harness.run.setup import Failed, Setup, blamed
 from harness.run.spec import Spec, another
 from harness.toml import Natural
@@ -37,12 +38,17 @@ def homes(setup: Setup) -> Homes:
     spec = setup.spec
     if not spec.placement:
         return ()
+    where = f"placement {spec.placement}: "
+    if (floor := FLOORS.get(spec.placement)) is not None:
+        try:
+            return tuple(sorted(floor(Setup(replace(spec, placement="", homes=())).engine.cluster, spec.seed).items()))
+        except UserError as error:
+            raise UserError(f"{where}{error}") from None
     places = (
         toml.read(Path(spec.placement), dict[str, Where])
         if spec.placement.endswith(".toml")
         else _start(replace(another(spec, spec.placement), placement="", homes=()))
     )
-    where = f"placement {spec.placement}: "
     check(places, setup, where)
     return tuple(sorted(places.items()))
 

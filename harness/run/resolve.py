@@ -118,6 +118,8 @@ def resolve(spec: Spec) -> Spec:
     from workloads.models import with_files
 
     models = load_models(spec.models)
+    if spec.profile.startswith("$"):
+        raise UserError(f"profile {spec.profile}: the environment variable {spec.profile[1:].split('/')[0]} is not set")
     spec = replace(
         spec,
         system=_located(spec.system, ".py"),

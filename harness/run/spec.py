@@ -87,7 +87,8 @@ class Spec:
     plan: Literal["held-out", "window", "trace", "prefix"] = "held-out"
     # of streams to models: as the set says, drawn by the seed, or stratified over squares of seeds
     assign: Literal["released", "shuffled", "square"] = "released"
-    placement: str = ""  # one for all: a TOML of GPUs by model, or the system whose start it is; "": each its own
+    # one for all: a TOML of GPUs by model, the system whose start it is, "first-fit" or "random"; "": each its own
+    placement: str = ""
     homes: Pairs[Annotated[tuple[Natural, ...], MinLen(1)]] = ()  # (model, GPUs), resolved
     host: str = "vllm-0.15"
     # Of tokens: by each checkpoint's defaults, for whose top-p and top-k engines may sort; or greedy, which sorts

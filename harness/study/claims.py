@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.compute as pc
 
@@ -28,6 +26,7 @@ from harness.rows.crossings import (
 )
 from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Estimate, Style
 from harness.rows.statistics import interval
+from harness.study import measured
 from harness.study.rule import (
     CLASSES,
     DECIDED,
@@ -80,9 +79,6 @@ class Line(NamedTuple):
     section: str
     verdict: Verdict
     law: str = ""  # of lengths, where the paper gives their means alone
-
-
-Part: TypeAlias = str | Sequence[Sequence[str]] | Line  # of a driver's answer: a line, cells of a table, a claim
 
 
 # ------------------------------------------------------------------ evidence
@@ -139,46 +135,10 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
 # ------------------------------------------------------------------ subjects of claims
 
 
-KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of an entry, beside its statement
-
-
-def stated(path: Path) -> list[dict[str, Any]]:
-    """Return the claims of a file as they stand there."""
-    claims: list[dict[str, Any]] = tomllib.loads(path.read_text("utf-8"))["claim"]
-    return claims
-
-
-def of_measure(system: str, entry: Mapping[str, Any]) -> Claim:
-    """Return the claim of an entry of such a file, on what the driver of its study measures."""
-    paper = tuple(entry["paper"]) if isinstance(entry["paper"], list) else entry["paper"]
-    rest = {key: entry[key] for key in KEYS if key in entry}
-    return Claim("measure", system, subject=entry["says"], paper=paper, **rest)
-
-
-def untestable(claim: Claim, datum: str) -> Verdict:
-    """Return the verdict of a claim that lacks a datum."""
-    return Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {datum}")
-
-
-def by_measures(
-    path: Path, system: str, measured: Callable[[str], Iterable[tuple[str, Sequence[float]]]]
-) -> Iterator[Line]:
-    """Yield each claim of a file with its verdict.
-
-    `measured` returns a measure's values, one a seed, under each law of lengths.
-    """
-    for entry in stated(path):
-        claim, section = of_measure(system, entry), entry["section"]
-        if "lacks" in entry:
-            yield Line(section, untestable(claim, entry["lacks"]))
-            continue
-        for law, values in measured(entry["measure"]):
-            yield Line(section, by_number(claim, None, interval(values)), law)
-
-
 def reason(verdict: Verdict) -> str:
     """Return the reason why ours differs, or the datum that a comparison lacks."""
-    return verdict.note or verdict.claim.why
+    claim = verdict.claim
+    return verdict.note or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
 
 
 def claims_of(about: About) -> list[Claim]:
@@ -325,8 +285,8 @@ def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
 
 def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) -> Iterator[Verdict]:
     match claim.what:
-        case "measure":  # of a driver of its own, or of none
-            yield by_number(claim, None, None, NONE)
+        case "measure":
+            yield from _of_measure(table, about, claim)
         case "value":
             here = Estimate(float(value or 0.0), value, value, 1)
             yield by_number(claim, None, here, f"{here.mean:.2f} s")
@@ -335,6 +295,13 @@ def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) ->
         case _:
             for panel in concerned(claim, about) if not lacking(claim, about) else ():
                 yield _of_case(_on_panel(claim, panel, of_panel(table, panel), about), panel)
+
+
+def _of_measure(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:
+    """Judge a claim about a measure on each of its panels; one without a number, or without runs, on none."""
+    each = list(measured.of_claim(table, about, claim)) if claim.measure else []
+    for panel, values in each or [(None, [])]:
+        yield by_number(claim, panel, interval(values) if values else None, "" if values else NONE)
 
 
 def _of_case(verdict: Verdict, panel: Panel) -> Verdict:
@@ -470,7 +437,7 @@ def claim_text(claim: Claim, of: About | Study, axis: str = "") -> str:
     level, word = f"{100 * of.level:g} %", (claim.definition or of.definitions[0]).upper()
     match claim.what:
         case "measure":
-            return claim.subject
+            return claim.subject or claim.says
         case "value":
             return f"activation of {claim.shape}, TP {claim.tp}"
         case "difference":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from harness.policy import mix
 from harness.policy.fields import meant
@@ -14,14 +13,11 @@ from harness.policy.types import UserError
 from harness.rows import setting
 from harness.rows.about import Panel
 from harness.rows.estimate import NONE
-from harness.run import sweep
-from harness.run.shard import Shard
-from harness.run.spec import Spec, canonical
 from harness.run.teller import Silent, Teller
-from harness.study import claims, muxserving, paging, weaving
+from harness.study import claims
 from harness.study import load as studies
-from harness.study.claims import Line as Driven
-from harness.study.claims import Part, Verdict
+from harness.study import measured as measures
+from harness.study.claims import Verdict
 from harness.study.measure import Measured, measure
 from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
 from harness.study.study import START, Claim, Study
@@ -79,45 +75,10 @@ class Ledger(NamedTuple):
     left: tuple[str, ...] = ()  # sources of claims that were not asked for
 
 
-class Driver(Protocol):
-    """A module that makes its runs, measures them, and says what comes out."""
-
-    PAPER: str
-    SEEDS: int
-
-    def setting(self) -> str:
-        """Describe models, GPUs and lengths of all runs."""
-
-    def inputs(self) -> Sequence[Path]:
-        """List the files outside of the repository that the answer rests on. UserError where one is missing."""
-
-    def count(self, seeds: int) -> int:
-        """Count the runs of the claims."""
-
-    def specs(self, seeds: int, out: Path) -> Iterator[Spec]:
-        """Yield the specs of all runs that the claims need; their traces are written below `out`."""
-
-    def lines(
-        self, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
-    ) -> Iterator[Driven]:
-        """Yield every claim with its verdict; runs are kept in `out`."""
-
-    def parts(
-        self, seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
-    ) -> Iterator[Part]:
-        """Yield the answer in a line, the setting, tables if it has any, then the claims."""
-
-
-DRIVERS: Mapping[str, Driver] = {"muxserve": muxserving, "pagedattention": paging, "weaver": weaving}
-
-
 def sources() -> dict[str, Callable[[Path, int | None, Teller], Source]]:
     """Return the sources of claims, by the name that --only takes."""
     with_claims = [name for name in studies.names() if any(c.paper is not None for c in studies.study(name).claim)]
-    return {
-        **{name: partial(of_study, name) for name in with_claims},
-        **{name: partial(of_driver, name) for name in DRIVERS},
-    }
+    return {name: partial(of_study, name) for name in with_claims}
 
 
 def ledger(
@@ -175,8 +136,9 @@ def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Sourc
     """Judge a study's claims on each panel that they are about, and list those whose conditions only --full runs."""
     asked = studies.study(name)
     measured = measure(asked, out / name, workers=workers, teller=teller)
+    of_claim = _lines if asked.layout != "claims" else lambda measured, i, _: _measured(measured, i)
     held = [
-        statement(asked, claim, _lines(measured, i, claim))
+        statement(asked, claim, of_claim(measured, i, claim))
         for i, claim in enumerate(claims.claims_of(measured.about))
         if claim.paper is not None
     ]
@@ -287,36 +249,17 @@ def _not_run(asked: Study, claim: Claim) -> Line:
     return Line(what, where, NONE, "full form", FULL.replace("NAME", asked.name), evidence=claim.evidence)
 
 
-def of_driver(name: str, out: Path, workers: int | None, teller: Teller) -> Source:
-    """Judge the claims of a driver; a statement has a comparison for each law of lengths."""
-    driver = DRIVERS[name]
-    at = f"{driver.setting()}, {_seeds(driver.SEEDS)}"
-    lines = driver.lines(driver.SEEDS, out / name, workers=workers, teller=teller)
-    statements = []
-    for _, group in groupby(lines, key=lambda line: (line.section, line.verdict.claim)):
-        section, verdict, _ = (every := list(group))[0]
-        claim = verdict.claim
-        statements.append(Statement(
-            driver.PAPER, section, claim.subject, claims.paper_text(claim), tuple(_driven(at, line) for line in every),
-            _due(claim) or verdict.note, claim.name,
-        ))  # fmt: skip
-    return Source(tuple(statements), {})
-
-
-def _driven(at: str, line: Driven) -> Line:
-    claim, verdict = line.verdict.claim, line.verdict
-    what = claim.subject if claim.evidence else f"{line.law} lengths" if line.law else ""
-    note = verdict.note if verdict.says in CLASSES else ""  # missing data stand below
-    return Line(what, at, verdict.text, verdict.says, note, claims.weak(verdict), claim.evidence,
-                frozenset({("lengths", line.law)}) if line.law else frozenset())  # fmt: skip
-
-
-def run_part(name: str, shard: Shard, out: Path, *, workers: int | None = None, teller: Teller) -> int:
-    """Run what a shard has of the runs of all claims, by spec; return their number."""
-    driver = DRIVERS[name]
-    mine = shard.part(dict.fromkeys(driver.specs(driver.SEEDS, out)), canonical)
-    sweep.sweep(mine, out, workers=workers, teller=teller, what=f"{name}, shard {shard}")
-    return len(mine)
+def _measured(measured: Measured, i: int) -> list[Line]:
+    """List the comparisons of the i-th claim of a study about measures: one for each law of lengths."""
+    where = f"{measured.study.setting}, {_seeds(measured.seeds)}"
+    lines = []
+    for verdict in claims.of_claim(measured.table, measured.about, i):
+        claim, law = verdict.claim, measures.law(verdict.panel)
+        what = claim.says if claim.evidence else f"{law} lengths" if law else ""
+        note = verdict.note if verdict.says in CLASSES else ""
+        reading: Reading = frozenset({("lengths", law)} if law else ())
+        lines.append(Line(what, where, verdict.text, verdict.says, note, claims.weak(verdict), claim.evidence, reading))
+    return lines
 
 
 def _seeds(n: int) -> str:

@@ -15,6 +15,8 @@ from harness.policy.types import UserError
 from harness.rows.definitions import DEFINITIONS
 from harness.run.setup import load_trace
 from harness.run.spec import Spec, from_dict
+from harness.study.columns import COLUMNS
+from harness.study.measured import HELD_RPS
 from harness.study.study import (
     AA_SEED,
     AND,
@@ -124,6 +126,14 @@ def check(study: Study) -> None:
             except UserError as error:
                 raise UserError(f"{key}: {error}") from None
     _settings("spec", study.spec)
+    for name, setting in study.for_system.items():
+        if name not in study.systems:
+            raise UserError(f'for_system: no system "{name}"{meant(name, study.systems)} ({", ".join(study.systems)})')
+        _settings(f"for_system.{name}", setting)
+    for key, asked_for in (("measures", study.measures), ("shown", study.shown)):
+        known = tuple(COLUMNS) if key == "measures" else (*study.measures, HELD_RPS)
+        if unknown := next((name for name in asked_for if name not in known), None):
+            raise UserError(f'{key}: no column "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
     names = [condition.name for condition in study.condition]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'condition "{twice}" is listed twice')
@@ -249,6 +259,11 @@ def _claim(study: Study, claim: Claim) -> None:
             _takes(study, key, text, claim)
     if claim.what in {"ratio", "difference"} and not claim.over:
         raise UserError(f'a {claim.what} is over another system: the key "over" is missing')
+    known = (*study.measures, HELD_RPS)
+    if claim.measure and claim.measure not in known:
+        raise UserError(f'measure is "{claim.measure}"{meant(claim.measure, known)} ({", ".join(known)})')
+    if study.layout == "claims" and not (claim.measure or claim.lacks):
+        raise UserError('neither the key "measure" is there, nor "lacks": the datum that is missing')
     if claim.what == "value" and not claim.shape:
         raise UserError('the key "shape" is missing')
     if claim.definition and claim.definition not in study.definitions:
@@ -310,7 +325,7 @@ def _number(claim: Claim) -> None:
         raise UserError(f"paper is {list(paper)}, not a number or two, the smaller first")
     if claim.bound and not isinstance(paper, float | int):
         raise UserError(f'bound is "{claim.bound}", and paper is no number')
-    if (paper in {"met", "missed"}) != (claim.at > 0):
+    if claim.what != "measure" and (paper in {"met", "missed"}) != (claim.at > 0):
         raise UserError('the key "at" is where a level is met or missed, and goes with these words')
 
 

@@ -528,12 +528,13 @@ class Work:
 
     def _score(self, places: Sequence[table.Place], teller: Teller) -> None:
         table.score_all(places, self.out, self.study.definitions, by_model=self.study.by_model, workers=self.workers,
-                        scored=self._scored, teller=teller)  # fmt: skip
+                        scored=self._scored, teller=teller, measures=self.study.measures)  # fmt: skip
 
     def _table(self, points: Sequence[Point], ready: Sequence[Task], teller: Teller) -> pa.Table:
         places = [self._place(p, t.spec.folder) for p, t in zip(points, ready, strict=True)]
         return table.table_of(places, self.out, self.study.definitions, by_model=self.study.by_model,
-                              workers=self.workers, scored=self._scored, teller=teller)  # fmt: skip
+                              workers=self.workers, scored=self._scored, teller=teller,
+                              measures=self.study.measures)  # fmt: skip
 
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
         """Show the study's results so far to `watch`."""
@@ -566,6 +567,9 @@ class Work:
             seeds=study.scope(self.full).seeds,
             sample=asdict(study.sample),
             fuller="" if self.full else fuller(study),
+            setting=study.setting,
+            headline=study.headline,
+            shown=study.shown,
             panels=tuple(grids.facts(grid)),
             claims=tuple(asdict(claim) for claim in study.claim),
             values=tuple(activation_s(study, claim) if claim.what == "value" else None for claim in study.claim),

@@ -3,8 +3,7 @@
 A receipt holds the call, the hash of the sources, and the size and time of change of each file that was read: the rows
 of all runs, the table, and the files that the study names by path. If all of that holds, the table is the answer. Else,
 also without a receipt, the study is checked run by run. A receipt is written last, and only where time is simulated:
-runs on real servers depend on more than files. Figures have a receipt of their own, and the printed answer of a
-driver's study is kept by the digest of what it rests on.
+runs on real servers depend on more than files. Figures have a receipt of their own.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import Any, NamedTuple
 from harness.policy import fields
 from harness.policy.types import UserError
 from harness.rows import record
-from harness.rows.stored import NOTES, TEXTS, Stamp, stamp, unchanged
+from harness.rows.stored import NOTES, Stamp, stamp, unchanged
 from harness.run import arithmetic, sources
 from harness.run.slo import SloTarget
-from harness.run.spec import FILES, Spec, as_dict, content_hash, digest, stored
+from harness.run.spec import FILES, Spec, as_dict, content_hash, stored
 from harness.study.study import Study
-from traces import load
+from traces import laws, load, synthetic
 
 FILE, FIGURES = "receipt.json", "figures.json"
 DRAWING = ("harness", "plots", "systems")  # sources of figures
@@ -106,17 +105,6 @@ def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) ->
     return [Path(path) for path, _ in note["files"]]
 
 
-def answered(out: Path, seeds: int, files: Iterable[Path], told: Callable[[], Iterable[str]]) -> list[str]:
-    """Return the printed answer of a study that a driver of its own runs, made by `told` unless it is kept in `out`.
-
-    It is kept for as long as the sources, the seeds and the input `files` stay so.
-    """
-    hashes = (content_hash(path, path.stat().st_mtime_ns) for path in files)
-    rests_on = [sources.tree("harness", "systems", "workloads", "traces"), *hashes, str(seeds)]
-    path = out / f"answer-{digest(' '.join(rests_on))}.txt"
-    return TEXTS.kept(path, {}, lambda: "".join(f"{line}\n" for line in told())).splitlines()
-
-
 def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:
     """Return the files of a user that specs and SLO rules name, as they name them."""
     named = {(key, str(getattr(spec, key) or "")) for spec in specs for key in FILES} | {("slo", x) for x in rules}
@@ -127,6 +115,8 @@ def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:
 def _trace_file(name: str) -> str | None:
     """Return the file that a trace of this name is read from, if it is not drawn."""
     head = name.partition("+")[0]
+    if head in synthetic.RATED and synthetic.preset(name).lengths == laws.AZURE:
+        return str(laws.source())
     known = load.family(name) is not None or head in load.manifest()
     path = load.present(name if load.family(name) is not None else head) if known else Path(name)
     return None if path is None else str(path)

@@ -11,6 +11,7 @@ papers, fleets, bridges, regimes and ablations are all studies:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -106,7 +107,11 @@ class Claim:
     fewest      the smallest whole x that holds the level; with `over` a ratio of the two
     difference  by how much of 1 `over` lacks attainment beside `system`, for the model that loses most
     value       seconds in which `system` brings in a model of `shape` (tp GPUs); needs no run
-    measure     a number that a driver of its own measures (Weaver's)
+    measure     a column of the study's `measures` (columns.py) in the system's runs; over those of `over` a ratio, or
+                with even = 0 a difference. Each panel has a verdict, of a law of lengths where its trace draws from
+                one; with `most` there is one, the greatest over all panels, seed by seed. "held_rps" is a rate of the
+                traces' most popular stream: the highest of a condition with the study's level of `within`. Without
+                `measure` the claim has no number here
 
     `system` and `over` may be several names: with " and " between them the statement is about all of them, with " or "
     they are readings of what the paper leaves open, and it has the class that each of them gives it ("a or b and c" is
@@ -126,7 +131,12 @@ class Claim:
     paper: Paper = None
     bound: Literal["", "up to", "at least"] = ""  # the kind of the paper's number
     even: float | None = None  # no difference; None: 1 for ratios, 0 for differences, and no such value for the rest
-    at: NonNegative = 0.0  # of `met` and `missed`
+    at: NonNegative = 0.0  # of `met` and `missed`; of a measure the least rate_rps of its panels' traces
+    measure: str = ""  # the column
+    model: str = ""  # of which the column is; "": of all together
+    most: bool = False
+    least: str = ""  # in place of the measure: the value of this field under which, of systems that set it, it is least
+    headline: str = ""  # in the first line of the answer: over whom
     why: str = (
         ""  # where ours differs: a sufficient cause of the paper's number; or the reason why it is not comparable
     )
@@ -175,9 +185,16 @@ class Study:
     controls: bool = False  # bounds and an A/A copy stand at the ends of x
     by_model: bool = False  # the table has rows by model
     claim: tuple[Claim, ...] = ()
-    layout: Literal["lines", "steps", "matrix", "fleet", "parts", "tradeoff", "table"] = "lines"
+    layout: Literal["lines", "steps", "matrix", "fleet", "parts", "tradeoff", "table", "claims"] = "lines"
     titles: tuple[str, ...] = ()  # of the columns of panels; none: the traces' names. Of a tradeoff: of its settings
     notes: tuple[str, ...] = ()  # for the caption
+    for_system: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # by system: fields of a spec that only it has
+    measures: tuple[str, ...] = ()  # columns of the table beside attainment (columns.py)
+    setting: str = ""  # of all runs in words, where claims are about measures
+    headline: str = ""  # the first line of an answer in claims, with {} where the numbers stand
+    shown: tuple[str, ...] = ()  # measures of which such an answer has a table, a row a system and a column a condition
 
     # -------------------------------------------------------------- parts of it
 
@@ -347,6 +364,9 @@ class Study:
         of = name.removesuffix(AA)
         text = {**self.systems, **condition.systems}.get(of, of)
         fields = {key: value for key, value in self.settings(condition).items() if key not in BESIDE}
+        fields |= self.for_system.get(of, {})
+        if "profile" in fields:
+            fields["profile"] = os.path.expandvars(str(fields["profile"]))
         if fields.get("rate_scale") == HELD:
             del fields["rate_scale"]
         changing = dict.fromkeys((*self.varied(condition), self.axis(condition)))

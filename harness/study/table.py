@@ -21,6 +21,7 @@ from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import canonical, digest
 from harness.run.teller import Silent, Teller
+from harness.study import columns
 
 Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule
 
@@ -75,14 +76,15 @@ def schema() -> pa.Schema:
 
 def table_of(
     places: Sequence[Place], out: Path, definitions: Collection[str], *, by_model: bool, workers: int | None = None,
-    scored: dict[Key, pa.Table] | None = None, teller: Teller | None = None,
+    scored: dict[Key, pa.Table] | None = None, teller: Teller | None = None, measures: Sequence[str] = (),
 ) -> pa.Table:  # fmt: skip
     """Return the rows of all places, sorted by condition, x and spec; score each run once a rule, unless in `scored`.
 
     With `by_model` all definitions have rows by model; else there is only what text and figures show.
     """
     scored = {} if scored is None else scored
-    score_all(places, out, definitions, by_model=by_model, workers=workers, scored=scored, teller=teller)
+    score_all(places, out, definitions, by_model=by_model, workers=workers, scored=scored, teller=teller,
+              measures=measures)  # fmt: skip
     plain, tables = record.plain(schema()), []
     for place in places:
         scores = scored[place.key]
@@ -97,20 +99,21 @@ def table_of(
 
 def score_all(
     places: Sequence[Place], out: Path, definitions: Collection[str], *, by_model: bool, scored: dict[Key, pa.Table],
-    workers: int | None = None, teller: Teller | None = None,
+    workers: int | None = None, teller: Teller | None = None, measures: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Put the scores of all places into `scored`, those that it lacks."""
-    names = [*definitions, "both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS]
+    """Put the scores of all places into `scored`, those that it lacks; `measures` are further columns of each."""
+    names = [*definitions, *measures, "both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS]
     shown = pa.array(names, pa.string())
-    columns = pa.schema([f for f in record.plain(schema()) if f.name not in {"condition", "x"}])
+    form = pa.schema([f for f in record.plain(schema()) if f.name not in {"condition", "x"}])
 
     def rows(place: Place) -> pa.Table:
         wanted = DEFINITIONS if by_model else dict.fromkeys((*definitions, "both"))
         run = score.scorable(place.system, out / place.folder, place.under)
-        scores = tidy.score(run, by_model=by_model, definitions=tuple(wanted))
+        more = columns.values(out / place.folder, measures) if measures else ()
+        scores = tidy.score(run, by_model=by_model, definitions=tuple(wanted), more=more)
         if not by_model:
             scores = scores.filter(pc.is_in(scores["definition"].cast(pa.string()), shown))
-        return scores.cast(columns)
+        return scores.cast(form)
 
     teller = teller or Silent()
     once = {place.key: place for place in places}

@@ -158,8 +158,6 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
         ):
             if run or argv[0] != "plot":
                 yield Case(f"commands/{' '.join(argv)[:60]!r}", argv, accept=False)
-        if name:
-            yield Case(f"commands/upgrade {run[:40]!r}", ("upgrade", run), accept=name == "{here}/empty")
         yield Case(f"commands/run {run[:40]!r}", ("run", run, "-o", "res"), accept=False)
         if run:
             yield Case(f"commands/validate {run[:40]!r}", ("validate", run, "-o", "x", "--no-plot"), accept=False)
@@ -245,16 +243,6 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
         ("price", "--tpot", "0"),
         ("plot", "--figure", "nope"),
         ("timeline", "nope", "-o", "x.txt"),
-        ("mock", "--models", "llama-3.2-1b", "--ttft-ms", "1", "--ports", "--port", "65535", "--host", "192.0.2.1"),
-        ("mock", "--models", "a,b", "--ttft-ms", "1", "--ports", "--port", "65535"),
-        ("mock", "--models", "nope", "--host", "192.0.2.1"),
-        ("mock", "--gpu", "nope"),
-        ("mock", "--host-profile", "nope"),
-        ("mock", "--table", "nope.toml"),
-        ("mock", "--itl-ms", "1"),
-        ("mock", "--models", "a", "--ttft-ms", "1", "--fail", "0.6", "--reject", "0.6"),
-        ("mock", "--models", "a", "--ttft-ms", "1", "--gpu", "nope"),
-        ("mock", "--models", "a", "--ttft-ms", "1", "--table", "nope.toml"),
     ):
         yield Case(f"commands/{' '.join(words)!r}", words, accept=False)
     for setting in SETTINGS:

@@ -135,8 +135,6 @@ RUN = (
 
 WARM = (
     "harness.check.check",
-    "harness.mock.server",
-    "harness.mock.table",
     "harness.answers.comparison",
     "harness.answers.explain",
     "harness.answers.ledger",
@@ -145,7 +143,6 @@ WARM = (
     "harness.run.perfetto",
     "harness.run.retrace",
     "harness.run.sweep",
-    "harness.run.upgrade",
     "harness.study.grid",
     "harness.study.judged",
     "harness.study.ledger",

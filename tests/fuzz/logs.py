@@ -111,17 +111,9 @@ def _places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 
 def _dumps(here: Path) -> Iterator[Case]:
     head = "-- PostgreSQL database dump\n"
-    names = '("startTime", model_group, prompt_tokens, completion_tokens)'
-    row = "2026-04-27 18:00:00\tm\t5\t5\n"
     texts = {
-        "no end": f'{head}COPY "LiteLLM_SpendLogs" {names} FROM stdin;\n{row}',
-        "few": f'{head}COPY "LiteLLM_SpendLogs" {names} FROM stdin;\n1\t2\n\\.\n',
-        "no columns": f'{head}COPY "LiteLLM_SpendLogs" FROM stdin;\n{row}\\.\n',
-        "no rows": f'{head}COPY "LiteLLM_SpendLogs" {names} FROM stdin;\n\\.\n',
-        "another table": f'{head}COPY "Users" (a) FROM stdin;\nx\n\\.\n',
-        "open quote": f"{head}INSERT INTO \"LiteLLM_SpendLogs\" {names} VALUES ('2026, 'm', 5, 5);\n",
-        "a call": f"{head}INSERT INTO \"LiteLLM_SpendLogs\" {names} VALUES (now(), 'm', 5, 5);\n",
-        "few values": f'{head}INSERT INTO "LiteLLM_SpendLogs" {names} VALUES (1, 2);\n',
+        "copy": f'{head}COPY "LiteLLM_SpendLogs" ("startTime", model_group) FROM stdin;\n1\tm\n\\.\n',
+        "insert": f'{head}INSERT INTO "LiteLLM_SpendLogs" VALUES (now(), 5);\n',
         "custom": "PGDMP\x01",
         "vllm text": "INFO 04-27 [logger.py:43] Received request cmpl-1: prompt: 'x', params: y\n",
     }

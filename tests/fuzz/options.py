@@ -16,7 +16,6 @@ SLO = ("--slo", "absolute:ttft=1,tpot=1")
 COMPARE = ("compare", "--systems", "static", *SETTING, *SLO, "--workers", "1", "--no-plot", "-o", "res")
 SENSITIVITY = ("sensitivity", "--systems", "static,chunked", *SETTING, *SLO, "--workers", "1", "--no-plot", "-o", "res")
 STUDY = ("study", "{here}/mine.toml", "--no-plot", "-o", "res")
-MOCK = ("mock", "--models", "a", "--ttft-ms", "1", "--host", "192.0.2.1")  # an address that no host has: it cannot stay
 TUNE = ("tune", "--systems", "static", "--draws", "2", "--to", "tuned.toml", "-o", "res")
 NAMED = ("arrival_s=t", "model=m", "prompt_tokens=p", "output_tokens=o")
 COLUMNS = tuple(word for pair in NAMED for word in ("--column", pair))
@@ -396,21 +395,6 @@ STUDIES = (
     Option("--workers", [*COUNT, "0"], (), "workers"),
     Option("--policy-limit-s", [*FLOAT, "0", "-1"], (), "policy-limit-s"),
 )
-SHARES = ("--ttft-ms", "--itl-ms", "--sleep-idle-s", "--sleep-ms", "--wake-ms", "--fail", "--reject", "--hang", "--cut",
-          "--malformed")  # fmt: skip
-MOCKS = (
-    *(Option(name, [*FLOAT, "-1"], ("1e308", "1e-320"), name) for name in SHARES),
-    *(
-        Option(name, [*COUNT, "-1", "9" * 5000], ("9" * 20,), name)
-        for name in ("--gpus", "--batch-cap", "--max-model-len", "--output-tokens", "--queue", "--port")
-    ),
-    Option("--seed", COUNT, ("-1", "9" * 20), "--seed"),
-    Option("--models", ["", ",", "a,a", "a,", " "], ("é", "a\nb", "x" * 5000, "none.toml"), "models"),
-    Option("--flavour", ["", "nope"], (), "flavour"),
-    Option(
-        "--host", ["", " ", "nope.invalid", "256.0.0.1", "127.0.0.1:80", "a" * 300, "\udcff", "192.0.2.1", "é"], (), " "
-    ),
-)
 TUNES = (
     Option("--systems", [*LISTS, "nope", "static,static", "static:equal", "./none.py", "static+x=1"], (), " "),
     Option("--draws", [*COUNT, "0", "1", "-1"], (), "draws"),
@@ -513,7 +497,6 @@ SETS: Mapping[str, tuple[tuple[str, ...], Sequence[Option]]] = {
         ),
     ),
     "study": ((*STUDY, "--dry-run"), STUDIES),
-    "mock": (MOCK, MOCKS),
     "tune": (TUNE, TUNES),
     "convert": (CONVERT, CONVERTS),
     "make": (("trace", "make", "aegaeon-like"), MAKES),
@@ -543,7 +526,7 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
             yield Case(f"options/{command} pair {number}", (*words, *given))
 
 
-PAIRS = {"compare": 40, "study": 20, "mock": 20, "convert": 20}
+PAIRS = {"compare": 40, "study": 20, "convert": 20}
 
 
 def files(here: Path) -> None:

@@ -69,7 +69,6 @@ class Store(NamedTuple):
     def of_all(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield commands that read or write whatever stands there."""
         yield "compare", (*COMPARE, "-o", str(self.top))
-        yield "upgrade", ("upgrade", str(self.top))
 
 
 def made(here: Path) -> Store:

@@ -67,7 +67,7 @@ def known(path: Path) -> str | None:
     """Tell by which reader a file can be read, from its first record; None where none knows it."""
     from traces import records
 
-    if path.is_dir() or path.suffix in {".pkl", ".pickle"}:
+    if path.is_dir():
         return None
     with reading(path):
         first = next(iter(records.records(path)))[1]

@@ -1,4 +1,4 @@
-"""The public cut of Arena-Chat (real_trace.pkl, or the CSV of its columns): 27 streams in 600 s.
+"""The public cut of Arena-Chat (the columns of its real_trace.pkl as CSV): 27 streams in 600 s.
 
 VTC's authors lost the original and re-sampled it; Prism ships the same file.
 """
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from traces.convert import convert
 
-FILES = ("*real_trace.pkl", "*real_trace.csv")
+FILES = ("*real_trace.csv",)
 COLUMNS = {
     "request_id": "req_id",
     "arrival_s": "req_time",

@@ -1,4 +1,4 @@
-"""LiteLLM's log: the table LiteLLM_SpendLogs (CSV, JSON, Parquet, a plain PostgreSQL dump), or its callback's JSON.
+"""LiteLLM's log: the table LiteLLM_SpendLogs (CSV, JSON, Parquet), or its callback's JSON.
 
 Fields as in BerriAI/litellm schema.prisma, model LiteLLM_SpendLogs, and litellm/types/utils.py,
 StandardLoggingPayload. `startTime` has no zone and is UTC; the callback's is seconds since 1970. `model_group` is the

@@ -1,4 +1,4 @@
-"""An engine whose servers are `bench mock` processes, one a model and place: what `--engine ./mocked.py` names."""
+"""An engine whose servers are processes of `tests/stub.py`, one a model and place: for `--engine ./stubbed.py`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from harness.loop.system import ROOT
 from harness.policy.types import Cluster, Gpu, Inst, Model, Option, UserError
 
 WEIGHT_BYTES, TOKEN_BYTES, PAGE_BYTES, TOKENS = 1 << 20, 1 << 10, 1 << 18, 2048
-NO_WAKE = {"sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(2))}  # the mock refuses its tags
+NO_WAKE = {"sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(2))}  # the stub refuses its tags
 
 
 @dataclass
-class Mocked:
+class Stubbed:
     """Servers that take the memory that they say, and compute nothing."""
 
     config: Config
     options: tuple[str, ...] = ("--ttft-ms", "4", "--itl-ms", "1")
-    name: str = "mocked"
+    name: str = "stubbed"
     can: frozenset[str] = frozenset(
         {"Load", "Load.way:cold", "Load.way:sleep", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"}
     )
@@ -44,7 +44,7 @@ class Mocked:
     apart: bool = False
     elastic: bool = False
     style: Style = field(default_factory=Style)
-    facts: Mapping[str, str] = field(default_factory=lambda: {"servers": "bench mock"})
+    facts: Mapping[str, str] = field(default_factory=lambda: {"servers": "tests.stub"})
     offers: Mapping[str, tuple[Option, ...]] = field(
         default_factory=lambda: {"kv": ("paged",), "process": ("gpu", "model", "kept")}
     )
@@ -72,7 +72,7 @@ class Mocked:
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
         """See Kind."""
         port, tokens = free_port(), kv_bytes // TOKEN_BYTES
-        command = (sys.executable, "-m", "harness", "mock", "--models", inst.model, *self.options)
+        command = (sys.executable, "-m", "tests.stub", "--models", inst.model, *self.options)
         command += ("--port", str(port), "--max-model-len", str(max(2, tokens)), "--with-parent")
         env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
         url = f"http://127.0.0.1:{port}"
@@ -91,4 +91,4 @@ class Mocked:
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:
     """Return the engine of this file."""
-    return Servers(config, Mocked(config))
+    return Servers(config, Stubbed(config))

@@ -40,14 +40,14 @@ from harness.policy.events import Arrived, Event, Finished, Prefilled, Woke
 from harness.policy.types import Batch, Inst, Jobs, Option, UserError
 from harness.policy.view import View
 from harness.rows import record
-from tests import mocked
+from tests import stubbed
 from tests.cases import cases
 from tests.scripted import CLOSE, HANG, HEAD, Asked, Pieces, chunked, error, event, scripted, tokens
 from tests.scripted import DONE as DONE_LINE
 from tests.test_cli import bench, ok
 from workloads.models import shape
 
-ENGINE = str(Path(mocked.__file__))
+ENGINE = str(Path(stubbed.__file__))
 QUICK = ("--ttft-ms", "3", "--itl-ms", "0")
 SPEC = """
 system = "dedicated"
@@ -60,9 +60,9 @@ slo = "absolute:ttft=9,tpot=9"
 
 
 @contextmanager
-def mock(*options: str) -> Iterator[str]:
-    """Yield the URL of a mock server that runs already."""
-    command = [sys.executable, "-m", "harness", "mock", "--port", "0", "--with-parent", *options]
+def stub(*options: str) -> Iterator[str]:
+    """Yield the URL of a server that runs already."""
+    command = [sys.executable, "-m", "tests.stub", "--with-parent", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
@@ -125,12 +125,12 @@ def config(**fields: Any) -> Config:
 
 
 @pytest.mark.slow
-def test_an_engine_of_mock_servers_conforms() -> None:
+def test_an_engine_of_stubs_conforms() -> None:
     assert check(ENGINE) == []
 
 
 def test_a_system_that_swaps_in_order_of_arrival_swaps_for_every_request() -> None:
-    kind = mocked.Mocked(config(pool_bytes=mocked.WEIGHT_BYTES + 2 * mocked.TOKENS * mocked.TOKEN_BYTES))
+    kind = stubbed.Stubbed(config(pool_bytes=stubbed.WEIGHT_BYTES + 2 * stubbed.TOKENS * stubbed.TOKEN_BYTES))
     policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo"})
     engine, rows = served(kind, policy, jobs(5, 0.2, 4))
     assert [row["state"] for row in rows] == ["done"] * 5
@@ -143,7 +143,7 @@ def test_a_system_that_swaps_in_order_of_arrival_swaps_for_every_request() -> No
 
 
 def test_servers_that_sleep_keep_their_processes() -> None:
-    kind = mocked.Mocked(config(pool_bytes=mocked.WEIGHT_BYTES + 2 * mocked.TOKENS * mocked.TOKEN_BYTES))
+    kind = stubbed.Stubbed(config(pool_bytes=stubbed.WEIGHT_BYTES + 2 * stubbed.TOKENS * stubbed.TOKEN_BYTES))
     policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo", "way": "sleep"})
     engine, rows = served(kind, policy, jobs(5, 0.2, 4))
     assert [row["state"] for row in rows] == ["done"] * 5
@@ -154,7 +154,7 @@ def test_servers_that_sleep_keep_their_processes() -> None:
 
 
 def test_a_server_that_is_killed_takes_its_requests_with_it_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
-    kind = mocked.Mocked(config(), ("--ttft-ms", "4", "--itl-ms", "50"))
+    kind = stubbed.Stubbed(config(), ("--ttft-ms", "4", "--itl-ms", "50"))
 
     class Kills(Script):
         def on(self, event: Event, view: View) -> Iterable[Action]:
@@ -185,7 +185,7 @@ def test_a_servers_faults_are_rows_with_their_reason(
 ) -> None:
     monkeypatch.setattr(module, "SILENT_S", 1.0)
     options = ("--ttft-ms", "4", "--itl-ms", "1", "--seed", "3")
-    engine, rows = served(mocked.Mocked(config(), (*options, f"--{fault}", "0.4")), Script(), jobs(24, 0.2, 6))
+    engine, rows = served(stubbed.Stubbed(config(), (*options, f"--{fault}", "0.4")), Script(), jobs(24, 0.2, 6))
     assert {row["state"] for row in rows} == {"done", "failed"}
     (tmp_path / CLIENT).write_bytes(b"".join(engine.files()[CLIENT]))
     seen = pq.read_table(tmp_path / CLIENT).to_pylist()
@@ -196,15 +196,15 @@ def test_a_servers_faults_are_rows_with_their_reason(
 
 
 def test_a_server_that_cannot_start_is_told_with_the_last_lines_of_its_log() -> None:
-    with pytest.raises(UserError, match=r"(?s)ended before it was ready \(exit code 2\).*No such option.*--no-such"):
-        served(mocked.Mocked(config(), ("--no-such-option",)), Script(), jobs(2, 0.1, 4))
+    with pytest.raises(UserError, match=r"(?s)ended before it was ready \(exit code 2\).*unrecognized.*--no-such"):
+        served(stubbed.Stubbed(config(), ("--no-such-option",)), Script(), jobs(2, 0.1, 4))
 
 
 # ------------------------------------------------------------------ the state diagrams
 
 
 class Steps:
-    """A fleet of mock servers, one of model a, whose steps are noted."""
+    """A fleet of stubs, one of model a, whose steps are noted."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
         self.seen = set[tuple[str, str]]()
@@ -216,13 +216,13 @@ class Steps:
             self.seen.add((before, state))
 
         monkeypatch.setattr(Fleet, "step", step)
-        self.kind = mocked.Mocked(config(), (*QUICK, *options))
+        self.kind = stubbed.Stubbed(config(), (*QUICK, *options))
         self.fleet = Fleet(self.kind)
         self.fleet.open(folder)
 
     def up(self, way: str = "sleep") -> Up:
         """Start or wake a server by a Load; return it."""
-        up = self.fleet.load(Load(batch("a").inst, way), mocked.TOKENS * mocked.TOKEN_BYTES)
+        up = self.fleet.load(Load(batch("a").inst, way), stubbed.TOKENS * stubbed.TOKEN_BYTES)
         self.fleet.start(up)
         return up
 
@@ -271,7 +271,7 @@ def test_servers_take_every_step_of_their_diagram(tmp_path: Path, monkeypatch: p
             other.bind(("127.0.0.1", 0))
             other.listen()
             ports = iter([other.getsockname()[1], free_port()])
-            taken.setattr(mocked, "free_port", lambda: next(ports))
+            taken.setattr(stubbed, "free_port", lambda: next(ports))
             until(up(), "ready")
         steps.kind.options = ("--no-such-option",)
         steps.fleet.up.clear()
@@ -392,7 +392,7 @@ def test_a_step_that_a_state_does_not_have_raises(diagram: Diagram, state: str) 
 
 
 def test_an_illegal_step_of_a_server_is_among_the_faults_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet, up = Fleet(mocked.Mocked(config())), Up(batch("a").inst)
+    fleet, up = Fleet(stubbed.Stubbed(config())), Up(batch("a").inst)
     with pytest.raises(IllegalStepError):
         fleet.step(up, "asleep")
     monkeypatch.delenv(STRICT)
@@ -414,7 +414,7 @@ def test_models_are_matched_by_name_and_else_in_order() -> None:
 
 def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(SPEC)
-    with mock("--models", "x", *QUICK) as first, mock("--models", "llama-3.2-1b/1", *QUICK) as second:
+    with stub("--models", "x", *QUICK) as first, stub("--models", "llama-3.2-1b/1", *QUICK) as second:
         output = ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={first},{second}/v1/", "-o", tmp_path)
         table = json.loads(ok("compare", "--systems", "dedicated,static", "--engine", f"attach+urls={first},{second}",
                               "--models",
@@ -440,7 +440,7 @@ def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None
 
 
 def test_requests_that_fail_stand_in_the_default_output(tmp_path: Path) -> None:
-    with mock("--models", "x", *QUICK, "--fail", "1") as url:
+    with stub("--models", "x", *QUICK, "--fail", "1") as url:
         output = ok("compare", "--systems", "dedicated", "--engine", f"attach+urls={url}", "--models", "llama-3.2-1b",
                     "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1", "--rate-scale",
                     "1", "--no-plot", "--set", "window_s=4", "--set", "warmup_s=0", "-o", tmp_path)  # fmt: skip
@@ -456,7 +456,7 @@ def test_requests_that_fail_stand_in_the_default_output(tmp_path: Path) -> None:
 
 def test_runs_on_attached_servers_have_a_salt_each() -> None:
     salts = set()
-    with mock("--models", "x", *QUICK) as url:
+    with stub("--models", "x", *QUICK) as url:
         for _ in range(3):
             kind = attach.Attached.__new__(attach.Attached)
             kind.config, kind.urls, kind.key_env, kind.lacks = config(), (url, url), "", ""
@@ -526,7 +526,7 @@ def test_an_option_of_an_earlier_release_names_its_new_form(args: tuple[str, ...
 def test_a_key_is_named_and_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     (tmp_path / "spec.toml").write_text(SPEC)
-    with mock("--models", "x,y", *QUICK) as url:
+    with stub("--models", "x,y", *QUICK) as url:
         ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}+key_env=MY_KEY", "-o", tmp_path / "out")
         again = ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}+key_env=KEY2", "-o", tmp_path / "out")
         none = fails(
@@ -555,7 +555,7 @@ def test_no_server_outlives_a_run_that_is_ended(number: signal.Signals, tmp_path
         while True:  # until two servers and the client are there
             family = process.children(recursive=True)
             words = [" ".join(child.cmdline()) for child in family]
-            if sum("harness mock" in word for word in words) >= 2 and any("client.sender" in word for word in words):
+            if sum("tests.stub" in word for word in words) >= 2 and any("client.sender" in word for word in words):
                 break
             assert run.poll() is None
         run.send_signal(number)

@@ -1,0 +1,71 @@
+"""A study of claims about measures in words: its answer, its setting, tables of measures, then its claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+import pyarrow as pa
+
+from harness.answers.table import WIDTH, folded, printed
+from harness.rows import crossings
+from harness.rows.about import About
+from harness.study import claims, measured
+from harness.study.claims import Line, paper_text, reason
+
+
+def lines(table: pa.Table, about: About) -> Iterator[str]:
+    """Yield the text of a stored study: the answer in a line, the setting, tables, a line or two a claim."""
+    every = judged(table, about)
+    yield answer(about, every)
+    yield f"simulated, {about.setting}; {about.seeds} seed{'s' * (about.seeds > 1)}"
+    for name in about.shown:
+        held = name == measured.HELD_RPS
+        yield (
+            f"{name}, the rate up to which {100 * about.level:g} % are within"
+            if held
+            else f"{name} at the highest rate"
+        )
+        yield from printed([list(_table(table, about, name))])
+    yield from claimed(every)
+
+
+def judged(table: pa.Table, about: About) -> list[Line]:
+    """Judge every claim of a study, a line for each law of lengths."""
+    return [
+        Line(verdict.claim.section, verdict, measured.law(verdict.panel))
+        for i in range(len(about.claims))
+        for verdict in claims.of_claim(table, about, i)
+    ]
+
+
+def answer(about: About, every: Sequence[Line]) -> str:
+    """Say how many times the others' numbers are reached, from the least to the most of each one's claims."""
+    means: dict[str, list[float]] = {}
+    for line in every:
+        if (here := line.verdict.here) is not None and line.verdict.claim.headline:
+            means.setdefault(line.verdict.claim.headline, []).append(here.mean)
+    ranges = {name: dict.fromkeys(f"{x:.2f}" for x in (min(of), max(of))) for name, of in means.items()}
+    return about.headline.format(", ".join(f"{' to '.join(of)} times {name}'s" for name, of in ranges.items()))
+
+
+def _table(table: pa.Table, about: About, name: str) -> Iterator[list[str]]:
+    """Yield a row a system, a column a condition: a measure in the mean over seeds, at the condition's last panel."""
+    groups = crossings.by_condition(about.panels)
+    yield ["system", *(str(group[0]["name"]) for group in groups)]
+    for system in about.systems:
+        each = [measured.column(about, table, group if name == measured.HELD_RPS else group[-1:], system, name)
+                for group in groups]  # fmt: skip
+        yield [system, *(f"{fmean(seeds.values()):.3g}" if seeds else "-" for seeds in each)]
+
+
+def claimed(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the claims as text: class, the paper's number, the result here, the claim; below it why they differ."""
+    width = max((len(line.verdict.text) for line in lines), default=0)
+    for section, verdict, law in lines:
+        of = f", {law}" if law else ""
+        paper = paper_text(verdict.claim)
+        yield f"{verdict.says:12} {paper:>10}  here {verdict.text:{width}} {verdict.claim.says}{of} ({section})"
+        if why := reason(verdict):
+            indent = " " * 13
+            yield from folded(indent + why, WIDTH, indent)

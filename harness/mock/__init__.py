@@ -1,1 +1,0 @@
-"""`bench mock`, an OpenAI-compatible server that computes nothing and keeps its times."""

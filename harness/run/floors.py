@@ -1,0 +1,60 @@
+"""Placements that ask for no load: floors under what a system's own placement gains.
+
+first-fit  each model, in the set's order, on the first GPUs with room, of the least of its degrees that has any
+random     each model on GPUs that a hash of the seed draws, of those with room
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from harness.policy.chance import draw
+from harness.policy.placement import footprint, one_request
+from harness.policy.types import Cluster, Gpus, UserError
+
+
+def places(cluster: Cluster, name: str) -> list[Gpus]:
+    """Return the groups of GPUs on which a model may live: of each of its degrees, side by side within a node."""
+    gpus = len(cluster.gpus)
+    return [
+        tuple(range(g, g + tp))
+        for tp in cluster.models[name].degrees
+        for g in range(0, gpus - tp + 1, tp)
+        if cluster.gpus[g].node == cluster.gpus[g + tp - 1].node
+    ]
+
+
+def first_fit(cluster: Cluster, seed: int = 0) -> dict[str, Gpus]:  # noqa: ARG001 - one of `FLOORS`
+    """Place models as "first-fit". UserError where one has no room."""
+    return _fitted(cluster, lambda name, _: places(cluster, name))
+
+
+def random(cluster: Cluster, seed: int) -> dict[str, Gpus]:
+    """Place models as "random". UserError where one has no room."""
+
+    def shuffled(name: str, k: int) -> list[Gpus]:
+        every = places(cluster, name)
+        return sorted(every, key=lambda place: draw(seed, 1000 * k + every.index(place)))
+
+    return _fitted(cluster, shuffled)
+
+
+FLOORS: Mapping[str, Callable[[Cluster, int], dict[str, Gpus]]] = {"first-fit": first_fit, "random": random}
+
+
+def _fitted(cluster: Cluster, ordered: Callable[[str, int], Sequence[Gpus]]) -> dict[str, Gpus]:
+    """Give each model the first of its places in an order that has room for its weights and one longest request."""
+    left = [float(gpu.mem_bytes) for gpu in cluster.gpus]
+    homes: dict[str, Gpus] = {}
+    for k, (name, model) in enumerate(cluster.models.items()):
+        for place in ordered(name, k):
+            at = model.at(len(place))
+            need = footprint(at, elastic=False) + one_request(at)
+            if all(left[g] >= need for g in place):
+                homes[name] = place
+                for g in place:
+                    left[g] -= need
+                break
+        else:
+            raise UserError(f"no room is left for {name} on {len(left)} GPUs")
+    return homes

@@ -1,0 +1,115 @@
+"""Values of claims about measures by seed: a column of a system's runs, or its ratio or difference to another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from harness.policy.fields import asked
+from harness.rows import crossings
+from harness.rows.about import About, Panel
+from harness.study.study import Claim
+from traces import laws, synthetic
+
+HELD_RPS = "held_rps"
+WITHIN = "within"
+Seeds = Mapping[int, float]
+
+
+def law(panel: Panel | None) -> str:
+    """Return the law of lengths that a panel's trace draws from; empty where it draws from none."""
+    preset = None if panel is None else _preset(panel)
+    return "" if preset is None else laws.law(preset.lengths)
+
+
+def of_claim(table: pa.Table, about: About, claim: Claim) -> Iterator[tuple[Panel | None, list[float]]]:
+    """Yield the panel of each verdict of a claim, and its value for each seed; None is all panels together."""
+    panels = [panel for panel in crossings.concerned(about.panels, claim.on) if _rps(panel) >= claim.at]
+    if claim.measure == HELD_RPS:
+        each = [(group[0], _compared(about, table, group, claim)) for group in crossings.by_condition(panels)]
+    else:
+        each = [(panel, _compared(about, table, [panel], claim)) for panel in panels]
+    each = [(panel, seeds) for panel, seeds in each if seeds]
+    if claim.most:
+        seeds = sorted(set.intersection(*({*seeds} for _, seeds in each))) if each else []
+        yield None, [max(values[seed] for _, values in each) for seed in seeds]
+        return
+    for panel, values in each:
+        yield panel, [values[seed] for seed in sorted(values)]
+
+
+def _compared(about: About, table: pa.Table, panels: Sequence[Panel], claim: Claim) -> Seeds:
+    """Return a claim's value on some panels by seed; none where a system has no runs there."""
+    if claim.least:
+        return _least(about, table, panels[0], claim)
+    ours = column(about, table, panels, claim.system, claim.measure, claim.model)
+    if not claim.over:
+        return ours
+    theirs = column(about, table, panels, claim.over, claim.measure, claim.model)
+    return {
+        seed: ours[seed] - theirs[seed] if claim.even == 0.0 else ours[seed] / theirs[seed]
+        for seed in ours
+        if seed in theirs
+    }
+
+
+def column(about: About, table: pa.Table, panels: Sequence[Panel], system: str, measure: str, model: str = "") -> Seeds:
+    """Return a measure of a system by seed: of a panel, or the rate that it holds over the panels of a condition."""
+    if measure == HELD_RPS:
+        return _held(about, table, panels, system)
+    rows = _rows(table, panels[0], system, measure, model)
+    return dict(zip(rows["seed"].to_pylist(), (float("nan") if x is None else x for x in rows["value"].to_pylist()),
+                    strict=True))  # fmt: skip
+
+
+def _rows(table: pa.Table, panel: Panel, system: str, measure: str, model: str) -> pa.Table:
+    rows = crossings.of_panel(table, panel)
+    wanted = {"label": system, "definition": measure, "over": "model" if model else "pooled"}
+    if model:
+        wanted["model"] = model
+    for name, word in wanted.items():
+        rows = rows.filter(pc.equal(rows[name].cast(pa.string()), word))
+    return rows
+
+
+def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
+    """Return the value of a field under which a measure is least, of the systems that set it, by seed."""
+    best: dict[int, tuple[float, float]] = {}
+    for name, text in about.texts.items():
+        if (value := asked(text).fields.get(claim.least)) is not None:
+            for seed, measured in column(about, table, [panel], name, claim.measure, claim.model).items():
+                best[seed] = min(best.get(seed, (float("inf"), 0.0)), (measured, float(value)))
+    return {seed: value for seed, (_, value) in best.items()}
+
+
+def _held(about: About, table: pa.Table, panels: Sequence[Panel], system: str) -> Seeds:
+    """Return the highest rate within SLOs by seed: where attainment first falls below the level, between two rates.
+
+    The least rate where that fails already, the greatest where none does.
+    """
+    ordered = sorted(panels, key=_rps)
+    rates = [_rps(panel) for panel in ordered]
+    each = [column(about, table, [panel], system, WITHIN) for panel in ordered]
+    held: dict[int, float] = {}
+    for seed in each[0] if each else ():
+        shares = [by_seed[seed] for by_seed in each]
+        k = next((k for k, share in enumerate(shares) if share < about.level), len(rates))
+        if k in {0, len(rates)}:
+            held[seed] = rates[max(k - 1, 0)]
+        else:
+            part = (shares[k - 1] - about.level) / (shares[k - 1] - shares[k])
+            held[seed] = float(rates[k - 1] * (rates[k] / rates[k - 1]) ** part)
+    return held
+
+
+def _preset(panel: Panel) -> synthetic.Preset | None:
+    name = str(panel["trace"])
+    return synthetic.preset(name) if name.partition("+")[0] in synthetic.RATED else None
+
+
+def _rps(panel: Panel) -> float:
+    """Return the rate of the most popular stream of a panel's trace; 0 where it is of no generator with rates."""
+    preset = _preset(panel)
+    return preset.rate_rps if preset is not None else 0.0
