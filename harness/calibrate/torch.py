@@ -45,11 +45,12 @@ WORST = 10  # steps that are listed
 RATIO_OFF = 0.10  # between the ratio of a load to a decode step and the GPU's
 
 
-def fields(make: Callable[..., Any]) -> Fields:
-    """Return the fields of an engine that was asked for. UserError where it lacks something here."""
+def fields(make: Callable[..., Any], models: Shapes) -> Fields:
+    """Return the fields of an engine that is to be timed. UserError where it lacks something, or a table could."""
     made = make(Config(()), {}, None)
     if made.lacks:
         raise UserError(f"torch needs {made.lacks}")
+    networks(models)
     of: Fields = made.fields
     return of
 

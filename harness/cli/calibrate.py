@@ -175,7 +175,8 @@ def _engine(engine: str, models: str, folder: Path, rounds: int, given: Mapping[
     make, names = engines.find(engine), tuple(dict.fromkeys(named(name.strip()) for name in models.split(",")))
     with Terminal("measurement") as teller:
         if asked(engine).name == "torch":
-            fields, shapes = torch.fields(make), {name: shape(name) for name in names}
+            shapes = {name: shape(name) for name in names}
+            fields = torch.fields(make, shapes)
             rows = torch_timed.measure(folder, shapes, teller.say, fields, {"pool_bytes": GIB, **given})
             table, fitted = torch.table(rows, shapes, fields.wide)
         else:
