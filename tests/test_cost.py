@@ -526,7 +526,10 @@ def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
             for side in ("fit", "held"):
                 assert files[kind][op][side] == pytest.approx(committed[kind][op][side], abs=0.005)
         rows, host = [(LLAMA_8B, 1)], quantities.host("none", kind)
-        old, new = (coefficients.coefficients(rows, f[kind], quantities.gpu(kind), host) for f in (committed, files))
+        co_run = {"co_run": quantities.quantities(kind)["co_run"]}
+        old, new = (
+            coefficients.coefficients(rows, f[kind] | co_run, quantities.gpu(kind), host) for f in (committed, files)
+        )
         np.testing.assert_allclose(new.gemm, old.gemm, rtol=0.02)
         assert prefill_s(new, 0, 2048) == pytest.approx(prefill_s(old, 0, 2048), rel=0.02)
         assert profile.step_s(profile.row(new, 0), B=64, C=65536) == pytest.approx(

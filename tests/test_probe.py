@@ -338,3 +338,4 @@ def test_a_server_that_obeys_is_put_to_sleep_and_woken(tmp_path: Path) -> None:
 
 def test_others_may_take_as_many_cores_as_in_a_runs_verdict() -> None:
     assert servers.MOST_OTHERS == timed.MOST_OTHERS
+    assert max(timed.BESIDE) == servers.SIDE_BY_SIDE

@@ -338,7 +338,7 @@ def fit(say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
     eager["on"] = {}
     for kind in ENGINES:
         eager["on"][kind], steps = fit_engine(kind, of_kind(kind))
-        say(f"vllm-eager {kind}: {quantities.error(eager['on'][kind])} {eager['on'][kind]}")
+        say(f"vllm-eager {kind}: {quantities.error(eager['on'][kind])}")
         spread = 1.4826 * float(np.median(np.abs(np.log(steps.predicted / steps.seconds)[~steps.held])))
         sigma[kind] = {
             "value": sig(spread, 2),

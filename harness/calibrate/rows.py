@@ -50,9 +50,7 @@ class Row(NamedTuple):
         return self.quantity, json.dumps(dict(self.at), sort_keys=True)
 
 
-def measured(
-    quantity: str, at: Mapping[str, Any], seconds: Sequence[float], source: str = "", **facts: Any
-) -> Row:  # fmt: skip
+def measured(quantity: str, at: Mapping[str, Any], seconds: Sequence[float], source: str = "", **facts: Any) -> Row:
     """Return the row of repeated measurements, which it keeps (`all`)."""
     return Row(quantity, dict(at), float(median(seconds)), len(seconds), source, {"all": list(seconds), **facts})
 
@@ -69,17 +67,17 @@ def append(path: Path, *made: Mapping[str, Any]) -> None:
     """Append lines, behind what a kill may have cut off, and see them to the disk."""
     with conduct.opened(path) as file:
         for line in made:
-            conduct.write(file, json.dumps(line, allow_nan=False))
+            conduct.write(file, json.dumps(line))
 
 
 def read(path: Path) -> list[Row]:
     """Read the rows of a journal that are seconds. UserError for those of an older form."""
-    read = list[Row]()
+    known = list[Row]()
     for line in lines(path):
         if "quantity" in line and "seconds" in line:
             more = {k: v for k, v in line.items() if k not in {*CORE, "facts"}} | (line.get("facts") or {})
-            read.append(Row(line["quantity"], line["at"], line["seconds"], line["n"], line["source"], more))
-    return read
+            known.append(Row(line["quantity"], line["at"], line["seconds"], line["n"], line["source"], more))
+    return known
 
 
 class Journal:

@@ -18,9 +18,9 @@ from harness.engines.machine import Served
 from harness.policy.fields import asked
 from harness.policy.types import Shape, UserError
 
+SIDE_BY_SIDE = 4  # servers of a shape, at most
 SERVED = 1024  # longest prompt + output that is measured, unless models take less
 MOST_OTHERS = 0.2  # cores that others may take during a measurement, as in the verdict on a run
-NOTHING = "not measured: nothing here reads it"
 COPIES = "not measured: on a processor no copy is timed apart, a start holds them; so large that it adds nothing"
 
 
@@ -115,7 +115,7 @@ def _about(engine: str, kind: Any, config: machine.Config, facts: Mapping[str, s
         "pool_bytes": gpu.mem_bytes,
         "sharing": "fluid",
     }
-    numbers = _card(gpu.kind) if gpu.kind in quantities.gpu_kinds() else _processor()
+    numbers = steps.specification(gpu.kind) if gpu.kind in quantities.gpu_kinds() else _processor()
     numbers["mem_bytes"] = max(numbers["mem_bytes"], (gpu.mem_bytes, "what the engine gives to weights and KV"))
     source = f"bench calibrate {engine} on {conditions}"
     weights = {m.shape.name: cluster.models[m.name].weight_bytes for m in config.models}
@@ -123,16 +123,11 @@ def _about(engine: str, kind: Any, config: machine.Config, facts: Mapping[str, s
     return steps.About(f"{asked(engine).name}-{gpu.kind}", conditions, source, settings, numbers, starts, weights)
 
 
-def _card(kind: str) -> dict[str, tuple[float, str]]:
-    spec, sources = quantities.gpu(kind), {s.quantity: s.source for s in quantities.sources([], kind, "none")}
-    return {name: (getattr(spec, name), sources[f"{kind}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
-
-
 def _processor() -> dict[str, tuple[float, str]]:
     """Describe a processor in the words of a GPU's specification."""
     cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     numbers: dict[str, tuple[float, str]] = dict.fromkeys(("h2d", "d2h", "nvlink", "net", "disk"), (1e15, COPIES))
-    numbers |= dict.fromkeys(("flops", "hbm"), (1e15, NOTHING))
+    numbers |= dict.fromkeys(("flops", "hbm"), (1e15, steps.NOTHING))
     numbers |= dict.fromkeys(("mem_bytes", "host_bytes"), (memory, "the host's memory"))
     numbers |= {"sms": (cores, "the host's cores"), "sm_step": (cores, "no part of them can be given to a server")}
     return numbers
@@ -162,9 +157,8 @@ def lacking(rows: Sequence[Row], gaps: Sequence[Gap]) -> list[str]:
         else:
             like = [row for row in every.values() if row.quantity == first.quantity and row.held == first.held]
             part = "how servers slow each other down" if first.quantity == "beside" else f"its {first.quantity}"
-            follows = (
-                f"no round has it: {part}{' error of held-out rows' if first.held else ''} uses {len(like)} others"
-            )
+            part += " error of held-out rows" if first.held else ""
+            follows = f"no round has it: {part} uses {len(like)} others"
         texts.append(f"left out {len(omitted)} x: {first.text}: {why}; {follows}")
     return [*texts, "the same command again measures what was left out"] if texts else []
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # Where the seconds of a token more may change: a product with a vector, small matrices, large ones.
 KNOTS = (1, 2, 4, 8, 32, 128, 512, 2048, 8192)
+NOTHING = "not measured: nothing here reads it"
 FORMULA = "seconds(m) + seq_s (B + n) + ctx_s C + area_s area"
 PHASES = ("prefill", "decode")
 LINE = ("seq_s", "ctx_s", "area_s")
@@ -170,6 +171,12 @@ def _co_run(rows: Sequence[Row], source: str) -> dict[str, Any]:
 def slowdown(servers: F8, share: float, factor: float) -> F8:
     """Return the factor by which steps take longer with so many servers side by side."""
     return np.asarray(1.0 + factor * (np.maximum(1.0, servers * share) - 1.0), np.float64)
+
+
+def specification(kind: str) -> dict[str, tuple[float, str]]:
+    """Return the numbers of a GPU kind's specification, each with its source."""
+    known, sources = quantities.gpu(kind), {s.quantity: s.source for s in quantities.sources([], kind, "none")}
+    return {name: (getattr(known, name), sources[f"{kind}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
 
 
 class About(NamedTuple):

@@ -40,29 +40,28 @@ MOST_OTHERS = 0.1  # cores that others may take during a measurement
 Shapes = Mapping[str, Shape]  # by name
 KIND, POLICIES = "torch-cpu", costs.TABLE
 NEVER = 1e15  # a rate that adds nothing
-NOTHING = "not measured: nothing here reads it"
 WORST = 10  # steps that are listed
 RATIO_OFF = 0.10  # between the ratio of a load to a decode step and the GPU's
 
 
 def fields(make: Callable[..., Any], models: Shapes) -> Fields:
-    """Return the fields of an engine that is to be timed. UserError where it lacks something, or a table could."""
+    """Return the fields of an engine that is to be timed. UserError where it lacks something, or no table could be."""
     made = make(Config(()), {}, None)
     if made.lacks:
         raise UserError(f"torch needs {made.lacks}")
     networks(models)
-    of: Fields = made.fields
-    return of
+    given: Fields = made.fields
+    return given
 
 
-def networks(shapes_: Shapes, wide: int = 1) -> dict[str, Shape]:
+def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
     """Return the network that stands for each shape, under the shape's name and in its numbers of 4 bytes.
 
     Raises UserError for a mixture of experts: the form of a table has dense models.
     """
-    if mixture := next((name for name, of in shapes_.items() if of.experts), ""):
+    if mixture := next((name for name, shape in models.items() if shape.experts), ""):
         raise UserError(f"{mixture} is a mixture of experts: a table of steps has dense models")
-    made = {name: nets.net(of, wide=wide).shape for name, of in shapes_.items()}
+    made = {name: nets.net(shape, wide=wide).shape for name, shape in models.items()}
     return {name: shapes.in_numbers(net._replace(name=name), CPU.float_bytes) for name, net in made.items()}
 
 
@@ -105,14 +104,9 @@ class Card(NamedTuple):
     @property
     def spec(self) -> dict[str, tuple[float, str]]:
         """Its numbers, each with its source."""
-        known, sources = (
-            quantities.gpu(self.gpu),
-            {s.quantity: s.source for s in quantities.sources([], self.gpu, "none")},
-        )
-        each = {name: (getattr(known, name), sources[f"{self.gpu}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
         part = self.on.partition(";")[0]
         links = {"nvlink" if link == "peer" else link: (1e9 * rate, part) for link, rate in self.gbps.items()}
-        return each | links | {"sms": (self.sms, part)}
+        return steps.specification(self.gpu) | links | {"sms": (self.sms, part)}
 
 
 def fitted(
@@ -209,7 +203,7 @@ def _cores(rows: Sequence[Row], models: Shapes, wide: int) -> dict[str, tuple[fl
     return {
         "h2d": (1e9 * gbps["h2d"], limited), "d2h": (1e9 * gbps["d2h"], limited),
         "nvlink": (1e9 * gbps["peer"], limited), "net": (1e9 * gbps["peer"], limited),
-        "disk": (1e9 * gbps["disk"], limited), "flops": (NEVER, NOTHING), "hbm": (NEVER, NOTHING),
+        "disk": (1e9 * gbps["disk"], limited), "flops": (NEVER, steps.NOTHING), "hbm": (NEVER, steps.NOTHING),
         "mem_bytes": (64 * GIB, "a bound: `pool_bytes` is what a run gives a device"),
         "host_bytes": (CPU.host_bytes, "KV in the host's memory"),
         "sms": (CPU.sms, "parts of a core, as many as an H100 has"), "sm_step": (CPU.sm_choices[0], "as on an H100"),
@@ -362,10 +356,10 @@ def _work(row: Row) -> costs.Work:
     return costs.Work(step.seqs, step.ctx_tokens, int(step.prompt > 0), step.prompt, step.prompt**2 / 2)
 
 
-def seven(steps_: Sequence[tuple[Net, costs.Work, float]]) -> tuple[list[float], F8]:
+def seven(timed: Sequence[tuple[Net, costs.Work, float]]) -> tuple[list[float], F8]:
     """Fit the numbers of costs.NAMES on steps and their seconds; return them, and each step's relative error."""
-    X = np.array([costs.features(net, work) for net, work, _ in steps_])
-    y = np.array([seconds for *_, seconds in steps_])
+    X = np.array([costs.features(net, work) for net, work, _ in timed])
+    y = np.array([seconds for *_, seconds in timed])
     unit = X.max(axis=0)
     solved = nonnegative(X / unit, y, 1 / y) / unit
     return solved.tolist(), X @ solved / y - 1

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 STAGES = "stages.jsonl"  # of the stages of `make gpu`
 PUBLISHED = "profiles", "measured", "torch-steps"
-BESIDE = 4  # servers of a shape, side by side
-SERVED = 1024  # longest prompt + output that is measured, unless models take less
 KNOWN = ("llama-tiny", "llama-small", "llama-3.2-1b", "llama-3.1-8b", "qwen-2.5-14b", "qwen-3-32b")  # of torch-steps
 DRAWN = Path("plots/out/cost_fit")
 
@@ -89,9 +87,9 @@ def calibrate(
         case _ if asked(source).name not in engines.names() and Path(source).is_dir():
             _only(source, options, "--gpu")
             _folder(Path(source), gpu, out)
-        case _ if asked(source).name in engines.names() or source.endswith(".py"):
+        case _ if (name := asked(source).name) in engines.names() or name.endswith(".py"):
             given = {name: value for name, value in (("batch_cap", slots), ("gpu", gpu)) if value}
-            _engine(source, models or "llama-small", out or RESULTS / asked(source).name, rounds or 3, given)
+            _engine(source, models or "llama-small", out or RESULTS / name, rounds or 3, given)
         case _:
             others = ", ".join(PUBLISHED)
             raise UserError(f'"{source}" is no folder, no engine (bench list engines) and none of {others}')
@@ -111,13 +109,13 @@ def _tables(out: Path | None) -> Path:
     return out or quantities.TABLES
 
 
-def _write(table: Table, path: Path) -> None:
-    """Write a table, and say what is to be known of it."""
+def _write(table: Table, path: Path, *, user: bool = False) -> None:
+    """Write a table, and say what is to be known of it; one that `--table` is to take is read as a user's."""
     from harness.calibrate import tables
     from harness.rows.record import write_bytes
 
     write_bytes(path, tables.dumps(table.file).encode())
-    if "kind" in table.file:
+    if user:
         tables.check(path, table.file)
     for note in table.notes(path):
         click.echo(note)
@@ -158,7 +156,7 @@ def _folder(folder: Path, gpu: str | None, out: Path | None) -> None:
 
     table = torch.staged(folder) if (folder / STAGES).is_file() else card.table(folder, gpu)
     path = out or folder / f"{table.name}.toml"
-    _write(table, path)
+    _write(table, path, user=True)
     click.echo(f"wrote {short_path(path)} (--table takes it)")
 
 
@@ -180,11 +178,11 @@ def _engine(engine: str, models: str, folder: Path, rounds: int, given: Mapping[
             rows = torch_timed.measure(folder, shapes, teller.say, fields, {"pool_bytes": GIB, **given})
             table, fitted = torch.table(rows, shapes, fields.wide)
         else:
-            members = model_set(",".join(f"{name}*{BESIDE}" for name in names)).serving(SERVED).members
-            models_ = {member.name: member.shape for member in members}
-            table, fitted = servers.table(engine, make, models_, folder, teller.say, rounds, given)
+            twins = ",".join(f"{name}*{servers.SIDE_BY_SIDE}" for name in names)
+            shapes = {served.name: served.shape for served in model_set(twins).serving(servers.SERVED).members}
+            table, fitted = servers.table(engine, make, shapes, folder, teller.say, rounds, given)
     path, stem = folder / f"{table.name}.toml", folder / "calibrate"
-    _write(table, path)
+    _write(table, path, user=True)
     command = f"bench calibrate {engine} -o {short_path(folder)}"
     note = f"Real: {table.file['name']}. Fitted: the cost table."
     paths = fig_calibrate.render(steps.points(fitted), stem, command, note)
