@@ -8,7 +8,7 @@ give the same bytes.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -368,41 +368,24 @@ def _unmeasured(q: Mapping[str, Any], like: str) -> Quantity:
 # ---------------------------------------------------------------------------------------------------- looking at it
 
 
-def anchors() -> list[tuple[str, float, float]]:
-    """Return (what, slowdown by our tables, published slowdown): results to check, none was fitted."""
-    qwen = Shape("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936, True, True, 32768)
-    llama8 = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
-    out: list[tuple[str, float, float]] = []
+# Slowdowns that others published of Llama-3.1-8B on some SMs of a card: of decodes, 32 x 1k, and of prefills. All were
+# measured on SGLang, whose host time does not overlap when phases are multiplexed.
+PUBLISHED = (
+    ("h800", 132, "SGLang", (8, 16, 32, 64, 96), (3.4, 1.9, 1.34, 1.06, 1.03), (6.5, 3.5, 2.1, 1.35, 1.15)),
+    ("a100-80g", 104, "SGLang", (8, 16, 32, 64, 96), (3.0, 1.85, 1.26, 1.05, 1.0), (7.0, 3.7, 2.0, 1.26, 1.01)),
+    ("h200", 132, "omni 1934", (32, 48, 64, 80, 96), (1.33, 1.21, 1.09, 1.08, 1.06), (2.5, 1.83, 1.49, 1.3, 1.18)),
+)
 
-    def at(
-        kind: str, of: int, sms: Sequence[int], decode: Sequence[float], prefill: Sequence[float], whose: str
-    ) -> None:
-        # Both were measured on SGLang, whose host time does not overlap when phases are multiplexed.
-        t = coefficients.tables([(llama8, 1)], kind, "sglang-eager-2024")
-        share = np.array(sms) / of
-        d = np.interp(share, t.share, t.dec_rate[0, :, int(np.searchsorted(t.seqs, 32))])
-        p = np.interp(share, t.share, t.pre_rate[0])
-        for what, speed, published in (("decode, 32 x 1k", d, decode), ("prefill", p, prefill)):
-            rows = zip(sms, 1 / speed, published, strict=True)
-            out.extend((f"{kind} {what}, {n} of {of} SMs ({whose})", float(r), x) for n, r, x in rows)
 
-    at("h800", 132, (8, 16, 32, 64, 96), (3.4, 1.9, 1.34, 1.06, 1.03), (6.5, 3.5, 2.1, 1.35, 1.15), "SGLang")
-    at("a100-80g", 104, (8, 16, 32, 64, 96), (3.0, 1.85, 1.26, 1.05, 1.0), (7.0, 3.7, 2.0, 1.26, 1.01), "SGLang")
-    at("h200", 132, (32, 48, 64, 80, 96), (1.33, 1.21, 1.09, 1.08, 1.06), (2.5, 1.83, 1.49, 1.3, 1.18), "omni 1934")
-
-    def pair(shape: Shape, host: str, B: int, ctx: int, weights: float, sms: float) -> float:
-        """Return the slowdown of each of two equal decode lanes: capped at a share of SMs, HBM divided max-min."""
-        t = coefficients.tables([(shape, 1)], "a100-80g", host)
-        c = t.cost[0]
-        step = profile.step_s(profile.row(t, 0), B=B, C=B * ctx) - (1 - weights) * c["wbytes"] / c["hbm"]
-        demand = min(1.0, (weights * c["wbytes"] + c["kbytes"] * B * ctx) / (c["hbm"] * step))
-        cap = float(np.interp(sms, t.share, t.dec_rate[0, :, int(np.searchsorted(t.seqs, B))]))
-        return float(1 / min(cap, 1 / (2 * demand)))
-
-    out.append(("two decodes that each saturate HBM, A100", pair(DENSE["llama2_7b"], "none", 128, 4096, 1.0, 1.0), 2.0))
-    out.append(("two light Qwen3-4B-FP8 at 60 % MPS, A100, graphs", pair(qwen, "vllm-graph", 1, 512, 0.5, 0.6), 1.195))
-    out.append(("the same, eager", pair(qwen, "vllm-eager", 1, 512, 0.5, 0.6), 1.195))
-    return out
+def anchors() -> Iterator[tuple[str, float, float]]:
+    """Yield (what, slowdown by our tables, published slowdown): results to check, none was fitted."""
+    shape = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
+    for kind, of, whose, sms, decode, prefill in PUBLISHED:
+        t = coefficients.tables([(shape, 1)], kind, "sglang-eager-2024")
+        at_32 = t.dec_rate[0, :, int(np.searchsorted(t.seqs, 32))]
+        for what, rate, published in (("decode, 32 x 1k", at_32, decode), ("prefill", t.pre_rate[0], prefill)):
+            for n, times in zip(sms, published, strict=True):
+                yield f"{kind} {what}, {n} of {of} SMs ({whose})", float(1 / np.interp(n / of, t.share, rate)), times
 
 
 def points() -> pd.DataFrame:

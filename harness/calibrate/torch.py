@@ -262,43 +262,32 @@ def ratios(rows: Sequence[Row], path: Path, models: Shapes) -> Iterator[Ratio]:
         yield Ratio(name, load.seconds / step.seconds, by_table, gpu_ratio(shape))
 
 
-class Sizes(NamedTuple):
-    """Sizes of a shape: bytes, and seconds of a decode step and of a load from the host."""
-
-    weights: float
-    kv_token: float
-    step: float
-    load: float
+SIZES = ("weights", "kv token", "step", "load")  # bytes, and seconds of a decode step and of a load from the host
 
 
-def sizes(models: Shapes, path: Path | None) -> dict[str, Sizes]:
-    """Return the sizes of shapes by a table, or by their own numbers on a GPU."""
+def sizes(models: Shapes, path: Path | None) -> dict[str, tuple[float, ...]]:
+    """Return SIZES of shapes by a table, or by their own numbers on a GPU."""
     measured = None if path is None else quantities.machine(str(path))
-    kind = GPU if measured is None else KIND
     each = {name: shape if measured is None else measured.served(shape) for name, shape in models.items()}
-    served, table = tuple(Served(name, of) for name, of in each.items()), None if path is None else str(path)
-    config = Config(served, gpu=kind, host=Config(()).host if measured is None else KIND, table=table)
+    served = tuple(Served(name, shape) for name, shape in each.items())
+    config = Config(served, gpu=GPU) if measured is None else Config(served, gpu=KIND, host=KIND, table=str(path))
     known = machine.profile(config, machine.machine(config))
     return {
-        name: Sizes(
-            shapes.weight_bytes(of), shapes.kv_token_bytes(of), known.step_s(Inst(name, (0,)), 1, CTX),
+        name: (
+            shapes.weight_bytes(shape), shapes.kv_token_bytes(shape), known.step_s(Inst(name, (0,)), 1, CTX),
             known.load_s(Inst(name, (0,)), "host"),
         )
-        for name, of in each.items()
+        for name, shape in each.items()
     }  # fmt: skip
 
 
-def relative(models: Shapes, path: Path) -> list[str]:
+def relative(models: Shapes, path: Path) -> Iterator[str]:
     """Say what each shape takes of what the first one does, by the table, beside the originals on a GPU."""
     here, there, (first, *others) = sizes(models, path), sizes(models, None), models
-    lines = []
     for name in others:
-        pairs = zip(Sizes._fields, here[name], here[first], there[name], there[first], strict=True)
-        parts = (
-            f"{what.replace('_', ' ')} {ours / by:.3g} ({theirs / over:.3g})" for what, ours, by, theirs, over in pairs
-        )
-        lines.append(f"{name} over {first}, and originals on {GPU}: {', '.join(parts)}")
-    return lines
+        each = zip(SIZES, here[name], here[first], there[name], there[first], strict=True)
+        texts = (f"{what} {ours / by:.3g} ({theirs / over:.3g})" for what, ours, by, theirs, over in each)
+        yield f"{name} over {first}, and originals on {GPU}: {', '.join(texts)}"
 
 
 def notes(rows: Sequence[Row], path: Path, models: Shapes) -> list[str]:
