@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.calibrate import kernels, rows
+from harness.calibrate import kernels, profiles, rows
 from harness.calibrate.rows import Journal, Row, measured
 from harness.calibrate.tables import Table
 from harness.engines.costs import quantities
 from harness.policy.types import UserError
 from harness.validate import hosts
+from plots import fig_cost_fit
 from tests.cases import cases
 from tests.test_cli import ok
 from tests.test_servers_mock import fails
@@ -72,3 +73,9 @@ def test_others_that_take_cores_are_told_once() -> None:
     assert list(rows.disturbed([quiet], 0.2)) == []
     (line,) = rows.disturbed([quiet, loud], 0.2)
     assert line.startswith("1 of 2 measurements while others took more than 0.2 cores (at most 0.50)")
+
+
+def test_every_kind_with_measured_rows_has_a_mark_in_the_figure() -> None:
+    kinds = profiles.FOLDERS.keys() | profiles.ENGINES.keys()
+    assert kinds <= fig_cost_fit.COLORS.keys()
+    assert kinds <= fig_cost_fit.MARKERS.keys()
