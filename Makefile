@@ -73,7 +73,7 @@ STUDY = $(BENCH) study fig7-torch --markdown --gpus 2 --table $(TORCH_AT)/torch-
 # $(call beside,side,engine): the study on it, whose tables are kept beside the cost table
 beside = $(STUDY) --engine $(2) -o results/fig7-torch-$(1) >$(TORCH_AT)/$(1).md && \
 	cp results/fig7-torch-$(1)/fig7-torch.csv $(TORCH_AT)/$(1).csv && echo && cat $(TORCH_AT)/$(1).md
-RUN-fig7-torch = $(MAKE) torch && $(BENCH) calibrate --engine torch+wide=4 --models $(SHAPES) -o $(TORCH_AT) && \
+RUN-fig7-torch = $(MAKE) torch && $(BENCH) calibrate torch+wide=4 --models $(SHAPES) -o $(TORCH_AT) && \
 	$(call beside,simulator,sim) && $(call beside,devices,torch)
 RUN-weaver = $(BENCH) study weaver --full
 reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; FULL=1: more; fig7 ENGINE=torch
@@ -198,7 +198,7 @@ gpu-servers: ## vLLM on this machine's GPU, into results/<gpu>/: calibrate, vali
 	@[ -n '$(KIND)' ] || { echo 'error: no cost table has a word of $(CARD) as its name: make gpu-servers KIND=h100' >&2; exit 2; }
 	@$(if $(OFFLINE),,$(MAKE) $(READY) $(CARDED))
 	@echo 'calibrate    $(GPU_MODEL): prefill, decode, start, sleep and wake, of one server and of several'
-	@$(BENCH) calibrate --engine vllm --gpu $(KIND) --models $(GPU_MODEL) --rounds 1 -o $(AT)
+	@$(BENCH) calibrate vllm --gpu $(KIND) --models $(GPU_MODEL) --rounds 1 -o $(AT)
 	@echo 'validate     the same runs on vLLM and on the simulator with that table'
 	@$(BENCH) validate --engine vllm --table $(TABLE) --models $(GPU_MODEL) --counts 2,4 --systems $(GPU_SYSTEMS) --runs $(AT)/runs -o $(AT)/validate
 	@echo 'figure 7     what of it runs on $(GPUS) GPUs'
@@ -234,10 +234,8 @@ fuzz: $(READY) ## bad input to every command: thousands of cases, each of which 
 	@$(PY) -m tests.fuzz --workers $(CORES)
 
 fit-hosts: $(READY) ## fit the cost tables (PROFILES_DIR) and then what engines add to kernels (MEASURED_DIR) again; minutes
-	@mkdir -p .make plots/gallery
-	@$(PY) -m harness.engines.costs.fit && $(PY) -m harness.engines.costs.fit .make/points.parquet && \
-	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/
-	@$(PY) -m harness.validate.fit_hosts
+	@mkdir -p plots/gallery
+	@$(BENCH) calibrate profiles && cp plots/out/cost_fit.png plots/gallery/ && $(BENCH) calibrate measured
 
 validate: $(READY) ## measured end-to-end runs of real engines beside ours: docs/validation.md (needs MEASURED_DIR)
 	@mkdir -p plots/gallery

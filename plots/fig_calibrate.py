@@ -1,4 +1,4 @@
-"""Seconds of servers' steps, measured against fitted, log-log, a panel a model (`bench calibrate --engine`)."""
+"""Seconds of servers' steps, measured against fitted, log-log, a panel a model (`bench calibrate ENGINE`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIDE_IN = 2.3
 
 
 def draw(frame: pd.DataFrame, note: str) -> Figure:
-    """Draw the figure; call within `style.theme()`. `frame`: `points` of `harness.validate.calibrate`."""
+    """Draw the figure; call within `style.theme()`. `frame`: `points` of `harness.calibrate.steps`."""
     models = list(dict.fromkeys(frame["model"]))
     across, down = min(ACROSS, len(models)), -(-len(models) // ACROSS)
     figure = Figure(figsize=(max(style.COLUMN_IN, SIDE_IN * across), SIDE_IN * down + 0.45), layout="constrained")

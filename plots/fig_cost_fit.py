@@ -1,12 +1,7 @@
-"""Predicted against measured seconds of the cost tables: kernels, and whole steps of an engine.
-
-PROFILES_DIR=... python -m harness.engines.costs.fit points.parquet
-python -m plots.fig_cost_fit points.parquet cost_fit
-"""
+"""Predicted against measured seconds of the cost tables (`bench calibrate profiles`): kernels, and whole steps."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +13,20 @@ from matplotlib.lines import Line2D
 from plots import form, style
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
 
 COLORS = {"a100-80g": style.BLUE, "h100": style.ORANGE, "h200": style.GREEN, "l40s": style.RED}
-COLORS |= {"h800": style.PURPLE, "h20": style.BROWN}
-MARKERS = {"a100-80g": "o", "h100": "s", "h200": "D", "l40s": "^", "h800": "v", "h20": "P"}
+COLORS |= {"h800": style.PURPLE, "h20": style.BROWN, "b200": style.SKY, "rtx-pro-6000": style.GREY}
+MARKERS = {
+    "a100-80g": "o",
+    "h100": "s",
+    "h200": "D",
+    "l40s": "^",
+    "h800": "v",
+    "h20": "P",
+    "b200": "X",
+    "rtx-pro-6000": "<",
+}
 PANELS = {"kernels": "Kernels of a layer (GEMM, attention)", "steps": "Whole steps, eager vLLM"}
 MOST = 250  # points drawn of one GPU, op and side; errors count all
 BAND = 1.25  # the target: 95 % of the rows within it
@@ -41,7 +43,7 @@ def points(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the figure; call within `style.theme()`. `frame` has the columns of `harness.engines.costs.fit.points`."""
+    """Draw the figure; call within `style.theme()`. `frame` has the columns of `harness.calibrate.kernels.points`."""
     figure = Figure(figsize=(form.width(2 * style.COLUMN_IN), style.COLUMN_IN * 1.02), layout="constrained")
     shown = points(frame)
     for axes, (panel, title) in zip(figure.subplots(1, 2).flat, PANELS.items(), strict=True):
@@ -87,13 +89,7 @@ def _panel(axes: Axes, shown: pd.DataFrame, every: pd.DataFrame, title: str) -> 
     )
 
 
-def main(argv: Sequence[str]) -> None:
-    """Draw `argv[0]`, a Parquet file of points, as `argv[1]`.{pdf,png,csv}."""
-    source, stem = argv
-    frame = pd.read_parquet(source)
+def render(frame: pd.DataFrame, stem: Path, command: str) -> list[Path]:
+    """Draw points to `stem`.pdf, .png and .csv; returns their paths. Raises UserError where the disk refuses."""
     with style.theme():
-        style.save(draw(frame), Path(stem), points(frame), f"python -m plots.fig_cost_fit {source} {stem}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        return style.save(draw(frame), stem, points(frame), command)

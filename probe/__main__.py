@@ -38,13 +38,13 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         folder = args.report or conduct.conduct(plan, args.out, args.minutes, again=args.again, only=args.only)
-    except conduct.NoGpuError as error:
+        print(report.write(folder, plan))
+    except (conduct.NoGpuError, conduct.OldRows) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: measurements are kept; the same command resumes there", file=sys.stderr)
         return 130
-    print(report.write(folder, plan))
     return 0
 
 

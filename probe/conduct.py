@@ -39,6 +39,10 @@ class NoGpuError(Exception):
     """No GPU to probe: one line with the reason and the way out."""
 
 
+class OldRows(Exception):
+    """A file of rows in a form that is read no more: one line with the way out."""
+
+
 class Late(Exception):
     """A child said nothing until its deadline."""
 
@@ -121,7 +125,7 @@ class Child:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """Yield the whole lines of a file that may have been cut off anywhere."""
+    """Yield the whole lines of a file that may have been cut off anywhere. Raises OldRows."""
     if not path.exists():
         return
     for text in path.read_bytes().split(b"\n")[:-1]:
@@ -130,17 +134,19 @@ def lines(path: Path) -> Iterator[Line]:
         except ValueError:
             continue
         if isinstance(line, dict):
+            if "what" in line and "params" in line:
+                raise OldRows(f"{path}: its rows are of an earlier version; move it away, and measure again")
             yield line
 
 
 def made(known: Sequence[Line], probe: str) -> list[Key]:
     """Return the measurements of a probe that are on file."""
-    return [key(line["what"], line["params"]) for line in known if line["probe"] == probe and "what" in line]
+    return [key(line["quantity"], line["at"]) for line in known if line["source"] == probe and "quantity" in line]
 
 
 def ended(known: Sequence[Line], probe: str) -> str | None:
     """Return the state in which a probe ended last, or None."""
-    states = [str(line["state"]) for line in known if line["probe"] == probe and "state" in line]
+    states = [str(line["state"]) for line in known if line["source"] == probe and "state" in line]
     return states[-1] if states else None
 
 
@@ -218,7 +224,7 @@ def conduct(
             try:
                 turn = _turn(plan, probe, child, book, min(probe.box_s, left), clock, fresh=probe.name in again)
             except NoGpuError as error:  # it opened before: what came since broke it
-                child, closing = None, {"probe": probe.name, "state": "raise", "why": str(error), "stuck": True}
+                child, closing = None, {"source": probe.name, "state": "raise", "why": str(error), "stuck": True}
             else:
                 child, closing = turn
             closing["s"] = round(clock() - begun, 3)
@@ -284,10 +290,10 @@ def _turn(
     except Late:
         stuck = not child.close(kill=True)
         hung: Line = {"state": "hang", "why": f"no answer {probe.grace_s:g} s after its time box of {box_s:.0f} s"}
-        return None, closing or {"probe": probe.name, **hung, **({"stuck": True} if stuck else {})}
+        return None, closing or {"source": probe.name, **hung, **({"stuck": True} if stuck else {})}
     except Gone as gone:
         child.close(kill=True)
-        return None, closing or {"probe": probe.name, "state": "fault", "why": str(gone)}
+        return None, closing or {"source": probe.name, "state": "fault", "why": str(gone)}
     assert closing is not None
     if probe.alone:
         child.close(kill=True)

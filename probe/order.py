@@ -55,7 +55,7 @@ def ramp(systems: str, models: str, rate: int, engine: str = "{engine}", more: s
 STAGES = "{python} -m harness.validate.torch_stages --minutes {minutes} --out {out}"
 STEPS = (
     Step("rows 0 to 7", 1, 200, f"{{python}} -m probe --minutes 3.2 --out {{out}} --only {' '.join(FIRST)}",
-         "how lanes share SMs; `bench calibrate --from` then fits [co_run]"),
+         "how lanes share SMs; `bench calibrate FOLDER` then fits [co_run]"),
     Step("vLLM starts", 1, 150, ramp("static:equal,elastic", SMALL, 6),
          "two 1B servers, started one after the other, answer; then two with kvcached"),
     Step("row 11", 1, 210, STAGES.replace("{minutes}", "3.3") + " --only chats",
@@ -63,7 +63,7 @@ STEPS = (
     Step("static", 2, 170, ramp("static:equal", EIGHT, 2), "four 8B, each a quarter of what is left beside weights"),
     Step("elastic", 2, 110, ramp("elastic", EIGHT, 2), "the same ramp with KV memory on demand"),
     Step("calibrate 1B", 2, 180,
-         "{python} -m harness calibrate --engine {engine} --gpu {gpu} --models llama-3.2-1b --rounds 1 -o {out}/vllm",
+         "{python} -m harness calibrate {engine} --gpu {gpu} --models llama-3.2-1b --rounds 1 -o {out}/vllm",
          "alone, two and four side by side, sleeps and wakes: the servers' cost table", dry=False),
     Step("sleep and wake", 2, 100, ramp("swap:sleep", EIGHT, 2), "the ramp, in turn by sleep and wake", needed=False),
     Step("by turns", 2, 60, ramp("static:equal", SMALL, 6, more=" --set sharing=turns"),

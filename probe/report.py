@@ -35,14 +35,14 @@ class Book:
     """The samples of a folder; the latest of equals counts."""
 
     def __init__(self, samples: Iterable[Line]) -> None:
-        self.samples = [line for line in samples if "what" in line]
+        self.samples = [line for line in samples if "quantity" in line]
 
     def all(self, what: str, **params: Any) -> list[Line]:
         """Return the samples of a kind with these parameters."""
         latest: dict[str, Line] = {}
         for line in self.samples:
-            if line["what"] == what and all(line["params"].get(k) == v for k, v in params.items()):
-                latest[json.dumps(line["params"], sort_keys=True)] = line
+            if line["quantity"] == what and all(line["at"].get(k) == v for k, v in params.items()):
+                latest[json.dumps(line["at"], sort_keys=True)] = line
         return list(latest.values())
 
     def line(self, what: str, **params: Any) -> Line | None:
@@ -57,7 +57,7 @@ def read(folder: Path) -> Book:
 
 def rate(line: Line, of: str = "bytes") -> float:
     """Return the bytes or FLOPs a second at the median."""
-    return float(line["facts"][of] / line["p50"])
+    return float(line["facts"][of] / line["seconds"])
 
 
 def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
@@ -77,7 +77,7 @@ Found = Iterator[tuple[str, str]]  # what, measured
 
 
 def _median(samples: Sequence[Line], form: Callable[[float], str]) -> str:
-    return spread([line["p50"] for line in samples], form)
+    return spread([line["seconds"] if "seconds" in line else line["value"] for line in samples], form)
 
 
 def _fact(samples: Sequence[Line], name: str, form: Callable[[float], str]) -> str:
@@ -89,7 +89,7 @@ def _rate(samples: Sequence[Line], form: str, of: str = "bytes", unit: float = 1
 
 
 def _asks(book: Book, what: str) -> list[int]:
-    return sorted({line["params"]["ask"] for line in book.all(what)})
+    return sorted({line["at"]["ask"] for line in book.all(what)})
 
 
 def _device(book: Book) -> Found:
@@ -103,7 +103,7 @@ def _device(book: Book) -> Found:
 
 def _splits(book: Book) -> Found:
     splits = book.all("split")
-    yield "asked: got + rest", ", ".join(f"{s['params']['ask']}: {s['sms']} + {s['facts']['rest']}" for s in splits)
+    yield "asked: got + rest", ", ".join(f"{s['at']['ask']}: {s['sms']} + {s['facts']['rest']}" for s in splits)
     yield "SMs seen by both", _fact(splits, "shared", "{:.0f}".format)
     yield "a context and its stream", _fact(splits, "create_s", lambda s: f"{1e3 * s:.2g} ms")
 
@@ -111,7 +111,7 @@ def _splits(book: Book) -> Found:
 def _vmm(book: Book) -> Found:
     for mib in PAGES:
         calls = [(what, book.line(what, size=mib * MIB)) for what in CALLS]
-        yield f"{mib} MiB", ", ".join(f"{what} {us(line['p50'])}" for what, line in calls if line)
+        yield f"{mib} MiB", ", ".join(f"{what} {us(line['seconds'])}" for what, line in calls if line)
     for what in ("unmap_run", "map_offset"):
         for line in book.all(what)[:1]:
             yield what.replace("_", " "), line["facts"]["refused"] or "allowed"
@@ -120,11 +120,14 @@ def _vmm(book: Book) -> Found:
 
 def _gemm(book: Book) -> Found:
     for ask in _asks(book, "gemm"):
-        few = [g for g in book.all("gemm", ask=ask, target=0) if g["params"]["m"] <= 64 and g["facts"]["bytes"] > FEW]
+        few = [g for g in book.all("gemm", ask=ask, target=0) if g["at"]["m"] <= 64 and g["facts"]["bytes"] > FEW]
         yield f"{ask} SMs, at most 64 tokens", _rate(few, "{:.2f} TB/s")
     yield "8,192 tokens", _rate(book.all("gemm", m=8192, target=0), "{:.0f} TFLOP/s", "flops")
-    told = [(g, book.line("gemm", **{**g["params"], "target": 0})) for g in book.all("gemm", target=1)]
-    yield "speed with an SM target", spread([other["p50"] / g["p50"] for g, other in told if other], "{:.3f} x".format)
+    told = [(g, book.line("gemm", **{**g["at"], "target": 0})) for g in book.all("gemm", target=1)]
+    yield (
+        "speed with an SM target",
+        spread([other["seconds"] / g["seconds"] for g, other in told if other], "{:.3f} x".format),
+    )
 
 
 def _attention(book: Book) -> Found:
@@ -137,33 +140,33 @@ def _attention(book: Book) -> Found:
     for page in PAGES:
         on = book.line("attention", **usual, B=64, ctx=2048, page=page * MIB)
         if plain and on:
-            yield f"on {page} MiB pages", f"{on['p50'] / plain['p50']:.2f} x the time"
+            yield f"on {page} MiB pages", f"{on['seconds'] / plain['seconds']:.2f} x the time"
 
 
 def _prefill(book: Book) -> Found:
     yield "mask error", _median(book.all("mask_error"), "{:.2g}".format)
     for line in book.all("prefill"):
-        whole = line["p50"] * 32 / line["params"]["layers"]
-        yield f"{line['params']['tokens']} tokens, {line['sms']} SMs", f"{1e3 * whole:.1f} ms an 8B, by layers"
+        whole = line["seconds"] * 32 / line["at"]["layers"]
+        yield f"{line['at']['tokens']} tokens, {line['sms']} SMs", f"{1e3 * whole:.1f} ms an 8B, by layers"
 
 
 def _step(book: Book) -> Found:
     for line in book.all("step"):
-        p, launch = line["params"], book.line("launch", **line["params"])
-        more = f", launch {us(launch['p50'])}" if launch else ""
+        p, launch = line["at"], book.line("launch", **line["at"])
+        more = f", launch {us(launch['seconds'])}" if launch else ""
         yield (
             f"{p['of']}, B {p['B']}, ctx {p['ctx']}",
-            f"{1e3 * line['p50']:.2f} ms, {rate(line) / 1e12:.2f} TB/s{more}",
+            f"{1e3 * line['seconds']:.2f} ms, {rate(line) / 1e12:.2f} TB/s{more}",
         )
 
 
 def _duels(row: str, book: Book) -> Found:
     """List cells of a row with the slow-down of each lane, or of the only one."""
     for line in book.all("build") if row == "graphs" else ():
-        yield line["params"]["work"], f"{line['p50']:.1f} s"
+        yield line["at"]["work"], f"{line['seconds']:.1f} s"
     for line in book.all("timeline", row=row):
         of = [f"{count} kernels of lane {name[4:]}" for name, count in line["facts"].items() if name.startswith("lane")]
-        yield line["params"]["cell"], ", ".join(of)
+        yield line["at"]["cell"], ", ".join(of)
     for duel in duelled(book):
         if duel.row == row:
             clocks = f" ({duel.sm_mhz:.0f} MHz)" if duel.sm_mhz else ""
@@ -173,14 +176,14 @@ def _duels(row: str, book: Book) -> Found:
 
 def _copies(book: Book) -> Found:
     for line in book.all("pin"):
-        yield f"pinning by {line['params']['method']}", f"{rate(line) / (1 << 30):.2f} GiB/s"
+        yield f"pinning by {line['at']['method']}", f"{rate(line) / (1 << 30):.2f} GiB/s"
     for line in [line for what in ("h2d", "d2h") for line in book.all(what, chunk=64 * MIB)]:
-        beside = line["params"]["beside"]
-        yield line["what"] + (f" beside {beside}" if beside else ""), f"{rate(line) / 1e9:.1f} GB/s"
+        beside = line["at"]["beside"]
+        yield line["quantity"] + (f" beside {beside}" if beside else ""), f"{rate(line) / 1e9:.1f} GB/s"
     for line in book.all("decode_beside"):
-        p, alone = line["params"], book.line("decode_beside", B=line["params"]["B"], copy="")
+        p, alone = line["at"], book.line("decode_beside", B=line["at"]["B"], copy="")
         if alone and p["copy"]:
-            yield f"decode B {p['B']} under {p['copy']}", f"{line['p50'] / alone['p50']:.3f} x"
+            yield f"decode B {p['B']} under {p['copy']}", f"{line['seconds'] / alone['seconds']:.3f} x"
 
 
 def _evict(book: Book) -> Found:
@@ -199,22 +202,22 @@ def _swap(book: Book) -> Found:
 
 def _host(book: Book) -> Found:
     for line in book.all("host_step"):
-        yield f"{line['params']['models']} models", f"{us(line['p50'])} a step, P95 {us(line['p95'])}"
+        yield f"{line['at']['models']} models", f"{us(line['seconds'])} a step, P95 {us(line['p95'])}"
 
 
 def _hand_over(book: Book, by: Sequence[str]) -> Found:
     for line in [*book.all("edge"), *book.all("hand_over")]:
-        p, gave = line["params"], (line.get("facts") or {}).get("gave_up")
+        p, gave = line["at"], (line.get("facts") or {}).get("gave_up")
         if p["by"] in by:
-            yield f"{p['by']}, {p['mode']}", us(line["p50"]) + (f", gave up {gave} times" if gave else "")
+            yield f"{p['by']}, {p['mode']}", us(line["seconds"]) + (f", gave up {gave} times" if gave else "")
 
 
 def _unmap(book: Book) -> Found:
     still = book.line("step_beside", change="")
     for line in book.all("step_beside"):
-        if still and line["params"]["change"]:
-            times, late = line["p50"] / still["p50"], line["facts"]["max"] - still["p50"]
-            yield f"beside {line['params']['change']}", f"P50 {times:.3f} x, worst step {us(late)} late"
+        if still and line["at"]["change"]:
+            times, late = line["seconds"] / still["seconds"], line["facts"]["max"] - still["seconds"]
+            yield f"beside {line['at']['change']}", f"P50 {times:.3f} x, worst step {us(late)} late"
 
 
 def _hole(book: Book) -> Found:
@@ -265,9 +268,11 @@ def duelled(book: Book) -> list[Duel]:
     """Return all cells of several lanes, those of `interfere` among them, which earlier probes measured."""
     cells: dict[tuple[str, ...], dict[int, list[Line]]] = {}
     for line in book.all("lane"):
-        p = line["params"]
+        p = line["at"]
         cells.setdefault((p["row"], p["cell"], p.get("way", "")), {}).setdefault(p["lane"], []).append(line)
-    medians = {key: [median(line["p50"] for line in lanes[k]) for k in sorted(lanes)] for key, lanes in cells.items()}
+    medians = {
+        key: [median(line["seconds"] for line in lanes[k]) for k in sorted(lanes)] for key, lanes in cells.items()
+    }
     singles: dict[str, float] = {}
     for (_, cell, _), seconds in medians.items():
         if " + " not in cell:
@@ -275,7 +280,7 @@ def duelled(book: Book) -> list[Duel]:
     out = []
     for (row, cell, way), lanes in cells.items():
         first = [lanes[k][0] for k in sorted(lanes)]
-        works = tuple(Work(*(line["params"][name] for name in Work._fields)) for line in first)
+        works = tuple(Work(*(line["at"][name] for name in Work._fields)) for line in first)
         names = [work.alone.text for work in works]
         if len(works) < 2 or " + ".join(work.text for work in works) != cell or not set(names) <= set(singles):
             continue  # cut off, or a lane was not measured alone
@@ -305,7 +310,7 @@ ACTS = {
 def _interfered(book: Book) -> Iterator[Duel]:
     """Yield pairs of `interfere`; the other lane's seconds are a mean, and alone they are those on the first's SMs."""
     for line in book.all("unit", of="8B"):
-        p = line["params"]
+        p = line["at"]
         pair, split = (p["victim"], p["other"]), p["mode"] == "split"
         alone = [book.line("unit", victim=act, other="", mode=p["mode"], of="8B") for act in pair]
         if p["mode"] == "priority" or not set(pair) <= set(ACTS) or "other_s" not in line.get("facts", {}):
@@ -314,9 +319,9 @@ def _interfered(book: Book) -> Iterator[Duel]:
             parts = ("64", "64-") if split else ("", "")
             acts = [ACTS[act] for act in pair]
             works = tuple(act.work._replace(part=part) for act, part in zip(acts, parts, strict=True))
-            seconds = (line["p50"], float(line["facts"]["other_s"]))
+            seconds = (line["seconds"], float(line["facts"]["other_s"]))
             layers, moved = tuple(act.layers for act in acts), tuple(act.bytes for act in acts)
-            yield Duel("interfere", works, seconds, (alone[0]["p50"], alone[1]["p50"]), layers, moved)
+            yield Duel("interfere", works, seconds, (alone[0]["seconds"], alone[1]["seconds"]), layers, moved)
 
 
 def finding(book: Book) -> list[str]:
@@ -341,9 +346,9 @@ def parts(folder: Path, plan: Plan) -> list[str]:
     findings = rows(Book(known))
     out, measured = ["| probe | ended | expected |", "|---|---|---|"], list[str]()
     for probe in plan.probes:
-        last = [line for line in known if line["probe"] == probe.name and "state" in line][-1:]
+        last = [line for line in known if line["source"] == probe.name and "state" in line][-1:]
         how = ended(known, probe.name) or (
-            "cut off" if any(line["probe"] == probe.name for line in known) else "not run"
+            "cut off" if any(line["source"] == probe.name for line in known) else "not run"
         )
         why = f" ({last[0]['why']})" if last and "why" in last[0] else ""
         cells = (probe.name, how + why, probe.expect)
@@ -399,7 +404,9 @@ def figures(folder: Path) -> list[Path]:
         ax.set(xlabel="SMs", ylabel="time, of that on all SMs", ylim=(0, None))
         ax.legend(frameon=False, fontsize="small")
         keep(figure, "shares")
-    costs = {what: [(mib, line["p50"]) for mib in PAGES if (line := book.line(what, size=mib * MIB))] for what in CALLS}
+    costs = {
+        what: [(mib, line["seconds"]) for mib in PAGES if (line := book.line(what, size=mib * MIB))] for what in CALLS
+    }
     if any(costs.values()):
         figure = Figure(figsize=(6, 4))
         ax = figure.subplots()
@@ -416,7 +423,7 @@ def shares(book: Book) -> dict[str, list[tuple[int, float]]]:
     out: dict[str, list[tuple[int, float]]] = {}
 
     def add(label: str, samples: Sequence[Line]) -> None:
-        points = sorted((line["sms"], line["p50"]) for line in samples)
+        points = sorted((line["sms"], line["seconds"]) for line in samples)
         if len(points) > 1:
             out[label] = [(n, s / points[-1][1]) for n, s in points]
 

@@ -66,10 +66,12 @@ def _digits(value: float) -> float:
 
 
 def record(probe: str, s: Sample) -> dict[str, Any]:
-    """Return a sample as a line of raw.jsonl, still without its time."""
+    """Return a sample as a row of raw.jsonl, still without its time; what is no time is a `value` in a `unit`."""
     v = sorted(s.values)
-    out: dict[str, Any] = {"probe": probe, "what": s.what, "params": dict(s.params), "unit": s.unit, "n": len(v)}
-    out |= {"min": _digits(v[0]), "p50": _digits(quantile(v, 0.5)), "p95": _digits(quantile(v, 0.95)), "sms": s.sms}
+    middle = _digits(quantile(v, 0.5))
+    out: dict[str, Any] = {"quantity": s.what, "at": dict(s.params)}
+    out |= {"seconds": middle} if s.unit == "s" else {"value": middle, "unit": s.unit}
+    out |= {"n": len(v), "source": probe, "min": _digits(v[0]), "p95": _digits(quantile(v, 0.95)), "sms": s.sms}
     return out | ({"facts": dict(s.facts)} if s.facts else {})
 
 
@@ -99,10 +101,10 @@ def play(probe: str, run: Run, box: Box, send: Callable[[dict[str, Any]], None])
             send(record(probe, sample))
             if box.left_s() <= 0:
                 samples.close()  # type: ignore[attr-defined]  # a generator
-                return {"probe": probe, "state": "boxed", "why": "its time was over"}
+                return {"source": probe, "state": "boxed", "why": "its time was over"}
     except Exception as error:  # any exception is a finding
-        return {"probe": probe, "state": "raise", "why": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
-    return {"probe": probe, "state": "done"}
+        return {"source": probe, "state": "raise", "why": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
+    return {"source": probe, "state": "done"}
 
 
 def find(module: str, name: str, box: Box) -> Iterator[Sample]:

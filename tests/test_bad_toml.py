@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from harness.engines.costs import fit, quantities
+from harness.calibrate.tables import dumps
+from harness.engines.costs import quantities
 from harness.policy.types import UserError
 from harness.run import spec
 from harness.run.placement import homes
@@ -138,7 +139,7 @@ TABLE = {
 
 
 def whole(**changed: Any) -> str:
-    return fit.dumps(whole_table.file(**changed))
+    return dumps(whole_table.file(**changed))
 
 
 def without(section: str, key: str) -> str:

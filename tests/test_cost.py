@@ -479,15 +479,15 @@ def test_the_same_chip_keeps_its_errors() -> None:
 
 
 def test_stored_errors_are_those_of_the_committed_tables(profiles_dir: Path) -> None:
-    from harness.engines.costs import fit
+    from harness.calibrate import profiles
 
     for kind, op, read, seconds in (
-        ("a100-80g", "gemm", fit.gemm_rows, kernels.gemm_s),
-        ("h200", "prefill", fit.prefill_rows, kernels.prefill_s),
-        ("l40s", "decode", fit.decode_rows, kernels.decode_s),
+        ("a100-80g", "gemm", profiles.gemm, kernels.gemm_s),
+        ("h200", "prefill", profiles.prefill, kernels.prefill_s),
+        ("l40s", "decode", profiles.decode, kernels.decode_s),
     ):
         q, measured = quantities.quantities(kind)[op], read(kind)
-        e = np.abs(seconds(q, quantities.gpu(kind), **measured.x) / measured.y - 1)
+        e = np.abs(seconds(q, quantities.gpu(kind), **measured.at) / measured.seconds - 1)
         for key, some in (("fit", ~measured.out), ("held", measured.out)):
             assert q[key]["n"] == some.sum()
             assert q[key]["median"] == pytest.approx(np.median(e[some]), abs=1e-4)
@@ -495,9 +495,9 @@ def test_stored_errors_are_those_of_the_committed_tables(profiles_dir: Path) -> 
 
 
 def test_whole_steps_meet_the_target(profiles_dir: Path) -> None:
-    from harness.engines.costs import fit
+    from harness.calibrate.kernels import points
 
-    p = fit.points()
+    p = points()
     p["error"] = (p.predicted_s / p.measured_s - 1).abs()
     for _, rows in p[p.held].groupby(["panel", "gpu", "op"]):
         assert rows.error.median() <= 0.15
@@ -508,24 +508,28 @@ def test_whole_steps_meet_the_target(profiles_dir: Path) -> None:
 
 @pytest.mark.full
 def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
-    from harness.engines.costs import fit
+    from harness.calibrate import kernels, profiles
+    from harness.calibrate.tables import dumps
 
-    files = fit.fit(log=lambda _: None)
+    files = kernels.fit(lambda _: None)
     committed = {
         stem: tomllib.loads((quantities.TABLES / f"{stem}.toml").read_text(encoding="utf-8")) for stem in files
     }
     assert files.keys() == committed.keys()
-    if {stem: fit.dumps(file) for stem, file in files.items()} == {
+    if {stem: dumps(file) for stem, file in files.items()} == {
         stem: (quantities.TABLES / f"{stem}.toml").read_text(encoding="utf-8") for stem in files
     }:
         return
     # Another CPU's linear algebra rounds otherwise: then the errors must agree to half a point, the seconds to 2 %.
-    for kind in fit.FOLDERS:
+    for kind in profiles.FOLDERS:
         for op in ("gemm", "prefill", "decode"):
             for side in ("fit", "held"):
                 assert files[kind][op][side] == pytest.approx(committed[kind][op][side], abs=0.005)
         rows, host = [(LLAMA_8B, 1)], quantities.host("none", kind)
-        old, new = (coefficients.coefficients(rows, f[kind], quantities.gpu(kind), host) for f in (committed, files))
+        co_run = {"co_run": quantities.quantities(kind)["co_run"]}
+        old, new = (
+            coefficients.coefficients(rows, f[kind] | co_run, quantities.gpu(kind), host) for f in (committed, files)
+        )
         np.testing.assert_allclose(new.gemm, old.gemm, rtol=0.02)
         assert prefill_s(new, 0, 2048) == pytest.approx(prefill_s(old, 0, 2048), rel=0.02)
         assert profile.step_s(profile.row(new, 0), B=64, C=65536) == pytest.approx(

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.calibrate.tables import dumps
 from harness.engines.costs import quantities
-from harness.validate import fit_card, fit_hosts
-from harness.validate.fit_hosts import (
+from harness.validate import hosts as source
+from harness.validate import unnamed_card
+from harness.validate.hosts import (
     errors,
     groups,
     inputs,
@@ -139,14 +141,14 @@ def test_the_table_carries_the_hash_of_what_it_was_fitted_with(measured_dir: Pat
     """Other rows, other conditions of ours or another table of kernels want `make fit-hosts`."""
     fitted_with = tomllib.loads((quantities.TABLES / "hosts.toml").read_text("utf-8"))["fitted_with"]
     assert fitted_with["inputs"] == inputs(cases(measured_dir))
-    assert fitted_with["card"] == fit_card.inputs(fit_card.measured_ramps(measured_dir))
+    assert fitted_with["card"] == unnamed_card.inputs(unnamed_card.measured_ramps(measured_dir))
 
 
 @pytest.mark.full
 def test_a_refit_of_one_constant_gives_what_its_table_has(measured_dir: Path) -> None:
     """The simulator is none of the hash: whether it still gives the same constant is seen by fitting it."""
     host = quantities.host("vllm-0.15", "h100")
-    got = fit_hosts.first_token(host._replace(api_in_s=0.0))(stages(cases(measured_dir)))
+    got = source.first_token(host._replace(api_in_s=0.0))(stages(cases(measured_dir)))
     assert float(f"{got.api_in_s:.3g}") == host.api_in_s
     assert quantities.host("vllm-0.14", "h100").api_in_s == host.api_in_s
 
@@ -165,25 +167,28 @@ def test_a_refit_that_gives_what_stands_changes_nothing_but_its_hashes(
     shutil.copytree(quantities.TABLES, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(quantities, "TABLES", tmp_path)
     fitted = {name: dict(hosts[name]) for name in ("vllm-0.15", "vllm-0.12", "sglang-0.5", "vllm-0.6")}
-    monkeypatch.setattr(fit_hosts, "fit", lambda: fitted)
-    monkeypatch.setattr(fit_hosts, "measured_rows", lambda: batches(TRUE, (4,)))
+    monkeypatch.setattr(source, "fit", lambda: fitted)
+    monkeypatch.setattr(source, "measured_rows", lambda: batches(TRUE, (4,)))
     load = Load(shape("qwen-2.5-7b"), 6, 256, 1024, 943.0)
-    monkeypatch.setattr(fit_hosts, "measured_ramps", lambda: Measured(load, pd.DataFrame({"system": []})))
+    monkeypatch.setattr(source, "measured_ramps", lambda: Measured(load, pd.DataFrame({"system": []})))
     card = dict(hosts["vllm-0.14"]["on"]["mi300x"])
-    monkeypatch.setattr(fit_card, "tables", lambda _run, _day: (card, turns))
-    fit_hosts.main()
-    first = (tmp_path / "hosts.toml").read_text("utf-8")
+    monkeypatch.setattr(unnamed_card, "tables", lambda _run, _day: (card, turns))
+
+    def write() -> str:
+        text = dumps(source.table().file)
+        (tmp_path / "hosts.toml").write_text(text, "utf-8")
+        return text
+
+    first = write()
     file = tomllib.loads(first)
     assert file.pop("fitted_with")["inputs"] == inputs(batches(TRUE, (4,)))
     before = tomllib.loads(committed)
     before.pop("fitted_with")
     assert file == before
     assert list(file["host"]) == list(hosts)
-    fit_hosts.main()
-    assert (tmp_path / "hosts.toml").read_text("utf-8") == first
+    assert write() == first
     fitted["vllm-0.15"]["api_in_s"] = 1.0
     card["scale_decode"] = 2.0
-    fit_hosts.main()
-    after = tomllib.loads((tmp_path / "hosts.toml").read_text("utf-8"))["host"]
+    after = tomllib.loads(write())["host"]
     assert after["vllm-0.14"]["api_in_s"] == 1.0  # the next release follows
     assert after["vllm-0.14"]["on"] == {"mi300x": card}  # but for what its own rows gave

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from harness import toml
-from harness.engines.costs import fit_whole, profile, whole
-from harness.engines.costs.fit_whole import Beside, Step
+from harness.calibrate import steps
+from harness.calibrate.rows import Row, read
+from harness.engines.costs import profile, whole
 from harness.engines.costs.quantities import GpuSpec
 from harness.policy.types import UserError
 from tests import whole_table
@@ -43,18 +42,30 @@ class Known:
         return self.seconds(seqs + prompt) + self.times * line
 
 
-def rows(noise: Callable[[], float] = lambda: 1.0) -> Iterator[Step]:
+def prefill(model: str, seconds: float, tokens: int, *, held: bool = False) -> Row:
+    return Row("prefill", {"shape": model, "tokens": tokens, "held": held}, seconds)
+
+
+def decode(model: str, seconds: float, seqs: int, ctx: float, *, held: bool = False) -> Row:
+    return Row("decode", {"shape": model, "seqs": seqs, "held": held}, seconds, facts={"ctx_tokens": ctx})
+
+
+def beside(servers: int, seqs: int, seconds: float, alone_s: float) -> Row:
+    return Row("beside", {"servers": servers, "seqs": seqs}, seconds, facts={"alone_s": alone_s})
+
+
+def rows(noise: Callable[[], float] = lambda: 1.0) -> Iterator[Row]:
     for name, times in MODELS.items():
         known = Known(times)
         for p in (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 384, 512, 768, MOST):
-            yield Step(name, noise() * (API_S + known.step_s(0, 0, p)), prompt=p, held=p in {3, 64, 384})
+            yield prefill(name, noise() * (API_S + known.step_s(0, 0, p)), p, held=p in {3, 64, 384})
         for seqs in (1, 2, 3, SLOTS):
             for ctx in (20, 300, 800):
                 C = seqs * (ctx + 12.0)
-                yield Step(name, noise() * known.step_s(seqs, C), seqs, C, held=seqs == 3)
+                yield decode(name, noise() * known.step_s(seqs, C), seqs, C, held=seqs == 3)
 
 
-def table_of(fitted: fit_whole.Fitted) -> whole.Machine:
+def table_of(fitted: steps.Fitted) -> whole.Machine:
     co_run = whole_table.beside(1.0, 1.0)
     return toml.convert(whole_table.file(host=fitted.host, steps=fitted.steps, co_run=co_run), whole.Machine)
 
@@ -64,7 +75,7 @@ def predicted(machine: whole.Machine, name: str) -> profile.Row:
 
 
 def test_rows_of_a_known_table_give_it_back() -> None:
-    fitted = fit_whole.fit(list(rows()), "by hand")
+    fitted = steps.fit(list(rows()), "by hand")
     assert fitted.host["api_in_s"] == pytest.approx(API_S, rel=1e-4)
     assert fitted.host["sigma"] < 1e-6
     for name, times in MODELS.items():
@@ -84,7 +95,7 @@ def test_rows_of_a_known_table_give_it_back() -> None:
 
 def test_noise_stays_within_its_own_bounds_on_what_was_held_out() -> None:
     rng = np.random.default_rng(3)
-    fitted = fit_whole.fit(list(rows(lambda: float(np.exp(rng.normal(0, 0.03))))), "by hand")
+    fitted = steps.fit(list(rows(lambda: float(np.exp(rng.normal(0, 0.03))))), "by hand")
     for name, times in MODELS.items():
         row, known = predicted(table_of(fitted), name), Known(times)
         for p in (24, 200, 600):
@@ -96,8 +107,11 @@ def test_noise_stays_within_its_own_bounds_on_what_was_held_out() -> None:
 
 
 def test_numbers_are_not_negative_and_seconds_never_fall() -> None:
-    falling = [Step("llama-tiny", 0.01 / s.tokens**0.1, s.seqs, s.ctx_tokens, s.prompt) for s in rows()]
-    q = fit_whole.fit(falling, "by hand").steps["llama-tiny"]
+    falling = [
+        row._replace(at={**row.at, "shape": "llama-tiny", "held": False}, seconds=0.01 / steps.work(row).tokens ** 0.1)
+        for row in rows()
+    ]
+    q = steps.fit(falling, "by hand").steps["llama-tiny"]
     assert min(q["seq_s"], q["ctx_s"], q["area_s"]) >= 0.0
     assert q["seconds"] == sorted(q["seconds"])
     assert q["seconds"][0] > 0.0
@@ -105,58 +119,47 @@ def test_numbers_are_not_negative_and_seconds_never_fall() -> None:
 
 def test_too_few_rows_are_refused() -> None:
     with pytest.raises(UserError, match=r"2 measured steps do not tell \d+ numbers apart"):
-        fit_whole.fit([Step("m", 0.1, prompt=10), Step("m", 0.2, prompt=20)], "by hand")
+        steps.fit([prefill("m", 0.1, 10), prefill("m", 0.2, 20)], "by hand")
     with pytest.raises(UserError, match="m was measured with one token a step alone"):
-        fit_whole.fit([Step("m", 0.1, 1, 10.0)], "by hand")
+        steps.fit([decode("m", 0.1, 1, 10.0)], "by hand")
     with pytest.raises(UserError, match="no prefill was measured side by side"):
-        fit_whole.co_run([], "by hand")
+        steps.co_run([], "by hand")
     with pytest.raises(UserError, match="no decode was measured side by side"):
-        fit_whole.co_run([Beside("prefill", 2, 1.8, 1.0)], "by hand")
+        steps.co_run([beside(2, 0, 1.8, 1.0)], "by hand")
 
 
 @cases(("share", "factor"), [(0.5, 1.0), (0.62, 1.0), (1.0, 1.0), (1.0, 2.5), (0.25, 1.0)])
 def test_servers_side_by_side_tell_their_share(share: float, factor: float) -> None:
     """Two of half a machine each do not slow each other down, four of them take twice as long."""
     pairs = [(k, alone_s) for k in (2, 4) for alone_s in (0.1, 2.0)]
-    measured = [Beside("decode", k, alone_s * (1 + factor * (max(1, k * share) - 1)), alone_s) for k, alone_s in pairs]
-    apart = [Beside("prefill", k, alone_s * max(1, k * 0.65), alone_s) for k, alone_s in pairs]
-    fitted = fit_whole.co_run([*measured, *apart], "by hand")
+    measured = [beside(k, 1, alone_s * (1 + factor * (max(1, k * share) - 1)), alone_s) for k, alone_s in pairs]
+    apart = [beside(k, 0, alone_s * max(1, k * 0.65), alone_s) for k, alone_s in pairs]
+    fitted = steps.co_run([*measured, *apart], "by hand")
     for phase, numbers in (("decode", (share, factor)), ("prefill", (0.65, 1.0))):
         assert (fitted[phase]["share"], fitted[phase]["factor"]) == pytest.approx(numbers, rel=0.01)
         assert fitted[phase]["fit"]["p95"] < 0.01
 
 
 def test_what_servers_do_side_by_side_has_an_error() -> None:
-    measured = [Beside(what, 2, seconds, 1.0) for what in ("prefill", "decode") for seconds in (1.8, 2.2)]
-    fitted = fit_whole.co_run(measured, "by hand")["decode"]
+    measured = [beside(2, seqs, seconds, 1.0) for seqs in (0, 1) for seconds in (1.8, 2.2)]
+    fitted = steps.co_run(measured, "by hand")["decode"]
     assert 1.8 < 2 * fitted["share"] < 2.2
     assert fitted["fit"]["n"] == 2
     assert fitted["fit"]["median"] == pytest.approx(0.1, abs=0.02)
 
 
-def test_a_journals_lines_become_a_table() -> None:
-    lines: list[dict[str, Any]] = []
-    for s in rows():
-        at: dict[str, Any] = {"shape": s.model, "held": s.held}
-        if s.prompt:
-            lines.append({"what": "prefill", "params": at | {"tokens": s.prompt}, "p50": s.seconds, "facts": {}})
-        else:
-            facts = {"ctx_tokens": s.ctx_tokens}
-            lines.append({"what": "decode", "params": at | {"seqs": s.seqs}, "p50": s.seconds, "facts": facts})
-    lines += [
-        {"what": "beside", "params": {"servers": 2, "seqs": 0}, "p50": 0.13, "facts": {"alone_s": 0.1}},
-        {"what": "beside", "params": {"servers": 2, "seqs": 4}, "p50": 0.2, "facts": {"alone_s": 0.1}},
-        {"what": "start", "params": {"shape": "x"}, "p50": 0.6, "facts": {}},
-        {"what": "start", "params": {"shape": "x"}, "p50": 0.8, "facts": {}},
-        {"what": "stop", "params": {"shape": "x"}, "p50": 0.1, "facts": {}},
-        {"what": "sleep", "params": {"shape": "x", "way": "sleep"}, "p50": 0.2, "facts": {}},
-        {"what": "wake", "params": {"shape": "x", "way": "sleep"}, "p50": 0.3, "facts": {}},
-    ]
+def test_rows_become_a_table() -> None:
+    spans = {"start": (0.6, 0.8), "stop": (0.1,), "sleep": (0.2,), "wake": (0.3,)}
+    way = {what: {"way": "sleep"} if what in {"sleep", "wake"} else {} for what in spans}
+    lines = [
+        *rows(), beside(2, 0, 0.13, 0.1), beside(2, 4, 0.2, 0.1),
+        *(Row(what, {"shape": "x", **way[what]}, s) for what, every in spans.items() for s in every),
+    ]  # fmt: skip
     spec = dict.fromkeys(GpuSpec._fields[2:], (10e9, "a copy")) | {"sms": (2.0, "cores")}
-    about = fit_whole.About("desk", "a desk", "by hand", {"batch_cap": 4}, spec, ["cold", "host"], {"x": 10**9})
-    file, fitted = fit_whole.table(lines, about)
-    assert fitted.steps == fit_whole.fit(list(rows()), "by hand").steps
-    shares = {phase: (beside["share"], beside["factor"]) for phase, beside in file["co_run"].items()}
+    about = steps.About("desk", "a desk", "by hand", {"batch_cap": 4}, spec, ["cold", "host"], {"x": 10**9})
+    file, fitted = steps.table(lines, about)
+    assert fitted.steps == steps.fit(list(rows()), "by hand").steps
+    shares = {phase: (its["share"], its["factor"]) for phase, its in file["co_run"].items()}
     assert shares == {"prefill": (0.65, 1.0), "decode": (1.0, 1.0)}
     assert {way: rung["fixed_s"] for way, rung in file["ladder"].items()} == {
         "cold": pytest.approx(0.6), "host": pytest.approx(0.6), "sleep": pytest.approx(0.2),
@@ -172,12 +175,12 @@ CPU = Path(__file__).resolve().parent.parent / "results" / "cpu"
 def test_a_committed_table_is_what_its_journal_gives(path: Path) -> None:
     """Within 2 %: the last digits of a fit depend on the processor."""
     there = tomllib.loads(path.read_text("utf-8"))
-    lines = [json.loads(line) for line in (path.parent / "raw.jsonl").read_text("utf-8").splitlines()]
-    steps = fit_whole.fit(fit_whole.steps(lines), "by hand").steps
-    assert steps.keys() == there["steps"].keys()
-    for model, fitted in steps.items():
+    rows = read(path.parent / "raw.jsonl")
+    by_model = steps.fit(rows, "by hand").steps
+    assert by_model.keys() == there["steps"].keys()
+    for model, fitted in by_model.items():
         assert fitted["seconds"] == pytest.approx(there["steps"][model]["seconds"], rel=0.02)
-    for phase, beside in fit_whole.co_run(fit_whole.besides(lines), "by hand").items():
-        assert {key: beside[key] for key in ("share", "factor")} == pytest.approx(
+    for phase, its in steps.co_run(rows, "by hand").items():
+        assert {key: its[key] for key in ("share", "factor")} == pytest.approx(
             {key: there["co_run"][phase][key] for key in ("share", "factor")}, rel=0.02
         )

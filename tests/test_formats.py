@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.answers.comparison import roofline
-from harness.engines.costs import coefficients, experts, fit, fit_formats, kernels, profile, quantities, shapes
+from harness.calibrate import formats, profiles
+from harness.calibrate.tables import error
+from harness.engines.costs import coefficients, experts, kernels, profile, quantities, shapes
 from harness.policy.types import Format, Sliding
 from harness.run.spec import Spec
 from workloads import quantised
@@ -168,7 +170,7 @@ def test_the_share_of_a_step_that_is_a_roofline() -> None:
 
 
 def test_what_no_server_runs_is_priced_as_its_neighbour() -> None:
-    for (kind, name), instead in fit_formats.PRICED_AS.items():
+    for (kind, name), instead in formats.PRICED_AS.items():
         q = quantities.quantities(kind)
         of, its = q[instead.of], q[name]
         assert its["source"].startswith(f"roofline: as {instead.of}. ")
@@ -204,23 +206,22 @@ def test_formats_without_a_quantity_keep_their_bytes() -> None:
 @pytest.mark.parametrize(("kind", "name"), [("h200", "fp8_block"), ("b200", "nvfp4"), ("a100-80g", "bf16")])
 def test_errors_of_experts_are_those_of_the_committed_numbers(kind: str, name: str, profiles_dir: Path) -> None:
     assert profiles_dir.is_dir()
-    form = fit_formats.EXPERTS[name]
-    rows = fit_formats.expert_rows(kind, form)
-    assert rows is not None
+    form = formats.EXPERTS[name]
+    rows = profiles.mixture(kind, form)
     q = quantities.quantities(kind)[f"experts_{name}"]
-    predicted = fit_formats.experts_s(q, kind, form, rows.x)
-    assert fit.error(predicted[rows.out], rows.y[rows.out]) == q["held"]
+    predicted = formats.experts_s(q, kind, form, rows.at)
+    assert error(predicted[rows.out], rows.seconds[rows.out]) == q["held"]
     assert q["held"]["median"] < 0.12
-    assert fit_formats.parallel_errors(q, kind, form) == q["parallel_parts"]
+    assert formats.parallel_errors(q, kind, form) == q["parallel_parts"]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), [("h100", "fp8"), ("a100-80g", "int4"), ("rtx-pro-6000", "nvfp4")])
 def test_errors_of_products_are_those_of_the_committed_numbers(kind: str, name: str, profiles_dir: Path) -> None:
     assert profiles_dir.is_dir()
-    rows = fit_formats.gemm_rows(kind, fit_formats.GEMMS[name])
+    rows = profiles.gemm(kind, formats.GEMMS[name])
     assert rows is not None
     q = quantities.quantities(kind)[f"gemm_{name}"]
-    predicted = kernels.gemm_s(q, quantities.gpu(kind), **rows.x)
-    assert fit.error(predicted[~rows.out], rows.y[~rows.out]) == q["fit"]
+    predicted = kernels.gemm_s(q, quantities.gpu(kind), **rows.at)
+    assert error(predicted[~rows.out], rows.seconds[~rows.out]) == q["fit"]
     assert q["fit"]["median"] < 0.08

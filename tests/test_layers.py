@@ -48,13 +48,15 @@ ARCHITECTURE = {
     "rows": Box("policy spilled store loop", "numpy pandas pyarrow scipy"),
     "client": Box("policy", "httptools numpy psutil uvloop"),  # what talks to real servers
     "probe": Box(others=f"matplotlib numpy {GPU}"),
-    "engines.costs": Box("policy toml rows probe", "annotated_types numpy pandas scipy"),
+    "engines.costs": Box("policy toml", "annotated_types numpy"),
     "engines": Box("policy spilled rows engines.costs probe", f"numpy pyarrow {GPU}"),
     "engines.sim": Box("policy spilled target engines engines.costs", "llvmlite numba numpy pyarrow"),
-    "engines.servers": Box("policy rows client engines engines.costs probe", "gguf numpy psutil pyarrow xllamacpp"),
+    "engines.servers": Box("policy rows client engines engines.costs", "gguf numpy psutil pyarrow xllamacpp"),
+    # tables of what is measured
+    "calibrate": Box("policy probe engines engines.costs", "numpy pandas scipy"),
     # what is asked of it
     "traces": Box("policy spilled store", "numpy pandas pyarrow scipy"),
-    "workloads": Box("policy spilled toml traces", "annotated_types numpy"),
+    "workloads": Box("policy spilled toml traces", "annotated_types numpy scipy"),
     # many runs, and what they say
     "run": Box(
         "policy target toml loop rows engines engines.costs engines.sim traces workloads",
@@ -66,13 +68,13 @@ ARCHITECTURE = {
     ),
     "answers": Box("policy rows run study", "numpy pandas pyarrow"),
     "validate": Box(
-        "policy loop rows engines engines.costs engines.servers probe traces workloads run study",
+        "policy loop rows engines engines.costs calibrate workloads run study",
         "numpy pandas pyarrow scipy",
     ),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
     "plots": Box("policy rows", "PIL matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(
-        "policy loop rows engines.costs traces workloads run study answers validate check plots",
+        "policy loop rows engines.costs calibrate traces workloads run study answers validate check plots",
         "click numpy pandas pyarrow tqdm",
     ),
 }
@@ -281,7 +283,7 @@ PLANTED = [
     ("harness.rows.record", "from matplotlib import pyplot", "cannot import matplotlib"),
     ("harness.run.sweep", "from ..cli import app", "run cannot import"),
     ("harness.engines.machine", "from harness.engines.sim import kernel", "engines cannot import"),
-    ("harness.engines.costs.fit", "from harness.engines.sim.engine import Sim", "engines.costs cannot import"),
+    ("harness.engines.costs.kernels", "from harness.engines.sim.engine import Sim", "engines.costs cannot import"),
     ("harness.engines.sim.engine", "from harness.loop.replay import replay", "engines.sim cannot import"),
     ("harness.engines.sim.engine", "from systems import prism", "engines.sim cannot import"),
     ("harness.engines.local", "import torch", "where it is used"),
@@ -289,7 +291,8 @@ PLANTED = [
     ("harness.engines.local", "from harness.client import pool", "engines cannot import"),
     ("harness.engines.vllm", "def f():\n    import vllm", "cannot import vllm"),
     ("probe.conduct", "from probe import rig", "where it is used"),
-    ("probe.rig", "from harness.engines.costs import fit", "probe cannot import"),
+    ("probe.rig", "from harness.calibrate import grid", "probe cannot import"),
+    ("harness.calibrate.grid", "from harness.rows import record", "calibrate cannot import"),
     ("harness.utils", "", "in no box"),
     ("harness.cli.app", "import numpy as np", "at its start"),
     ("harness.cli.app", "try:\n    import tqdm\nfinally:\n    pass", "at its start"),

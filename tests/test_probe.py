@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,18 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.calibrate import servers, steps
+from harness.calibrate.rows import HOST, RAW, Row, read
 from harness.client.body import OPENAI, Server
 from harness.client.log import DONE, Log
 from harness.engines import commands
-from harness.engines.costs import fit_whole, quantities
-from harness.engines.servers import probe
+from harness.engines.costs import quantities
+from harness.engines.servers import timed
 from harness.engines.servers.fleet import Seat, Sleep
-from harness.engines.servers.probe import Probe, Rig, Subject
 from harness.engines.servers.process import Process, free_port
+from harness.engines.servers.timed import Rig, Subject, Wanted
 from harness.policy.types import Inst, UserError
-from harness.validate import calibrate
-from probe.conduct import HOST, RAW
 from tests.cases import cases
+from tests.test_cli import ok
 from tests.test_fit_whole import API_S, AREA_S, CTX_S, SEQ_S, Known
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,18 +84,25 @@ class Quiet:
 @pytest.fixture(autouse=True)
 def world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rig, "_log", stamped)
-    monkeypatch.setattr(probe, "OtherLoad", Quiet())
+    monkeypatch.setattr(timed, "OtherLoad", Quiet())
 
 
-def profiled(folder: Path, **changed: Any) -> tuple[list[dict[str, Any]], list[str]]:
+def rows_of(
+    folder: Path, say: Callable[[str], None] = lambda _: None, **changed: Any
+) -> tuple[list[Row], list[servers.Gap]]:
+    with Rig(subject(**changed), folder) as rig:
+        return servers.timed(rig, folder, say, timed.ROUNDS)
+
+
+def profiled(folder: Path, **changed: Any) -> tuple[list[Row], list[str]]:
     notes = list[str]()
-    return probe.profile(subject(**changed), folder, notes.append).lines, notes
+    return rows_of(folder, notes.append, **changed)[0], notes
 
 
 def test_what_is_measured_of_a_known_table_gives_it_back(tmp_path: Path) -> None:
     lines, _ = profiled(tmp_path)
     spec = dict.fromkeys(quantities.GpuSpec._fields[2:], (1.0, "by hand"))
-    file, fitted = fit_whole.table(lines, fit_whole.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
+    file, fitted = steps.table(lines, steps.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
     q = file["steps"]["m"]
     assert q["seconds"] == pytest.approx([KNOWN.seconds(m) for m in q["tokens"]], rel=1e-3)
     assert (q["seq_s"], q["ctx_s"], q["area_s"]) == pytest.approx((SEQ_S, CTX_S, AREA_S), rel=1e-2)
@@ -103,14 +110,14 @@ def test_what_is_measured_of_a_known_table_gives_it_back(tmp_path: Path) -> None
     for beside in file["co_run"].values():
         assert beside["share"] == pytest.approx(SHARE, rel=0.05)  # first tokens also wait for the API
     assert file["ladder"]["host"]["fixed_s"] == 0.0  # they ran already
-    assert {step.what for step, _ in fitted.points} == {"prefill", "decode"}
+    assert {row.quantity for row, _ in fitted.points} == {"prefill", "decode"}
     assert q["held"]["p95"] < 1e-3
 
 
 def test_a_second_call_measures_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, real = list[Probe](), Rig._take
+    taken, real = list[Wanted](), Rig._take
 
-    def take(self: Rig, step: Probe) -> Any:
+    def take(self: Rig, step: Wanted) -> Any:
         if len(taken) == 7:
             raise KeyboardInterrupt
         taken.append(step)
@@ -120,19 +127,21 @@ def test_a_second_call_measures_nothing_twice(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt):
         profiled(tmp_path)
 
-    def on(self: Rig, step: Probe) -> Any:
+    def on(self: Rig, step: Wanted) -> Any:
         taken.append(step)
         return real(self, step)
 
     monkeypatch.setattr(Rig, "_take", on)
     lines, notes = profiled(tmp_path)
-    steps = [step.key for step in taken if step.what not in {"start", "stop"}]  # of servers that run there is none
-    assert len(steps) == len(set(steps)) == len(lines) == len(probe.plan(subject())) - 2 * probe.ROUNDS
+    made = [
+        (step.text, step.source) for step in taken if step.quantity not in {"start", "stop"}
+    ]  # of servers that run there is none
+    assert len(made) == len(set(made)) == len(lines) == len(timed.plan(subject())) - 2 * timed.ROUNDS
     assert notes[0].startswith("5 of ")
     before = (tmp_path / RAW).read_bytes()
     taken.clear()
     assert profiled(tmp_path)[0] == lines
-    assert {step.what for step in taken} == {"start", "stop"}
+    assert {step.quantity for step in taken} == {"start", "stop"}
     assert (tmp_path / RAW).read_bytes() == before
 
 
@@ -141,12 +150,11 @@ def test_what_others_disturbed_is_measured_again_and_then_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: tuple[float, ...], tries: int, kept: float
 ) -> None:
     left = list(loads)
-    monkeypatch.setattr(probe, "OtherLoad", Quiet(lambda: left.pop(0)))
-    line = Rig(subject(), tmp_path).measured(Probe("prefill", {"shape": "m", "tokens": 8, "held": False}))
-    assert line is not None
-    assert (line["tries"], line["other_cores"], left) == (tries, kept, [])
-    assert len(line["all"]) == probe.REPEATS
-    assert line["p50"] == pytest.approx(API_S + KNOWN.step_s(0, 0, 8), abs=1e-8)
+    monkeypatch.setattr(timed, "OtherLoad", Quiet(lambda: left.pop(0)))
+    line = Rig(subject(), tmp_path).measured(Wanted("prefill", {"shape": "m", "tokens": 8, "held": False}))
+    assert (line.facts["tries"], line.facts["other_cores"], left) == (tries, kept, [])
+    assert len(line.seconds) == timed.REPEATS
+    assert line.seconds == pytest.approx([API_S + KNOWN.step_s(0, 0, 8)] * timed.REPEATS, abs=1e-8)
 
 
 def hidden(monkeypatch: pytest.MonkeyPatch, hides: Callable[[int, int], bool]) -> None:
@@ -155,7 +163,7 @@ def hidden(monkeypatch: pytest.MonkeyPatch, hides: Callable[[int, int], bool]) -
 
     def decodes(self: Rig, insts: Sequence[Inst], seqs: int, ctx: int) -> tuple[list[float], float]:
         if hides(len(insts), seqs):
-            raise probe.Unseen("nothing came")
+            raise timed.Unseen("nothing came")
         return real(self, insts, seqs, ctx)
 
     monkeypatch.setattr(Rig, "_decodes", decodes)
@@ -166,40 +174,39 @@ def test_a_cell_that_shows_nothing_is_left_out_and_the_table_stands(
 ) -> None:
     hidden(monkeypatch, lambda servers, seqs: (servers, seqs) == (4, 1))
     notes = list[str]()
-    lines, gaps = probe.profile(subject(), tmp_path, notes.append)
-    assert [(gap.probe.what, gap.probe.params["servers"], gap.why) for gap in gaps] == [
+    lines, gaps = rows_of(tmp_path, notes.append)
+    assert [(gap.wanted.quantity, gap.wanted.at["servers"], gap.why) for gap in gaps] == [
         ("beside", 4, "nothing came")
-    ] * probe.ROUNDS
-    assert sum("left out: nothing came" in line for line in notes) == probe.ROUNDS
+    ] * timed.ROUNDS
+    assert sum("left out: nothing came" in line for line in notes) == timed.ROUNDS
     spec = dict.fromkeys(quantities.GpuSpec._fields[2:], (1.0, "by hand"))
-    file, _ = fit_whole.table(lines, fit_whole.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
+    file, _ = steps.table(lines, steps.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
     assert file["co_run"]["decode"]["share"] == pytest.approx(SHARE, rel=0.05)
-    told, again = calibrate.lacking(lines, gaps)
+    told, again = servers.lacking(lines, gaps)
     assert told.startswith("left out 3 x: beside shape m, servers 4, seqs 1, ctx 19: nothing came; no round has it")
     assert "again measures" in again
-    assert calibrate.lacking(lines, []) == []
-    calibrate._needed(lines, gaps)
+    assert servers.lacking(lines, []) == []
+    servers._needed(lines, gaps)
     monkeypatch.undo()  # a second call measures what was left out
     monkeypatch.setattr(Rig, "_log", stamped)
-    monkeypatch.setattr(probe, "OtherLoad", Quiet())
-    more, none = probe.profile(subject(), tmp_path, notes.append)
-    assert (len(more) - len(lines), none) == (probe.ROUNDS, [])
+    monkeypatch.setattr(timed, "OtherLoad", Quiet())
+    more, none = rows_of(tmp_path, notes.append)
+    assert (len(more) - len(lines), none) == (timed.ROUNDS, [])
 
 
 def test_a_cell_that_one_round_has_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = iter([True] * probe.TRIES)
+    turns = iter([True] * timed.TRIES)
     hidden(monkeypatch, lambda servers, seqs: (servers, seqs) == (1, 2) and next(turns, False))
-    lines, gaps = probe.profile(subject(), tmp_path, list[str]().append)
-    assert [gap.probe.params["round"] for gap in gaps] == [1]
-    assert "other rounds have it" in calibrate.lacking(lines, gaps)[0]
+    lines, gaps = rows_of(tmp_path)
+    assert [gap.wanted.source for gap in gaps] == ["round 1"]
+    assert "other rounds have it" in servers.lacking(lines, gaps)[0]
 
 
 def test_what_shows_nothing_once_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = iter([True])
     hidden(monkeypatch, lambda servers, seqs: next(turns, False))
-    line = Rig(subject(), tmp_path).measured(Probe("decode", {"shape": "m", "seqs": 2, "ctx": 8, "held": False}))
-    assert line is not None
-    assert line["tries"] == 2
+    line = Rig(subject(), tmp_path).measured(Wanted("decode", {"shape": "m", "seqs": 2, "ctx": 8, "held": False}))
+    assert line.facts["tries"] == 2
 
 
 @cases(("kind", "hides"), [("no decode step", lambda k, n: k == 1), ("no step of servers side", lambda k, n: k > 1)])
@@ -207,24 +214,24 @@ def test_without_any_of_a_kind_there_is_no_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, hides: Callable[[int, int], bool]
 ) -> None:
     hidden(monkeypatch, hides)
-    monkeypatch.setattr(probe, "BESIDE", (2,))
+    monkeypatch.setattr(timed, "BESIDE", (2,))
     real = Rig._take
 
-    def take(self: Rig, step: Probe) -> Any:
-        if step.what == "beside" and hides(2, 1):
-            raise probe.Unseen("nothing came")
+    def take(self: Rig, step: Wanted) -> Any:
+        if step.quantity == "beside" and hides(2, 1):
+            raise timed.Unseen("nothing came")
         return real(self, step)
 
     monkeypatch.setattr(Rig, "_take", take)
-    lines, gaps = probe.profile(subject(), tmp_path, list[str]().append)
+    lines, gaps = rows_of(tmp_path)
     with pytest.raises(UserError, match=rf"^m: {kind}.* could be measured, and a cost table needs some: nothing came$"):
-        calibrate._needed(lines, gaps)
+        servers._needed(lines, gaps)
 
 
 def test_requests_one_after_the_other_show_no_step_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def one_by_one(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
         log = stamped(self, sizes, insts, rounds)
-        return log._replace(chunk_ns=log.chunk_ns + np.arange(len(log.chunk_ns)) // probe.STEPS * 10**12)
+        return log._replace(chunk_ns=log.chunk_ns + np.arange(len(log.chunk_ns)) // timed.STEPS * 10**12)
 
     def at_once(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
         log = stamped(self, sizes, insts, rounds)
@@ -233,11 +240,11 @@ def test_requests_one_after_the_other_show_no_step_of_all(tmp_path: Path, monkey
     rig = Rig(subject(), tmp_path)
     monkeypatch.setattr(Rig, "_log", one_by_one)
     rig._decodes(SERVERS[:1], 1, 8)
-    for servers, seqs, says in ((4, 1, "4 servers with a request each"), (1, 3, "3 requests of a server were never")):
-        with pytest.raises(probe.Unseen, match=says):
-            rig._decodes(SERVERS[:servers], seqs, 8)
+    for count, seqs, says in ((4, 1, "4 servers with a request each"), (1, 3, "3 requests of a server were never")):
+        with pytest.raises(timed.Unseen, match=says):
+            rig._decodes(SERVERS[:count], seqs, 8)
     monkeypatch.setattr(Rig, "_log", at_once)
-    with pytest.raises(probe.Unseen, match="all tokens of its request came at once"):
+    with pytest.raises(timed.Unseen, match="all tokens of its request came at once"):
         rig._decodes(SERVERS[:1], 1, 8)
 
 
@@ -249,13 +256,13 @@ def test_another_machine_is_refused(tmp_path: Path) -> None:
 
 def test_the_plan_stays_within_what_servers_take() -> None:
     for slots, most in ((1, 64), (4, 1000), (64, 8191)):
-        probes = probe.plan(subject(slots=slots, most=most))
-        assert len({step.key for step in probes}) == len(probes)
-        numbers = [{name: value for name, value in step.params.items() if isinstance(value, int)} for step in probes]
+        probes = timed.plan(subject(slots=slots, most=most))
+        assert len({step.text for step in probes}) == len(probes)
+        numbers = [{name: value for name, value in step.at.items() if isinstance(value, int)} for step in probes]
         assert max(at.get("tokens", 0) for at in numbers) == most
-        assert all(at.get("ctx", 0) + probe.STEPS <= most + 1 for at in numbers)
+        assert all(at.get("ctx", 0) + timed.STEPS <= most + 1 for at in numbers)
         assert max(at.get("seqs", 0) for at in numbers) <= slots
-        assert any(step.params.get("held") for step in probes)
+        assert any(step.at.get("held") for step in probes)
 
 
 # ------------------------------------------------------------------ against a server
@@ -287,26 +294,25 @@ def stub() -> Iterator[str]:
 @pytest.mark.full
 def test_a_stub_is_calibrated_from_start_to_table(tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # a real client
-    monkeypatch.setattr(probe, "OtherLoad", Quiet())
-    monkeypatch.setattr(probe, "PROMPTS", (1, 2, 3, 8, 64))
-    monkeypatch.setattr(probe, "SEQS", (1, 2))
-    monkeypatch.setattr(probe, "REPEATS", 2)
-    monkeypatch.setattr(fit_whole, "KNOTS", (1,))
-    notes = list[str]()
-    calibrated = calibrate.calibrate(f"attach+urls={stub}", ["llama-tiny"], tmp_path, notes.append, batch_cap=2)
-    machine = quantities.machine(str(calibrated.table))
+    monkeypatch.setattr(timed, "OtherLoad", Quiet())
+    monkeypatch.setattr(timed, "PROMPTS", (1, 2, 3, 8, 64))
+    monkeypatch.setattr(timed, "SEQS", (1, 2))
+    monkeypatch.setattr(timed, "REPEATS", 2)
+    monkeypatch.setattr(steps, "KNOTS", (1,))
+    text = ok("calibrate", f"attach+urls={stub}", "--models", "llama-tiny", "--slots", "2", "-o", tmp_path)
+    machine = quantities.machine(str(tmp_path / "attach-h100.toml"))
     assert machine is not None
-    assert machine.kind == "attach-h100"
     assert machine.settings["batch_cap"] == 2
-    lines = [json.loads(text) for text in (tmp_path / RAW).read_text("utf-8").splitlines()]
+    lines = read(tmp_path / RAW)
     # no server is faster than it is: a token comes when it is due, or later
-    assert min(line["p50"] for line in lines if line["what"] == "prefill") >= 0.020
-    for line in lines:
-        if line["what"] == "decode":
-            at = line["params"]
-            assert at["seqs"] * (at["ctx"] + 1) <= line["facts"]["ctx_tokens"] <= at["seqs"] * (at["ctx"] + probe.STEPS)
-    assert len(calibrated.points) == sum(line["what"] in {"prefill", "decode"} for line in lines)
-    assert any(note.startswith("a step of decode asks for") for note in calibrated.notes)
+    assert min(row.seconds for row in lines if row.quantity == "prefill") >= 0.020
+    for row in lines:
+        if row.quantity == "decode":
+            at = row.at
+            assert at["seqs"] * (at["ctx"] + 1) <= row.facts["ctx_tokens"] <= at["seqs"] * (at["ctx"] + timed.STEPS)
+    drawn = (tmp_path / "calibrate.csv").read_text().splitlines()
+    assert sum(not line.startswith("#") for line in drawn) == 1 + sum(row.quantity in steps.PHASES for row in lines)
+    assert "a step of decode asks for" in text
 
 
 def test_a_server_that_obeys_is_put_to_sleep_and_woken(tmp_path: Path) -> None:
@@ -322,10 +328,13 @@ def test_a_server_that_obeys_is_put_to_sleep_and_woken(tmp_path: Path) -> None:
 
     nap = Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1))
     with Rig(subject(seat=stub_seat, sleeps={"sleep": nap}), tmp_path) as rig:
-        taken = {what: rig.measured(Probe(what, {"shape": "m", "way": "sleep"})) for what in ("sleep", "wake")}
+        taken = {what: rig.measured(Wanted(what, {"shape": "m", "way": "sleep"})) for what in ("sleep", "wake")}
     assert len(ports) == 1  # one server takes all orders
     for what, least_s in (("sleep", 0.030), ("wake", 0.050)):
-        line = taken[what]
-        assert line is not None
-        assert len(line["all"]) == probe.STARTS
-        assert min(line["all"]) >= least_s
+        assert len(taken[what].seconds) == timed.STARTS
+        assert min(taken[what].seconds) >= least_s
+
+
+def test_others_may_take_as_many_cores_as_in_a_runs_verdict() -> None:
+    assert servers.MOST_OTHERS == timed.MOST_OTHERS
+    assert max(timed.BESIDE) == servers.SIDE_BY_SIDE

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.cases import cases
-from traces.ramps import outputs, ramp, ramps
+from workloads.ramps import outputs, ramp, ramps
 
 
 def test_a_small_ramp_by_hand() -> None:

@@ -513,7 +513,7 @@ def test_attach_asks_for_urls_and_only_attach_takes_them(tmp_path: Path) -> None
 @cases(
     "args",
     [
-        ("run", "spec.toml"), ("compare", "--systems", "dedicated"), ("calibrate", "--engine", "attach"),
+        ("run", "spec.toml"), ("compare", "--systems", "dedicated"), ("calibrate", "attach"),
         ("validate", "--engine", "attach"),
     ],
 )  # fmt: skip
@@ -521,6 +521,13 @@ def test_an_option_of_an_earlier_release_names_its_new_form(args: tuple[str, ...
     for moved in ("--attach", "--key-env"):
         error = fails(*args, moved, "http://127.0.0.1:1")
         assert error == f"error: {moved} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]\n"
+
+
+def test_the_source_of_a_calibration_was_an_option() -> None:
+    for option in ("--engine", "--from"):
+        assert fails("calibrate", "x", option, "torch") == (
+            f"error: {option} is gone, its value is the source: bench calibrate torch\n"
+        )
 
 
 def test_a_key_is_named_and_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

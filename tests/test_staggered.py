@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from harness.cli.app import main
 from harness.engines.costs import quantities
 from harness.policy.types import GIB
-from harness.validate import fit_card, staggered
+from harness.validate import staggered, unnamed_card
 from harness.validate.staggered import Held, Load, Measured, congested, files, knee, notes, ours, points, process, read
 from plots import fig_staggered, style
 from tests.cases import cases
@@ -260,8 +260,10 @@ def test_the_command_says_how_the_aims_came_out(tmp_path: Path) -> None:
 
 def test_the_committed_card_explains_the_rows_that_it_was_fitted_on(measured_dir: Path) -> None:
     """Its errors in `hosts.toml` are those of its constants, which lie within the range over the splits."""
-    run, host = fit_card.measured_ramps(measured_dir), quantities.host(staggered.HOST, staggered.GPU)
-    error = np.abs(fit_card.alone(run, host, fit_card.ALONE) / fit_card.first_instance(run, fit_card.ALONE) - 1)
+    run, host = unnamed_card.measured_ramps(measured_dir), quantities.host(staggered.HOST, staggered.GPU)
+    error = np.abs(
+        unnamed_card.alone(run, host, unnamed_card.ALONE) / unnamed_card.first_instance(run, unnamed_card.ALONE) - 1
+    )
     hosts = tomllib.loads((quantities.TABLES / "hosts.toml").read_text("utf-8"))["host"]
     fit = hosts[staggered.HOST]["on"][staggered.GPU]["fit"]
     assert [np.median(error), np.quantile(error, 0.95)] == pytest.approx([fit["median"], fit["p95"]], abs=1e-4)
@@ -271,12 +273,12 @@ def test_the_committed_card_explains_the_rows_that_it_was_fitted_on(measured_dir
 
 @pytest.mark.full
 def test_a_fit_of_the_card_gives_what_its_table_has(measured_dir: Path) -> None:
-    run = fit_card.measured_ramps(measured_dir)
-    host, table = fit_card.fit(run), quantities.host(staggered.HOST, staggered.GPU)
+    run = unnamed_card.measured_ramps(measured_dir)
+    host, table = unnamed_card.fit(run), quantities.host(staggered.HOST, staggered.GPU)
     # the last bits of a processor's logarithms move a flat minimum by a rounded digit
     assert host._asdict() == pytest.approx(table._asdict(), rel=0.02)
-    assert fit_card.fit_quantum(run, table)[0] == pytest.approx(quantities.quantum_s(), rel=0.02)
-    without = fit_card.fit(run, fit_card.ALONE[1:])
+    assert unnamed_card.fit_quantum(run, table)[0] == pytest.approx(quantities.quantum_s(), rel=0.02)
+    without = unnamed_card.fit(run, unnamed_card.ALONE[1:])
     ends = quantities.band(staggered.HOST, staggered.GPU)
     for name in ("scale_decode", "scale_prefill", "api_in_s"):
         assert any(getattr(without, name) == pytest.approx(end, rel=0.02) for end in ends[name]), name

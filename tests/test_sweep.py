@@ -216,7 +216,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     others |= {f"harness/run/{x}.py" for x in ("resolve", "sources", "sweep", "placement", "slo")}
     others |= {f"harness/study/{x}.py" for x in ("study", "measure")}
     others |= {f"harness/answers/{x}.py" for x in ("table", "explain")}
-    assert not paths & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
+    assert not paths & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/calibrate/kernels.py"})
 
 
 def test_the_sources_of_a_score_are_what_it_imports() -> None:

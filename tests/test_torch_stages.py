@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from harness.calibrate import tables
+from harness.calibrate import torch as source
+from harness.calibrate.rows import RAW, Journal, append, lines, measured
 from harness.engines.costs import quantities, shapes
 from harness.engines.machine import Config
 from harness.engines.torch import kind
@@ -18,8 +21,8 @@ from harness.engines.wallclock import machine_facts
 from harness.loop.system import ROOT
 from harness.policy.types import GIB, UserError
 from harness.rows import record
-from harness.validate import torch_runs, torch_scenarios, torch_section, torch_stages, torch_table, torch_timed
-from harness.validate.torch_stages import JOURNAL, PLAN, REQUESTS, Run, add, conduct, journal, runs, states, workloads
+from harness.validate import torch_runs, torch_scenarios, torch_section, torch_stages
+from harness.validate.torch_stages import JOURNAL, PLAN, REQUESTS, Run, conduct, runs, states, workloads
 from tests.test_torch_table import journal as timed
 from workloads.models import shape
 
@@ -103,7 +106,7 @@ def test_a_second_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             return "failed: signal 9"
         if run.name.startswith("qlm") and (run.stage, first) != ("systems", False):
             return "late: it did not end within 3 s"
-        add(folder / JOURNAL, {"stage": run.stage, "run": run.name, "state": "done"})
+        append(folder / JOURNAL, {"stage": run.stage, "run": run.name, "state": "done"})
         return None
 
     monkeypatch.setattr(torch_stages, "child", child)
@@ -132,11 +135,11 @@ def test_a_second_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_line_that_was_cut_off_is_no_line(tmp_path: Path) -> None:
     path = tmp_path / JOURNAL
-    add(path, {"stage": "a", "run": "1", "state": "done"})
+    append(path, {"stage": "a", "run": "1", "state": "done"})
     path.write_bytes(path.read_bytes() + b'{"stage": "a", "ru')
-    assert len(journal(path)) == 1
-    add(path, {"stage": "a", "run": "2", "state": "late"})
-    assert states(journal(path)) == {("a", "1"): "done", ("a", "2"): "late"}
+    assert len(lines(path)) == 1
+    append(path, {"stage": "a", "run": "2", "state": "late"})
+    assert states(lines(path)) == {("a", "1"): "done", ("a", "2"): "late"}
 
 
 def test_a_run_that_ends_badly_says_how(tmp_path: Path) -> None:
@@ -148,24 +151,31 @@ def test_a_run_that_ends_badly_says_how(tmp_path: Path) -> None:
 
 def stored(folder: Path, names: Sequence[str], card: dict[str, Any] | None) -> None:
     """Write what the stage calibrate leaves."""
-    lines = timed(names)
+    rows = timed(names)
     if card is not None:
         gbps = card["gbps"]["h2d"]
-        kept = [line for line in lines if line["params"].get("way") not in {"cold", "reinit"}]
-        lines = [
-            line | {"params": line["params"] | ({"gbps": gbps} if line["what"] == "load" else {})} for line in kept
-        ]
-    (folder / torch_timed.RAW).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        kept = [row for row in rows if row.at.get("way") not in {"cold", "reinit"}]
+        rows = [row._replace(at={**row.at, "gbps": gbps}) if row.quantity == "load" else row for row in kept]
+    Journal(folder / RAW).add(*rows)
     about = {"device": "cpu", "gpu": "h100", "on": "cores"} | (card or {})
     shapes = [list(shape(name)) for name in names]
     about |= {"pool_bytes": 30 * GIB, "shapes": shapes, "measured_on": machine_facts()}
-    (folder / torch_stages.ABOUT).write_text(json.dumps(about))
+    (folder / source.ABOUT).write_text(json.dumps(about))
+
+
+def written(folder: Path) -> tuple[Path, list[str]]:
+    """Write the table of a folder; return its path, and the notes."""
+    table = source.staged(folder)
+    path = folder / f"{table.name}.toml"
+    path.write_text(tables.dumps(table.file))
+    tables.check(path, table.file)
+    return path, list(table.notes(path))
 
 
 def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "cpu").mkdir()
     stored(tmp_path / "cpu", ["llama-3.2-1b"], None)
-    path, notes = torch_table.staged(tmp_path / "cpu")
+    path, notes = written(tmp_path / "cpu")
     assert path.name == "torch-cpu.toml"
     assert any("a load over a decode step is" in note for note in notes)
     (tmp_path / "card").mkdir()
@@ -173,17 +183,15 @@ def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
     gbps = {"h2d": known.h2d / 2e9, "d2h": known.d2h / 2e9, "peer": known.nvlink / 1e9, "disk": known.disk / 2e9}
     half = {"device": "cuda", "gpu": "h200", "on": "1 part of 2, 64 SMs, of NVIDIA H200", "sms": 64, "gbps": gbps}
     stored(tmp_path / "card", ["llama-3.2-1b"], half)
-    with (tmp_path / "card" / torch_timed.RAW).open("a") as file:
-        for what, at, facts, p50 in (
-            ("apart", {"servers": 2, "seqs": 0}, {"alone_s": 0.01}, 0.015),
-            ("apart", {"servers": 2, "seqs": 8}, {"alone_s": 0.01}, 0.012),
-            ("kernels", {"phase": "decode", "seqs": 1, "ctx": 128}, {"step_s": 0.01}, 0.005),
-            ("kernels", {"phase": "decode", "seqs": 8, "ctx": 128}, {"step_s": 0.01}, 0.007),
-        ):
-            about = {"run": "", "wide": 1, "what": what, "other_cores": 0.0, "facts": facts}
-            line = {**about, "params": {"shape": "llama-3.2-1b", **at}, "p50": p50, "all": [p50]}
-            file.write(json.dumps(line) + "\n")
-    path, notes = torch_table.staged(tmp_path / "card")
+    card = Journal(tmp_path / "card" / RAW)
+    for what, at, facts, seconds in (
+        ("apart", {"servers": 2, "seqs": 0}, {"alone_s": 0.01}, 0.015),
+        ("apart", {"servers": 2, "seqs": 8}, {"alone_s": 0.01}, 0.012),
+        ("kernels", {"phase": "decode", "seqs": 1, "ctx": 128}, {"step_s": 0.01}, 0.005),
+        ("kernels", {"phase": "decode", "seqs": 8, "ctx": 128}, {"step_s": 0.01}, 0.007),
+    ):
+        card.add(measured(what, {"shape": "llama-3.2-1b", **at}, [seconds], "", wide=1, other_cores=0.0, **facts))
+    path, notes = written(tmp_path / "card")
     company = "of llama-3.2-1b takes {} x while another part of the card does the same"
     assert notes[1:3] == [
         f"a prefill {company.format('1.50')}",
@@ -202,12 +210,12 @@ def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
     assert made.served(shape("llama-3.2-1b")) == shape("llama-3.2-1b")  # as it is, not a twin
     assert "NVIDIA H200" in made.name
     assert notes[-1] == "not measured yet: move of llama-3.2-1b, turn of llama-3.2-1b"
-    raw = tmp_path / "card" / torch_timed.RAW
+    raw = tmp_path / "card" / RAW
     raw.write_text("".join(line for line in raw.read_text().splitlines(keepends=True) if '"decode"' not in line))
     with pytest.raises(UserError, match=r"no decode of llama-3\.2-1b"):
-        torch_table.staged(tmp_path / "card")
+        source.staged(tmp_path / "card")
     with pytest.raises(UserError, match="nothing of the stage calibrate"):
-        torch_table.staged(tmp_path)
+        source.staged(tmp_path)
 
 
 PAGE = """`bench validate --engine torch`
@@ -278,8 +286,8 @@ def test_what_is_served_becomes_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # no SciPy
     for text in ("prism", "qlm"):
         line = torch_stages.serve(workload, text, "h100") | {"device": "cpu"}
-        add(tmp_path / JOURNAL, {"stage": "systems", "run": f"{text}, few", **line})
-    add(tmp_path / JOURNAL, {"stage": "systems", "run": "weaver, few", "state": "skipped", "why": "a reason"})
+        append(tmp_path / JOURNAL, {"stage": "systems", "run": f"{text}, few", **line})
+    append(tmp_path / JOURNAL, {"stage": "systems", "run": "weaver, few", "state": "skipped", "why": "a reason"})
     folder, notes = torch_runs.runs(tmp_path)
     assert notes == ["weaver, few: skipped: a reason"]
     made = {(about := record.meta(path))["spec"]["system"]: (path, about) for path in folder.iterdir()}

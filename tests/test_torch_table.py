@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -10,11 +9,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from harness.engines.costs import fit, quantities, shapes
+from harness.calibrate import steps, tables
+from harness.calibrate import torch as source
+from harness.calibrate.rows import RAW, Journal, Row, measured, read
+from harness.engines.costs import quantities, shapes
 from harness.engines.machine import Config, Served
-from harness.engines.torch import nets
+from harness.engines.torch import costs, nets
 from harness.engines.torch.engine import Torch
 from harness.engines.torch.kind import CPU, kind
 from harness.engines.torch.links import CHUNK_S
@@ -22,11 +25,11 @@ from harness.engines.torch.residents import WAYS
 from harness.engines.torch.setting import Fields, rates
 from harness.engines.torch.verdict import Share, verdict
 from harness.loop import engine as engines
-from harness.policy.types import GIB, MIB, Inst, UserError
+from harness.policy.types import GIB, MIB, Inst, Shape, UserError
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
-from harness.validate import predicted, tiers, torch_table, torch_timed
+from harness.validate import predicted, tiers, torch_timed
 from tests.cases import cases
 from tests.test_cli import ok
 from workloads.models import shape
@@ -34,13 +37,12 @@ from workloads.models import shape
 NAMES = ("llama-3.2-1b", "qwen-3-32b")
 
 
-def journal(names: Sequence[str], wide: int = 1) -> list[dict[str, Any]]:
+def journal(names: Sequence[str], wide: int = 1) -> list[Row]:
     """Return a journal in which steps are linear in tokens and contexts, and loads take 10 ms beyond their bytes."""
-    lines = list[dict[str, Any]]()
+    lines = list[Row]()
 
-    def add(what: str, params: dict[str, Any], seconds: float, **facts: float) -> None:
-        about = {"run": what, "wide": wide, "what": what, "params": params, "facts": facts, "other_cores": 0.0}
-        lines.append({**about, "p50": seconds, "all": [seconds]})
+    def add(what: str, at: dict[str, Any], seconds: float, **facts: float) -> None:
+        lines.append(measured(what, at, [seconds], what, wide=wide, other_cores=0.0, **facts))
 
     for name in names:
         for tokens in torch_timed.PROMPTS:
@@ -51,7 +53,7 @@ def journal(names: Sequence[str], wide: int = 1) -> list[dict[str, Any]]:
             add("decode", params, 0.004 + 2e-4 * seqs + 1e-6 * seqs * ctx, ctx_tokens=float(seqs * ctx))
         for count, seqs in product((2, 4), (0, 8)):
             add("beside", {"shape": name, "servers": count, "seqs": seqs}, 0.01 * count, alone_s=0.01)
-    gbps = torch_timed.link_gbps(lines, {name: shape(name) for name in names}, wide)
+    gbps = source.link_gbps(lines, named(names), wide)
     for name, (way, how) in product(names, WAYS.items()):
         size = nets.net(shape(name), wide=wide).weight_bytes
         rate = 1e9 * how.part * gbps["pcie_gbps" if how.source == "host" else "disk_gbps"]
@@ -59,10 +61,14 @@ def journal(names: Sequence[str], wide: int = 1) -> list[dict[str, Any]]:
     return lines
 
 
+def named(names: Sequence[str]) -> dict[str, Shape]:
+    return {name: shape(name) for name in names}
+
+
 def written(folder: Path, names: Sequence[str], wide: int = 1) -> str:
-    file, _ = torch_table.table(journal(names, wide), names, wide)
+    table, _ = source.table(journal(names, wide), named(names), wide)
     path = folder / "torch-cpu.toml"
-    path.write_text(fit.dumps(file))
+    path.write_text(tables.dumps(table.file))
     quantities.forget()
     return str(path)
 
@@ -109,15 +115,15 @@ def test_the_table_has_the_steps_it_was_made_of_and_loads_their_extra(table: str
 
 
 def test_a_load_over_a_decode_step_is_that_of_a_gpu(table: str) -> None:
-    ratios = {ratio.shape: ratio for ratio in torch_table.ratios(journal(NAMES), Path(table), NAMES)}
+    ratios = {ratio.shape: ratio for ratio in source.ratios(journal(NAMES), Path(table), named(NAMES))}
     largest = ratios["qwen-3-32b"]
-    assert largest.measured == pytest.approx(largest.gpu, rel=torch_table.RATIO_OFF)
+    assert largest.measured == pytest.approx(largest.gpu, rel=source.RATIO_OFF)
     assert ", within 10 %; by this table " in largest.text
     assert "not within 10 %" in ratios["llama-3.2-1b"].text  # its step is the engine's own time, mostly
 
 
 def test_twins_stand_beside_the_originals_ratios(table: str) -> None:
-    (line,) = torch_table.relative(("qwen-3-32b", "llama-3.2-1b"), Path(table))
+    (line,) = source.relative(named(("qwen-3-32b", "llama-3.2-1b")), Path(table))
     small, large = shape("llama-3.2-1b"), shape("qwen-3-32b")
     weights = shapes.weight_bytes(small) / shapes.weight_bytes(large)
     assert line.startswith("llama-3.2-1b over qwen-3-32b, and originals on h100: weights 0.0")
@@ -149,7 +155,7 @@ def test_a_mixture_has_a_twin_of_as_many_experts_on_cores_and_no_cost_table(monk
     experts = sum(math.prod(size) for name, size in nets.tensors(made) if ".experts." in name)
     assert experts == made.shape.layers * 128 * 3 * made.shape.hidden * 48
     with pytest.raises(UserError, match="qwen-3-30b-a3b is a mixture of experts: a table of steps has dense models"):
-        torch_table.networks(["qwen-3-30b-a3b"])
+        source.networks(named(["qwen-3-30b-a3b"]))
     monkeypatch.setattr("harness.engines.torch.kind.cards", lambda: ["H200"])
     monkeypatch.setenv("DEVICE", "cuda")
     with pytest.raises(UserError, match="a mixture of experts: engine torch serves those with DEVICE=cpu"):
@@ -162,7 +168,7 @@ def test_a_wider_twin_has_wider_matrices_and_as_many_layers() -> None:
     assert (wide.layers, wide.q_heads, wide.kv_heads, wide.vocab) == (
         thin.layers, thin.q_heads, thin.kv_heads, thin.vocab,
     )  # fmt: skip
-    served = torch_table.networks(["llama-3.1-8b"], 4)["llama-3.1-8b"]
+    served = source.networks(named(["llama-3.1-8b"]), 4)["llama-3.1-8b"]
     assert shapes.weight_bytes(served) == pytest.approx(nets.net(shape("llama-3.1-8b"), wide=4).weight_bytes, rel=0.01)
     assert nets.net(served).shape == served  # by a table it is served as it stands there
 
@@ -195,16 +201,32 @@ def test_figure_7_on_devices_takes_minutes(tmp_path: Path) -> None:
 def test_memory_of_a_tier_holds_its_models_and_some_requests(table: str) -> None:
     tier = tiers.plan("torch", table, full=False)
     spec = tier.spec(4, "sim")
-    net = torch_table.networks([tier.model])[tier.model]
+    net = source.networks(named([tier.model]))[tier.model]
     room = spec.pool_bytes or 0
     assert room >= 2 * (shapes.weight_bytes(net) + 8 * predicted.SERVED * shapes.kv_token_bytes(net))
     assert room < 3 * shapes.weight_bytes(net) + 16 * predicted.SERVED * shapes.kv_token_bytes(net) + 8192
 
 
 def test_a_folder_of_other_networks_is_refused(tmp_path: Path) -> None:
-    (tmp_path / torch_timed.RAW).write_text(json.dumps({"run": "pages", "wide": 4}) + '\n{"cut')
+    Journal(tmp_path / RAW).add(measured("page", {}, [1.0], "pages", wide=4))
+    with (tmp_path / RAW).open("a") as file:
+        file.write('{"cut')
     with pytest.raises(UserError, match="is of networks with wide=4; take another folder for wide=1"):
         torch_timed.Bench(tmp_path, {}, print, Torch(Config(()), {}).fields, {})
+
+
+def test_what_policies_know_is_found_from_steps_that_it_tells() -> None:
+    names, true = ("llama-tiny", "llama-3.1-8b", "qwen-2.5-14b", *NAMES), costs.numbers()
+    made, numbers = {name: nets.net(shape(name)) for name in names}, [getattr(true, name) for name in costs.NAMES]
+    rows = [
+        row._replace(seconds=float(np.dot(costs.features(made[row.at["shape"]], source._work(row)), numbers)))
+        for row in journal(names)
+        if row.quantity in steps.PHASES
+    ]
+    table = source.known(rows, named(names), true.start_s)
+    assert [table.file[name] for name in costs.NAMES] == pytest.approx(numbers, rel=0.01, abs=1e-12)
+    assert (table.file["start_s"], table.file["fit"]["p95"]) == (true.start_s, 0.0)
+    assert table.name == costs.TABLE.stem
 
 
 @cases(("here", "others", "devices", "lanes", "reasons"), [
@@ -228,34 +250,32 @@ def test_a_run_that_was_disturbed_is_invalid(
 @pytest.mark.torch
 def test_the_way_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    few = {"PROMPTS": (1, 2, 4, 8, 16, 32, 64), "SEQS": (1, 2, 4, 8), "CONTEXTS": (16, 64), "CTX": 64, "REPEATS": 1,
+    few = {"PROMPTS": (1, 2, 4, 8, 16, 32, 64), "SEQS": (1, 2, 4, 8), "CONTEXTS": (16, 64), "REPEATS": 1,
            "OUTPUT": 4, "BESIDE": (2,), "BESIDE_PROMPT": 32, "BESIDE_SEQS": (1,), "MOVED": 64, "TURNS": 6,
            "CHUNKED": 200, "TRIES": 1}  # fmt: skip
     for name, value in few.items():
         monkeypatch.setattr(torch_timed, name, value)
-    monkeypatch.setattr(torch_table, "CTX", 64)
+    monkeypatch.setattr(source, "CTX", 64)
     for way in ("disk", "sleep2", "naive", "reinit"):  # slow by their rates
         monkeypatch.delitem(WAYS, way)
-    command = ("calibrate", "--engine", "torch", "--models", "llama-3.2-1b", "-o", tmp_path)
+    command = ("calibrate", "torch", "--models", "llama-3.2-1b", "-o", tmp_path)
     text = ok(*command)
     assert "a load over a decode step is " in text
     assert "to map a granule of 4 KiB takes " in text
-    raw = (tmp_path / torch_timed.RAW).read_text()
-    assert {json.loads(line)["what"] for line in raw.splitlines()} == {
-        "prefill", "decode", "chunk", "beside", "load", "move", "turn", "page",
-    }  # fmt: skip
-    for line in map(json.loads, raw.splitlines()):  # no copy is faster than its link
-        if (line["what"] == "load" and line["params"]["way"] == "host") or line["params"].get("link") in {"d2h", "h2d"}:
-            assert min(line["all"]) >= line["facts"]["bytes"] / (1e9 * line["params"]["gbps"]) * (1 - 1e-6)
+    raw, rows = (tmp_path / RAW).read_text(), read(tmp_path / RAW)
+    assert {row.quantity for row in rows} == {"prefill", "decode", "chunk", "beside", "load", "move", "turn", "page"}
+    for row in rows:  # no copy is faster than its link
+        if (row.quantity == "load" and row.at["way"] == "host") or row.at.get("link") in {"d2h", "h2d"}:
+            assert min(row.facts["all"]) >= row.facts["bytes"] / (1e9 * row.at["gbps"]) * (1 - 1e-6)
     models = {"llama-3.2-1b": shape("llama-3.2-1b")}
     bench = torch_timed.Bench(tmp_path / "apart", models, print, Fields(), {"pool_bytes": GIB})
     timed, _ = torch_timed.beside(bench, "llama-3.2-1b", apart=True)  # on two devices
-    assert [(t.what, t.params["servers"], t.params["seqs"]) for t in timed] == [("apart", 2, 0), ("apart", 2, 1)]
-    assert all(min(t.seconds) > 0 < t.facts["alone_s"] for t in timed)
+    assert [(row.quantity, row.at["servers"], row.at["seqs"]) for row in timed] == [("apart", 2, 0), ("apart", 2, 1)]
+    assert all(min(row.facts["all"]) > 0 < row.facts["alone_s"] for row in timed)
     file = tmp_path / "torch-cpu.toml"
     first = file.read_bytes()
     ok(*command)
-    assert ((tmp_path / torch_timed.RAW).read_text(), file.read_bytes()) == (raw, first)  # nothing is done again
+    assert ((tmp_path / RAW).read_text(), file.read_bytes()) == (raw, first)  # nothing is done again
     check = (
         "validate", "--engine", "torch", "--table", file, "--systems", "static,qlm", "--loads", "70", "--seeds", "1",
         "--window-s", "1", "--again", "0", "--runs", tmp_path / "runs", "-o", tmp_path / "validate",

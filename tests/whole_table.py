@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.engines.costs import fit, quantities
+from harness.calibrate.tables import dumps
+from harness.engines.costs import quantities
 
 MODEL = "llama-tiny"
 SAID = {"source": "by hand", "formula": "a line"}
@@ -48,5 +49,5 @@ def write(folder: Path, **changed: Any) -> str:
     """Write the table as a file; return its path."""
     quantities.forget()
     path = folder / "desk.toml"
-    path.write_text(fit.dumps(file(**changed)))
+    path.write_text(dumps(file(**changed)))
     return str(path)

@@ -29,7 +29,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "size": ("size.size", "Find the fewest GPUs, and what they cost."),
     "study": ("study.study", "Run a study: a paper's figure, or your own TOML file."),
     "explain": ("runs.explain", "Say where time went, why SLOs were missed, what helps."),
-    "calibrate": ("tools.calibrate", "Measure the cost table of an engine's servers, or of a GPU."),
+    "calibrate": ("calibrate.calibrate", "Fit cost tables to measurements."),
     "check": ("tools.check", "Test that a system keeps the rules."),
     "claims": ("claims.claims", "Test every paper's claims against runs made here."),
     "list": ("lists.list_", "List systems, engines, models, GPUs, traces and studies."),

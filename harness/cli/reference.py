@@ -393,7 +393,7 @@ def _named(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _gpus() -> Iterator[str]:
-    from harness.engines.costs.fit_formats import DEGREES, LONG
+    from harness.calibrate.formats import DEGREES, LONG
 
     yield "# GPUs and hosts\n"
     yield "Each number of a table (`harness/engines/costs/tables/`) has its source, formula and error there.\n"
@@ -417,8 +417,9 @@ def _gpus() -> Iterator[str]:
 
 
 def _mixtures() -> Iterator[tuple[str, ...]]:
+    from harness.calibrate.formats import DEGREES, LONG, PRICED_AS
+    from harness.calibrate.profiles import FOLDERS
     from harness.engines.costs import quantities
-    from harness.engines.costs.fit_formats import DEGREES, FOLDERS, LONG, PRICED_AS
 
     def error(e: Mapping[str, float]) -> str:
         signed = f" ({100 * e['bias']:+.0f})" if "bias" in e else ""

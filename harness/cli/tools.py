@@ -1,4 +1,4 @@
-"""`bench check`, `calibrate` and `new`."""
+"""`bench check` and `new`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,15 @@ import click
 from harness.answers.commands import short_path
 from harness.cli.codes import Code
 from harness.cli.options import (
-    MOVED,
     PATH,
-    RESULTS,
     complete,
     examples,
-    gpu_names,
     system_names,
 )
-from harness.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from harness.check.findings import Failure
     from harness.check.reached import Reached
-
-STAGES = "stages.jsonl"  # of the stages of `make gpu`
 
 
 @click.command(epilog=examples(
@@ -120,83 +114,6 @@ def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
     click.echo(f"{name}: {broken if failures else 'all laws hold'}")
     if failures and last:
         sys.exit(Code.FAILED)
-
-
-@click.command(epilog=examples(
-    "bench calibrate --engine llamacpp --models llama-small -o results/cpu",
-    "bench calibrate --engine attach+urls=http://127.0.0.1:8000 --models llama-3.1-8b -o /tmp/attached",
-    "bench calibrate --from results/h200", "bench calibrate --from results/h200/stages",
-    "bench compare --systems static,unshared --gpu h200 --table results/h200/h200-measured.toml",
-))  # fmt: skip
-@click.option("--engine", metavar="NAME", help="Measure the servers of an engine, one alone and four side by side."
-              )  # fmt: skip
-@click.option("--models", default="llama-small", show_default=True, metavar="SHAPES",
-              help="With --engine: shapes (bench list models), with commas.")  # fmt: skip
-@MOVED
-@click.option("--slots", type=click.IntRange(1), metavar="N",
-              help="With --engine: largest batch of a server.  [default: the engine's]")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
-              help="With --engine: how often servers are measured, for hosts whose speed varies.")  # fmt: skip
-@click.option("--from", "folder", type=PATH, metavar="FOLDER",
-              help="Read results of `make gpu`, or of its stages, instead of running servers.")  # fmt: skip
-@click.option("--gpu", "kind", shell_complete=complete(gpu_names), metavar="KIND",
-              help="Table to start from.  [default: by the card's name]")  # fmt: skip
-@click.option("-o", "--out", type=PATH, metavar="PATH",
-              help="A file with --from, else a folder.  [default: FOLDER/KIND-measured.toml; results/ENGINE]",
-              )  # fmt: skip
-def calibrate(
-    *,
-    engine: str | None,
-    models: str,
-    slots: int | None,
-    rounds: int,
-    folder: Path | None,
-    kind: str | None,
-    out: Path | None,
-) -> None:
-    """Measure the cost table of an engine's servers, or of a GPU.
-
-    Servers are measured now; measurements that the folder holds are not repeated.
-    """
-    from harness.engines.costs import calibrate as calibration
-    from harness.policy.fields import asked
-    from harness.policy.types import UserError
-
-    if (engine is None) == (folder is None):
-        raise UserError("bench calibrate takes one of --engine NAME and --from FOLDER")
-    if engine is not None:
-        _servers(engine, models, out or RESULTS / asked(engine).name, rounds, {"batch_cap": slots, "gpu": kind})
-        return
-    assert folder is not None
-    if (folder / STAGES).is_file():
-        from harness.validate import torch_table
-
-        path, notes = torch_table.staged(folder, out)
-    else:
-        path, notes = calibration.write(folder, kind, out)
-    for note in notes:
-        click.echo(note)
-    click.echo(f"wrote {short_path(path)} (--table takes it)")
-
-
-def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[str, Any]) -> None:
-    """Measure the servers of an engine, and say what was found."""
-    from harness.validate.calibrate import calibrate
-    from plots import fig_calibrate
-    from workloads.models import named
-
-    fields = {name: value for name, value in given.items() if value}
-    names = tuple(dict.fromkeys(named(name.strip()) for name in models.split(",")))
-    with Terminal("measurement") as teller:
-        fitted = calibrate(engine, names, folder, teller.say, rounds, **fields)
-    for note in fitted.notes:
-        click.echo(note)
-    stem = folder / "calibrate"
-    command = f"bench calibrate --engine {engine} -o {short_path(folder)}"
-    paths = fig_calibrate.render(fitted.points, stem, command, f"Real: {fitted.machine}. Fitted: the cost table.")
-    click.echo(" · ".join(short_path(path) for path in paths))
-    click.echo(f"wrote {short_path(fitted.table)} (--table takes it)")
-    click.echo(f"next: bench validate --engine {engine} --table {short_path(fitted.table)}")
 
 
 @click.command(epilog=examples("bench new mine.py && bench check ./mine.py", "bench new classes.toml",

@@ -134,7 +134,7 @@ class Claim:
     at: NonNegative = 0.0  # of `met` and `missed`; of a measure the least rate_rps of its panels' traces
     measure: str = ""  # the column
     model: str = ""  # of which the column is; "": of all together
-    most: bool = False
+    most: bool = False  # one verdict of all panels, the greatest seed by seed, in place of one each
     least: str = ""  # in place of the measure: the value of this field under which, of systems that set it, it is least
     headline: str = ""  # in the first line of the answer: over whom
     why: str = (

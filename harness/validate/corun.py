@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.calibrate import rounds
+from harness.calibrate.rows import RAW
 from harness.engines.machine import Config, Served, machine
 from harness.loop.engine import find
 from harness.loop.replay import replay
@@ -23,7 +25,6 @@ from harness.policy.events import Arrived, Event, Woke
 from harness.policy.types import GIB, Batch, Inst, Jobs, UserError
 from harness.policy.view import View
 from harness.validate.page import Beside
-from probe import conduct, report
 from workloads.models import shape
 
 MODEL, HOST = "llama-3.1-8b", "vllm-0.15"
@@ -118,9 +119,8 @@ class Pair(NamedTuple):
 def measured(folder: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
     """Return the slow-downs of both lanes by mode and acts: the median of the duels of a pair."""
     slow: dict[tuple[str, str, str], list[list[float]]] = {}
-    acts = {of.work: act for act, of in report.ACTS.items()}
-    for duel in report.duelled(report.read(folder)):
-        names = [acts.get(work._replace(part=""), "") for work in duel.works]
+    for duel in rounds.duels(folder):
+        names = [rounds.WORKS.get(work._replace(part=""), "") for work in duel.works]
         parts = [work.part for work in duel.works]
         if len(names) == 2 and all(names) and not duel.way and parts in (["", ""], ["64", "64-"]):
             slow.setdefault(("split" if parts[0] else "plain", names[0], names[1]), []).append(duel.slow)
@@ -150,7 +150,7 @@ def rms(every: Sequence[Pair], mode: str) -> float:
 
 def holds(folder: Path) -> bool:
     """Tell whether a folder is one of `make gpu`."""
-    return (folder / conduct.RAW).is_file()
+    return (folder / RAW).is_file()
 
 
 def beside(folder: Path, table: str | None) -> Beside:

@@ -2,7 +2,7 @@
 
 A CSV is known by its columns (`FORMATS`), whatever its name. Each row is one case: a model on some GPUs under an engine
 generation, which is a host profile, and a load. What a row does not state is its engine's own default (`servers`).
-`validate` prints our errors on the cases; `fit_hosts` fits host profiles on them.
+`validate` prints our errors on the cases; `hosts` fits host profiles on them.
 """
 
 from __future__ import annotations

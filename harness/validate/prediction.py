@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.engines.costs import fit
+from harness.calibrate.tables import dumps
 from harness.policy.types import UserError
 from harness.rows import record, requests
 from harness.rows.attainment import quantile, tpot_s
@@ -30,8 +30,7 @@ from harness.rows.requests import Rows
 from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
-from traces import schema
-from traces.ramps import ramps
+from workloads import ramps
 from workloads.slo import Absolute, parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,12 +66,7 @@ class Cell(NamedTuple):
 
 def draw(path: Path = REQUESTS) -> Path:
     """Write the campaign's requests: staggered ramps of equal models."""
-    drawn = ramps(PEAK, MODELS, PROMPT, CAP, MEAN)
-    names = [f"m{k}" for k in range(MODELS)]
-    lengths = np.stack([drawn.prompt_tokens, drawn.output_tokens], 1)
-    note = f"staggered ramps to {PEAK} requests/s of {MODELS} models, {PROMPT} + at most {CAP} tokens, mean {MEAN:g}"
-    span_s = float(np.ceil(drawn.arrival_s[-1]))
-    return schema.drawn(path, drawn.arrival_s, [names[k] for k in drawn.model], lengths, span_s=span_s, note=note)
+    return ramps.store(path, PEAK, MODELS, PROMPT, CAP, MEAN)
 
 
 def seen(rows: Rows, slo: Absolute) -> Seen:
@@ -112,7 +106,7 @@ def write(name: str, folder: Path = FOLDER) -> Path:
     cells = [{"system": c.system, "rate": c.rate, "attainment": round(c.attainment, 4)} for c in simulate()]
     about = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "law": name, "slo": SLO, **CAMPAIGN}
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [fit.dumps(about), *(f"\n[[cell]]\n{fit.dumps(cell)}" for cell in cells)]
+    lines = [dumps(about), *(f"\n[[cell]]\n{dumps(cell)}" for cell in cells)]
     write_bytes(path, "".join(lines).encode())
     write_bytes(path.with_suffix(".md"), page(path).encode())
     return path

@@ -9,7 +9,7 @@ there (50b8c51) and of its -baseline (22f605a): vLLM 0.14, .15 of the card for e
 .90 for all (kvcached_gpu_utilization), no prefix cache. vLLM's defaults on so large a card are 1,024 sequences and
 8,192 tokens a step.
 
-The card stands in for an unnamed one (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`fit_card`).
+The card stands in for an unnamed one (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`unnamed_card`).
 What a process holds beside weights comes from the first instance of the static split (`process`), peak by peak: an
 interval. Where no row tells, it is what the parts of a process add up to. The models are plain processes, without MPS,
 so they take turns on the card (`sharing=turns`). Nothing else is fitted, least of all the reserve and pages' size.
@@ -38,8 +38,8 @@ from harness.validate import names
 from harness.validate.measured import Row, contents, lines
 from harness.validate.names import Skipped, UnknownName
 from harness.validate.replayed import replayed
-from traces.ramps import ramps
 from workloads.models import shape
+from workloads.ramps import ramps
 
 COLUMNS = ("set", "peak", "prompt", "completion", "inst", "completed", "out_tokens", "mean_ttft_ms",
            "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")  # fmt: skip

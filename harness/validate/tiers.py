@@ -28,7 +28,7 @@ def plan(engine: str, table: str, *, full: bool) -> Plan:
     """Return the plan of a tier, for the first shape that the table has."""
     measured = quantities.machine(table)
     if measured is None:
-        raise UserError(f"{table} is no table of devices; bench calibrate --engine torch writes one")
+        raise UserError(f"{table} is no table of devices; bench calibrate torch writes one")
     shape = next(iter(measured.steps))
     tier = Plan(
         engine, table, shape, EIGHT, (4,), SHARES, 5, 20.0, AGAIN, gpus=2, memory=MEMORY, drain_s=20.0, way="host",

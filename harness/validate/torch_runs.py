@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.calibrate.rows import lines
 from harness.engines import rows, stamps
 from harness.engines.costs import shapes
 from harness.engines.stamps import NAMES, Noted
@@ -33,7 +34,7 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec, another, as_dict
 from harness.validate.predicted import PAGE, SERVED, TRACE
-from harness.validate.torch_stages import JOURNAL, PLAN, REQUESTS, SEVEN, Workload, journal, workloads
+from harness.validate.torch_stages import JOURNAL, PLAN, REQUESTS, SEVEN, Workload, workloads
 
 MODELS = "llama-3.2-1b*2,llama-3.2-3b,llama-3.1-8b"
 DEVICES = 2  # two halves of one card
@@ -145,7 +146,7 @@ def runs(folder: Path) -> tuple[Path, list[str]]:
 
     UserError where it holds no run.
     """
-    last = {(line["stage"], line["run"]): line for line in journal(folder / JOURNAL)}
+    last = {(line["stage"], line["run"]): line for line in lines(folder / JOURNAL)}
     served = {key: line for key, line in last.items() if key[0] in {"systems", "validate", *ONE_CARD}}
     if not served:
         raise UserError(f"{folder / JOURNAL} holds no runs of systems; make gpu writes them")
@@ -217,7 +218,7 @@ def judged(folder: Path, table: str | None, rule: str | None) -> tuple[Path, str
 
 def _slo(folder: Path) -> tuple[float, float]:
     """Return the limits, TTFT and TPOT, of a folder's kind of device."""
-    device = next(line["device"] for line in journal(folder / JOURNAL) if "device" in line)
+    device = next(line["device"] for line in lines(folder / JOURNAL) if "device" in line)
     ttft_s, tpot_s = workloads(folder / REQUESTS, device)[0].models[0][1]
     return ttft_s, tpot_s
 

@@ -1,6 +1,6 @@
 """The section of results/README.md on the torch engine, from its files: `python -m harness.validate.torch_section`.
 
-    torch-cpu.toml        bench calibrate --engine torch+wide=4 --models llama-3.1-8b -o results/cpu/torch
+    torch-cpu.toml        bench calibrate torch+wide=4 --models llama-3.1-8b -o results/cpu/torch
     validate.md, .png     bench validate --engine torch --table ... -o results/cpu/torch/validate
     fig7/*.md, *.csv      make reproduce-fig7 ENGINE=torch
 

@@ -7,7 +7,7 @@ requests, models and settings are lines of `torch_stages.jsonl`, which `torch_ru
 its own under a time limit, and leaves one synced line in `<out>/<device>/stages/stages.jsonl`. Beside it are the plan
 in plan.jsonl, what was measured for the cost table in raw.jsonl, and on what in calibrate.json. A second call goes on:
 what is done is not done again, and what failed or was late only if `--again` names it. Elsewhere,
-`bench calibrate --from FOLDER` makes a table of the folder, and `bench validate FOLDER` compares its runs with the
+`bench calibrate FOLDER` makes a table of the folder, and `bench validate FOLDER` compares its runs with the
 simulator.
 """
 
@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.calibrate import rows
+from harness.calibrate.torch import ABOUT
 from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
 from harness.engines.stamps import NAMES, Noted
@@ -46,12 +48,11 @@ from harness.policy import fields
 from harness.policy.types import GIB, Infeasible, Jobs, Option, Plan, Shape, Unsupported, UserError
 from harness.validate import torch_scenarios as scenarios
 from harness.validate import torch_timed
-from probe import conduct as journals
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "harness.validate.torch_stages"
 PLAN = Path(__file__).with_suffix(".jsonl")
-JOURNAL, REQUESTS, ABOUT = "stages.jsonl", "plan.jsonl", "calibrate.json"
+JOURNAL, REQUESTS = "stages.jsonl", "plan.jsonl"
 SEVEN = ("static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pdmux")
 START_S = 120.0  # that an engine may take to start, and to end
 LEAST_S = 5.0  # a run is not started with less
@@ -140,17 +141,6 @@ def card() -> str:
 # ------------------------------------------------------------------ the journal
 
 
-def journal(path: Path) -> list[Line]:
-    """Return the whole lines of a journal; a last one may have been cut off anywhere."""
-    return list(journals.lines(path))
-
-
-def add(path: Path, line: Line) -> None:
-    """Append one line, behind what a kill may have cut off, and see it to the disk."""
-    with journals.opened(path) as file:
-        journals.write(file, json.dumps(line, allow_nan=False, separators=(",", ":")))
-
-
 def states(lines: Iterable[Line]) -> dict[tuple[str, str], str]:
     """Return how each run ended last."""
     return {(line["stage"], line["run"]): line["state"] for line in lines}
@@ -181,7 +171,7 @@ def conduct(
     path, end = folder / JOURNAL, time.monotonic() + 60 * minutes
     redo = {run for run in every if {run.stage, run.text} & {*again}}
     for run in every:
-        state = states(journal(path)).get((run.stage, run.name))
+        state = states(rows.lines(path)).get((run.stage, run.name))
         if state is not None and run not in redo:
             if state != "done":
                 say(f"{run.text}: {state} on an earlier call (--again '{run.text}')")
@@ -192,7 +182,7 @@ def conduct(
         begun = time.monotonic()
         why = child(run, folder, plan, device, min(run.limit_s, left))
         if why is None:
-            line = journal(path)[-1]
+            line = rows.lines(path)[-1]
             state = line["state"] + (f": {line['why']}" if line.get("why") else "")
         elif left < run.limit_s and why.startswith("late"):
             say(f"{run.text}: cut off by the end of this call; the next one does it")
@@ -200,9 +190,9 @@ def conduct(
         else:
             state = why
             ended, _, reason = why.partition(": ")
-            add(path, {"stage": run.stage, "run": run.name, "state": ended, "why": reason})
+            rows.append(path, {"stage": run.stage, "run": run.name, "state": ended, "why": reason})
         say(f"{run.text}: {state} ({time.monotonic() - begun:.0f} s)")
-    now = states(journal(path))
+    now = states(rows.lines(path))
     counted = [now.get((run.stage, run.name), "left") for run in every]
     return {state: counted.count(state) for state in dict.fromkeys(counted)}
 
@@ -286,8 +276,8 @@ def calibrate(folder: Path, plan: Sequence[Workload], gpu: str, device: str) -> 
     about = {"device": device, "on": on.on, "sms": on.sms, "gbps": dict(on.links), **given,
              "shapes": [list(shape) for shape in shapes.values()], "measured_on": machine_facts("torch")}  # fmt: skip
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-    lines = torch_timed.measure(folder, shapes, print, Fields(), given)
-    return {"state": "done", "lines": len(lines)}
+    made = torch_timed.measure(folder, shapes, print, Fields(), given)
+    return {"state": "done", "lines": len(made)}
 
 
 def serve(workload: Workload, text: str, gpu: str) -> Line:
@@ -355,11 +345,11 @@ def main(argv: Sequence[str]) -> int:
         if args.do:
             with terminable():
                 line = do(Run(*args.do), args.at, args.plan)
-            add(args.at / JOURNAL, {"stage": args.do[0], "run": args.do[1], **line})
+            rows.append(args.at / JOURNAL, {"stage": args.do[0], "run": args.do[1], **line})
             return 0
         folder = args.out / (card() if device == "cuda" else "cpu") / "stages"
         if args.list:
-            now = states(journal(folder / JOURNAL))
+            now = states(rows.lines(folder / JOURNAL))
             for run in runs(workloads(args.plan, device), device):
                 print(f"{now.get((run.stage, run.name), 'left'):8} {run.text}")
             return 0

@@ -1,4 +1,4 @@
-"""The torch engine timed, for `bench calibrate --engine torch`: a line a measurement, of scripted runs in real time.
+"""The torch engine timed, for `bench calibrate torch`: rows of scripted runs in real time.
 
     prefill    seconds of a step of one prompt
     decode     seconds from one decode step to the next, so that the engine's own time counts
@@ -11,42 +11,44 @@
     turn       seconds from the end of one lane's turn of a step to the end of the next lane's
     page       seconds of mapping a granule and of taking it away
 
-A second call on the same folder goes on: runs whose lines stand in its journal are not made again. What was measured
+A second call on the same folder goes on: runs whose rows stand in its journal are not made again. What was measured
 while other processes took more than MOST_OTHERS of a core is made again, up to TRIES times, and kept with what it says.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
-from harness.engines import machine
-from harness.engines.costs import quantities
-from harness.engines.costs.quantities import sig
+from harness.calibrate.rows import RAW, Journal, Row, measured, of
+from harness.calibrate.torch import MOST_OTHERS, link_gbps
 from harness.engines.machine import Config, Served
 from harness.engines.torch import kind, nets
 from harness.engines.torch.engine import Torch
 from harness.engines.torch.lanes import Watched
+from harness.engines.torch.processes import Nursery, Seat
 from harness.engines.torch.residents import WAYS, Way
 from harness.engines.torch.setting import Fields, rates
+from harness.engines.torch.wire import send_files
 from harness.loop.interrupted import terminable
 from harness.loop.replay import replay
 from harness.loop.system import ROOT
 from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded, Woke
-from harness.policy.types import Batch, Host, Inst, Jobs, Option, Shape, UserError
+from harness.policy.types import GIB, Batch, Host, Inst, Jobs, Option, Shape, UserError
 from harness.policy.view import View
 
-RAW = "raw.jsonl"
 PROMPTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 HELD_PROMPTS = frozenset({8, 128})
 SEQS = (1, 2, 4, 8, 16, 32)
@@ -59,22 +61,12 @@ ROOM = 1.15  # bytes of a device over those of the weights that it holds then, s
 BESIDE_PROMPT, BESIDE_SEQS = 256, (1, 8)
 REPEATS, OUTPUT = 5, 20
 MOVED = 512  # tokens of the KV that is moved
-TURNS = 40
-TRIES, MOST_OTHERS = 3, 0.1
-GPU, CTX = "h100", 128  # the GPU whose ratio of load to decode step is kept, at so many tokens of context
+TURNS, STARTS = 40, 3
+TRIES = 3
 
 QUICK = (Way(), Way(spread=True))  # loads that are repeated
 
 Script = Generator[Iterable[Action], Event, None]
-
-
-class Timed(NamedTuple):
-    """Seconds of one measurement, and what it is of."""
-
-    what: str
-    params: Mapping[str, Any]
-    seconds: list[float]
-    facts: Mapping[str, Any]
 
 
 class Scripted:
@@ -123,34 +115,24 @@ class Bench:
         given: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.shapes, self.say, self.fields, self.given = shapes, say, fields, dict(given)
-        self.path = folder / RAW
-        folder.mkdir(parents=True, exist_ok=True)
-        self.lines: list[dict[str, Any]] = []
-        if self.path.is_file():
-            whole = self.path.read_text("utf-8").rpartition("\n")[0]  # a line that was cut is measured again
-            self.lines = [json.loads(line) for line in whole.splitlines()]
-            self.path.write_text(whole + "\n" * bool(whole), "utf-8")
-        if other := next((line["wide"] for line in self.lines if line["wide"] != fields.wide), None):
-            raise UserError(f"{self.path} is of networks with wide={other}; take another folder for wide={fields.wide}")
+        self.book = Journal(folder / RAW)
+        if other := next((w for row in self.book.rows if (w := row.facts["wide"]) != fields.wide), None):
+            raise UserError(
+                f"{self.book.path} is of networks with wide={other}; take another folder for wide={fields.wide}"
+            )
 
-    def measure(self, run: str, made: Callable[[], tuple[list[Timed], float]]) -> None:
-        """Make a run unless the journal has it, and write its lines."""
-        if any(line["run"] == run for line in self.lines):
+    def measure(self, run: str, made: Callable[[], tuple[list[Row], float]]) -> None:
+        """Make a run unless the journal has it, and write its rows."""
+        if any(row.source == run for row in self.book.rows):
             return
         with terminable():
             for left in reversed(range(TRIES)):
-                timed, others = made()
+                rows, others = made()
                 if others <= MOST_OTHERS or not left:
                     break
-        about = {"run": run, "wide": self.fields.wide, "other_cores": others}
-        fresh = [
-            {**about, "what": t.what, "params": dict(t.params), "p50": float(np.median(t.seconds)), "all": t.seconds,
-             "facts": dict(t.facts)} for t in timed
-        ]  # fmt: skip
-        with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in fresh)
-        self.lines += fresh
-        self.say(f"{run}: {len(fresh)} measurements")
+        about = {"wide": self.fields.wide, "other_cores": others}
+        self.book.add(*(row._replace(source=run, facts={**row.facts, **about}) for row in rows))
+        self.say(f"{run}: {len(rows)} measurements")
 
     def config(self, models: Iterable[str], of: str, gpus: int = 1) -> Config:
         """Return a machine of models that all have one shape, of at least as many devices as the runs have."""
@@ -176,8 +158,8 @@ def ran(
 
 def measure(
     folder: Path, shapes: Mapping[str, Shape], say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Measure every shape, by name, as far as the folder has not; return the journal's lines.
+) -> list[Row]:
+    """Measure every shape, by name, as far as the folder has not; return the journal's rows.
 
     The links of cards are as fast as they are, and what their driver's calls take is the probe's to measure.
     """
@@ -187,7 +169,7 @@ def measure(
         bench.measure(f"steps of {name}", partial(steps, bench, name))
         if on.name == "cuda":
             bench.measure(f"kernels of {name}", partial(kernels, bench, name))
-    bench.given |= link_gbps(bench.lines, shapes, fields.wide) if on.name == "cpu" else {}
+    bench.given |= link_gbps(bench.book.rows, shapes, fields.wide) if on.name == "cpu" else {}
     gbps = rates(bench.config([], ""), on)["h2d"]
     for name in shapes:
         bench.measure(f"side by side {name}", partial(beside, bench, name))
@@ -198,43 +180,13 @@ def measure(
         bench.measure(f"turns of {name}", partial(turns, bench, name))
     if on.name == "cpu":
         bench.measure("pages", pages)
-    return bench.lines
-
-
-def missing(lines: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return what of which shape `measure` would still measure."""
-    kinds = "decode", "beside", "load", "move", "turn"
-    return [(what, name) for name in names for what in kinds if not any(of(lines, what, shape=name))]
-
-
-def link_gbps(lines: Iterable[Mapping[str, Any]], shapes: Mapping[str, Shape], wide: int) -> dict[str, float]:
-    """Return link rates, fields of `Config`, at which a load over a decode step of the largest model is a GPU's.
-
-    The other links have the parts of that rate which they have on the GPU.
-    """
-    sizes = {name: nets.net(shape, wide=wide).weight_bytes for name, shape in shapes.items()}
-    largest = max(sizes, key=lambda name: sizes[name])
-    (step,) = of(lines, "decode", shape=largest, seqs=1, ctx=CTX)
-    h2d = sig(sizes[largest] / (gpu_ratio(shapes[largest]) * step["p50"]) / 1e9, 3)
-    spec = quantities.gpu(GPU)
-    return {
-        "pcie_gbps": h2d, "nvlink_gbps": sig(h2d * spec.nvlink / spec.h2d, 3),
-        "disk_gbps": sig(h2d * spec.disk / spec.h2d, 3),
-    }  # fmt: skip
-
-
-def gpu_ratio(shape: Shape) -> float:
-    """Return a load from the host over a decode step of a shape on a GPU, by its cost table."""
-    config = machine.Config((Served(shape.name, shape),), gpu=GPU)
-    profile = machine.profile(config, machine.machine(config))
-    inst = Inst(shape.name, (0,))
-    return profile.load_s(inst, "host") / profile.step_s(inst, 1, CTX)
+    return bench.book.rows
 
 
 # ------------------------------------------------------------------ steps
 
 
-def steps(bench: Bench, name: str) -> tuple[list[Timed], float]:
+def steps(bench: Bench, name: str) -> tuple[list[Row], float]:
     """Time prefills, decode steps and chunks of a model alone, a group of requests behind the other."""
     groups = [(1, prompt, 1, 0) for prompt in PROMPTS for _ in range(REPEATS + 1)]
     groups += [(seqs, ctx, OUTPUT, 0) for seqs in SEQS for ctx in CONTEXTS]
@@ -254,21 +206,21 @@ def steps(bench: Bench, name: str) -> tuple[list[Timed], float]:
             prefills[tokens].append(took_s)
         elif [a + 1 for a, _ in step.rows] == [a for a, _ in after.rows]:
             ctx = sum(a + 1 for a, _ in step.rows)
-            of = max(c for c in CONTEXTS if c <= ctx / len(step.rows))
-            decodes[len(step.rows), of].append((ctx, after.ordered_s - step.ordered_s))
+            longest = max(c for c in CONTEXTS if c <= ctx / len(step.rows))
+            decodes[len(step.rows), longest].append((ctx, after.ordered_s - step.ordered_s))
     timed = [
-        Timed("prefill", {"shape": name, "tokens": tokens, "held": tokens in HELD_PROMPTS}, took[1:] or took, {})
+        measured("prefill", {"shape": name, "tokens": tokens, "held": tokens in HELD_PROMPTS}, took[1:] or took)
         for tokens, took in prefills.items() if tokens in PROMPTS
     ]  # fmt: skip
     for (seqs, ctx), pairs in decodes.items():
         params = {"shape": name, "seqs": seqs, "ctx": ctx, "held": seqs in HELD_SEQS}
-        facts = {"ctx_tokens": float(np.median([tokens for tokens, _ in pairs]))}
-        timed.append(Timed("decode", params, [took for _, took in pairs], facts))
+        ctx_tokens = float(np.median([tokens for tokens, _ in pairs]))
+        timed.append(measured("decode", params, [took for _, took in pairs], ctx_tokens=ctx_tokens))
     behind = defaultdict[int, list[float]](list)
     for start, took_s in chunks:
         behind[start].append(took_s)
     timed += [
-        Timed("chunk", {"shape": name, "tokens": CHUNK, "behind": start}, took, {})
+        measured("chunk", {"shape": name, "tokens": CHUNK, "behind": start}, took)
         for start, took in behind.items() if start
     ]  # fmt: skip
     return timed, others
@@ -299,7 +251,7 @@ def grouped(
     return watched, others
 
 
-def kernels(bench: Bench, name: str) -> tuple[list[Timed], float]:
+def kernels(bench: Bench, name: str) -> tuple[list[Row], float]:
     """Time the kernels of a prompt's step and of decode steps back to back, each beside the step that `steps` timed."""
     groups = [(seqs, ctx, output, 0) for seqs, ctx, output in KERNELS]
     watched, others = grouped(bench, name, groups, AGAIN)
@@ -308,12 +260,12 @@ def kernels(bench: Bench, name: str) -> tuple[list[Timed], float]:
         what, at = ("prefill", {"tokens": ctx}) if output == 1 else ("decode", {"seqs": seqs, "ctx": ctx})
         rows = seqs, ctx if output == 1 else 1  # of a step, and tokens of each
         took = [w.kernels_s for w in watched if w.kernels_s and (len(w.rows), w.rows[0][1]) == rows]
-        (step,) = of(bench.lines, what, shape=name, **at)
-        timed.append(Timed("kernels", {"shape": name, "phase": what, **at}, took, {"step_s": step["p50"]}))
+        (step,) = of(bench.book.rows, what, shape=name, **at)
+        timed.append(measured("kernels", {"shape": name, "phase": what, **at}, took, step_s=step.seconds))
     return timed, others
 
 
-def beside(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Timed], float]:
+def beside(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Row], float]:
     """Time steps of models of one shape that share a device, a process each: alone, then as many as fit.
 
     `apart`: of two models on a device each.
@@ -356,7 +308,7 @@ def beside(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Timed]
 
     config, work = bench.config(models, name, gpus=counts[-1] if apart else 1), jobs(models, each)
     _, watched, others = ran(bench, config, {"kv": "paged"}, ("Load", "Run", "Admit"), work, script)
-    timed, alone, ends = list[Timed](), dict[int, float](), [*list(begun.values())[1:], len(watched)]
+    timed, alone, ends = list[Row](), dict[int, float](), [*list(begun.values())[1:], len(watched)]
     for (count, first), end in zip(begun.items(), ends, strict=True):
         for seqs in (0, *BESIDE_SEQS):
             took = _together(watched[first:end], models[:count], seqs)
@@ -364,7 +316,7 @@ def beside(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Timed]
                 alone[seqs] = float(np.median(took))
             else:
                 params = {"shape": name, "servers": count, "seqs": seqs}
-                timed.append(Timed("apart" if apart else "beside", params, took, {"alone_s": alone[seqs]}))
+                timed.append(measured("apart" if apart else "beside", params, took, alone_s=alone[seqs]))
     return timed, others
 
 
@@ -388,7 +340,7 @@ def _together(watched: Iterable[Watched], models: Iterable[str], seqs: int) -> l
 # ------------------------------------------------------------------ weights and KV
 
 
-def loads(bench: Bench, name: str) -> tuple[list[Timed], float]:
+def loads(bench: Bench, name: str) -> tuple[list[Row], float]:
     """Time a load by each way, the process that starts with it included."""
     inst, config = Inst(name, (0,)), bench.config([name], name)
     on, first = kind.kind(config), next(iter(bench.shapes))
@@ -411,11 +363,11 @@ def loads(bench: Bench, name: str) -> tuple[list[Timed], float]:
     uses = ("Load", "Evict", "Drop", *(f"Load.way:{way}" for way in ways))
     engine, _, others = ran(bench, config, {"process": "gpu"}, uses, jobs((name,), [(0, 1, 1)]), script)
     about, size = {"shape": name, "gbps": engine.links["h2d"]}, engine.nets[name].weight_bytes
-    facts = {way: {"bytes": size, "links": config.gpus if WAYS[way].spread else 1} for way in took}
-    return [Timed("load", {**about, "way": way}, s, facts[way]) for way, s in took.items()], others
+    links = {way: config.gpus if WAYS[way].spread else 1 for way in took}
+    return [measured("load", {**about, "way": way}, s, bytes=size, links=links[way]) for way, s in took.items()], others
 
 
-def moves(bench: Bench, name: str) -> tuple[list[Timed], float]:
+def moves(bench: Bench, name: str) -> tuple[list[Row], float]:
     """Time moves of a request's KV: to the host, back, to another device and back."""
     batch, took = Batch(Inst(name, (0,))), {link: list[float]() for link in ("d2h", "h2d", "peer")}
     size = [0]
@@ -434,11 +386,11 @@ def moves(bench: Bench, name: str) -> tuple[list[Timed], float]:
     uses = ("Load", "Run", "Admit", "Drop", "Move", "Move.to:gpu", "Move.to:host")
     work = jobs((name,), [(0, MOVED, 4000)])
     engine, _, others = ran(bench, bench.config([name], name, gpus=2), {"process": "gpu"}, uses, work, script)
-    about, facts = {"shape": name, "gbps": engine.links["h2d"]}, {"bytes": size[0]}
-    return [Timed("move", {**about, "link": link}, s, facts) for link, s in took.items()], others
+    about = {"shape": name, "gbps": engine.links["h2d"]}
+    return [measured("move", {**about, "link": link}, s, bytes=size[0]) for link, s in took.items()], others
 
 
-def turns(bench: Bench, name: str) -> tuple[list[Timed], float]:
+def turns(bench: Bench, name: str) -> tuple[list[Row], float]:
     """Time two lanes that take turns of a step each, beside the steps themselves."""
     models = (f"{name}/1", f"{name}/2")
     batches, ends = [Batch(Inst(m, (0,))) for m in models], list[float]()
@@ -457,7 +409,7 @@ def turns(bench: Bench, name: str) -> tuple[list[Timed], float]:
     work = jobs(models, [(0, 64, 4000), (1, 64, 4000)])
     _, watched, others = ran(bench, bench.config(models, name), {"process": "gpu"}, uses, work, script)
     inside = float(np.median([s.ended_s - s.ordered_s for s in watched[-TURNS:]]))
-    return [Timed("turn", {"shape": name}, np.diff(ends).tolist(), {"step_s": inside})], others
+    return [measured("turn", {"shape": name}, np.diff(ends).tolist(), step_s=inside)], others
 
 
 PAGES = """
@@ -476,15 +428,37 @@ print(*(sum(s) / len(s) for s in zip(*took)))
 """
 
 
-def pages() -> tuple[list[Timed], float]:
+def pages() -> tuple[list[Row], float]:
     """Time the calls that map and unmap a granule, in a process with torch."""
     out = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     mapped, unmapped = map(float, out.split())
-    return [Timed("page", {"call": "map"}, [mapped], {}), Timed("page", {"call": "unmap"}, [unmapped], {})], 0.0
+    return [measured("page", {"call": "map"}, [mapped]), measured("page", {"call": "unmap"}, [unmapped])], 0.0
 
 
-def of(lines: Iterable[Mapping[str, Any]], what: str, **params: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield a journal's lines of a kind with these parameters."""
-    for line in lines:
-        if line["what"] == what and params.items() <= line["params"].items():
-            yield line
+# ------------------------------------------------------------------ for policies
+
+
+def alone(shapes: Mapping[str, Shape], say: Callable[[str], None]) -> tuple[list[Row], float]:
+    """Time the steps of models alone and the start of a process, of which policies know; keep no journal of them."""
+    rows = list[Row]()
+    with TemporaryDirectory() as scratch:
+        bench = Bench(Path(scratch), shapes, say, Fields(), {"pool_bytes": 2 * GIB})
+        for name in shapes:
+            rows += steps(bench, name)[0]
+            say(f"{name}: {len(rows)} steps so far")
+    return rows, float(np.median([start_s() for _ in range(STARTS)]))
+
+
+def start_s() -> float:
+    """Time the start of a process of its own, until it takes orders."""
+    nursery, memory = Nursery(), os.memfd_create("device")
+    try:
+        begun_s = time.monotonic()
+        seat = Seat(nursery, 0, cold=True)
+        seat.send("begin", 0, os.sched_getaffinity(0), {}, False)
+        send_files(seat.conn, [memory])
+        assert seat.conn.recv() == "ready"
+        return time.monotonic() - begun_s
+    finally:
+        nursery.close()
+        os.close(memory)

@@ -164,7 +164,7 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
         yield Case(f"commands/study {run[:40]!r}", ("study", run, "-o", "res", "--dry-run"), accept=False)
         yield Case(f"commands/check {run[:40]!r}", ("check", run), accept=False)
         yield Case(f"commands/check --engine {run[:40]!r}", ("check", "--engine", run), accept=False)
-        yield Case(f"commands/calibrate {run[:40]!r}", ("calibrate", "--from", run, "-o", "x"), accept=False)
+        yield Case(f"commands/calibrate {run[:40]!r}", ("calibrate", run, "-o", "x"), accept=False)
     yield Case("commands/run /dev/zero", ("run", "/dev/zero", "-o", "res"), "/dev/zero", accept=False)
     for value in pools.COUNTS:
         yield Case(
@@ -227,12 +227,13 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
         ("check", "static:equal"),
         ("check", "static+x=1"),
         ("calibrate",),
+        ("calibrate", "sim"),
+        ("calibrate", "nope", "-o", "x"),
+        ("calibrate", "attach+urls=http://127.0.0.1:1", "-o", "x"),
+        ("calibrate", "profiles", "--slots", "2"),
         ("calibrate", "--engine", "sim"),
-        ("calibrate", "--engine", "nope", "-o", "x"),
-        ("calibrate", "--engine", "attach+urls=http://127.0.0.1:1", "-o", "x"),
-        ("calibrate", "--engine", "sim", "--from", "x"),
-        ("calibrate", "--engine", "llamacpp", "--models", "nope", "-o", "x"),
-        ("calibrate", "--engine", "llamacpp", "--models", "", "-o", "x"),
+        ("calibrate", "llamacpp", "--models", "nope", "-o", "x"),
+        ("calibrate", "llamacpp", "--models", "", "-o", "x"),
         ("explain",),
         ("price", "a"),
         ("price", "llama-3.1-8b@0xh100"),

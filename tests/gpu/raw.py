@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.engines.costs import calibrate, kernels, quantities
+from harness.calibrate import card
+from harness.engines.costs import kernels, quantities
 
 SIZES = {"1B": (3072, 2048, 8192), "3B": (5120, 3072, 8192), "8B": (6144, 4096, 14336)}  # qkv, hidden, ffn
 GEMMS = {
@@ -37,7 +38,7 @@ def lines(q: Mapping[str, Any], spec: quantities.GpuSpec, noise: float = 0.0) ->
         probe: str, what: str, seconds: Any, sms: int | None, params: dict[str, Any], **facts: float
     ) -> dict[str, Any]:
         s = float(seconds) * float(np.exp(noise * rng.standard_normal()))
-        base = {"probe": probe, "what": what, "params": params, "unit": "s", "n": 9, "min": s, "p50": s, "p95": s}
+        base = {"quantity": what, "at": params, "seconds": s, "n": 9, "source": probe, "min": s, "p95": s}
         return {**base, "sms": sms, "facts": facts, "call": 1, "t": 0.0}
 
     def part(sms: int) -> kernels.Part:
@@ -77,7 +78,7 @@ def lines(q: Mapping[str, Any], spec: quantities.GpuSpec, noise: float = 0.0) ->
             taken = kernels.prefill_s(q["prefill"], spec, 1, tokens, heads, kv, d, part(sms))
             yield line("prefill", "prefill_attention", taken, sms, params)
     for model, m in product(("8B", "1B"), (1, 64, 256, 2048, 8192)):
-        taken = kernels.small_s(q["small"], spec, calibrate.SHAPES[model], 1, np.array(float(m)))
+        taken = kernels.small_s(q["small"], spec, card.SHAPES[model], 1, np.array(float(m)))
         yield line("step", "small", taken, 132, {"of": model, "m": m})
     for what in ("h2d", "d2h"):
         yield line("copies", what, (1 << 30) / 50e9, None, {"chunk": 64 << 20, "beside": ""}, bytes=1 << 30)
@@ -101,8 +102,8 @@ def lines(q: Mapping[str, Any], spec: quantities.GpuSpec, noise: float = 0.0) ->
 def write(folder: Path, q: Mapping[str, Any], noise: float = 0.0) -> Path:
     """Write a folder of results as `make gpu` leaves it."""
     folder.mkdir(parents=True, exist_ok=True)
-    ends = [{"probe": name, "state": "done", "s": 1.0, "call": 1, "t": 0.0} for name in ("gemm", "attention")]
-    ends.append({"probe": "hole", "state": "fault", "why": "killed by signal 6", "s": 1.0, "call": 1, "t": 0.0})
+    ends = [{"source": name, "state": "done", "s": 1.0, "call": 1, "t": 0.0} for name in ("gemm", "attention")]
+    ends.append({"source": "hole", "state": "fault", "why": "killed by signal 6", "s": 1.0, "call": 1, "t": 0.0})
     text = "".join(json.dumps(line) + "\n" for line in [*lines(q, quantities.gpu("h200"), noise), *ends])
     (folder / "raw.jsonl").write_text(text, encoding="utf-8")
     (folder / "host.json").write_text(json.dumps({"calls": [{"call": 1, **HOST}]}), encoding="utf-8")

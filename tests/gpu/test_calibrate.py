@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines.costs import calibrate, coefficients, kernels, profile, quantities
+from harness.calibrate import card, tables
+from harness.engines.costs import coefficients, kernels, profile, quantities
 from harness.policy.types import UserError
 from probe import report
 from probe.plan import PLAN
 from tests.cases import cases
 from tests.gpu import raw
+from tests.test_cli import ok
 
 SPEC = quantities.gpu("h200")
 
@@ -36,8 +38,11 @@ def truth() -> dict[str, Any]:
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path, list[str]]:
     """Return the table that is fitted to the made-up card, its file, and what was said."""
     folder = raw.write(tmp_path_factory.mktemp("h200"), truth(), noise=0.01)
-    path, notes = calibrate.write(folder)
-    return dict(quantities.quantities("h200", str(path))), path, notes
+    table = card.table(folder)
+    path = folder / f"{table.name}.toml"
+    path.write_text(tables.dumps(table.file))
+    tables.check(path, table.file)
+    return dict(quantities.quantities("h200", str(path))), path, list(table.notes(path))
 
 
 def off(a: Any, b: Any) -> float:
@@ -70,7 +75,7 @@ def test_its_errors_are_those_of_its_noise(fitted: tuple[dict[str, Any], Path, l
 def test_it_is_a_table_that_a_run_can_take(fitted: tuple[dict[str, Any], Path, list[str]]) -> None:
     _, path, notes = fitted
     assert path.name == "h200-measured.toml"
-    shape = calibrate.SHAPES["8B"]
+    shape = card.SHAPES["8B"]
     mine, theirs = (coefficients.tables([(shape, 1)], "h200", "none", table) for table in (str(path), None))
     assert np.isfinite(mine.gemm).all()
     assert profile.step_s(profile.row(mine, 0), B=1, C=1024) > profile.step_s(
@@ -86,20 +91,21 @@ def test_a_call_that_was_cut_short_gives_what_it_can(tmp_path: Path) -> None:
         line for line in (folder / "raw.jsonl").read_text().splitlines() if '"of": "8B' in line and '"ask": 132' in line
     ]
     (folder / "raw.jsonl").write_text("\n".join(kept) + "\n")
-    got = calibrate.calibrate(folder).table
+    got = card.table(folder).file
     assert set(got) == {"kind", "gemm"}  # four prompts and eight batches, one held out, are too few for four numbers
     assert "held" not in got["gemm"]
-    path, _ = calibrate.write(folder, out=tmp_path / "mine.toml")
-    assert path == tmp_path / "mine.toml"
+    mine = tmp_path / "mine.toml"
+    assert f"wrote {mine} (--table takes it)" in ok("calibrate", folder, "-o", mine)
+    assert mine.read_text() == tables.dumps(got)
 
 
 def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
     folder = raw.write(tmp_path / "h200", truth())
-    kept = [line for line in (folder / "raw.jsonl").read_text().splitlines() if '"probe": "step"' in line]
+    kept = [line for line in (folder / "raw.jsonl").read_text().splitlines() if '"source": "step"' in line]
     (folder / "raw.jsonl").write_text("\n".join(kept) + "\n")
-    got = calibrate.calibrate(folder)
-    assert set(got.table) == {"kind", "small"}
-    assert "gemm: 0 measured rows, the committed table holds" in got.notes
+    got = card.table(folder)
+    assert set(got.file) == {"kind", "small"}
+    assert "gemm: 0 measured rows, the committed table holds" in got.notes(folder)
 
 
 @cases(
@@ -113,20 +119,20 @@ def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
 )
 def test_the_kind_is_told_by_the_card_or_the_user(short: str, kind: str | None, says: str, tmp_path: Path) -> None:
     folder = raw.write(tmp_path / short, truth())
-    kept = [line for line in (folder / "raw.jsonl").read_text().splitlines() if '"probe": "step"' in line]
+    kept = [line for line in (folder / "raw.jsonl").read_text().splitlines() if '"source": "step"' in line]
     (folder / "raw.jsonl").write_text("\n".join(kept) + "\n")
     host = folder / "host.json"
     host.write_text(host.read_text().replace('"short": "h200"', f'"short": "{short}"'))
     if says.startswith("--"):
         with pytest.raises(UserError, match=says):
-            calibrate.calibrate(folder, kind)
+            card.table(folder, kind)
     else:
-        assert calibrate.calibrate(folder, kind).table["kind"] == says
+        assert card.table(folder, kind).file["kind"] == says
 
 
 def test_a_folder_without_measurements_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="make gpu writes them"):
-        calibrate.calibrate(tmp_path)
+        card.table(tmp_path)
 
 
 def test_the_report_says_what_was_found(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.calibrate import card
+from harness.policy.types import UserError
 from probe import __main__ as command
 from probe import conduct, worker
 from probe.plan import PLAN, Plan, Probe
@@ -43,15 +45,15 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
 
 
 def states(lines: list[dict[str, Any]]) -> dict[str, str]:
-    return {line["probe"]: line["state"] for line in lines if "state" in line}
+    return {line["source"]: line["state"] for line in lines if "state" in line}
 
 
 def test_a_sample_is_a_line(play: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
     first = play(fake("good"))[0]
-    assert {key: first[key] for key in ("probe", "what", "params", "unit", "sms", "facts", "call")} == {
-        "probe": "good", "what": "seconds", "params": {"i": 0}, "unit": "s", "sms": 64, "facts": {"bytes": 8}, "call": 1
+    assert {key: first[key] for key in ("source", "quantity", "at", "sms", "facts", "call")} == {
+        "source": "good", "quantity": "seconds", "at": {"i": 0}, "sms": 64, "facts": {"bytes": 8}, "call": 1
     }  # fmt: skip
-    assert (first["n"], first["min"], first["p50"], first["p95"]) == (3, 1.0, 2.0, pytest.approx(2.9))
+    assert (first["n"], first["min"], first["seconds"], first["p95"]) == (3, 1.0, 2.0, pytest.approx(2.9))
     assert first["t"] > 0
     host = json.loads((tmp_path / "fake-1" / conduct.HOST).read_text())
     assert [(call["call"], call["name"]) for call in host["calls"]] == [(1, "NVIDIA Fake 1")]
@@ -62,19 +64,19 @@ def test_what_ends_badly_costs_itself_alone(play: Callable[..., list[dict[str, A
     assert states(lines) == {
         "raises": "raise", "crashes": "fault", "hangs": "hang", "leaves": "fault", "good": "done"
     }  # fmt: skip
-    why = {line["probe"]: line.get("why", "") for line in lines if "state" in line}
+    why = {line["source"]: line.get("why", "") for line in lines if "state" in line}
     assert why["raises"] == "ValueError: it cannot be"
     assert "killed by signal 9" in why["crashes"]
     assert why["leaves"] == "exit code 3: some library says why"
-    kept = [line["probe"] for line in lines if line.get("what") == "before"]
+    kept = [line["source"] for line in lines if line.get("quantity") == "before"]
     assert kept == ["raises", "crashes", "hangs", "leaves"]  # what they measured before is not lost
 
 
 def test_probes_that_may_fault_run_in_processes_of_their_own(play: Callable[..., list[dict[str, Any]]]) -> None:
     shared = play(fake("also"), fake("again"))
-    assert len({line["p50"] for line in shared if "what" in line}) == 1
+    assert len({line["value"] for line in shared if "quantity" in line}) == 1
     alone = play(fake("also", alone=True), fake("again", alone=True), hanging(alone=True), again=["also", "again"])
-    assert len({line["p50"] for line in alone if line.get("what") == "worker"}) == 2
+    assert len({line["value"] for line in alone if line.get("quantity") == "worker"}) == 2
     assert states(alone)["hangs"] == "hang"
 
 
@@ -83,7 +85,7 @@ def test_a_second_call_goes_on(play: Callable[..., list[dict[str, Any]]]) -> Non
     assert play(*probes)
     assert states(play(*probes)) == {"raises": "raise"}  # the only one that may fare better
     assert states(play(*probes, again=["crashes"])) == {"raises": "raise", "crashes": "fault"}
-    assert [line["params"] for line in play(*probes, only=["good"], again=["good"]) if "what" in line] == [
+    assert [line["at"] for line in play(*probes, only=["good"], again=["good"]) if "quantity" in line] == [
         {"i": i} for i in range(3)
     ]
     assert play(*probes, only=["good"]) == []
@@ -91,9 +93,9 @@ def test_a_second_call_goes_on(play: Callable[..., list[dict[str, Any]]]) -> Non
 
 def test_a_time_box_ends_a_probe_and_the_next_call_starts_behind(play: Callable[..., list[dict[str, Any]]]) -> None:
     boxed = fake("endless", box_s=0.0)
-    assert [states([line]) or line["params"]["i"] for line in play(boxed)] == [1, {"endless": "boxed"}]
-    assert [line["params"]["i"] for line in play(boxed) if "what" in line] == [2]
-    assert [line["params"]["i"] for line in play(boxed) if "what" in line] == [3]
+    assert [states([line]) or line["at"]["i"] for line in play(boxed)] == [1, {"endless": "boxed"}]
+    assert [line["at"]["i"] for line in play(boxed) if "quantity" in line] == [2]
+    assert [line["at"]["i"] for line in play(boxed) if "quantity" in line] == [3]
 
 
 def test_nothing_starts_when_the_minutes_are_over(play: Callable[..., list[dict[str, Any]]]) -> None:
@@ -114,7 +116,7 @@ def test_a_line_that_a_kill_cut_off_is_nothing(play: Callable[..., list[dict[str
     whole = raw.read_bytes().split(b"\n")
     raw.write_bytes(b"\n".join(whole[:1]) + b"\n" + whole[1][:20])
     lines = play(fake("good"))
-    assert [line["params"]["i"] for line in lines if "what" in line] == [1, 2]
+    assert [line["at"]["i"] for line in lines if "quantity" in line] == [1, 2]
     assert all(line["call"] == 2 for line in lines)
 
 
@@ -141,3 +143,15 @@ def test_quantiles_are_numpys(values: list[float], q: float) -> None:
     import numpy as np
 
     assert worker.quantile(sorted(values), q) == pytest.approx(float(np.quantile(values, q)), abs=1e-6)
+
+
+def test_rows_of_an_earlier_form_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text('{"probe": "gemm", "what": "gemm", "params": {}, "p50": 1.0}\n')
+    (tmp_path / "host.json").write_text('{"calls": [{"name": "x"}]}')
+    assert command.main(["--report", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith(
+        f"error: {raw}: its rows are of an earlier version; move it away, and measure again\n"
+    )
+    with pytest.raises(UserError, match="move it away, and measure again"):
+        card.table(tmp_path)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.costs import forms, quantities, rounds
+from harness.calibrate import rounds
+from harness.engines.costs import forms, quantities
 from probe import __main__ as command
 from probe import conduct, dry, duels, law, report
 from probe.plan import PLAN, ROWS
@@ -51,7 +52,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_every_row_runs_to_its_end_and_every_cell_has_all_its_lanes(results: Path) -> None:
     lines = list(conduct.lines(results / conduct.RAW))
-    assert {line["probe"]: line["state"] for line in lines if "state" in line} == {row.name: "done" for row in ROWS}
+    assert {line["source"]: line["state"] for line in lines if "state" in line} == {row.name: "done" for row in ROWS}
     cells = {(duel.row, duel.text) for duel in report.duelled(report.read(results))}
     rows = {
         "turns": duels.TURNS, "decodes": duels.DECODES, "several": duels.SEVERAL, "mixed": duels.MIXED,
@@ -62,8 +63,8 @@ def test_every_row_runs_to_its_end_and_every_cell_has_all_its_lanes(results: Pat
     assert {name: len(rows[name]) for name in ("turns", "decodes", "partitions")} == {
         "turns": 16, "decodes": 21, "partitions": 40
     }  # fmt: skip
-    lanes = [line for line in lines if line.get("what") == "lane"]
-    assert all(line["p50"] > 0 and line["facts"]["mean_s"] > 0 for line in lanes)
+    lanes = [line for line in lines if line.get("quantity") == "lane"]
+    assert all(line["seconds"] > 0 and line["facts"]["mean_s"] > 0 for line in lanes)
     assert (results / "README.md").read_text().count(" x and ") >= sum(map(len, rows.values()))
 
 
@@ -88,8 +89,8 @@ def test_what_an_h200_measured_gives_its_constants() -> None:
 
 def test_too_few_pairs_give_no_constants() -> None:
     lines = report.read(H200).samples
-    alone = [line for line in lines if line["params"].get("other") == ""]
-    beside = [line for line in lines if line["params"].get("other") == "prefill"]
+    alone = [line for line in lines if line["at"].get("other") == ""]
+    beside = [line for line in lines if line["at"].get("other") == "prefill"]
     assert rounds.fit(report.Book(alone), 4.8e12) is None
     few = rounds.fit(report.Book([*alone, *beside]), 4.8e12)
     assert few is not None

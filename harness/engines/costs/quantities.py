@@ -2,7 +2,7 @@
 
 One file a GPU kind (`h100.toml`: specification, kernels, ladder) and one for engines (`hosts.toml`). Times are seconds,
 sizes bytes per GPU. A quantity is a TOML table with a `source` and a `formula`; `fit` and `held` are its errors, and
-without them it is a roofline whose error is unknown. `python -m harness.engines.costs.fit` writes what is fitted; a
+without them it is a roofline whose error is unknown. `bench calibrate profiles` writes what is fitted; a
 calibration on a GPU writes the same format, passed as `table`. A table that carries a machine of its own (`whole.py`)
 stands for kind and host, whatever these are.
 """

@@ -1,4 +1,4 @@
-"""A machine that was measured whole: a server timed from outside, as `bench calibrate --engine E` times it.
+"""A machine that was measured whole: a server timed from outside, as `bench calibrate ENGINE` times it.
 
 Its table carries all that a run is priced by, and stands for the GPU kind and the host profile of the run:
 

@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -35,16 +35,18 @@ from harness.client.verdict import verdict
 from harness.engines import stamps
 from harness.engines.machine import Config, Refusal
 from harness.engines.servers import account, wakes
-from harness.engines.servers.fleet import Change, Fleet, Kind, Up
+from harness.engines.servers.fleet import SILENT_S, Change, Fleet, Kind, Up
 from harness.engines.wallclock import Live, WallClock, WallView, machine_facts
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
 from harness.policy.types import Batch, Fidelity, Host, Inst, Jobs, Phase, Request, UserError
 from harness.policy.view import KvState, View, Weights
 
+if TYPE_CHECKING:
+    from harness.engines.servers.timed import Rig
+
 LEAD_S = 0.1  # from the order to begin to the window's first moment: the client must have heard it by then
 BEHIND_S = 10.0  # after which a run whose events wait so long to be taken in ends, and is invalid
-SILENT_S = 120.0  # without a byte from its server, a request fails
 CLIENT = "client.parquet"
 IGNORED = "the server ignores ignore_eos"  # which every request sets
 
@@ -88,6 +90,13 @@ class Servers(WallClock):
         self._other: OtherLoad | None = None
         self._other_cores = math.nan
         self._folder: Path | None = None
+
+    def timed(self, config: Config, folder: Path) -> Rig:
+        """Return what times these servers from outside, for a cost table; their logs go into the folder."""
+        from harness.engines.servers.timed import Rig, subject
+
+        self.kind.ready(folder)
+        return Rig(subject(self.kind, config, self.measured_on), folder)
 
     # ------------------------------------------------------------ life
 

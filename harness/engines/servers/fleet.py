@@ -29,6 +29,7 @@ from harness.policy.actions import Action, Evict, Load
 from harness.policy.types import Cluster, Infeasible, Inst, Option, UserError
 from harness.policy.view import Weights
 
+SILENT_S = 120.0  # without a byte from its server, a request fails
 READY_S = 300.0  # within which a server must answer, fall asleep or wake
 TRIES = 3  # of a start whose port is taken meanwhile
 

@@ -4,14 +4,14 @@
 
 L layers, W bytes of weights that a step reads, P their number, K bytes of a token's KV, A what attention multiplies for
 a pair of tokens; B decodes with C tokens of context, n prompts, m tokens in all, area as in engines/costs/coef.py. The
-numbers are fitted on steps that `validate/fit_torch.py` times on an idle machine. A part of a device takes its share of
-the time, for its lane sleeps the rest.
+numbers are fitted on steps that `bench calibrate torch-steps` times on an idle machine. A part of a device takes its
+share of the time, for its lane sleeps the rest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -116,14 +116,3 @@ def profile(
     weight_bytes = {(name, 1): net.weight_bytes for name, net in nets.items()}
     rows = {(name, 1): row(net, fitted) for name, net in nets.items()}
     return TableProfile(rows, spec, ways, weight_bytes, shapes, {}, devices)
-
-
-def fit(steps: Sequence[tuple[Net, Work, float]]) -> tuple[list[float], F8]:
-    """Fit the numbers of NAMES on steps and their seconds; return them, and each step's relative error."""
-    from harness.engines.costs.coefficients import nonnegative
-
-    X = np.array([features(net, work) for net, work, _ in steps])
-    y = np.array([seconds for *_, seconds in steps])
-    unit = X.max(axis=0)
-    solved = nonnegative(X / unit, y, 1 / y) / unit
-    return solved.tolist(), X @ solved / y - 1

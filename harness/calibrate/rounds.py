@@ -1,4 +1,4 @@
-"""Constants of the law of turns (`probe/law.py`), fitted to duels of `make gpu`: a card's table has them as `co_run`.
+"""Fit the constants of the law of turns (`probe/law.py`) to duels of `make gpu`: a card's table has them as `co_run`.
 
 Layers in a turn and fills come from pairs on all SMs, what partitions do to each other from pairs on disjoint ones.
 The error is that of pairs that were left out of the fit, each in turn.
@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from harness.calibrate.rows import F8
 from harness.engines.costs import quantities
 from probe import law, report
 from probe.report import Duel
 
-F8 = NDArray[np.float64]
 PAIRS = 3  # of each kind; fewer tell less than there are constants
 PROMPTS = 512  # tokens of a step that is one of prompts beyond doubt
 LEAST, MOST = (1.0, 0.3, 0.3), (10.0, 1.0, 1.0)  # of passes, decode_fill, prompt_fill
 GRID = np.round(np.arange(1.0, 2.5, 0.01), 2)  # of apart and crowd
+
+
+WORKS = {act.work: name for name, act in report.ACTS.items()}  # of the probe `interfere`, by name
+
+
+def duels(folder: Path) -> list[Duel]:
+    """Return every cell of several lanes that a folder of `make gpu` has."""
+    return report.duelled(report.read(folder))
 
 
 class Fitted(NamedTuple):
@@ -63,7 +71,7 @@ def table(
     """
     if (fitted := fit(book, hbm)) is None:
         return None
-    last_s = max(line["t"] for line in book.samples if line["what"] in {"lane", "unit"})
+    last_s = max(line["t"] for line in book.samples if line["quantity"] in {"lane", "unit"})
     constants = {name: quantities.sig(value, 3) for name, value in fitted.rounds._asdict().items()}
     date = time.strftime("%Y-%m-%d", time.gmtime(last_s))
     error = f"{100 * fitted.error:.1f} % (rms) of pairs left out in turn"

@@ -9,11 +9,14 @@ token; its value gives the mean. Arrivals are not random; a seed says which requ
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+
+from traces import schema
 
 
 class Ramps(NamedTuple):
@@ -35,6 +38,15 @@ def ramps(peak: int, models: int, prompt: int, cap: int, mean: float, seed: int 
     output_tokens = np.concatenate([rng.permutation(quantiles) for _ in range(models)])
     order = np.lexsort((model, arrival_s))
     return Ramps(arrival_s[order], model[order], np.full(len(order), prompt, np.int32), output_tokens[order])
+
+
+def store(path: Path, peak: int, models: int, prompt: int, cap: int, mean: float) -> Path:
+    """Draw the ramps of models m0, m1, ... into a trace, and return its path."""
+    drawn = ramps(peak, models, prompt, cap, mean)
+    lengths = np.stack([drawn.prompt_tokens, drawn.output_tokens], 1)
+    note = f"staggered ramps to {peak} requests/s of {models} models, {prompt} + at most {cap} tokens, mean {mean:g}"
+    names, span_s = [f"m{k}" for k in drawn.model], float(np.ceil(drawn.arrival_s[-1]))
+    return schema.drawn(path, drawn.arrival_s, names, lengths, span_s=span_s, note=note)
 
 
 def ramp(peak: int) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
-"""Fit host profiles on public end-to-end runs: `MEASURED_DIR=... make fit-hosts`.
+"""Source: public end-to-end runs (`measured`), on which host profiles are fitted: `bench calibrate measured`.
 
-It writes them to `engines/costs/tables/hosts.toml`, with a hash of the fit's inputs (`inputs`), and beside them the one
-unnamed card (`fit_card`). Each measured row is replayed by the simulator under its own conditions (`measured`). So
-kernels are those of the cost tables, and only the engine's addition to them is fitted.
+The profiles go to `engines/costs/tables/hosts.toml`, with a hash of the fit's inputs (`inputs`), and beside them the
+one unnamed card (`unnamed_card`). Each measured row is replayed by the simulator under its own conditions. So kernels
+are those of the cost tables, and only the engine's addition to them is fitted.
 
 Two errors stand beside the constants: `fit` on the fitted rows, and `held`, in which each row is predicted by a fit
 without its group: its run (Poisson), its prompt or output length (closed loop), or its model or batch size
@@ -17,23 +17,21 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
+from harness.calibrate import hosts
+from harness.calibrate.rows import F8
+from harness.calibrate.tables import Table
 from harness.engines.costs import quantities
-from harness.engines.costs.fit import dumps
 from harness.engines.machine import Config
 from harness.policy.types import UserError
-from harness.validate import fit_card, staggered
+from harness.validate import staggered, unnamed_card
 from harness.validate.measured import BLOCK_TOKENS, MEANS, Batch, Case, Closed, Setting, cases, value
 from harness.validate.validate import ours, unscored
-
-F8 = NDArray[np.float64]
 
 FITTED_ON = "2026-11-28"
 GPU = "h100"  # of every row
@@ -64,7 +62,7 @@ def measured_rows() -> list[Case]:
 
 def measured_ramps() -> staggered.Measured:
     """Read the rows of `MEASURED_DIR` of models that share a card."""
-    return fit_card.measured_ramps(_folder())
+    return unnamed_card.measured_ramps(_folder())
 
 
 def _folder() -> Path:
@@ -174,22 +172,15 @@ def first_token(base: quantities.HostProfile) -> Fit:
 
 def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> Fit:
     """Fit the named constants to `whole` requests."""
-    names, scale = list(start), np.array(list(start.values()))
-
-    def with_(x: F8) -> quantities.HostProfile:
-        constants: dict[str, Any] = dict(zip(names, (np.abs(x) * scale).tolist(), strict=True))
-        return base._replace(**constants)
 
     def fit(cases: Sequence[Case]) -> quantities.HostProfile:
         y = np.array([c.measured[whole(c)] for c in cases])
 
-        def residuals(x: F8) -> F8:
-            predicted = [simulated[whole(c)] for c, simulated in zip(cases, ours(cases, with_(x)), strict=True)]
+        def log_error(host: quantities.HostProfile) -> F8:
+            predicted = [simulated[whole(c)] for c, simulated in zip(cases, ours(cases, host), strict=True)]
             return np.asarray(np.log(np.array(predicted) / y))
 
-        steps = np.full(len(names), 0.05)  # wide: whole steps end whole requests
-        got = least_squares(residuals, np.ones(len(names)), loss="soft_l1", f_scale=0.02, diff_step=steps, max_nfev=20)
-        return with_(got.x)
+        return hosts.fit(base, start, log_error, step=0.05, most=20, robust=0.02)
 
     return fit
 
@@ -230,9 +221,7 @@ def profile(
     The values of `columns` tell the rows that it is fitted on.
     """
     use = [c for c in cases if usable(c.setting)]
-    host = fit(use)
-    numbers: dict[str, Any] = {k: float(f"{v:.3g}") for k, v in host._asdict().items() if isinstance(v, float)}
-    host = host._replace(**numbers)
+    host = hosts.rounded(fit(use))
     fitted, held = errors(use, ours(use, host)), errors(*left_out(use, fit))
     plain = {k: {n: e[whole(use[0])][n] for n in ("median", "p95", "n")} for k, e in (("fit", fitted), ("held", held))}
     parts = {f"{name} {kind}": e for kind, es in (("fit", fitted), ("held", held)) for name, e in es.items()}
@@ -299,26 +288,24 @@ def fit() -> dict[str, dict[str, Any]]:
     return out
 
 
-def main() -> None:
-    """Write the profiles into `hosts.toml` and say their errors."""
-    path = quantities.TABLES / "hosts.toml"
-    file = tomllib.loads(path.read_text(encoding="utf-8"))
+def table() -> Table:
+    """Return `hosts.toml` with every profile fitted anew, and the errors of each."""
+    file = tomllib.loads((quantities.TABLES / "hosts.toml").read_text(encoding="utf-8"))
     profiles = fit()
     ramps = measured_ramps()
-    card, turns = fit_card.tables(ramps, FITTED_ON)
+    card, turns = unnamed_card.tables(ramps, FITTED_ON)
     next_one = file["host"]["vllm-0.14"]  # as the newest, but for what its own rows gave on another card
     newest = {k: v for k, v in profiles[NEWEST].items() if k in quantities.HostProfile._fields}
     profiles["vllm-0.14"] = next_one | newest | {"on": {staggered.GPU: card}}
-    old = {k: v for k, v in file["host"].items() if k not in profiles}
-    hosts = {name: profiles.get(name, old.get(name)) for name in file["host"]}
-    fitted = {"inputs": inputs(measured_rows()), "card": fit_card.inputs(ramps), "source": "make fit-hosts"}
-    path.write_text(dumps(file | {"host": hosts, "turns": turns, "fitted_with": fitted}), encoding="utf-8")
-    for name, q in profiles.items():
-        print(name, {k: q[k] for k in quantities.HostProfile._fields})
-        for part, e in q.get("held_parts", {}).items():
-            print(f"  {part}: {quantities.error({'fit': e})}, bias {e['bias']:+.1%}")
-    print(staggered.GPU, {k: v for k, v in card.items() if k not in ("source", "rows")}, turns["quantum_s"])
+    every = {name: profiles.get(name, old) for name, old in file["host"].items()}
+    fitted = {"inputs": inputs(measured_rows()), "card": unnamed_card.inputs(ramps), "source": "make fit-hosts"}
 
+    def notes(_: Path) -> Iterator[str]:
+        for name, q in profiles.items():
+            yield f"{name} { ({k: q[k] for k in quantities.HostProfile._fields}) }"
+            for part, e in q.get("held_parts", {}).items():
+                yield f"  {part}: {quantities.error({'fit': e})}, bias {e['bias']:+.1%}"
+        numbers = {k: v for k, v in card.items() if k not in ("source", "rows")}
+        yield f"{staggered.GPU} {numbers} {turns['quantum_s']}"
 
-if __name__ == "__main__":
-    main()
+    return Table("hosts", file | {"host": every, "turns": turns, "fitted_with": fitted}, notes)

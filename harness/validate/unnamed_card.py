@@ -1,4 +1,4 @@
-"""The unnamed card of kvcached's runs, fitted on one set of one 7B: `make fit-hosts` writes it into `hosts.toml`.
+"""The unnamed card of kvcached's runs, fitted on one set of one 7B: a part of `hosts.toml` (`hosts`).
 
 Its speed is fitted on the first instance of elastic memory at the peaks of `ALONE`, which is by itself nearly all of
 its time. The quantum of a turn is what explains the TPOT of all instances at the peak of `BESIDE`, where steps are the
@@ -14,19 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
+from harness.calibrate import hosts
+from harness.calibrate.rows import F8
 from harness.engines.costs import quantities
 from harness.policy.types import GIB
 from harness.validate.staggered import GPU, HOST, Measured, ours, read, tpot_s
 
-F8 = NDArray[np.float64]
 ALONE = (5, *range(25, 34))  # peaks at which instances of elastic memory do not lack it
 BESIDE = 5  # the peak at which steps are so short that the quantum of a turn shows
-SWITCHING = 0.035  # of a slice, by processes bound by the GPU; published, not fitted
-CONSTANTS = ("scale_decode", "scale_prefill", "api_in_s")
-START = np.array([1.4, 1.5, 0.008])
+START = {"scale_decode": 1.4, "scale_prefill": 1.5, "api_in_s": 0.008}
 METRICS = ["mean_ttft_s", "mean_tpot_s", "mean_e2e_s"]
 FILE = "kvcached_amd/staggered_7b_1024.csv"
 SWITCHING = 0.035  # of the GPU's time, which processes lose by taking turns; its source is in `tables`
@@ -64,19 +61,13 @@ def alone(run: Measured, host: quantities.HostProfile, peaks: Sequence[int]) -> 
 
 def fit(run: Measured, peaks: Sequence[int] = ALONE) -> quantities.HostProfile:
     """Fit the kernel scales and API seconds of the host profile to the first instance, to three digits."""
-    base, want = quantities.host(HOST, GPU), first_instance(run, peaks)
+    want = first_instance(run, peaks)
 
-    def with_(x: F8) -> quantities.HostProfile:
-        constants: dict[str, Any] = dict(zip(CONSTANTS, (x * START).tolist(), strict=True))
-        return base._replace(**constants)
-
-    def residuals(x: F8) -> F8:
-        error: F8 = np.log(alone(run, with_(x), peaks) / want).ravel()
+    def log_error(host: quantities.HostProfile) -> F8:
+        error: F8 = np.log(alone(run, host, peaks) / want).ravel()
         return error
 
-    got = with_(least_squares(residuals, np.ones(3), diff_step=np.full(3, 0.03), max_nfev=12).x)
-    rounded: dict[str, Any] = {name: float(f"{getattr(got, name):.3g}") for name in CONSTANTS}
-    return got._replace(**rounded)
+    return hosts.rounded(hosts.fit(quantities.host(HOST, GPU), START, log_error, step=0.03, most=12), list(START))
 
 
 def fit_quantum(run: Measured, host: quantities.HostProfile) -> tuple[float, F8]:
@@ -105,8 +96,8 @@ def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any
         " at peaks 5 and 25 to 33; else as vllm-0.15. band: the range over fits without a peak each",
         "fitted_on": fitted_on,
         "rows": [its | {"inst": [1], "peak": list(ALONE)}],
-        **{name: getattr(host, name) for name in CONSTANTS},
-        "band": {name: _ends([getattr(split, name) for split in splits]) for name in CONSTANTS},
+        **{name: getattr(host, name) for name in START},
+        "band": {name: _ends([getattr(split, name) for split in splits]) for name in START},
         "fit": _errors(alone(run, host, ALONE) / want - 1),
         "held": _errors(held / want - 1),
     }

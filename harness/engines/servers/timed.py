@@ -1,4 +1,4 @@
-"""Timings of servers from outside, which `bench calibrate --engine E` takes: a line a measurement.
+"""Servers timed from outside, for `bench calibrate ENGINE`.
 
     prefill     seconds to a first token, of a prompt alone on its server
     decode      seconds of a step in which all streams of a server make a token
@@ -8,13 +8,11 @@
 
 Each measurement has a client of its own, and is a median over its repeats; all are made in rounds. One during
 which other processes kept more than MOST_OTHERS cores busy is made again, up to TRIES times, and then kept with what it
-suffered. So is one that shows nothing of what it is of; after TRIES it is left out. A second call on the same folder
-goes on: what stands in its journal is not measured again.
+suffered. So is one that shows nothing of what it is of; after TRIES it is left out.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -30,13 +28,10 @@ from harness.client.client import Client
 from harness.client.load import OtherLoad
 from harness.client.log import DONE, Log
 from harness.client.verdict import OTHER_CORES
-from harness.engines.servers.engine import SILENT_S
-from harness.engines.servers.fleet import READY_S, Seat, Sleep, tell
+from harness.engines.machine import Config
+from harness.engines.servers.fleet import READY_S, SILENT_S, Fleet, Kind, Seat, Sleep, tell
 from harness.engines.servers.process import PortTaken
 from harness.policy.types import Inst, Jobs, UserError
-from harness.rows.record import write_bytes
-from probe.conduct import HOST, RAW, Journal
-from probe.worker import Key, key
 
 I8 = NDArray[np.int64]
 
@@ -58,39 +53,30 @@ MOST_OTHERS = OTHER_CORES  # as in a run's verdict
 LEAD_NS = 20_000_000  # from the order to begin to the client's time 0
 
 
-class Probe(NamedTuple):
-    """A measurement that is to be made."""
+class Wanted(NamedTuple):
+    """A measurement that is to be made, and of which round."""
 
-    what: str
-    params: Mapping[str, int | str | bool]
-
-    @property
-    def key(self) -> Key:
-        """The key that equal measurements share."""
-        return key(self.what, dict(self.params))
+    quantity: str
+    at: Mapping[str, int | str | bool]
+    source: str = ""
 
     @property
     def text(self) -> str:
         """The measurement in a line."""
-        return f"{self.what} " + ", ".join(f"{name} {value}" for name, value in self.params.items() if value)
+        parts = [f"{name} {value}" for name, value in self.at.items() if value]
+        return f"{self.quantity} " + ", ".join([*parts, self.source] if self.source else parts)
+
+
+class Timing(NamedTuple):
+    """Seconds of a measurement, each of its repeats, and facts beside them: none where nothing was seen."""
+
+    seconds: list[float]
+    facts: Mapping[str, Any] = {}
+    why: str = ""  # nothing was seen
 
 
 class Unseen(Exception):
     """A measurement shows nothing of what it is of."""
-
-
-class Gap(NamedTuple):
-    """A measurement that is left out."""
-
-    probe: Probe
-    why: str
-
-
-class Profile(NamedTuple):
-    """The lines of a folder's journal, and the gaps: measurements of the plan that this call could not make."""
-
-    lines: list[dict[str, Any]]
-    gaps: list[Gap]
 
 
 class Subject(NamedTuple):
@@ -106,71 +92,48 @@ class Subject(NamedTuple):
     sleeps: Mapping[str, Sleep] = {}  # by way, as Kind has them
 
 
-def plan(subject: Subject, rounds: int = ROUNDS) -> list[Probe]:
+def subject(kind: Kind, config: Config, about: Mapping[str, str]) -> Subject:
+    """Return servers of a kind, each with the KV memory that it takes where there is room for it."""
+    servers: dict[str, list[Inst]] = {}
+    for model in config.models:
+        servers.setdefault(model.shape.name, []).append(Inst(model.name, (0,)))
+    longest = min(model.max_tokens for model in kind.cluster.models.values())
+    most = min(config.chunk_tokens or config.prefill_tokens, longest - 1)
+    fleet, room = Fleet(kind), kind.cluster.gpus[0].mem_bytes
+
+    def seat(inst: Inst, log: Path) -> Seat:
+        return kind.seat(inst, fleet.kv_bytes(inst, room), log, None)
+
+    return Subject(servers, seat, kind.roots, kind.style, config.batch_cap, most, dict(about), kind.sleeps)
+
+
+def plan(subject: Subject, rounds: int = ROUNDS) -> list[Wanted]:
     """List every measurement in order, as many times as there are rounds."""
-    once = list(_once(subject))
-    return [Probe(probe.what, {**probe.params, "round": k}) for k in range(1, rounds + 1) for probe in once]
+    once = _once(subject)
+    return [each._replace(source=f"round {k}") for k in range(1, rounds + 1) for each in once]
 
 
-def _once(subject: Subject) -> list[Probe]:
+def _once(subject: Subject) -> list[Wanted]:
     """List the measurements of a round: a shape after the other, those of one server first."""
-    probes, most = list[Probe](), subject.most
+    each, most = list[Wanted](), subject.most
     seqs = [n for n in SEQS if n <= subject.slots]
     prompts = sorted({*(p for p in PROMPTS if p < most), most})
     contexts = [max(1, int(share * (most - STEPS))) for share in CONTEXTS]
     for shape in subject.servers:
-        probes += [Probe("start", {"shape": shape}), Probe("stop", {"shape": shape})]
-        probes += [Probe(what, {"shape": shape, "way": way}) for way in subject.sleeps for what in ("sleep", "wake")]
-        probes += [Probe("prefill", {"shape": shape, "tokens": p, "held": p in HELD_PROMPTS}) for p in prompts]
+        each += [Wanted("start", {"shape": shape}), Wanted("stop", {"shape": shape})]
+        each += [Wanted(what, {"shape": shape, "way": way}) for way in subject.sleeps for what in ("sleep", "wake")]
+        each += [Wanted("prefill", {"shape": shape, "tokens": p, "held": p in HELD_PROMPTS}) for p in prompts]
         for n in seqs:
             for k, ctx in enumerate(contexts):
                 held = n in HELD_SEQS or (k == HELD_CONTEXT and n > 1)
-                probes.append(Probe("decode", {"shape": shape, "seqs": n, "ctx": ctx, "held": held}))
+                each.append(Wanted("decode", {"shape": shape, "seqs": n, "ctx": ctx, "held": held}))
         for k in BESIDE:
             for tokens in sorted({max(1, most // 16), max(1, most // 4)}):
-                probes.append(Probe("beside", {"shape": shape, "servers": k, "tokens": tokens, "seqs": 0, "ctx": 0}))
+                each.append(Wanted("beside", {"shape": shape, "servers": k, "tokens": tokens, "seqs": 0, "ctx": 0}))
             for n in sorted({1, seqs[-1]}):
                 ctx = contexts[0]
-                probes.append(Probe("beside", {"shape": shape, "servers": k, "tokens": 0, "seqs": n, "ctx": ctx}))
-    return probes
-
-
-def profile(subject: Subject, folder: Path, say: Callable[[str], None], rounds: int = ROUNDS) -> Profile:
-    """Make the measurements of the plan that are not in the folder's journal yet. UserError if a server fails."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _same_machine(folder / HOST, subject.about)
-    book = Journal(folder / RAW)
-    made = {key(line["what"], line["params"]) for line in book.known if "what" in line}
-    probes = plan(subject, rounds)
-    left, gaps = [probe for probe in probes if probe.key not in made], list[Gap]()
-    if len(left) < len(probes):
-        say(f"{len(probes) - len(left)} of {len(probes)} measurements stand in {folder / RAW}")
-    try:
-        with Rig(subject, folder) as rig:
-            for count, probe in enumerate(left, 1):
-                try:
-                    line = rig.measured(probe)
-                except Unseen as why:
-                    gaps.append(Gap(probe, str(why)))
-                    say(f"{count}/{len(left)} {probe.text}: left out: {why}")
-                    continue
-                if line is not None:
-                    book.add({"what": probe.what, "params": dict(probe.params), **line})
-                    noisy = "" if line["other_cores"] <= MOST_OTHERS else f" (others took {line['other_cores']} cores)"
-                    say(f"{count}/{len(left)} {probe.text}: {1e3 * line['p50']:.3g} ms{noisy}")
-    finally:
-        book.close()
-    return Profile([line for line in book.known if "what" in line], gaps)
-
-
-def _same_machine(path: Path, about: Mapping[str, str]) -> None:
-    """Write down the machine, or refuse another one than that of the folder."""
-    if path.exists():
-        known = json.loads(path.read_text("utf-8"))
-        if known != dict(about):
-            other = next(name for name in {**known, **about} if known.get(name) != about.get(name))
-            raise UserError(f"{path}: measured with {other} {known.get(other)!r}, here it is {about.get(other)!r}: -o")
-    write_bytes(path, (json.dumps(dict(about), indent=1) + "\n").encode())
+                each.append(Wanted("beside", {"shape": shape, "servers": k, "tokens": 0, "seqs": n, "ctx": ctx}))
+    return each
 
 
 class Rig:
@@ -181,6 +144,11 @@ class Rig:
         self._up: dict[Inst, Seat] = {}
         self._sent = 0
         self._begun: dict[str, list[tuple[float, float]]] = {}  # spans of starts and sleeps, with those of their ends
+        self.about = subject.about
+
+    def plan(self, rounds: int = ROUNDS) -> list[Wanted]:
+        """List every measurement that its servers allow, in order."""
+        return plan(self._subject, rounds)
 
     def __enter__(self) -> Self:
         return self
@@ -189,40 +157,35 @@ class Rig:
         for inst in list(self._up):
             self._stop(inst)
 
-    def measured(self, probe: Probe) -> dict[str, Any] | None:
-        """Make a measurement; None where these servers have nothing of the kind.
-
-        Raises Unseen where no try shows any.
-        """
-        values, facts, others, tries, unseen = list[float](), dict[str, Any](), math.inf, 0, Unseen()
+    def measured(self, wanted: Wanted) -> Timing:
+        """Make a measurement: no seconds where these servers have nothing of the kind, or no try shows any (`why`)."""
+        best, others, tries, why = Timing([]), math.inf, 0, ""
         while tries < TRIES:
             tries += 1
-            self._prepare(probe)
+            self._prepare(wanted)
             load = OtherLoad([os.getpid(), *self._subject.roots()])
             try:
-                got = self._take(probe)
-            except Unseen as why:
-                unseen = why
+                got = self._take(wanted)
+            except Unseen as unseen:
+                why = str(unseen)
                 continue
             if got is None:
-                return None
+                return Timing([])
             again = load.cores()
             if again < others:
-                (values, facts), others = got, again
+                best, others = Timing(*got), again
             if others <= MOST_OTHERS:
                 break
-        if not values:
-            raise unseen
-        return {
-            "p50": float(np.median(values)), "all": [round(x, 9) for x in values], "facts": facts,
-            "other_cores": round(others, 3), "tries": tries,
-        }  # fmt: skip
+        if not best.seconds:
+            return Timing([], why=why)
+        facts = {**best.facts, "other_cores": round(others, 3), "tries": tries}
+        return Timing([round(s, 9) for s in best.seconds], facts)
 
-    def _prepare(self, probe: Probe) -> None:
-        """Have the servers up that the probe needs, before its time counts."""
-        every = self._subject.servers[str(probe.params["shape"])]
+    def _prepare(self, wanted: Wanted) -> None:
+        """Have the servers up that the measurement needs, before its time counts."""
+        every = self._subject.servers[str(wanted.at["shape"])]
         alone = dict.fromkeys(("prefill", "decode", "sleep", "wake"), 1)
-        count = {**alone, "beside": int(probe.params.get("servers", 0))}.get(probe.what, 0)
+        count = {**alone, "beside": int(wanted.at.get("servers", 0))}.get(wanted.quantity, 0)
         needed = every[:count]
         for inst in [inst for inst in self._up if inst not in needed]:
             self._stop(inst)
@@ -230,15 +193,15 @@ class Rig:
             if inst not in self._up:
                 self._start(inst)
 
-    def _take(self, probe: Probe) -> tuple[list[float], dict[str, Any]] | None:
-        shape = str(probe.params["shape"])
+    def _take(self, wanted: Wanted) -> tuple[list[float], dict[str, Any]] | None:
+        shape = str(wanted.at["shape"])
         every = self._subject.servers[shape]
         first = every[0]
-        number = {name: int(value) for name, value in probe.params.items() if name not in {"shape", "way"}}
-        match probe.what:
+        number = {name: int(value) for name, value in wanted.at.items() if name not in {"shape", "way"}}
+        match wanted.quantity:
             case "start" | "stop" | "sleep" | "wake":
-                spans = self._spans(probe, first)
-                return ([span[probe.what in ENDS] for span in spans], {}) if spans else None
+                spans = self._spans(wanted, first)
+                return ([span[wanted.quantity in ENDS] for span in spans], {}) if spans else None
             case "prefill":
                 return self._prefills([first], number["tokens"]), {}
             case "decode":
@@ -280,15 +243,15 @@ class Rig:
             process.stop()
         return time.monotonic() - begun_s
 
-    def _spans(self, probe: Probe, inst: Inst) -> list[tuple[float, float]]:
+    def _spans(self, wanted: Wanted, inst: Inst) -> list[tuple[float, float]]:
         """Return seconds of starts and stops, or of sleeps and wakes; an end is measured with its beginning."""
-        if (known := self._begun.pop(ENDS.get(probe.what, ""), None)) is not None:
+        if (known := self._begun.pop(ENDS.get(wanted.quantity, ""), None)) is not None:
             return known
-        way = probe.params.get("way")
+        way = wanted.at.get("way")
         cycles = [self._cycle(inst) if way is None else self._nap(inst, str(way)) for _ in range(STARTS)]
         spans = [span for span in cycles if span is not None]
-        if probe.what not in ENDS:
-            self._begun[probe.what] = spans
+        if wanted.quantity not in ENDS:
+            self._begun[wanted.quantity] = spans
         return spans
 
     def _cycle(self, inst: Inst) -> tuple[float, float] | None:

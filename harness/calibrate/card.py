@@ -1,0 +1,231 @@
+"""Source: rows of `make gpu`, of which a card's table is made: `bench calibrate results/h200`.
+
+Each quantity starts from the committed one of its GPU kind. A few of its numbers are scaled to the measured rows, and
+the rest of the error goes into its factors (`grid.rescaled`). Its errors are those on these rows, held-out ones apart:
+the 3B's GEMMs and prompts, batches of 16, partitions of about 48 SMs. A probe that did not run leaves its quantity out,
+and then the committed one holds. Copy rates belong to a kind's specification, which a table does not replace: they are
+printed, not written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from harness.calibrate import grid, profiles, rounds
+from harness.calibrate.rows import F8, HOST, RAW, Row, Rows, columns, of, read, seconds
+from harness.calibrate.tables import Quantity, Table, error
+from harness.engines.costs import kernels, quantities
+from harness.policy.types import Shape, UserError
+from probe import report
+
+Kernel = Callable[..., F8]
+
+LEAST = 8  # rows, fewer say nothing about four numbers
+HELD_SMS = (41, 56)  # partitions that are held out
+# The probe's models, for the kernels that only a whole layer tells (public configurations).
+SHAPES = {
+    "1B": Shape("Llama-3.2-1B", 16, 2048, 32, 8, 64, 8192, 128256, True, True, 8192),
+    "8B": Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192),
+}
+
+
+def table(folder: Path, kind: str | None = None) -> Table:
+    """Fit the table of a folder of results; `kind` names the GPU where the card's name does not tell it.
+
+    Raises UserError where nothing was measured there, or the GPU kind has no committed table to start from.
+    """
+    rows = latest(read(folder / RAW))
+    if not rows:
+        raise UserError(f"{folder} holds no {RAW} with measurements; make gpu writes them")
+    host = _host(folder)
+    spec = quantities.gpu(kind or _kind(str(host["short"])))
+    base = quantities.quantities(spec.kind)
+    origin = f"make gpu on {host['name']}, CUDA {host.get('cuda')}, driver {host.get('driver')}, " + ", ".join(
+        f"{k} {v}" for k, v in host.get("packages", {}).items()
+    )
+    out: Quantity = {"kind": spec.kind}
+    notes: list[str] = []
+
+    def add(
+        op: str, some: Rows, names: Sequence[str], predicted: Callable[[Quantity, Rows], F8], at: Sequence[str]
+    ) -> None:
+        """Refit one quantity if it has enough rows; `at` names the features that its factors' axes count."""
+        if (fitted := int((~some.out).sum())) < LEAST:
+            notes.append(f"{op}: {fitted} measured rows, the committed table holds")
+            return
+        was: Quantity = dict(base[op])
+        q = was["gqa"] if op == "decode" else was
+        before = error(predicted(q, some), some.seconds)
+        new = grid.rescaled(q, names, some, predicted, [_feature(some.fitted, name) for name in at])
+        new |= {"source": f"{origin}; scaled from: {was['source']}", "formula": was["formula"]}
+        if op == "decode":  # one query head a KV head was not measured
+            mha = {k: v for k, v in was["mha"].items() if k not in quantities.ERRORS}
+            errors = {k: new[k] for k in quantities.ERRORS if k in new}
+            gqa = {k: v for k, v in new.items() if k not in {"source", "formula"}}
+            new = {"source": new["source"], "formula": new["formula"], **errors, "gqa": gqa, "mha": mha}
+        out[op] = new
+        now = quantities.error({"fit": before}).removeprefix("fit ")
+        notes.append(f"{op}: {quantities.error(new)}; the committed table on these rows: {now}")
+
+    add("gemm", whole_rows(rows, spec, "gemm"), ("launch_s", "fill_s", "hbm_frac", "tiles"),
+        lambda q, r: kernels.gemm_s(q, spec, **r.at), ("m", "n", "k"))  # fmt: skip
+    add("prefill", whole_rows(rows, spec, "prefill_attention"), ("floor_s", "tile_s", "flops_frac", "longest"),
+        lambda q, r: kernels.prefill_s(q, spec, **r.at), ("tokens", "n x heads", "heads a KV head"))  # fmt: skip
+    add("decode", whole_rows(rows, spec, "attention"), ("floor_s", "kv_head_s", "hbm_frac", "tail_s"),
+        lambda q, r: kernels.decode_s({"gqa": q, "mha": q}, spec, **r.at), ("ctx", "B x kv"))  # fmt: skip
+    add("small", small_rows(rows), ("floor_s", "hbm_frac"), lambda q, r: _small(q, spec, r), ())
+    if "gemm" in out:
+        rate = 2 * 8192.0**3 / float(kernels.gemm_s(out["gemm"], spec, 8192, 8192, 8192))
+        out["gemm"]["best_flops_frac"] = quantities.sig(rate / spec.flops)
+    partial, speeds = share_rows(rows, {**base, **out}, spec)
+    add("share", partial, ("arith_power", "saturation", "power"), lambda q, r: speeds(q)[r.at["i"]], ())
+    if (lanes := rounds.table(report.read(folder), spec.hbm, origin, base["co_run"])) is not None:
+        out["co_run"], note = lanes
+        notes.append(note)
+    if len(out) == 1:
+        raise UserError(f"{folder}: too few measurements for any quantity; call make gpu again, it resumes")
+    notes += _copies(rows, spec)
+    return Table(f"{spec.kind}-measured", out, lambda _: notes)
+
+
+# ------------------------------------------------------------------------------------------------ measured rows
+
+
+def latest(rows: Sequence[Row]) -> list[Row]:
+    """Return the last of equal measurements."""
+    return list({row.key: row for row in rows}.values())
+
+
+def whole_rows(rows: Sequence[Row], spec: quantities.GpuSpec, what: str) -> Rows:
+    """Return the samples of GEMMs, `attention` (decode) or `prefill_attention` on all SMs.
+
+    Held out are batches of 16 of `attention`, and the 3B's samples of the others.
+    """
+    some = [row for row in _plain(rows, what) if row.facts["sms"] >= spec.sms]
+    x, y = _features(what, some), seconds(some)
+    model = np.array([str(row.at["of"]).split(".")[0] for row in some], dtype=str)
+    held = {"B 16": x["B"] == 16} if what == "attention" else {"3B": model == "3B"}
+    if what == "gemm":
+        m, n, k = (x[name] for name in "mnk")
+        y, _ = profiles.within(spec.kind, y, 2 * (m * k + n * k + m * n), 2 * m * n * k)
+    return Rows(x, y, held)
+
+
+def small_rows(rows: Sequence[Row]) -> Rows:
+    """Return the samples of a layer's kernels that are neither GEMM nor attention; those of 256 tokens are held out.
+
+    `of` is the index of the model in SHAPES.
+    """
+    some = [row for row in of(rows, "small") if row.at["of"] in SHAPES]
+    m, model = columns(some, "m")["m"], np.array([list(SHAPES).index(row.at["of"]) for row in some], np.int64)
+    return Rows({"m": m, "of": model}, seconds(some), {"m 256": m == 256})
+
+
+def share_rows(rows: Sequence[Row], q: Quantity, spec: quantities.GpuSpec) -> tuple[Rows, Callable[[Quantity], F8]]:
+    """Return the speeds of kernels on a partition, of those on all SMs, and the same by a share's numbers.
+
+    Held out: partitions of about 48 SMs.
+    """
+    probed: tuple[tuple[str, Kernel, str], ...] = (
+        ("gemm", kernels.gemm_s, "gemm"),
+        ("decode", kernels.decode_s, "attention"),
+        ("prefill", kernels.prefill_s, "prefill_attention"),
+    )
+    speed, sms, parts = [], [], []
+    for op, kernel_s, what in probed:
+        some = _plain(rows, what)
+        whole = {_without_ask(row): row.seconds for row in some if row.facts["sms"] >= spec.sms}
+        on = [row for row in some if row.facts["sms"] < spec.sms and _without_ask(row) in whole]
+        if not on:
+            continue
+        here = np.array([row.facts["sms"] for row in on], np.float64)
+        parts.append((q[op], kernel_s, _features(what, on), here / spec.sms))
+        speed.append(np.array([whole[_without_ask(row)] for row in on]) / seconds(on))
+        sms.append(here)
+
+    def predicted(share: Quantity) -> F8:
+        return np.concatenate(
+            [s(k, spec, **x) / s(k, spec, **x, part=kernels.part_of(share, part)) for k, s, x, part in parts]
+        )
+
+    y, n = (np.concatenate(c) if c else np.empty(0) for c in (speed, sms))
+    return Rows({"i": np.arange(len(y))}, y, {"about 48 SMs": (n >= HELD_SMS[0]) & (n <= HELD_SMS[1])}), predicted
+
+
+PLAIN: dict[str, dict[str, Any]] = {  # as an engine would run them, without the variants that a probe tries
+    "gemm": {"target": 0},
+    "attention": {"splits": 0, "stages": 7, "page": 0},
+    "prefill_attention": {"backend": "flash"},
+}
+FEATURES = {
+    "gemm": ("m", "n", "k"),
+    "attention": ("B", "ctx", "heads", "kv", "d"),
+    "prefill_attention": ("tokens", "heads", "kv", "d"),
+}
+
+
+def _plain(rows: Sequence[Row], what: str) -> list[Row]:
+    return list(of(rows, what, **PLAIN[what]))
+
+
+def _features(what: str, rows: Sequence[Row]) -> dict[str, F8]:
+    x = columns(rows, *FEATURES[what])
+    return x if what != "prefill_attention" else {"n": np.ones(len(rows)), **x}
+
+
+def _feature(rows: Rows, name: str) -> F8:
+    """Return what an axis of factors counts: a feature, or a product or ratio of two."""
+    if name == "heads a KV head":
+        return cast("F8", rows.at["heads"] / rows.at["kv"])
+    names = name.split(" x ")
+    return cast("F8", np.prod([rows.at[of] for of in names], axis=0))
+
+
+def _without_ask(row: Row) -> str:
+    return json.dumps({k: v for k, v in row.at.items() if k != "ask"}, sort_keys=True)
+
+
+def _small(q: Quantity, spec: quantities.GpuSpec, rows: Rows) -> F8:
+    shapes = list(SHAPES.values())
+    return np.array(
+        [
+            float(kernels.small_s(q, spec, shapes[of], 1, np.array(m)))
+            for m, of in zip(rows.at["m"], rows.at["of"], strict=True)
+        ]
+    )
+
+
+def _copies(rows: Sequence[Row], spec: quantities.GpuSpec) -> list[str]:
+    """List measured copy rates beside those of the kind's specification."""
+    return [
+        f"{what}: {row.facts['bytes'] / row.seconds / 1e9:.1f} GB/s measured, {known / 1e9:.1f} in the table of"
+        f" {spec.kind}"
+        for what, known in (("h2d", spec.h2d), ("d2h", spec.d2h))
+        for row in list(of(rows, what, chunk=64 << 20, beside=""))[:1]
+    ]
+
+
+def _host(folder: Path) -> dict[str, Any]:
+    path = folder / HOST
+    try:
+        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8"))["calls"][-1])
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise UserError(
+            f"{path} does not tell which GPU this is ({type(error).__name__}); make gpu writes it"
+        ) from error
+
+
+def _kind(short: str) -> str:
+    """Return the kind that a card's name begins with: h100 for h100-80gb-hbm3. Raises UserError if none does."""
+    words = short.split("-")
+    for n in range(len(words), 0, -1):
+        name = "-".join(words[:n])
+        if name in quantities._aliases():
+            return name
+    known = ", ".join(quantities.gpu_kinds())
+    raise UserError(f"no committed table for {short!r} to start from; --gpu names one of {known}")

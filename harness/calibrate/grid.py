@@ -1,0 +1,142 @@
+"""The fit of a kernel: few parameters of its mechanism, then factors on a grid, which take up what that misses.
+
+The parameters have the least robust error of ln(seconds); the factors are found by ridge regression, so that far from
+any row they stay as they were. Every error that is stored is that of the rounded numbers, computed by the functions
+that the simulator uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from scipy.sparse import coo_matrix, csr_matrix, identity
+from scipy.sparse.linalg import spsolve
+
+from harness.calibrate.rows import F8, Rows
+from harness.calibrate.tables import Quantity, error
+from harness.engines.costs.quantities import ERRORS, sig
+
+CAP = 0.95  # of a peak: no fraction is more
+PRIOR = 0.02  # of ln(scale): what the rows do not tell stays at 1
+STEPS = (1e-3, 1e-2, 3e-2, 1e-1, 1e-2)  # of the derivative: large ones see past the plateaus of whole waves
+
+Axis = tuple[str, Sequence[float], F8]  # what it counts, its knots, and its value at each row
+
+
+def minimise(
+    seconds: Callable[[F8], F8], y: F8, starts: Sequence[Sequence[float]], steps: Sequence[float] = (1e-4,),
+    most: int = 80,
+) -> F8:  # fmt: skip
+    """Return the positive parameters with the least robust error of ln(seconds / y), the best from several starts.
+
+    `steps` of the derivative are tried one after the other, each with at most `most` evaluations.
+    """
+
+    def residuals(x: F8) -> F8:
+        return np.clip(np.log(seconds(np.exp(x)) / y), -1, 1)
+
+    best: Any = None
+    for start in starts:
+        at = np.log(np.array(start))
+        for step in steps:
+            got = least_squares(
+                residuals, at, loss="soft_l1", f_scale=0.1, diff_step=np.full(len(at), step),
+                bounds=(np.log(1e-9), np.log(1e4)), max_nfev=most,
+            )  # fmt: skip
+            at = got.x
+            best = got if best is None or got.cost < best.cost else best
+    return cast("F8", np.exp(best.x))
+
+
+def factors(axes: Sequence[Sequence[float]], at: Sequence[F8], log_error: F8) -> list[float]:
+    """Return the factors on the grid that take up `log_error`, by ridge regression reweighted towards the median."""
+    A, w = _weights(axes, at), np.ones(len(log_error))
+    c = np.zeros(A.shape[1])
+    for _ in range(5):
+        At = A.multiply(w[:, None]).T
+        c = spsolve((At @ A + identity(A.shape[1])).tocsc(), At @ log_error)
+        w = 1 / np.maximum(np.abs(log_error - A @ c), 0.02)
+        w /= w.max()
+    return [round(float(f), 3) for f in np.exp(c)]
+
+
+def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
+    """Return the rows of multilinear weights over the grid of `axes`, as `kernels` interpolates."""
+    parts = []
+    for x, axis in zip(at, axes, strict=True):
+        u = np.interp(np.log2(np.maximum(x, 1)), np.log2(axis), np.arange(len(axis)))
+        i: NDArray[np.int64] = np.minimum(u.astype(np.int64), len(axis) - 2)
+        parts.append(((i, 1 - (u - i)), (i + 1, u - i)))
+    cols, vals = [], []
+    for corner in product(*parts):
+        cols.append(np.ravel_multi_index([i for i, _ in corner], [len(a) for a in axes]))
+        vals.append(np.prod([w for _, w in corner], axis=0))
+    n = len(at[0])
+    entries = (np.concatenate(vals), (np.tile(np.arange(n), len(cols)), np.concatenate(cols)))
+    return coo_matrix(entries, shape=(n, int(np.prod([len(a) for a in axes])))).tocsr()
+
+
+def finish(q: Quantity, axes: Sequence[Axis], rows: Rows, seconds: Callable[[Quantity], F8]) -> Quantity:
+    """Round the mechanism's parameters, add the factors that it misses and the errors of the whole."""
+    q, fit, knots = rounded(q), ~rows.out, [list(k) for _, k, _ in axes]
+    missed = np.log(rows.seconds / seconds(q))[fit]
+    grid = factors(knots, [x[fit] for _, _, x in axes], missed)
+    q |= {"axes_of": [name for name, _, _ in axes], "axes": knots, "factors": grid}
+    return q | errors(seconds(q), rows)
+
+
+def rescaled(
+    q: Quantity, names: Sequence[str], rows: Rows, seconds: Callable[[Quantity, Rows], F8], axes: Sequence[F8] = ()
+) -> Quantity:
+    """Scale some numbers of a quantity to the rows that are not left out, then its factors; with errors.
+
+    `axes` are the values, at those rows, of what the quantity's own axes count.
+    """
+    few = rows.fitted
+    x = minimise(
+        lambda x: np.concatenate([seconds(_times(q, names, x), few), x**PRIOR]),
+        np.concatenate([few.seconds, np.ones(len(names))]),
+        [[1.0] * len(names)],
+        STEPS,
+    )
+    new: Quantity = rounded(_times({k: v for k, v in q.items() if k not in ERRORS}, names, x))
+    if q.get("factors") and axes:
+        more = factors(q["axes"], axes, np.log(few.seconds / seconds(new, few)))
+        new["factors"] = [round(a * b, 3) for a, b in zip(q["factors"], more, strict=True)]
+    predicted = seconds(new, rows)
+    return new | (errors(predicted, rows) if rows.out.any() else {"fit": error(predicted, rows.seconds)})
+
+
+def _times(q: Quantity, names: Sequence[str], x: F8) -> Quantity:
+    """Multiply some numbers of a quantity by x; fractions of a peak stay below it."""
+    out = dict(q)
+    for name, by in zip(names, x, strict=True):
+        if name == "tiles":
+            out[name] = [[tm, tn, min(CAP, rate * by)] for tm, tn, rate in q[name]]
+        elif isinstance(q[name], list):
+            out[name] = [min(CAP, value * by) for value in q[name]]
+        else:
+            out[name] = min(CAP, q[name] * by) if name == "hbm_frac" else q[name] * by
+    return out
+
+
+def errors(predicted: F8, rows: Rows) -> Quantity:
+    """Return the errors on fitted rows, on all that were left out and on each kind of them."""
+    out: Quantity = {"fit": error(predicted[~rows.out], rows.seconds[~rows.out])}
+    out["held"] = error(predicted[rows.out], rows.seconds[rows.out])
+    out["held_parts"] = {why: error(predicted[s], rows.seconds[s]) for why, s in rows.held.items() if s.any()}
+    return out
+
+
+def rounded(q: Any) -> Any:
+    """Round every number of a quantity to the digits that tables have."""
+    if isinstance(q, float | np.floating):
+        return sig(float(q))
+    if isinstance(q, dict):
+        return {k: rounded(v) for k, v in q.items()}
+    return [rounded(v) for v in q] if isinstance(q, list | tuple) else q

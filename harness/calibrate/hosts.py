@@ -1,0 +1,44 @@
+"""Fit what an engine adds to its kernels: constants of a host profile, on whole runs that the simulator replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from harness.calibrate.rows import F8
+from harness.engines.costs.quantities import HostProfile
+
+
+def fit(
+    base: HostProfile, start: Mapping[str, float], log_error: Callable[[HostProfile], F8], *, step: float, most: int,
+    robust: float | None = None,
+) -> HostProfile:  # fmt: skip
+    """Return a profile whose named constants have the least squared `log_error`, from `start` on.
+
+    `step` of the derivative is relative, and wide, for whole steps end whole requests; `most` are its evaluations; from
+    an error of `robust` on rows count less.
+    """
+    names, scale = list(start), np.array(list(start.values()))
+
+    def with_(x: F8) -> HostProfile:
+        constants: dict[str, Any] = dict(zip(names, (np.abs(x) * scale).tolist(), strict=True))
+        return base._replace(**constants)
+
+    def residuals(x: F8) -> F8:
+        return log_error(with_(x))
+
+    got = least_squares(
+        residuals, np.ones(len(names)), loss="linear" if robust is None else "soft_l1", f_scale=robust or 1.0,
+        diff_step=np.full(len(names), step), max_nfev=most,
+    )  # fmt: skip
+    return with_(got.x)
+
+
+def rounded(host: HostProfile, names: Sequence[str] | None = None) -> HostProfile:
+    """Round the named constants to three digits, or all that are no whole numbers."""
+    chosen = [k for k, v in host._asdict().items() if isinstance(v, float)] if names is None else names
+    numbers: dict[str, Any] = {name: float(f"{getattr(host, name):.3g}") for name in chosen}
+    return host._replace(**numbers)

@@ -1,0 +1,146 @@
+"""The rows of which every table is made: a quantity, at what, seconds, of how many measurements, and their source.
+
+`Row` is a line of a journal (raw.jsonl), as probes, servers and the torch engine leave it. `Rows` are columns, of one
+quantity: those of the public profiles have 20,000 of a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.policy.types import UserError
+from probe import conduct
+
+F8 = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+RAW, HOST = conduct.RAW, conduct.HOST
+CORE = ("quantity", "at", "seconds", "n", "source")
+
+
+class Row(NamedTuple):
+    """A measurement."""
+
+    quantity: str
+    at: Mapping[str, Any]
+    seconds: float  # the median
+    n: int = 1  # measurements that it is the median of
+    source: str = ""  # a probe, a round or a scripted run: what a second call need not do again
+    facts: Mapping[str, Any] = {}  # beside it: bytes, tokens of context, seconds alone, cores that others took
+
+    @property
+    def held(self) -> bool:
+        """True of a row that fits leave out, to be judged by it."""
+        return bool(self.at.get("held"))
+
+    @property
+    def text(self) -> str:
+        """The measurement in a line."""
+        return f"{self.quantity} " + ", ".join(f"{name} {value}" for name, value in self.at.items() if value)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The key that equal measurements of several sources share."""
+        return self.quantity, json.dumps(dict(self.at), sort_keys=True)
+
+
+def measured(quantity: str, at: Mapping[str, Any], seconds: Sequence[float], source: str = "", **facts: Any) -> Row:
+    """Return the row of repeated measurements, which it keeps (`all`)."""
+    return Row(quantity, dict(at), float(median(seconds)), len(seconds), source, {"all": list(seconds), **facts})
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a journal; a last one may have been cut off. UserError for rows of an older form."""
+    try:
+        return list(conduct.lines(path))
+    except conduct.OldRows as error:
+        raise UserError(str(error)) from None
+
+
+def append(path: Path, *made: Mapping[str, Any]) -> None:
+    """Append lines, behind what a kill may have cut off, and see them to the disk."""
+    with conduct.opened(path) as file:
+        for line in made:
+            conduct.write(file, json.dumps(line))
+
+
+def read(path: Path) -> list[Row]:
+    """Read the rows of a journal that are seconds. UserError for those of an older form."""
+    known = list[Row]()
+    for line in lines(path):
+        if "quantity" in line and "seconds" in line:
+            more = {k: v for k, v in line.items() if k not in {*CORE, "facts"}} | (line.get("facts") or {})
+            known.append(Row(line["quantity"], line["at"], line["seconds"], line["n"], line["source"], more))
+    return known
+
+
+class Journal:
+    """A file of rows, to which each measurement adds its own."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.rows = path, read(path)
+
+    def add(self, *rows: Row) -> None:
+        """Keep rows."""
+        append(self.path, *(row._asdict() for row in rows))
+        self.rows += rows
+
+
+def of(rows: Iterable[Row], quantity: str, **at: Any) -> Iterator[Row]:
+    """Yield the rows of a quantity with these values."""
+    return (row for row in rows if row.quantity == quantity and at.items() <= row.at.items())
+
+
+def disturbed(rows: Sequence[Row], most: float) -> Iterator[str]:
+    """Say how many rows were measured while other processes took more than `most` cores, if any."""
+    cores = [row.facts["other_cores"] for row in rows if row.facts["other_cores"] > most]
+    if cores:
+        yield (
+            f"{len(cores)} of {len(rows)} measurements while others took more than {most:g} cores "
+            f"(at most {max(cores):.2f}): measure again, in another folder, on a quiet machine"
+        )
+
+
+class Rows(NamedTuple):
+    """Rows of one quantity, as columns, and which of them a fit leaves out (and why)."""
+
+    at: Mapping[str, Any]  # of arrays
+    seconds: F8
+    held: Mapping[str, Mask]  # by reason; a row may have several
+
+    @property
+    def out(self) -> Mask:
+        """Mask of the rows that are left out for any reason."""
+        return cast("Mask", np.logical_or.reduce(list(self.held.values())))
+
+    @property
+    def fitted(self) -> Rows:
+        """The rows that are not left out."""
+        return self.pick(~self.out)
+
+    def pick(self, rows: Mask | NDArray[np.int64]) -> Rows:
+        """Return some of the rows, by mask or index."""
+        at, held = ({k: v[rows] for k, v in columns.items()} for columns in (self.at, self.held))
+        return Rows(at, self.seconds[rows], held)
+
+    def few(self, most: int) -> Rows:
+        """Return at most so many of the rows that are not left out, an even selection, the same each time."""
+        fitted = np.flatnonzero(~self.out)
+        return self.pick(np.sort(np.random.default_rng(0).permutation(fitted)[:most]))
+
+
+def columns(rows: Sequence[Row], *names: str) -> dict[str, F8]:
+    """Return values of rows, by name, and nothing else of them."""
+    return {name: np.array([row.at[name] for row in rows], np.float64) for name in names}
+
+
+def seconds(rows: Sequence[Row]) -> F8:
+    """Return the seconds of rows."""
+    return np.array([row.seconds for row in rows], np.float64)
