@@ -53,7 +53,7 @@ def main(runs: int = 128) -> None:
             record.write_part(part, each)
 
     timed("written into parts", write)
-    timed("checked by a second call", lambda: [current(task.spec, out, task.code) for task in tasks])
+    timed("checked by a second call", lambda: [current(task, out) for task in tasks])
     timed("counted, for a search", lambda: [score.attained(out / name, under, ["ttft"]) for name in names])
     places = [Place("cost", 1.0, "static", under, name) for name in names]
     timed("scored, for the table", lambda: table_of(places, out, ["ttft", "tpot"], by_model=True, workers=1))

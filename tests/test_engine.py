@@ -26,7 +26,7 @@ from harness.run import sweep
 from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup
-from harness.run.sources import current
+from harness.run.sources import Task, current
 from harness.run.spec import Spec, canonical
 from tests.cases import cases
 from workloads.models import shape
@@ -245,12 +245,12 @@ def test_a_run_says_where_it_was_measured(diary: Path, tmp_path: Path, monkeypat
     about = record.meta(done(SPEC, tmp_path))
     assert about["measured_on"] == {"host": "here", "cpu": "of a test"}
     assert about["spec"]["measured_on"] == here.measured_on == "host here, cpu of a test"
-    assert current(here, tmp_path, "")
+    assert current(Task.of(here, ""), tmp_path)
     monkeypatch.setenv("DIARY_HOST", "there")
     resolve_module._traits.cache_clear()  # as another process
     there = resolve(SPEC)
     assert there.hash8 != here.hash8
-    assert not current(there, tmp_path, "")
+    assert not current(Task.of(there, ""), tmp_path)
     with pytest.raises(UserError, match="measured on host here, cpu of a test; here is host there"):
         resolve(here)
 

@@ -29,7 +29,7 @@ from harness.run import estimates, slo, sweep
 from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
-from harness.run.sources import closure, code, current, scoring
+from harness.run.sources import Task, closure, code, current, scoring
 from harness.run.spec import Spec, as_dict, canonical
 from harness.run.teller import Left, Silent
 from harness.study import receipt
@@ -261,8 +261,8 @@ def test_editing_one_system_makes_only_its_rows_stale(mine: Path, tmp_path: Path
     after = code(changed), code(other)
     assert after[0] != before[0]
     assert after[1] == before[1]
-    assert not current(changed, tmp_path, after[0])
-    assert current(other, tmp_path, after[1])
+    assert not current(Task.of(changed, after[0]), tmp_path)
+    assert current(Task.of(other, after[1]), tmp_path)
 
 
 def test_runs_of_another_arithmetic_are_taken_and_told(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_folder_that_is_moved_is_current_and_two_versions_stand_side_by_side(t
     here.rename(there)
     out.rename(tmp_path / "moved")
     moved = resolve(replace(asked, system=str(there / "mine.py")))
-    assert current(moved, tmp_path / "moved", code(moved))
+    assert current(Task.of(moved, code(moved)), tmp_path / "moved")
     (again,) = sweep.sweep([moved], tmp_path / "moved", workers=1)
     assert again.name == folder.name
     assert record.meta(again)["spec"]["system"] == str(there / "mine.py")  # and can be made again from there

@@ -157,7 +157,7 @@ def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
     ends = {min(measured.xs), max(measured.xs)}
     of = dict(zip(measured.table["run"].to_pylist(), measured.table["label"].to_pylist(), strict=True))
     for task in measured.tasks:
-        label = of.get(task.spec.folder)
+        label = of.get(task.folder)
         if label in gone and task.spec.rate_scale in ends:
             specs.setdefault(str(label), {})[task.spec.rate_scale, task.spec.seed] = task.spec
     texts, by = {}, dict[str, list[Remedy]]()

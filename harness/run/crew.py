@@ -153,7 +153,7 @@ def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
         if process.exitcode in {0, -signal.SIGTERM}:  # a batch system ends all processes of a job at once
             raise Terminated from None
         raise UserError(
-            f"a worker died while running {task.spec.folder} (exit code {process.exitcode}; -9 often means that memory "
+            f"a worker died while running {task.folder} (exit code {process.exitcode}; -9 often means that memory "
             f"ran out: --workers 1 takes less)"
         ) from None
     if isinstance(answer, BaseException):

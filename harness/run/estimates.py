@@ -173,7 +173,7 @@ class Ahead:
     def ended(self, task: Task, out: Path) -> None:
         """Take a run off that ended, and learn from it if it was stored."""
         self._groups[_group(task)] -= 1
-        cpu_s, wall_s = self._costs.learn(task.spec, out / task.spec.folder, requests_in(task.spec))
+        cpu_s, wall_s = self._costs.learn(task.spec, out / task.folder, requests_in(task.spec))
         self._cpu_s, self._wall_s = self._cpu_s + cpu_s, self._wall_s + wall_s
 
     def without(self, labels: Iterable[str]) -> None:

@@ -64,7 +64,7 @@ def _shared(out: Path, token: str) -> bool:
 def _done(task: Task, out: Path, *, shared: bool) -> Answer:
     spec = task.spec
     try:
-        if not (shared and current(spec, out, task.code)):  # of a batch whose first worker died
+        if not (shared and current(task, out)):  # of a batch whose first worker died
             execute(spec, out, task.code)
     except Failed as failed:
         return Answer(spec.folder, dict(failed.why))

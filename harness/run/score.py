@@ -64,7 +64,7 @@ def table(
 
     `scorer` is the file of the module whose `make` this is.
     """
-    runs = sorted((task.spec.folder, task.code) for task in tasks)
+    runs = sorted((task.folder, task.code) for task in tasks)
     key = digest(record.dumps([runs, sources.scoring(scorer), about]))
     kind = stored.SCORES if path.name == record.SWEEP else stored.LEADS
     return kind.kept(path, {**about, "key": key}, make)

@@ -34,6 +34,12 @@ class Task(NamedTuple):
 
     spec: Spec
     code: str
+    folder: str  # of its run: `spec.folder`, which hashes the spec
+
+    @classmethod
+    def of(cls, spec: Spec, code_hash: str) -> Task:
+        """Return the task of a resolved spec."""
+        return cls(spec, code_hash, spec.folder)
 
 
 def code(spec: Spec) -> str:
@@ -122,19 +128,17 @@ def _files(name: str) -> Iterator[Path]:
 # ------------------------------------------------------------------ stored runs
 
 
-def current(
-    spec: Spec, out: Path, code_hash: str, tell: Callable[[str], None] = lambda _: None
-) -> Mapping[str, Any] | None:
-    """Return the facts of the whole run of a resolved spec that `out` has, made by these sources, or None.
+def current(task: Task, out: Path, tell: Callable[[str], None] = lambda _: None) -> Mapping[str, Any] | None:
+    """Return the facts of the whole run of a task that `out` has, made by these sources, or None.
 
     `tell` hears of a damaged one.
     """
-    if not record.exists(folder := out / spec.folder):
+    if not record.exists(folder := out / task.folder):
         return None
-    inputs = {"code_hash": code_hash, "spec_hash": spec.hash8}
+    inputs = {"code_hash": task.code, "spec_hash": task.folder.rpartition("-")[2]}
     about = RUNS.current(folder, inputs, lambda: tell(f"{folder.name} is damaged: it is run again"))
     # Hashes are short: compare the specs too, but for files' paths.
-    made, asked = (about or {}).get("spec") or {}, as_dict(spec)
+    made, asked = (about or {}).get("spec") or {}, as_dict(task.spec)
     same = all(made.get(key) == asked.get(key) for key in (made.keys() | asked.keys()) - FILES.keys())
     return about if same else None
 

@@ -67,7 +67,7 @@ def stored_only() -> Iterator[None]:
 def tasks(specs: Iterable[Spec]) -> list[Task]:
     """Resolve specs and hash their sources; UserError for what does not exist."""
     code = codes()
-    return [Task(spec, code(spec)) for spec in map(resolve, specs)]
+    return [Task.of(spec, code(spec)) for spec in map(resolve, specs)]
 
 
 def sweep(
@@ -85,14 +85,14 @@ def sweep(
     teller = teller or Silent()
     every = tasks(specs)
     whole.clean(out)
-    once = list({task.spec.folder: task for task in every}.values())
+    once = list({task.folder: task for task in every}.values())
     batches = None if into is None else Batches(into, out)
     if batches is not None:  # those of a part one after the other
         once.sort(key=batches.key)
     todo, stored, elsewhere = list[Task](), list[Task](), 0
     here = arithmetic.digest()[: arithmetic.SHOWN]
     for task in once:
-        if about := current(task.spec, out, task.code, teller.say):
+        if about := current(task, out, teller.say):
             relocate(task.spec, out)
             stored.append(task)
             elsewhere += about.get("arithmetic", here) != here
@@ -132,14 +132,14 @@ def sweep(
         pass
     if failed:
         raise Failed(failed)
-    return [out / task.spec.folder for task in every]
+    return [out / task.folder for task in every]
 
 
 def _ahead(todo: Sequence[Task], stored: Sequence[Task], out: Path, later: float, slots: int) -> Ahead:
     """Return what is ahead of a sweep, by the costs of runs in its folder, among them its own that are stored."""
     costs = Costs.of(out) if todo else Costs()
     for task in stored[:: max(1, len(stored) // MOST_LEARNED)] if todo else ():
-        costs.learn(task.spec, out / task.spec.folder, requests_in(task.spec))
+        costs.learn(task.spec, out / task.folder, requests_in(task.spec))
     return Ahead(todo, costs, later, slots)
 
 
@@ -204,16 +204,16 @@ class Batches:
 
     def key(self, task: Task) -> tuple[str, str]:
         """Return the part that a task's run belongs to, and its name: in this order parts are complete early."""
-        name = task.spec.folder
+        name = task.folder
         return name.rpartition("-")[2][: self._into.digits], name
 
     def waiting(self, todo: Iterable[Task]) -> set[Task]:
         """Return the tasks whose whole runs a killed call left beside the parts."""
-        return {task for task in todo if not self._apart(task) and current(task.spec, self._staged, task.code)}
+        return {task for task in todo if not self._apart(task) and current(task, self._staged)}
 
     def _apart(self, task: Task) -> bool:
         """Tell whether a task's run has a folder, where it stays."""
-        return (self._out / task.spec.folder / record.ROWS).exists()
+        return (self._out / task.folder / record.ROWS).exists()
 
     def filled(self, todo: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
         """Execute tasks and yield each once its run is stored: in its folder if it has one, else in a part.
@@ -222,7 +222,7 @@ class Batches:
         `parts.MANY` of them, and those of one part.
         """
         parts.clean(self._into, self._out)
-        self._tidied({task.spec.folder for task in todo})
+        self._tidied({task.folder for task in todo})
         apart = [task for task in todo if self._apart(task)]
         if apart:
             yield from execute(apart, self._out)
@@ -245,7 +245,7 @@ class Batches:
         """Execute the tasks of whole parts; yield those of a part when it is written."""
         lacking = Counter(self.key(task)[0] for task in tasks)
         ended: dict[str, list[Ended]] = {}
-        new = dict.fromkeys(task for task in tasks if not current(task.spec, self._staged, task.code))
+        new = dict.fromkeys(task for task in tasks if not current(task, self._staged))
         made = (Ended(task, {}) for task in tasks if task not in new)
         for each in chain(made, execute([*new], self._staged) if new else ()):
             batch = self.key(each.task)[0]
@@ -260,7 +260,7 @@ class Batches:
         by_part: dict[Path, list[Path]] = {}
         for task, why in ended:
             if not why:
-                name = task.spec.folder
+                name = task.folder
                 by_part.setdefault(self._into.part(self._out, name), []).append(self._staged / name)
         for part, runs in by_part.items():
             if not all(run.is_dir() for run in runs):  # the other call has put them into its part
@@ -275,8 +275,8 @@ class _Clock:
     """Reports of the duration of runs in real time, and of each run's outcome; none where time is simulated."""
 
     def __init__(self, todo: Sequence[Task], teller: Teller) -> None:
-        spans = {task.spec.folder: realtime.span(task.spec) for task in todo}
-        real = {task.spec.folder: task.spec for task in todo if spans[task.spec.folder] is not None}
+        spans = {task.folder: realtime.span(task.spec) for task in todo}
+        real = {task.folder: task.spec for task in todo if spans[task.folder] is not None}
         self._left = {
             name: span for name, span in spans.items() if span and not realtime.lacking(real[name], here=True)
         }

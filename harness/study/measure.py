@@ -64,7 +64,7 @@ class Measured:
     def tasks(self) -> tuple[Task, ...]:
         """Resolved specs of all runs and the hashes of their sources, as stored in their folders."""
         each = (record.meta(self.folder.parent / run) for run in self.about.runs)
-        return tuple(Task(stored(about["spec"]), about["code_hash"]) for about in each)
+        return tuple(Task.of(stored(about["spec"]), about["code_hash"]) for about in each)
 
     @property
     def xs(self) -> tuple[float, ...]:
@@ -468,7 +468,7 @@ class Work:
         """Add the misses of runs to the curves by panel and system, for the first definition."""
         definition = self.study.definitions[0]
         ready = sweep.tasks(point.spec for point in points)
-        places = [self._place(point, task.spec.folder) for point, task in zip(points, ready, strict=True)]
+        places = [self._place(point, task.folder) for point, task in zip(points, ready, strict=True)]
         self._score(places, Silent())
         for point, place in zip(points, places, strict=True):
             counted = table.counted(self._scored[place.key], definition)
@@ -531,7 +531,7 @@ class Work:
                         scored=self._scored, teller=teller, measures=self.study.measures)  # fmt: skip
 
     def _table(self, points: Sequence[Point], ready: Sequence[Task], teller: Teller) -> pa.Table:
-        places = [self._place(p, t.spec.folder) for p, t in zip(points, ready, strict=True)]
+        places = [self._place(p, t.folder) for p, t in zip(points, ready, strict=True)]
         return table.table_of(places, self.out, self.study.definitions, by_model=self.study.by_model,
                               workers=self.workers, scored=self._scored, teller=teller,
                               measures=self.study.measures)  # fmt: skip
@@ -576,10 +576,10 @@ class Work:
             notes=(*(grids.notes(grid) if study.layout == "lines" else ()), *stand_ins, *study.notes),
             judges=tuple(
                 Facts(self.stem, each)
-                for each in judgements((p.under, t.spec.folder) for p, t in zip(points, ready, strict=True))
+                for each in judgements((p.under, t.folder) for p, t in zip(points, ready, strict=True))
             ),
             bound=self._bound(grid),
-            runs=dict(sorted((t.spec.folder, p.system) for p, t in zip(points, ready, strict=True))),
+            runs=dict(sorted((t.folder, p.system) for p, t in zip(points, ready, strict=True))),
         )
 
     def _bound(self, grid: Grid) -> dict[str, Any] | None:

@@ -120,7 +120,7 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
             sweep([spec for _, spec in cells], out, teller=teller, what=f"{count} models on {engine}")
             scheduled = tasks(spec for _, spec in cells)
             _again(scheduled, out, plan.again, teller)
-            runs = [(label, out / task.spec.folder) for (label, _), task in zip(cells, scheduled, strict=True)]
+            runs = [(label, out / task.folder) for (label, _), task in zip(cells, scheduled, strict=True)]
             table = tidy.scores(score.scorable(label, run, under) for label, run in runs).to_pandas()
             frames.append(_lines(table, side, count, {rate: share for share, rate in rates.items()}, under.definition))
             notes += _skipped(table, side)
@@ -170,7 +170,7 @@ def grid(
 def _again(done: Sequence[Task], out: Path, times: int, teller: Teller) -> None:
     """Make invalid runs again, the last one of which is kept."""
     for _ in range(times):
-        invalid = [task for task in done if (record.meta(out / task.spec.folder).get("verdict") or {}).get("reasons")]
+        invalid = [task for task in done if (record.meta(out / task.folder).get("verdict") or {}).get("reasons")]
         for count, task in enumerate(invalid):
             teller.progress("invalid runs again", count, len(invalid))
             execute(task.spec, out, task.code)
