@@ -197,19 +197,19 @@ class Prism:
     numerator: str = choice("osdi26", "v1")
     argmin: str = choice("before", "after")
     tau: float = number(0.0, 0, 10)  # in the units of KVPR: 1 / (s^2 GiB), osdi26: 1 / s^2
-    z: float = number(1.15, 0, 5, tuned=True)
+    z: float = number(2.46, 0, 5, tuned=True)
     idle_s: float = number(45.0, 1, 600)  # OSDI 2026, appendix A.4
     window_s: float = number(60.0, 5, 600)  # OSDI 2026, appendix A.4
     interval_s: float = number(5.0, 0.5, 60)  # released: scheduling/controller_global.py, SCHEDULE_INTERVAL
-    dropped: str = choice("late", "requeue", tuned=True, undrawn=("drop",))  # no other system refuses requests
-    clock: str = choice("serial", "batched", tuned=True)
-    heads: int = number(9, 1, 1024, tuned=True)
+    dropped: str = choice("requeue", "late", tuned=True, undrawn=("drop",))  # no other system refuses requests
+    clock: str = choice("batched", "serial", tuned=True)
+    heads: int = number(487, 1, 1024, tuned=True)
     chunk: int = number(2048, 64, 8192)
     elastic: bool = True
     kv: str = choice("elastic", "paged")
     order: str = choice("moore-hodgson", "fcfs")
     placement: str = choice("kvpr", "fixed")
-    start: str = choice("alg1", "searched", tuned=True)
+    start: str = choice("searched", "alg1", tuned=True)
     moves: str = choice("exchange", "deactivate", "copy", tuned=True)
     evict: str = choice("out", "pressure", tuned=True, undrawn=("never",))
     way: str = choice("parallel", "pool", "host", "sleep", "disk", "cold")

@@ -47,9 +47,9 @@ class Static:
     """Models stay where the plan puts them, with the KV memory that the plan gives them."""
 
     cluster: Cluster
-    size: str = choice("rate", "equal", tuned=True)
-    floor: float = number(2.65, 1, 8, tuned=True)  # longest requests
-    placement: str = choice("rate", "pressure", "searched", tuned=True)
+    size: str = choice("equal", "rate", tuned=True)
+    floor: float = number(1.66, 1, 8, tuned=True)  # longest requests
+    placement: str = choice("searched", "rate", "pressure", tuned=True)
     oracle: bool = False  # the forecast is the window's own: a bound
     replicas: bool = False
     route: str = choice("fewest", "turns")  # to the copy with the fewest requests, or to each in turn

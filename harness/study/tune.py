@@ -191,7 +191,8 @@ HEAD = """\
 # Written by the command below. Each draw: its values; held, the share of (world, rate, seed) in which 99 %
 # of both SLOs are met; its score, the mean attainment of both; the gain of held over draw 0, the defaults
 # before tuning, with a 95 % interval over (world, seed). Chosen: the most held, then the best score, then
-# the first. `tuned` is false where no draw holds any: the choice is by its score alone, and no tuning.
+# the first. `tuned` is false where no draw holds any: the choice is by its score alone, and no tuning. Regret:
+# the share of cells that draw 0 holds less than the draw that holds most.
 """
 
 
@@ -211,7 +212,13 @@ def as_toml(tunings: Sequence[Tuned], day: str, command: str, gpus: int | None =
         "slo": RULE,
     }
     systems = {
-        t.system: {"chosen": t.chosen, "tuned": t.tuned, "draw": [_recorded(draw) for draw in t.draws]} for t in tunings
+        t.system: {
+            "chosen": t.chosen,
+            "tuned": t.tuned,
+            "regret": round(t.regret, PLACES),
+            "draw": [_recorded(draw) for draw in t.draws],
+        }
+        for t in tunings
     }
     return HEAD + tomli_w.dumps(about | systems)
 
