@@ -62,7 +62,7 @@ class Weaver:
     control: str = choice("gpu", "cpu")  # section 4.1; "cpu": attention waits behind all that is issued (5.3)
     split: bool = choice(True, False)  # section 4.2, Algorithm 1
     prefill: str = choice("apart", "beside")  # section 5: "1p1d"
-    period_s: float = number(1.7, 0.05, 60, tuned=True)  # between two measurements of K and N
+    period_s: float = number(27.0, 0.05, 60, tuned=True)  # between two measurements of K and N
     seed: int = number(0, 0, 2**31)  # of the draws
     hears: frozenset[type] = field(init=False)
     uses: frozenset[str] = field(init=False)

@@ -15,6 +15,7 @@ is out of reach: the system is not tuned, and the record says so (`tuned`); its 
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,6 +54,8 @@ BASE = Spec("", models="heavy8", gpus=2, pool_bytes=round(67.28 * GIB),
 DRAWS = 16
 DECADE, DIGITS = 10.0, 3  # beyond the first a range is drawn in logarithm; significant digits of a drawn number
 PLACES = 4  # of a score: a hundredth of a point
+
+LISTED = re.compile(r"\[\n((?: {4}.*,\n)+)\]")  # a list with a line a value, as tomli_w writes all
 
 Fields = Mapping[str, Option]
 
@@ -220,7 +223,9 @@ def as_toml(tunings: Sequence[Tuned], day: str, command: str, gpus: int | None =
         }
         for t in tunings
     }
-    return HEAD + tomli_w.dumps(about | systems)
+    return HEAD + LISTED.sub(
+        lambda values: f"[{' '.join(values[1].split()).rstrip(',')}]", tomli_w.dumps(about | systems)
+    )
 
 
 def _recorded(draw: Draw) -> dict[str, Any]:
