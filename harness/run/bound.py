@@ -302,9 +302,11 @@ def _most(need: _Need, capacity: F8) -> float:
         return 0.0
     whole = (costs[0] + costs[1]).max(axis=1)
     edges = np.quantile(whole[able], np.linspace(0.0, 1.0, CLASSES + 1)[1:-1])
-    keys = np.stack([a, *by, np.searchsorted(edges, whole)], axis=1)[able]
-    groups, of, sizes = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    means = [np.stack([np.bincount(of.reshape(-1), x) / sizes for x in cost[able].T]) for cost in costs]
+    alike = [k[able] for k in (a, *by, np.searchsorted(edges, whole))]
+    counts = (len(points) + 1,) * 3 + (CLASSES,)
+    keys, of, sizes = np.unique(np.ravel_multi_index(alike, counts), return_inverse=True, return_counts=True)
+    groups = np.stack(np.unravel_index(keys, counts), axis=1)
+    means = [np.stack([np.bincount(of, x) / sizes for x in cost[able].T]) for cost in costs]
     inside = [(groups[:, 0] >= intervals[:, :1]) & (ends <= intervals[:, 1:]) for ends in groups[:, 1:3].T]
     rows = np.concatenate([inside[0] * early + inside[1] * late for early, late in zip(*means, strict=True)])
     solved = linprog(
