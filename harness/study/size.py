@@ -38,6 +38,7 @@ from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
 from harness.study.degrees import NoRoom, fitting
+from harness.study.search import bracket
 from harness.study.shared import placed
 from harness.study.size_binds import by_view, misses
 from harness.study.study import UNSHARED, named
@@ -371,30 +372,21 @@ class Work:
         Counts are of copies of a mix in here; of one kind, a copy is a GPU.
         """
         tried, target, size = curve.tried, self.asked.target, mix.size(curve.kind)
-        most = self.most(curve.kind) // size
         if curve.stopped:
             return None
         if own_count(self.systems[curve.system]):
             alone = traits(self.spec(curve.kind, curve.system, size, self.views[0], self.views[0].seeds[0])).gpus
             return None if tried else alone
         answer = curve.fewest(target, by)
-        held = None if answer is None else answer // size
-        fails = [n // size for n, verdict in tried.items()
-                 if not verdict.holds(target, by) and (answer is None or n < answer)]  # fmt: skip
-        floor, begin = self.begins[curve.kind]
-        floor, begin = max(floor, least), max(begin, least)
-        low = max(fails, default=floor - 1)
-        if held is None:
-            n = begin if not tried else max(low + 1, min(2 * low, most))
-            cap = self._cap(curve, first)
-            if n > cap and low < cap:
-                n = cap
-            if n > min(cap, most):
-                curve.stopped = f"> {low * size}: a cheaper count is found" if cap < most else f"> {most * size}"
-                return None
-            return n * size
-        middle = (held + low) // 2
-        return middle * size if held - low > 1 and middle * size not in tried else None
+        failed = [n // size for n, verdict in tried.items()
+                  if not verdict.holds(target, by) and (answer is None or n < answer)]  # fmt: skip
+        floor, begin = (max(n, least) for n in self.begins[curve.kind])
+        cap, held = self._cap(curve, first), None if answer is None else answer // size
+        n = bracket(failed, held, floor, cap, begin=begin)
+        if n is None and held is None:
+            low, most = max(failed, default=floor - 1), self.most(curve.kind) // size
+            curve.stopped = f"> {low * size}: a cheaper count is found" if cap < most else f"> {most * size}"
+        return None if n is None else n * size
 
     def most(self, kind: str) -> int:
         """Return the most GPUs of a kind, or of whole copies of a mix, that may be tried. UserError for no copy."""
