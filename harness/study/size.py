@@ -26,6 +26,7 @@ from harness.engines.costs.prices import Price
 from harness.policy import mix
 from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
+from harness.rows.held import DAY_H
 from harness.run import room, score, streams, sweep
 from harness.run.estimates import Costs
 from harness.run.resolve import resolve, traits
@@ -38,9 +39,9 @@ from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
 from harness.study.degrees import NoRoom, fitting
+from harness.study.misses import by_view, summed
 from harness.study.search import bracket
 from harness.study.shared import placed
-from harness.study.size_binds import by_view, misses
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
 
@@ -92,11 +93,11 @@ class Verdict:
     """The outcome of a strategy on a number of GPUs, over the windows of each view."""
 
     gpus: int
-    share: Mapping[str, float]  # attainment by view, all requests
-    interval: Mapping[str, tuple[float, float] | None]  # of it; None: too few blocks
-    models: Mapping[str, Mapping[str, tuple[float, int]]]  # by view and model: attainment, requests
-    failing: tuple[str, ...]  # models below the target in some view
-    unfit: str  # why it could not run; "": it did
+    share: Mapping[str, float] = field(default_factory=dict)  # attainment by view, all requests
+    interval: Mapping[str, tuple[float, float] | None] = field(default_factory=dict)  # of it; None: too few blocks
+    models: Mapping[str, Mapping[str, tuple[float, int]]] = field(default_factory=dict)  # attainment, requests
+    failing: tuple[str, ...] = ()  # models below the target in some view
+    unfit: str = ""  # why it could not run; "": it did
     runs: tuple[Path, ...] = field(default=(), compare=False)
 
     def holds(self, target: float, by: Criterion) -> bool:
@@ -113,6 +114,23 @@ class Verdict:
         return name, share
 
 
+class Tried(NamedTuple):
+    """A strategy on a number of GPUs, as a row of the stored table."""
+
+    gpu: str
+    label: str
+    gpus: int
+    usd_day: float | None
+    pooled: float | None  # the least attainment of all requests in a view
+    low: float | None
+    high: float | None
+    worst: float | None  # the least attainment of a model in a view
+    worst_model: str | None
+    unfit: str  # why it could not run; "": it did
+    answer: bool  # the fewest on which every model holds the target
+    runs: tuple[Path, ...]
+
+
 @dataclass
 class Curve:
     """The known verdicts on a strategy on a kind of GPU."""
@@ -122,7 +140,7 @@ class Curve:
     tried: dict[int, Verdict] = field(default_factory=dict)  # by GPUs
     stopped: str = ""  # why its search ended without an answer
 
-    def fewest(self, target: float, by: Criterion) -> int | None:
+    def fewest(self, target: float, by: Criterion = "each") -> int | None:
         """Return the least count from which on all that were tried hold the target."""
         held = None
         for gpus in sorted(self.tried, reverse=True):
@@ -143,6 +161,15 @@ class Curve:
         if len(ran) < PAIR or ran[1].worst[1] > ran[0].worst[1] + SAME:
             return None
         return ran[0], ran[1]
+
+    def row(self, asked: Asked, gpus: int) -> Tried:
+        """Return a count that was tried as a row of the table."""
+        verdict, usd = self.tried[gpus], asked.usd_hour(self.kind, gpus)
+        view, share = min(verdict.share.items(), key=lambda pair: pair[1], default=("", None))
+        low, high = verdict.interval.get(view) or (None, None)
+        name, worst = (None, None) if verdict.unfit else verdict.worst
+        return Tried(self.kind, self.system, gpus, usd and usd * DAY_H, share, low, high, worst, name, verdict.unfit,
+                     gpus == self.fewest(asked.target), verdict.runs)  # fmt: skip
 
 
 Curves = Mapping[tuple[str, str], Curve]  # by kind and system
@@ -169,6 +196,11 @@ class Sized:
     kept_share: float = 1.0  # of the log's requests: the others' streams were dropped
     streams: tuple[str, ...] = ()  # by which rule streams and models meet
     short: Mapping[tuple[str, str], str] = field(default_factory=dict)  # what binds, where more GPUs do not help
+
+    @property
+    def tried(self) -> list[Tried]:
+        """Every count that was tried."""
+        return [curve.row(self.asked, n) for curve in self.curves.values() for n in sorted(curve.tried)]
 
 
 def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
@@ -220,13 +252,13 @@ def outlook(asked: Asked, out: Path) -> tuple[list[Outlook], list[str]]:
     for (kind, name), curve in work.curves().items():
         if curve.stopped:
             continue
-        per, view, begin = mix.size(kind), work.views[0], work.begins[kind][1]
+        per, begin = mix.size(kind), work.begins[kind][1]
         doublings = math.ceil(math.log2(work.most(kind) / per / begin)) if work.most(kind) > per * begin else 0
         counts = 1 if own_count(work.systems[name]) else 1 + 2 * doublings
-        cost_s = costs.cpu_s(resolve(replace(work.spec(kind, name, per * begin, view, view.seeds[0]), slo="")))
+        cost_s = costs.cpu_s(resolve(replace(work.spec(kind, name, per * begin), slo="")))
         runs = counts * sum(len(view.seeds) for view in work.views)
         rows.append(Outlook(kind, name, per * begin, work.most(kind), runs, runs * cost_s))
-    setup = Setup(work.spec(work.kinds[0], next(iter(work.systems)), 1, work.views[0], 0))
+    setup = Setup(work.spec(work.kinds[0], next(iter(work.systems)), 1, seed=0))
     return rows, streams.lines(setup, every=True)
 
 
@@ -240,7 +272,6 @@ class Work:
         self.sets: dict[str, tuple[str, dict[str, int]]] = {}
         self.begins: dict[str, tuple[int, int]] = {}
         self.refused: dict[str, str] = {}  # kinds that cannot hold a model, and why
-        self._clusters: dict[tuple[str, int], Cluster] = {}
         for kind in asked.kinds:
             try:
                 self.sets[kind] = fitting(asked.setting, kind, asked.most, out)
@@ -252,7 +283,7 @@ class Work:
             raise NoRoom("; ".join(self.refused.values()))
         for kind in self.kinds:  # a mistake shows before anything is run
             for name in self.systems:
-                traits(self.spec(kind, name, self.most(kind), self.views[0], self.views[0].seeds[0]))
+                traits(self.spec(kind, name, self.most(kind)))
         self._targets: dict[tuple[str, str], SloTarget] = {}
         self.found = 0  # runs of all counts so far
 
@@ -306,7 +337,7 @@ class Work:
         first = self._first(curves)
         searched = [curves[key] for key in curves if key in set(mine)]
         self._search(searched, 1.0, "each", first)
-        self._search([curve for curve in searched if curve.fewest(target, "each")], 1.0, "pooled")
+        self._search([curve for curve in searched if curve.fewest(target)], 1.0, "pooled")
         best = self._best({key: curves[key] for key in curves if curves[key] in (*first, *searched)}.values())
         grown: dict[float, int | None] = {}
         if best is not None and curves[best[:2]] in searched:
@@ -314,14 +345,12 @@ class Work:
             for times in self.asked.growth:
                 more = Curve(kind, name)
                 self._search([more], times, "each", least=gpus // mix.size(kind))
-                grown[times] = more.fewest(target, "each")
+                grown[times] = more.fewest(target)
         return curves, best, grown
 
     def _first(self, curves: Curves) -> list[Curve]:
         """Search the strategies one after the other until one has an answer on some kind; returns its curves."""
-        for name, system in self.systems.items():
-            if str(asked_system(system)["system"]) in BOUNDS:
-                continue
+        for name in (name for name in self.systems if not self._bound(name)):
             mine = [curves[kind, name] for kind in self.asked.kinds]
             self._search(mine, 1.0, "each", mine)
             if self._best(mine) is not None:
@@ -336,21 +365,19 @@ class Work:
         below = curves[kind, name].below(gpus)
         if below is None or not below.unfit or below.gpus != gpus - mix.size(kind):
             return ""
-        view = self.views[0]
-        spec = self.under(kind, view).spec(self.spec(kind, name, below.gpus, view, view.seeds[0]))
-        short = room.short_bytes(spec)
+        short = room.short_bytes(self.under(kind, self.views[0]).spec(self.spec(kind, name, below.gpus)))
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
     def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
         """Return what binds in most misses on the most GPUs, of each strategy that more GPUs do not help."""
         short = {}
         for key, curve in curves.items():
-            if curve.flat is None or curve.fewest(self.asked.target, "each") is not None:
+            if curve.flat is None or curve.fewest(self.asked.target) is not None:
                 continue
             views = by_view(curve.flat[1].runs, self.views, partial(self.under, curve.kind), self.asked.definition)
-            total = misses(hour for of in views.values() for hours in of.values() for hour in hours.values())
-            if total:
-                short[key] = total.most_common(1)[0][0]
+            total = summed(hour for of in views.values() for hours in of.values() for hour in hours.values())
+            if total.first:
+                short[key] = total.first
         return short
 
     # ------------------------------------------------------------ search
@@ -375,8 +402,7 @@ class Work:
         if curve.stopped:
             return None
         if own_count(self.systems[curve.system]):
-            alone = traits(self.spec(curve.kind, curve.system, size, self.views[0], self.views[0].seeds[0])).gpus
-            return None if tried else alone
+            return None if tried else traits(self.spec(curve.kind, curve.system, size)).gpus
         answer = curve.fewest(target, by)
         failed = [n // size for n, verdict in tried.items()
                   if not verdict.holds(target, by) and (answer is None or n < answer)]  # fmt: skip
@@ -405,7 +431,7 @@ class Work:
         """Return the most copies of a curve's kind that cost no more than the cheapest answer of the first strategy."""
         best, size = self._best(first), mix.size(curve.kind)
         most = self.most(curve.kind) // size
-        if best is None or self._base(curve) in BOUNDS:
+        if best is None or self._bound(curve.system):
             return most
         kind, _, gpus = best
         if kind == curve.kind:
@@ -422,15 +448,15 @@ class Work:
         asked = self.asked
         answers = []
         for at, curve in enumerate(curves):
-            gpus = curve.fewest(asked.target, "each")
-            if gpus is not None and self._base(curve) not in BOUNDS:
+            gpus = curve.fewest(asked.target)
+            if gpus is not None and not self._bound(curve.system):
                 price = asked.usd_hour(curve.kind, gpus)
                 answers.append((math.inf if price is None else price, gpus, at, (curve.kind, curve.system, gpus)))
         return min(answers)[-1] if answers else None
 
-    def _base(self, curve: Curve) -> str:
-        """Return the system's name without preset and fields."""
-        return str(asked_system(self.systems[curve.system])["system"])
+    def _bound(self, name: str) -> bool:
+        """Tell whether a system is one of BOUNDS, whatever its preset and fields."""
+        return str(asked_system(self.systems[name])["system"]) in BOUNDS
 
     def _ends(self, kind: str) -> tuple[int, int]:
         """Return the fewest copies that hold each model alone, and those that are tried first.
@@ -452,64 +478,52 @@ class Work:
 
     def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
         """Run strategies on counts, in all windows, and add their verdicts."""
-        points = [(curve, n, view, seed) for curve, n in asks for view in self.views for seed in view.seeds]
         specs = [self.under(curve.kind, view).spec(self.spec(curve.kind, curve.system, n, view, seed, times))
-                 for curve, n, view, seed in points]  # fmt: skip
-        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+                 for curve, n in asks for view in self.views for seed in view.seeds]  # fmt: skip
+        folders = iter(sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what))
         self.found += len(specs)
-        by: dict[tuple[str, str, int], dict[str, list[Path]]] = {}
-        for (curve, n, view, _), folder in zip(points, folders, strict=True):
-            by.setdefault((curve.kind, curve.system, n), {}).setdefault(view.name, []).append(folder)
         for curve, n in asks:
-            curve.tried[n] = self._verdict(curve.kind, n, by[curve.kind, curve.system, n])
+            runs = {view: [next(folders) for _ in view.seeds] for view in self.views}
+            curve.tried[n] = self._verdict(curve.kind, n, runs)
 
-    def _verdict(self, kind: str, gpus: int, runs: Mapping[str, list[Path]]) -> Verdict:
+    def _verdict(self, kind: str, gpus: int, runs: Mapping[View, Sequence[Path]]) -> Verdict:
+        every = tuple(folder for folders in runs.values() for folder in folders)
+        for about in map(record.meta, every):
+            if why := about["skipped"] or about["infeasible"]:
+                return Verdict(gpus, unfit=str(why))
         share: dict[str, float] = {}
         interval: dict[str, tuple[float, float] | None] = {}
         models: dict[str, dict[str, tuple[float, int]]] = {}
         failing: dict[str, None] = {}
-        for view in self.views:
-            for folder in runs[view.name]:
-                about = record.meta(folder)
-                if why := about["skipped"] or about["infeasible"]:
-                    return Verdict(gpus, {}, {}, {}, (), str(why))
+        definition = self.asked.definition
+        for view, folders in runs.items():
             under = self.under(kind, view)
-            each = [score.by_model(folder, under, [self.asked.definition])[self.asked.definition]
-                    for folder in runs[view.name]]  # fmt: skip
-            missed = np.concatenate([block[1].sum(0) for block in each])
-            offered = np.concatenate([block[2].sum(0) for block in each])
-            counts = pooled.Counts(np.array([1.0]), missed[None], offered[None])
-            shares = pooled.shares(counts)
+            each = [score.by_model(folder, under, [definition])[definition] for folder in folders]
+            missed = np.concatenate([lost.sum(0) for _, lost, _ in each])[None]
+            offered = np.concatenate([came.sum(0) for _, _, came in each])[None]
+            shares = pooled.shares(pooled.Counts(np.array([1.0]), missed, offered))
             share[view.name] = 1.0 - float(shares.share[0])
             low, high = 1.0 - float(shares.high[0]), 1.0 - float(shares.low[0])
             interval[view.name] = None if (low, high) == (0.0, 1.0) else (low, high)
-            mine = models.setdefault(view.name, {})
-            lost_of, came_of = (
-                [(name, float(x)) for names, *blocks in each for name, x in zip(names, blocks[j].sum(1), strict=True)]
-                for j in (0, 1)
-            )
-            for name in dict.fromkeys(name for name, _ in came_of):
-                lost, came = (sum(x for model, x in of if model == name) for of in (lost_of, came_of))
-                if came:
-                    mine[name] = (1.0 - lost / came, round(came))
-                    if lost > math.ceil((1.0 - self.asked.target) * came - 1e-9):
-                        failing[name] = None
-        return Verdict(gpus, share, interval, models, tuple(failing), "",
-                       tuple(path for folders in runs.values() for path in folders))  # fmt: skip
+            counts: dict[str, tuple[float, float]] = {}  # misses and requests by model
+            for names, lost_by, came_by in each:
+                for name, lost, came in zip(names, lost_by.sum(1).tolist(), came_by.sum(1).tolist(), strict=True):
+                    before = counts.get(name, (0.0, 0.0))
+                    counts[name] = before[0] + lost, before[1] + came
+            models[view.name] = {m: (1.0 - lost / came, round(came)) for m, (lost, came) in counts.items() if came}
+            most = 1.0 - self.asked.target
+            failing |= {m: None for m, (lost, came) in counts.items() if came and lost > math.ceil(most * came - 1e-9)}
+        return Verdict(gpus, share, interval, models, tuple(failing), "", every)
 
     def cluster(self, kind: str, gpus: int | None = None) -> Cluster:
         """Return so many GPUs of a kind (one, or one copy of a mix), with all models, each at its degree."""
-        n = gpus or mix.size(kind)
-        if (kind, n) not in self._clusters:
-            spec = self.spec(kind, next(iter(self.systems)), n, self.views[0], self.views[0].seeds[0])
-            setup = Setup(resolve(replace(spec, system=UNSHARED, preset=None, fields=(), slo="")))
-            self._clusters[kind, n] = setup.cluster
-        return self._clusters[kind, n]
+        spec = self.spec(kind, next(iter(self.systems)), gpus or mix.size(kind))
+        return Setup(resolve(replace(spec, system=UNSHARED, preset=None, fields=(), slo=""))).cluster
 
     def under(self, kind: str, view: View) -> SloTarget:
         """Return the SLO seconds on a kind of GPU, of the traffic of a view."""
         if (kind, view.trace) not in self._targets:
-            spec = self.spec(kind, next(iter(self.systems)), mix.size(kind), view, view.seeds[0])
+            spec = self.spec(kind, next(iter(self.systems)), mix.size(kind), view)
             self._targets[kind, view.trace] = slo_target(
                 spec, self.asked.rule, self.out, workers=self.workers, teller=self.teller
             )
@@ -517,21 +531,22 @@ class Work:
 
     def _setup(self, kind: str) -> Setup:
         """Return one GPU of a kind, or one copy of a mix, with all models, each at its degree."""
-        return Setup(self.spec(kind, next(iter(self.systems)), mix.size(kind), self.views[0], self.views[0].seeds[0]))
+        return Setup(self.spec(kind, next(iter(self.systems)), mix.size(kind)))
 
-    def spec(self, kind: str, system: str, gpus: int, view: View, seed: int, times: float = 1.0) -> Spec:
-        """Return the spec of one run."""
-        models, _ = self.sets[kind]
-        fields = {**self.asked.setting, "trace": view.trace, "models": models, "gpu": kind, "gpus": gpus}
+    def spec(
+        self, kind: str, system: str, gpus: int, view: View | None = None, seed: int | None = None, times: float = 1.0
+    ) -> Spec:
+        """Return the spec of one run, of the first view and its first seed unless others are given."""
+        view = view or self.views[0]
+        fields = {**self.asked.setting, "trace": view.trace, "models": self.sets[kind][0], "gpu": kind, "gpus": gpus}
         spec = from_dict({**fields, **asked_system(self.systems[system])})
-        return replace(spec, seed=seed, rate_scale=times)
+        return replace(spec, seed=view.seeds[0] if seed is None else seed, rate_scale=times)
 
     # ------------------------------------------------------------ of the best
 
     def _cold_s(self, kind: str, system: str, gpus: int) -> dict[str, float]:
         """Compute the seconds in which each model comes in from the host, on idle links."""
-        cluster = Setup(resolve(replace(self.spec(kind, system, gpus, self.views[0], self.views[0].seeds[0]), slo=""))
-                        ).cluster  # fmt: skip
+        cluster = Setup(resolve(replace(self.spec(kind, system, gpus), slo=""))).cluster
         return {name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
                 for name, model in cluster.models.items()}  # fmt: skip
 
