@@ -157,7 +157,7 @@ def size(
         return
     if shard is not None:
         with teller(machine=machine) as told:
-            mine, every = sizes.size_shard(asked, folder, shard, workers=workers, teller=told)
+            mine, every = sizes.Work(asked, folder, workers, told).part(shard)
         click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
         click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -63,14 +63,21 @@ def progress(study: Study, out: Path, *, full: bool = False, stem: str = "") -> 
     quiet = Counted(Silent(), quiet=True)
     work = Work(study.of(full), out, full, stem or study.name, None, None, quiet)
     for search in searches(work):
-        part = replace(work, only=frozenset(search))
-        with sweep.stored_only():
-            try:
-                part.sampled(Grid(part.study, full, part.judged()))
-            except sweep.Missing as gone:
-                yield Progress(search, part.made + gone.total - len(gone.missing), len(gone.missing), gone.what)
-            else:
-                yield Progress(search, part.made, 0, "")
+        yield _progress(replace(work, only=frozenset(search)), search)
+
+
+def _progress(part: Work, search: tuple[str, ...]) -> Progress:
+    return stored_so_far(search, lambda: part.sampled(part.begun()), lambda: part.made)
+
+
+def stored_so_far(search: tuple[str, ...], act: Callable[[], object], made: Callable[[], int]) -> Progress:
+    """Return how far a search is, which `act` does up to the first run that is not stored; `made` counts its runs."""
+    with sweep.stored_only():
+        try:
+            act()
+        except sweep.Missing as gone:
+            return Progress(search, made() + gone.total - len(gone.missing), len(gone.missing), gone.what)
+    return Progress(search, made(), 0, "")
 
 
 # ------------------------------------------------------------------ how work is cut

@@ -40,7 +40,9 @@ from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
 from harness.study.degrees import NoRoom, fitting
 from harness.study.misses import by_view, summed
+from harness.study.offers import usd_hour
 from harness.study.search import bracket
+from harness.study.shards import stored_so_far
 from harness.study.shared import placed
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
@@ -82,10 +84,8 @@ class Asked:
         return self.node * math.ceil((gpus + self.spare) / self.node)
 
     def usd_hour(self, kind: str, gpus: int) -> float | None:
-        """Return the price of so many GPUs; None where a kind has none."""
-        prices = [(self.prices.get(name), n) for name, n in mix.copies(kind, self.bought(gpus))]
-        known = [price.usd_hour * n for price, n in prices if price is not None]
-        return sum(known) if len(known) == len(prices) else None
+        """Return the price of what is bought for so many GPUs; None where a kind has none."""
+        return usd_hour(self.prices, kind, self.bought(gpus))
 
 
 @dataclass(frozen=True)
@@ -208,30 +208,13 @@ def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller 
     return Work(asked, out, workers, teller or Silent()).done()
 
 
-def size_shard(
-    asked: Asked, out: Path, shard: Shard, *, workers: int | None = None, teller: Teller | None = None
-) -> tuple[int, int]:
-    """Search a shard's strategies, each on each kind; returns how many searches these are, and how many there are.
-
-    Runs are kept below `out`; once all shards are done, `size` finds every one there that it needs. UserError where the
-    question cannot be asked.
-    """
-    return Work(asked, out, workers, teller or Silent()).part(shard)
-
-
 def progress(asked: Asked, out: Path) -> Iterator[Progress]:
     """Yield how far the search of each strategy on each kind is, from the runs below `out`; nothing is run."""
     work = Work(asked, out, None, Silent())
-    for key in [key for key, curve in work.curves().items() if not curve.stopped]:
-        work.found = 0
-        with sweep.stored_only():
-            try:
-                work.search([key])
-            except sweep.Missing as gone:
-                stored = work.found + gone.total - len(gone.missing)
-                yield Progress((" ".join(key),), stored, len(gone.missing), gone.what)
-            else:
-                yield Progress((" ".join(key),), work.found, 0, "")
+    for key, curve in work.curves().items():
+        if not curve.stopped:
+            work.found = 0
+            yield stored_so_far((" ".join(key),), partial(work.search, [key]), lambda: work.found)
 
 
 class Outlook(NamedTuple):
@@ -289,26 +272,26 @@ class Work:
 
     def done(self) -> Sized:
         """Search all strategies, then ask more of the best."""
-        asked = self.asked
         curves, best, grown = self.search(list(self.curves()))
-        cold: dict[str, float] = {}
-        shares: dict[str, dict[str, float]] = {}
-        if best is not None:
-            kind, name, gpus = best
-            cold = self._cold_s(kind, name, gpus)
-            shares = placed(curves[kind, name].tried[gpus].runs)
-        trace, base = load_trace(str(asked.setting["trace"])), self._setup(self.kinds[0])
-        alone = {kind: sum(model.tp for model in self.cluster(kind).models.values())
-                 for kind in self.kinds if not mix.mixed(kind)}  # fmt: skip
-        return Sized(asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
-                     best, grown, cold, shares, million_tokens_hour(trace, base.models, base.spec.assign), alone,
-                     self._lacks(curves, best), tails(curves[best[:2]].tried[best[2]].runs) if best else {},
-                     {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
-                     {kind: server_line(self._setup(kind)) for kind in self.kinds},
-                     trace.kept_share, tuple(streams.lines(base)), self._short(curves))  # fmt: skip
+        runs = curves[best[:2]].tried[best[2]].runs if best else ()
+        trace, base = load_trace(str(self.asked.setting["trace"])), self._setup(self.kinds[0])
+        return Sized(
+            self.asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
+            best, grown, self._cold_s(*best) if best else {}, placed(runs),
+            million_tokens_hour(trace, base.models, base.spec.assign),
+            {kind: sum(model.tp for model in self.cluster(kind).models.values())
+             for kind in self.kinds if not mix.mixed(kind)},
+            self._lacks(curves, best), tails(runs),
+            {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
+            {kind: server_line(self._setup(kind)) for kind in self.kinds},
+            trace.kept_share, tuple(streams.lines(base)), self._short(curves),
+        )  # fmt: skip
 
     def part(self, shard: Shard) -> tuple[int, int]:
-        """Search a shard's strategies; returns how many searches these are, and how many there are."""
+        """Search a shard's strategies, each on each kind; returns how many searches these are, and how many there are.
+
+        Once all shards are done, `size` finds every run there that it needs.
+        """
         every = [key for key, curve in self.curves().items() if not curve.stopped]
         mine = shard.part(every, " ".join)
         if mine:
