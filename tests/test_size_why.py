@@ -13,7 +13,7 @@ from harness.answers import size as words
 from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.study import size_why
-from harness.study.misses import Hour
+from harness.study.binds import Hour
 from harness.study.size import Tried, Verdict
 from harness.study.size_kept import Kept, Words
 from harness.study.size_why import Change, Why, scaled

@@ -19,7 +19,7 @@ from harness.run.spec import asked as asked_system
 from harness.run.streams import share
 from harness.study import shared
 from harness.study.bases import by_kind
-from harness.study.misses import Hour, summed
+from harness.study.binds import Hour, summed
 from harness.study.size import BOUNDS, ONE_KIND, Curve, Sized, Verdict
 from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Why

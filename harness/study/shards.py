@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -67,17 +67,7 @@ def progress(study: Study, out: Path, *, full: bool = False, stem: str = "") -> 
 
 
 def _progress(part: Work, search: tuple[str, ...]) -> Progress:
-    return stored_so_far(search, lambda: part.sampled(part.begun()), lambda: part.made)
-
-
-def stored_so_far(search: tuple[str, ...], act: Callable[[], object], made: Callable[[], int]) -> Progress:
-    """Return how far a search is, which `act` does up to the first run that is not stored; `made` counts its runs."""
-    with sweep.stored_only():
-        try:
-            act()
-        except sweep.Missing as gone:
-            return Progress(search, made() + gone.total - len(gone.missing), len(gone.missing), gone.what)
-    return Progress(search, made(), 0, "")
+    return sweep.stored_so_far(search, lambda: part.sampled(part.begun()), lambda: part.made)
 
 
 # ------------------------------------------------------------------ how work is cut

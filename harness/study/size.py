@@ -38,11 +38,10 @@ from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
+from harness.study.binds import by_view, summed
 from harness.study.degrees import NoRoom, fitting
-from harness.study.misses import by_view, summed
 from harness.study.offers import usd_hour
 from harness.study.search import bracket
-from harness.study.shards import stored_so_far
 from harness.study.shared import placed
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
@@ -214,7 +213,7 @@ def progress(asked: Asked, out: Path) -> Iterator[Progress]:
     for key, curve in work.curves().items():
         if not curve.stopped:
             work.found = 0
-            yield stored_so_far((" ".join(key),), partial(work.search, [key]), lambda: work.found)
+            yield sweep.stored_so_far((" ".join(key),), partial(work.search, [key]), lambda: work.found)
 
 
 class Outlook(NamedTuple):

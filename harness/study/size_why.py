@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from harness.policy.types import UserError
 from harness.run.teller import Silent, Teller
+from harness.study.binds import Hour, Hours, by_view, merged, summed
 from harness.study.degrees import with_degrees
-from harness.study.misses import Hour, Hours, by_view, merged, summed
 from harness.study.size import BOUNDS, Asked, Curve, Tried, Verdict, Work, own_count, takes
 from harness.study.size_kept import Kept
 
