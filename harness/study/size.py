@@ -418,22 +418,15 @@ class Work:
         kind, _, gpus = best
         if kind == curve.kind:
             return min(most, gpus // size)
-        mine, its = (
-            replace(self.asked, spare=0, node=1).usd_hour(*what) for what in ((curve.kind, size), (kind, gpus))
-        )
-        if mine is None or its is None:
-            return most
-        return min(most, max(1, math.floor(its / mine)))
+        mine, its = (usd_hour(self.asked.prices, *what) for what in ((curve.kind, size), (kind, gpus)))
+        return most if mine is None or its is None else min(most, max(1, math.floor(its / mine)))
 
     def _best(self, curves: Iterable[Curve]) -> tuple[str, str, int] | None:
         """Return the cheapest answer; between equal ones that of the strategy that was asked for first."""
         asked = self.asked
-        answers = []
-        for at, curve in enumerate(curves):
-            gpus = curve.fewest(asked.target)
-            if gpus is not None and not self._bound(curve.system):
-                price = asked.usd_hour(curve.kind, gpus)
-                answers.append((math.inf if price is None else price, gpus, at, (curve.kind, curve.system, gpus)))
+        answers = [(asked.usd_hour(curve.kind, gpus) or math.inf, gpus, at, (curve.kind, curve.system, gpus))
+                   for at, curve in enumerate(curves) if not self._bound(curve.system)
+                   and (gpus := curve.fewest(asked.target)) is not None]  # fmt: skip
         return min(answers)[-1] if answers else None
 
     def _bound(self, name: str) -> bool:
