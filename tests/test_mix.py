@@ -247,14 +247,14 @@ def test_sizes_of_a_mix_are_whole_copies_and_its_price_is_that_of_all(tmp_path: 
 def test_on_a_mix_only_systems_that_take_it_are_tried_as_a_change(tmp_path: Path) -> None:
     work = Faked(question(["static"], kinds=(MIX,)), {}, tmp_path)
     failing = tried("static", 6, None, unfit="no placement")._replace(gpu=MIX)
-    reason = Why(kept(failing, best=None), MIX, "static", 6, failing, {}, 3 << 30, 2 << 30, ())
-    assert [change.what for change in size_why._changes(reason, work, tmp_path)] == ["elastic", "swap"]
+    reason = Why(kept(failing, best=None), failing, {}, 3 << 30, 2 << 30, ())
+    assert [change.what for change in size_why._changes(reason, work)] == ["elastic", "swap"]
     assert next(words.why(reason)).startswith("static on 2 h100 + 4 l40s has no room: weights binds")
-    assert size_why._wider(work, reason, "llama-3.2-1b/1") == 2
-    on_h100 = replace(reason, kind="h100", gpus=1)
+    assert size_why._wider(work, failing, "llama-3.2-1b/1") == 2
+    on_h100 = failing._replace(gpu="h100", gpus=1)
     single = Faked(question(["static"]), {}, tmp_path)
     assert size_why._wider(single, on_h100, "llama-3.2-1b/1") is None
-    assert size_why._wider(single, replace(on_h100, gpus=2), "llama-3.2-1b/1") == 2
+    assert size_why._wider(single, on_h100._replace(gpus=2), "llama-3.2-1b/1") == 2
 
 
 def test_a_system_that_was_tried_on_another_kind_than_the_best_is_explained_there() -> None:

@@ -92,6 +92,11 @@ def test_today12_is_what_is_hosted() -> None:
     assert sum(bool(shape.formats) for shape in shapes) >= 6
 
 
+def test_a_kind_whose_name_ends_in_x_may_be_several() -> None:
+    assert offers.offer("llama-3.1-8b@2xmi300x") == ("llama-3.1-8b", "mi300x", 2)
+    assert offers.offer("llama-3.1-8b@mi300x") == ("llama-3.1-8b", "mi300x", 1)
+
+
 def test_an_offer_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UserError, match="no model"):
         offers.cost(offers.offer("qwen-3-33b@h100"), {}, CHAT)

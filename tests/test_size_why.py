@@ -13,9 +13,9 @@ from harness.answers import size as words
 from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.study import size_why
-from harness.study.size import Verdict
-from harness.study.size_binds import Hour
-from harness.study.size_kept import Kept, Tried
+from harness.study.binds import Hour
+from harness.study.size import Tried, Verdict
+from harness.study.size_kept import Kept, Words
 from harness.study.size_why import Change, Why, scaled
 from tests.cases import cases
 from tests.test_size_search import question, verdict
@@ -26,7 +26,7 @@ def tried(label: str, gpus: int, worst: float | None, *, answer: bool = False, u
 
 
 def kept(*rows: Tried, best: tuple[str, str, int] | None = ("h100", "prism", 3)) -> Kept:
-    return Kept(question(), best, "three", "", [], [], {}, rows)
+    return Kept(question(), best, Words("three", "", [], []), {}, rows)
 
 
 ROWS = (tried("prism", 1, None, unfit="no room"), tried("prism", 2, 0.8), tried("prism", 3, 1.0, answer=True),
@@ -61,7 +61,7 @@ def failed(*changes: tuple[str, bool, Verdict], models: Mapping[str, Mapping[int
     made = tuple(
         Change(name, of.asked, name, looser=looser, verdict=each, seconds=1.5) for name, looser, each in changes
     )
-    return Why(of, "h100", "prism", 2, ROWS[1], models or {}, 3 << 30, 2 << 30, made)
+    return Why(of, ROWS[1], models or {}, 3 << 30, 2 << 30, made)
 
 
 HOURS = {"a": {0: Hour(100, 0, {}), 1: Hour(100, 30, {"load": 20, "KV": 10})}, "b": {0: Hour(50, 0, {})}}
@@ -88,7 +88,7 @@ def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
         "(3 h100, $72 more a day)"
     )
     assert [*words.why(none)][1] == told
-    other = replace(none, system="static", gpus=2, tried=ROWS[3])  # not the answer, and holds on more GPUs too
+    other = replace(none, tried=ROWS[3])  # not the answer, and holds on more GPUs too
     assert [*words.why(other)][1].endswith("is 2 GPUs more (4 h100, $144 more a day)")
 
 

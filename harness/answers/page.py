@@ -295,7 +295,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
         sure = f". Of all requests {share.text(estimate.SHARE)} % meet their SLO"
     trace = Path(str(asked.setting["trace"])).name
     prices = dict.fromkeys(name for kind in asked.kinds for name in mix.names(kind) if name in asked.prices)
-    head, *rows = kept.cells
+    head, *rows = kept.words.cells
     tried = [
         [row.gpu, row.label, str(row.gpus), *(NONE if x is None else f"{100 * x:.1f}" for x in (row.pooled, row.worst)),
          row.worst_model or NONE, NONE if row.usd_day is None else f"{row.usd_day:,.0f}", row.unfit or NONE]
@@ -307,11 +307,11 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     return Page(
         f"How many {kinds} hold {100 * asked.target:g} % of SLOs for every model of "
         f"{streams.stem(str(asked.setting['models']))} on {trace}?",
-        f"{kept.sentence}{sure}.",
+        f"{kept.words.sentence}{sure}.",
         pictures,
         [Table(head, rows, title="Strategies, the cheapest first").filled(),
          Table(heads, tried, title="All that was tried").filled()],
-        [f"{name}: {words}" for name, words in kept.facts],
+        [f"{name}: {words}" for name, words in kept.words.facts],
         [
             ("Traffic", trace), ("Views", ", ".join(kept.views.values())), ("Models", str(asked.setting["models"])),
             ("SLO", asked.rule), ("Judged by", asked.definition), ("GPUs tried", f"{asked.least} to {asked.most}"),

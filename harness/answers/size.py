@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.answers.commands import check_command
@@ -18,8 +19,8 @@ from harness.run.spec import asked as asked_system
 from harness.run.streams import share
 from harness.study import shared
 from harness.study.bases import by_kind
-from harness.study.size import BOUNDS, ONE_KIND, Asked, Curve, Sized, Verdict
-from harness.study.size_binds import Hour, misses, summed
+from harness.study.binds import Hour, summed
+from harness.study.size import BOUNDS, ONE_KIND, Curve, Sized, Verdict
 from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Why
 from harness.study.study import named
@@ -98,7 +99,7 @@ def _next(sized: Sized) -> str:
     kind, name, gpus = sized.best
     held = [(n, curve.system) for curve in sized.curves.values()
             if curve.kind == kind and curve.system not in (name, *BOUNDS)
-            and (n := curve.fewest(sized.asked.target, "each")) is not None]  # fmt: skip
+            and (n := curve.fewest(sized.asked.target)) is not None]  # fmt: skip
     if not held:
         return "no other strategy holds it there" if len(sized.curves) > 1 else ""
     least = min(held)[0]
@@ -107,8 +108,8 @@ def _next(sized: Sized) -> str:
 
 
 def _nearest(sized: Sized, kind: str) -> str:
-    tried = [(verdict.worst[1], curve.system, gpus) for curve in sized.curves.values() if curve.kind == kind
-             for gpus, verdict in curve.tried.items() if not verdict.unfit and curve.system not in BOUNDS]  # fmt: skip
+    tried = [(row.worst or 0.0, row.label, row.gpus) for row in sized.tried
+             if row.gpu == kind and not row.unfit and row.label not in BOUNDS]  # fmt: skip
     if not tried:
         return f"none has room on {kind}"
     met, name, gpus = max(tried)
@@ -116,75 +117,68 @@ def _nearest(sized: Sized, kind: str) -> str:
 
 
 def table(sized: Sized) -> Table:
-    """Return the table: a row a kind and system, the cheapest first."""
-    curves, refused = list[Curve](), set[str]()
-    for curve in sized.curves.values():
-        none = not curve.tried and curve.kind not in sized.rules and bool(sized.rules)
-        if (curve.tried or curve.stopped == ONE_KIND or none) and curve.kind not in refused:
-            curves.append(curve)
-        refused |= {curve.kind} if none else set()
-    return Table(HEAD, [_row(sized, curve) for curve in sorted(curves, key=lambda curve: _rank(sized.asked, curve))])
+    """Return the table: a row a kind and system, the cheapest first; one for a kind on which none could be tried."""
+    curves = dict[Any, Curve]()
+    for key, curve in sized.curves.items():
+        if curve.tried or curve.stopped == ONE_KIND:
+            curves[key] = curve
+        elif _refused(sized, curve):
+            curves.setdefault(curve.kind, curve)
+
+    def rank(curve: Curve) -> tuple[Any, ...]:
+        gpus = curve.fewest(sized.asked.target)
+        usd = sized.asked.usd_hour(curve.kind, gpus) if gpus else None
+        return (gpus is None, usd is None, usd or 0.0, gpus or 0)
+
+    return Table(HEAD, [_row(sized, curve) for curve in sorted(curves.values(), key=rank)])
 
 
-def _rank(asked: Asked, curve: Curve) -> tuple[Any, ...]:
-    gpus = curve.fewest(asked.target, "each")
-    usd = asked.usd_hour(curve.kind, gpus) if gpus else None
-    return (gpus is None, usd is None, usd or 0.0, gpus or 0)
+def _refused(sized: Sized, curve: Curve) -> bool:
+    """Tell whether a kind of GPU cannot hold a model."""
+    return bool(sized.rules) and curve.kind not in sized.rules and curve.stopped != ONE_KIND
 
 
 def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
-    asked = sized.asked
     if not curve.tried:
-        every = curve.kind not in sized.rules and curve.stopped != ONE_KIND
-        return (curve.kind, "all" if every else curve.system, *(NONE,) * 6, _cut(curve.stopped))
-    gpus, pooled = (curve.fewest(asked.target, by) for by in ("each", "pooled"))
-    at = gpus if gpus is not None else max(curve.tried)
-    verdict = curve.tried[at]
-    usd = asked.usd_hour(curve.kind, gpus) if gpus is not None else None
-    counted = str(gpus) if gpus is not None else curve.stopped.partition(":")[0] or f"> {at}"
+        return (curve.kind, "all" if _refused(sized, curve) else curve.system, *(NONE,) * 6, _cut(curve.stopped))
+    gpus, pooled = (curve.fewest(sized.asked.target, by) for by in ("each", "pooled"))
+    row = curve.row(sized.asked, max(curve.tried) if gpus is None else gpus)
+    counted = str(gpus) if gpus is not None else curve.stopped.partition(":")[0] or f"> {row.gpus}"
     pooled_text = NONE if pooled is None else str(pooled)
-    if verdict.unfit:
-        return (curve.kind, curve.system, counted, pooled_text, *(NONE,) * 4, _cut(f"room: {verdict.unfit}"))
-    view, share = min(verdict.share.items(), key=lambda pair: pair[1])
-    low, high = verdict.interval[view] or (None, None)
-    met = Estimate(share, low, high, 1).times(100)
-    day = NONE if usd is None else f"{usd * DAY_H:,.0f}"
+    if row.pooled is None or row.worst is None:
+        return (curve.kind, curve.system, counted, pooled_text, *(NONE,) * 4, _cut(f"room: {row.unfit}"))
+    met = Estimate(row.pooled, row.low, row.high, 1).times(100)
+    usd = None if gpus is None else sized.asked.usd_hour(curve.kind, gpus)
     token = NONE if usd is None or not sized.million_tokens_hour else f"{usd / sized.million_tokens_hour:.3g}"
-    bound = curve.system in BOUNDS
+    bound = " (bound)" * (curve.system in BOUNDS)
     return (
-        curve.kind, curve.system + (" (bound)" if bound else ""), counted, pooled_text, met.text(SHARE),
-        f"{100 * verdict.worst[1]:.1f}", day, token, _why(sized, curve, gpus),
+        curve.kind, curve.system + bound, counted, pooled_text, met.text(SHARE), f"{100 * row.worst:.1f}",
+        _day(usd), token, _why(sized, curve, gpus),
     )  # fmt: skip
+
+
+def _day(usd_hour: float | None) -> str:
+    return NONE if usd_hour is None else f"{usd_hour * DAY_H:,.0f}"
 
 
 def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
     """Say what binds below the answer; without one, why the search ended, or what binds on the most GPUs tried."""
     if gpus is not None:
-        return binds(curve, gpus)
-    if flat := _flat(curve, sized.short.get((curve.kind, curve.system))):
-        return flat
-    return _cut(curve.stopped) if ":" in curve.stopped else _load(curve.tried[max(curve.tried)])
+        below = curve.below(gpus)
+        return NONE if below is None else _short(below)
+    if curve.flat is not None:
+        less, more = curve.flat
+        name, share = more.worst
+        short = sized.short.get((curve.kind, curve.system))
+        what = f"more do not help: {name} {100 * share:.1f} % on {less.gpus}, {more.gpus}"
+        return f"{what}; {short} binds" if short else what
+    return _cut(curve.stopped) if ":" in curve.stopped else _short(curve.tried[max(curve.tried)])
 
 
-def _flat(curve: Curve, short: str | None) -> str:
-    """Say that more GPUs do not help, and what binds; empty where they do."""
-    if curve.flat is None:
-        return ""
-    less, more = curve.flat
-    name, share = more.worst
-    what = f"more do not help: {name} {100 * share:.1f} % on {less.gpus}, {more.gpus}"
-    return f"{what}; {short} binds" if short else what
-
-
-def binds(curve: Curve, gpus: int) -> str:
-    """Say what binds: room or load, on the largest count below the answer that was tried."""
-    below = curve.below(gpus)
-    if below is None:
-        return NONE
-    return _cut(f"room on {below.gpus}: {below.unfit}") if below.unfit else _load(below)
-
-
-def _load(verdict: Verdict) -> str:
+def _short(verdict: Verdict) -> str:
+    """Say what binds: room or load."""
+    if verdict.unfit:
+        return _cut(f"room on {verdict.gpus}: {verdict.unfit}")
     name, share = verdict.worst
     return f"load on {verdict.gpus}: {name} {100 * share:.1f} %"
 
@@ -225,16 +219,12 @@ def setting(sized: Sized) -> str:
 def told(sized: Sized) -> Iterator[tuple[str, str]]:
     """Yield what is told below the table, in pairs: of all kinds of GPU, then of the best; last the models by GPU."""
     asked = sized.asked
-    refused = dict[str, str]()
     of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
     for label, name in of_unchecked(of).items():
         yield "unchecked", f"{label}, {check_command(name)}"
     for label, part in of_partly(of).items():
         yield "checked in part", f"{label}: no case of bench check reached {part}"
-    for curve in sized.curves.values():
-        if curve.stopped and not curve.tried and sized.rules and curve.kind not in sized.rules:
-            refused.setdefault(curve.kind, curve.stopped)
-    yield from refused.items()
+    yield from {curve.kind: curve.stopped for curve in sized.curves.values() if _refused(sized, curve)}.items()
     for kind, line in sized.servers.items():
         yield "server" if len(sized.servers) == 1 else f"server on {kind}", line.removeprefix("server: ")
     for line in sized.streams:
@@ -317,10 +307,6 @@ def _tail(tails: Mapping[str, tuple[float, float]], k: int) -> str:
     return f"{name} {of[longest]:.3g} {unit} ({longest})"
 
 
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None
-
-
 def base(sized: Sized) -> str:
     """Say on which kind of GPU a model alone is the base of the SLO; empty where there is one kind, or it is named."""
     rule, kinds = by_kind(sized.asked.rule), sized.asked.kinds
@@ -340,7 +326,7 @@ def facts(sized: Sized) -> dict[str, Any]:
     curves = []
     for curve in sized.curves.values():
         each, pooled = (curve.fewest(asked.target, by) for by in ("each", "pooled"))
-        usd = asked.usd_hour(curve.kind, each) if each is not None else None
+        usd = None if each is None else asked.usd_hour(curve.kind, each)
         curves.append({
             "gpu": curve.kind, "system": curve.system, "gpus": each, "gpus_pooled": pooled, "usd_hour": usd,
             "stopped": curve.stopped, "binds": sized.short.get((curve.kind, curve.system)),
@@ -353,7 +339,7 @@ def facts(sized: Sized) -> dict[str, Any]:
         "slo_by_gpu": dict(sized.rules), "servers": dict(sized.servers), "definition": asked.definition,
         "own_gpus": dict(sized.dedicated),
         "systems": curves, "more_traffic": dict(sized.grown),
-        "p95": {name: dict(zip(("ttft_s", "tpot_s"), map(_finite, pair), strict=True))
+        "p95": {name: {key: x if math.isfinite(x) else None for key, x in zip(("ttft_s", "tpot_s"), pair, strict=True)}
                 for name, pair in sized.tails.items()},
         "cold_start_s": dict(sized.cold_s), "homes": shared.homes(sized.placed),
         "placed": {gpu: dict(shares) for gpu, shares in sized.placed.items()},
@@ -371,38 +357,23 @@ def _tried(gpus: int, verdict: Verdict) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def points(sized: Sized) -> list[dict[str, Any]]:
-    """Return what the figure draws: a row a kind, system and count that ran."""
-    asked = sized.asked
-    return [
-        {"gpu": curve.kind, "label": curve.system, "gpus": n, "usd_day": usd and usd * DAY_H,
-         "pooled": min(verdict.share.values()), "worst": verdict.worst[1],
-         "answer": curve.fewest(asked.target, "each") == n}
-        for curve in sized.curves.values()
-        for n, verdict in sorted(curve.tried.items()) if not verdict.unfit
-        for usd in (asked.usd_hour(curve.kind, n),)
-    ]  # fmt: skip
-
-
 # ------------------------------------------------------------------ why fewer do not hold
 
 
 def why(reason: Why) -> Iterator[str]:
     """Yield what binds, the cheapest change that was confirmed, the models, and all changes that were run."""
-    asked, tried = reason.kept.asked, reason.tried
     yield _fails(reason)
     yield _advice(reason)
     yield ""
-    if not tried.unfit:
+    if not reason.tried.unfit:
         yield from aligned(_models(reason), WIDTH)
-        meant = "; ".join(f"{name}: {MEANS[name]}" for name in reason.binds)
+        meant = "; ".join(f"{name}: {MEANS[name]}" for name in reason.total.binds)
         yield f"misses by their main cause; {meant}; hours count from the start of a window"
         yield ""
     yield from aligned(_outcomes(reason), WIDTH)
-    spent = sum(change.seconds for change in reason.changes)
-    count = len(reason.changes)
-    told = f"{count} change{' was' if count == 1 else 's were'} run in {spent:.1f} s, at most {MOST} are"
-    yield f"{told}; target: {100 * asked.target:g} % for every model"
+    spent, count = sum(change.seconds for change in reason.changes), len(reason.changes)
+    ran = f"{count} change{' was' if count == 1 else 's were'} run in {spent:.1f} s, at most {MOST} are"
+    yield f"{ran}; target: {100 * reason.kept.asked.target:g} % for every model"
 
 
 def _fails(reason: Why) -> str:
@@ -411,80 +382,68 @@ def _fails(reason: Why) -> str:
     weights = f"{reason.weights_bytes / GIB:.1f} GiB of weights on {reason.memory_bytes / GIB:.1f} GiB"
     if tried.unfit:
         return f"{what} has no room: {reason.first} binds ({weights}; {tried.unfit})"
-    total = reason.binds.total()
-    shares = ", ".join(f"{name} binds in {100 * n / total:.0f} % of misses" for name, n in reason.binds.most_common())
+    ranked = Counter(reason.total.binds).most_common()
+    shares = ", ".join(f"{name} binds in {100 * n / reason.total.missed:.0f} % of misses" for name, n in ranked)
     more = f"; {weights}" if reason.weights_bytes > reason.memory_bytes else ""
     worst = f"{tried.worst_model} meets {100 * (tried.worst or 0):.1f} % of its SLOs"
     return f"{what} fails: {worst}; {shares}{more}"
 
 
 def _advice(reason: Why) -> str:
-    target = reason.kept.asked.target
-    here, dearer = cluster(reason.kind, reason.gpus), ""
-    answers = [row.gpus for row in reason.kept.tried
-               if row.answer and (row.gpu, row.label) == (reason.kind, reason.system)]  # fmt: skip
+    asked, tried, dearer = reason.kept.asked, reason.tried, ""
+    here = cluster(tried.gpu, tried.gpus)
+    answers = [row.gpus for row in reason.kept.tried if row.answer and row[:2] == tried[:2]]
     if answers:
         enough = min(answers)
-        mine, its = (reason.kept.asked.usd_hour(reason.kind, n) for n in (reason.gpus, enough))
+        mine, its = (asked.usd_hour(tried.gpu, n) for n in (tried.gpus, enough))
         usd = "" if mine is None or its is None else f", ${(its - mine) * DAY_H:,.0f} more a day"
-        more = enough - reason.gpus
-        dearer = f"{more} GPU{'s' * (more > 1)} more ({cluster(reason.kind, enough)}{usd})"
+        more = enough - tried.gpus
+        dearer = f"{more} GPU{'s' * (more > 1)} more ({cluster(tried.gpu, enough)}{usd})"
     if (cheapest := reason.cheapest) is not None:
         assert cheapest.verdict is not None
         name, share = cheapest.verdict.worst
         looser = ", a longer promise" if cheapest.looser else ""
-        told = f"{cheapest.what}, on the same {here}{looser} ({name} least, {100 * share:.1f} %)"
-        return f"the cheapest change that a run confirms: {told}" + (f"; else {dearer}" if dearer else "")
+        change = f"{cheapest.what}, on the same {here}{looser} ({name} least, {100 * share:.1f} %)"
+        return f"the cheapest change that a run confirms: {change}" + (f"; else {dearer}" if dearer else "")
     count = len(reason.changes)
     none = "the one change that was run does not hold" if count == 1 else f"none of {count} changes holds"
-    none += f" {100 * target:g} % on {here}"
+    none += f" {100 * asked.target:g} % on {here}"
     return f"{none}; {f'the cheapest that runs confirm is {dearer}' if dearer else 'no count of GPUs tried does'}"
 
 
 def _models(reason: Why) -> Iterator[tuple[str, ...]]:
     yield ("model", "met %", "requests", "binds", "hours below", "worst hour")
-    target = reason.kept.asked.target
-
-    def met(hours: Sequence[Hour]) -> float:
-        total = summed(hours)
-        return 1 - total.missed / max(1, total.offered)
-
-    def least(name: str) -> float:
-        return reason.met.get(name, met([*reason.models[name].values()]))
-
-    ordered = sorted(reason.models.items(), key=lambda pair: least(pair[0]))
-    for name, hours in ordered[:MODELS]:
-        every = [*hours.values()]
-        at, worst = min(hours.items(), key=lambda pair: met([pair[1]]))
-        below = sum(met([hour]) < target for hour in every)
-        yield (name, f"{100 * least(name):.1f}", f"{sum(h.offered for h in every):,}", _binding(every),
-               f"{below} of {len(every)}", f"hour {at}: {100 * met([worst]):.1f} %, {_binding([worst])}")  # fmt: skip
-    if len(ordered) > MODELS:
-        yield (f"{len(ordered) - MODELS} more", f">= {100 * least(ordered[MODELS][0]):.1f}", *(NONE,) * 4)
+    every = {name: summed(hours.values()) for name, hours in reason.models.items()}
+    least = {name: reason.met.get(name, total.met) for name, total in every.items()}
+    first, others = (sorted(least, key=least.__getitem__)[part] for part in (slice(MODELS), slice(MODELS, None)))
+    for name in first:
+        hours = reason.models[name]
+        at, worst = min(hours.items(), key=lambda pair: pair[1].met)
+        below = sum(hour.met < reason.kept.asked.target for hour in hours.values())
+        yield (name, f"{100 * least[name]:.1f}", f"{every[name].offered:,}", _binding(every[name]),
+               f"{below} of {len(hours)}", f"hour {at}: {100 * worst.met:.1f} %, {_binding(worst)}")  # fmt: skip
+    if others:
+        yield (f"{len(others)} more", f">= {100 * least[others[0]]:.1f}", *(NONE,) * 4)
 
 
-def _binding(hours: Sequence[Hour]) -> str:
-    total = misses(hours)
-    first = total.most_common(1)
-    return f"{first[0][0]} {100 * first[0][1] / total.total():.0f} %" if first else NONE
+def _binding(hour: Hour) -> str:
+    return f"{hour.first} {100 * hour.binds[hour.first] / hour.missed:.0f} %" if hour.first else NONE
 
 
 def _outcomes(reason: Why) -> Iterator[tuple[str, ...]]:
+    """Yield the changes that were run, then what was tried on these GPUs before."""
     yield ("change", "GPUs", "$/day", "worst model %", "seconds", "verdict")
-    usd = reason.kept.asked.usd_hour(reason.kind, reason.gpus)
-    day = NONE if usd is None else f"{usd * DAY_H:,.0f}"
+    asked, here = reason.kept.asked, reason.tried
+    on = str(here.gpus), _day(asked.usd_hour(here.gpu, here.gpus))
     for change in reason.changes:
-        verdict = change.verdict
-        if verdict is None:
-            continue
-        outcome = "holds" if verdict.holds(reason.kept.asked.target, "each") else f"fails: {verdict.worst[0]}"
-        if verdict.unfit:
-            outcome = f"no room: {verdict.unfit}" if len(verdict.unfit) < WIDTH else f"no room: {verdict.unfit[:60]}..."
-        worst = NONE if verdict.unfit else f"{100 * verdict.worst[1]:.1f}"
-        yield (change.what, str(reason.gpus), day, worst, f"{change.seconds:.1f}", outcome)
-    for row in reason.kept.tried:  # known already
-        if row.gpu == reason.kind and row.gpus == reason.gpus and row.label != reason.system:
-            held = "holds" if row.answer else f"fails: {row.worst_model}"
+        if (verdict := change.verdict) is not None:
+            outcome = "holds" if verdict.holds(asked.target, "each") else f"fails: {verdict.worst[0]}"
+            if why_not := verdict.unfit:
+                outcome = f"no room: {why_not if len(why_not) < WIDTH else why_not[:60] + '...'}"
+            worst = NONE if verdict.unfit else f"{100 * verdict.worst[1]:.1f}"
+            yield (change.what, *on, worst, f"{change.seconds:.1f}", outcome)
+    for row in reason.kept.tried:
+        if (row.gpu, row.gpus) == (here.gpu, here.gpus) and row.label != here.label:
+            outcome = "holds" if row.answer else f"fails: {row.worst_model}"
             worst = NONE if row.worst is None else f"{100 * row.worst:.1f}"
-            outcome = f"no room: {row.unfit[:60]}" if row.unfit else held
-            yield (row.label, str(row.gpus), day, worst, "stored", outcome)
+            yield (row.label, *on, worst, "stored", f"no room: {row.unfit[:60]}" if row.unfit else outcome)

@@ -122,7 +122,8 @@ class Answer:
         """A row a kind, system and count that ran: gpu, label, gpus, usd_day, pooled, worst, answer."""
         import pandas as pd
 
-        return pd.DataFrame(words.points(self.sized))
+        columns = ["gpu", "label", "gpus", "usd_day", "pooled", "worst", "answer"]
+        return pd.DataFrame([row._asdict() for row in self.sized.tried if not row.unfit], columns=columns)
 
     @cached_property
     def facts(self) -> dict[str, Any]:

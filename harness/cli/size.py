@@ -37,7 +37,7 @@ from harness.cli.terminal import folded, prose, teller
 from workloads.usual import SIZED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from harness.run.shard import Shard
     from harness.study.deploy import Way
@@ -142,11 +142,9 @@ def size(
     if "rate_scale" in settings:
         raise UserError("--set rate_scale: traffic is replayed as it is; --grow asks for multiples of it")
     rule = slo_rule(slo, slo_scale, setting["models"])
-    least, most = _span(span)
-    tried = _kinds(kinds)
     asked = sizes.Asked(
         sizes.located({key: value for key, value in {**setting, **settings}.items() if value is not None}),
-        tuple(tried), least, most, tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
+        tuple(_kinds(kinds)), *_span(span), tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
         prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
     )  # fmt: skip
     if deploy is not None:
@@ -157,7 +155,7 @@ def size(
         return
     if shard is not None:
         with teller(machine=machine) as told:
-            mine, every = sizes.size_shard(asked, folder, shard, workers=workers, teller=told)
+            mine, every = sizes.Work(asked, folder, workers, told).part(shard)
         click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
         click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
         return
@@ -172,7 +170,7 @@ def size(
         prose(first)
         folded(rest, WIDTH)
     figure = []
-    if not no_plot and any(not verdict.unfit for curve in sized.curves.values() for verdict in curve.tried.values()):
+    if not no_plot and not all(row.unfit for row in sized.tried):
         from plots import fig_size
 
         stem = (FIGURES if out is None else folder) / answer.name
@@ -200,13 +198,19 @@ def _dry(searches: Sequence[Outlook], streams: Sequence[str]) -> None:
 
 def _kinds(text: str) -> list[str]:
     from harness.policy import mix
+
+    kinds = [mix.canonical(kind, str) for kind in listed("--gpu", text) or []]
+    _known("", [name for kind in kinds for name in mix.names(kind)])
+    return list(dict.fromkeys(kinds))
+
+
+def _known(where: str, names: Iterable[str]) -> None:
+    """Raise UserError for what is no kind of GPU."""
     from harness.policy.fields import meant
     from harness.policy.types import UserError
 
-    kinds = [mix.canonical(kind, str) for kind in listed("--gpu", text) or []]
-    if unknown := next((name for kind in kinds for name in mix.names(kind) if name not in gpu_names()), None):
-        raise UserError(f'no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list gpus)')
-    return list(dict.fromkeys(kinds))
+    if unknown := next((name for name in names if name not in gpu_names()), None):
+        raise UserError(f'{where}no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list gpus)')
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -227,13 +231,9 @@ def _systems(text: str) -> list[str]:
 
 def _own(price: dict[str, str]) -> dict[str, str]:
     """Split prices that commas join: h100=2.5,l40s=0.9."""
-    from harness.policy.fields import meant
-    from harness.policy.types import UserError
-
-    pairs = [pair for kind, text in price.items() for pair in f"{kind}={text}".split(",")]
-    prices = {kind.strip(): usd.strip() for kind, _, usd in (pair.partition("=") for pair in pairs)}
-    if unknown := next((kind for kind in prices if kind not in gpu_names()), None):
-        raise UserError(f'--price: no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list gpus)')
+    pairs = (pair.partition("=") for kind, text in price.items() for pair in f"{kind}={text}".split(","))
+    prices = {kind.strip(): usd.strip() for kind, _, usd in pairs}
+    _known("--price: ", prices)
     return prices
 
 

@@ -29,6 +29,7 @@ from harness.run.execute import execute
 from harness.run.executor import Ended, Why
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup
+from harness.run.shard import Progress
 from harness.run.sources import Task, codes, current, relocate
 from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
@@ -59,6 +60,16 @@ def stored_only() -> Iterator[None]:
         yield
     finally:
         _STORED.reset(token)
+
+
+def stored_so_far(search: tuple[str, ...], act: Callable[[], object], made: Callable[[], int]) -> Progress:
+    """Return how far a search is, which `act` does up to the first run that is not stored; `made` counts its runs."""
+    with stored_only():
+        try:
+            act()
+        except Missing as gone:
+            return Progress(search, made() + gone.total - len(gone.missing), len(gone.missing), gone.what)
+    return Progress(search, made(), 0, "")
 
 
 # ------------------------------------------------------------------ runs

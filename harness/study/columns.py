@@ -15,6 +15,7 @@ kv_tokens, kv_ahead, kv_over, kv_rest
                  never come, and all else
 within           of the requests that arrive in the window, the share that ends in `ALONE_X` times what it takes alone
 decode_tps_B     tokens/s of decode steps of batch B on each of two GPUs, by the cost table; tp2_loss_B: what TP2 loses
+usd_hour         the listed price of the run's GPUs an hour; usd_million that of a million output tokens that they make
 samples_N, beams_N
                  share of KV blocks that N samples or beams of a request share (`sharing.py`), by the trace's lengths
 """
@@ -30,6 +31,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.engines.costs.prices import listed
 from harness.engines.machine import Config, Served, cluster, power_above
 from harness.policy.chance import draw
 from harness.policy.types import Inst, Shape
@@ -37,6 +39,7 @@ from harness.rows import record, requests, tidy
 from harness.run.setup import Setup
 from harness.run.spec import Spec, stored
 from harness.study import sharing
+from harness.study.offers import usd_hour
 from traces import laws, synthetic
 
 F8 = NDArray[np.float64]
@@ -248,6 +251,16 @@ def _tables(ran: Ran, batch: int, loss: bool) -> dict[str, float]:
     return {"": 1 - together / apart if loss else apart}
 
 
+def _usd_hour(ran: Ran) -> dict[str, float]:
+    usd = usd_hour(listed(), ran.spec.gpu, ran.spec.gpus)
+    return {"": math.nan if usd is None else usd}
+
+
+def _usd_million(ran: Ran) -> dict[str, float]:
+    tokens_s = float(ran.rows.made_tokens[ran.ended].sum()) / ran.window_s
+    return {"": _usd_hour(ran)[""] / 3600 / tokens_s * 1e6 if tokens_s else math.nan}
+
+
 def _blocks(ran: Ran, sequences: int, beams: bool) -> dict[str, float]:
     preset = synthetic.preset(ran.spec.trace)
     return {"": _shared(preset.lengths, preset.max_tokens, sequences, beams, ran.spec.seed)}
@@ -273,6 +286,8 @@ COLUMNS: Mapping[str, Column] = {
     "kv_used": _kv_used,
     **{f"kv_{part}": partial(_memory, part=part) for part in ("tokens", "ahead", "over", "rest")},
     "batch": partial(_memory, part="batch"),
+    "usd_hour": _usd_hour,
+    "usd_million": _usd_million,
     **{f"decode_tps_{batch}": partial(_tables, batch=batch, loss=False) for batch in (16, 128)},
     **{f"tp2_loss_{batch}": partial(_tables, batch=batch, loss=True) for batch in (16, 128)},
     **{f"{word}_{n}": partial(_blocks, sequences=n, beams=word == "beams")

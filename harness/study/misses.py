@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from harness.rows import attainment, causes, record, requests, tidy
-from harness.rows.definitions import DEFINITIONS
+from harness.rows import causes, record, requests, tidy
 from harness.rows.record import WAITS
 from harness.run import slo as slos
 from harness.run.teller import Silent, Teller
+from harness.study.binds import Judged, about_of
 from harness.study.search import LEVEL
 from harness.study.study import AA, CONTROLS
 from harness.study.summary import summarize
@@ -126,21 +126,12 @@ def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget, float]:
 
 def _of_run(run: Path, under: slos.SloTarget, definition: str, label: str, rate_scale: float, rps: float) -> Misses:
     """Count the misses of one run, and sum their time by cause in whole nanoseconds."""
-    if not record.exists(run):
-        raise UserError(f"{run} is gone: bench compare makes it again")
-    about = record.meta(run)
+    about = about_of(run, "bench compare")
     if about["skipped"] or about["infeasible"]:
         return Misses(label, rate_scale, rps, 1, 0, 0, {}, {}, hollow=True)
-    names = [name for name in record.SCHEMA.names if name != "token_ns" or DEFINITIONS[definition].by_token]
-    stored = record.read(run, names)
-    rows = requests.rows(stored)
-    offered = requests.in_window(rows, about["spec"]["window_s"] or math.inf)
-    slo = attainment.limits(rows, slos.limits(run, under))
-    score = DEFINITIONS[definition].score(rows, slo)
-    if score is None:
-        raise UserError(f"{run.name} has no token times, which {definition} needs (--definition names another)")
-    missed = offered & (score < 1)
-    ns = {wait: int(stored[f"{wait}_ns"].to_numpy()[missed].sum()) for wait in record.WAITS}
-    shares = causes.shares(requests.take(rows, missed), slo.take(missed), definition, score[missed])
+    of = Judged.read(run, about, under, definition)
+    missed = of.missed
+    ns = {wait: int(of.table[f"{wait}_ns"].to_numpy()[missed].sum()) for wait in record.WAITS}
+    shares = causes.shares(requests.take(of.rows, missed), of.slo.take(missed), definition, of.score[missed])
     explained = Counter({wait: round(share * int(missed.sum())) for wait, share in shares.items()})
-    return Misses(label, rate_scale, rps, 1, int(offered.sum()), int(missed.sum()), ns, explained)
+    return Misses(label, rate_scale, rps, 1, int(of.offered.sum()), int(missed.sum()), ns, explained)

@@ -1,4 +1,4 @@
-"""Prices of a model's tokens on some GPUs, for `bench price`.
+"""Prices of GPUs, and of a model's tokens on them for `bench price`.
 
 Of each offer: how many requests decode together, and what a million output tokens cost when the GPUs are never idle:
 
@@ -13,12 +13,14 @@ those of that server's settings on the card, unless others are given. Prices of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from harness.engines.costs import coefficients, kernels, profile, quantities, shapes
 from harness.engines.costs.prices import Price
+from harness.policy import mix
 from harness.policy.fields import meant
 from harness.policy.types import GIB, UserError
 from harness.run.server_line import server_line
@@ -26,17 +28,9 @@ from harness.run.setup import Setup
 from harness.run.spec import MOST_GPUS, from_dict
 
 QUANT3 = ("qwen-3-32b@2xh100", "qwen-3-32b:dtype=fp8_block@h100", "qwen-3-32b:dtype=int4@l40s")
-SETTINGS = (
-    "host",
-    "chunk_tokens",
-    "prefill_tokens",
-    "batch_cap",
-    "mem_fraction",
-    "process_bytes",
-    "pool_bytes",
-    "scaled",
-)
+SETTINGS = tuple("host chunk_tokens prefill_tokens batch_cap mem_fraction process_bytes pool_bytes scaled".split())
 HEAD = ("model", "GPUs", "USD an hour", "GiB a GPU", "seqs", "TPOT ms", "tokens/s", "USD a million", "roofline")
+OFFER = re.compile(r"(.+)@(?:([0-9]{1,9})x)?([^0-9].*)")
 
 
 class Load(NamedTuple):
@@ -54,29 +48,46 @@ class Offer(NamedTuple):
     gpu: str
     gpus: int
 
+    def __str__(self) -> str:
+        return f"{self.model} on {self.gpus} x {self.gpu}"
+
 
 class Cost(NamedTuple):
-    """An offer's numbers at full load; `usd_million` of output tokens is None without a price."""
+    """An offer's numbers at full load."""
 
     offer: Offer
     weight_gib: float
     seqs: int
     tpot_s: float
-    tokens_s: float
     usd_hour: float | None
-    usd_million: float | None
     roofline: float
     server: str
     host: str
 
+    @property
+    def tokens_s(self) -> float:
+        """Output tokens a second."""
+        return self.seqs / self.tpot_s
+
+    @property
+    def usd_million(self) -> float | None:
+        """The price of a million output tokens; None without a price."""
+        return None if self.usd_hour is None else self.usd_hour / 3600 / self.tokens_s * 1e6
+
+
+def usd_hour(usd: Mapping[str, Price], kind: str, gpus: int) -> float | None:
+    """Return the price of so many GPUs of a kind, or of a mix of kinds; None where a kind has none."""
+    prices = [(usd.get(name), n) for name, n in mix.copies(kind, gpus)]
+    known = [price.usd_hour * n for price, n in prices if price is not None]
+    return sum(known) if len(known) == len(prices) else None
+
 
 def offer(text: str) -> Offer:
     """Take MODEL@[N x]KIND apart. UserError for another form, or an unknown kind."""
-    model, at, where = text.rpartition("@")
-    count, times, kind = where.rpartition("x") if where[:1].isdigit() else ("1", "x", where)
-    if not (at and model and times and count.isascii() and count.isdecimal() and 1 <= int(count[:9]) <= MOST_GPUS):
+    match = OFFER.fullmatch(text)
+    if match is None or not 1 <= int(match[2] or 1) <= MOST_GPUS:
         raise UserError(f'"{text}" is not MODEL@KIND or MODEL@NxKIND, as qwen-3-32b@2xh100')
-    return Offer(model, quantities.gpu(kind).kind, int(count))
+    return Offer(match[1], quantities.gpu(match[3]).kind, int(match[2] or 1))
 
 
 def cost(
@@ -106,42 +117,29 @@ def cost(
     most = min(int(room), setup.settings.batch_cap)
     seqs = max((n for n in range(1, most + 1) if step_s(n) <= load.tpot_s), default=0)
     if not seqs:
-        raise UserError(f"{asked.model} on {asked.gpus} x {asked.gpu}: a step takes more than {1e3 * load.tpot_s:g} ms")
-    q = quantities.quantities(asked.gpu)
-    tokens_s, price = seqs / step_s(seqs), usd.get(asked.gpu)
-    hour = None if price is None else asked.gpus * price.usd_hour
+        raise UserError(f"{asked}: a step takes more than {1e3 * load.tpot_s:g} ms")
     return Cost(
-        asked, setup.alone(member, asked.gpus, card)[0] / GIB, seqs, step_s(seqs), tokens_s, hour,
-        None if hour is None else hour / 3600 / tokens_s * 1e6, kernels.roofline_share(q, card, dims, asked.gpus),
-        server_line(setup), host,
+        asked, setup.alone(member, asked.gpus, card)[0] / GIB, seqs, step_s(seqs), usd_hour(usd, *asked[1:]),
+        kernels.roofline_share(quantities.quantities(asked.gpu), card, dims, asked.gpus), server_line(setup), host,
     )  # fmt: skip
 
 
-def table(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
-    """Return the lines of a table, its head first; what has no price has a dash."""
-
-    def line(c: Cost) -> tuple[str, ...]:
-        hour, million = ("-" if x is None else f"{x:.2f}" for x in (c.usd_hour, c.usd_million))
-        where = f"{c.offer.gpus} x {c.offer.gpu}"
-        numbers = f"{c.weight_gib:.1f}", str(c.seqs), f"{1e3 * c.tpot_s:.1f}", f"{c.tokens_s:.0f}"
-        return (c.offer.model, where, hour, *numbers, million, f"{100 * c.roofline:.0f} %")
-
-    return [HEAD, *map(line, costs)]
-
-
 def parts(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[str | list[tuple[str, ...]]]:
-    """Return the cheapest offer in a sentence, the table, and where the prices are from."""
-    cheapest = min((c for c in costs if c.usd_million is not None), key=lambda c: c.usd_million or 0.0, default=None)
-    answer = []
-    if cheapest is not None:
-        of, says = cheapest.offer, "is the cheapest:" if len(costs) > 1 else "costs"
-        price = f"{cheapest.usd_million:.2f} USD a million output tokens"
-        answer = [f"{of.model} on {of.gpus} x {of.gpu} {says} {price}"]
-    told = [f"{kind} {usd[kind].told}" for kind in dict.fromkeys(c.offer.gpu for c in costs) if kind in usd]
+    """Return the cheapest offer in a sentence, the table, its head first, and where the prices are from."""
+    priced = [(c.usd_million, str(c.offer)) for c in costs if c.usd_million is not None]
+    rows, answer = list[tuple[str, ...]]([HEAD]), list[str]()
+    if priced:
+        million, which = min(priced, key=lambda pair: pair[0])
+        says = "is the cheapest:" if len(costs) > 1 else "costs"
+        answer = [f"{which} {says} {million:.2f} USD a million output tokens"]
+    for c in costs:
+        hour, each = ("-" if x is None else f"{x:.2f}" for x in (c.usd_hour, c.usd_million))
+        numbers = f"{c.weight_gib:.1f}", str(c.seqs), f"{1e3 * c.tpot_s:.1f}", f"{c.tokens_s:.0f}"
+        rows.append((c.offer.model, f"{c.offer.gpus} x {c.offer.gpu}", hour, *numbers, each,
+                     f"{100 * c.roofline:.0f} %"))  # fmt: skip
+    sources = [f"{kind} {usd[kind].told}" for kind in dict.fromkeys(c.offer.gpu for c in costs) if kind in usd]
     request = f"{load.prompt} tokens in and {load.output} out, TPOT <= {1e3 * load.tpot_s:g} ms"
     bound = "GPUs never idle, so each cost is a bound from below"
     hosts = ", ".join(dict.fromkeys(c.host for c in costs))
-    servers = [
-        c.server if len(costs) == 1 else f"{c.offer.model} on {c.offer.gpus} x {c.offer.gpu}: {c.server}" for c in costs
-    ]
-    return [*answer, table(costs), *servers, *told, f"a request: {request}; {bound}; simulated, {hosts}"]
+    servers = [c.server if len(costs) == 1 else f"{c.offer}: {c.server}" for c in costs]
+    return [*answer, rows, *servers, *sources, f"a request: {request}; {bound}; simulated, {hosts}"]

@@ -7,7 +7,7 @@ only by the direction of attainment: it falls along rates and rises along GPUs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -265,14 +265,23 @@ def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> floa
     least, most = (round(x) for x in bounds.given)
     curves = {seed: deciding(curve) for seed, curve in seeds.items()}
     sampled = set.intersection(*(set(curve) for curve in curves.values())) if curves else set[float]()
-    if not sampled:
-        return most
-    at = statistics.fewest({x: sum(curve[x] for curve in curves.values()) / len(curves) for x in sampled},
-                           bounds.level).at  # fmt: skip
-    if at.sign == ">":
-        return None
-    answer = round(at.mean)
-    below = round(max((x for x in sampled if x < answer), default=least - 1))
-    if answer - below > 1:
-        return (answer + below) // 2
-    return answer + 1 if answer < most and answer + 1 not in sampled else None
+    means = {x: sum(curve[x] for curve in curves.values()) / len(curves) for x in sampled}
+    at = statistics.fewest(means, bounds.level).at if means else None
+    held = None if at is None or at.sign == ">" else round(at.mean)
+    n = bracket([round(x) for x in sampled if held is None or x < held], held, least, most, begin=most)
+    if n is None and held is not None and held < most and held + 1 not in sampled:
+        return held + 1
+    return n
+
+
+def bracket(failed: Collection[int], held: int | None, least: int, most: int, *, begin: int) -> int | None:
+    """Return the whole number to try next of a rising curve; None where the search is over.
+
+    It begins with `begin`, and doubles the largest that failed until one holds. Then it is the middle between the
+    fewest that hold and the largest below that failed, or the least - 1.
+    """
+    low = max(failed, default=least - 1)
+    if held is not None:
+        return (held + low) // 2 if held - low > 1 else None
+    n = max(low + 1, min(2 * low if failed else begin, most))
+    return n if n <= most else None

@@ -63,14 +63,11 @@ def progress(study: Study, out: Path, *, full: bool = False, stem: str = "") -> 
     quiet = Counted(Silent(), quiet=True)
     work = Work(study.of(full), out, full, stem or study.name, None, None, quiet)
     for search in searches(work):
-        part = replace(work, only=frozenset(search))
-        with sweep.stored_only():
-            try:
-                part.sampled(Grid(part.study, full, part.judged()))
-            except sweep.Missing as gone:
-                yield Progress(search, part.made + gone.total - len(gone.missing), len(gone.missing), gone.what)
-            else:
-                yield Progress(search, part.made, 0, "")
+        yield _progress(replace(work, only=frozenset(search)), search)
+
+
+def _progress(part: Work, search: tuple[str, ...]) -> Progress:
+    return sweep.stored_so_far(search, lambda: part.sampled(part.begun()), lambda: part.made)
 
 
 # ------------------------------------------------------------------ how work is cut

@@ -26,6 +26,7 @@ from harness.engines.costs.prices import Price
 from harness.policy import mix
 from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
+from harness.rows.held import DAY_H
 from harness.run import room, score, streams, sweep
 from harness.run.estimates import Costs
 from harness.run.resolve import resolve, traits
@@ -37,9 +38,11 @@ from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
+from harness.study.binds import by_view, summed
 from harness.study.degrees import NoRoom, fitting
+from harness.study.offers import usd_hour
+from harness.study.search import bracket
 from harness.study.shared import placed
-from harness.study.size_binds import by_view, misses
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
 
@@ -80,10 +83,8 @@ class Asked:
         return self.node * math.ceil((gpus + self.spare) / self.node)
 
     def usd_hour(self, kind: str, gpus: int) -> float | None:
-        """Return the price of so many GPUs; None where a kind has none."""
-        prices = [(self.prices.get(name), n) for name, n in mix.copies(kind, self.bought(gpus))]
-        known = [price.usd_hour * n for price, n in prices if price is not None]
-        return sum(known) if len(known) == len(prices) else None
+        """Return the price of what is bought for so many GPUs; None where a kind has none."""
+        return usd_hour(self.prices, kind, self.bought(gpus))
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,11 @@ class Verdict:
     """The outcome of a strategy on a number of GPUs, over the windows of each view."""
 
     gpus: int
-    share: Mapping[str, float]  # attainment by view, all requests
-    interval: Mapping[str, tuple[float, float] | None]  # of it; None: too few blocks
-    models: Mapping[str, Mapping[str, tuple[float, int]]]  # by view and model: attainment, requests
-    failing: tuple[str, ...]  # models below the target in some view
-    unfit: str  # why it could not run; "": it did
+    share: Mapping[str, float] = field(default_factory=dict)  # attainment by view, all requests
+    interval: Mapping[str, tuple[float, float] | None] = field(default_factory=dict)  # of it; None: too few blocks
+    models: Mapping[str, Mapping[str, tuple[float, int]]] = field(default_factory=dict)  # attainment, requests
+    failing: tuple[str, ...] = ()  # models below the target in some view
+    unfit: str = ""  # why it could not run; "": it did
     runs: tuple[Path, ...] = field(default=(), compare=False)
 
     def holds(self, target: float, by: Criterion) -> bool:
@@ -112,6 +113,23 @@ class Verdict:
         return name, share
 
 
+class Tried(NamedTuple):
+    """A strategy on a number of GPUs, as a row of the stored table."""
+
+    gpu: str
+    label: str
+    gpus: int
+    usd_day: float | None
+    pooled: float | None  # the least attainment of all requests in a view
+    low: float | None
+    high: float | None
+    worst: float | None  # the least attainment of a model in a view
+    worst_model: str | None
+    unfit: str  # why it could not run; "": it did
+    answer: bool  # the fewest on which every model holds the target
+    runs: tuple[Path, ...]
+
+
 @dataclass
 class Curve:
     """The known verdicts on a strategy on a kind of GPU."""
@@ -121,7 +139,7 @@ class Curve:
     tried: dict[int, Verdict] = field(default_factory=dict)  # by GPUs
     stopped: str = ""  # why its search ended without an answer
 
-    def fewest(self, target: float, by: Criterion) -> int | None:
+    def fewest(self, target: float, by: Criterion = "each") -> int | None:
         """Return the least count from which on all that were tried hold the target."""
         held = None
         for gpus in sorted(self.tried, reverse=True):
@@ -142,6 +160,15 @@ class Curve:
         if len(ran) < PAIR or ran[1].worst[1] > ran[0].worst[1] + SAME:
             return None
         return ran[0], ran[1]
+
+    def row(self, asked: Asked, gpus: int) -> Tried:
+        """Return a count that was tried as a row of the table."""
+        verdict, usd = self.tried[gpus], asked.usd_hour(self.kind, gpus)
+        view, share = min(verdict.share.items(), key=lambda pair: pair[1], default=("", None))
+        low, high = verdict.interval.get(view) or (None, None)
+        name, worst = (None, None) if verdict.unfit else verdict.worst
+        return Tried(self.kind, self.system, gpus, usd and usd * DAY_H, share, low, high, worst, name, verdict.unfit,
+                     gpus == self.fewest(asked.target), verdict.runs)  # fmt: skip
 
 
 Curves = Mapping[tuple[str, str], Curve]  # by kind and system
@@ -169,36 +196,24 @@ class Sized:
     streams: tuple[str, ...] = ()  # by which rule streams and models meet
     short: Mapping[tuple[str, str], str] = field(default_factory=dict)  # what binds, where more GPUs do not help
 
+    @property
+    def tried(self) -> list[Tried]:
+        """Every count that was tried."""
+        return [curve.row(self.asked, n) for curve in self.curves.values() for n in sorted(curve.tried)]
+
 
 def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
     """Answer a question; runs are kept below `out`. UserError where it cannot be asked."""
     return Work(asked, out, workers, teller or Silent()).done()
 
 
-def size_shard(
-    asked: Asked, out: Path, shard: Shard, *, workers: int | None = None, teller: Teller | None = None
-) -> tuple[int, int]:
-    """Search a shard's strategies, each on each kind; returns how many searches these are, and how many there are.
-
-    Runs are kept below `out`; once all shards are done, `size` finds every one there that it needs. UserError where the
-    question cannot be asked.
-    """
-    return Work(asked, out, workers, teller or Silent()).part(shard)
-
-
 def progress(asked: Asked, out: Path) -> Iterator[Progress]:
     """Yield how far the search of each strategy on each kind is, from the runs below `out`; nothing is run."""
     work = Work(asked, out, None, Silent())
-    for key in [key for key, curve in work.curves().items() if not curve.stopped]:
-        work.found = 0
-        with sweep.stored_only():
-            try:
-                work.search([key])
-            except sweep.Missing as gone:
-                stored = work.found + gone.total - len(gone.missing)
-                yield Progress((" ".join(key),), stored, len(gone.missing), gone.what)
-            else:
-                yield Progress((" ".join(key),), work.found, 0, "")
+    for key, curve in work.curves().items():
+        if not curve.stopped:
+            work.found = 0
+            yield sweep.stored_so_far((" ".join(key),), partial(work.search, [key]), lambda: work.found)
 
 
 class Outlook(NamedTuple):
@@ -219,13 +234,13 @@ def outlook(asked: Asked, out: Path) -> tuple[list[Outlook], list[str]]:
     for (kind, name), curve in work.curves().items():
         if curve.stopped:
             continue
-        per, view, begin = mix.size(kind), work.views[0], work.begins[kind][1]
+        per, begin = mix.size(kind), work.begins[kind][1]
         doublings = math.ceil(math.log2(work.most(kind) / per / begin)) if work.most(kind) > per * begin else 0
         counts = 1 if own_count(work.systems[name]) else 1 + 2 * doublings
-        cost_s = costs.cpu_s(resolve(replace(work.spec(kind, name, per * begin, view, view.seeds[0]), slo="")))
+        cost_s = costs.cpu_s(resolve(replace(work.spec(kind, name, per * begin), slo="")))
         runs = counts * sum(len(view.seeds) for view in work.views)
         rows.append(Outlook(kind, name, per * begin, work.most(kind), runs, runs * cost_s))
-    setup = Setup(work.spec(work.kinds[0], next(iter(work.systems)), 1, work.views[0], 0))
+    setup = Setup(work.spec(work.kinds[0], next(iter(work.systems)), 1, seed=0))
     return rows, streams.lines(setup, every=True)
 
 
@@ -239,7 +254,6 @@ class Work:
         self.sets: dict[str, tuple[str, dict[str, int]]] = {}
         self.begins: dict[str, tuple[int, int]] = {}
         self.refused: dict[str, str] = {}  # kinds that cannot hold a model, and why
-        self._clusters: dict[tuple[str, int], Cluster] = {}
         for kind in asked.kinds:
             try:
                 self.sets[kind] = fitting(asked.setting, kind, asked.most, out)
@@ -251,32 +265,32 @@ class Work:
             raise NoRoom("; ".join(self.refused.values()))
         for kind in self.kinds:  # a mistake shows before anything is run
             for name in self.systems:
-                traits(self.spec(kind, name, self.most(kind), self.views[0], self.views[0].seeds[0]))
+                traits(self.spec(kind, name, self.most(kind)))
         self._targets: dict[tuple[str, str], SloTarget] = {}
         self.found = 0  # runs of all counts so far
 
     def done(self) -> Sized:
         """Search all strategies, then ask more of the best."""
-        asked = self.asked
         curves, best, grown = self.search(list(self.curves()))
-        cold: dict[str, float] = {}
-        shares: dict[str, dict[str, float]] = {}
-        if best is not None:
-            kind, name, gpus = best
-            cold = self._cold_s(kind, name, gpus)
-            shares = placed(curves[kind, name].tried[gpus].runs)
-        trace, base = load_trace(str(asked.setting["trace"])), self._setup(self.kinds[0])
-        alone = {kind: sum(model.tp for model in self.cluster(kind).models.values())
-                 for kind in self.kinds if not mix.mixed(kind)}  # fmt: skip
-        return Sized(asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
-                     best, grown, cold, shares, million_tokens_hour(trace, base.models, base.spec.assign), alone,
-                     self._lacks(curves, best), tails(curves[best[:2]].tried[best[2]].runs) if best else {},
-                     {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
-                     {kind: server_line(self._setup(kind)) for kind in self.kinds},
-                     trace.kept_share, tuple(streams.lines(base)), self._short(curves))  # fmt: skip
+        runs = curves[best[:2]].tried[best[2]].runs if best else ()
+        trace, base = load_trace(str(self.asked.setting["trace"])), self._setup(self.kinds[0])
+        return Sized(
+            self.asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
+            best, grown, self._cold_s(*best) if best else {}, placed(runs),
+            million_tokens_hour(trace, base.models, base.spec.assign),
+            {kind: sum(model.tp for model in self.cluster(kind).models.values())
+             for kind in self.kinds if not mix.mixed(kind)},
+            self._lacks(curves, best), tails(runs),
+            {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
+            {kind: server_line(self._setup(kind)) for kind in self.kinds},
+            trace.kept_share, tuple(streams.lines(base)), self._short(curves),
+        )  # fmt: skip
 
     def part(self, shard: Shard) -> tuple[int, int]:
-        """Search a shard's strategies; returns how many searches these are, and how many there are."""
+        """Search a shard's strategies, each on each kind; returns how many searches these are, and how many there are.
+
+        Once all shards are done, `size` finds every run there that it needs.
+        """
         every = [key for key, curve in self.curves().items() if not curve.stopped]
         mine = shard.part(every, " ".join)
         if mine:
@@ -305,7 +319,7 @@ class Work:
         first = self._first(curves)
         searched = [curves[key] for key in curves if key in set(mine)]
         self._search(searched, 1.0, "each", first)
-        self._search([curve for curve in searched if curve.fewest(target, "each")], 1.0, "pooled")
+        self._search([curve for curve in searched if curve.fewest(target)], 1.0, "pooled")
         best = self._best({key: curves[key] for key in curves if curves[key] in (*first, *searched)}.values())
         grown: dict[float, int | None] = {}
         if best is not None and curves[best[:2]] in searched:
@@ -313,14 +327,12 @@ class Work:
             for times in self.asked.growth:
                 more = Curve(kind, name)
                 self._search([more], times, "each", least=gpus // mix.size(kind))
-                grown[times] = more.fewest(target, "each")
+                grown[times] = more.fewest(target)
         return curves, best, grown
 
     def _first(self, curves: Curves) -> list[Curve]:
         """Search the strategies one after the other until one has an answer on some kind; returns its curves."""
-        for name, system in self.systems.items():
-            if str(asked_system(system)["system"]) in BOUNDS:
-                continue
+        for name in (name for name in self.systems if not self._bound(name)):
             mine = [curves[kind, name] for kind in self.asked.kinds]
             self._search(mine, 1.0, "each", mine)
             if self._best(mine) is not None:
@@ -335,21 +347,19 @@ class Work:
         below = curves[kind, name].below(gpus)
         if below is None or not below.unfit or below.gpus != gpus - mix.size(kind):
             return ""
-        view = self.views[0]
-        spec = self.under(kind, view).spec(self.spec(kind, name, below.gpus, view, view.seeds[0]))
-        short = room.short_bytes(spec)
+        short = room.short_bytes(self.under(kind, self.views[0]).spec(self.spec(kind, name, below.gpus)))
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
     def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
         """Return what binds in most misses on the most GPUs, of each strategy that more GPUs do not help."""
         short = {}
         for key, curve in curves.items():
-            if curve.flat is None or curve.fewest(self.asked.target, "each") is not None:
+            if curve.flat is None or curve.fewest(self.asked.target) is not None:
                 continue
             views = by_view(curve.flat[1].runs, self.views, partial(self.under, curve.kind), self.asked.definition)
-            total = misses(hour for of in views.values() for hours in of.values() for hour in hours.values())
-            if total:
-                short[key] = total.most_common(1)[0][0]
+            total = summed(hour for of in views.values() for hours in of.values() for hour in hours.values())
+            if total.first:
+                short[key] = total.first
         return short
 
     # ------------------------------------------------------------ search
@@ -371,30 +381,20 @@ class Work:
         Counts are of copies of a mix in here; of one kind, a copy is a GPU.
         """
         tried, target, size = curve.tried, self.asked.target, mix.size(curve.kind)
-        most = self.most(curve.kind) // size
         if curve.stopped:
             return None
         if own_count(self.systems[curve.system]):
-            alone = traits(self.spec(curve.kind, curve.system, size, self.views[0], self.views[0].seeds[0])).gpus
-            return None if tried else alone
+            return None if tried else traits(self.spec(curve.kind, curve.system, size)).gpus
         answer = curve.fewest(target, by)
-        held = None if answer is None else answer // size
-        fails = [n // size for n, verdict in tried.items()
-                 if not verdict.holds(target, by) and (answer is None or n < answer)]  # fmt: skip
-        floor, begin = self.begins[curve.kind]
-        floor, begin = max(floor, least), max(begin, least)
-        low = max(fails, default=floor - 1)
-        if held is None:
-            n = begin if not tried else max(low + 1, min(2 * low, most))
-            cap = self._cap(curve, first)
-            if n > cap and low < cap:
-                n = cap
-            if n > min(cap, most):
-                curve.stopped = f"> {low * size}: a cheaper count is found" if cap < most else f"> {most * size}"
-                return None
-            return n * size
-        middle = (held + low) // 2
-        return middle * size if held - low > 1 and middle * size not in tried else None
+        failed = [n // size for n, verdict in tried.items()
+                  if not verdict.holds(target, by) and (answer is None or n < answer)]  # fmt: skip
+        floor, begin = (max(n, least) for n in self.begins[curve.kind])
+        cap, held = self._cap(curve, first), None if answer is None else answer // size
+        n = bracket(failed, held, floor, cap, begin=begin)
+        if n is None and held is None:
+            low, most = max(failed, default=floor - 1), self.most(curve.kind) // size
+            curve.stopped = f"> {low * size}: a cheaper count is found" if cap < most else f"> {most * size}"
+        return None if n is None else n * size
 
     def most(self, kind: str) -> int:
         """Return the most GPUs of a kind, or of whole copies of a mix, that may be tried. UserError for no copy."""
@@ -413,32 +413,25 @@ class Work:
         """Return the most copies of a curve's kind that cost no more than the cheapest answer of the first strategy."""
         best, size = self._best(first), mix.size(curve.kind)
         most = self.most(curve.kind) // size
-        if best is None or self._base(curve) in BOUNDS:
+        if best is None or self._bound(curve.system):
             return most
         kind, _, gpus = best
         if kind == curve.kind:
             return min(most, gpus // size)
-        mine, its = (
-            replace(self.asked, spare=0, node=1).usd_hour(*what) for what in ((curve.kind, size), (kind, gpus))
-        )
-        if mine is None or its is None:
-            return most
-        return min(most, max(1, math.floor(its / mine)))
+        mine, its = (usd_hour(self.asked.prices, *what) for what in ((curve.kind, size), (kind, gpus)))
+        return most if mine is None or its is None else min(most, max(1, math.floor(its / mine)))
 
     def _best(self, curves: Iterable[Curve]) -> tuple[str, str, int] | None:
         """Return the cheapest answer; between equal ones that of the strategy that was asked for first."""
         asked = self.asked
-        answers = []
-        for at, curve in enumerate(curves):
-            gpus = curve.fewest(asked.target, "each")
-            if gpus is not None and self._base(curve) not in BOUNDS:
-                price = asked.usd_hour(curve.kind, gpus)
-                answers.append((math.inf if price is None else price, gpus, at, (curve.kind, curve.system, gpus)))
+        answers = [(asked.usd_hour(curve.kind, gpus) or math.inf, gpus, at, (curve.kind, curve.system, gpus))
+                   for at, curve in enumerate(curves) if not self._bound(curve.system)
+                   and (gpus := curve.fewest(asked.target)) is not None]  # fmt: skip
         return min(answers)[-1] if answers else None
 
-    def _base(self, curve: Curve) -> str:
-        """Return the system's name without preset and fields."""
-        return str(asked_system(self.systems[curve.system])["system"])
+    def _bound(self, name: str) -> bool:
+        """Tell whether a system is one of BOUNDS, whatever its preset and fields."""
+        return str(asked_system(self.systems[name])["system"]) in BOUNDS
 
     def _ends(self, kind: str) -> tuple[int, int]:
         """Return the fewest copies that hold each model alone, and those that are tried first.
@@ -460,64 +453,52 @@ class Work:
 
     def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
         """Run strategies on counts, in all windows, and add their verdicts."""
-        points = [(curve, n, view, seed) for curve, n in asks for view in self.views for seed in view.seeds]
         specs = [self.under(curve.kind, view).spec(self.spec(curve.kind, curve.system, n, view, seed, times))
-                 for curve, n, view, seed in points]  # fmt: skip
-        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+                 for curve, n in asks for view in self.views for seed in view.seeds]  # fmt: skip
+        folders = iter(sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what))
         self.found += len(specs)
-        by: dict[tuple[str, str, int], dict[str, list[Path]]] = {}
-        for (curve, n, view, _), folder in zip(points, folders, strict=True):
-            by.setdefault((curve.kind, curve.system, n), {}).setdefault(view.name, []).append(folder)
         for curve, n in asks:
-            curve.tried[n] = self._verdict(curve.kind, n, by[curve.kind, curve.system, n])
+            runs = {view: [next(folders) for _ in view.seeds] for view in self.views}
+            curve.tried[n] = self._verdict(curve.kind, n, runs)
 
-    def _verdict(self, kind: str, gpus: int, runs: Mapping[str, list[Path]]) -> Verdict:
+    def _verdict(self, kind: str, gpus: int, runs: Mapping[View, Sequence[Path]]) -> Verdict:
+        every = tuple(folder for folders in runs.values() for folder in folders)
+        for about in map(record.meta, every):
+            if why := about["skipped"] or about["infeasible"]:
+                return Verdict(gpus, unfit=str(why))
         share: dict[str, float] = {}
         interval: dict[str, tuple[float, float] | None] = {}
         models: dict[str, dict[str, tuple[float, int]]] = {}
         failing: dict[str, None] = {}
-        for view in self.views:
-            for folder in runs[view.name]:
-                about = record.meta(folder)
-                if why := about["skipped"] or about["infeasible"]:
-                    return Verdict(gpus, {}, {}, {}, (), str(why))
+        definition = self.asked.definition
+        for view, folders in runs.items():
             under = self.under(kind, view)
-            each = [score.by_model(folder, under, [self.asked.definition])[self.asked.definition]
-                    for folder in runs[view.name]]  # fmt: skip
-            missed = np.concatenate([block[1].sum(0) for block in each])
-            offered = np.concatenate([block[2].sum(0) for block in each])
-            counts = pooled.Counts(np.array([1.0]), missed[None], offered[None])
-            shares = pooled.shares(counts)
+            each = [score.by_model(folder, under, [definition])[definition] for folder in folders]
+            missed = np.concatenate([lost.sum(0) for _, lost, _ in each])[None]
+            offered = np.concatenate([came.sum(0) for _, _, came in each])[None]
+            shares = pooled.shares(pooled.Counts(np.array([1.0]), missed, offered))
             share[view.name] = 1.0 - float(shares.share[0])
             low, high = 1.0 - float(shares.high[0]), 1.0 - float(shares.low[0])
             interval[view.name] = None if (low, high) == (0.0, 1.0) else (low, high)
-            mine = models.setdefault(view.name, {})
-            lost_of, came_of = (
-                [(name, float(x)) for names, *blocks in each for name, x in zip(names, blocks[j].sum(1), strict=True)]
-                for j in (0, 1)
-            )
-            for name in dict.fromkeys(name for name, _ in came_of):
-                lost, came = (sum(x for model, x in of if model == name) for of in (lost_of, came_of))
-                if came:
-                    mine[name] = (1.0 - lost / came, round(came))
-                    if lost > math.ceil((1.0 - self.asked.target) * came - 1e-9):
-                        failing[name] = None
-        return Verdict(gpus, share, interval, models, tuple(failing), "",
-                       tuple(path for folders in runs.values() for path in folders))  # fmt: skip
+            counts: dict[str, tuple[float, float]] = {}  # misses and requests by model
+            for names, lost_by, came_by in each:
+                for name, lost, came in zip(names, lost_by.sum(1).tolist(), came_by.sum(1).tolist(), strict=True):
+                    before = counts.get(name, (0.0, 0.0))
+                    counts[name] = before[0] + lost, before[1] + came
+            models[view.name] = {m: (1.0 - lost / came, round(came)) for m, (lost, came) in counts.items() if came}
+            most = 1.0 - self.asked.target
+            failing |= {m: None for m, (lost, came) in counts.items() if came and lost > math.ceil(most * came - 1e-9)}
+        return Verdict(gpus, share, interval, models, tuple(failing), "", every)
 
     def cluster(self, kind: str, gpus: int | None = None) -> Cluster:
         """Return so many GPUs of a kind (one, or one copy of a mix), with all models, each at its degree."""
-        n = gpus or mix.size(kind)
-        if (kind, n) not in self._clusters:
-            spec = self.spec(kind, next(iter(self.systems)), n, self.views[0], self.views[0].seeds[0])
-            setup = Setup(resolve(replace(spec, system=UNSHARED, preset=None, fields=(), slo="")))
-            self._clusters[kind, n] = setup.cluster
-        return self._clusters[kind, n]
+        spec = self.spec(kind, next(iter(self.systems)), gpus or mix.size(kind))
+        return Setup(resolve(replace(spec, system=UNSHARED, preset=None, fields=(), slo=""))).cluster
 
     def under(self, kind: str, view: View) -> SloTarget:
         """Return the SLO seconds on a kind of GPU, of the traffic of a view."""
         if (kind, view.trace) not in self._targets:
-            spec = self.spec(kind, next(iter(self.systems)), mix.size(kind), view, view.seeds[0])
+            spec = self.spec(kind, next(iter(self.systems)), mix.size(kind), view)
             self._targets[kind, view.trace] = slo_target(
                 spec, self.asked.rule, self.out, workers=self.workers, teller=self.teller
             )
@@ -525,21 +506,22 @@ class Work:
 
     def _setup(self, kind: str) -> Setup:
         """Return one GPU of a kind, or one copy of a mix, with all models, each at its degree."""
-        return Setup(self.spec(kind, next(iter(self.systems)), mix.size(kind), self.views[0], self.views[0].seeds[0]))
+        return Setup(self.spec(kind, next(iter(self.systems)), mix.size(kind)))
 
-    def spec(self, kind: str, system: str, gpus: int, view: View, seed: int, times: float = 1.0) -> Spec:
-        """Return the spec of one run."""
-        models, _ = self.sets[kind]
-        fields = {**self.asked.setting, "trace": view.trace, "models": models, "gpu": kind, "gpus": gpus}
+    def spec(
+        self, kind: str, system: str, gpus: int, view: View | None = None, seed: int | None = None, times: float = 1.0
+    ) -> Spec:
+        """Return the spec of one run, of the first view and its first seed unless others are given."""
+        view = view or self.views[0]
+        fields = {**self.asked.setting, "trace": view.trace, "models": self.sets[kind][0], "gpu": kind, "gpus": gpus}
         spec = from_dict({**fields, **asked_system(self.systems[system])})
-        return replace(spec, seed=seed, rate_scale=times)
+        return replace(spec, seed=view.seeds[0] if seed is None else seed, rate_scale=times)
 
     # ------------------------------------------------------------ of the best
 
     def _cold_s(self, kind: str, system: str, gpus: int) -> dict[str, float]:
         """Compute the seconds in which each model comes in from the host, on idle links."""
-        cluster = Setup(resolve(replace(self.spec(kind, system, gpus, self.views[0], self.views[0].seeds[0]), slo=""))
-                        ).cluster  # fmt: skip
+        cluster = Setup(resolve(replace(self.spec(kind, system, gpus), slo=""))).cluster
         return {name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
                 for name, model in cluster.models.items()}  # fmt: skip
 

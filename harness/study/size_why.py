@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,10 +17,10 @@ from typing import NamedTuple
 
 from harness.policy.types import UserError
 from harness.run.teller import Silent, Teller
+from harness.study.binds import Hour, Hours, by_view, merged, summed
 from harness.study.degrees import with_degrees
-from harness.study.size import BOUNDS, Asked, Curve, Verdict, Work, own_count, takes
-from harness.study.size_binds import Hour, by_view, misses, summed
-from harness.study.size_kept import Kept, Tried
+from harness.study.size import BOUNDS, Asked, Curve, Tried, Verdict, Work, own_count, takes
+from harness.study.size_kept import Kept
 
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
     "weights": ("prism", "elastic", "qlm", "swap"),
@@ -51,27 +50,24 @@ class Why:
     """A number of GPUs on which a strategy fails: the reasons, and changes that were run."""
 
     kept: Kept
-    kind: str
-    system: str
-    gpus: int
     tried: Tried
-    models: Mapping[str, Mapping[int, Hour]]  # by model and hour; none where it has no room
+    models: Hours  # none where it has no room
     weights_bytes: int
     memory_bytes: int  # of all GPUs
     changes: tuple[Change, ...]
     met: Mapping[str, float] = field(default_factory=dict)  # by model: its least attainment in a view, as in the table
 
     @property
-    def binds(self) -> Counter[str]:
-        """Misses of all models by what binds."""
-        return misses(hour for hours in self.models.values() for hour in hours.values())
+    def total(self) -> Hour:
+        """Requests, misses and what binds of all models together."""
+        return summed(hour for hours in self.models.values() for hour in hours.values())
 
     @property
     def first(self) -> str:
         """The resource that binds most."""
         if self.tried.unfit:
             return "weights" if self.weights_bytes > self.memory_bytes else "KV"
-        return self.binds.most_common(1)[0][0] if self.binds else "compute"
+        return self.total.first or "compute"
 
     @property
     def cheapest(self) -> Change | None:
@@ -89,18 +85,22 @@ def why(kept: Kept, out: Path, *, system: str | None = None, workers: int | None
     """
     tried = _failing(kept, system)
     work = Work(kept.asked, out, workers, teller or Silent())
-    views = {} if tried.unfit else _by_view(kept, work, tried)
-    models, met = _merged(views), dict[str, float]()
+    views = {} if tried.unfit else _by_view(kept.asked, work, tried)
+    met = dict[str, float]()
     for by_model in views.values():
         for model, hours in by_model.items():
-            total = summed(hours.values())
-            met[model] = min(met.get(model, 1.0), 1.0 - total.missed / max(1, total.offered))
+            met[model] = min(met.get(model, 1.0), summed(hours.values()).met)
     of = work.cluster(tried.gpu, tried.gpus)
     weights = sum(model.weight_bytes * model.tp for model in of.models.values())
     memory = sum(gpu.mem_bytes for gpu in of.gpus)
-    reason = Why(kept, tried.gpu, tried.label, tried.gpus, tried, models, weights, memory, (), met)
-    changes = [_run(change, tried, out, workers, teller) for change in _changes(reason, work, out)[:MOST]]
+    reason = Why(kept, tried, merged(views.values()), weights, memory, (), met)
+    changes = [_run(change, tried, work) for change in _changes(reason, work)[:MOST]]
     return replace(reason, changes=tuple(changes))
+
+
+def _by_view(asked: Asked, work: Work, tried: Tried) -> dict[str, dict[str, dict[int, Hour]]]:
+    """Count misses by view, model, hour and what binds, over all runs of what was tried."""
+    return by_view(tried.runs, work.views, partial(work.under, tried.gpu), asked.definition)
 
 
 def _failing(kept: Kept, system: str | None) -> Tried:
@@ -123,62 +123,33 @@ def _failing(kept: Kept, system: str | None) -> Tried:
     return max(rows, key=lambda row: (row.worst is not None, row.worst or 0.0, row.gpus))
 
 
-# ------------------------------------------------------------------ what binds
-
-
-Hours = Mapping[str, Mapping[int, Hour]]  # by model and hour
-
-
-def _by_view(kept: Kept, work: Work, tried: Tried) -> dict[str, dict[str, dict[int, Hour]]]:
-    """Count misses by view, model, hour and what binds, over all runs of what was tried."""
-    return by_view(tried.runs, work.views, partial(work.under, tried.gpu), kept.asked.definition)
-
-
-def _merged(views: Mapping[str, Hours]) -> dict[str, dict[int, Hour]]:
-    """Add the hours of all views."""
-    merged: dict[str, dict[int, Hour]] = {}
-    for by_model in views.values():
-        for model, hours in by_model.items():
-            mine = merged.setdefault(model, {})
-            for hour, counted in hours.items():
-                mine[hour] = summed([*([mine[hour]] if hour in mine else []), counted])
-    return merged
-
-
 # ------------------------------------------------------------------ changes
 
 
-def _changes(reason: Why, work: Work, out: Path) -> list[Change]:
+def _changes(reason: Why, work: Work) -> list[Change]:
     """Return the changes to try on the same GPUs, by what binds: strategies, a degree, a longer SLO."""
-    asked, done = reason.kept.asked, {(row.gpu, row.label, row.gpus) for row in reason.kept.tried}
-    binds = reason.first
-    mine = reason.system.partition(":")[0]
+    asked, tried, binds = reason.kept.asked, reason.tried, reason.first
+    done = {(row.gpu, row.label, row.gpus) for row in reason.kept.tried} | {(tried.gpu, tried.label, tried.gpus)}
+    mine = tried.label.partition(":")[0]
     names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS.get(binds, ()))
-    names = [
-        name
-        for name in dict.fromkeys(names)
-        if (reason.kind, name, reason.gpus) not in done and takes(name, reason.kind)
-    ]
-    changes = [Change(name, asked, name, looser=False) for name in names if name != reason.system][:2]
-    worst = reason.tried.worst_model
-    if worst and (degree := _wider(work, reason, worst)):
-        path = with_degrees(work.sets[reason.kind][0], {worst: degree}, out, f"{reason.kind}-tp{degree}")
-        setting = {**asked.setting, "models": path}
-        changes.append(
-            Change(f"{worst} on {degree} GPUs", replace(asked, setting=setting), reason.system, looser=False)
-        )
-    if not reason.tried.unfit and (times := _longer(reason, work)):
+    names = [name for name in dict.fromkeys(names)
+             if (tried.gpu, name, tried.gpus) not in done and takes(name, tried.gpu)]  # fmt: skip
+    changes = [Change(name, asked, name, looser=False) for name in names[:2]]
+    worst = tried.worst_model
+    if worst and (degree := _wider(work, tried, worst)):
+        path = with_degrees(work.sets[tried.gpu][0], {worst: degree}, work.out, f"{tried.gpu}-tp{degree}")
+        wider = replace(asked, setting={**asked.setting, "models": path})
+        changes.append(Change(f"{worst} on {degree} GPUs", wider, tried.label, looser=False))
+    if not tried.unfit and (times := _longer(reason, work)):
         longer = replace(asked, rule=scaled(asked.rule, times))
-        changes.append(Change(f"SLO x {times:g}", longer, reason.system, looser=True))
+        changes.append(Change(f"SLO x {times:g}", longer, tried.label, looser=True))
     return changes
 
 
-def _wider(work: Work, reason: Why, name: str) -> int | None:
+def _wider(work: Work, tried: Tried, name: str) -> int | None:
     """Return the next degree of parallelism of a model that these GPUs can hold."""
-    model = work.cluster(reason.kind, reason.gpus).models.get(name)
-    if model is None:
-        return None
-    return next((tp for tp in model.degrees if tp > model.tp), None)
+    model = work.cluster(tried.gpu, tried.gpus).models.get(name)
+    return None if model is None else next((tp for tp in model.degrees if tp > model.tp), None)
 
 
 def scaled(rule: str, times: float) -> str:
@@ -193,30 +164,28 @@ def scaled(rule: str, times: float) -> str:
 
 def _longer(reason: Why, work: Work) -> float | None:
     """Return the least of some multiples of the SLO at which the stored runs would hold; None where none does."""
-    if reason.kept.asked.rule.startswith("classes:"):
+    asked, tried = reason.kept.asked, reason.tried
+    if asked.rule.startswith("classes:"):
         return None
-    target = reason.kept.asked.target
     for times in LONGER:
-        asked = replace(reason.kept.asked, rule=scaled(reason.kept.asked.rule, times), kinds=(reason.kind,),
-                        systems=(reason.system,))  # fmt: skip
-        other = Work(asked, work.out, work.workers, work.teller)
-        views = _by_view(reason.kept._replace(asked=asked), other, reason.tried).values()
+        longer = replace(asked, rule=scaled(asked.rule, times), kinds=(tried.gpu,), systems=(tried.label,))
+        views = _by_view(longer, Work(longer, work.out, work.workers, work.teller), tried).values()
         totals = [summed(hours.values()) for by_model in views for hours in by_model.values()]
-        if all(of.missed <= math.ceil((1 - target) * of.offered - NEVER) for of in totals):
+        if all(of.missed <= math.ceil((1 - asked.target) * of.offered - NEVER) for of in totals):
             return times
     return None
 
 
-def _run(change: Change, tried: Tried, out: Path, workers: int | None, teller: Teller | None) -> Change:
+def _run(change: Change, tried: Tried, work: Work) -> Change:
     """Run a change in all windows."""
     begun = perf_counter()
     asked = replace(change.asked, systems=(change.system,), kinds=(tried.gpu,), growth=())
+    curve = Curve(tried.gpu, change.system)
     try:
-        work = Work(asked, out, workers, teller or Silent())
-        if own_count(work.systems[change.system]):
+        of = Work(asked, work.out, work.workers, work.teller)
+        if own_count(of.systems[change.system]):
             return change
-        curve = Curve(tried.gpu, change.system)
-        work.run_counts([(curve, tried.gpus)], 1.0, f"change: {change.what}")
+        of.run_counts([(curve, tried.gpus)], 1.0, f"change: {change.what}")
     except UserError as error:
-        return change._replace(verdict=Verdict(tried.gpus, {}, {}, {}, (), str(error)), seconds=perf_counter() - begun)
+        curve.tried[tried.gpus] = Verdict(tried.gpus, unfit=str(error))
     return change._replace(verdict=curve.tried[tried.gpus], seconds=perf_counter() - begun)
