@@ -134,5 +134,5 @@ def test_other_load_is_the_machines_less_our_own(monkeypatch: pytest.MonkeyPatch
 def test_the_rate_at_which_the_client_is_the_limit_is_the_first_beyond_a_millisecond() -> None:
     assert limit({200.0: 0.2, 1000.0: 1.0}) == "lag P99 is within 1 ms at each rate, up to 1,000 requests/s"
     late = limit({200.0: 0.2, 1000.0: 1.01, 3000.0: 0.9})
-    assert late == "lag P99 is within 1 ms up to 200 requests/s; at 1,000 it is 1.01 ms: client or mock is the limit"
+    assert late == "lag P99 is within 1 ms up to 200 requests/s; at 1,000 it is 1.01 ms: client or stub is the limit"
     assert limit({200.0: float("nan")}).startswith("lag P99 is within 1 ms at no rate; at 200 it is nan ms")

@@ -27,6 +27,7 @@ from workloads.models import ModelSet, Served, model_set, sets, shape
 from workloads.picking import assigned
 
 LATER = {"agents8", "quant3", "today12"}  # sets that came after names were matched
+GENERATED = {"poisson", "power-law", "hot-cold"}  # traces that did
 GOLDEN = json.loads(Path(__file__).with_name("streams.json").read_text("utf-8"))
 
 
@@ -54,7 +55,7 @@ def test_shipped_sets_have_the_streams_that_they_had(pair: str) -> None:
 
 def test_every_shipped_pair_is_in_the_list() -> None:
     assert {pair.partition(" <- ")[0] for pair in GOLDEN} == set(sets()) - LATER
-    alone = {name for name in manifest() if not name.startswith("aegaeon-synth")}
+    alone = {name for name in manifest() if not name.startswith("aegaeon-synth")} - GENERATED
     assert {pair.partition(" <- ")[2] for pair in GOLDEN} >= alone
 
 
