@@ -137,8 +137,6 @@ def test_every_study_names_its_settings(path: Path) -> None:
     spec = tomllib.loads(path.read_text("utf-8"))["spec"]
     # two papers' engines take prompts whole
     whole = {"chunk_tokens": 0} if not spec["chunk_tokens"] and "prefill_tokens" in spec else {}
-        {"chunk_tokens": 0} if not spec["chunk_tokens"] and "prefill_tokens" in spec else {}
-    )  # prompts whole, as two papers' engines take them
     assert {key: spec.get(key) for key in NAMED} == NAMED | whole
 
 
