@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -52,8 +53,7 @@ def intact(path: Path, *, rows: bool) -> None:
 
     Raises Damaged, and OSError where it cannot be read.
     """
-    if not path.is_file():
-        path.stat()  # raises where there is nothing
+    if not stat.S_ISREG(path.stat().st_mode):  # one look, as a writer may replace it at any instant
         raise Damaged(f"{path}: not a file; move it away and run again")
     if not whole(path, rows=rows):
         raise Damaged(f"{path}: damaged: its bytes are not those that were written; {WAY_OUT}")
