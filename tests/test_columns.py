@@ -225,6 +225,7 @@ def test_memory_and_batches_of_short_runs(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ MuxServe
 
 
+@pytest.mark.usefixtures("profiles_dir")  # which the study's specs name
 def test_muxserves_rates_and_models_are_the_releases() -> None:
     """MuxServe 2249cfa, bench_end_to_end_muxserve.py: model2num, model2placement (1 x 16, 4, 4, 8: 32 GPUs), rates."""
     study = load.study("muxserve")
