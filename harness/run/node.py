@@ -62,19 +62,18 @@ def _shared(out: Path, token: str) -> bool:
 
 
 def _done(task: Task, out: Path, *, shared: bool) -> Answer:
-    spec = task.spec
     try:
         if not (shared and current(task, out)):  # of a batch whose first worker died
-            execute(spec, out, task.code)
+            execute(task.spec, out, task.code)
     except Failed as failed:
-        return Answer(spec.folder, dict(failed.why))
+        return Answer(task.folder, dict(failed.why))
     except UserError as error:
-        return Answer(spec.folder, {}, pickle.dumps(UserError(f"node {platform.node()}: {error}")))
+        return Answer(task.folder, {}, pickle.dumps(UserError(f"node {platform.node()}: {error}")))
     except Exception as error:
         text = "".join(traceback.format_exception(error))
-        return Answer(spec.folder, {}, pickle.dumps(RuntimeError(f"on node {platform.node()}:\n{text}")))
-    files = None if shared else {path.name: path.read_bytes() for path in (out / spec.folder).iterdir()}
-    return Answer(spec.folder, {}, files=files)
+        return Answer(task.folder, {}, pickle.dumps(RuntimeError(f"on node {platform.node()}:\n{text}")))
+    files = None if shared else {path.name: path.read_bytes() for path in (out / task.folder).iterdir()}
+    return Answer(task.folder, {}, files=files)
 
 
 def store(answer: Answer, out: Path) -> None:
