@@ -36,7 +36,7 @@ Over 600 lines: both algorithms, and each choice that the paper leaves open, on 
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -598,10 +598,7 @@ class Prism:
         if self.clock == "serial":
             engines = [(R, now_s + sum([m.filling / m.c for m in here if m.filling]))]
         else:
-            of: dict[str, list[Entry]] = {m.name: [] for m in open_}
-            for e in R:
-                of[e.m.name].append(e)
-            engines = [(of[m.name], now_s + m.filling / m.c) for m in open_]
+            engines = [(m.queue[: bisect(m.queue, R[-1])], now_s + m.filling / m.c) for m in open_ if R]
         S = sorted([mine[k] for mine, start_s in engines for k in alg2([(e.priority, e.e) for e in mine], start_s)])
         if self.dropped == "requeue" and any(m.live for m in here):  # they wait for another look
             return S, []
@@ -612,5 +609,4 @@ class Prism:
                 e.m.late.append(e)
             elif e.id not in on_time:
                 dropped.append(e)
-        waits = [list(islice(m.late, self.heads)) for m in open_ if m.late] + ([dropped] if dropped else [])
-        return S, merge(*waits) if len(waits) > 1 else chain(*waits)
+        return S, merge(dropped, *(list(islice(m.late, self.heads)) for m in open_ if m.late))
