@@ -21,14 +21,15 @@ from harness.cli.python import _trace as traced
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
 from harness.rows import record
+from harness.rows.estimate import Estimate
+from harness.rows.tidy import Counted
 from harness.run.shard import Shard
-from harness.run.teller import Silent
 from harness.study import shared, size_kept, size_why
 from harness.study import size as sizes
 from harness.study.compare import filled
 from harness.study.degrees import fitting, widened
 from harness.study.load import study
-from harness.study.size import Asked, Curve, Sized, Verdict, Work, located
+from harness.study.size import Asked, Curve, Met, Sized, Verdict, Work, located
 from harness.study.traffic import views
 from tests.cases import cases
 from traces import schema
@@ -50,9 +51,8 @@ def question(systems: Sequence[str] = ("prism", "static"), **more: Any) -> Asked
 
 
 def verdict(gpus: int, pooled: float, worst: float, unfit: str = "") -> Verdict:
-    models = {} if unfit else {"w": {"m": (worst, 1000)}}
-    return Verdict(gpus, {} if unfit else {"w": pooled}, {} if unfit else {"w": (pooled - 0.01, pooled)}, models,
-                   () if unfit or worst >= 0.99 else ("m",), unfit)  # fmt: skip
+    met = Met(Estimate(pooled, pooled - 0.01, pooled, 1), {"m": Counted(round(1000 * (1 - worst), 6), 1000.0)})
+    return Verdict(gpus, {} if unfit else {"w": met}, unfit)
 
 
 class Faked(Work):
@@ -61,7 +61,7 @@ class Faked(Work):
     needs: Mapping[tuple[str, str], tuple[int, int]]
 
     def __init__(self, asked: Asked, needs: Mapping[tuple[str, str], tuple[int, int]], folder: Path) -> None:
-        super().__init__(asked, folder, None, None)  # type: ignore[arg-type]
+        super().__init__(asked, folder)
         self.needs, self.asks, self.ran = needs, list[tuple[str, str, int]](), set[tuple[str, str, int, float]]()
 
     def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
@@ -123,7 +123,7 @@ def test_a_kind_that_cannot_hold_a_model_is_a_row_and_the_others_are_answered(tm
     assert re.match(
         r"qwen-3-235b-a22b\S* needs [0-9.]+ GiB on each of 8 l40s, which has 4", curves["l40s", "prism"].stopped
     )
-    told = sized(asked=asked, curves=curves, best=("h200", "prism", 8), rules={"h200": "x"})
+    told = sized(asked=asked, curves=curves, best=("h200", "prism", 8), refused=work.refused)
     assert [row[:3] for row in words.table(told).rows] == [("h200", "prism", "8"), ("l40s", "all", "-")]
     assert any(line.startswith("l40s: qwen-3-235b-a22b") for line in words.lines(told))
     with pytest.raises(UserError, match="on each of 8 l40s"):
@@ -372,8 +372,8 @@ def test_two_shards_and_collect_give_the_answer_of_one_call(tmp_path: Path) -> N
 
 @cases(("option", "value", "why"), [
     ("--gpus", "0-4", "is not LEAST-MOST"), ("--gpus", "5-4", "is not LEAST-MOST"), ("--gpus", "x", "is not LEAST"),
-    ("--gpu", "h1000", "did you mean h100"), ("--gpu", "h100*0+l40s*4", "no GPU in"), ("--gpu", "h100+l4s", "no GPU"),
-    ("--price", "h100=free", "not a number above 0"), ("--price", "h1=2", "no GPU"), ("--grow", "0", "not a number"),
+    ("--gpu", "h1000", "did you mean h100"), ("--gpu", "h100*0+l40s*4", "no GPU in"), ("--gpu", "h100+l4s", "mean l4"),
+    ("--price", "h100=free", "not a number above 0"), ("--price", "h1=2", "mean h100"), ("--grow", "0", "not a number"),
     ("--target", "100", "--target"), ("--systems", "prizm", "prism"), ("--slo", "soon", "soon"),
 ])  # fmt: skip
 def test_a_wrong_question_is_one_line(tmp_path: Path, option: str, value: str, why: str) -> None:
@@ -461,7 +461,7 @@ def test_a_model_too_large_for_a_gpu_gets_a_degree_and_keeps_its_formats(
     tmp_path: Path, models: str, gpu: str, tp: int, shape: str
 ) -> None:
     asked = question(("static",), kinds=(gpu,), setting={"trace": "sample", "models": models})
-    path, degrees = Work(asked, tmp_path, None, Silent()).sets[gpu]
+    path, degrees = Work(asked, tmp_path).sets[gpu]
     assert degrees == {f"{shape.partition(':')[0]}/1": tp}
     (member,) = tomllib.loads(Path(path).read_text("utf-8"))["model"]
     assert (member["shape"], member["tp"]) == (shape, tp)

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.answers.commands import check_command
 from harness.answers.table import WIDTH, Table, aligned
+from harness.answers.text import unchecked
 from harness.policy import mix
 from harness.policy.types import GIB
 from harness.rows import checked
-from harness.rows.estimate import NONE, SHARE, Estimate
+from harness.rows.estimate import NONE, SHARE
 from harness.rows.held import DAY_H
 from harness.run.spec import Spec
 from harness.run.spec import asked as asked_system
@@ -24,7 +24,6 @@ from harness.study.size import BOUNDS, ONE_KIND, Curve, Sized, Verdict
 from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Why
 from harness.study.study import named
-from harness.study.table import of_partly, of_unchecked
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "one count lower")
 MONTH_DAYS = 365 / 12
@@ -118,12 +117,9 @@ def _nearest(sized: Sized, kind: str) -> str:
 
 def table(sized: Sized) -> Table:
     """Return the table: a row a kind and system, the cheapest first; one for a kind on which none could be tried."""
-    curves = dict[Any, Curve]()
-    for key, curve in sized.curves.items():
-        if curve.tried or curve.stopped == ONE_KIND:
-            curves[key] = curve
-        elif _refused(sized, curve):
-            curves.setdefault(curve.kind, curve)
+    refused = sized.refused
+    curves = {curve.kind if curve.kind in refused else key: curve for key, curve in sized.curves.items()
+              if curve.tried or curve.stopped in {ONE_KIND, *refused.values()}}  # fmt: skip
 
     def rank(curve: Curve) -> tuple[Any, ...]:
         gpus = curve.fewest(sized.asked.target)
@@ -133,28 +129,20 @@ def table(sized: Sized) -> Table:
     return Table(HEAD, [_row(sized, curve) for curve in sorted(curves.values(), key=rank)])
 
 
-def _refused(sized: Sized, curve: Curve) -> bool:
-    """Tell whether a kind of GPU cannot hold a model."""
-    return bool(sized.rules) and curve.kind not in sized.rules and curve.stopped != ONE_KIND
-
-
 def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     if not curve.tried:
-        return (curve.kind, "all" if _refused(sized, curve) else curve.system, *(NONE,) * 6, _cut(curve.stopped))
+        return (curve.kind, "all" if curve.kind in sized.refused else curve.system, *(NONE,) * 6, _cut(curve.stopped))
     gpus, pooled = (curve.fewest(sized.asked.target, by) for by in ("each", "pooled"))
-    row = curve.row(sized.asked, max(curve.tried) if gpus is None else gpus)
-    counted = str(gpus) if gpus is not None else curve.stopped.partition(":")[0] or f"> {row.gpus}"
-    pooled_text = NONE if pooled is None else str(pooled)
-    if row.pooled is None or row.worst is None:
-        return (curve.kind, curve.system, counted, pooled_text, *(NONE,) * 4, _cut(f"room: {row.unfit}"))
-    met = Estimate(row.pooled, row.low, row.high, 1).times(100)
+    verdict = curve.tried[max(curve.tried) if gpus is None else gpus]
+    counted = str(gpus) if gpus is not None else curve.stopped.partition(":")[0] or f"> {verdict.gpus}"
+    counts = counted, NONE if pooled is None else str(pooled)
+    if verdict.least is None:
+        return (curve.kind, curve.system, *counts, *(NONE,) * 4, _cut(f"room: {verdict.unfit}"))
+    met = verdict.least.times(100).text(SHARE), f"{100 * verdict.worst[1]:.1f}"
     usd = None if gpus is None else sized.asked.usd_hour(curve.kind, gpus)
     token = NONE if usd is None or not sized.million_tokens_hour else f"{usd / sized.million_tokens_hour:.3g}"
     bound = " (bound)" * (curve.system in BOUNDS)
-    return (
-        curve.kind, curve.system + bound, counted, pooled_text, met.text(SHARE), f"{100 * row.worst:.1f}",
-        _day(usd), token, _why(sized, curve, gpus),
-    )  # fmt: skip
+    return (curve.kind, curve.system + bound, *counts, *met, _day(usd), token, _why(sized, curve, gpus))
 
 
 def _day(usd_hour: float | None) -> str:
@@ -211,20 +199,17 @@ def setting(sized: Sized) -> str:
     """Say under which conditions the numbers are: simulated, checked or not, the SLO, the stretches of the traffic."""
     asked = sized.asked
     host = str(asked.setting.get("host", Spec("").host))
-    unchecked = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
+    marks = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
     views = ", ".join(f"{view.name} ({len(view.seeds)} window{'s' * (len(view.seeds) > 1)})" for view in sized.views)
-    return " · ".join(("simulated", *unchecked, asked.definition, f"SLO {asked.rule}", views))
+    return " · ".join(("simulated", *marks, asked.definition, f"SLO {asked.rule}", views))
 
 
 def told(sized: Sized) -> Iterator[tuple[str, str]]:
     """Yield what is told below the table, in pairs: of all kinds of GPU, then of the best; last the models by GPU."""
     asked = sized.asked
     of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
-    for label, name in of_unchecked(of).items():
-        yield "unchecked", f"{label}, {check_command(name)}"
-    for label, part in of_partly(of).items():
-        yield "checked in part", f"{label}: no case of bench check reached {part}"
-    yield from {curve.kind: curve.stopped for curve in sized.curves.values() if _refused(sized, curve)}.items()
+    yield from unchecked(of)
+    yield from sized.refused.items()
     for kind, line in sized.servers.items():
         yield "server" if len(sized.servers) == 1 else f"server on {kind}", line.removeprefix("server: ")
     for line in sized.streams:
@@ -237,9 +222,9 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
     if sized.best is None:
         return
     kind, name, gpus = sized.best
-    verdict = sized.curves[kind, name].tried[gpus]
-    if len(verdict.share) > 1:
-        yield "attainment", ", ".join(f"{100 * share:.1f} % in the {view}" for view, share in verdict.share.items())
+    views = sized.curves[kind, name].tried[gpus].views
+    if len(views) > 1:
+        yield "attainment", ", ".join(f"{100 * met.share.mean:.1f} % in the {view}" for view, met in views.items())
     if sized.tails:
         yield "longest P95 of a model", ", ".join(_tail(sized.tails, k) for k in (0, 1))
     bought = asked.bought(gpus)
@@ -330,11 +315,11 @@ def facts(sized: Sized) -> dict[str, Any]:
         curves.append({
             "gpu": curve.kind, "system": curve.system, "gpus": each, "gpus_pooled": pooled, "usd_hour": usd,
             "stopped": curve.stopped, "binds": sized.short.get((curve.kind, curve.system)),
-            "tried": [_tried(n, verdict) for n, verdict in sorted(curve.tried.items())],
+            "tried": [_tried(verdict, asked.target) for _, verdict in sorted(curve.tried.items())],
         })  # fmt: skip
-    best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
     return {
-        "sentence": sentence(sized), "kept_share": sized.kept_share, "best": best, "target": asked.target,
+        "sentence": sentence(sized), "kept_share": sized.kept_share, "best": sized.best and sized.best._asdict(),
+        "target": asked.target,
         "slo": asked.rule,
         "slo_by_gpu": dict(sized.rules), "servers": dict(sized.servers), "definition": asked.definition,
         "own_gpus": dict(sized.dedicated),
@@ -349,11 +334,15 @@ def facts(sized: Sized) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tried(gpus: int, verdict: Verdict) -> dict[str, Any]:
-    models = {view: {name: share for name, (share, _) in of.items()} for view, of in verdict.models.items()}
+def _tried(verdict: Verdict, target: float) -> dict[str, Any]:
+    views, (name, worst) = verdict.views, verdict.worst
     return {
-        "gpus": gpus, "unfit": verdict.unfit, "attainment": dict(verdict.share), "interval": dict(verdict.interval),
-        "worst_model": verdict.worst[0], "worst": verdict.worst[1], "failing": list(verdict.failing), "models": models,
+        "gpus": verdict.gpus, "unfit": verdict.unfit,
+        "attainment": {view: met.share.mean for view, met in views.items()},
+        "interval": {view: None if met.share.low is None else (met.share.low, met.share.high)
+                     for view, met in views.items()},
+        "worst_model": name, "worst": worst, "failing": list(verdict.failing(target)),
+        "models": {view: {name: of.met for name, of in met.models.items()} for view, met in views.items()},
     }  # fmt: skip
 
 
@@ -437,7 +426,7 @@ def _outcomes(reason: Why) -> Iterator[tuple[str, ...]]:
     on = str(here.gpus), _day(asked.usd_hour(here.gpu, here.gpus))
     for change in reason.changes:
         if (verdict := change.verdict) is not None:
-            outcome = "holds" if verdict.holds(asked.target, "each") else f"fails: {verdict.worst[0]}"
+            outcome = "holds" if verdict.holds(asked.target) else f"fails: {verdict.worst[0]}"
             if why_not := verdict.unfit:
                 outcome = f"no room: {why_not if len(why_not) < WIDTH else why_not[:60] + '...'}"
             worst = NONE if verdict.unfit else f"{100 * verdict.worst[1]:.1f}"

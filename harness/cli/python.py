@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.answers import size as words
-from harness.engines.costs.prices import prices
 from harness.rows.loaded import Requests
 from harness.study import size as sizes
-from harness.study.compare import comparison, filled, judged_by, stem_of
+from harness.study.compare import comparison, filled, stem_of
 from harness.study.measure import Measured, measure
 from harness.study.size import Asked, Sized
 from traces import deal
@@ -160,13 +159,12 @@ def size(
     A log is converted, and stderr says how. Stored runs are used again. UserError for what `bench` refuses.
     """
     folder = Path(out).resolve()
-    rule = rules.asked(slo, slo_scale, model_set(models))
-    rules.parse(rule)
-    kinds, names = (tuple(x.split(",") if isinstance(x, str) else x) for x in (gpu, systems))
+    kinds, names = (x.split(",") if isinstance(x, str) else x for x in (gpu, systems))
     streams = _streams(rename, drop_streams, shift_s, models)
-    usd = prices({kind: str(dollars) for kind, dollars in (price or {}).items()})
-    asked = Asked(
-        sizes.located({**setting, "trace": _trace(trace, spread, folder, streams), "models": models}), kinds, *gpus,
-        names, rule, definition or judged_by(rule), target / 100, usd, spare, node, tuple(grow), windows,
+    asked = Asked.of(
+        {**setting, "trace": _trace(trace, spread, folder, streams), "models": models}, kinds, names,
+        {kind: str(usd) for kind, usd in (price or {}).items()}, rules.asked(slo, slo_scale, model_set(models)),
+        definition, target=target / 100, least=gpus[0], most=gpus[1], spare=spare, node=node, growth=tuple(grow),
+        windows=windows,
     )  # fmt: skip
     return Answer(sizes.size(asked, folder, workers=workers))

@@ -15,15 +15,13 @@ from harness.cli.compare import compared
 from harness.cli.options import (
     DEFINITION,
     FIGURES,
-    JSON_PROGRESS,
-    LIMIT,
     OUT,
     RESULTS,
+    RUNNING,
     SCALING,
     SEEDS,
     SETTING,
     SLO,
-    WORKERS,
     complete,
     examples,
     listed,
@@ -61,9 +59,7 @@ if TYPE_CHECKING:
               help="Compare the rates at which 99 % is met, over all rates, instead of attainment at one.")  # fmt: skip
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the constants and the estimated time; run nothing.")
-@LIMIT
-@WORKERS
-@JSON_PROGRESS
+@RUNNING
 @OUT
 def sensitivity(
     *,

@@ -16,13 +16,11 @@ from harness.cli.codes import Code
 from harness.cli.options import (
     ENOUGH,
     FIGURES,
-    JSON_PROGRESS,
-    LIMIT,
     PARTS,
     PATH,
     RESULTS,
+    RUNNING,
     SOME_SEEDS,
-    WORKERS,
     complete,
     examples,
     listed,
@@ -77,9 +75,7 @@ if TYPE_CHECKING:
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
-@LIMIT
-@WORKERS
-@JSON_PROGRESS
+@RUNNING
 @click.option("-o", "--out", type=PATH, metavar="DIR",
               help="Folder for runs, and for the figure.  [default: results/NAME]")  # fmt: skip
 def study(

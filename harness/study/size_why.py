@@ -10,16 +10,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
 from harness.policy.types import UserError
-from harness.run.teller import Silent, Teller
-from harness.study.binds import Hour, Hours, by_view, merged, summed
+from harness.run.teller import Teller
+from harness.study.binds import Hour, Hours, merged, summed, total
 from harness.study.degrees import with_degrees
-from harness.study.size import BOUNDS, Asked, Curve, Tried, Verdict, Work, own_count, takes
+from harness.study.size import BOUNDS, Asked, Curve, Tried, Verdict, Work, allowed, own_count, takes
 from harness.study.size_kept import Kept
 
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
@@ -31,7 +31,6 @@ OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource 
 }
 LONGER = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the SLO
 MOST = 4  # changes that are run
-NEVER = 1e-9
 
 
 class Change(NamedTuple):
@@ -60,7 +59,7 @@ class Why:
     @property
     def total(self) -> Hour:
         """Requests, misses and what binds of all models together."""
-        return summed(hour for hours in self.models.values() for hour in hours.values())
+        return total(self.models)
 
     @property
     def first(self) -> str:
@@ -73,7 +72,7 @@ class Why:
     def cheapest(self) -> Change | None:
         """The first change that holds the target; one that keeps the SLO comes before one that does not."""
         target = self.kept.asked.target
-        held = [change for change in self.changes if change.verdict and change.verdict.holds(target, "each")]
+        held = [change for change in self.changes if change.verdict and change.verdict.holds(target)]
         return min(held, key=lambda change: change.looser, default=None)
 
 
@@ -84,23 +83,17 @@ def why(kept: Kept, out: Path, *, system: str | None = None, workers: int | None
     UserError where nothing was tried that fails.
     """
     tried = _failing(kept, system)
-    work = Work(kept.asked, out, workers, teller or Silent())
-    views = {} if tried.unfit else _by_view(kept.asked, work, tried)
+    work = Work(kept.asked, out, workers, teller)
+    views = {} if tried.unfit else work.misses(tried.gpu, tried.runs)
     met = dict[str, float]()
-    for by_model in views.values():
-        for model, hours in by_model.items():
-            met[model] = min(met.get(model, 1.0), summed(hours.values()).met)
+    for model, hours in chain.from_iterable(of.items() for of in views.values()):
+        met[model] = min(met.get(model, 1.0), summed(hours.values()).met)
     of = work.cluster(tried.gpu, tried.gpus)
     weights = sum(model.weight_bytes * model.tp for model in of.models.values())
     memory = sum(gpu.mem_bytes for gpu in of.gpus)
     reason = Why(kept, tried, merged(views.values()), weights, memory, (), met)
     changes = [_run(change, tried, work) for change in _changes(reason, work)[:MOST]]
     return replace(reason, changes=tuple(changes))
-
-
-def _by_view(asked: Asked, work: Work, tried: Tried) -> dict[str, dict[str, dict[int, Hour]]]:
-    """Count misses by view, model, hour and what binds, over all runs of what was tried."""
-    return by_view(tried.runs, work.views, partial(work.under, tried.gpu), asked.definition)
 
 
 def _failing(kept: Kept, system: str | None) -> Tried:
@@ -140,7 +133,7 @@ def _changes(reason: Why, work: Work) -> list[Change]:
         path = with_degrees(work.sets[tried.gpu][0], {worst: degree}, work.out, f"{tried.gpu}-tp{degree}")
         wider = replace(asked, setting={**asked.setting, "models": path})
         changes.append(Change(f"{worst} on {degree} GPUs", wider, tried.label, looser=False))
-    if not tried.unfit and (times := _longer(reason, work)):
+    if not tried.unfit and (times := _longer(tried, work)):
         longer = replace(asked, rule=scaled(asked.rule, times))
         changes.append(Change(f"SLO x {times:g}", longer, tried.label, looser=True))
     return changes
@@ -153,25 +146,20 @@ def _wider(work: Work, tried: Tried, name: str) -> int | None:
 
 
 def scaled(rule: str, times: float) -> str:
-    """Return a rule whose seconds are so many times as long. UserError for classes, whose file has them."""
+    """Return a rule whose seconds are so many times as long; not of classes, whose file has them."""
     match = re.fullmatch(r"(?:([\d.]+)(?:/([\d.]+))?x)?(.+)", rule)
     assert match is not None
-    if rule.startswith("classes:"):
-        raise UserError(f"{rule} has its seconds in a file")
     second = f"/{float(match[2]) * times:g}" if match[2] else ""
     return f"{float(match[1] or 1) * times:g}{second}x{match[3]}"
 
 
-def _longer(reason: Why, work: Work) -> float | None:
+def _longer(tried: Tried, work: Work) -> float | None:
     """Return the least of some multiples of the SLO at which the stored runs would hold; None where none does."""
-    asked, tried = reason.kept.asked, reason.tried
-    if asked.rule.startswith("classes:"):
-        return None
-    for times in LONGER:
-        longer = replace(asked, rule=scaled(asked.rule, times), kinds=(tried.gpu,), systems=(tried.label,))
-        views = _by_view(longer, Work(longer, work.out, work.workers, work.teller), tried).values()
-        totals = [summed(hours.values()) for by_model in views for hours in by_model.values()]
-        if all(of.missed <= math.ceil((1 - asked.target) * of.offered - NEVER) for of in totals):
+    asked = work.asked
+    for times in () if asked.rule.startswith("classes:") else LONGER:
+        views = work.misses(tried.gpu, tried.runs, scaled(asked.rule, times)).values()
+        every = [summed(hours.values()) for of in views for hours in of.values()]
+        if all(of.missed <= allowed(asked.target, of.offered) for of in every):
             return times
     return None
 
