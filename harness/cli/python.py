@@ -164,7 +164,6 @@ def size(
     asked = Asked.of(
         {**setting, "trace": _trace(trace, spread, folder, streams), "models": models}, kinds, names,
         {kind: str(usd) for kind, usd in (price or {}).items()}, rules.asked(slo, slo_scale, model_set(models)),
-        definition, target=target / 100, least=gpus[0], most=gpus[1], spare=spare, node=node, growth=tuple(grow),
-        windows=windows,
+        definition, grow, target=target / 100, least=gpus[0], most=gpus[1], spare=spare, node=node, windows=windows,
     )  # fmt: skip
     return Answer(sizes.size(asked, folder, workers=workers))

@@ -96,31 +96,11 @@ MOST_GPUS = 4096
 @click.option("-o", "--out", type=PATH, is_eager=True, metavar="DIR",
               help="Folder for runs, the figure, and logs that are converted.  [default: results/]")  # fmt: skip
 def size(
-    *,
-    kinds: str,
-    span: str,
-    target: float,
-    systems: str,
-    price: dict[str, str],
-    spare: int,
-    node: int,
-    grow: str,
-    deploy: Way | None,
-    settings: dict[str, Any],
-    slo: str | None,
-    slo_scale: float | None,
-    definition: str | None,
-    windows: int,
-    shard: Shard | None,
-    collect: bool,
-    as_json: bool,
-    no_plot: bool,
-    dry_run: bool,
-    workers: int | None,
-    machine: bool,
-    out: Path | None,
-    **setting: Any,
-) -> None:
+    *, kinds: str, span: str, target: float, systems: str, price: dict[str, str], spare: int, node: int, grow: str,
+    deploy: Way | None, settings: dict[str, Any], slo: str | None, slo_scale: float | None, definition: str | None,
+    windows: int, shard: Shard | None, collect: bool, as_json: bool, no_plot: bool, dry_run: bool, workers: int | None,
+    machine: bool, out: Path | None, **setting: Any,
+) -> None:  # fmt: skip
     """Find the fewest GPUs, and what they cost.
 
     On these, a strategy meets the SLOs of every model in the whole trace. A trace of more than two hours is judged by
@@ -139,8 +119,8 @@ def size(
     asked = Asked.of(
         {**setting, **settings}, listed("--gpu", kinds) or [],
         every_of(listed("--systems", systems) or [], but=("unshared",)), price,
-        slo_rule(slo, slo_scale, setting["models"]), definition, target=target / 100, least=least, most=most,
-        spare=spare, node=node, growth=_growth(grow), windows=windows,
+        slo_rule(slo, slo_scale, setting["models"]), definition, _growth(grow), target=target / 100, least=least,
+        most=most, spare=spare, node=node, windows=windows,
     )  # fmt: skip
     if deploy is not None:
         deployed.deployable(asked)
@@ -148,15 +128,14 @@ def size(
     if dry_run:
         _dry(*Work(asked, folder).outlook())
         return
-    with teller(machine=machine) as told:
-        work = Work(asked, folder, workers, told)
-        if shard is not None:
-            mine, every = work.part(shard)
-            click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
-            click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
-            return
-        with collecting(Work(asked, folder).progress, on=collect):
-            sized = work.done()
+    if shard is not None:
+        with teller(machine=machine) as told:
+            mine, every = Work(asked, folder, workers, told).part(shard)
+        click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
+        click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
+        return
+    with teller(machine=machine) as told, collecting(lambda: Work(asked, folder).progress(), on=collect):
+        sized = Work(asked, folder, workers, told).done()
     answer = keep(sized, words.words(sized), folder)
     keep_command(answer)
     if as_json:

@@ -40,9 +40,8 @@ from harness.run.slo import SloTarget
 from harness.run.spec import FILES, Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
-from harness.study.bases import slo_target, tails
+from harness.study.bases import judged_by, slo_target, tails
 from harness.study.binds import Hours, by_view, merged, total
-from harness.study.compare import judged_by
 from harness.study.degrees import NoRoom, fitting
 from harness.study.offers import usd_hour
 from harness.study.search import bracket
@@ -86,7 +85,7 @@ class Asked:
     @classmethod
     def of(
         cls, setting: Mapping[str, Any], kinds: Iterable[str], systems: Iterable[str], price: Mapping[str, str],
-        rule: str, definition: str | None, **more: Any,
+        rule: str, definition: str | None, growth: Iterable[float], **more: Any,
     ) -> Asked:  # fmt: skip
         """Ask about kinds and prices as users name them, by the rule's own definition of attainment if none is given.
 
@@ -95,7 +94,7 @@ class Asked:
         kinds = dict.fromkeys(mix.canonical(kind, gpu_kind) for kind in kinds)
         usd = prices({gpu_kind(kind): text for kind, text in price.items()})
         return cls(located(setting), tuple(kinds), systems=tuple(systems), prices=usd, rule=rule,
-                   definition=definition or judged_by(rule), **more)  # fmt: skip
+                   definition=definition or judged_by(rule), growth=tuple(map(float, growth)), **more)  # fmt: skip
 
     def bought(self, gpus: int) -> int:
         """Return the GPUs that are bought where so many are needed: spares, then whole nodes."""
@@ -132,7 +131,7 @@ class Verdict:
 
     def holds(self, target: float, by: Criterion = "each") -> bool:
         """Tell whether the target holds in every view."""
-        if self.unfit or self.least is None:
+        if self.least is None:
             return False
         return not self.failing(target) if by == "each" else self.least.mean >= target
 
@@ -143,7 +142,7 @@ class Verdict:
 
     @property
     def least(self) -> Estimate | None:
-        """The least attainment of all requests in a view."""
+        """The least attainment of all requests in a view; None where it could not run."""
         return min((met.share for met in self.views.values()), key=lambda share: share.mean, default=None)
 
     @property

@@ -45,7 +45,6 @@ class Kept(NamedTuple):
 def keep(sized: Sized, words: Words, out: Path) -> Path:
     """Write an answer below `out`; returns its folder. Raises UserError where the disk refuses."""
     asked = {**asdict(sized.asked), "prices": {kind: price._asdict() for kind, price in sized.asked.prices.items()}}
-    asked["growth"] = [float(x) for x in sized.asked.growth]
     views = [[view.trace, view.name] for view in sized.views]
     about = {"asked": asked, "best": sized.best and sized.best._asdict(), **words._asdict(), "views": views}
     stem = Path(str(sized.asked.setting["trace"])).stem.partition("+")[0]
