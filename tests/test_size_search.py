@@ -107,7 +107,7 @@ def test_what_is_rented_is_the_answer_with_spares_in_whole_nodes() -> None:
     curve = Curve("h200", "prism", {7: verdict(7, 1.0, 1.0)})
     told = sized(asked=asked, curves={("h200", "prism"): curve}, best=("h200", "prism", 7))
     assert words.rent(told) == "rent 8 h200 (7 + 1 spare, one node): $857 a day, $26,000 a month"
-    assert "spare: 1 more is rented: no loss of a GPU was run" in words.lines(told)
+    assert "spare: 1 more is rented: no loss of a GPU was run" in printed(told)
     unpriced = sized(asked=question(["prism"], kinds=("h200",), prices={}), curves=told.curves, best=told.best)
     assert words.rent(unpriced) == "rent 7 h200"
 
@@ -125,7 +125,7 @@ def test_a_kind_that_cannot_hold_a_model_is_a_row_and_the_others_are_answered(tm
     )
     told = sized(asked=asked, curves=curves, best=("h200", "prism", 8), refused=work.refused)
     assert [row[:3] for row in words.table(told).rows] == [("h200", "prism", "8"), ("l40s", "all", "-")]
-    assert any(line.startswith("l40s: qwen-3-235b-a22b") for line in words.lines(told))
+    assert any(line.startswith("l40s: qwen-3-235b-a22b") for line in printed(told))
     with pytest.raises(UserError, match="on each of 8 l40s"):
         Faked(question(["prism"], kinds=("l40s",), setting=asked.setting), {}, tmp_path)
 
@@ -247,6 +247,10 @@ def sized(**more: Any) -> Sized:
     return Sized(**fields | more)
 
 
+def printed(answer: Sized) -> list[str]:
+    return list(words.lines(words.words(answer), len(answer.placed)))
+
+
 def test_the_answer_is_a_sentence_with_what_is_saved_and_what_pooling_hides() -> None:
     told = words.sentence(sized())
     assert told.startswith(
@@ -276,16 +280,14 @@ def test_a_placement_says_where_each_model_is_at_home_and_who_shares(monkeypatch
     assert shared.homes(shares) == {"a": "0", "c": "1", "b": "1", "d": "2", "e": "4"}
     assert shared.apart(shares) == ["d", "e"]
     assert shared.together(shares) == {("b", "c"): ["1"]}
-    lines = [
-        line for line in words.lines(sized(placed=shares)) if line.startswith(("placement: ", "GPU 0: ", "GPU 1: "))
-    ]
+    lines = [line for line in printed(sized(placed=shares)) if line.startswith(("placement: ", "GPU 0: ", "GPU 1: "))]
     assert lines[0] == "placement: in % of each model's requests; always apart: d, e; share their home: b and c (GPU 1)"
     assert lines[1:3] == ["GPU 0: a at home 90 %, 1 other with less than 1 %",
                           "GPU 1: b at home 100 %, c at home 100 %, a 10 %"]  # fmt: skip
 
 
 def test_money_is_of_what_is_held() -> None:
-    lines = list(words.lines(sized()))
+    lines = list(printed(sized()))
     assert any("3 h100, 72 GPU-hours and $216 a day, $0.5 a million tokens; $3 an hour (a list" in x for x in lines)
     assert "cold start from host memory: 0.7 s to 2 s a model" in lines
     assert "more traffic: x 1.5: 4, x 2: > 64 GPUs" in lines

@@ -44,23 +44,27 @@ def sentence(sized: Sized) -> str:
     asked, best = sized.asked, sized.best
     level = f"{100 * asked.target:g} %"
     if best is None:
-        parts = (_nearest(sized, kind) for kind in asked.kinds)
-        where = f"for every model on {asked.least} to {asked.most} GPUs{kept(sized)}"
-        return f"no strategy holds {level} {where}: {'; '.join(parts)}"
+        nearest = "; ".join(_nearest(sized, kind) for kind in asked.kinds)
+        return (
+            f"no strategy holds {level} for every model on {asked.least} to {asked.most} GPUs{kept(sized)}: {nearest}"
+        )
     kind, name, gpus = best
-    verdict = sized.curves[kind, name].tried[gpus]
-    worst, share = verdict.worst
-    views = " and ".join(f"the {view.name}" for view in sized.views) + kept(sized)
-    least = f"{worst} least, {100 * share:.1f} %"
-    answer = f"{rent(sized)}; {cluster(kind, gpus)} with {name}: every model at {level} of SLOs ({least}) in {views}"
+    curve, views = sized.curves[kind, name], " and ".join(f"the {view.name}" for view in sized.views)
+    met = f"every model at {level} of SLOs ({_share(curve.tried[gpus], 'least,')}) in {views}{kept(sized)}"
+    parts = [rent(sized), f"{cluster(kind, gpus)} with {name}: {met}"]
     if asked.least == asked.most > 1:
-        answer += f"; {gpus} is the least that was tried"
+        parts.append(f"{gpus} is the least that was tried")
     if (alone := sized.dedicated.get(kind)) is not None and alone > gpus:
-        answer += f"; GPUs of its own for each model are {alone}: sharing saves {alone - gpus}"
-    if (pooled := sized.curves[kind, name].fewest(asked.target, "pooled")) is not None and pooled < gpus:
-        less = sized.curves[kind, name].tried[pooled]
-        answer += f"; pooled over models {pooled} would do, and {less.worst[0]} have {100 * less.worst[1]:.1f} %"
-    return f"{answer}; {_next(sized)}" if _next(sized) else answer
+        parts.append(f"GPUs of its own for each model are {alone}: sharing saves {alone - gpus}")
+    if (pooled := curve.fewest(asked.target, "pooled")) is not None and pooled < gpus:
+        parts.append(f"pooled over models {pooled} would do, and {_share(curve.tried[pooled], 'have')}")
+    return "; ".join(filter(None, (*parts, _next(sized))))
+
+
+def _share(verdict: Verdict, word: str = "") -> str:
+    """Say what the worst model attains: `m least, 98.7 %`."""
+    name, share = verdict.worst
+    return " ".join(filter(None, (name, word, f"{100 * share:.1f} %")))
 
 
 def rent(sized: Sized) -> str:
@@ -156,9 +160,8 @@ def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
         return NONE if below is None else _short(below)
     if curve.flat is not None:
         less, more = curve.flat
-        name, share = more.worst
         short = sized.short.get((curve.kind, curve.system))
-        what = f"more do not help: {name} {100 * share:.1f} % on {less.gpus}, {more.gpus}"
+        what = f"more do not help: {_share(more)} on {less.gpus}, {more.gpus}"
         return f"{what}; {short} binds" if short else what
     return _cut(curve.stopped) if ":" in curve.stopped else _short(curve.tried[max(curve.tried)])
 
@@ -167,26 +170,20 @@ def _short(verdict: Verdict) -> str:
     """Say what binds: room or load."""
     if verdict.unfit:
         return _cut(f"room on {verdict.gpus}: {verdict.unfit}")
-    name, share = verdict.worst
-    return f"load on {verdict.gpus}: {name} {100 * share:.1f} %"
+    return f"load on {verdict.gpus}: {_share(verdict)}"
 
 
 def _cut(text: str, most: int = 44) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def lines(sized: Sized) -> Iterator[str]:
-    """Yield everything that is printed, the answer first."""
-    yield sentence(sized)
-    yield setting(sized)
-    yield ""
-    yield from table(sized).text(WIDTH)
-    yield ""
-    pairs = list(told(sized))
-    most = len(pairs) - max(0, len(sized.placed) - MOST_HOMES) if sized.best is not None else len(pairs)
-    yield from (f"{what}: {text}" for what, text in pairs[:most])
-    if most < len(pairs):
-        yield f"... and {len(pairs) - most} GPUs more (--json)"
+def lines(of: Words, homes: int) -> Iterator[str]:
+    """Yield everything that is printed, the answer first; of the last `homes` facts, each a GPU's, the first ones."""
+    yield from (of.sentence, of.setting, "", *aligned(of.cells, WIDTH), "")
+    most = len(of.facts) - max(0, homes - MOST_HOMES)
+    yield from (f"{what}: {text}" for what, text in of.facts[:most])
+    if most < len(of.facts):
+        yield f"... and {len(of.facts) - most} GPUs more (--json)"
 
 
 def words(sized: Sized) -> Words:
@@ -317,32 +314,25 @@ def facts(sized: Sized) -> dict[str, Any]:
             "stopped": curve.stopped, "binds": sized.short.get((curve.kind, curve.system)),
             "tried": [_tried(verdict, asked.target) for _, verdict in sorted(curve.tried.items())],
         })  # fmt: skip
+    priced = [name for kind in asked.kinds for name in mix.names(kind) if name in asked.prices]
     return {
         "sentence": sentence(sized), "kept_share": sized.kept_share, "best": sized.best and sized.best._asdict(),
-        "target": asked.target,
-        "slo": asked.rule,
-        "slo_by_gpu": dict(sized.rules), "servers": dict(sized.servers), "definition": asked.definition,
-        "own_gpus": dict(sized.dedicated),
-        "systems": curves, "more_traffic": dict(sized.grown),
+        "target": asked.target, "slo": asked.rule, "slo_by_gpu": sized.rules, "servers": sized.servers,
+        "definition": asked.definition, "own_gpus": sized.dedicated, "systems": curves, "more_traffic": sized.grown,
         "p95": {name: {key: x if math.isfinite(x) else None for key, x in zip(("ttft_s", "tpot_s"), pair, strict=True)}
                 for name, pair in sized.tails.items()},
-        "cold_start_s": dict(sized.cold_s), "homes": shared.homes(sized.placed),
-        "placed": {gpu: dict(shares) for gpu, shares in sized.placed.items()},
-        "degrees": {kind: dict(of) for kind, of in sized.degrees.items()},
-        "prices": {name: asked.prices[name]._asdict()
-                   for kind in asked.kinds for name in mix.names(kind) if name in asked.prices},
+        "cold_start_s": sized.cold_s, "homes": shared.homes(sized.placed), "placed": sized.placed,
+        "degrees": sized.degrees, "prices": {name: asked.prices[name]._asdict() for name in priced},
     }  # fmt: skip
 
 
 def _tried(verdict: Verdict, target: float) -> dict[str, Any]:
-    views, (name, worst) = verdict.views, verdict.worst
+    shares = {view: met.share for view, met in verdict.views.items()}
     return {
-        "gpus": verdict.gpus, "unfit": verdict.unfit,
-        "attainment": {view: met.share.mean for view, met in views.items()},
-        "interval": {view: None if met.share.low is None else (met.share.low, met.share.high)
-                     for view, met in views.items()},
-        "worst_model": name, "worst": worst, "failing": list(verdict.failing(target)),
-        "models": {view: {name: of.met for name, of in met.models.items()} for view, met in views.items()},
+        "gpus": verdict.gpus, "unfit": verdict.unfit, "attainment": {view: e.mean for view, e in shares.items()},
+        "interval": {view: None if e.low is None else (e.low, e.high) for view, e in shares.items()},
+        "worst_model": verdict.worst[0], "worst": verdict.worst[1], "failing": list(verdict.failing(target)),
+        "models": {view: {name: of.met for name, of in met.models.items()} for view, met in verdict.views.items()},
     }  # fmt: skip
 
 

@@ -59,23 +59,12 @@ class Comparison:
 
 
 def compare(
-    systems: str | Sequence[str],
-    *,
-    trace: str | None = None,
-    spread: str | None = None,
-    rename: Mapping[str, str] | None = None,
-    drop_streams: Sequence[str] = (),
-    shift_s: Mapping[str, float] | None = None,
-    slo: str | None = None,
-    slo_scale: float | None = None,
-    rate_scale: Sequence[float] | None = None,
-    seeds: int = 5,
-    definition: str | None = None,
-    controls: bool = False,
-    out: str | Path = "results",
-    workers: int | None = None,
-    **setting: Any,
-) -> Comparison:
+    systems: str | Sequence[str], *, trace: str | None = None, spread: str | None = None,
+    rename: Mapping[str, str] | None = None, drop_streams: Sequence[str] = (),
+    shift_s: Mapping[str, float] | None = None, slo: str | None = None, slo_scale: float | None = None,
+    rate_scale: Sequence[float] | None = None, seeds: int = 5, definition: str | None = None, controls: bool = False,
+    out: str | Path = "results", workers: int | None = None, **setting: Any,
+) -> Comparison:  # fmt: skip
     """Compare systems as `bench compare` does; `setting` has its other options (models, gpus, gpu, served ...).
 
     Its defaults are those of the command. A log is converted, and stderr says how. Stored runs are used again.
@@ -131,29 +120,13 @@ class Answer:
 
 
 def size(
-    *,
-    trace: str,
-    models: str,
-    spread: str | None = None,
-    rename: Mapping[str, str] | None = None,
-    drop_streams: Sequence[str] = (),
-    shift_s: Mapping[str, float] | None = None,
-    slo: str | None = None,
-    slo_scale: float | None = None,
-    gpu: str | Sequence[str] = "h100",
-    gpus: tuple[int, int] = (1, 64),
-    target: float = 99.0,
-    systems: str | Sequence[str] = SIZED,
-    price: Mapping[str, float] | None = None,
-    spare: int = 0,
-    node: int = 1,
-    grow: Sequence[float] = sizes.GROWTH,
-    definition: str | None = None,
-    windows: int = sizes.WINDOWS,
-    out: str | Path = "results",
-    workers: int | None = None,
-    **setting: Any,
-) -> Answer:
+    *, trace: str, models: str, spread: str | None = None, rename: Mapping[str, str] | None = None,
+    drop_streams: Sequence[str] = (), shift_s: Mapping[str, float] | None = None, slo: str | None = None,
+    slo_scale: float | None = None, gpu: str | Sequence[str] = "h100", gpus: tuple[int, int] = (1, 64),
+    target: float = 99.0, systems: str | Sequence[str] = SIZED, price: Mapping[str, float] | None = None,
+    spare: int = 0, node: int = 1, grow: Sequence[float] = sizes.GROWTH, definition: str | None = None,
+    windows: int = sizes.WINDOWS, out: str | Path = "results", workers: int | None = None, **setting: Any,
+) -> Answer:  # fmt: skip
     """Find the fewest GPUs as `bench size` does; `setting` has its other options (served, host ...).
 
     A log is converted, and stderr says how. Stored runs are used again. UserError for what `bench` refuses.

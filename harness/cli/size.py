@@ -57,15 +57,9 @@ MOST_GPUS = 4096
 @click.option("--gpu", "kinds", default="h100", show_default=True, metavar="KIND[,KIND]",
               shell_complete=complete(gpu_names, many=True),
               help="Kinds of GPU, each tried by itself; h100*2+l40s*4 is one cluster of two kinds.")  # fmt: skip
-@click.option(
-    "--gpus",
-    "span",
-    default="1-64",
-    show_default=True,
-    metavar="LEAST-MOST",
-    help="Counts that are tried first; fewer follow while they hold, unless one count is given. Of several kinds in "
-    "one cluster, whole copies of it.",
-)
+@click.option("--gpus", "span", default="1-64", show_default=True, metavar="LEAST-MOST",
+              help="Counts that are tried first; fewer follow while they hold, unless one count is given. Of several "
+              "kinds in one cluster, whole copies of it.")  # fmt: skip
 @click.option("--target", type=Number(50, 100, min_open=True, max_open=True), default=99.0, show_default=True,
               metavar="PERCENT", help="Share of requests that meet their SLO, for every model.")  # fmt: skip
 @click.option("--systems", default=",".join(SIZED), show_default=True, metavar="LIST",
@@ -76,9 +70,8 @@ MOST_GPUS = 4096
               help="GPUs to rent beside those that the target takes: arithmetic, no failure is run.")  # fmt: skip
 @click.option("--node", type=click.IntRange(1, MOST_GPUS), default=1, show_default=True, metavar="N",
               help="GPUs of a node: whole ones are bought.")  # fmt: skip
-@click.option(
-    "--grow", default="1.25,1.5,2", show_default=True, metavar="LIST", help="Times the traffic, of the answer."
-)
+@click.option("--grow", default="1.25,1.5,2", show_default=True, metavar="LIST",
+              help="Times the traffic, of the answer.")  # fmt: skip
 @click.option("--deploy", type=click.Choice(["vllm", "llama-swap", "helm"]), metavar="WAY",
               help="Write files that start the answer: vllm (a shell script), llama-swap or helm (YAML).")  # fmt: skip
 @SERVING
@@ -88,9 +81,8 @@ MOST_GPUS = 4096
               help="Windows that a generator draws.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
-@click.option(
-    "--dry-run", is_flag=True, help="Show the streams, the counts that may be tried and the time; run nothing."
-)
+@click.option("--dry-run", is_flag=True,
+              help="Show the streams, the counts that may be tried and the time; run nothing.")  # fmt: skip
 @PARTS
 @RUNNING
 @click.option("-o", "--out", type=PATH, is_eager=True, metavar="DIR",
@@ -136,12 +128,12 @@ def size(
         return
     with teller(machine=machine) as told, collecting(lambda: Work(asked, folder).progress(), on=collect):
         sized = Work(asked, folder, workers, told).done()
-    answer = keep(sized, words.words(sized), folder)
+    answer = keep(sized, kept := words.words(sized), folder)
     keep_command(answer)
     if as_json:
         click.echo(json.dumps(words.facts(sized), indent=1))
     else:
-        first, *rest = words.lines(sized)
+        first, *rest = words.lines(kept, len(sized.placed))
         prose(first)
         folded(rest, WIDTH)
     figure = []
