@@ -164,6 +164,21 @@ def test_compare_takes_the_least_degree_that_fits_as_size_does(tmp_path: Path) -
         assert widened(same, tmp_path) == (same, "")
 
 
+def test_a_question_takes_kinds_and_prices_by_any_name_of_theirs_and_no_others() -> None:
+    def ask(kinds: Sequence[str], price: Mapping[str, str], rule: str = "5xP95") -> Asked:
+        setting = {"trace": "sample", "models": "llama-3.2-1b*8", "table": None}
+        return Asked.of(setting, kinds, ["prism"], price, rule, None, (1, 2), least=1, most=2, target=0.99)
+
+    asked = ask(["H100", "h100", "L40S+h100*2"], {"H100": "2.5"})
+    assert asked.kinds == ("h100", "l40s*1+h100*2")
+    assert asked.prices["h100"].usd_hour == 2.5
+    assert "table" not in asked.setting
+    assert [asked.definition, ask(["h100"], {}, "9xsolo").definition] == ["both", "e2e"]
+    for kinds, price in ((["h1000"], {}), (["h100"], {"h10": "2"})):
+        with pytest.raises(UserError, match="did you mean h100"):
+            ask(kinds, price)
+
+
 def test_paths_of_what_is_stored_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     there = located({"trace": "a/spend.parquet", "models": "mine.toml", "served": 4})

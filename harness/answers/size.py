@@ -45,9 +45,8 @@ def sentence(sized: Sized) -> str:
     level = f"{100 * asked.target:g} %"
     if best is None:
         nearest = "; ".join(_nearest(sized, kind) for kind in asked.kinds)
-        return (
-            f"no strategy holds {level} for every model on {asked.least} to {asked.most} GPUs{kept(sized)}: {nearest}"
-        )
+        where = f"for every model on {asked.least} to {asked.most} GPUs{kept(sized)}"
+        return f"no strategy holds {level} {where}: {nearest}"
     kind, name, gpus = best
     curve, views = sized.curves[kind, name], " and ".join(f"the {view.name}" for view in sized.views)
     met = f"every model at {level} of SLOs ({_share(curve.tried[gpus], 'least,')}) in {views}{kept(sized)}"

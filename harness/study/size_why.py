@@ -101,17 +101,18 @@ def _failing(kept: Kept, system: str | None) -> Tried:
     labels = list(dict.fromkeys(row.label for row in kept.tried))
     if system is not None and system not in labels:
         raise UserError(f'no system "{system}" in this answer (it has: {", ".join(labels)})')
-    name = system or (kept.best[1] if kept.best else None)
-    if name is not None:
+    if name := system or (kept.best and kept.best.system):
         every = [row for row in kept.tried if row.label == name]
         tried_on = {row.gpu for row in every}  # not the best's kind, where that is a mix that it does not take
-        kind = kept.best[0] if kept.best and kept.best[0] in tried_on else every[0].gpu
+        kind = kept.best.gpu if kept.best and kept.best.gpu in tried_on else every[0].gpu
         rows = [row for row in every if row.gpu == kind]
         fewest = next((row.gpus for row in rows if row.answer), math.inf)
         below = [row for row in rows if row.gpus < fewest]
-        if below:
-            return max(below, key=lambda row: row.gpus)
-        raise UserError(f"{name} holds on {rows[0].gpus} GPUs, the fewest that were tried: nothing fails to explain")
+        if not below:
+            raise UserError(
+                f"{name} holds on {rows[0].gpus} GPUs, the fewest that were tried: nothing fails to explain"
+            )
+        return max(below, key=lambda row: row.gpus)
     rows = [row for row in kept.tried if row.label.partition(":")[0] not in BOUNDS]
     return max(rows, key=lambda row: (row.worst is not None, row.worst or 0.0, row.gpus))
 
@@ -122,8 +123,7 @@ def _failing(kept: Kept, system: str | None) -> Tried:
 def _changes(reason: Why, work: Work) -> list[Change]:
     """Return the changes to try on the same GPUs, by what binds: strategies, a degree, a longer SLO."""
     asked, tried, binds = reason.kept.asked, reason.tried, reason.first
-    done = {(row.gpu, row.label, row.gpus) for row in reason.kept.tried} | {(tried.gpu, tried.label, tried.gpus)}
-    mine = tried.label.partition(":")[0]
+    done, mine = {row[:3] for row in reason.kept.tried}, tried.label.partition(":")[0]
     names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS.get(binds, ()))
     names = [name for name in dict.fromkeys(names)
              if (tried.gpu, name, tried.gpus) not in done and takes(name, tried.gpu)]  # fmt: skip
