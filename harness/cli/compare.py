@@ -86,29 +86,11 @@ FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 @RUNNING
 @OUT
 def compare(
-    *,
-    systems: str,
-    settings: dict[str, Any],
-    rates: tuple[float, ...] | None,
-    slo: str | None,
-    slo_scale: float | None,
-    definition: str | None,
-    target: float,
-    seeds: int | None,
-    precision: float | None,
-    budget: int | None,
-    controls: bool,
-    no_plot: bool,
-    every: bool,
-    form: str | None,
-    dry_run: bool,
-    shard: Shard | None,
-    collect: bool,
-    workers: int | None,
-    machine: bool,
-    out: Path | None,
-    **setting: Any,
-) -> None:
+    *, systems: str, settings: dict[str, Any], rates: tuple[float, ...] | None, slo: str | None,
+    slo_scale: float | None, definition: str | None, target: float, seeds: int | None, precision: float | None,
+    budget: int | None, controls: bool, no_plot: bool, every: bool, form: str | None, dry_run: bool,
+    shard: Shard | None, collect: bool, workers: int | None, machine: bool, out: Path | None, **setting: Any,
+) -> None:  # fmt: skip
     """Compare systems on a trace: SLOs, latency, highest rate.
 
     The answer is one screen: attainment, latency, and the rate at which each system still meets its SLOs.

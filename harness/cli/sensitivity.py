@@ -62,24 +62,10 @@ if TYPE_CHECKING:
 @RUNNING
 @OUT
 def sensitivity(
-    *,
-    systems: str,
-    settings: dict[str, Any],
-    rates: tuple[float, ...] | None,
-    slo: str | None,
-    slo_scale: float | None,
-    definition: str | None,
-    seeds: int | None,
-    controls: bool,
-    constants: str | None,
-    knee: bool,
-    no_plot: bool,
-    dry_run: bool,
-    workers: int | None,
-    machine: bool,
-    out: Path | None,
-    **setting: Any,
-) -> None:
+    *, systems: str, settings: dict[str, Any], rates: tuple[float, ...] | None, slo: str | None,
+    slo_scale: float | None, definition: str | None, seeds: int | None, controls: bool, constants: str | None,
+    knee: bool, no_plot: bool, dry_run: bool, workers: int | None, machine: bool, out: Path | None, **setting: Any,
+) -> None:  # fmt: skip
     """Find constants of the machine that reverse an order.
 
     Each constant is halved and doubled, to see if that reverses the order of two systems. SLOs keep the seconds of the

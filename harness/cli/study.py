@@ -79,30 +79,11 @@ if TYPE_CHECKING:
 @click.option("-o", "--out", type=PATH, metavar="DIR",
               help="Folder for runs, and for the figure.  [default: results/NAME]")  # fmt: skip
 def study(
-    *,
-    name: str | None,
-    only: str | None,
-    full: bool,
-    seeds: int | None,
-    precision: float | None,
-    budget: int | None,
-    systems: str | None,
-    traces: str | None,
-    models: str | None,
-    engine: str,
-    gpus: int | None,
-    table: str | None,
-    dry_run: bool,
-    shard: Shard | None,
-    collect: bool,
-    looked_at: Path | None,
-    no_plot: bool,
-    every: bool,
-    markdown: bool,
-    workers: int | None,
-    machine: bool,
-    out: Path | None,
-) -> None:
+    *, name: str | None, only: str | None, full: bool, seeds: int | None, precision: float | None,
+    budget: int | None, systems: str | None, traces: str | None, models: str | None, engine: str, gpus: int | None,
+    table: str | None, dry_run: bool, shard: Shard | None, collect: bool, looked_at: Path | None, no_plot: bool,
+    every: bool, markdown: bool, workers: int | None, machine: bool, out: Path | None,
+) -> None:  # fmt: skip
     """Run a study: a paper's figure, or your own TOML file.
 
     Systems are run under conditions, beside what papers say. Without a name, list the studies that come with the bench.
