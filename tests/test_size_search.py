@@ -21,14 +21,15 @@ from harness.cli.python import _trace as traced
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
 from harness.rows import record
+from harness.rows.estimate import Estimate
+from harness.rows.tidy import Counted
 from harness.run.shard import Shard
-from harness.run.teller import Silent
 from harness.study import shared, size_kept, size_why
 from harness.study import size as sizes
 from harness.study.compare import filled
 from harness.study.degrees import fitting, widened
 from harness.study.load import study
-from harness.study.size import Asked, Curve, Sized, Verdict, Work, located
+from harness.study.size import Asked, Curve, Met, Sized, Verdict, Work, located
 from harness.study.traffic import views
 from tests.cases import cases
 from traces import schema
@@ -50,9 +51,8 @@ def question(systems: Sequence[str] = ("prism", "static"), **more: Any) -> Asked
 
 
 def verdict(gpus: int, pooled: float, worst: float, unfit: str = "") -> Verdict:
-    models = {} if unfit else {"w": {"m": (worst, 1000)}}
-    return Verdict(gpus, {} if unfit else {"w": pooled}, {} if unfit else {"w": (pooled - 0.01, pooled)}, models,
-                   () if unfit or worst >= 0.99 else ("m",), unfit)  # fmt: skip
+    met = Met(Estimate(pooled, pooled - 0.01, pooled, 1), {"m": Counted(round(1000 * (1 - worst), 6), 1000.0)})
+    return Verdict(gpus, {} if unfit else {"w": met}, unfit)
 
 
 class Faked(Work):
@@ -61,7 +61,7 @@ class Faked(Work):
     needs: Mapping[tuple[str, str], tuple[int, int]]
 
     def __init__(self, asked: Asked, needs: Mapping[tuple[str, str], tuple[int, int]], folder: Path) -> None:
-        super().__init__(asked, folder, None, None)  # type: ignore[arg-type]
+        super().__init__(asked, folder)
         self.needs, self.asks, self.ran = needs, list[tuple[str, str, int]](), set[tuple[str, str, int, float]]()
 
     def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
@@ -107,7 +107,7 @@ def test_what_is_rented_is_the_answer_with_spares_in_whole_nodes() -> None:
     curve = Curve("h200", "prism", {7: verdict(7, 1.0, 1.0)})
     told = sized(asked=asked, curves={("h200", "prism"): curve}, best=("h200", "prism", 7))
     assert words.rent(told) == "rent 8 h200 (7 + 1 spare, one node): $857 a day, $26,000 a month"
-    assert "spare: 1 more is rented: no loss of a GPU was run" in words.lines(told)
+    assert "spare: 1 more is rented: no loss of a GPU was run" in printed(told)
     unpriced = sized(asked=question(["prism"], kinds=("h200",), prices={}), curves=told.curves, best=told.best)
     assert words.rent(unpriced) == "rent 7 h200"
 
@@ -123,9 +123,9 @@ def test_a_kind_that_cannot_hold_a_model_is_a_row_and_the_others_are_answered(tm
     assert re.match(
         r"qwen-3-235b-a22b\S* needs [0-9.]+ GiB on each of 8 l40s, which has 4", curves["l40s", "prism"].stopped
     )
-    told = sized(asked=asked, curves=curves, best=("h200", "prism", 8), rules={"h200": "x"})
+    told = sized(asked=asked, curves=curves, best=("h200", "prism", 8), refused=work.refused)
     assert [row[:3] for row in words.table(told).rows] == [("h200", "prism", "8"), ("l40s", "all", "-")]
-    assert any(line.startswith("l40s: qwen-3-235b-a22b") for line in words.lines(told))
+    assert any(line.startswith("l40s: qwen-3-235b-a22b") for line in printed(told))
     with pytest.raises(UserError, match="on each of 8 l40s"):
         Faked(question(["prism"], kinds=("l40s",), setting=asked.setting), {}, tmp_path)
 
@@ -162,6 +162,21 @@ def test_compare_takes_the_least_degree_that_fits_as_size_does(tmp_path: Path) -
     assert model_set(wide["models"]).members[0].tp == fitting(setting, "h100", 4, tmp_path)[1]["llama-3.3-70b/1"]
     for same in ({**setting, "models": "llama-3.1-8b*2"}, {**setting, "gpu": "l40s", "models": "qwen-3-235b-a22b*1"}):
         assert widened(same, tmp_path) == (same, "")
+
+
+def test_a_question_takes_kinds_and_prices_by_any_name_of_theirs_and_no_others() -> None:
+    def ask(kinds: Sequence[str], price: Mapping[str, str], rule: str = "5xP95") -> Asked:
+        setting = {"trace": "sample", "models": "llama-3.2-1b*8", "table": None}
+        return Asked.of(setting, kinds, ["prism"], price, rule, None, (1, 2), least=1, most=2, target=0.99)
+
+    asked = ask(["H100", "h100", "L40S+h100*2"], {"H100": "2.5"})
+    assert asked.kinds == ("h100", "l40s*1+h100*2")
+    assert asked.prices["h100"].usd_hour == 2.5
+    assert "table" not in asked.setting
+    assert [asked.definition, ask(["h100"], {}, "9xsolo").definition] == ["both", "e2e"]
+    for kinds, price in ((["h1000"], {}), (["h100"], {"h10": "2"})):
+        with pytest.raises(UserError, match="did you mean h100"):
+            ask(kinds, price)
 
 
 def test_paths_of_what_is_stored_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -247,6 +262,10 @@ def sized(**more: Any) -> Sized:
     return Sized(**fields | more)
 
 
+def printed(answer: Sized) -> list[str]:
+    return list(words.lines(words.words(answer), len(answer.placed)))
+
+
 def test_the_answer_is_a_sentence_with_what_is_saved_and_what_pooling_hides() -> None:
     told = words.sentence(sized())
     assert told.startswith(
@@ -276,16 +295,14 @@ def test_a_placement_says_where_each_model_is_at_home_and_who_shares(monkeypatch
     assert shared.homes(shares) == {"a": "0", "c": "1", "b": "1", "d": "2", "e": "4"}
     assert shared.apart(shares) == ["d", "e"]
     assert shared.together(shares) == {("b", "c"): ["1"]}
-    lines = [
-        line for line in words.lines(sized(placed=shares)) if line.startswith(("placement: ", "GPU 0: ", "GPU 1: "))
-    ]
+    lines = [line for line in printed(sized(placed=shares)) if line.startswith(("placement: ", "GPU 0: ", "GPU 1: "))]
     assert lines[0] == "placement: in % of each model's requests; always apart: d, e; share their home: b and c (GPU 1)"
     assert lines[1:3] == ["GPU 0: a at home 90 %, 1 other with less than 1 %",
                           "GPU 1: b at home 100 %, c at home 100 %, a 10 %"]  # fmt: skip
 
 
 def test_money_is_of_what_is_held() -> None:
-    lines = list(words.lines(sized()))
+    lines = list(printed(sized()))
     assert any("3 h100, 72 GPU-hours and $216 a day, $0.5 a million tokens; $3 an hour (a list" in x for x in lines)
     assert "cold start from host memory: 0.7 s to 2 s a model" in lines
     assert "more traffic: x 1.5: 4, x 2: > 64 GPUs" in lines
@@ -372,8 +389,8 @@ def test_two_shards_and_collect_give_the_answer_of_one_call(tmp_path: Path) -> N
 
 @cases(("option", "value", "why"), [
     ("--gpus", "0-4", "is not LEAST-MOST"), ("--gpus", "5-4", "is not LEAST-MOST"), ("--gpus", "x", "is not LEAST"),
-    ("--gpu", "h1000", "did you mean h100"), ("--gpu", "h100*0+l40s*4", "no GPU in"), ("--gpu", "h100+l4s", "no GPU"),
-    ("--price", "h100=free", "not a number above 0"), ("--price", "h1=2", "no GPU"), ("--grow", "0", "not a number"),
+    ("--gpu", "h1000", "did you mean h100"), ("--gpu", "h100*0+l40s*4", "no GPU in"), ("--gpu", "h100+l4s", "mean l4"),
+    ("--price", "h100=free", "not a number above 0"), ("--price", "h1=2", "mean h100"), ("--grow", "0", "not a number"),
     ("--target", "100", "--target"), ("--systems", "prizm", "prism"), ("--slo", "soon", "soon"),
 ])  # fmt: skip
 def test_a_wrong_question_is_one_line(tmp_path: Path, option: str, value: str, why: str) -> None:
@@ -461,7 +478,7 @@ def test_a_model_too_large_for_a_gpu_gets_a_degree_and_keeps_its_formats(
     tmp_path: Path, models: str, gpu: str, tp: int, shape: str
 ) -> None:
     asked = question(("static",), kinds=(gpu,), setting={"trace": "sample", "models": models})
-    path, degrees = Work(asked, tmp_path, None, Silent()).sets[gpu]
+    path, degrees = Work(asked, tmp_path).sets[gpu]
     assert degrees == {f"{shape.partition(':')[0]}/1": tp}
     (member,) = tomllib.loads(Path(path).read_text("utf-8"))["model"]
     assert (member["shape"], member["tp"]) == (shape, tp)

@@ -14,7 +14,7 @@ from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.study import size_why
 from harness.study.binds import Hour
-from harness.study.size import Tried, Verdict
+from harness.study.size import Best, Tried, Verdict, Work
 from harness.study.size_kept import Kept, Words
 from harness.study.size_why import Change, Why, scaled
 from tests.cases import cases
@@ -26,7 +26,7 @@ def tried(label: str, gpus: int, worst: float | None, *, answer: bool = False, u
 
 
 def kept(*rows: Tried, best: tuple[str, str, int] | None = ("h100", "prism", 3)) -> Kept:
-    return Kept(question(), best, Words("three", "", [], []), {}, rows)
+    return Kept(question(), best and Best(*best), Words("three", "", [], []), {}, rows)
 
 
 ROWS = (tried("prism", 1, None, unfit="no room"), tried("prism", 2, 0.8), tried("prism", 3, 1.0, answer=True),
@@ -95,7 +95,7 @@ def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
 def test_an_explanation_has_the_numbers_of_its_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A model meets 98 of 100 in the busiest hour and 999 of 1,000 in the log: 98.0 % stands in both, not 99.7."""
     views = {"log": {"a": {0: Hour(1000, 1, {"KV": 1})}}, "hour": {"a": {0: Hour(100, 2, {"KV": 2})}}}
-    monkeypatch.setattr(size_why, "_by_view", lambda *_: views)
+    monkeypatch.setattr(Work, "misses", lambda *_: views)
     monkeypatch.setattr(size_why, "_changes", lambda *_: [])
     of = kept(*ROWS)
     reason = size_why.why(of, tmp_path)

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.answers.commands import check_command
 from harness.answers.table import WIDTH, Table, aligned
+from harness.answers.text import unchecked
 from harness.policy import mix
 from harness.policy.types import GIB
 from harness.rows import checked
-from harness.rows.estimate import NONE, SHARE, Estimate
+from harness.rows.estimate import NONE, SHARE
 from harness.rows.held import DAY_H
 from harness.run.spec import Spec
 from harness.run.spec import asked as asked_system
@@ -24,7 +24,6 @@ from harness.study.size import BOUNDS, ONE_KIND, Curve, Sized, Verdict
 from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Why
 from harness.study.study import named
-from harness.study.table import of_partly, of_unchecked
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "one count lower")
 MONTH_DAYS = 365 / 12
@@ -45,23 +44,26 @@ def sentence(sized: Sized) -> str:
     asked, best = sized.asked, sized.best
     level = f"{100 * asked.target:g} %"
     if best is None:
-        parts = (_nearest(sized, kind) for kind in asked.kinds)
+        nearest = "; ".join(_nearest(sized, kind) for kind in asked.kinds)
         where = f"for every model on {asked.least} to {asked.most} GPUs{kept(sized)}"
-        return f"no strategy holds {level} {where}: {'; '.join(parts)}"
+        return f"no strategy holds {level} {where}: {nearest}"
     kind, name, gpus = best
-    verdict = sized.curves[kind, name].tried[gpus]
-    worst, share = verdict.worst
-    views = " and ".join(f"the {view.name}" for view in sized.views) + kept(sized)
-    least = f"{worst} least, {100 * share:.1f} %"
-    answer = f"{rent(sized)}; {cluster(kind, gpus)} with {name}: every model at {level} of SLOs ({least}) in {views}"
+    curve, views = sized.curves[kind, name], " and ".join(f"the {view.name}" for view in sized.views)
+    met = f"every model at {level} of SLOs ({_share(curve.tried[gpus], 'least,')}) in {views}{kept(sized)}"
+    parts = [rent(sized), f"{cluster(kind, gpus)} with {name}: {met}"]
     if asked.least == asked.most > 1:
-        answer += f"; {gpus} is the least that was tried"
+        parts.append(f"{gpus} is the least that was tried")
     if (alone := sized.dedicated.get(kind)) is not None and alone > gpus:
-        answer += f"; GPUs of its own for each model are {alone}: sharing saves {alone - gpus}"
-    if (pooled := sized.curves[kind, name].fewest(asked.target, "pooled")) is not None and pooled < gpus:
-        less = sized.curves[kind, name].tried[pooled]
-        answer += f"; pooled over models {pooled} would do, and {less.worst[0]} have {100 * less.worst[1]:.1f} %"
-    return f"{answer}; {_next(sized)}" if _next(sized) else answer
+        parts.append(f"GPUs of its own for each model are {alone}: sharing saves {alone - gpus}")
+    if (pooled := curve.fewest(asked.target, "pooled")) is not None and pooled < gpus:
+        parts.append(f"pooled over models {pooled} would do, and {_share(curve.tried[pooled], 'have')}")
+    return "; ".join(filter(None, (*parts, _next(sized))))
+
+
+def _share(verdict: Verdict, word: str = "") -> str:
+    """Say what the worst model attains: `m least, 98.7 %`."""
+    name, share = verdict.worst
+    return " ".join(filter(None, (name, word, f"{100 * share:.1f} %")))
 
 
 def rent(sized: Sized) -> str:
@@ -118,12 +120,9 @@ def _nearest(sized: Sized, kind: str) -> str:
 
 def table(sized: Sized) -> Table:
     """Return the table: a row a kind and system, the cheapest first; one for a kind on which none could be tried."""
-    curves = dict[Any, Curve]()
-    for key, curve in sized.curves.items():
-        if curve.tried or curve.stopped == ONE_KIND:
-            curves[key] = curve
-        elif _refused(sized, curve):
-            curves.setdefault(curve.kind, curve)
+    refused = sized.refused
+    curves = {curve.kind if curve.kind in refused else key: curve for key, curve in sized.curves.items()
+              if curve.tried or curve.stopped in {ONE_KIND, *refused.values()}}  # fmt: skip
 
     def rank(curve: Curve) -> tuple[Any, ...]:
         gpus = curve.fewest(sized.asked.target)
@@ -133,28 +132,20 @@ def table(sized: Sized) -> Table:
     return Table(HEAD, [_row(sized, curve) for curve in sorted(curves.values(), key=rank)])
 
 
-def _refused(sized: Sized, curve: Curve) -> bool:
-    """Tell whether a kind of GPU cannot hold a model."""
-    return bool(sized.rules) and curve.kind not in sized.rules and curve.stopped != ONE_KIND
-
-
 def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     if not curve.tried:
-        return (curve.kind, "all" if _refused(sized, curve) else curve.system, *(NONE,) * 6, _cut(curve.stopped))
+        return (curve.kind, "all" if curve.kind in sized.refused else curve.system, *(NONE,) * 6, _cut(curve.stopped))
     gpus, pooled = (curve.fewest(sized.asked.target, by) for by in ("each", "pooled"))
-    row = curve.row(sized.asked, max(curve.tried) if gpus is None else gpus)
-    counted = str(gpus) if gpus is not None else curve.stopped.partition(":")[0] or f"> {row.gpus}"
-    pooled_text = NONE if pooled is None else str(pooled)
-    if row.pooled is None or row.worst is None:
-        return (curve.kind, curve.system, counted, pooled_text, *(NONE,) * 4, _cut(f"room: {row.unfit}"))
-    met = Estimate(row.pooled, row.low, row.high, 1).times(100)
+    verdict = curve.tried[max(curve.tried) if gpus is None else gpus]
+    counted = str(gpus) if gpus is not None else curve.stopped.partition(":")[0] or f"> {verdict.gpus}"
+    counts = counted, NONE if pooled is None else str(pooled)
+    if verdict.least is None:
+        return (curve.kind, curve.system, *counts, *(NONE,) * 4, _cut(f"room: {verdict.unfit}"))
+    met = verdict.least.times(100).text(SHARE), f"{100 * verdict.worst[1]:.1f}"
     usd = None if gpus is None else sized.asked.usd_hour(curve.kind, gpus)
     token = NONE if usd is None or not sized.million_tokens_hour else f"{usd / sized.million_tokens_hour:.3g}"
     bound = " (bound)" * (curve.system in BOUNDS)
-    return (
-        curve.kind, curve.system + bound, counted, pooled_text, met.text(SHARE), f"{100 * row.worst:.1f}",
-        _day(usd), token, _why(sized, curve, gpus),
-    )  # fmt: skip
+    return (curve.kind, curve.system + bound, *counts, *met, _day(usd), token, _why(sized, curve, gpus))
 
 
 def _day(usd_hour: float | None) -> str:
@@ -168,9 +159,8 @@ def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
         return NONE if below is None else _short(below)
     if curve.flat is not None:
         less, more = curve.flat
-        name, share = more.worst
         short = sized.short.get((curve.kind, curve.system))
-        what = f"more do not help: {name} {100 * share:.1f} % on {less.gpus}, {more.gpus}"
+        what = f"more do not help: {_share(more)} on {less.gpus}, {more.gpus}"
         return f"{what}; {short} binds" if short else what
     return _cut(curve.stopped) if ":" in curve.stopped else _short(curve.tried[max(curve.tried)])
 
@@ -179,26 +169,20 @@ def _short(verdict: Verdict) -> str:
     """Say what binds: room or load."""
     if verdict.unfit:
         return _cut(f"room on {verdict.gpus}: {verdict.unfit}")
-    name, share = verdict.worst
-    return f"load on {verdict.gpus}: {name} {100 * share:.1f} %"
+    return f"load on {verdict.gpus}: {_share(verdict)}"
 
 
 def _cut(text: str, most: int = 44) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def lines(sized: Sized) -> Iterator[str]:
-    """Yield everything that is printed, the answer first."""
-    yield sentence(sized)
-    yield setting(sized)
-    yield ""
-    yield from table(sized).text(WIDTH)
-    yield ""
-    pairs = list(told(sized))
-    most = len(pairs) - max(0, len(sized.placed) - MOST_HOMES) if sized.best is not None else len(pairs)
-    yield from (f"{what}: {text}" for what, text in pairs[:most])
-    if most < len(pairs):
-        yield f"... and {len(pairs) - most} GPUs more (--json)"
+def lines(of: Words, homes: int) -> Iterator[str]:
+    """Yield everything that is printed, the answer first; of the last `homes` facts, each a GPU's, the first ones."""
+    yield from (of.sentence, of.setting, "", *aligned(of.cells, WIDTH), "")
+    most = len(of.facts) - max(0, homes - MOST_HOMES)
+    yield from (f"{what}: {text}" for what, text in of.facts[:most])
+    if most < len(of.facts):
+        yield f"... and {len(of.facts) - most} GPUs more (--json)"
 
 
 def words(sized: Sized) -> Words:
@@ -211,20 +195,17 @@ def setting(sized: Sized) -> str:
     """Say under which conditions the numbers are: simulated, checked or not, the SLO, the stretches of the traffic."""
     asked = sized.asked
     host = str(asked.setting.get("host", Spec("").host))
-    unchecked = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
+    marks = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
     views = ", ".join(f"{view.name} ({len(view.seeds)} window{'s' * (len(view.seeds) > 1)})" for view in sized.views)
-    return " · ".join(("simulated", *unchecked, asked.definition, f"SLO {asked.rule}", views))
+    return " · ".join(("simulated", *marks, asked.definition, f"SLO {asked.rule}", views))
 
 
 def told(sized: Sized) -> Iterator[tuple[str, str]]:
     """Yield what is told below the table, in pairs: of all kinds of GPU, then of the best; last the models by GPU."""
     asked = sized.asked
     of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
-    for label, name in of_unchecked(of).items():
-        yield "unchecked", f"{label}, {check_command(name)}"
-    for label, part in of_partly(of).items():
-        yield "checked in part", f"{label}: no case of bench check reached {part}"
-    yield from {curve.kind: curve.stopped for curve in sized.curves.values() if _refused(sized, curve)}.items()
+    yield from unchecked(of)
+    yield from sized.refused.items()
     for kind, line in sized.servers.items():
         yield "server" if len(sized.servers) == 1 else f"server on {kind}", line.removeprefix("server: ")
     for line in sized.streams:
@@ -237,9 +218,9 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
     if sized.best is None:
         return
     kind, name, gpus = sized.best
-    verdict = sized.curves[kind, name].tried[gpus]
-    if len(verdict.share) > 1:
-        yield "attainment", ", ".join(f"{100 * share:.1f} % in the {view}" for view, share in verdict.share.items())
+    views = sized.curves[kind, name].tried[gpus].views
+    if len(views) > 1:
+        yield "attainment", ", ".join(f"{100 * met.share.mean:.1f} % in the {view}" for view, met in views.items())
     if sized.tails:
         yield "longest P95 of a model", ", ".join(_tail(sized.tails, k) for k in (0, 1))
     bought = asked.bought(gpus)
@@ -330,30 +311,27 @@ def facts(sized: Sized) -> dict[str, Any]:
         curves.append({
             "gpu": curve.kind, "system": curve.system, "gpus": each, "gpus_pooled": pooled, "usd_hour": usd,
             "stopped": curve.stopped, "binds": sized.short.get((curve.kind, curve.system)),
-            "tried": [_tried(n, verdict) for n, verdict in sorted(curve.tried.items())],
+            "tried": [_tried(verdict, asked.target) for _, verdict in sorted(curve.tried.items())],
         })  # fmt: skip
-    best = None if sized.best is None else dict(zip(("gpu", "system", "gpus"), sized.best, strict=True))
+    priced = [name for kind in asked.kinds for name in mix.names(kind) if name in asked.prices]
     return {
-        "sentence": sentence(sized), "kept_share": sized.kept_share, "best": best, "target": asked.target,
-        "slo": asked.rule,
-        "slo_by_gpu": dict(sized.rules), "servers": dict(sized.servers), "definition": asked.definition,
-        "own_gpus": dict(sized.dedicated),
-        "systems": curves, "more_traffic": dict(sized.grown),
+        "sentence": sentence(sized), "kept_share": sized.kept_share, "best": sized.best and sized.best._asdict(),
+        "target": asked.target, "slo": asked.rule, "slo_by_gpu": sized.rules, "servers": sized.servers,
+        "definition": asked.definition, "own_gpus": sized.dedicated, "systems": curves, "more_traffic": sized.grown,
         "p95": {name: {key: x if math.isfinite(x) else None for key, x in zip(("ttft_s", "tpot_s"), pair, strict=True)}
                 for name, pair in sized.tails.items()},
-        "cold_start_s": dict(sized.cold_s), "homes": shared.homes(sized.placed),
-        "placed": {gpu: dict(shares) for gpu, shares in sized.placed.items()},
-        "degrees": {kind: dict(of) for kind, of in sized.degrees.items()},
-        "prices": {name: asked.prices[name]._asdict()
-                   for kind in asked.kinds for name in mix.names(kind) if name in asked.prices},
+        "cold_start_s": sized.cold_s, "homes": shared.homes(sized.placed), "placed": sized.placed,
+        "degrees": sized.degrees, "prices": {name: asked.prices[name]._asdict() for name in priced},
     }  # fmt: skip
 
 
-def _tried(gpus: int, verdict: Verdict) -> dict[str, Any]:
-    models = {view: {name: share for name, (share, _) in of.items()} for view, of in verdict.models.items()}
+def _tried(verdict: Verdict, target: float) -> dict[str, Any]:
+    shares = {view: met.share for view, met in verdict.views.items()}
     return {
-        "gpus": gpus, "unfit": verdict.unfit, "attainment": dict(verdict.share), "interval": dict(verdict.interval),
-        "worst_model": verdict.worst[0], "worst": verdict.worst[1], "failing": list(verdict.failing), "models": models,
+        "gpus": verdict.gpus, "unfit": verdict.unfit, "attainment": {view: e.mean for view, e in shares.items()},
+        "interval": {view: None if e.low is None else (e.low, e.high) for view, e in shares.items()},
+        "worst_model": verdict.worst[0], "worst": verdict.worst[1], "failing": list(verdict.failing(target)),
+        "models": {view: {name: of.met for name, of in met.models.items()} for view, met in verdict.views.items()},
     }  # fmt: skip
 
 
@@ -437,7 +415,7 @@ def _outcomes(reason: Why) -> Iterator[tuple[str, ...]]:
     on = str(here.gpus), _day(asked.usd_hour(here.gpu, here.gpus))
     for change in reason.changes:
         if (verdict := change.verdict) is not None:
-            outcome = "holds" if verdict.holds(asked.target, "each") else f"fails: {verdict.worst[0]}"
+            outcome = "holds" if verdict.holds(asked.target) else f"fails: {verdict.worst[0]}"
             if why_not := verdict.unfit:
                 outcome = f"no room: {why_not if len(why_not) < WIDTH else why_not[:60] + '...'}"
             worst = NONE if verdict.unfit else f"{100 * verdict.worst[1]:.1f}"

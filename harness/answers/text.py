@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, groupby
@@ -20,7 +20,7 @@ from harness.answers.commands import check_command
 from harness.answers.ratios import Standings
 from harness.answers.table import Table, brief, joined, printed
 from harness.answers.without import Part
-from harness.rows import crossings, estimate, record, setting, statistics, tidy
+from harness.rows import crossings, estimate, record, setting, statistics, tidy, vetted
 from harness.rows.about import About, Panel
 from harness.rows.crossings import CASE, MARK, STANDINGS, Standing, side_by_side, verdict_text
 from harness.rows.estimate import NONE, POINTS, Estimate
@@ -28,7 +28,7 @@ from harness.study import claims
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
 from harness.study.study import AA
-from harness.study.table import marks, partly, unchecked
+from harness.study.table import labels, marks
 
 SIDES = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}
 _row = itemgetter("row")  # of a panel
@@ -357,9 +357,18 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | N
 
 def unchecked_lines(rows: pa.Table) -> list[str]:
     """List the systems that `bench check` did not pass, with its command, or passed in part, a line each."""
-    late = [f"unchecked: {label}, {check_command(name)}" for label, name in sorted(unchecked(rows).items())]
-    says = "no case of bench check reached"
-    return late + [f"checked in part: {label}: {says} {part}" for label, part in sorted(partly(rows).items())]
+    return list(map(": ".join, unchecked(dict(sorted(labels(rows).items())))))
+
+
+def unchecked(systems: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield what `unchecked_lines` says of some systems by label, in pairs."""
+    late = set(vetted.unchecked(systems.values()))
+    for label, name in systems.items():
+        if name in late:
+            yield "unchecked", f"{label}, {check_command(name)}"
+    for label, name in systems.items():
+        if part := vetted.unreached(name):
+            yield "checked in part", f"{label}: no case of bench check reached {part}"
 
 
 def _unserved(shown: Shown) -> Iterator[str]:

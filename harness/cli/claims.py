@@ -11,7 +11,7 @@ import click
 
 from harness.answers.commands import real, short_path
 from harness.cli.codes import Code
-from harness.cli.options import JSON_PROGRESS, LIMIT, PARTS, RESULTS, ROOT, TARGET, WORKERS, examples, listed
+from harness.cli.options import PARTS, RESULTS, ROOT, RUNNING, TARGET, examples, listed
 from harness.cli.terminal import room, screen, teller
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ DRAFT = ROOT / ".make" / FILE
 @click.option("--only", metavar="NAME,...", help="Only the claims of these studies; prints them, unless -o is given.")
 @click.option("--all", "every", is_flag=True, help="With --only: print the whole page, as Markdown.")
 @PARTS
-@LIMIT
-@WORKERS
-@JSON_PROGRESS
+@RUNNING
 @click.option("-o", "--out", type=TARGET, metavar="FILE", help="File for the page.  [default: .make/claims.md]")
 @click.option("--publish", is_flag=True, help="Write results/claims.md, the page of the documentation.")
 @click.option("--check", is_flag=True,

@@ -19,22 +19,21 @@ from harness.cli.options import (
     ENOUGH,
     FIGURES,
     FIRST_SEEDS,
-    JSON_PROGRESS,
-    LIMIT,
     MORE,
     MOVED,
     ONCE,
     OUT,
     PARTS,
     RESULTS,
+    RUNNING,
     SCALING,
     SEEDS,
     SETTING,
     SLO,
     WORDS,
-    WORKERS,
     Number,
     complete,
+    every_of,
     examples,
     read_rates,
     slo_rule,
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from harness.study.study import Study
     from harness.study.summary import Summary
 
-ALL = "all"
 FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 
 
@@ -85,34 +83,14 @@ FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
 @PARTS
 @MOVED
-@LIMIT
-@WORKERS
-@JSON_PROGRESS
+@RUNNING
 @OUT
 def compare(
-    *,
-    systems: str,
-    settings: dict[str, Any],
-    rates: tuple[float, ...] | None,
-    slo: str | None,
-    slo_scale: float | None,
-    definition: str | None,
-    target: float,
-    seeds: int | None,
-    precision: float | None,
-    budget: int | None,
-    controls: bool,
-    no_plot: bool,
-    every: bool,
-    form: str | None,
-    dry_run: bool,
-    shard: Shard | None,
-    collect: bool,
-    workers: int | None,
-    machine: bool,
-    out: Path | None,
-    **setting: Any,
-) -> None:
+    *, systems: str, settings: dict[str, Any], rates: tuple[float, ...] | None, slo: str | None,
+    slo_scale: float | None, definition: str | None, target: float, seeds: int | None, precision: float | None,
+    budget: int | None, controls: bool, no_plot: bool, every: bool, form: str | None, dry_run: bool,
+    shard: Shard | None, collect: bool, workers: int | None, machine: bool, out: Path | None, **setting: Any,
+) -> None:  # fmt: skip
     """Compare systems on a trace: SLOs, latency, highest rate.
 
     The answer is one screen: attainment, latency, and the rate at which each system still meets its SLOs.
@@ -189,8 +167,6 @@ def compared(
     listed = [name.strip() for name in systems.split(",") if name.strip()]
     if not listed:
         raise UserError(f'--systems "{systems}" names no system (bench list)')
-    others = [name for name in system_names() if name not in listed]
-    names = [name for text in listed for name in (others if text == ALL else [text])]
     given = {key: value for key, value in setting.items() if value is not None}
     ctx = click.get_current_context(silent=True)
     unsaid = [key for key in ("trace", "gpus") if ctx and ctx.get_parameter_source(key) is ParameterSource.DEFAULT]
@@ -200,8 +176,8 @@ def compared(
         del given["plan"]
     budget = MORE if seeds is None and given.get("engine") == "sim" and not once else 0
     number = seeds or (ONCE if once else FIRST_SEEDS)
-    asked = comparison(names, given, rates=rates, seeds=number, rule=rule, definition=definition, controls=controls,
-                       budget=budget)  # fmt: skip
+    asked = comparison(every_of(listed), given, rates=rates, seeds=number, rule=rule, definition=definition,
+                       controls=controls, budget=budget)  # fmt: skip
     return asked.only(seeds=1) if once and seeds is None and repeats(asked.spec) else asked
 
 

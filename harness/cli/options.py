@@ -128,6 +128,12 @@ def listed(option: str, text: str | None, between: str = ",") -> list[str] | Non
     return parts
 
 
+def every_of(names: Sequence[str], but: Sequence[str] = ()) -> list[str]:
+    """Return names of systems with, for `all`, every one that is neither listed nor in `but`."""
+    others = [name for name in system_names() if name not in {*names, *but}]
+    return [name for text in names for name in (others if text == "all" else [text])]
+
+
 def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
     """Read KEY=VALUE of a repeated option. UserError for another form, and for a key that stands twice."""
     from harness.policy.types import UserError
@@ -141,6 +147,11 @@ def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
             raise UserError(f"{param.opts[-1]}: {key} is there twice")
         values[key] = value
     return values
+
+
+def read_joined(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+    """Read KEY=VALUE of a repeated option, several by commas."""
+    return read_pairs(ctx, param, tuple(part for pair in pairs for part in pair.split(",")))
 
 
 def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -322,9 +333,11 @@ EXECUTOR = click.option("--executor", metavar="KIND[:ADDRESS]", callback=_execut
                         help="Run on a cluster: ray or ray:ADDRESS (make cluster).")  # fmt: skip
 
 
-WORKERS = grouped(
+RUNNING = grouped(
+    LIMIT,
     click.option("--workers", type=PROCESSES, metavar="N", help="Worker processes.  [default: as many as pay off]"),
     EXECUTOR,
+    JSON_PROGRESS,
 )
 
 
@@ -405,7 +418,7 @@ def _kept(ctx: click.Context, param: click.Parameter, given: Any) -> None:
 
 
 def _renamed(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
-    _kept(ctx, param, read_pairs(ctx, param, tuple(part for pair in pairs for part in pair.split(","))))
+    _kept(ctx, param, read_joined(ctx, param, pairs))
 
 
 def _dropped(ctx: click.Context, param: click.Parameter, text: str | None) -> None:
@@ -416,7 +429,7 @@ def _shifted(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...])
     from harness.policy.types import UserError
 
     given = dict[str, float]()
-    for name, text in read_pairs(ctx, param, tuple(part for pair in pairs for part in pair.split(","))).items():
+    for name, text in read_joined(ctx, param, pairs).items():
         try:
             given[name] = float(text.removesuffix("s"))
         except ValueError:

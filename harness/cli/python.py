@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.answers import size as words
-from harness.engines.costs.prices import prices
 from harness.rows.loaded import Requests
 from harness.study import size as sizes
-from harness.study.compare import comparison, filled, judged_by, stem_of
+from harness.study.compare import comparison, filled, stem_of
 from harness.study.measure import Measured, measure
 from harness.study.size import Asked, Sized
 from traces import deal
@@ -60,23 +59,12 @@ class Comparison:
 
 
 def compare(
-    systems: str | Sequence[str],
-    *,
-    trace: str | None = None,
-    spread: str | None = None,
-    rename: Mapping[str, str] | None = None,
-    drop_streams: Sequence[str] = (),
-    shift_s: Mapping[str, float] | None = None,
-    slo: str | None = None,
-    slo_scale: float | None = None,
-    rate_scale: Sequence[float] | None = None,
-    seeds: int = 5,
-    definition: str | None = None,
-    controls: bool = False,
-    out: str | Path = "results",
-    workers: int | None = None,
-    **setting: Any,
-) -> Comparison:
+    systems: str | Sequence[str], *, trace: str | None = None, spread: str | None = None,
+    rename: Mapping[str, str] | None = None, drop_streams: Sequence[str] = (),
+    shift_s: Mapping[str, float] | None = None, slo: str | None = None, slo_scale: float | None = None,
+    rate_scale: Sequence[float] | None = None, seeds: int = 5, definition: str | None = None, controls: bool = False,
+    out: str | Path = "results", workers: int | None = None, **setting: Any,
+) -> Comparison:  # fmt: skip
     """Compare systems as `bench compare` does; `setting` has its other options (models, gpus, gpu, served ...).
 
     Its defaults are those of the command. A log is converted, and stderr says how. Stored runs are used again.
@@ -132,41 +120,23 @@ class Answer:
 
 
 def size(
-    *,
-    trace: str,
-    models: str,
-    spread: str | None = None,
-    rename: Mapping[str, str] | None = None,
-    drop_streams: Sequence[str] = (),
-    shift_s: Mapping[str, float] | None = None,
-    slo: str | None = None,
-    slo_scale: float | None = None,
-    gpu: str | Sequence[str] = "h100",
-    gpus: tuple[int, int] = (1, 64),
-    target: float = 99.0,
-    systems: str | Sequence[str] = SIZED,
-    price: Mapping[str, float] | None = None,
-    spare: int = 0,
-    node: int = 1,
-    grow: Sequence[float] = sizes.GROWTH,
-    definition: str | None = None,
-    windows: int = sizes.WINDOWS,
-    out: str | Path = "results",
-    workers: int | None = None,
-    **setting: Any,
-) -> Answer:
+    *, trace: str, models: str, spread: str | None = None, rename: Mapping[str, str] | None = None,
+    drop_streams: Sequence[str] = (), shift_s: Mapping[str, float] | None = None, slo: str | None = None,
+    slo_scale: float | None = None, gpu: str | Sequence[str] = "h100", gpus: tuple[int, int] = (1, 64),
+    target: float = 99.0, systems: str | Sequence[str] = SIZED, price: Mapping[str, float] | None = None,
+    spare: int = 0, node: int = 1, grow: Sequence[float] = sizes.GROWTH, definition: str | None = None,
+    windows: int = sizes.WINDOWS, out: str | Path = "results", workers: int | None = None, **setting: Any,
+) -> Answer:  # fmt: skip
     """Find the fewest GPUs as `bench size` does; `setting` has its other options (served, host ...).
 
     A log is converted, and stderr says how. Stored runs are used again. UserError for what `bench` refuses.
     """
     folder = Path(out).resolve()
-    rule = rules.asked(slo, slo_scale, model_set(models))
-    rules.parse(rule)
-    kinds, names = (tuple(x.split(",") if isinstance(x, str) else x) for x in (gpu, systems))
+    kinds, names = (x.split(",") if isinstance(x, str) else x for x in (gpu, systems))
     streams = _streams(rename, drop_streams, shift_s, models)
-    usd = prices({kind: str(dollars) for kind, dollars in (price or {}).items()})
-    asked = Asked(
-        sizes.located({**setting, "trace": _trace(trace, spread, folder, streams), "models": models}), kinds, *gpus,
-        names, rule, definition or judged_by(rule), target / 100, usd, spare, node, tuple(grow), windows,
+    asked = Asked.of(
+        {**setting, "trace": _trace(trace, spread, folder, streams), "models": models}, kinds, names,
+        {kind: str(usd) for kind, usd in (price or {}).items()}, rules.asked(slo, slo_scale, model_set(models)),
+        definition, grow, target=target / 100, least=gpus[0], most=gpus[1], spare=spare, node=node, windows=windows,
     )  # fmt: skip
     return Answer(sizes.size(asked, folder, workers=workers))

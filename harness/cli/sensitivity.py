@@ -15,15 +15,13 @@ from harness.cli.compare import compared
 from harness.cli.options import (
     DEFINITION,
     FIGURES,
-    JSON_PROGRESS,
-    LIMIT,
     OUT,
     RESULTS,
+    RUNNING,
     SCALING,
     SEEDS,
     SETTING,
     SLO,
-    WORKERS,
     complete,
     examples,
     listed,
@@ -61,29 +59,13 @@ if TYPE_CHECKING:
               help="Compare the rates at which 99 % is met, over all rates, instead of attainment at one.")  # fmt: skip
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the constants and the estimated time; run nothing.")
-@LIMIT
-@WORKERS
-@JSON_PROGRESS
+@RUNNING
 @OUT
 def sensitivity(
-    *,
-    systems: str,
-    settings: dict[str, Any],
-    rates: tuple[float, ...] | None,
-    slo: str | None,
-    slo_scale: float | None,
-    definition: str | None,
-    seeds: int | None,
-    controls: bool,
-    constants: str | None,
-    knee: bool,
-    no_plot: bool,
-    dry_run: bool,
-    workers: int | None,
-    machine: bool,
-    out: Path | None,
-    **setting: Any,
-) -> None:
+    *, systems: str, settings: dict[str, Any], rates: tuple[float, ...] | None, slo: str | None,
+    slo_scale: float | None, definition: str | None, seeds: int | None, controls: bool, constants: str | None,
+    knee: bool, no_plot: bool, dry_run: bool, workers: int | None, machine: bool, out: Path | None, **setting: Any,
+) -> None:  # fmt: skip
     """Find constants of the machine that reverse an order.
 
     Each constant is halved and doubled, to see if that reverses the order of two systems. SLOs keep the seconds of the

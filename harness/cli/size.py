@@ -10,25 +10,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.answers.commands import real, short_path
-from harness.answers.table import WIDTH
+from harness.answers.table import WIDTH, aligned
 from harness.cli.options import (
     DEFINITION,
     FIGURES,
-    JSON_PROGRESS,
-    LIMIT,
     PARTS,
     PATH,
     RESULTS,
+    RUNNING,
     SERVING,
     SLO,
     TRACED,
-    WORKERS,
     Number,
     complete,
+    every_of,
     examples,
     gpu_names,
     listed,
-    read_pairs,
+    read_joined,
     slo_rule,
     system_names,
 )
@@ -37,13 +36,12 @@ from harness.cli.terminal import folded, prose, teller
 from workloads.usual import SIZED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from harness.run.shard import Shard
     from harness.study.deploy import Way
     from harness.study.size import Outlook
 
-ALL = "all"
 LEAST_GROWTH = 0.01  # times the traffic
 RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 MOST_GPUS = 4096
@@ -59,28 +57,21 @@ MOST_GPUS = 4096
 @click.option("--gpu", "kinds", default="h100", show_default=True, metavar="KIND[,KIND]",
               shell_complete=complete(gpu_names, many=True),
               help="Kinds of GPU, each tried by itself; h100*2+l40s*4 is one cluster of two kinds.")  # fmt: skip
-@click.option(
-    "--gpus",
-    "span",
-    default="1-64",
-    show_default=True,
-    metavar="LEAST-MOST",
-    help="Counts that are tried first; fewer follow while they hold, unless one count is given. Of several kinds in "
-    "one cluster, whole copies of it.",
-)
+@click.option("--gpus", "span", default="1-64", show_default=True, metavar="LEAST-MOST",
+              help="Counts that are tried first; fewer follow while they hold, unless one count is given. Of several "
+              "kinds in one cluster, whole copies of it.")  # fmt: skip
 @click.option("--target", type=Number(50, 100, min_open=True, max_open=True), default=99.0, show_default=True,
               metavar="PERCENT", help="Share of requests that meet their SLO, for every model.")  # fmt: skip
 @click.option("--systems", default=",".join(SIZED), show_default=True, metavar="LIST",
               shell_complete=complete(system_names, many=True), help="Strategies; all: every one.")  # fmt: skip
-@click.option("--price", multiple=True, callback=read_pairs, metavar="KIND=USD",
+@click.option("--price", multiple=True, callback=read_joined, metavar="KIND=USD",
               help="Price of a GPU an hour, instead of the listed one; several by commas.")  # fmt: skip
 @click.option("--spare", type=click.IntRange(0, MOST_GPUS), default=0, show_default=True, metavar="N",
               help="GPUs to rent beside those that the target takes: arithmetic, no failure is run.")  # fmt: skip
 @click.option("--node", type=click.IntRange(1, MOST_GPUS), default=1, show_default=True, metavar="N",
               help="GPUs of a node: whole ones are bought.")  # fmt: skip
-@click.option(
-    "--grow", default="1.25,1.5,2", show_default=True, metavar="LIST", help="Times the traffic, of the answer."
-)
+@click.option("--grow", default="1.25,1.5,2", show_default=True, metavar="LIST",
+              help="Times the traffic, of the answer.")  # fmt: skip
 @click.option("--deploy", type=click.Choice(["vllm", "llama-swap", "helm"]), metavar="WAY",
               help="Write files that start the answer: vllm (a shell script), llama-swap or helm (YAML).")  # fmt: skip
 @SERVING
@@ -90,41 +81,18 @@ MOST_GPUS = 4096
               help="Windows that a generator draws.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
-@click.option(
-    "--dry-run", is_flag=True, help="Show the streams, the counts that may be tried and the time; run nothing."
-)
-@LIMIT
-@WORKERS
+@click.option("--dry-run", is_flag=True,
+              help="Show the streams, the counts that may be tried and the time; run nothing.")  # fmt: skip
 @PARTS
-@JSON_PROGRESS
+@RUNNING
 @click.option("-o", "--out", type=PATH, is_eager=True, metavar="DIR",
               help="Folder for runs, the figure, and logs that are converted.  [default: results/]")  # fmt: skip
 def size(
-    *,
-    kinds: str,
-    span: str,
-    target: float,
-    systems: str,
-    price: dict[str, str],
-    spare: int,
-    node: int,
-    grow: str,
-    deploy: Way | None,
-    settings: dict[str, Any],
-    slo: str | None,
-    slo_scale: float | None,
-    definition: str | None,
-    windows: int,
-    shard: Shard | None,
-    collect: bool,
-    as_json: bool,
-    no_plot: bool,
-    dry_run: bool,
-    workers: int | None,
-    machine: bool,
-    out: Path | None,
-    **setting: Any,
-) -> None:
+    *, kinds: str, span: str, target: float, systems: str, price: dict[str, str], spare: int, node: int, grow: str,
+    deploy: Way | None, settings: dict[str, Any], slo: str | None, slo_scale: float | None, definition: str | None,
+    windows: int, shard: Shard | None, collect: bool, as_json: bool, no_plot: bool, dry_run: bool, workers: int | None,
+    machine: bool, out: Path | None, **setting: Any,
+) -> None:  # fmt: skip
     """Find the fewest GPUs, and what they cost.
 
     On these, a strategy meets the SLOs of every model in the whole trace. A trace of more than two hours is judged by
@@ -132,41 +100,40 @@ def size(
     takes.
     """
     from harness.answers import size as words
-    from harness.engines.costs.prices import prices
     from harness.policy.types import UserError
     from harness.study import deploy as deployed
-    from harness.study import size as sizes
-    from harness.study.compare import judged_by
+    from harness.study.size import Asked, Work
     from harness.study.size_kept import keep
 
     if "rate_scale" in settings:
         raise UserError("--set rate_scale: traffic is replayed as it is; --grow asks for multiples of it")
-    rule = slo_rule(slo, slo_scale, setting["models"])
-    asked = sizes.Asked(
-        sizes.located({key: value for key, value in {**setting, **settings}.items() if value is not None}),
-        tuple(_kinds(kinds)), *_span(span), tuple(_systems(systems)), rule, definition or judged_by(rule), target / 100,
-        prices(_own(price)), spare, node, tuple(_growth(grow)), windows,
+    least, most = _span(span)
+    asked = Asked.of(
+        {**setting, **settings}, listed("--gpu", kinds) or [],
+        every_of(listed("--systems", systems) or [], but=("unshared",)), price,
+        slo_rule(slo, slo_scale, setting["models"]), definition, _growth(grow), target=target / 100, least=least,
+        most=most, spare=spare, node=node, windows=windows,
     )  # fmt: skip
     if deploy is not None:
         deployed.deployable(asked)
     folder = real(out or RESULTS)
     if dry_run:
-        _dry(*sizes.outlook(asked, folder))
+        _dry(*Work(asked, folder).outlook())
         return
     if shard is not None:
         with teller(machine=machine) as told:
-            mine, every = sizes.Work(asked, folder, workers, told).part(shard)
+            mine, every = Work(asked, folder, workers, told).part(shard)
         click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
         click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
         return
-    with teller(machine=machine) as told, collecting(lambda: sizes.progress(asked, folder), on=collect):
-        sized = sizes.size(asked, folder, workers=workers, teller=told)
-    answer = keep(sized, words.words(sized), folder)
+    with teller(machine=machine) as told, collecting(lambda: Work(asked, folder).progress(), on=collect):
+        sized = Work(asked, folder, workers, told).done()
+    answer = keep(sized, kept := words.words(sized), folder)
     keep_command(answer)
     if as_json:
         click.echo(json.dumps(words.facts(sized), indent=1))
     else:
-        first, *rest = words.lines(sized)
+        first, *rest = words.lines(kept, len(sized.placed))
         prose(first)
         folded(rest, WIDTH)
     figure = []
@@ -183,8 +150,6 @@ def size(
 
 def _dry(searches: Sequence[Outlook], streams: Sequence[str]) -> None:
     """Show the streams of the log, then each search with its cost."""
-    from harness.answers.table import aligned
-
     rows = [("GPU", "system", "GPUs", "runs", "minutes")]
     rows += [(search.kind, search.system, f"{search.least}-{search.most}", f"<= {search.runs}",
               f"<= {search.seconds / 60:.2g}") for search in searches]  # fmt: skip
@@ -196,23 +161,6 @@ def _dry(searches: Sequence[Outlook], streams: Sequence[str]) -> None:
     )
 
 
-def _kinds(text: str) -> list[str]:
-    from harness.policy import mix
-
-    kinds = [mix.canonical(kind, str) for kind in listed("--gpu", text) or []]
-    _known("", [name for kind in kinds for name in mix.names(kind)])
-    return list(dict.fromkeys(kinds))
-
-
-def _known(where: str, names: Iterable[str]) -> None:
-    """Raise UserError for what is no kind of GPU."""
-    from harness.policy.fields import meant
-    from harness.policy.types import UserError
-
-    if unknown := next((name for name in names if name not in gpu_names()), None):
-        raise UserError(f'{where}no GPU "{unknown}"{meant(unknown, gpu_names())} (bench list gpus)')
-
-
 def _span(text: str) -> tuple[int, int]:
     from harness.policy.types import UserError
 
@@ -221,20 +169,6 @@ def _span(text: str) -> tuple[int, int]:
     if not 1 <= least <= most <= MOST_GPUS:
         raise UserError(f'--gpus "{text}" is not LEAST-MOST, as 1-64, up to {MOST_GPUS}')
     return least, most
-
-
-def _systems(text: str) -> list[str]:
-    names = listed("--systems", text) or []
-    others = [name for name in system_names() if name not in names and name != "unshared"]
-    return [name for each in names for name in (others if each == ALL else [each])]
-
-
-def _own(price: dict[str, str]) -> dict[str, str]:
-    """Split prices that commas join: h100=2.5,l40s=0.9."""
-    pairs = (pair.partition("=") for kind, text in price.items() for pair in f"{kind}={text}".split(","))
-    prices = {kind.strip(): usd.strip() for kind, _, usd in pairs}
-    _known("--price: ", prices)
-    return prices
 
 
 def _growth(text: str) -> list[float]:

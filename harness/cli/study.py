@@ -16,13 +16,11 @@ from harness.cli.codes import Code
 from harness.cli.options import (
     ENOUGH,
     FIGURES,
-    JSON_PROGRESS,
-    LIMIT,
     PARTS,
     PATH,
     RESULTS,
+    RUNNING,
     SOME_SEEDS,
-    WORKERS,
     complete,
     examples,
     listed,
@@ -78,37 +76,15 @@ if TYPE_CHECKING:
 @click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @click.option("--publish", is_flag=True, help="Write all tables into results/studies, with the code that made them.")
-@LIMIT
-@WORKERS
-@JSON_PROGRESS
+@RUNNING
 @click.option("-o", "--out", type=PATH, metavar="DIR",
               help="Folder for runs, and for the figure.  [default: results/NAME]")  # fmt: skip
 def study(
-    *,
-    name: str | None,
-    only: str | None,
-    full: bool,
-    seeds: int | None,
-    precision: float | None,
-    budget: int | None,
-    systems: str | None,
-    traces: str | None,
-    models: str | None,
-    engine: str,
-    gpus: int | None,
-    table: str | None,
-    dry_run: bool,
-    shard: Shard | None,
-    collect: bool,
-    looked_at: Path | None,
-    no_plot: bool,
-    every: bool,
-    markdown: bool,
-    publish: bool,
-    workers: int | None,
-    machine: bool,
-    out: Path | None,
-) -> None:
+    *, name: str | None, only: str | None, full: bool, seeds: int | None, precision: float | None,
+    budget: int | None, systems: str | None, traces: str | None, models: str | None, engine: str, gpus: int | None,
+    table: str | None, dry_run: bool, shard: Shard | None, collect: bool, looked_at: Path | None, no_plot: bool,
+    every: bool, markdown: bool, publish: bool, workers: int | None, machine: bool, out: Path | None,
+) -> None:  # fmt: skip
     """Run a study: a paper's figure, or your own TOML file.
 
     Systems are run under conditions, beside what papers say. Without a name, list the studies that come with the bench.

@@ -13,14 +13,12 @@ from harness.answers.commands import real, short_path
 from harness.answers.table import aligned
 from harness.cli.options import (
     ALL,
-    JSON_PROGRESS,
-    LIMIT,
     OUT,
     PARTS,
     RESULTS,
     ROOT,
+    RUNNING,
     TARGET,
-    WORKERS,
     complete,
     examples,
     listed,
@@ -47,9 +45,7 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
               help="File for the draws and the choice.  [default: systems/tuned.toml]")  # fmt: skip
 @ALL
 @PARTS
-@LIMIT
-@WORKERS
-@JSON_PROGRESS
+@RUNNING
 @OUT
 def tune(
     *, systems: str, draws: int, gpus: int | None, to: Path, every: bool, shard: Shard | None, collect: bool,

@@ -158,6 +158,12 @@ def _solo_slos(setup: Setup, rule: slo.Scaled) -> dict[str, Pair]:
     return dict(zip(models.names, pairs, strict=True))
 
 
+def judged_by(rule: str) -> str:
+    """Return the definition of attainment that an SLO rule is about."""
+    parsed = slo.parse(rule)
+    return "e2e" if isinstance(parsed, slo.Scaled) and parsed.base == "solo" else "both"
+
+
 def by_kind(rule: str) -> slo.Scaled | None:
     """Return a rule whose base is measured on the GPUs of each run, for it names no kind; None for any other rule."""
     parsed = slo.parse(rule)

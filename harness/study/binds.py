@@ -94,6 +94,11 @@ def summed(hours: Iterable[Hour]) -> Hour:
     return Hour(sum(hour.offered for hour in every), sum(hour.missed for hour in every), binds)
 
 
+def total(hours: Hours) -> Hour:
+    """Return the requests, misses and what binds of all models and hours together."""
+    return summed(hour for each in hours.values() for hour in each.values())
+
+
 def merged(parts: Iterable[Hours]) -> dict[str, dict[int, Hour]]:
     """Add the hours of several parts, by model and hour."""
     every: dict[str, dict[int, list[Hour]]] = {}

@@ -16,8 +16,8 @@ from harness.run.forecast import reads_plan
 from harness.run.setup import Setup, load_models, load_trace
 from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
+from harness.study.bases import judged_by
 from harness.study.study import AA, CONTROLS, PRECISION, Condition, Sample, Scope, Study, named
-from workloads import slo
 from workloads.build import closed, idle_to_swap, rate_rps
 from workloads.picking import FOLDED_S, assigned, window_fold
 from workloads.usual import TRACE, WORLD, memory
@@ -116,12 +116,6 @@ def replayed(spec: Spec) -> str:
     if trace.span_s < FOLDED_S:
         return "even seeds its second half, odd ones its first"
     return "its second half"
-
-
-def judged_by(rule: str) -> str:
-    """Return the definition of attainment that an SLO rule is about."""
-    parsed = slo.parse(rule)
-    return "e2e" if isinstance(parsed, slo.Scaled) and parsed.base == "solo" else "both"
 
 
 def silent(systems: Collection[str]) -> tuple[str, ...]:

@@ -30,7 +30,6 @@ from harness.run.placement import begun
 from harness.run.resolve import resolve
 from harness.run.server_line import server_line
 from harness.run.setup import SIMULATOR, Setup
-from harness.run.teller import Silent
 from harness.study.shared import places
 from harness.study.size import Asked, Sized, Work
 from workloads.models import as_asked, asked, repo
@@ -105,7 +104,7 @@ def plan(sized: Sized, out: Path) -> Plan:
     if sized.best is None:
         raise UserError("--deploy: no strategy holds the target, so there is nothing to deploy")
     kind, label, gpus = sized.best
-    work = Work(sized.asked, out, None, Silent())
+    work = Work(sized.asked, out)
     view = work.views[0]
     spec = resolve(work.under(kind, view).spec(work.spec(kind, label, gpus, view, view.seeds[0])))
     setup = Setup(spec)

@@ -77,9 +77,8 @@ class Cost(NamedTuple):
 
 def usd_hour(usd: Mapping[str, Price], kind: str, gpus: int) -> float | None:
     """Return the price of so many GPUs of a kind, or of a mix of kinds; None where a kind has none."""
-    prices = [(usd.get(name), n) for name, n in mix.copies(kind, gpus)]
-    known = [price.usd_hour * n for price, n in prices if price is not None]
-    return sum(known) if len(known) == len(prices) else None
+    counts = mix.copies(kind, gpus)
+    return sum(usd[name].usd_hour * n for name, n in counts) if all(name in usd for name, _ in counts) else None
 
 
 def offer(text: str) -> Offer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from harness.policy.types import Gpus
@@ -20,14 +20,10 @@ def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
     A request of a group of GPUs ran on each of them, one that moved on its first and last.
     """
     total, on = Counter[str](), dict[str, Counter[str]]()
-    for run in runs:
-        rows = record.read(run, ["model", "gpus"])
-        pairs = rows.group_by(["model", "gpus"]).aggregate([([], "count_all")]).to_pylist()
-        for pair in pairs:
-            if gpus := set(re.findall(r"\d+", pair["gpus"] or "")):
-                total[pair["model"]] += pair["count_all"]
-                for gpu in gpus:
-                    on.setdefault(gpu, Counter())[pair["model"]] += pair["count_all"]
+    for model, where, n in _counted(runs):
+        total[model] += n
+        for gpu in set(re.findall(r"\d+", where)):
+            on.setdefault(gpu, Counter())[model] += n
     keys = sorted(on, key=lambda gpu: (len(gpu), gpu))
     return {gpu: {model: n / total[model] for model, n in on[gpu].most_common()} for gpu in keys}
 
@@ -35,12 +31,18 @@ def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
 def places(runs: Iterable[Path]) -> dict[str, Gpus]:
     """Return the GPU or the group with most of each model's requests, over all of these runs; first ones of moves."""
     on: dict[str, Counter[Gpus]] = {}
-    for run in runs:
-        rows = record.read(run, ["model", "gpus"])
-        for pair in rows.group_by(["model", "gpus"]).aggregate([([], "count_all")]).to_pylist():
-            if gpus := tuple(map(int, re.findall(r"\d+", (pair["gpus"] or "").partition(">")[0]))):
-                on.setdefault(pair["model"], Counter())[gpus] += pair["count_all"]
+    for model, where, n in _counted(runs):
+        if gpus := tuple(map(int, re.findall(r"\d+", where.partition(">")[0]))):
+            on.setdefault(model, Counter())[gpus] += n
     return {model: counts.most_common(1)[0][0] for model, counts in on.items()}
+
+
+def _counted(runs: Iterable[Path]) -> Iterator[tuple[str, str, int]]:
+    """Yield each model with the GPUs that requests of it ran on, as runs store them, and the number of these."""
+    for run in runs:
+        pairs = record.read(run, ["model", "gpus"]).group_by(["model", "gpus"]).aggregate([([], "count_all")])
+        yield from ((pair["model"], pair["gpus"], pair["count_all"]) for pair in pairs.to_pylist()
+                    if re.search(r"\d", pair["gpus"] or ""))  # fmt: skip
 
 
 def homes(shares: Shares) -> dict[str, str]:

@@ -15,18 +15,21 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import count
+from functools import cache, cached_property, partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from harness.engines.costs.prices import Price
+from harness.engines.costs import quantities
+from harness.engines.costs.prices import Price, prices
 from harness.policy import mix
 from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
+from harness.rows.estimate import Estimate
 from harness.rows.held import DAY_H
+from harness.rows.tidy import Counted
 from harness.run import room, score, streams, sweep
 from harness.run.estimates import Costs
 from harness.run.resolve import resolve, traits
@@ -34,11 +37,11 @@ from harness.run.server_line import server_line
 from harness.run.setup import Setup, load_trace
 from harness.run.shard import Progress, Shard
 from harness.run.slo import SloTarget
-from harness.run.spec import Spec, from_dict
+from harness.run.spec import FILES, Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
-from harness.study.bases import slo_target, tails
-from harness.study.binds import by_view, summed
+from harness.study.bases import judged_by, slo_target, tails
+from harness.study.binds import Hours, by_view, merged, total
 from harness.study.degrees import NoRoom, fitting
 from harness.study.offers import usd_hour
 from harness.study.search import bracket
@@ -50,6 +53,7 @@ BOUNDS = (UNSHARED, "dedicated")  # recommended never: a bound, and the base to 
 WINDOWS = 3  # drawn of a generator
 GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
 PAIR, SAME = 2, 0.0005  # counts that are compared; of attainment, within which they are alike
+NEVER = 1e-9  # of a request: sums of shares are no more exact
 ONE_KIND = "not tried: it takes GPUs of one kind"
 Criterion = Literal["each", "pooled"]
 
@@ -78,6 +82,20 @@ class Asked:
             what = "spare" if self.spare else "node"
             raise UserError(f"{what}: {mixed} has GPUs of several kinds, so it does not say which")
 
+    @classmethod
+    def of(
+        cls, setting: Mapping[str, Any], kinds: Iterable[str], systems: Iterable[str], price: Mapping[str, str],
+        rule: str, definition: str | None, growth: Iterable[float], **more: Any,
+    ) -> Asked:  # fmt: skip
+        """Ask about kinds and prices as users name them, by the rule's own definition of attainment if none is given.
+
+        UserError for an unknown kind, and for a price that is no number above 0.
+        """
+        kinds = dict.fromkeys(mix.canonical(kind, gpu_kind) for kind in kinds)
+        usd = prices({gpu_kind(kind): text for kind, text in price.items()})
+        return cls(located(setting), tuple(kinds), systems=tuple(systems), prices=usd, rule=rule,
+                   definition=definition or judged_by(rule), growth=tuple(map(float, growth)), **more)  # fmt: skip
+
     def bought(self, gpus: int) -> int:
         """Return the GPUs that are bought where so many are needed: spares, then whole nodes."""
         return self.node * math.ceil((gpus + self.spare) / self.node)
@@ -87,28 +105,50 @@ class Asked:
         return usd_hour(self.prices, kind, self.bought(gpus))
 
 
+class Best(NamedTuple):
+    """The cheapest strategy on which every model holds the target."""
+
+    gpu: str
+    system: str
+    gpus: int
+
+
+class Met(NamedTuple):
+    """The requests of a view that met their SLO."""
+
+    share: Estimate  # of all requests; no ends where the blocks are too few
+    models: Mapping[str, Counted]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of a strategy on a number of GPUs, over the windows of each view."""
 
     gpus: int
-    share: Mapping[str, float] = field(default_factory=dict)  # attainment by view, all requests
-    interval: Mapping[str, tuple[float, float] | None] = field(default_factory=dict)  # of it; None: too few blocks
-    models: Mapping[str, Mapping[str, tuple[float, int]]] = field(default_factory=dict)  # attainment, requests
-    failing: tuple[str, ...] = ()  # models below the target in some view
+    views: Mapping[str, Met] = field(default_factory=dict)
     unfit: str = ""  # why it could not run; "": it did
     runs: tuple[Path, ...] = field(default=(), compare=False)
 
-    def holds(self, target: float, by: Criterion) -> bool:
+    def holds(self, target: float, by: Criterion = "each") -> bool:
         """Tell whether the target holds in every view."""
-        if self.unfit:
+        if self.least is None:
             return False
-        return not self.failing if by == "each" else min(self.share.values()) >= target
+        return not self.failing(target) if by == "each" else self.least.mean >= target
+
+    def failing(self, target: float) -> tuple[str, ...]:
+        """Return the models below the target in some view."""
+        every = chain.from_iterable(met.models.items() for met in self.views.values())
+        return tuple(dict.fromkeys(name for name, of in every if of.missed > allowed(target, of.offered)))
+
+    @property
+    def least(self) -> Estimate | None:
+        """The least attainment of all requests in a view; None where it could not run."""
+        return min((met.share for met in self.views.values()), key=lambda share: share.mean, default=None)
 
     @property
     def worst(self) -> tuple[str, float]:
         """The model with the least attainment in any view."""
-        each = [(share, name) for models in self.models.values() for name, (share, _) in models.items()]
+        each = [(of.met, name) for met in self.views.values() for name, of in met.models.items()]
         share, name = min(each, default=(0.0, "-"))
         return name, share
 
@@ -164,11 +204,12 @@ class Curve:
     def row(self, asked: Asked, gpus: int) -> Tried:
         """Return a count that was tried as a row of the table."""
         verdict, usd = self.tried[gpus], asked.usd_hour(self.kind, gpus)
-        view, share = min(verdict.share.items(), key=lambda pair: pair[1], default=("", None))
-        low, high = verdict.interval.get(view) or (None, None)
-        name, worst = (None, None) if verdict.unfit else verdict.worst
-        return Tried(self.kind, self.system, gpus, usd and usd * DAY_H, share, low, high, worst, name, verdict.unfit,
-                     gpus == self.fewest(asked.target), verdict.runs)  # fmt: skip
+        (name, worst), met = verdict.worst, verdict.least
+        row = Tried(self.kind, self.system, gpus, usd and usd * DAY_H, None, None, None, None, None, verdict.unfit,
+                    gpus == self.fewest(asked.target), verdict.runs)  # fmt: skip
+        if met is None:
+            return row
+        return row._replace(pooled=met.mean, low=met.low, high=met.high, worst=worst, worst_model=name)
 
 
 Curves = Mapping[tuple[str, str], Curve]  # by kind and system
@@ -182,7 +223,7 @@ class Sized:
     views: tuple[View, ...]
     curves: Curves
     degrees: Mapping[str, Mapping[str, int]]  # of tensor parallelism by kind and model, where it was chosen
-    best: tuple[str, str, int] | None  # kind, system, GPUs: the cheapest on which every model holds the target
+    best: Best | None
     grown: Mapping[float, int | None]  # GPUs of the best for more traffic; None: more than the most
     cold_s: Mapping[str, float]  # seconds in which each model is loaded from the host, on the best's kind
     placed: Mapping[str, Mapping[str, float]]  # by GPU and model: the share of its requests that ran there, of the best
@@ -195,6 +236,7 @@ class Sized:
     kept_share: float = 1.0  # of the log's requests: the others' streams were dropped
     streams: tuple[str, ...] = ()  # by which rule streams and models meet
     short: Mapping[tuple[str, str], str] = field(default_factory=dict)  # what binds, where more GPUs do not help
+    refused: Mapping[str, str] = field(default_factory=dict)  # kinds that cannot hold a model, and why
 
     @property
     def tried(self) -> list[Tried]:
@@ -204,16 +246,7 @@ class Sized:
 
 def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
     """Answer a question; runs are kept below `out`. UserError where it cannot be asked."""
-    return Work(asked, out, workers, teller or Silent()).done()
-
-
-def progress(asked: Asked, out: Path) -> Iterator[Progress]:
-    """Yield how far the search of each strategy on each kind is, from the runs below `out`; nothing is run."""
-    work = Work(asked, out, None, Silent())
-    for key, curve in work.curves().items():
-        if not curve.stopped:
-            work.found = 0
-            yield sweep.stored_so_far((" ".join(key),), partial(work.search, [key]), lambda: work.found)
+    return Work(asked, out, workers, teller).done()
 
 
 class Outlook(NamedTuple):
@@ -227,30 +260,14 @@ class Outlook(NamedTuple):
     seconds: float  # of a processor, at most
 
 
-def outlook(asked: Asked, out: Path) -> tuple[list[Outlook], list[str]]:
-    """Return the searches of a question with their cost, and the streams of its log; nothing is run."""
-    work, costs = Work(asked, out, None, Silent()), Costs.of(out)
-    rows = []
-    for (kind, name), curve in work.curves().items():
-        if curve.stopped:
-            continue
-        per, begin = mix.size(kind), work.begins[kind][1]
-        doublings = math.ceil(math.log2(work.most(kind) / per / begin)) if work.most(kind) > per * begin else 0
-        counts = 1 if own_count(work.systems[name]) else 1 + 2 * doublings
-        cost_s = costs.cpu_s(resolve(replace(work.spec(kind, name, per * begin), slo="")))
-        runs = counts * sum(len(view.seeds) for view in work.views)
-        rows.append(Outlook(kind, name, per * begin, work.most(kind), runs, runs * cost_s))
-    setup = Setup(work.spec(work.kinds[0], next(iter(work.systems)), 1, seed=0))
-    return rows, streams.lines(setup, every=True)
-
-
 class Work:
     """One call of `size`."""
 
-    def __init__(self, asked: Asked, out: Path, workers: int | None, teller: Teller) -> None:
-        self.asked, self.out, self.workers, self.teller = asked, out, workers, teller
+    def __init__(self, asked: Asked, out: Path, workers: int | None = None, teller: Teller | None = None) -> None:
+        self.asked, self.out, self.workers, self.teller = asked, out, workers, teller or Silent()
         self.systems = named(asked.systems)
         self.views = views(str(asked.setting["trace"]), asked.windows, out)
+        self.under = cache(self._under)
         self.sets: dict[str, tuple[str, dict[str, int]]] = {}
         self.begins: dict[str, tuple[int, int]] = {}
         self.refused: dict[str, str] = {}  # kinds that cannot hold a model, and why
@@ -266,13 +283,12 @@ class Work:
         for kind in self.kinds:  # a mistake shows before anything is run
             for name in self.systems:
                 traits(self.spec(kind, name, self.most(kind)))
-        self._targets: dict[tuple[str, str], SloTarget] = {}
         self.found = 0  # runs of all counts so far
 
     def done(self) -> Sized:
         """Search all strategies, then ask more of the best."""
         curves, best, grown = self.search(list(self.curves()))
-        runs = curves[best[:2]].tried[best[2]].runs if best else ()
+        runs = curves[best[:2]].tried[best.gpus].runs if best else ()
         trace, base = load_trace(str(self.asked.setting["trace"])), self._setup(self.kinds[0])
         return Sized(
             self.asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
@@ -280,10 +296,10 @@ class Work:
             million_tokens_hour(trace, base.models, base.spec.assign),
             {kind: sum(model.tp for model in self.cluster(kind).models.values())
              for kind in self.kinds if not mix.mixed(kind)},
-            self._lacks(curves, best), tails(runs),
+            self._lacks(curves, best) if best else "", tails(runs),
             {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
             {kind: server_line(self._setup(kind)) for kind in self.kinds},
-            trace.kept_share, tuple(streams.lines(base)), self._short(curves),
+            trace.kept_share, tuple(streams.lines(base)), self._short(curves), self.refused,
         )  # fmt: skip
 
     def part(self, shard: Shard) -> tuple[int, int]:
@@ -291,11 +307,26 @@ class Work:
 
         Once all shards are done, `size` finds every run there that it needs.
         """
-        every = [key for key, curve in self.curves().items() if not curve.stopped]
-        mine = shard.part(every, " ".join)
+        mine = shard.part(self.searches, " ".join)
         if mine:
             self.search(mine)
-        return len(mine), len(every)
+        return len(mine), len(self.searches)
+
+    def progress(self) -> Iterator[Progress]:
+        """Yield how far the search of each strategy on each kind is, from the stored runs; nothing is run."""
+        for key in self.searches:
+            self.found = 0
+            yield sweep.stored_so_far((" ".join(key),), partial(self.search, [key]), lambda: self.found)
+
+    def outlook(self) -> tuple[list[Outlook], list[str]]:
+        """Return the searches of a question with their cost, and the streams of its log; nothing is run."""
+        costs, rows, windows = Costs.of(self.out), list[Outlook](), sum(len(view.seeds) for view in self.views)
+        for kind, name in self.searches:
+            least, most = mix.size(kind) * self.begins[kind][1], self.most(kind)
+            counts = 1 if own_count(self.systems[name]) else 1 + 2 * math.ceil(math.log2(most / least))
+            cost_s = costs.cpu_s(resolve(replace(self.spec(kind, name, least), slo="")))
+            rows.append(Outlook(kind, name, least, most, counts * windows, counts * windows * cost_s))
+        return rows, streams.lines(self._setup(self.kinds[0]), every=True)
 
     def curves(self) -> Curves:
         """Return a curve for each system on each kind, before anything is tried. UserError where none can be."""
@@ -307,9 +338,12 @@ class Work:
             raise UserError(f"{mixes}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
         return curves
 
-    def search(
-        self, mine: Iterable[tuple[str, str]]
-    ) -> tuple[Curves, tuple[str, str, int] | None, dict[float, int | None]]:
+    @cached_property
+    def searches(self) -> list[tuple[str, str]]:
+        """The strategies that are searched, each on each kind. UserError where there is none."""
+        return [key for key, curve in self.curves().items() if not curve.stopped]
+
+    def search(self, mine: Iterable[tuple[str, str]]) -> tuple[Curves, Best | None, dict[float, int | None]]:
         """Search some curves for the fewest GPUs for every model, then for all models together.
 
         Returns all curves; the cheapest answer of these and of the first strategy; and the GPUs that it takes for more
@@ -318,15 +352,14 @@ class Work:
         curves, target = self.curves(), self.asked.target
         first = self._first(curves)
         searched = [curves[key] for key in curves if key in set(mine)]
-        self._search(searched, 1.0, "each", first)
-        self._search([curve for curve in searched if curve.fewest(target)], 1.0, "pooled")
-        best = self._best({key: curves[key] for key in curves if curves[key] in (*first, *searched)}.values())
+        self._search(searched, "each", first)
+        self._search([curve for curve in searched if curve.fewest(target)], "pooled")
+        best = self._best(curve for curve in curves.values() if curve in (*first, *searched))
         grown: dict[float, int | None] = {}
         if best is not None and curves[best[:2]] in searched:
-            kind, name, gpus = best
             for times in self.asked.growth:
-                more = Curve(kind, name)
-                self._search([more], times, "each", least=gpus // mix.size(kind))
+                more = Curve(best.gpu, best.system)
+                self._search([more], "each", times=times, least=best.gpus // mix.size(best.gpu))
                 grown[times] = more.fewest(target)
         return curves, best, grown
 
@@ -334,38 +367,30 @@ class Work:
         """Search the strategies one after the other until one has an answer on some kind; returns its curves."""
         for name in (name for name in self.systems if not self._bound(name)):
             mine = [curves[kind, name] for kind in self.asked.kinds]
-            self._search(mine, 1.0, "each", mine)
+            self._search(mine, "each", mine)
             if self._best(mine) is not None:
                 return mine
         return []
 
-    def _lacks(self, curves: Curves, best: tuple[str, str, int] | None) -> str:
+    def _lacks(self, curves: Curves, best: Best) -> str:
         """Say how much memory the best lacks on one GPU fewer, where that is why it does not hold."""
-        if best is None:
+        below = curves[best[:2]].below(best.gpus)
+        if below is None or not below.unfit or below.gpus != best.gpus - mix.size(best.gpu):
             return ""
-        kind, name, gpus = best
-        below = curves[kind, name].below(gpus)
-        if below is None or not below.unfit or below.gpus != gpus - mix.size(kind):
-            return ""
-        short = room.short_bytes(self.under(kind, self.views[0]).spec(self.spec(kind, name, below.gpus)))
+        short = room.short_bytes(self.under(best.gpu, self.views[0]).spec(self.spec(*best[:2], below.gpus)))
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
     def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
         """Return what binds in most misses on the most GPUs, of each strategy that more GPUs do not help."""
-        short = {}
-        for key, curve in curves.items():
-            if curve.flat is None or curve.fewest(self.asked.target) is not None:
-                continue
-            views = by_view(curve.flat[1].runs, self.views, partial(self.under, curve.kind), self.asked.definition)
-            total = summed(hour for of in views.values() for hours in of.values() for hour in hours.values())
-            if total.first:
-                short[key] = total.first
-        return short
+        flat = {key: curve.flat[1].runs for key, curve in curves.items()
+                if curve.flat is not None and curve.fewest(self.asked.target) is None}  # fmt: skip
+        binds = {key: total(merged(self.misses(key[0], runs).values())).first for key, runs in flat.items()}
+        return {key: name for key, name in binds.items() if name}
 
     # ------------------------------------------------------------ search
 
     def _search(
-        self, curves: Sequence[Curve], times: float, by: Criterion, first: Sequence[Curve] = (), least: int = 0
+        self, curves: Sequence[Curve], by: Criterion, first: Sequence[Curve] = (), times: float = 1.0, least: int = 0
     ) -> None:
         """Try counts until each curve has its answer, a round of all curves at a time; none dearer than the first's."""
         for turn in count(1):
@@ -384,7 +409,7 @@ class Work:
         if curve.stopped:
             return None
         if own_count(self.systems[curve.system]):
-            return None if tried else traits(self.spec(curve.kind, curve.system, size)).gpus
+            return None if tried else traits(self.spec(curve.kind, curve.system)).gpus
         answer = curve.fewest(target, by)
         failed = [n // size for n, verdict in tried.items()
                   if not verdict.holds(target, by) and (answer is None or n < answer)]  # fmt: skip
@@ -405,9 +430,7 @@ class Work:
 
     def _refused(self, kind: str, name: str) -> str:
         """Say why a system is not tried on a kind; empty where it is."""
-        if kind in self.refused:
-            return self.refused[kind]
-        return "" if takes(self.systems[name], kind) else ONE_KIND
+        return self.refused.get(kind) or ("" if takes(self.systems[name], kind) else ONE_KIND)
 
     def _cap(self, curve: Curve, first: Iterable[Curve]) -> int:
         """Return the most copies of a curve's kind that cost no more than the cheapest answer of the first strategy."""
@@ -415,18 +438,16 @@ class Work:
         most = self.most(curve.kind) // size
         if best is None or self._bound(curve.system):
             return most
-        kind, _, gpus = best
-        if kind == curve.kind:
-            return min(most, gpus // size)
-        mine, its = (usd_hour(self.asked.prices, *what) for what in ((curve.kind, size), (kind, gpus)))
+        if best.gpu == curve.kind:
+            return min(most, best.gpus // size)
+        mine, its = (usd_hour(self.asked.prices, *of) for of in ((curve.kind, size), (best.gpu, best.gpus)))
         return most if mine is None or its is None else min(most, max(1, math.floor(its / mine)))
 
-    def _best(self, curves: Iterable[Curve]) -> tuple[str, str, int] | None:
+    def _best(self, curves: Iterable[Curve]) -> Best | None:
         """Return the cheapest answer; between equal ones that of the strategy that was asked for first."""
-        asked = self.asked
-        answers = [(asked.usd_hour(curve.kind, gpus) or math.inf, gpus, at, (curve.kind, curve.system, gpus))
+        answers = [(self.asked.usd_hour(curve.kind, gpus) or math.inf, gpus, at, Best(curve.kind, curve.system, gpus))
                    for at, curve in enumerate(curves) if not self._bound(curve.system)
-                   and (gpus := curve.fewest(asked.target)) is not None]  # fmt: skip
+                   and (gpus := curve.fewest(self.asked.target)) is not None]  # fmt: skip
         return min(answers)[-1] if answers else None
 
     def _bound(self, name: str) -> bool:
@@ -458,63 +479,44 @@ class Work:
         folders = iter(sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what))
         self.found += len(specs)
         for curve, n in asks:
-            runs = {view: [next(folders) for _ in view.seeds] for view in self.views}
-            curve.tried[n] = self._verdict(curve.kind, n, runs)
+            curve.tried[n] = self._verdict(curve.kind, n, {view: [next(folders) for _ in view.seeds]
+                                                           for view in self.views})  # fmt: skip
 
     def _verdict(self, kind: str, gpus: int, runs: Mapping[View, Sequence[Path]]) -> Verdict:
-        every = tuple(folder for folders in runs.values() for folder in folders)
+        every = tuple(chain.from_iterable(runs.values()))
         for about in map(record.meta, every):
             if why := about["skipped"] or about["infeasible"]:
                 return Verdict(gpus, unfit=str(why))
-        share: dict[str, float] = {}
-        interval: dict[str, tuple[float, float] | None] = {}
-        models: dict[str, dict[str, tuple[float, int]]] = {}
-        failing: dict[str, None] = {}
-        definition = self.asked.definition
-        for view, folders in runs.items():
-            under = self.under(kind, view)
-            each = [score.by_model(folder, under, [definition])[definition] for folder in folders]
-            missed = np.concatenate([lost.sum(0) for _, lost, _ in each])[None]
-            offered = np.concatenate([came.sum(0) for _, _, came in each])[None]
-            shares = pooled.shares(pooled.Counts(np.array([1.0]), missed, offered))
-            share[view.name] = 1.0 - float(shares.share[0])
-            low, high = 1.0 - float(shares.high[0]), 1.0 - float(shares.low[0])
-            interval[view.name] = None if (low, high) == (0.0, 1.0) else (low, high)
-            counts: dict[str, tuple[float, float]] = {}  # misses and requests by model
-            for names, lost_by, came_by in each:
-                for name, lost, came in zip(names, lost_by.sum(1).tolist(), came_by.sum(1).tolist(), strict=True):
-                    before = counts.get(name, (0.0, 0.0))
-                    counts[name] = before[0] + lost, before[1] + came
-            models[view.name] = {m: (1.0 - lost / came, round(came)) for m, (lost, came) in counts.items() if came}
-            most = 1.0 - self.asked.target
-            failing |= {m: None for m, (lost, came) in counts.items() if came and lost > math.ceil(most * came - 1e-9)}
-        return Verdict(gpus, share, interval, models, tuple(failing), "", every)
+        met = {view.name: met_of(folders, self.under(kind, view), self.asked.definition)
+               for view, folders in runs.items()}  # fmt: skip
+        return Verdict(gpus, met, "", every)
 
-    def cluster(self, kind: str, gpus: int | None = None) -> Cluster:
+    def misses(self, kind: str, runs: Iterable[Path], rule: str = "") -> Mapping[str, Hours]:
+        """Count the misses of runs on a kind by view, model, hour and what binds, under this SLO or the question's."""
+        return by_view(runs, self.views, lambda view: self.under(kind, view, rule), self.asked.definition)
+
+    def cluster(self, kind: str, gpus: int = 0) -> Cluster:
         """Return so many GPUs of a kind (one, or one copy of a mix), with all models, each at its degree."""
-        spec = self.spec(kind, next(iter(self.systems)), gpus or mix.size(kind))
-        return Setup(resolve(replace(spec, system=UNSHARED, preset=None, fields=(), slo=""))).cluster
+        spec = replace(self.spec(kind, gpus=gpus), system=UNSHARED, preset=None, fields=(), slo="")
+        return Setup(resolve(spec)).cluster
 
-    def under(self, kind: str, view: View) -> SloTarget:
+    def _under(self, kind: str, view: View, rule: str = "") -> SloTarget:
         """Return the SLO seconds on a kind of GPU, of the traffic of a view."""
-        if (kind, view.trace) not in self._targets:
-            spec = self.spec(kind, next(iter(self.systems)), mix.size(kind), view)
-            self._targets[kind, view.trace] = slo_target(
-                spec, self.asked.rule, self.out, workers=self.workers, teller=self.teller
-            )
-        return self._targets[kind, view.trace]
+        spec, rule = self.spec(kind, view=view), rule or self.asked.rule
+        return slo_target(spec, rule, self.out, workers=self.workers, teller=self.teller)
 
     def _setup(self, kind: str) -> Setup:
         """Return one GPU of a kind, or one copy of a mix, with all models, each at its degree."""
-        return Setup(self.spec(kind, next(iter(self.systems)), mix.size(kind)))
+        return Setup(self.spec(kind))
 
     def spec(
-        self, kind: str, system: str, gpus: int, view: View | None = None, seed: int | None = None, times: float = 1.0
-    ) -> Spec:
-        """Return the spec of one run, of the first view and its first seed unless others are given."""
-        view = view or self.views[0]
-        fields = {**self.asked.setting, "trace": view.trace, "models": self.sets[kind][0], "gpu": kind, "gpus": gpus}
-        spec = from_dict({**fields, **asked_system(self.systems[system])})
+        self, kind: str, system: str = "", gpus: int = 0, view: View | None = None, seed: int | None = None,
+        times: float = 1.0,
+    ) -> Spec:  # fmt: skip
+        """Return the spec of one run, unless others are given of the first system, view and seed, on one copy."""
+        view, of = view or self.views[0], self.systems[system or next(iter(self.systems))]
+        place = {"trace": view.trace, "models": self.sets[kind][0], "gpu": kind, "gpus": gpus or mix.size(kind)}
+        spec = from_dict({**self.asked.setting, **place, **asked_system(of)})
         return replace(spec, seed=view.seeds[0] if seed is None else seed, rate_scale=times)
 
     # ------------------------------------------------------------ of the best
@@ -526,12 +528,37 @@ class Work:
                 for name, model in cluster.models.items()}  # fmt: skip
 
 
+def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
+    """Pool the requests of some runs under an SLO target, which all could run."""
+    each = [score.by_model(run, under, [definition])[definition] for run in runs]
+    blocks = zip(*((lost.sum(0), came.sum(0)) for _, lost, came in each), strict=True)
+    missed, offered = (np.concatenate(of)[None] for of in blocks)
+    met, high, low = (1.0 - float(x[0]) for x in pooled.shares(pooled.Counts(np.ones(1), missed, offered)))
+    share = Estimate(met, low, high, len(runs))
+    models = dict[str, Counted]()
+    for names, lost, came in each:
+        for name, *n in zip(names, lost.sum(1).tolist(), came.sum(1).tolist(), strict=True):
+            before = models.get(name, (0.0, 0.0))
+            models[name] = Counted(before[0] + n[0], before[1] + n[1])
+    return Met(share if (low, high) != (0.0, 1.0) else replace(share, low=None, high=None),
+               {name: of for name, of in models.items() if of.offered})  # fmt: skip
+
+
+def allowed(target: float, offered: float) -> int:
+    """Return how many of some requests may miss their SLO."""
+    return math.ceil((1.0 - target) * offered - NEVER)
+
+
+def gpu_kind(name: str) -> str:
+    """Return the kind of GPU that a name is for. UserError where there is none."""
+    return quantities.gpu(name).kind
+
+
 def located(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Make paths of files absolute, so that what is stored holds from any folder."""
-    files = {"trace": ".parquet", "models": ".toml", "table": ".toml"}
-    paths = {key: os.path.abspath(setting[key]) for key, suffix in files.items()  # noqa: PTH100 - a link keeps its name
-             if str(setting.get(key, "")).endswith(suffix)}  # fmt: skip
-    return {**setting, **paths}
+    """Return what is given of a setting, with absolute paths of files, so that what is stored holds from any folder."""
+    given = {key: value for key, value in setting.items() if value is not None}
+    files = [key for key in ("trace", "models", "table") if str(given.get(key, "")).endswith(FILES[key])]
+    return given | {key: os.path.abspath(given[key]) for key in files}  # noqa: PTH100 - a link keeps its name
 
 
 def own_count(system: str) -> bool:

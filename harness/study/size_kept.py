@@ -13,16 +13,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from harness.engines.costs.prices import Price
+from harness import toml
 from harness.policy.types import UserError
 from harness.rows import forms, record
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.sealed import WAY_OUT, Damaged
 from harness.rows.stored import SIZES
 from harness.run.spec import digest
-from harness.study.size import Asked, Sized, Tried
-
-BEST = ("gpu", "system", "gpus")
+from harness.study.size import Asked, Best, Sized, Tried
 
 
 class Words(NamedTuple):
@@ -38,7 +36,7 @@ class Kept(NamedTuple):
     """A stored answer."""
 
     asked: Asked
-    best: tuple[str, str, int] | None  # kind, system, GPUs
+    best: Best | None
     words: Words
     views: dict[str, str]  # by trace: the name of the view
     tried: tuple[Tried, ...]
@@ -47,10 +45,8 @@ class Kept(NamedTuple):
 def keep(sized: Sized, words: Words, out: Path) -> Path:
     """Write an answer below `out`; returns its folder. Raises UserError where the disk refuses."""
     asked = {**asdict(sized.asked), "prices": {kind: price._asdict() for kind, price in sized.asked.prices.items()}}
-    asked["growth"] = [float(x) for x in sized.asked.growth]
-    best = None if sized.best is None else dict(zip(BEST, sized.best, strict=True))
     views = [[view.trace, view.name] for view in sized.views]
-    about = {"asked": asked, "best": best, **words._asdict(), "views": views}
+    about = {"asked": asked, "best": sized.best and sized.best._asdict(), **words._asdict(), "views": views}
     stem = Path(str(sized.asked.setting["trace"])).stem.partition("+")[0]
     folder = out / f"{stem}-size-{digest(record.dumps(asked))[:8]}"
     rows = [{**row._asdict(), "runs": [path.name for path in row.runs]} for row in sized.tried]
@@ -68,14 +64,10 @@ def read(folder: Path) -> Kept:
     except FileNotFoundError:
         raise UserError(f"{folder}: no answer of bench size here ({record.SIZE} is missing)") from None
     try:
-        given = dict(about["asked"])
-        prices = {kind: Price(**price) for kind, price in given["prices"].items()}
-        lists = {key: tuple(given[key]) for key in ("kinds", "systems", "growth")}
-        asked = Asked(**{**given, **lists, "setting": dict(given["setting"]), "prices": prices})
-        best = None if about["best"] is None else tuple(about["best"][key] for key in BEST)
+        asked, best = toml.convert(about["asked"], Asked), about["best"] and toml.convert(about["best"], Best)
         views, words = dict(about["views"]), Words(*(about[key] for key in Words._fields))
         _ = DEFINITIONS[asked.definition]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, UserError) as error:
         raise Damaged(f"{path}: its facts are not those of an answer ({error}); {WAY_OUT}") from None
     tried = (Tried(**{**row, "runs": tuple(folder.parent / name for name in row["runs"] or ()),
                       "unfit": row["unfit"] or "", "answer": bool(row["answer"])})

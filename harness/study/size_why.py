@@ -10,16 +10,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
 from harness.policy.types import UserError
-from harness.run.teller import Silent, Teller
-from harness.study.binds import Hour, Hours, by_view, merged, summed
+from harness.run.teller import Teller
+from harness.study.binds import Hour, Hours, merged, summed, total
 from harness.study.degrees import with_degrees
-from harness.study.size import BOUNDS, Asked, Curve, Tried, Verdict, Work, own_count, takes
+from harness.study.size import BOUNDS, Asked, Curve, Tried, Verdict, Work, allowed, own_count, takes
 from harness.study.size_kept import Kept
 
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
@@ -31,7 +31,6 @@ OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource 
 }
 LONGER = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the SLO
 MOST = 4  # changes that are run
-NEVER = 1e-9
 
 
 class Change(NamedTuple):
@@ -60,7 +59,7 @@ class Why:
     @property
     def total(self) -> Hour:
         """Requests, misses and what binds of all models together."""
-        return summed(hour for hours in self.models.values() for hour in hours.values())
+        return total(self.models)
 
     @property
     def first(self) -> str:
@@ -73,7 +72,7 @@ class Why:
     def cheapest(self) -> Change | None:
         """The first change that holds the target; one that keeps the SLO comes before one that does not."""
         target = self.kept.asked.target
-        held = [change for change in self.changes if change.verdict and change.verdict.holds(target, "each")]
+        held = [change for change in self.changes if change.verdict and change.verdict.holds(target)]
         return min(held, key=lambda change: change.looser, default=None)
 
 
@@ -84,12 +83,11 @@ def why(kept: Kept, out: Path, *, system: str | None = None, workers: int | None
     UserError where nothing was tried that fails.
     """
     tried = _failing(kept, system)
-    work = Work(kept.asked, out, workers, teller or Silent())
-    views = {} if tried.unfit else _by_view(kept.asked, work, tried)
+    work = Work(kept.asked, out, workers, teller)
+    views = {} if tried.unfit else work.misses(tried.gpu, tried.runs)
     met = dict[str, float]()
-    for by_model in views.values():
-        for model, hours in by_model.items():
-            met[model] = min(met.get(model, 1.0), summed(hours.values()).met)
+    for model, hours in chain.from_iterable(of.items() for of in views.values()):
+        met[model] = min(met.get(model, 1.0), summed(hours.values()).met)
     of = work.cluster(tried.gpu, tried.gpus)
     weights = sum(model.weight_bytes * model.tp for model in of.models.values())
     memory = sum(gpu.mem_bytes for gpu in of.gpus)
@@ -98,27 +96,23 @@ def why(kept: Kept, out: Path, *, system: str | None = None, workers: int | None
     return replace(reason, changes=tuple(changes))
 
 
-def _by_view(asked: Asked, work: Work, tried: Tried) -> dict[str, dict[str, dict[int, Hour]]]:
-    """Count misses by view, model, hour and what binds, over all runs of what was tried."""
-    return by_view(tried.runs, work.views, partial(work.under, tried.gpu), asked.definition)
-
-
 def _failing(kept: Kept, system: str | None) -> Tried:
     """Return the largest count below the answer; where there is no answer, what came nearest to one."""
     labels = list(dict.fromkeys(row.label for row in kept.tried))
     if system is not None and system not in labels:
         raise UserError(f'no system "{system}" in this answer (it has: {", ".join(labels)})')
-    name = system or (kept.best[1] if kept.best else None)
-    if name is not None:
+    if name := system or (kept.best and kept.best.system):
         every = [row for row in kept.tried if row.label == name]
         tried_on = {row.gpu for row in every}  # not the best's kind, where that is a mix that it does not take
-        kind = kept.best[0] if kept.best and kept.best[0] in tried_on else every[0].gpu
+        kind = kept.best.gpu if kept.best and kept.best.gpu in tried_on else every[0].gpu
         rows = [row for row in every if row.gpu == kind]
         fewest = next((row.gpus for row in rows if row.answer), math.inf)
         below = [row for row in rows if row.gpus < fewest]
-        if below:
-            return max(below, key=lambda row: row.gpus)
-        raise UserError(f"{name} holds on {rows[0].gpus} GPUs, the fewest that were tried: nothing fails to explain")
+        if not below:
+            raise UserError(
+                f"{name} holds on {rows[0].gpus} GPUs, the fewest that were tried: nothing fails to explain"
+            )
+        return max(below, key=lambda row: row.gpus)
     rows = [row for row in kept.tried if row.label.partition(":")[0] not in BOUNDS]
     return max(rows, key=lambda row: (row.worst is not None, row.worst or 0.0, row.gpus))
 
@@ -129,8 +123,7 @@ def _failing(kept: Kept, system: str | None) -> Tried:
 def _changes(reason: Why, work: Work) -> list[Change]:
     """Return the changes to try on the same GPUs, by what binds: strategies, a degree, a longer SLO."""
     asked, tried, binds = reason.kept.asked, reason.tried, reason.first
-    done = {(row.gpu, row.label, row.gpus) for row in reason.kept.tried} | {(tried.gpu, tried.label, tried.gpus)}
-    mine = tried.label.partition(":")[0]
+    done, mine = {row[:3] for row in reason.kept.tried}, tried.label.partition(":")[0]
     names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS.get(binds, ()))
     names = [name for name in dict.fromkeys(names)
              if (tried.gpu, name, tried.gpus) not in done and takes(name, tried.gpu)]  # fmt: skip
@@ -140,7 +133,7 @@ def _changes(reason: Why, work: Work) -> list[Change]:
         path = with_degrees(work.sets[tried.gpu][0], {worst: degree}, work.out, f"{tried.gpu}-tp{degree}")
         wider = replace(asked, setting={**asked.setting, "models": path})
         changes.append(Change(f"{worst} on {degree} GPUs", wider, tried.label, looser=False))
-    if not tried.unfit and (times := _longer(reason, work)):
+    if not tried.unfit and (times := _longer(tried, work)):
         longer = replace(asked, rule=scaled(asked.rule, times))
         changes.append(Change(f"SLO x {times:g}", longer, tried.label, looser=True))
     return changes
@@ -153,25 +146,20 @@ def _wider(work: Work, tried: Tried, name: str) -> int | None:
 
 
 def scaled(rule: str, times: float) -> str:
-    """Return a rule whose seconds are so many times as long. UserError for classes, whose file has them."""
+    """Return a rule whose seconds are so many times as long; not of classes, whose file has them."""
     match = re.fullmatch(r"(?:([\d.]+)(?:/([\d.]+))?x)?(.+)", rule)
     assert match is not None
-    if rule.startswith("classes:"):
-        raise UserError(f"{rule} has its seconds in a file")
     second = f"/{float(match[2]) * times:g}" if match[2] else ""
     return f"{float(match[1] or 1) * times:g}{second}x{match[3]}"
 
 
-def _longer(reason: Why, work: Work) -> float | None:
+def _longer(tried: Tried, work: Work) -> float | None:
     """Return the least of some multiples of the SLO at which the stored runs would hold; None where none does."""
-    asked, tried = reason.kept.asked, reason.tried
-    if asked.rule.startswith("classes:"):
-        return None
-    for times in LONGER:
-        longer = replace(asked, rule=scaled(asked.rule, times), kinds=(tried.gpu,), systems=(tried.label,))
-        views = _by_view(longer, Work(longer, work.out, work.workers, work.teller), tried).values()
-        totals = [summed(hours.values()) for by_model in views for hours in by_model.values()]
-        if all(of.missed <= math.ceil((1 - asked.target) * of.offered - NEVER) for of in totals):
+    asked = work.asked
+    for times in () if asked.rule.startswith("classes:") else LONGER:
+        views = work.misses(tried.gpu, tried.runs, scaled(asked.rule, times)).values()
+        every = [summed(hours.values()) for of in views for hours in of.values()]
+        if all(of.missed <= allowed(asked.target, of.offered) for of in every):
             return times
     return None
 

@@ -5,7 +5,7 @@ It has the rows of `tidy` with two columns before them: the key of the panel (`c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -41,31 +41,14 @@ class Place(NamedTuple):
         return self.folder, self.system, self.under.rule
 
 
-def unchecked(rows: pa.Table) -> dict[str, str]:
-    """Return the labels of systems whose file, as it is now, has not passed `bench check`, with the system of each."""
-    return of_unchecked(dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True)))
+def labels(rows: pa.Table) -> dict[str, str]:
+    """Return the system of each label."""
+    return dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True))
 
 
 def marks(rows: pa.Table) -> dict[str, str]:
     """Return the mark of each label that has one: its system's file is unchecked, or checked in part."""
-    systems = dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True))
-    return {label: mark for label, name in systems.items() if (mark := vetted.mark(name))}
-
-
-def of_unchecked(systems: Mapping[str, str]) -> dict[str, str]:
-    """Return those of some systems by label whose file has not passed `bench check`."""
-    late = set(vetted.unchecked(systems.values()))
-    return {label: name for label, name in systems.items() if name in late}
-
-
-def partly(rows: pa.Table) -> dict[str, str]:
-    """Return the labels of systems that passed `bench check` in part: what of their file no case of it reached."""
-    return of_partly(dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True)))
-
-
-def of_partly(systems: Mapping[str, str]) -> dict[str, str]:
-    """Return those of some systems by label that passed in part, with what of their file no case reached."""
-    return {label: part for label, name in systems.items() if (part := vetted.unreached(name))}
+    return {label: mark for label, name in labels(rows).items() if (mark := vetted.mark(name))}
 
 
 def schema() -> pa.Schema:
