@@ -117,7 +117,7 @@ test: ## the tests that need no server and no torch; make ci-full has more
 
 # Each target collects the files that have tests of its kind, and of those its tests.
 PYTEST = $(PY) -m pytest -q
-files = $(shell grep -lrE 'mark\.($(1))' tests --include='test_*.py')
+files = $(sort $(shell grep -lrE 'mark\.($(1))' tests --include='test_*.py'))
 FAST = not (slow or torch or servers or cluster)
 SHORT_OF_FULL = $(if $(BENCH_FULL),, and not full)
 

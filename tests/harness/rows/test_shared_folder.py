@@ -18,6 +18,7 @@ import pytest
 from harness.engines.sim import jit
 from harness.policy.types import UserError
 from harness.rows import record, whole
+from tests import ROOT
 from tests.cases import cases
 from tests.harness.rows.test_record import META, batch, bytes_of, names
 
@@ -58,8 +59,7 @@ WRITER = """
 
 
 def source() -> str:
-    tests = Path(__file__).parent
-    return textwrap.dedent(WRITER).format(tests=str(tests), root=str(tests.parent))
+    return textwrap.dedent(WRITER).format(tests=str(Path(__file__).parent), root=str(ROOT))
 
 
 def unshared() -> bool:
