@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +37,14 @@ from harness.study.measure import Measured
 from harness.study.study import AA
 from harness.study.summary import Column, Summary, SystemSummary, rate_key, scores
 
+SETTING = 100  # characters of the line below the answer
 ROOFLINE = 0.01  # of a step: what is less is not told
 MOST_COLUMNS = 8  # of a table in a paper, the systems' names among them
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from traces.synthetic import Preset
 
 
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
@@ -52,10 +56,53 @@ def answer(measured: Measured, shown: Summary, rule: str) -> str:
     return f"{told} ({', '.join(facts)})" if told else ""
 
 
-def headline(measured: Measured, shown: Summary) -> Iterator[str]:
-    """Yield the setting of the numbers: trace, models, load, machine, SLO, seeds and the rate."""
+def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iterator[str]:
+    """Yield the setting of the numbers, and the load of the table; with `every` all that the setting has."""
     spec = measured.reference
     setup = Setup(spec)
+    yield from _setting(measured, shown, setup) if every else [_short(measured, setup)]
+    if _fidelity(measured) == "simulated" and (unchecked := note(spec.gpu, spec.host)):
+        yield unchecked
+    yield from streams.lines(setup)
+    if not math.isnan(shown.rate_scale):  # else nothing ran, and `notes` has the reasons
+        yield _load(measured, shown)
+
+
+def _short(measured: Measured, setup: Setup) -> str:
+    """Return the setting in one line, of at most `SETTING` characters."""
+    spec, trace = measured.reference, setup.trace
+    part = f"{len(setup.models.members)} of {len(trace.models)} models"
+    plans = setting.plans([spec.plan]) if spec.plan in {"window", "trace"} else ""
+    known = plans if planners(measured.study.systems.values(), measured.study.spec) else ""
+    _, loop = traffic(spec)
+    facts = (
+        f"{trace.name.partition('+')[0]} ({trace.tier}{', fit off' if 'off' in (setup.realism or '') else ''})",
+        part if len(setup.models.members) != len(trace.models) else "",
+        known, _replayed(spec), _clients(loop) if loop else "", _fidelity(measured), f"SLO {measured.target.rule}",
+        _seeds(measured),
+    )  # fmt: skip
+    more = "--all says more"
+    return f"{textwrap.shorten(' · '.join(filter(None, facts)), SETTING - len(more) - 3, placeholder=' ...')} · {more}"
+
+
+def _replayed(spec: Spec) -> str:
+    return f"replayed: {part}" if (part := replayed(spec)) else ""
+
+
+def _clients(loop: Preset) -> str:
+    return f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
+
+
+def _seeds(measured: Measured) -> str:
+    return "1 seed, no interval" if measured.seeds == 1 else f"{measured.seeds} seeds"
+
+
+def _fidelity(measured: Measured) -> str:
+    return " and ".join(sorted(measured.table.column("fidelity").unique().to_pylist()))
+
+
+def _setting(measured: Measured, shown: Summary, setup: Setup) -> Iterator[str]:
+    spec = measured.reference
     trace, models = setup.trace, setup.models
     requests, loop = traffic(spec)
     part = replayed(spec)
@@ -63,12 +110,8 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
     if spec.warmup_s and loop is None:
         load += f"; before the window {spec.warmup_s:g} s run that are not counted, the last of the same"
     if loop is not None:
-        load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
+        load = _clients(loop)
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(setup.realism)
-    seeds = "1 seed, no interval" if measured.seeds == 1 else f"{measured.seeds} seeds"
-    fidelity = " and ".join(sorted(measured.table.column("fidelity").unique().to_pylist()))
-    if unchecked := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
-        fidelity += f" · {unchecked}"
     rule, _, kind = measured.target.rule.partition("@")
     base = f" (P95 on dedicated{kind and f' {kind}'})" if rule.endswith("P95") else ""
     plans = f" · {setting.plans([spec.plan])}" if planners(measured.study.systems.values(), measured.study.spec) else ""
@@ -78,26 +121,29 @@ def headline(measured: Measured, shown: Summary) -> Iterator[str]:
         cache = " · no prefix cache: the trace has no ids of blocks"
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({stem(spec.models)}), "
-        f"{load} · {spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)}{machine} · {fidelity} · "
-        f"SLO {measured.target.rule}{base} · {seeds}{plans}{cache}"
+        f"{load} · {spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)}{machine} · "
+        f"{_fidelity(measured)} · SLO {measured.target.rule}{base} · {_seeds(measured)}{plans}{cache}"
     )
     yield server_line(setup)
-    yield from streams.lines(setup)
-    if math.isnan(shown.rate_scale):  # nothing ran; `notes` has the reasons
-        return
-    every = f", one of {len(measured.xs)}" if len(measured.xs) > 1 else ""
-    offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
-    yield f"the table is at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{every}{_gaps(spec, shown)}"
+
+
+def _load(measured: Measured, shown: Summary) -> str:
+    """Return the rate that the table is at, and how long models rest."""
+    spec, scale = measured.reference, f"{shown.rate_scale:g} x the trace's rate"
+    facts = [] if spec.scaling == "rotate" else [f"--scaling {spec.scaling}"]
+    facts += [f"{len(measured.xs)} rates ran"] if len(measured.xs) > 1 else []
+    facts = [scale, *facts] if shown.offered_rps == shown.offered_rps else facts
+    offered = scale if math.isnan(shown.offered_rps) else f"{shown.offered_rps:.3g} req/s"
+    beside = f" ({', '.join(facts)})" if facts else ""
+    warm = f", after {spec.warmup_s:g} s of warm-up" if spec.warmup_s and traffic(spec)[1] is None else ""
+    rest = gap_in_swaps(spec, shown.rate_scale)
+    rests = "" if math.isnan(rest) else f" Models rest {rest:.3g} times as long as a load from the host takes."
+    return f"Table: at {offered}{beside}{warm}.{rests}"
 
 
 def _fit(fit: str | None) -> str:
     """Render the fit of a synthetic trace to its target, where that was measured."""
     return f", fit {fit}" if fit else ""
-
-
-def _gaps(spec: Spec, shown: Summary) -> str:
-    ratio = gap_in_swaps(spec, shown.rate_scale)
-    return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
 
 
 def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:

@@ -226,7 +226,7 @@ def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, eve
 
     if sentence := comparison.answer(measured, shown, rule):
         prose(sentence)
-    for line in comparison.headline(measured, shown):
+    for line in comparison.headline(measured, shown, every=every):
         prose(line)
     lacks, ways = comparison.unfit(measured)
     if shown.systems:

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
+@click.option("--publish", is_flag=True, help="Write all tables into results/studies, with the code that made them.")
 @LIMIT
 @WORKERS
 @JSON_PROGRESS
@@ -103,6 +104,7 @@ def study(
     no_plot: bool,
     every: bool,
     markdown: bool,
+    publish: bool,
     workers: int | None,
     machine: bool,
     out: Path | None,
@@ -121,10 +123,13 @@ def study(
 
         click.get_current_context().invoke(lists.studies)
         return
-    asked = studies.study(name).only(
+    narrowed = (
         listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
         listed("--models", models), seeds, precision, budget,
     )  # fmt: skip
+    asked = studies.study(name).only(*narrowed)
+    if publish and (name not in studies.names() or engine != "sim" or any(x is not None for x in (*narrowed, table))):
+        raise UserError("--publish writes the whole table of a study that comes with the bench: name it alone")
     if engine != "sim" or table is not None:
         from harness.run.spec import MOST_GPUS
         from harness.study.on_engine import part
@@ -147,7 +152,13 @@ def study(
         with collecting(lambda: shards.progress(asked, folder, full=full), on=collect):
             measured = measure(asked, folder, full=full, workers=workers, teller=told)
     keep_command(measured.folder)
-    _print(measured, every, markdown)
+    if publish:
+        from harness.study import published
+
+        path = published.publish(measured, _lines(measured, every=True, markdown=True))
+        click.echo(f"table: {short_path(path)}", err=True)
+    for line in _lines(measured, every, markdown):
+        click.echo(line)
     sys.stdout.flush()
     if not no_plot:
         stem = folder / asked.name if out is not None else drawn_at(measured.folder)
@@ -183,12 +194,11 @@ def figures(measured: Measured, kind: str, stem: Path, command: str, note: str =
     return receipt.drawn(measured.folder, [str(stem), command, note, *text.unchecked_lines(measured.table)], draw)
 
 
-def _print(measured: Measured, every: bool, markdown: bool) -> None:
+def _lines(measured: Measured, every: bool, markdown: bool) -> list[str]:
     from harness.answers import text
 
     shown = text.Shown(measured.table, measured.about, measured.folder, markdown, every)
-    for line in (*text.lines(shown), *(f"{name}: {why}" for name, why in measured.failed.items())):
-        click.echo(line)
+    return [*text.lines(shown), *(f"{name}: {why}" for name, why in measured.failed.items())]
 
 
 def dry(asked: Study, full: bool, out: Path) -> None:

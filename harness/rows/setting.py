@@ -10,7 +10,7 @@ SHARED = {"turns": "processes take turns on a GPU", "fluid": "GPUs shared as und
 
 
 PLANS = {  # the requests that offline planners saw, as captions name them
-    "held-out": "plans from requests that are not replayed",
+    "held-out": "planners saw other requests than these",
     "window": "oracle: plans know the window",
     "trace": "oracle: plans know the trace",
     "prefix": "plans from the first tenth of the trace",

@@ -184,9 +184,17 @@ def _seats(
         on = commands.Gpu(near[0], fraction, elastic=account, v1_runner=shared, others=near[1:])
         chunk = config.chunk_tokens or config.prefill_tokens
         serve = commands.Serve(
-            m, Path(repo(shapes[m])), port, models[m].max_tokens, config.batch_cap, chunk, drawn=False
+            m, weights(shapes[m]), port, models[m].max_tokens, config.batch_cap, chunk, drawn=False
         )
         yield Seat(serve, place, on, node, turns, beside, weight_bytes, _formats(shapes[m]), copy)
+
+
+def weights(shape: str) -> Path:
+    """Return what a server loads: an id on huggingface.co, or the path of a GGUF file or of a config.json's folder."""
+    path = Path(repo(shape))
+    if not path.exists():
+        return path
+    return (path.parent if path.suffix == ".json" else path).absolute()
 
 
 def _formats(shape: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,8 +151,11 @@ def test_with_parts_switched_off_a_server_that_starts_and_stops_lacks_nothing(
     assert missing(system.build(make, Sim(config, {}).cluster, {}), engine) != []
 
 
+EXCHANGES = {"moves": "exchange", "z": 2.46}
+
+
 @cache
-def taking_turns(system: str) -> tuple[dict[str, float], float, float]:
+def taking_turns(system: str, **fields: Any) -> tuple[dict[str, float], float, float]:
     """Serve eight models of 1B to 8B at a moderate load; return P95 TTFTs, the share within its SLO, and migrations.
 
     P95 in multiples of the model's SLO; on two GPUs whose engines take turns.
@@ -160,7 +164,7 @@ def taking_turns(system: str) -> tuple[dict[str, float], float, float]:
     slo_s = {"8b": (0.45, 0.103), "3b": (0.27, 0.054), "1b": (0.18, 0.0248)}  # 15 times what they have alone
     spec = Spec(
         system, trace="arena-like", models=models, gpus=2, assign="shuffled", rate_scale=4.0, scaling="time",
-        sharing="turns", seed=1,
+        sharing="turns", seed=1, fields=tuple(fields.items()),
         slo_s=tuple((m.name, *slo_s[m.name.split("-")[2][:2]]) for m in model_set(models).members),
     )  # fmt: skip
     setup = Setup(resolve(spec))
@@ -175,12 +179,12 @@ def taking_turns(system: str) -> tuple[dict[str, float], float, float]:
     return p95, float((ttft_s <= limit_s)[seen].mean()), setup.engine.stats()["migrations"]
 
 
-@cases("name", ["elastic", "prism_released", "prism"])
-def test_at_a_moderate_load_no_model_waits_for_a_migration(name: str) -> None:
-    p95, met, _ = taking_turns(name)
+@cases(("name", "fields"), [("elastic", {}), ("prism_released", {}), ("prism", {}), ("prism", EXCHANGES)])
+def test_at_a_moderate_load_no_model_waits_for_a_migration(name: str, fields: dict[str, Any]) -> None:
+    p95, met, _ = taking_turns(name, **fields)
     assert max(p95.values()) < 1
     assert met > 0.99
 
 
 def test_though_models_do_migrate() -> None:
-    assert taking_turns("prism")[2] > 0
+    assert taking_turns("prism", **EXCHANGES)[2] > 0

@@ -87,7 +87,7 @@ def test_all_is_every_system_that_is_not_listed() -> None:
 def test_scaling_none_needs_no_search_and_has_one_rate(tmp_path: Path) -> None:
     common = ("compare", "--systems", "dedicated", *MODELS, "--scaling", "none", "--no-plot", "-o", tmp_path)
     output = ok(*common, "--seeds", "1")
-    assert "at rate scale 1 by none" in output
+    assert "(1 x the trace's rate, --scaling none)" in output
     assert "next: bench plot" in output or "next: bench explain" in output
     result = bench(*common, "--rate-scale", "1,2")
     assert result.exit_code == 2
@@ -101,7 +101,7 @@ def test_a_closed_loop_on_the_command_line(tmp_path: Path) -> None:
             "--rate-scale", "1,2", "--no-plot", "-o", tmp_path)  # fmt: skip
     output = ok(*args)
     assert "2 clients a model, 8 requests, 0.1 s between them" in output
-    assert "by clients" in output
+    assert "--scaling clients" in output
     assert "unchecked end to end" not in output  # the default host on h100
     assert "unchecked end to end" in ok(*args, "--gpu", "a100-80g")
 
@@ -253,8 +253,13 @@ def test_python_m_harness_is_bench_and_runs_from_any_folder(tmp_path: Path) -> N
 def test_one_screen_says_all_that_a_reader_must_know(out: Path) -> None:
     lines = ok(*COMPARE, "-o", out).splitlines()
     assert "static" in lines[0]  # the answer
-    head = lines[1]
-    for fact in (
+    assert lines[1] == "sample (synthetic) · 2 of 8 models · simulated · SLO 5xP95 · 2 seeds · --all says more"
+    assert re.match(r"Table: at [\d.]+ req/s \([12] x the trace's rate, 2 rates ran\)", lines[2])
+    assert lines[4].split()[:4] == ["system", "pooled", "worst", "pooled"]
+    assert max(map(len, lines[1:7])) <= 100
+    assert [line.split()[0] for line in lines[5:7]] == ["static", "chunked"]
+    every = ok(*COMPARE, "-o", out, "--all").splitlines()
+    facts = (
         "sample",
         "synthetic",
         "2 of 8 models",
@@ -263,16 +268,11 @@ def test_one_screen_says_all_that_a_reader_must_know(out: Path) -> None:
         "simulated",
         "SLO 5xP95",
         "2 seeds",
-    ):
-        assert fact in head
-    assert re.match(r"the table is at rate scale [12] by rotate = [\d.]+ req/s, one of 2", lines[3])
-    assert re.match(
-        r"server: vLLM 0\.15, 8,192 tokens a step, 1,024 sequences, 0\.90: .+ GiB of KV, .+ tokens", lines[2]
     )
-    assert lines[5].split()[:4] == ["system", "pooled", "worst", "pooled"]
-    assert max(map(len, lines[4:8])) <= 100
-    assert [line.split()[0] for line in lines[6:8]] == ["static", "chunked"]
-    every = ok(*COMPARE, "-o", out, "--all").splitlines()
+    assert [fact for fact in facts if fact not in every[1]] == []
+    assert re.match(
+        r"server: vLLM 0\.15, 8,192 tokens a step, 1,024 sequences, 0\.90: .+ GiB of KV, .+ tokens", every[2]
+    )
     assert every[5].split()[:4] == ["system", "pooled", "mean", "worst"]
     assert lines[-1].startswith("next: bench ")
     assert str(next(out.glob("sample-*")).name) in lines[-2]
@@ -299,7 +299,7 @@ def test_the_next_command_works(out: Path, tmp_path: Path) -> None:
     words = shlex.split(ok(*command, "-o", tmp_path).splitlines()[-1].removeprefix("next: "))
     asked = [word for word in command if word != "--rate-scale=1"]
     assert words == ["bench", *asked, "-o", str(tmp_path), "--rate-scale", "2"]
-    assert "at rate scale 2 " in ok(*words[1:])
+    assert "(2 x the trace's rate)" in ok(*words[1:])
 
 
 def test_machines_get_the_same_numbers(out: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_system_without_room_says_what_it_lacks_and_the_way_out_works(tmp_path
     assert not any("the rate of" in line or "points more" in line for line in lines)
     words = shlex.split(lines[-1].removeprefix("next: "))
     assert words[-2:] == ["--set", match[1]]
-    again = ok(*words[1:])
+    again = ok(*words[1:], "--all")
     assert "does not fit" not in again
     assert f"{match[1].partition('=')[2]} of a GPU's memory for the engine" in again.splitlines()[1]
 
@@ -737,7 +737,7 @@ def test_trace_convert_makes_what_compare_takes(tmp_path: Path) -> None:
         .startswith("40 requests of 2 models in 20 s")
     )
     text = ok("compare", "--systems", "static", "--trace", path, "--models", "llama-3.2-1b*2", "--rate-scale", "1",
-              "--seeds", "1", "--no-plot", "-o", tmp_path / "out")  # fmt: skip
+              "--seeds", "1", "--no-plot", "--all", "-o", tmp_path / "out")  # fmt: skip
     assert "2 of 2 models" in text
     assert "40 requests in 20 s" in text
 

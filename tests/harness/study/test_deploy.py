@@ -159,6 +159,18 @@ def test_any_name_of_a_model_reads_back(name: str) -> None:
     assert option(argv, "--served-model-name") == name
 
 
+def test_servers_load_a_checkpoints_folder_or_a_gguf_file_by_their_whole_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for name in ("config.json", "mine.gguf"):
+        (tmp_path / "mine" / name).touch()
+    assert deploy.weights("mine/config.json") == tmp_path / "mine"
+    assert deploy.weights("mine/mine.gguf") == tmp_path / "mine/mine.gguf"
+    assert deploy.weights("llama-3.1-8b") == Path("meta-llama/Llama-3.1-8B-Instruct")
+
+
 def test_what_cannot_be_deployed_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no strategy holds the target"):
         deploy.plan(sized(best=None), tmp_path)

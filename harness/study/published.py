@@ -1,0 +1,55 @@
+"""Tables of studies that the repository keeps, and whether they are of today's code.
+
+`results/studies/NAME.md` is what `bench study NAME --all --markdown` prints. Its first line has the day of the run and,
+for each system on its engine, the first digits of the hash of the sources that decide its rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.loop.system import ROOT
+from harness.policy.types import UserError
+from harness.rows import record
+from harness.run import sources
+from harness.run.spec import from_dict
+from harness.study.measure import Measured
+
+FOLDER = ROOT / "results/studies"
+DIGITS = 16  # of a hash
+
+
+def publish(measured: Measured, lines: Sequence[str]) -> Path:
+    """Write the table of a study into `results/studies`, and return its path."""
+    code = {f"{task.spec.system} on {task.spec.engine}": task.code[:DIGITS] for task in measured.tasks}
+    facts = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "code": dict(sorted(code.items()))}
+    path = FOLDER / f"{measured.study.name}.md"
+    path.parent.mkdir(exist_ok=True)
+    record.write_bytes(path, "\n".join([f"<!-- {json.dumps(facts)} -->", "", *lines, ""]).encode())
+    return path
+
+
+def code(path: Path) -> Mapping[str, str]:
+    """Return the hashes of a published table, by system and engine. UserError where its first line has none."""
+    with path.open(encoding="utf-8") as file:
+        head = file.readline().strip()
+    try:
+        return dict(json.loads(head.removeprefix("<!--").removesuffix("-->"))["code"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: the first line does not say which code made the table: publish it again") from None
+
+
+def older(folder: Path = FOLDER) -> dict[str, tuple[str, ...]]:
+    """Return the published tables that today's code did not make: by study the systems whose sources differ."""
+    stale = {path.stem: tuple(name for name, made in code(path).items() if today(name) != made) for path in
+             sorted(folder.glob("*.md"))}  # fmt: skip
+    return {study: names for study, names in stale.items() if names}
+
+
+def today(name: str) -> str:
+    """Return the first digits of the hash of a system's sources on an engine, as `prism on sim` names them."""
+    system, _, engine = name.partition(" on ")
+    return sources.code(from_dict({"system": system, "engine": engine}))[:DIGITS]

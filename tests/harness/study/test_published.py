@@ -1,0 +1,42 @@
+"""Published tables of studies: what they say made them, and which are older than the code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.loop.system import ROOT
+from harness.policy.types import UserError
+from harness.study import published
+
+
+def table(path: Path, code: dict[str, str]) -> None:
+    path.write_text(f"<!-- {json.dumps({'date': '2026-01-01', 'code': code})} -->\n\n| a |\n", "utf-8")
+
+
+def test_a_table_is_older_where_a_system_has_other_sources(tmp_path: Path) -> None:
+    table(tmp_path / "same.md", {"static on sim": published.today("static on sim")})
+    table(tmp_path / "other.md", {"elastic on sim": published.today("elastic on sim"), "static on sim": "0" * 16})
+    assert published.older(tmp_path) == {"other": ("static on sim",)}
+
+
+def test_systems_and_engines_have_sources_of_their_own() -> None:
+    names = [f"{system} on {engine}" for system in ("static", "elastic") for engine in ("sim", "vllm")]
+    assert len({published.today(name) for name in names}) == 4
+
+
+@pytest.mark.parametrize("head", ["| a |", "<!-- {} -->", '<!-- {"code": 3} -->'])
+def test_a_table_that_does_not_say_its_code_is_refused_by_name(tmp_path: Path, head: str) -> None:
+    (tmp_path / "fig.md").write_text(head, "utf-8")
+    with pytest.raises(UserError, match=r"fig\.md: the first line does not say"):
+        published.older(tmp_path)
+
+
+def test_published_tables_are_of_the_code_that_a_release_has() -> None:
+    """At a tag none is older. Elsewhere each says its code, so that `older` can name those to run again."""
+    older = published.older()
+    tags = subprocess.run(["git", "tag", "--points-at", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not (tags.stdout.split() and older), f"run again: bench study NAME --publish, for {', '.join(older)}"
